@@ -1,0 +1,76 @@
+// Primitive cascade: coarse-to-fine selection that never reads the children of what it has dropped.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "kvpolicy/primitive/score.hpp"
+#include "kvpolicy/primitive/top_k.hpp"
+
+namespace kvpolicy {
+
+/// One level of a hierarchy: vectors `[units, dims]`; unit u of a level has children [u * fan_out, (u + 1) * fan_out) of
+/// the next finer level, as far as they exist.
+struct cascade_level {
+  table<float const> vectors;
+  std::int64_t fan_out = 1;  ///< 1 at the finest level
+  float fraction = 1;        ///< of the live units, 0 < fraction <= 1
+};
+
+/// Buffers of a cascade, sized once for the largest level.
+struct cascade_scratch {
+  std::vector<float> scores;
+  std::vector<std::int32_t> live;
+  std::vector<std::int32_t> kept;
+
+  explicit cascade_scratch(std::int64_t most_units = 0)
+      : scores(static_cast<std::size_t>(most_units)), live(scores.size()), kept(scores.size()) {}
+};
+
+/// How many of `live` units a level keeps: max(1, ceil(fraction * live)), 0 of 0.
+inline std::int64_t fraction_of(float fraction, std::int64_t live) noexcept {
+  if (live == 0) return 0;
+  // The fraction is a decimal that was rounded to float; what rounding added must not buy one more unit.
+  auto const exact = static_cast<double>(fraction) * static_cast<double>(live);
+  auto const kept = static_cast<std::int64_t>(std::ceil(exact - 1e-6 * static_cast<double>(live)));
+  return std::clamp<std::int64_t>(kept, 1, live);
+}
+
+/// Keeps the best `fraction` of the live units of each level, coarse to fine; a unit is live if its parent was kept
+/// (CHESS, Algorithm 1; dead units count as -inf, see docs/methods.md). Returns the kept units of the finest level,
+/// ascending, in `scratch`. Reads vectors of live units only. Deterministic, ties to the smaller index.
+template <class Exec>
+std::span<std::int32_t const> cascade(std::span<float const> anchor, std::span<cascade_level const> levels,
+                                      cascade_scratch& scratch, Exec& exec) {
+  std::int64_t live = levels.empty() ? 0 : levels.front().vectors.rows;
+  for (std::int64_t u = 0; u < live; ++u) scratch.live[static_cast<std::size_t>(u)] = static_cast<std::int32_t>(u);
+  for (std::size_t l = 0; l < levels.size(); ++l) {
+    cascade_level const& level = levels[l];
+    std::array const k{static_cast<std::int32_t>(fraction_of(level.fraction, live))};
+    std::span const units = std::span(scratch.live).first(static_cast<std::size_t>(live));
+    if (k[0] < live || l + 1 == levels.size()) {
+      score_dot(anchor, level.vectors, units, scratch.scores, exec);
+      top_k(table<float const>{scratch.scores.data(), 1, live, live}, k,
+            table<std::int32_t>{scratch.kept.data(), 1, k[0], k[0]}, exec);
+      for (std::int32_t i = 0; i < k[0]; ++i) {
+        auto& kept = scratch.kept[static_cast<std::size_t>(i)];
+        kept = units[static_cast<std::size_t>(kept)];
+      }
+    } else {
+      std::ranges::copy(units, scratch.kept.begin());
+    }
+    if (l + 1 == levels.size()) return std::span(scratch.kept).first(static_cast<std::size_t>(k[0]));
+    live = 0;
+    for (std::int32_t i = 0; i < k[0]; ++i) {
+      std::int64_t const first = scratch.kept[static_cast<std::size_t>(i)] * level.fan_out;
+      std::int64_t const last = std::min(first + level.fan_out, levels[l + 1].vectors.rows);
+      for (std::int64_t u = first; u < last; ++u) scratch.live[static_cast<std::size_t>(live++)] = static_cast<std::int32_t>(u);
+    }
+  }
+  return {};
+}
+
+}  // namespace kvpolicy

@@ -1,0 +1,45 @@
+// Primitives pool_mean and pool_bounds: one summary for each unit of consecutive tokens, kept up to date as tokens arrive.
+#pragma once
+
+#include "kvpolicy/view.hpp"
+
+namespace kvpolicy {
+
+/// Which tokens to fold into which units: token t belongs to unit t / unit_size.
+struct pooling {
+  std::int64_t unit_size = 1;  ///< tokens
+  std::int64_t first = 0;      ///< tokens [first, last) are folded in; those before `first` are in already
+  std::int64_t last = 0;
+};
+
+/// Channel-wise bounds of units' keys, `[heads, units, 2, head_dim]`: all maxima, then all minima. Bounds of 16-bit keys
+/// are exact in 16 bits, so `type` is the keys' own.
+struct bounds_table {
+  std::byte* data = nullptr;
+  element_type type = element_type::f16;
+  std::int64_t heads = 0;
+  std::int64_t units = 0;  ///< capacity; sets the head stride
+  std::int64_t head_dim = 0;
+
+  constexpr std::int64_t bytes() const noexcept { return heads * units * 2 * head_dim * size_of(type); }
+  constexpr std::byte* unit(std::int64_t head, std::int64_t u) const noexcept {
+    return data + (head * units + u) * 2 * head_dim * size_of(type);
+  }
+};
+
+/// Mean of each unit's rows, all heads side by side: head h of unit u goes to means(u, column + h * head_dim ...).
+/// A unit whose first token is in the range begins afresh; a unit that is open at `first` is continued from its count.
+/// O(tokens x heads x head_dim); fp32; any order of calls that covers the same tokens agrees within 1e-5 relative.
+template <class Memory, class Exec>
+void pool_mean(basic_rows<Memory> const& keys, pooling const& what, table<float> means, std::int64_t column, Exec& exec) {
+  exec.pool_mean(keys, what, means, column);
+}
+
+/// Minimum and maximum of each unit's rows by channel, as pool_mean in all else. NaN elements are passed over; a channel
+/// with nothing else has the empty bounds (-inf, +inf), which score as NaN or -inf and so rank last. Exact.
+template <class Memory, class Exec>
+void pool_bounds(basic_rows<Memory> const& keys, pooling const& what, bounds_table const& bounds, Exec& exec) {
+  exec.pool_bounds(keys, what, bounds);
+}
+
+}  // namespace kvpolicy
