@@ -1,0 +1,243 @@
+// The oracle executor: every primitive as its definition reads, in double precision where that is no more to read.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "kvpolicy/primitive/attend.hpp"
+#include "kvpolicy/primitive/entropy.hpp"
+#include "kvpolicy/primitive/pool.hpp"
+#include "kvpolicy/primitive/top_k.hpp"
+#include "kvpolicy/primitive/window_attention.hpp"
+
+namespace kvpolicy {
+
+/// Runs on the calling thread, on host rows of any type and stride. Slow on purpose: read it against the papers.
+/// Scratch rows grow at their first use and stay. Contracts are in primitive/.
+class host_exec {
+ public:
+  using memory = host_memory;
+
+  void pool_mean(rows const& keys, pooling const& what, table<float> means, std::int64_t column) {
+    std::span const row = scratch(row_, keys.head_dim);
+    for (std::int64_t t = what.first; t < what.last; ++t) {
+      std::int64_t const unit = t / what.unit_size;
+      auto const already = static_cast<float>(t % what.unit_size);
+      for (std::int64_t h = 0; h < keys.heads; ++h) {
+        keys.load({h}, {t}, row);
+        float* const mean = means.row(unit) + column + h * keys.head_dim;
+        for (std::int64_t i = 0; i < keys.head_dim; ++i) {
+          float const value = row[static_cast<std::size_t>(i)];
+          mean[i] = already == 0 ? value : mean[i] + (value - mean[i]) / (already + 1);
+        }
+      }
+    }
+  }
+
+  void pool_bounds(rows const& keys, pooling const& what, bounds_table const& bounds) {
+    constexpr float inf = std::numeric_limits<float>::infinity();
+    std::span const row = scratch(row_, keys.head_dim);
+    for (std::int64_t h = 0; h < keys.heads; ++h) {
+      for (std::int64_t t = what.first; t < what.last; ++t) {
+        keys.load({h}, {t}, row);
+        std::byte* const unit = bounds.unit(h, t / what.unit_size);
+        bool const fresh = t % what.unit_size == 0;
+        for (std::int64_t i = 0; i < keys.head_dim; ++i) {
+          float const value = row[static_cast<std::size_t>(i)];
+          float const high = fresh ? -inf : get(unit, i, bounds.type);
+          float const low = fresh ? inf : get(unit, keys.head_dim + i, bounds.type);
+          put(unit, i, bounds.type, value > high ? value : high);
+          put(unit, keys.head_dim + i, bounds.type, value < low ? value : low);
+        }
+      }
+    }
+  }
+
+  void score_dot(std::span<float const> anchor, table<float const> vectors, std::span<std::int32_t const> units,
+                 std::span<float> scores) {
+    for (std::size_t i = 0; i < units.size(); ++i) {
+      float const* const vector = vectors.row(units[i]);
+      double sum = 0;
+      for (std::size_t d = 0; d < anchor.size(); ++d) sum += static_cast<double>(anchor[d]) * static_cast<double>(vector[d]);
+      scores[i] = static_cast<float>(sum);
+    }
+  }
+
+  void score_bounds(query_heads const& queries, bounds_table const& bounds, std::int64_t units, table<float> scores) {
+    std::int64_t const group = queries.heads / bounds.heads;
+    for (std::int64_t h = 0; h < bounds.heads; ++h) {
+      for (std::int64_t u = 0; u < units; ++u) {
+        std::byte const* const unit = bounds.unit(h, u);
+        double sum = 0;
+        for (std::int64_t q = h * group; q < (h + 1) * group; ++q) {
+          for (std::int64_t i = 0; i < bounds.head_dim; ++i) {
+            double const query = queries.head(q)[i];
+            double const high = query * get(unit, i, bounds.type);
+            double const low = query * get(unit, bounds.head_dim + i, bounds.type);
+            sum += high > low ? high : low;
+          }
+        }
+        scores(h, u) = static_cast<float>(sum / static_cast<double>(group));
+      }
+    }
+  }
+
+  void window_attention(query_window const& queries, rows const& keys, smoothing smooth, table<float> scores) {
+    std::int64_t const before = keys.tokens - queries.tokens;
+    std::int64_t const group = queries.heads / keys.heads;
+    std::span const weights = scratch(weights_, keys.tokens);
+    std::span const mean = scratch(mean_, before);
+    for (std::int64_t h = 0; h < keys.heads; ++h) {
+      std::fill_n(scores.row(h), before, 0.0f);
+      for (std::int64_t q = h * group; q < (h + 1) * group; ++q) {
+        std::ranges::fill(mean, 0.0);
+        for (std::int64_t w = 0; w < queries.tokens; ++w) {
+          std::span const seen = weights.first(static_cast<std::size_t>(before + w + 1));
+          softmax_row(queries.at(w, q), queries.scale, keys, {h}, seen);
+          for (std::size_t t = 0; t < mean.size(); ++t) mean[t] += seen[t] / static_cast<double>(queries.tokens);
+        }
+        for (std::int64_t t = 0; t < before; ++t) {
+          scores(h, t) += static_cast<float>(smoothed(mean, t, smooth) / static_cast<double>(group));
+        }
+      }
+    }
+  }
+
+  void top_k(table<float const> scores, std::span<std::int32_t const> k, table<std::int32_t> indices) {
+    std::vector<std::int32_t>& order = order_;
+    for (std::int64_t r = 0; r < scores.rows; ++r) {
+      order.resize(static_cast<std::size_t>(scores.columns));
+      std::iota(order.begin(), order.end(), 0);
+      std::ranges::sort(order, [&](std::int32_t a, std::int32_t b) {
+        std::uint32_t const key_a = rank_key(scores(r, a));
+        std::uint32_t const key_b = rank_key(scores(r, b));
+        return key_a != key_b ? key_a > key_b : a < b;
+      });
+      auto const kept =
+          std::span(order).first(std::min(order.size(), static_cast<std::size_t>(k[static_cast<std::size_t>(r)])));
+      std::ranges::sort(kept);
+      std::ranges::copy(kept, indices.row(r));
+    }
+  }
+
+  void attend(query_heads const& queries, rows const& keys, rows const& values, selection const& kept, table<float> out,
+              std::span<float> log_sum_exp) {
+    std::int64_t const group = queries.heads / keys.heads;
+    std::span const row = scratch(row_, keys.head_dim);
+    for (std::int64_t q = 0; q < queries.heads; ++q) {
+      head_id const head{q / group};
+      double most = -std::numeric_limits<double>::infinity();
+      each_token(kept.of(head),
+                 [&](token_index t) { most = std::max(most, logit(queries.head(q), queries.scale, keys, head, t)); });
+      double total = 0;
+      std::span const sums = scratch(sums_, keys.head_dim);
+      std::ranges::fill(sums, 0.0);
+      each_token(kept.of(head), [&](token_index t) {
+        double const weight = std::exp(logit(queries.head(q), queries.scale, keys, head, t) - most);
+        total += weight;
+        values.load(head, t, row);
+        for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += weight * row[i];
+      });
+      for (std::size_t i = 0; i < sums.size(); ++i)
+        out(q, static_cast<std::int64_t>(i)) = static_cast<float>(total == 0 ? 0 : sums[i] / total);
+      if (!log_sum_exp.empty()) log_sum_exp[static_cast<std::size_t>(q)] = static_cast<float>(most + std::log(total));
+    }
+  }
+
+  uncertainty entropy(std::span<float const> logits) {
+    double const most = *std::ranges::max_element(logits);
+    double total = 0;
+    for (float const x : logits) total += std::exp(x - most);
+    auto const surprise = [&](float x) { return std::log(total) - (x - most); };
+    auto const mean_of = [&](auto f) {
+      double mean = 0;
+      for (float const x : logits) {
+        double const p = std::exp(x - most) / total;
+        if (p != 0) mean += p * f(surprise(x));
+      }
+      return mean;
+    };
+    double const entropy = mean_of([](double s) { return s; });
+    double const varentropy = mean_of([&](double s) { return (s - entropy) * (s - entropy); });
+    return {static_cast<float>(entropy), static_cast<float>(varentropy)};
+  }
+
+ private:
+  template <class T>
+  static std::span<T> scratch(std::vector<T>& buffer, std::int64_t size) {
+    if (buffer.size() < static_cast<std::size_t>(size)) buffer.resize(static_cast<std::size_t>(size));
+    return std::span(buffer).first(static_cast<std::size_t>(size));
+  }
+
+  template <class Visit>
+  static void each_token(range_list const& list, Visit visit) {
+    for (token_range const& range : list) {
+      for (std::int64_t t = range.begin; t < range.end; ++t) visit(token_index{t});
+    }
+  }
+
+  double logit(float const* query, float scale, rows const& keys, head_id head, token_index token) {
+    std::span const key = scratch(key_, keys.head_dim);
+    keys.load(head, token, key);
+    double sum = 0;
+    for (std::size_t i = 0; i < key.size(); ++i) sum += static_cast<double>(query[i]) * key[i];
+    return sum * scale;
+  }
+
+  void softmax_row(float const* query, float scale, rows const& keys, head_id head, std::span<double> weights) {
+    for (std::size_t t = 0; t < weights.size(); ++t)
+      weights[t] = logit(query, scale, keys, head, {static_cast<std::int64_t>(t)});
+    double const most = *std::ranges::max_element(weights);
+    double total = 0;
+    for (double& weight : weights) total += weight = std::exp(weight - most);
+    for (double& weight : weights) weight /= total;
+  }
+
+  static double smoothed(std::span<double const> values, std::int64_t at, smoothing smooth) {
+    if (smooth.how == smoothing::kind::none) return values[static_cast<std::size_t>(at)];
+    bool const average = smooth.how == smoothing::kind::average;
+    double result = average ? 0 : -std::numeric_limits<double>::infinity();
+    std::int64_t const first = std::max<std::int64_t>(0, at - smooth.width / 2);
+    std::int64_t const last = std::min(static_cast<std::int64_t>(values.size()) - 1, at + smooth.width / 2);
+    for (std::int64_t t = first; t <= last; ++t) {
+      double const value = values[static_cast<std::size_t>(t)];
+      if (average) result += value / static_cast<double>(smooth.width);
+      else if (!(value <= result)) result = value;
+    }
+    return result;
+  }
+
+  static float get(std::byte const* data, std::int64_t i, element_type type) {
+    if (type == element_type::f32) {
+      float value = 0;
+      std::memcpy(&value, data + i * 4, sizeof value);
+      return value;
+    }
+    std::uint16_t half = 0;
+    std::memcpy(&half, data + i * 2, sizeof half);
+    return type == element_type::f16 ? half_to_float(half) : bfloat_to_float(half);
+  }
+
+  static void put(std::byte* data, std::int64_t i, element_type type, float value) {
+    if (type == element_type::f32) {
+      std::memcpy(data + i * 4, &value, sizeof value);
+      return;
+    }
+    std::uint16_t const half = type == element_type::f16 ? float_to_half(value) : float_to_bfloat(value);
+    std::memcpy(data + i * 2, &half, sizeof half);
+  }
+
+  std::vector<float> row_;
+  std::vector<float> key_;
+  std::vector<double> sums_;
+  std::vector<double> weights_;
+  std::vector<double> mean_;
+  std::vector<std::int32_t> order_;
+};
+
+}  // namespace kvpolicy

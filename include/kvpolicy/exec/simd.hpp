@@ -1,0 +1,47 @@
+// The executor for CPU engines: compiled (link kvpolicy::simd), vectorised with run-time dispatch, on a team of threads.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/exec/team.hpp"
+
+namespace kvpolicy {
+
+/// Agrees with host_exec: indices exactly for equal scores, bounds exactly, scores and outputs within fp32 rounding.
+/// Results do not depend on the number of threads. One call at a time; with a team, calls belong inside team::lead().
+/// Contracts are in primitive/. The constructor allocates all scratch, nothing else does; a view larger than `shape` in any
+/// respect throws invalid_value.
+class simd_exec {
+ public:
+  using memory = host_memory;
+
+  /// `threads` may be null: then the calling thread works alone. It must outlive the executor.
+  explicit simd_exec(cache_shape const& shape, team* threads = nullptr);
+  simd_exec(simd_exec&&) noexcept;
+  simd_exec& operator=(simd_exec&&) noexcept;
+  ~simd_exec();
+
+  /// The instruction set that run-time dispatch took, by its Highway name ("AVX3_ZEN4").
+  static char const* instruction_set() noexcept;
+
+  void pool_mean(rows const& keys, pooling const& what, table<float> means, std::int64_t column);
+  void pool_bounds(rows const& keys, pooling const& what, bounds_table const& bounds);
+  void score_dot(std::span<float const> anchor, table<float const> vectors, std::span<std::int32_t const> units,
+                 std::span<float> scores);
+  void score_bounds(query_heads const& queries, bounds_table const& bounds, std::int64_t units, table<float> scores);
+  void window_attention(query_window const& queries, rows const& keys, smoothing smooth, table<float> scores);
+  void top_k(table<float const> scores, std::span<std::int32_t const> k, table<std::int32_t> indices);
+  void attend(query_heads const& queries, rows const& keys, rows const& values, selection const& kept, table<float> out,
+              std::span<float> log_sum_exp);
+  uncertainty entropy(std::span<float const> logits);
+
+ private:
+  struct workspace;
+  std::unique_ptr<workspace> work_;
+};
+
+static_assert(executor<simd_exec>);
+
+}  // namespace kvpolicy

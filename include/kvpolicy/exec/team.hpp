@@ -1,0 +1,112 @@
+// A team of threads that somebody else owns: the engine's own, for as long as its leader needs them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+
+#include "kvpolicy/error.hpp"
+
+namespace kvpolicy {
+
+/// Lends an engine's worker threads to an executor. The threads meet once per call of the engine: the leader (rank 0) runs
+/// `lead(work)`, every other rank runs `follow()`. Within `work` the leader may call `for_each(count, body)` as often as it
+/// likes; all threads then share the bodies body(0) ... body(count - 1), each run once, in any order. Bodies must not throw.
+/// Nothing is allocated and nobody sleeps: waits spin, as engines' own barriers do, and yield when they last.
+class team {
+ public:
+  explicit team(int threads) : threads_(threads) {
+    KVPOLICY_EXPECTS(threads >= 1, "a team has " + std::to_string(threads) + " threads, it needs at least 1");
+  }
+
+  int size() const noexcept { return threads_; }
+
+  /// Runs `work()` on this thread and releases the followers when it returns or throws.
+  template <class Work>
+  void lead(Work&& work) {
+    struct closing {
+      team& self;
+      ~closing() { self.publish(nullptr, nullptr, 0); }
+    } const at_exit{*this};
+    std::forward<Work>(work)();
+  }
+
+  /// Runs `work()` while nobody follows: its loops stay on this thread.
+  template <class Work>
+  void lead_alone(Work&& work) {
+    struct closing {
+      bool& alone;
+      ~closing() { alone = false; }
+    } const at_exit{alone_};
+    alone_ = true;
+    std::forward<Work>(work)();
+  }
+
+  /// Takes part in the leader's loops until the leader's work is done. Called by threads() - 1 threads.
+  void follow() noexcept {
+    while (true) {
+      std::uint64_t const seen = left_.load(std::memory_order_acquire) / static_cast<std::uint64_t>(threads_ - 1) + 1;
+      wait([&] { return epoch_.load(std::memory_order_acquire) >= seen; });
+      bool const more = body_ != nullptr;
+      if (more) share();
+      left_.fetch_add(1, std::memory_order_acq_rel);
+      // The next epoch begins only when all have left this one.
+      wait([&] { return left_.load(std::memory_order_acquire) >= seen * static_cast<std::uint64_t>(threads_ - 1); });
+      if (!more) return;
+    }
+  }
+
+  /// Only within lead() or lead_alone(): body(i) for i in [0, count), on all threads.
+  template <class Body>
+  void for_each(std::int64_t count, Body&& body) {
+    if (threads_ == 1 || count <= 1 || alone_) {
+      for (std::int64_t i = 0; i < count; ++i) body(i);
+      return;
+    }
+    publish([](void* what, std::int64_t i) { (*static_cast<std::remove_reference_t<Body>*>(what))(i); },
+            const_cast<void*>(static_cast<void const*>(std::addressof(body))), count);
+  }
+
+ private:
+  using body_function = void (*)(void*, std::int64_t);
+
+  void publish(body_function body, void* what, std::int64_t count) noexcept {
+    if (threads_ == 1) return;
+    body_ = body;
+    what_ = what;
+    count_ = count;
+    next_.store(0, std::memory_order_relaxed);
+    std::uint64_t const epoch = epoch_.fetch_add(1, std::memory_order_acq_rel) + 1;
+    if (body != nullptr) share();
+    wait([&] { return left_.load(std::memory_order_acquire) >= epoch * static_cast<std::uint64_t>(threads_ - 1); });
+  }
+
+  void share() noexcept {
+    for (std::int64_t i = next_.fetch_add(1, std::memory_order_relaxed); i < count_;
+         i = next_.fetch_add(1, std::memory_order_relaxed)) {
+      body_(what_, i);
+    }
+  }
+
+  template <class Done>
+  static void wait(Done done) noexcept {
+    for (int spins = 0; !done(); ++spins) {
+      if (spins > 4096) std::this_thread::yield();
+    }
+  }
+
+  int threads_;
+  bool alone_ = false;
+  body_function body_ = nullptr;
+  void* what_ = nullptr;
+  std::int64_t count_ = 0;
+  alignas(64) std::atomic<std::int64_t> next_{0};
+  alignas(64) std::atomic<std::uint64_t> epoch_{0};
+  alignas(64) std::atomic<std::uint64_t> left_{0};
+};
+
+}  // namespace kvpolicy
