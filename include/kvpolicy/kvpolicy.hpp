@@ -1,0 +1,47 @@
+// kvpolicy: KV-cache policies for inference engines. This page is the index; it only includes.
+#pragma once
+
+#include "kvpolicy/error.hpp"
+#include "kvpolicy/types.hpp"
+
+// What an engine hands over, and gets back.
+#include "kvpolicy/selection.hpp"
+#include "kvpolicy/signals.hpp"
+#include "kvpolicy/view.hpp"
+
+// The composition, and the four verbs: start, prefill, choose, observe.
+#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/policy.hpp"
+#include "kvpolicy/policy_state.hpp"
+
+// Parts, in the order in which data passes through them.
+#include "kvpolicy/budget/fractions.hpp"
+#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/pool/bounds.hpp"
+#include "kvpolicy/pool/hierarchical_mean.hpp"
+#include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/score/anchor_affinity.hpp"
+#include "kvpolicy/score/recency.hpp"
+#include "kvpolicy/score/upper_bound.hpp"
+#include "kvpolicy/score/window_attention.hpp"
+#include "kvpolicy/segment/hierarchy.hpp"
+#include "kvpolicy/segment/pages.hpp"
+#include "kvpolicy/segment/tokens.hpp"
+#include "kvpolicy/select/cascade.hpp"
+#include "kvpolicy/select/top.hpp"
+#include "kvpolicy/trigger/entropy.hpp"
+#include "kvpolicy/trigger/every_step.hpp"
+#include "kvpolicy/trigger/prefill.hpp"
+#include "kvpolicy/window/pages.hpp"
+#include "kvpolicy/window/tokens.hpp"
+
+// What runs them. exec/simd.hpp and interop/llama.hpp belong to compiled targets and are included by name.
+#include "kvpolicy/exec/host.hpp"
+#include "kvpolicy/exec/team.hpp"
+
+// Published methods, as compositions.
+#include "kvpolicy/presets/chess.hpp"
+#include "kvpolicy/presets/full.hpp"
+#include "kvpolicy/presets/quest.hpp"
+#include "kvpolicy/presets/snapkv.hpp"
+#include "kvpolicy/presets/streaming_llm.hpp"

@@ -1,0 +1,27 @@
+// Pool: no summaries; the scorer reads keys itself, or nothing.
+#pragma once
+
+#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/segment/tokens.hpp"
+
+namespace kvpolicy::pool {
+
+struct none {
+  static constexpr signals needs = signals::none;
+
+  struct summaries {
+    void truncate(std::int64_t) noexcept {}
+  };
+
+  template <segmenter Segment>
+  summaries start(cache_shape const&, Segment const&) const {
+    return {};
+  }
+
+  template <kv_cache_view View, executor Exec>
+  void update(summaries&, View const&, layer_id, std::int64_t, Exec&) const {}
+};
+
+static_assert(pooler<none, segment::tokens>);
+
+}  // namespace kvpolicy::pool

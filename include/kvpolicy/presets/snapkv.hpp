@@ -1,0 +1,35 @@
+// Preset snapkv: what the prompt's last queries attend to (Li et al., 2024, arXiv 2404.14469).
+#pragma once
+
+#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/policy.hpp"
+#include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/score/window_attention.hpp"
+#include "kvpolicy/segment/tokens.hpp"
+#include "kvpolicy/select/top.hpp"
+#include "kvpolicy/trigger/prefill.hpp"
+#include "kvpolicy/window/tokens.hpp"
+
+namespace kvpolicy::presets {
+
+/// The defaults are the setting that keeps answers on small models: a short window and wide neighbourhoods.
+struct snapkv {
+  std::int32_t tokens = 512;  ///< kept of the prompt for each KV head, the window included; later tokens are all kept
+  std::int32_t sinks = 0;     ///< first tokens, always kept
+  std::int32_t window = 16;   ///< observing queries, always kept
+  smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
+
+  /// The setting of the paper's public implementations: window 64, average pooling over 5 tokens.
+  static constexpr snapkv paper() noexcept { return {.window = 64, .smooth = {.how = smoothing::kind::average, .width = 5}}; }
+
+  constexpr auto parts() const {
+    return policy{
+        keep{segment::tokens{}, pool::none{}, score::window_attention{.window = window, .smooth = smooth},
+             budget::tokens{tokens}, select::top{}, window::tokens{.sinks = sinks, .recent = window}, trigger::prefill{}},
+        keep_all{}};
+  }
+};
+
+static_assert(policy_like<snapkv> && preset<snapkv>);
+
+}  // namespace kvpolicy::presets

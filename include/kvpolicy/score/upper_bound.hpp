@@ -1,0 +1,21 @@
+// Score: the largest q.k that any key of the page could have (Quest, sec. 3.3), mean over the query group.
+#pragma once
+
+#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/primitive/score.hpp"
+
+namespace kvpolicy::score {
+
+struct upper_bound {
+  static constexpr signals needs = signals::queries;
+  static constexpr scope how_fine = scope::head;
+
+  template <class Input, executor Exec>
+  void score(Input const& input, table<float> out, Exec& exec) const {
+    score_bounds(input.queries, input.summaries.of(input.layer), out.columns, out, exec);
+  }
+};
+
+static_assert(scorer<upper_bound>);
+
+}  // namespace kvpolicy::score

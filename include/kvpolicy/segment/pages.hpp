@@ -1,0 +1,16 @@
+// Segment: pages of equal size, counted from the first token; the last one may be open.
+#pragma once
+
+#include "kvpolicy/concepts.hpp"
+
+namespace kvpolicy::segment {
+
+struct pages {
+  std::int32_t size = 16;  ///< tokens
+
+  constexpr std::int64_t unit_size() const noexcept { return size; }
+};
+
+static_assert(segmenter<pages>);
+
+}  // namespace kvpolicy::segment

@@ -1,0 +1,14 @@
+// Segment: every token is a unit.
+#pragma once
+
+#include "kvpolicy/concepts.hpp"
+
+namespace kvpolicy::segment {
+
+struct tokens {
+  static constexpr std::int64_t unit_size() noexcept { return 1; }
+};
+
+static_assert(segmenter<tokens>);
+
+}  // namespace kvpolicy::segment

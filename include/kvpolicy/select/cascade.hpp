@@ -1,0 +1,110 @@
+// Select: coarse to fine, best fractions of the live units of each level (CHESS, Algorithm 1).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/pool/hierarchical_mean.hpp"
+#include "kvpolicy/primitive/cascade.hpp"
+
+namespace kvpolicy::select {
+
+struct cascade {
+  /// For comparison only: Algorithm 1 to the letter. Scores of dead units are zeroed rather than dropped, and thresholds
+  /// are quantiles (linear interpolation) over live and dead together; a level may keep nothing.
+  bool paper_literal = false;
+
+  struct scratch {
+    cascade_scratch buffers;
+    std::vector<float> scores;  ///< paper_literal: of a whole level
+    std::vector<float> sorted;
+    std::vector<std::int32_t> all;
+    std::vector<char> live;
+    std::vector<char> kept;
+  };
+
+  template <class Keep>
+  void check(Keep const&, cache_shape const&) const noexcept {}
+
+  template <class Keep>
+  scratch start(Keep const& keep, cache_shape const& shape, std::int64_t) const {
+    auto const units = static_cast<std::size_t>(most_units(keep, shape));
+    scratch made{.buffers = cascade_scratch(static_cast<std::int64_t>(units)),
+                 .scores = {},
+                 .sorted = {},
+                 .all = {},
+                 .live = {},
+                 .kept = {}};
+    if (paper_literal) {
+      made.scores.resize(units);
+      made.sorted.resize(units);
+      made.all.resize(units);
+      made.live.resize(units);
+      made.kept.resize(units);
+    }
+    return made;
+  }
+
+  template <class Keep>
+  std::int64_t most_units(Keep const& keep, cache_shape const& shape) const {
+    std::int64_t const size = keep.segment.unit_size();
+    return (shape.max_tokens + size - 1) / size;
+  }
+
+  /// Calls emit(0, pages) with the kept pages, ascending; protected pages may be among them.
+  template <class Keep, class Input, executor Exec, class Emit>
+  void select(Keep const& keep, scratch& s, Input& input, protected_tokens const&, std::int64_t, Exec& exec, Emit emit) const {
+    auto& summaries = input.summaries;
+    keep.pool.refresh(summaries, exec);
+    if (summaries.units(0) == 0) return emit(0, std::span<std::int32_t const>{});
+    std::span<float const> const anchor = keep.score.anchor(summaries, exec);
+    std::array const levels{cascade_level{summaries.of(2), summaries.levels[2].fan_out, keep.budget.grids},
+                            cascade_level{summaries.of(1), summaries.levels[1].fan_out, keep.budget.chunks},
+                            cascade_level{summaries.of(0), 1, keep.budget.pages}};
+    emit(0, paper_literal ? literal(anchor, levels, s, exec) : kvpolicy::cascade(anchor, levels, s.buffers, exec));
+  }
+
+ private:
+  template <executor Exec>
+  static std::span<std::int32_t const> literal(std::span<float const> anchor, std::span<cascade_level const> levels, scratch& s,
+                                               Exec& exec) {
+    std::int64_t fan_out = 0;
+    for (cascade_level const& level : levels) {
+      std::int64_t const units = level.vectors.rows;
+      auto const count = static_cast<std::size_t>(units);
+      for (std::size_t u = 0; u < count; ++u) {
+        s.all[u] = static_cast<std::int32_t>(u);
+        s.live[u] = fan_out == 0 || s.kept[u / static_cast<std::size_t>(fan_out)] != 0;
+      }
+      score_dot(anchor, level.vectors, std::span(s.all).first(count), s.scores, exec);
+      for (std::size_t u = 0; u < count; ++u) s.scores[u] *= s.live[u] != 0 ? 1.0f : 0.0f;
+      float const threshold = quantile(std::span(s.scores).first(count), 1.0 - static_cast<double>(level.fraction), s.sorted);
+      for (std::size_t u = 0; u < count; ++u) s.kept[u] = s.live[u] != 0 && s.scores[u] >= threshold;
+      fan_out = level.fan_out;
+    }
+    auto const units = static_cast<std::size_t>(levels.back().vectors.rows);
+    std::size_t kept = 0;
+    for (std::size_t u = 0; u < units; ++u) {
+      if (s.kept[u] != 0) s.all[kept++] = static_cast<std::int32_t>(u);
+    }
+    return std::span(s.all).first(kept);
+  }
+
+  static float quantile(std::span<float const> values, double q, std::vector<float>& sorted) {
+    std::ranges::copy(values, sorted.begin());
+    auto const end = sorted.begin() + static_cast<std::ptrdiff_t>(values.size());
+    std::sort(sorted.begin(), end, [](float a, float b) { return rank_key(a) < rank_key(b); });
+    double const place = q * static_cast<double>(values.size() - 1);
+    auto const low = static_cast<std::size_t>(place);
+    std::size_t const high = std::min(low + 1, values.size() - 1);
+    return static_cast<float>(sorted[low] + (place - std::floor(place)) * (static_cast<double>(sorted[high]) - sorted[low]));
+  }
+};
+
+static_assert(part<cascade>);
+
+}  // namespace kvpolicy::select

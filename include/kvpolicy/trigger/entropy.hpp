@@ -1,0 +1,86 @@
+// Trigger: the model became unsure (CHESS, sec. 3.3), and the calibration of its thresholds.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvpolicy/concepts.hpp"
+
+namespace kvpolicy::trigger {
+
+/// Over each generated page: the mean of the per-token entropies, and their variance within the page.
+struct page_uncertainty {
+  float entropy = 0;
+  float varentropy = 0;
+};
+
+/// Collects per-token entropies into pages. A page closes when the sequence reaches a multiple of its size.
+class page_statistics {
+ public:
+  /// The sequence had `tokens` tokens when `entropy` was observed. True when that closed a page; `last()` is then new.
+  bool add(float entropy, std::int64_t tokens, std::int64_t page) noexcept {
+    ++count_;
+    double const delta = static_cast<double>(entropy) - mean_;
+    mean_ += delta / static_cast<double>(count_);
+    squares_ += delta * (static_cast<double>(entropy) - mean_);
+    if (tokens % page != 0) return false;
+    last_ = {static_cast<float>(mean_), static_cast<float>(squares_ / static_cast<double>(count_))};
+    count_ = 0;
+    mean_ = squares_ = 0;
+    return true;
+  }
+  page_uncertainty last() const noexcept { return last_; }
+
+ private:
+  std::int64_t count_ = 0;
+  double mean_ = 0;
+  double squares_ = 0;
+  page_uncertainty last_;
+};
+
+/// The choice is made anew after a page whose mean entropy or varentropy passes its threshold (or is NaN).
+struct entropy {
+  static constexpr signals needs = signals::logits;
+
+  float mean = 2.0f;       ///< nats; calibrate() finds a model's own
+  float variance = 2.0f;   ///< nats squared
+  std::int32_t page = 32;  ///< tokens
+
+  struct state {
+    page_statistics pages;
+    bool fired = false;
+  };
+  static state start() noexcept { return {}; }
+  static bool due(state const& s) noexcept { return s.fired; }
+
+  template <class Outcome, executor Exec>
+  void observe(state& s, std::int64_t tokens, Outcome const& outcome, Exec& exec) const {
+    s.fired = s.pages.add(kvpolicy::entropy(outcome.logits, exec).entropy, tokens, page) &&
+              !(s.pages.last().entropy <= mean && s.pages.last().varentropy <= variance);
+  }
+};
+
+/// The thresholds that `quantile` of a calibration run's pages stay within (the paper takes the 99th percentile): linear
+/// interpolation between order statistics, each measure by itself. Throws invalid_value for no pages.
+inline entropy calibrate(std::span<page_uncertainty const> pages, std::int32_t page = 32, double quantile = .99) {
+  KVPOLICY_EXPECTS(!pages.empty(), "calibration needs at least one generated page, it was given none");
+  KVPOLICY_EXPECTS(quantile >= 0 && quantile <= 1, "a quantile of " + std::to_string(quantile) + "; it must be in 0..1");
+  auto const at = [&](float page_uncertainty::*measure) {
+    std::vector<float> values;
+    for (page_uncertainty const& p : pages) values.push_back(p.*measure);
+    std::ranges::sort(values);
+    double const place = quantile * static_cast<double>(values.size() - 1);
+    auto const low = static_cast<std::size_t>(place);
+    std::size_t const high = std::min(low + 1, values.size() - 1);
+    return static_cast<float>(values[low] + (place - std::floor(place)) * (values[high] - values[low]));
+  };
+  return {.mean = at(&page_uncertainty::entropy), .variance = at(&page_uncertainty::varentropy), .page = page};
+}
+
+static_assert(trigger_part<entropy>);
+
+}  // namespace kvpolicy::trigger

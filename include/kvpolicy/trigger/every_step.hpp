@@ -1,0 +1,17 @@
+// Trigger: the choice is made anew at every step.
+#pragma once
+
+#include "kvpolicy/concepts.hpp"
+
+namespace kvpolicy::trigger {
+
+struct every_step {
+  static constexpr signals needs = signals::none;
+  struct state {};
+  static constexpr state start() noexcept { return {}; }
+  static constexpr bool due(state const&) noexcept { return true; }
+};
+
+static_assert(trigger_part<every_step>);
+
+}  // namespace kvpolicy::trigger

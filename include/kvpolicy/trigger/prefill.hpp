@@ -1,0 +1,17 @@
+// Trigger: the choice is made when the prompt ends, and stands.
+#pragma once
+
+#include "kvpolicy/concepts.hpp"
+
+namespace kvpolicy::trigger {
+
+struct prefill {
+  static constexpr signals needs = signals::none;
+  struct state {};
+  static constexpr state start() noexcept { return {}; }
+  static constexpr bool due(state const&) noexcept { return false; }
+};
+
+static_assert(trigger_part<prefill>);
+
+}  // namespace kvpolicy::trigger

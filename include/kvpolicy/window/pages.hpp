@@ -1,0 +1,26 @@
+// Window: the first pages, and the most recent ones with the open page.
+#pragma once
+
+#include <algorithm>
+
+#include "kvpolicy/concepts.hpp"
+
+namespace kvpolicy::window {
+
+struct pages {
+  std::int32_t size = 16;         ///< tokens of a page, the segmenter's
+  std::int32_t sink_pages = 0;    ///< pages
+  std::int32_t recent_pages = 1;  ///< pages, at least the last one, which holds the current token
+
+  constexpr protected_tokens at(std::int64_t tokens) const noexcept {
+    std::int64_t const count = (tokens + size - 1) / size;
+    std::int64_t const begin = std::max<std::int64_t>(0, count - std::max(1, recent_pages)) * size;
+    return {.sink_end = std::min<std::int64_t>(static_cast<std::int64_t>(sink_pages) * size, begin),
+            .recent_begin = begin,
+            .open_begin = tokens / size * size};
+  }
+};
+
+static_assert(window_part<pages>);
+
+}  // namespace kvpolicy::window
