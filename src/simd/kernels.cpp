@@ -1,0 +1,456 @@
+// Compiled once per instruction set by Highway's foreach_target.
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)  // vectors are kept in arrays
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels.cpp"
+#include <hwy/foreach_target.h>
+// foreach_target comes first
+#include <hwy/cache_control.h>
+#include <hwy/contrib/math/math-inl.h>
+#include <hwy/highway.h>
+
+#include <cmath>
+#include <limits>
+
+#include "kernels.hpp"
+#include "kvpolicy/primitive/top_k.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvpolicy::simd::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using floats = hn::ScalableTag<float>;
+using vector = hn::Vec<floats>;
+// Sums live in arrays of vectors: their loops are unrolled, or they would live in memory.
+constexpr floats f{};
+constexpr auto lanes = static_cast<std::int64_t>(hn::MaxLanes(f));  // exact: targets of unknown size are disabled
+
+// Storage types, each with how a vector and one element are read and written.
+struct f32 {
+  static constexpr std::int64_t size = 4;
+  static HWY_INLINE vector load(std::byte const* p) { return hn::LoadU(f, reinterpret_cast<float const*>(p)); }
+  static HWY_INLINE void store(vector v, std::byte* p) { hn::StoreU(v, f, reinterpret_cast<float*>(p)); }
+  static HWY_INLINE float get(std::byte const* p) { return *reinterpret_cast<float const*>(p); }
+  static HWY_INLINE void put(float v, std::byte* p) { *reinterpret_cast<float*>(p) = v; }
+};
+struct f16 {
+  static constexpr std::int64_t size = 2;
+  static constexpr hn::Rebind<hwy::float16_t, floats> tag{};
+  static HWY_INLINE vector load(std::byte const* p) {
+    return hn::PromoteTo(f, hn::LoadU(tag, reinterpret_cast<hwy::float16_t const*>(p)));
+  }
+  static HWY_INLINE void store(vector v, std::byte* p) {
+    hn::StoreU(hn::DemoteTo(tag, v), tag, reinterpret_cast<hwy::float16_t*>(p));
+  }
+  static HWY_INLINE float get(std::byte const* p) { return half_to_float(*reinterpret_cast<std::uint16_t const*>(p)); }
+  static HWY_INLINE void put(float v, std::byte* p) { *reinterpret_cast<std::uint16_t*>(p) = float_to_half(v); }
+};
+struct bf16 {
+  static constexpr std::int64_t size = 2;
+  static constexpr hn::Rebind<std::uint16_t, floats> bits{};
+  static constexpr hn::RebindToUnsigned<floats> wide{};
+  static HWY_INLINE vector load(std::byte const* p) {
+    auto const half = hn::PromoteTo(wide, hn::LoadU(bits, reinterpret_cast<std::uint16_t const*>(p)));
+    return hn::BitCast(f, hn::ShiftLeft<16>(half));
+  }
+  static HWY_INLINE void store(vector v, std::byte* p) {  // exact: what is stored was loaded from bf16
+    alignas(64) std::uint32_t widened[hn::MaxLanes(f)];
+    hn::Store(hn::BitCast(wide, v), wide, widened);
+    for (std::size_t i = 0; i < hn::Lanes(f); ++i) {
+      reinterpret_cast<std::uint16_t*>(p)[i] = static_cast<std::uint16_t>(widened[i] >> 16);
+    }
+  }
+  static HWY_INLINE float get(std::byte const* p) { return bfloat_to_float(*reinterpret_cast<std::uint16_t const*>(p)); }
+  static HWY_INLINE void put(float v, std::byte* p) { *reinterpret_cast<std::uint16_t*>(p) = float_to_bfloat(v); }
+};
+
+template <class Body>
+HWY_INLINE void with_type(element_type type, Body body) {
+  switch (type) {
+    case element_type::f32:
+      return body(f32{});
+    case element_type::f16:
+      return body(f16{});
+    case element_type::bf16:
+      return body(bf16{});
+  }
+}
+
+template <class Body>
+HWY_INLINE void with_queries(std::int64_t count, Body body) {
+  switch (count) {
+    case 1:
+      return body(std::integral_constant<int, 1>{});
+    case 2:
+      return body(std::integral_constant<int, 2>{});
+    case 3:
+      return body(std::integral_constant<int, 3>{});
+    default:
+      return body(std::integral_constant<int, 4>{});
+  }
+}
+
+/// Bytes [from, from + bytes) of row `r` of those ahead, if there is one.
+HWY_INLINE void fetch_part(rows_ahead ahead, std::int64_t r, std::int64_t from, std::int64_t bytes) {
+  if (r >= ahead.count) return;
+  for (std::int64_t i = 0; i < bytes; i += 64) hwy::Prefetch(ahead.rows[r] + from + i);
+}
+
+HWY_INLINE void fetch(rows_ahead ahead, std::int64_t first, std::int64_t last, std::int64_t bytes) {
+  for (std::int64_t r = first; r < last; ++r) fetch_part(ahead, r, 0, bytes);
+}
+
+/// Sums of four vectors, into out[0..3].
+template <class D>
+HWY_INLINE void store_sums(D d, hn::Vec<D> a, hn::Vec<D> b, hn::Vec<D> c, hn::Vec<D> e, float* out) {
+#if HWY_TARGET == HWY_SCALAR
+  out[0] = hn::GetLane(hn::SumOfLanes(d, a));
+  out[1] = hn::GetLane(hn::SumOfLanes(d, b));
+  out[2] = hn::GetLane(hn::SumOfLanes(d, c));
+  out[3] = hn::GetLane(hn::SumOfLanes(d, e));
+#else
+  // After the first addition each 128-bit block holds a b a b (c e c e), after the second a b c e.
+  auto const ab = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  auto const ce = hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
+  hn::RepartitionToWide<D> const pairs;
+  auto const low = hn::InterleaveLower(pairs, hn::BitCast(pairs, ab), hn::BitCast(pairs, ce));
+  auto const high = hn::InterleaveUpper(pairs, hn::BitCast(pairs, ab), hn::BitCast(pairs, ce));
+  auto const sums = hn::Add(hn::BitCast(d, low), hn::BitCast(d, high));
+  if constexpr (hn::MaxLanes(D{}) == 16) {
+    hn::Half<D> const half;
+    hn::Half<hn::Half<D> > const quarter;
+    auto const eight = hn::Add(hn::LowerHalf(half, sums), hn::UpperHalf(half, sums));
+    hn::StoreU(hn::Add(hn::LowerHalf(quarter, eight), hn::UpperHalf(quarter, eight)), quarter, out);
+  } else if constexpr (hn::MaxLanes(D{}) == 8) {
+    hn::Half<D> const half;
+    hn::StoreU(hn::Add(hn::LowerHalf(half, sums), hn::UpperHalf(half, sums)), half, out);
+  } else {
+    alignas(64) float lanes_of[hn::MaxLanes(D{})];
+    hn::Store(sums, d, lanes_of);
+    for (std::size_t i = 0; i < 4; ++i) {
+      out[i] = 0;
+      for (std::size_t block = i; block < hn::Lanes(d); block += 4) out[i] += lanes_of[block];
+    }
+  }
+#endif
+}
+
+template <class Type, int Queries>
+HWY_INLINE void dot_four(std::byte const* const* rows, float const* const* queries, std::int64_t dims, float scale,
+                         float* scores, std::int64_t stride) {
+  vector sums[Queries][4];
+  HWY_UNROLL(8)
+  for (int q = 0; q < Queries; ++q) {
+    HWY_UNROLL(8)
+    for (int r = 0; r < 4; ++r) sums[q][r] = hn::Zero(f);
+  }
+  std::int64_t i = 0;
+  for (; i + lanes <= dims; i += lanes) {
+    vector const row0 = Type::load(rows[0] + i * Type::size);
+    vector const row1 = Type::load(rows[1] + i * Type::size);
+    vector const row2 = Type::load(rows[2] + i * Type::size);
+    vector const row3 = Type::load(rows[3] + i * Type::size);
+    HWY_UNROLL(8)
+    for (int q = 0; q < Queries; ++q) {
+      vector const query = hn::LoadU(f, queries[q] + i);
+      sums[q][0] = hn::MulAdd(query, row0, sums[q][0]);
+      sums[q][1] = hn::MulAdd(query, row1, sums[q][1]);
+      sums[q][2] = hn::MulAdd(query, row2, sums[q][2]);
+      sums[q][3] = hn::MulAdd(query, row3, sums[q][3]);
+    }
+  }
+  HWY_UNROLL(8)
+  for (int q = 0; q < Queries; ++q) {
+    float* const out = scores + q * stride;
+    store_sums(f, sums[q][0], sums[q][1], sums[q][2], sums[q][3], out);
+    for (std::int64_t j = i; j < dims; ++j) {
+      HWY_UNROLL(8)
+      for (int r = 0; r < 4; ++r) out[r] += queries[q][j] * Type::get(rows[r] + j * Type::size);
+    }
+    HWY_UNROLL(8)
+    for (int r = 0; r < 4; ++r) out[r] *= scale;
+  }
+}
+
+void dot(std::byte const* const* rows, std::int64_t row_count, element_type type, float const* const* queries,
+         std::int64_t query_count, std::int64_t dims, float scale, float* scores, std::int64_t stride, rows_ahead ahead) {
+  with_type(type, [&](auto storage) HWY_ATTR {
+    using type_of = decltype(storage);
+    with_queries(query_count, [&](auto count) HWY_ATTR {
+      constexpr int queries_here = count();
+      std::int64_t r = 0;
+      for (; r + 4 <= row_count; r += 4) {
+        fetch(ahead, r, r + 4, dims * type_of::size);
+        dot_four<type_of, queries_here>(rows + r, queries, dims, scale, scores + r, stride);
+      }
+      fetch(ahead, r, ahead.count, dims * type_of::size);
+      if (r == row_count) return;
+      std::byte const* last[4];  // the rest: the last row stands in for those that are missing
+      float rest[most_queries * 4];
+      for (std::int64_t i = 0; i < 4; ++i) last[i] = rows[r + i < row_count ? r + i : row_count - 1];
+      dot_four<type_of, queries_here>(last, queries, dims, scale, rest, 4);
+      for (int q = 0; q < queries_here; ++q) {
+        for (std::int64_t i = 0; r + i < row_count; ++i) scores[q * stride + r + i] = rest[q * 4 + i];
+      }
+    });
+  });
+}
+
+/// Vectors of a row that one pass holds sums for; with 4 queries they fill half of the registers.
+constexpr int pass_vectors = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
+
+template <class Type, int Queries, int Vectors>
+HWY_INLINE void accumulate_pass(std::byte const* const* rows, std::int64_t row_count, float const* weights, std::int64_t stride,
+                                std::int64_t first, float* const* sums, rows_ahead ahead) {
+  vector total[Queries][Vectors];
+  HWY_UNROLL(8)
+  for (int q = 0; q < Queries; ++q) {
+    HWY_UNROLL(8)
+    for (int v = 0; v < Vectors; ++v) total[q][v] = hn::LoadU(f, sums[q] + first + v * lanes);
+  }
+  for (std::int64_t r = 0; r < row_count; ++r) {
+    fetch_part(ahead, r, first * Type::size, Vectors * lanes * Type::size);
+    vector row[Vectors];
+    HWY_UNROLL(8)
+    for (int v = 0; v < Vectors; ++v) row[v] = Type::load(rows[r] + (first + v * lanes) * Type::size);
+    HWY_UNROLL(8)
+    for (int q = 0; q < Queries; ++q) {
+      vector const weight = hn::Set(f, weights[q * stride + r]);
+      HWY_UNROLL(8)
+      for (int v = 0; v < Vectors; ++v) total[q][v] = hn::MulAdd(weight, row[v], total[q][v]);
+    }
+  }
+  HWY_UNROLL(8)
+  for (int q = 0; q < Queries; ++q) {
+    HWY_UNROLL(8)
+    for (int v = 0; v < Vectors; ++v) hn::StoreU(total[q][v], f, sums[q] + first + v * lanes);
+  }
+}
+
+void accumulate(std::byte const* const* rows, std::int64_t row_count, element_type type, float const* weights,
+                std::int64_t stride, std::int64_t query_count, std::int64_t dims, float* const* sums, rows_ahead ahead) {
+  with_type(type, [&](auto storage) HWY_ATTR {
+    using type_of = decltype(storage);
+    with_queries(query_count, [&](auto count) HWY_ATTR {
+      constexpr int queries_here = count();
+      std::int64_t i = 0;
+      for (; i + pass_vectors * lanes <= dims; i += pass_vectors * lanes) {
+        accumulate_pass<type_of, queries_here, pass_vectors>(rows, row_count, weights, stride, i, sums, ahead);
+      }
+      for (; i + lanes <= dims; i += lanes) {
+        accumulate_pass<type_of, queries_here, 1>(rows, row_count, weights, stride, i, sums, ahead);
+      }
+      for (; i < dims; ++i) {
+        for (int q = 0; q < queries_here; ++q) {
+          for (std::int64_t r = 0; r < row_count; ++r) {
+            sums[q][i] += weights[q * stride + r] * type_of::get(rows[r] + i * type_of::size);
+          }
+        }
+      }
+    });
+  });
+}
+
+float maximum(float const* values, std::int64_t count) {
+  float most = -std::numeric_limits<float>::infinity();
+  std::int64_t i = 0;
+  if (count >= lanes) {
+    vector best = hn::Set(f, most);
+    for (; i + lanes <= count; i += lanes) best = hn::Max(best, hn::LoadU(f, values + i));
+    most = hn::GetLane(hn::MaxOfLanes(f, best));
+  }
+  for (; i < count; ++i) most = values[i] > most ? values[i] : most;
+  return most;
+}
+
+/// Calls whole(vector, place) for whole vectors and part(vector, count, place) for what is left, padded with `pad`.
+template <class Whole, class Part>
+HWY_INLINE void each_vector(float const* values, std::int64_t count, float pad, Whole whole, Part part) {
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) whole(hn::LoadU(f, values + i), i);
+  if (i == count) return;
+  alignas(64) float rest[hn::MaxLanes(f)] = {};
+  for (std::int64_t j = 0; j < lanes; ++j) rest[j] = i + j < count ? values[i + j] : pad;
+  part(hn::Load(f, rest), count - i, i);
+}
+
+float exponentials(float* values, std::int64_t count, float shift) {
+  constexpr float nothing = -std::numeric_limits<float>::infinity();
+  vector const by = hn::Set(f, shift);
+  vector total = hn::Zero(f);
+  each_vector(
+      values, count, nothing,
+      [&](vector v, std::int64_t i) HWY_ATTR {
+        vector const e = hn::Exp(f, hn::Sub(v, by));
+        hn::StoreU(e, f, values + i);
+        total = hn::Add(total, e);
+      },
+      [&](vector v, std::int64_t left, std::int64_t i) HWY_ATTR {
+        vector const e = hn::IfThenElseZero(hn::FirstN(f, static_cast<std::size_t>(left)), hn::Exp(f, hn::Sub(v, by)));
+        alignas(64) float rest[hn::MaxLanes(f)];
+        hn::Store(e, f, rest);
+        for (std::int64_t j = 0; j < left; ++j) values[i + j] = rest[j];
+        total = hn::Add(total, e);
+      });
+  return hn::GetLane(hn::SumOfLanes(f, total));
+}
+
+void scale(float* values, std::int64_t count, float factor) {
+  vector const by = hn::Set(f, factor);
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) hn::StoreU(hn::Mul(by, hn::LoadU(f, values + i)), f, values + i);
+  for (; i < count; ++i) values[i] *= factor;
+}
+
+void add_scaled(float* to, float const* from, std::int64_t count, float factor) {
+  vector const by = hn::Set(f, factor);
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    hn::StoreU(hn::MulAdd(by, hn::LoadU(f, from + i), hn::LoadU(f, to + i)), f, to + i);
+  }
+  for (; i < count; ++i) to[i] += factor * from[i];
+}
+
+void raise(float* to, float const* from, std::int64_t count) {
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    hn::StoreU(hn::Max(hn::LoadU(f, from + i), hn::LoadU(f, to + i)), f, to + i);
+  }
+  for (; i < count; ++i) to[i] = from[i] > to[i] ? from[i] : to[i];
+}
+
+void blend(std::byte const* row, element_type type, std::int64_t dims, float weight, float* mean) {
+  with_type(type, [&](auto storage) HWY_ATTR {
+    using type_of = decltype(storage);
+    vector const by = hn::Set(f, weight);
+    std::int64_t i = 0;
+    for (; i + lanes <= dims; i += lanes) {
+      vector const m = hn::LoadU(f, mean + i);
+      hn::StoreU(hn::MulAdd(hn::Sub(type_of::load(row + i * type_of::size), m), by, m), f, mean + i);
+    }
+    for (; i < dims; ++i) mean[i] += (type_of::get(row + i * type_of::size) - mean[i]) * weight;
+  });
+}
+
+void bound(std::byte const* const* rows, std::int64_t row_count, element_type type, std::int64_t dims, bool fresh,
+           std::byte* high, std::byte* low) {
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  with_type(type, [&](auto storage) HWY_ATTR {
+    using type_of = decltype(storage);
+    std::int64_t i = 0;
+    for (; i + lanes <= dims; i += lanes) {
+      std::int64_t const at = i * type_of::size;
+      vector most = fresh ? hn::Set(f, -inf) : type_of::load(high + at);
+      vector least = fresh ? hn::Set(f, inf) : type_of::load(low + at);
+      for (std::int64_t r = 0; r < row_count; ++r) {
+        vector const value = type_of::load(rows[r] + at);
+        most = hn::IfThenElse(hn::Gt(value, most), value, most);
+        least = hn::IfThenElse(hn::Lt(value, least), value, least);
+      }
+      type_of::store(most, high + at);
+      type_of::store(least, low + at);
+    }
+    for (; i < dims; ++i) {
+      std::int64_t const at = i * type_of::size;
+      float most = fresh ? -inf : type_of::get(high + at);
+      float least = fresh ? inf : type_of::get(low + at);
+      for (std::int64_t r = 0; r < row_count; ++r) {
+        float const value = type_of::get(rows[r] + at);
+        most = value > most ? value : most;
+        least = value < least ? value : least;
+      }
+      type_of::put(most, high + at);
+      type_of::put(least, low + at);
+    }
+  });
+}
+
+void rank_keys(float const* scores, std::int64_t count, std::uint32_t* keys) {
+  hn::RebindToUnsigned<floats> const u;
+  hn::RebindToSigned<floats> const s;
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    vector const score = hn::LoadU(f, scores + i);
+    auto const bits = hn::BitCast(s, hn::Add(score, hn::Zero(f)));
+    auto const flip = hn::Or(hn::BroadcastSignBit(bits), hn::Set(s, std::numeric_limits<std::int32_t>::min()));
+    auto const number = hn::RebindMask(s, hn::Eq(score, score));
+    hn::StoreU(hn::BitCast(u, hn::IfThenElseZero(number, hn::Xor(bits, flip))), u, keys + i);
+  }
+  for (; i < count; ++i) keys[i] = rank_key(scores[i]);
+}
+
+std::int64_t count_from(std::uint32_t const* keys, std::int64_t count, std::uint32_t threshold) {
+  hn::RebindToUnsigned<floats> const u;
+  auto const below = hn::Set(u, threshold - 1);
+  std::int64_t found = 0;
+  std::int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    found += static_cast<std::int64_t>(hn::CountTrue(u, hn::Gt(hn::LoadU(u, keys + i), below)));
+  }
+  for (; i < count; ++i) found += keys[i] >= threshold ? 1 : 0;
+  return found;
+}
+
+void entropy_sums(float const* values, std::int64_t count, float shift, double sums[3]) {
+  constexpr std::int64_t block = 4096;  // fp32 within a block, double across
+  vector const by = hn::Set(f, shift);
+  sums[0] = sums[1] = sums[2] = 0;
+  for (std::int64_t first = 0; first < count; first += block) {
+    vector zeroth = hn::Zero(f);
+    vector once = hn::Zero(f);
+    vector twice = hn::Zero(f);
+    auto const add = [&](vector v) HWY_ATTR {
+      vector const x = hn::Sub(by, v);
+      vector const e = hn::Exp(f, hn::Neg(x));
+      // A vanished probability contributes nothing, though its surprise be infinite.
+      auto const there = hn::Or(hn::Ne(e, hn::Zero(f)), hn::Ne(x, x));
+      vector const ex = hn::IfThenElseZero(there, hn::Mul(e, x));
+      zeroth = hn::Add(zeroth, e);
+      once = hn::Add(once, ex);
+      twice = hn::Add(twice, hn::IfThenElseZero(there, hn::Mul(ex, x)));
+    };
+    each_vector(
+        values + first, count - first < block ? count - first : block, -std::numeric_limits<float>::infinity(),
+        [&](vector v, std::int64_t) HWY_ATTR { add(v); }, [&](vector v, std::int64_t, std::int64_t) HWY_ATTR { add(v); });
+    sums[0] += static_cast<double>(hn::GetLane(hn::SumOfLanes(f, zeroth)));
+    sums[1] += static_cast<double>(hn::GetLane(hn::SumOfLanes(f, once)));
+    sums[2] += static_cast<double>(hn::GetLane(hn::SumOfLanes(f, twice)));
+  }
+}
+
+kernels const& table_of() {
+  static constexpr kernels functions{.instruction_set = nullptr,
+                                     .dot = dot,
+                                     .accumulate = accumulate,
+                                     .maximum = maximum,
+                                     .exponentials = exponentials,
+                                     .scale = scale,
+                                     .add_scaled = add_scaled,
+                                     .raise = raise,
+                                     .blend = blend,
+                                     .bound = bound,
+                                     .rank_keys = rank_keys,
+                                     .count_from = count_from,
+                                     .entropy_sums = entropy_sums};
+  static kernels const named = [] {
+    kernels made = functions;
+    made.instruction_set = hwy::TargetName(HWY_TARGET);
+    return made;
+  }();
+  return named;
+}
+
+}  // namespace kvpolicy::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvpolicy::simd {
+
+HWY_EXPORT(table_of);
+
+kernels const& best_kernels() noexcept {
+  static kernels const& chosen = HWY_DYNAMIC_DISPATCH(table_of)();
+  return chosen;
+}
+
+}  // namespace kvpolicy::simd
+#endif
