@@ -1,0 +1,98 @@
+// llama.cpp as the host engine: attach a policy to an ordinary llama_context; the caller's decode loop does not change.
+#pragma once
+
+#include <llama.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "kvpolicy/exec/simd.hpp"
+#include "kvpolicy/interop/policy_runner.hpp"
+#include "kvpolicy/policy.hpp"
+
+namespace kvpolicy::llama {
+
+/// What this adapter feeds and obeys; a policy that needs more does not compile.
+struct adapter {
+  static constexpr signals provides =
+      signals::keys | signals::values | signals::queries | signals::window_queries | signals::logits;
+  static constexpr scope finest_scope = scope::head;
+};
+
+/// What one decode step did, summed over layers.
+struct step_statistics {
+  std::int64_t tokens = 0;     ///< in the cache, the current one included
+  double tokens_read = 0;      ///< mean over layers and KV heads
+  double choose_seconds = 0;   ///< pooling, scoring and selecting; with the logits' entropy where a trigger reads it
+  double attend_seconds = 0;   ///< attention over what was chosen
+  double prefill_seconds = 0;  ///< on the first step after a prompt: what the policy made of the prompt
+};
+
+/// What a prompt left with the session beside the engine's own state; goes with llama_state_get_data's bytes.
+struct saved_prompt {
+  std::int64_t tokens = 0;
+  std::int64_t window = 0;     ///< queries of each layer
+  std::vector<float> queries;  ///< `[layers, window, q_heads, head_dim]`
+};
+
+struct session_options {
+  /// Prompt queries to keep whatever the policy asks for, so that a later policy may ask for them: `[0, 512]`.
+  std::int64_t window_queries = 0;
+  /// Called at every step for every layer, with what was chosen; on one of the engine's threads.
+  std::function<void(layer_id, std::int64_t tokens, selection const&)> on_choice{};
+};
+
+/// Runs a policy inside one llama_context. Decode steps (micro-batches of one token) attend over what the policy chooses, as
+/// a ggml custom op over the engine's own cells, zero copy; everything else is the engine's. The engine is not modified, nor
+/// is any of its memory beside the nodes of its current graph.
+///
+/// One sequence a context; causal transformer models with an ordinary cache of f16 or bf16 on the CPU, flash attention not
+/// disabled. Everything else is refused by name: at attach where it can be seen there, else by the llama_decode that would
+/// have gone wrong, which then returns 2 with the cache as it was before, and check() throws the reason.
+/// After llama_state_set_data or the like, call load(). Not thread-safe. Must outlive the context it is attached to.
+class session {
+ public:
+  template <policy_like Policy>
+    requires serves<adapter, parts_t<Policy>>
+  explicit session(Policy const& policy, session_options options = {})
+      : session(policy_runner::of(policy), std::move(options)) {}
+  ~session();
+  session(session const&) = delete;
+  session& operator=(session const&) = delete;
+
+  /// Before llama_init_from_model(model, params). Throws unsupported, invalid_value (a budget that can't be), and leaves
+  /// params alone then.
+  void attach(llama_context_params& params, llama_model const* model);
+
+  /// From the next llama_decode on, the engine runs as if it had never been attached, bit by bit.
+  void detach() noexcept;
+
+  /// Another policy from the next llama_decode on (also after detach). What is in the cache stays known to policies that
+  /// need keys alone; one that needs the prompt's queries must see a prompt first, or load(). Throws invalid_value.
+  template <policy_like Policy>
+    requires serves<adapter, parts_t<Policy>>
+  void use(Policy const& policy) { use(policy_runner::of(policy)); }
+
+  /// What the session knows of the prompt, for load() after the engine's state was restored to that prompt's end.
+  saved_prompt save() const;
+  /// The engine's state was replaced: by the one that `saved` belongs to, or, without it, by one the session knows nothing of.
+  void load(saved_prompt const& saved = {});
+
+  /// Throws what stopped the last llama_decode, once; returns if nothing did.
+  void check();
+
+  step_statistics const& last_step() const noexcept;
+  /// Of the running policy's last step, the tokens of its sequence; 0 before the first.
+  std::int64_t steps() const noexcept;
+
+ private:
+  session(policy_runner runner, session_options options);
+  void use(policy_runner runner);
+
+  class engine;
+  std::unique_ptr<engine> engine_;
+};
+
+}  // namespace kvpolicy::llama

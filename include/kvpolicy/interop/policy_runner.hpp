@@ -1,0 +1,121 @@
+// One policy with its state behind function pointers, for adapters that are compiled once: the four verbs, type-erased.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "kvpolicy/exec/simd.hpp"
+#include "kvpolicy/policy.hpp"
+
+namespace kvpolicy {
+
+/// A host view that is a table of its layers' rows; `layers` of each, patched to `count` tokens when asked.
+struct layer_table_view {
+  using memory = host_memory;
+
+  cache_shape cache{};
+  std::int64_t count = 0;
+  rows const* key_rows = nullptr;    ///< `[layers]`
+  rows const* value_rows = nullptr;  ///< `[layers]`
+
+  cache_shape shape() const noexcept { return cache; }
+  std::int64_t tokens() const noexcept { return count; }
+  rows keys(layer_id layer) const noexcept { return at(key_rows, layer); }
+  rows values(layer_id layer) const noexcept { return at(value_rows, layer); }
+
+ private:
+  rows at(rows const* of, layer_id layer) const noexcept {
+    rows result = of[layer.value];
+    result.tokens = count;
+    return result;
+  }
+};
+
+static_assert(kv_cache_view<layer_table_view>);
+
+/// Owns a policy and, from start() on, its state. The verbs' contracts are those of policy.hpp.
+class policy_runner {
+ public:
+  template <policy_like Policy>
+  static policy_runner of(Policy const& policy) {
+    return policy_runner(std::make_unique<model<Policy>>(policy), calls_of<Policy>);
+  }
+
+  signals needs() const noexcept { return calls_.needs; }
+  bool keeps_all() const noexcept { return calls_.keeps_all; }
+  scope how_fine() const noexcept { return calls_.how_fine; }
+  /// Queries of a prompt that the policy looks at, 0 where it needs none.
+  std::int64_t window_queries() const noexcept { return calls_.window_queries(self_.get()); }
+  /// Throws what start would.
+  void check(cache_shape const& shape) const { calls_.check(self_.get(), shape); }
+  void start(cache_shape const& shape) { calls_.start(self_.get(), shape); }
+  void prefill(layer_table_view const& view, layer_id layer, prompt_signals const& prompt, simd_exec& exec) {
+    calls_.prefill(self_.get(), view, layer, prompt, exec);
+  }
+  selection choose(layer_table_view const& view, layer_id layer, query_heads const& queries, simd_exec& exec) {
+    return calls_.choose(self_.get(), view, layer, queries, exec);
+  }
+  void observe(step_outcome const& outcome, simd_exec& exec) { calls_.observe(self_.get(), outcome, exec); }
+
+ private:
+  struct any_model {
+    virtual ~any_model() = default;
+  };
+  template <class Policy>
+  struct model : any_model {
+    explicit model(Policy const& p) : policy(p) {}
+    Policy policy;
+    std::optional<policy_state<parts_t<Policy>>> state;
+  };
+  struct calls {
+    signals needs;
+    bool keeps_all;
+    scope how_fine;
+    std::int64_t (*window_queries)(any_model*);
+    void (*check)(any_model*, cache_shape const&);
+    void (*start)(any_model*, cache_shape const&);
+    void (*prefill)(any_model*, layer_table_view const&, layer_id, prompt_signals const&, simd_exec&);
+    selection (*choose)(any_model*, layer_table_view const&, layer_id, query_heads const&, simd_exec&);
+    void (*observe)(any_model*, step_outcome const&, simd_exec&);
+  };
+
+  template <class Policy>
+  static model<Policy>& as(any_model* self) noexcept {
+    return *static_cast<model<Policy>*>(self);
+  }
+
+  template <class Policy>
+  static constexpr calls calls_of{
+      .needs = parts_t<Policy>::needs,
+      .keeps_all = parts_t<Policy>::keeps_all,
+      .how_fine = parts_t<Policy>::how_fine,
+      .window_queries = [](any_model* self) -> std::int64_t {
+        if constexpr (contains(parts_t<Policy>::needs, signals::window_queries))
+          return parts_of(as<Policy>(self).policy).act().score.window;
+        else return static_cast<void>(self), 0;
+      },
+      .check = [](any_model* self, cache_shape const& shape) { kvpolicy::check(as<Policy>(self).policy, shape); },
+      .start =
+          [](any_model* self, cache_shape const& shape) {
+            as<Policy>(self).state.emplace(kvpolicy::start(as<Policy>(self).policy, shape));
+          },
+      .prefill =
+          [](any_model* self, layer_table_view const& view, layer_id layer, prompt_signals const& prompt, simd_exec& exec) {
+            kvpolicy::prefill(as<Policy>(self).policy, *as<Policy>(self).state, view, layer, prompt, exec);
+          },
+      .choose =
+          [](any_model* self, layer_table_view const& view, layer_id layer, query_heads const& queries, simd_exec& exec) {
+            return kvpolicy::choose(as<Policy>(self).policy, *as<Policy>(self).state, view, layer, queries, exec);
+          },
+      .observe = [](any_model* self, step_outcome const& outcome,
+                    simd_exec& exec) { kvpolicy::observe(as<Policy>(self).policy, *as<Policy>(self).state, outcome, exec); }};
+
+  policy_runner(std::unique_ptr<any_model> self, calls const& functions) : self_(std::move(self)), calls_(functions) {}
+
+  std::unique_ptr<any_model> self_;
+  calls calls_;
+};
+
+}  // namespace kvpolicy
