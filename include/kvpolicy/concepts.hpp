@@ -99,19 +99,19 @@ concept executor_for = executor<E> && std::same_as<typename E::memory, typename 
 
 // What an adapter must feed. One concept a signal, so that the compiler's message names the one that is missing.
 template <class Adapter, class Policy>
-concept feeds_keys = contains(Adapter::provides, Policy::needs& signals::keys);
+concept feeds_keys = contains(Adapter::provides, signals::keys& Policy::needs);
 template <class Adapter, class Policy>
-concept feeds_values = contains(Adapter::provides, Policy::needs& signals::values);
+concept feeds_values = contains(Adapter::provides, signals::values& Policy::needs);
 template <class Adapter, class Policy>
-concept feeds_queries = contains(Adapter::provides, Policy::needs& signals::queries);
+concept feeds_queries = contains(Adapter::provides, signals::queries& Policy::needs);
 template <class Adapter, class Policy>
-concept feeds_window_queries = contains(Adapter::provides, Policy::needs& signals::window_queries);
+concept feeds_window_queries = contains(Adapter::provides, signals::window_queries& Policy::needs);
 template <class Adapter, class Policy>
-concept feeds_attention = contains(Adapter::provides, Policy::needs& signals::attention);
+concept feeds_attention = contains(Adapter::provides, signals::attention& Policy::needs);
 template <class Adapter, class Policy>
-concept feeds_logits = contains(Adapter::provides, Policy::needs& signals::logits);
+concept feeds_logits = contains(Adapter::provides, signals::logits& Policy::needs);
 template <class Adapter, class Policy>
-concept feeds_token_ids = contains(Adapter::provides, Policy::needs& signals::token_ids);
+concept feeds_token_ids = contains(Adapter::provides, signals::token_ids& Policy::needs);
 template <class Adapter, class Policy>
 concept obeys_scope = Adapter::finest_scope >= Policy::how_fine;
 
