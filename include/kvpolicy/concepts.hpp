@@ -99,19 +99,23 @@ concept executor_for = executor<E> && std::same_as<typename E::memory, typename 
 
 // What an adapter must feed. One concept a signal, so that the compiler's message names the one that is missing.
 template <class Adapter, class Policy>
-concept feeds_keys = contains(Adapter::provides, signals::keys& Policy::needs);
+constexpr bool feeds(signals which) noexcept {
+  return contains(Adapter::provides, which & Policy::needs);
+}
 template <class Adapter, class Policy>
-concept feeds_values = contains(Adapter::provides, signals::values& Policy::needs);
+concept feeds_keys = feeds<Adapter, Policy>(signals::keys);
 template <class Adapter, class Policy>
-concept feeds_queries = contains(Adapter::provides, signals::queries& Policy::needs);
+concept feeds_values = feeds<Adapter, Policy>(signals::values);
 template <class Adapter, class Policy>
-concept feeds_window_queries = contains(Adapter::provides, signals::window_queries& Policy::needs);
+concept feeds_queries = feeds<Adapter, Policy>(signals::queries);
 template <class Adapter, class Policy>
-concept feeds_attention = contains(Adapter::provides, signals::attention& Policy::needs);
+concept feeds_window_queries = feeds<Adapter, Policy>(signals::window_queries);
 template <class Adapter, class Policy>
-concept feeds_logits = contains(Adapter::provides, signals::logits& Policy::needs);
+concept feeds_attention = feeds<Adapter, Policy>(signals::attention);
 template <class Adapter, class Policy>
-concept feeds_token_ids = contains(Adapter::provides, signals::token_ids& Policy::needs);
+concept feeds_logits = feeds<Adapter, Policy>(signals::logits);
+template <class Adapter, class Policy>
+concept feeds_token_ids = feeds<Adapter, Policy>(signals::token_ids);
 template <class Adapter, class Policy>
 concept obeys_scope = Adapter::finest_scope >= Policy::how_fine;
 

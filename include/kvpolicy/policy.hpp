@@ -79,7 +79,7 @@ template <class P>
 using parts_t = decltype(parts_of(std::declval<P const&>()));
 
 template <class P>
-concept policy_like = requires(parts_t<P> parts) {
+concept policy_like = part<P> && requires(parts_t<P> parts) {
   { parts_t<P>::needs } -> std::convertible_to<signals>;
   { parts_t<P>::how_fine } -> std::convertible_to<scope>;
   parts.act();

@@ -1,0 +1,348 @@
+#include "compare.hpp"
+
+#include <kvpolicy/interop/llama.hpp>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <optional>
+#include <set>
+
+#include "generate.hpp"
+#include "output_file.hpp"
+#include "progress.hpp"
+#include "recorder.hpp"
+#include "table.hpp"
+#include "text_model.hpp"
+
+namespace kvpolicy {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int rounds = 3;
+constexpr std::int64_t picture_bins = 240;
+
+/// What was measured of one way to decode, over all prompts and rounds.
+struct measured {
+  std::vector<double> ms;  ///< each step's, but for the first after a prompt
+  double seconds = 0;      ///< of those steps
+  double choose = 0;
+  double attend = 0;
+  double read = 0;
+  double share = 0;
+  double kl = 0;
+  std::int64_t agreed = 0;
+  std::int64_t compared = 0;
+  std::vector<double> prefill_ms;
+  std::vector<double> first_ms;
+  std::vector<std::string> answers;
+  ordered_json steps = ordered_json::array();
+  ordered_json kept;  ///< the first prompt's picture
+};
+
+/// Mean of log p(dense) - log p(policy) under the dense distribution, in nats.
+double divergence(std::span<float const> dense, std::span<float const> other) {
+  auto const log_sum = [](std::span<float const> logits) {
+    double const most = *std::ranges::max_element(logits);
+    double sum = 0;
+    for (float const x : logits) sum += std::exp(x - most);
+    return most + std::log(sum);
+  };
+  double const dense_sum = log_sum(dense);
+  double const other_sum = log_sum(other);
+  double kl = 0;
+  for (std::size_t i = 0; i < dense.size(); ++i) {
+    double const log_p = dense[i] - dense_sum;
+    kl += std::exp(log_p) * (log_p - (other[i] - other_sum));
+  }
+  return kl;
+}
+
+double quiet_ms(std::function<void()> const& work) {
+  auto const start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// One prompt's run through all ways of decoding.
+class comparison {
+ public:
+  comparison(run_options const& options, text_model const& model, std::int64_t context)
+      : options_(options),
+        model_(model),
+        session_(presets::full{}, {.window_queries = window_queries(options),
+                                   .on_choice = [this](layer_id layer, std::int64_t tokens,
+                                                       selection const& kept) { watch_(layer, tokens, kept); }}),
+        policies_(options.policies.size()) {
+    llama_context_params params = model.parameters(context, options.threads, true);
+    flash_on_ = model.context(params);
+    session_.attach(params, model.get());
+    attached_ = model.context(params);
+    flash_off_ = model.context(model.parameters(context, options.threads, false));
+    check_policies(context);
+  }
+
+  void run(prompt_text const& prompt, std::vector<llama_token> const& tokens, std::ostream* trace) {
+    prompt_ = static_cast<std::int64_t>(tokens.size());
+    prefill(prompt, tokens);
+    dense_run();
+    std::size_t const ways = 3 + policies_.size();
+    progress_bar bar("measuring", rounds * ways + policies_.size());
+    std::size_t done = 0;
+    for (int round = 0; round < rounds; ++round) {  // A B C A B C: a noisy neighbour hits all alike
+      for (std::size_t way = 0; way < ways; ++way, bar.show(++done)) timed_run(way, round);
+    }
+    for (std::size_t p = 0; p < policies_.size(); ++p, bar.show(++done)) free_run(p, prompt, trace);
+    prompts_.push_back({{"name", prompt.name}, {"tokens", prompt_}, {"answer", text_of(dense_tokens_)}});
+  }
+
+  ordered_json result() const;
+
+ private:
+  static std::int64_t window_queries(run_options const& options) {
+    std::int64_t most = 0;
+    for (named_policy const& p : options.policies) {
+      if (auto const* const snapkv = std::get_if<presets::snapkv>(&p.policy))
+        most = std::max<std::int64_t>(most, snapkv->window);
+    }
+    return most;
+  }
+
+  /// A budget that can't be is known before anything was decoded.
+  void check_policies(std::int64_t context) const {
+    std::int64_t const heads = llama_model_n_head(model_.get());
+    cache_shape const shape{.layers = llama_model_n_layer(model_.get()),
+                            .q_heads = heads,
+                            .kv_heads = llama_model_n_head_kv(model_.get()),
+                            .head_dim = llama_model_n_embd(model_.get()) / heads,
+                            .max_tokens = context};
+    for (named_policy const& p : options_.policies) std::visit([&](auto const& policy) { check(policy, shape); }, p.policy);
+  }
+
+  void prefill(prompt_text const& prompt, std::vector<llama_token> const& tokens) {
+    session_.use(presets::full{});
+    session_.load();
+    llama_memory_clear(llama_get_memory(attached_.get()), true);
+    {
+      progress_bar bar("prompt " + prompt.name, tokens.size());
+      decode_prompt(
+          attached_.get(), tokens, [&](std::size_t done) { bar.show(done); }, [&] { session_.check(); });
+    }
+    first_token_ = likeliest(last_logits(attached_.get(), model_));
+    saved_ = session_.save();
+    state_.resize(llama_state_seq_get_size(attached_.get(), 0));
+    state_.resize(llama_state_seq_get_data(attached_.get(), state_.data(), state_.size(), 0));
+    if (off_prompt_ != 0) return;  // its layout of values differs, so it can't take the state: one prompt serves for its speed
+    progress_bar bar("prompt " + prompt.name + ", flash attention off", tokens.size());
+    decode_prompt(
+        flash_off_.get(), tokens, [&](std::size_t done) { bar.show(done); }, [] {});
+    off_prompt_ = prompt_;
+  }
+
+  void restore(llama_context* context) const {
+    if (context == flash_off_.get()) {
+      llama_memory_seq_rm(llama_get_memory(context), 0, static_cast<llama_pos>(off_prompt_), -1);
+      return;
+    }
+    llama_memory_clear(llama_get_memory(context), true);
+    if (llama_state_seq_set_data(context, state_.data(), state_.size(), 0) == 0) {
+      throw error("llama.cpp could not restore the prompt's state");
+    }
+  }
+
+  void use(std::size_t policy) {
+    std::visit([&](auto const& p) { session_.use(p); }, options_.policies[policy].policy);
+    restore(attached_.get());
+    session_.load(saved_);
+  }
+
+  /// Greedy decoding without a policy: the tokens and logits that all else is compared with.
+  void dense_run() {
+    restore(flash_on_.get());
+    dense_tokens_.assign(1, first_token_);
+    dense_logits_.clear();
+    for (int i = 0; i + 1 < options_.predict; ++i) {
+      decode_token(flash_on_.get(), dense_tokens_.back(), [] {});
+      std::span const logits = last_logits(flash_on_.get(), model_);
+      dense_logits_.emplace_back(logits.begin(), logits.end());
+      dense_tokens_.push_back(likeliest(logits));
+    }
+  }
+
+  /// Decodes the dense tokens; way 0, 1, 2: dense with flash attention on, off, and through an idle session; then policies.
+  void timed_run(std::size_t way, int round) {
+    llama_context* const context = way == 0 ? flash_on_.get() : way == 1 ? flash_off_.get() : attached_.get();
+    bool const is_policy = way >= 3;
+    measured& into = is_policy ? policies_[way - 3] : dense_[way];
+    if (is_policy) {
+      use(way - 3);
+    } else {
+      if (way == 2) session_.detach();
+      restore(context);
+    }
+    for (int i = 0; i + 1 < options_.predict; ++i) {
+      double const ms =
+          quiet_ms([&] { decode_token(context, dense_tokens_[static_cast<std::size_t>(i)], [&] { session_.check(); }); });
+      llama::step_statistics const step = is_policy ? session_.last_step() : llama::step_statistics{};
+      if (i == 0) {
+        into.first_ms.push_back(ms);
+        into.prefill_ms.push_back(1e3 * step.prefill_seconds);
+      } else {
+        into.ms.push_back(ms);
+        into.seconds += ms / 1e3;
+        into.choose += step.choose_seconds;
+        into.attend += step.attend_seconds;
+      }
+      if (is_policy && round == 0) judge(into, i, step, ms, last_logits(context, model_));
+    }
+  }
+
+  void judge(measured& into, int i, llama::step_statistics const& step, double ms, std::span<float const> logits) {
+    std::vector<float> const& dense = dense_logits_[static_cast<std::size_t>(i)];
+    double const kl = divergence(dense, logits);
+    bool const agrees = likeliest(logits) == likeliest(dense);
+    into.kl += kl;
+    into.agreed += agrees ? 1 : 0;
+    ++into.compared;
+    into.read += step.tokens_read;
+    into.share += step.tokens_read / static_cast<double>(step.tokens);
+    into.steps.push_back({{"prompt", prompts_.size()},
+                          {"step", i},
+                          {"tokens", step.tokens},
+                          {"tokens_read", step.tokens_read},
+                          {"ms", ms},
+                          {"choose_ms", 1e3 * step.choose_seconds},
+                          {"attend_ms", 1e3 * step.attend_seconds},
+                          {"kl", kl},
+                          {"agrees", agrees}});
+  }
+
+  /// Greedy decoding under a policy, untimed: its answer, its trace, its picture.
+  void free_run(std::size_t policy, prompt_text const& prompt, std::ostream* trace) {
+    use(policy);
+    bool const first = policies_[policy].answers.empty();
+    watch_.start(options_.policies[policy].name, prompt.name, trace, first ? picture_bins : 0, prompt_ + options_.predict);
+    std::vector<llama_token> tokens{first_token_};
+    for (int i = 0; i + 1 < options_.predict && !model_.ends(tokens.back()); ++i) {
+      decode_token(attached_.get(), tokens.back(), [&] { session_.check(); });
+      tokens.push_back(likeliest(last_logits(attached_.get(), model_)));
+    }
+    watch_.stop();
+    policies_[policy].answers.push_back(text_of(tokens));
+    if (first) policies_[policy].kept = watch_.picture(llama_model_n_layer(model_.get()));
+  }
+
+  std::string text_of(std::vector<llama_token> const& tokens) const {
+    std::string text;
+    for (llama_token const token : tokens) {
+      if (model_.ends(token)) break;
+      text += model_.text_of(token);
+    }
+    return text;
+  }
+
+  run_options const& options_;
+  text_model const& model_;
+  recorder watch_;
+  llama::session session_;
+  context_ptr flash_on_;
+  context_ptr flash_off_;
+  context_ptr attached_;
+
+  std::int64_t prompt_ = 0;      ///< tokens
+  std::int64_t off_prompt_ = 0;  ///< tokens of the prompt that flash_off_ holds
+  llama_token first_token_ = 0;
+  llama::saved_prompt saved_;
+  std::vector<std::uint8_t> state_;
+  std::vector<llama_token> dense_tokens_;
+  std::vector<std::vector<float>> dense_logits_;
+
+  std::array<measured, 3> dense_;
+  std::vector<measured> policies_;
+  ordered_json prompts_ = ordered_json::array();
+};
+
+ordered_json comparison::result() const {
+  auto const timing = [](measured const& m, double baseline) {
+    double const ms = quantile(m.ms, .5);
+    return ordered_json{{"ms_per_token", ms},
+                        {"ms_p10", quantile(m.ms, .1)},
+                        {"ms_p90", quantile(m.ms, .9)},
+                        {"speedup", ms > 0 ? baseline / ms : 0}};
+  };
+  double const on = quantile(dense_[0].ms, .5);
+  double const off = quantile(dense_[1].ms, .5);
+  double const best = std::min(on, off);
+  ordered_json result{
+      {"model", options_.model},
+      {"engine", llama_print_system_info()},
+      {"instruction_set", simd_exec::instruction_set()},
+      {"threads", options_.threads},
+      {"predict", options_.predict},
+      {"rounds", rounds},
+      {"prompts", prompts_},
+      {"baseline", {{"name", on <= off ? "flash attention on" : "flash attention off"}, {"ms_per_token", best}}},
+      {"dense",
+       {{"answer", prompts_[0]["answer"]},
+        {"flash_on", timing(dense_[0], best)},
+        {"flash_off", timing(dense_[1], best)},
+        {"pass_through", timing(dense_[2], best)}}},
+      {"policies", ordered_json::array()}};
+  std::multiset<std::string> names;
+  for (named_policy const& p : options_.policies) names.insert(p.name);
+  for (std::size_t i = 0; i < policies_.size(); ++i) {
+    measured const& m = policies_[i];
+    named_policy const& p = options_.policies[i];
+    auto const compared = static_cast<double>(std::max<std::int64_t>(m.compared, 1));
+    ordered_json entry{{"name", p.name},
+                       {"label", names.count(p.name) > 1 ? p.name + " (" + std::to_string(i + 1) + ")" : p.name},
+                       {"parameters", p.parameters}};
+    entry.update(timing(m, best));
+    entry.update({{"choose_share", m.seconds > 0 ? m.choose / m.seconds : 0},
+                  {"attend_share", m.seconds > 0 ? m.attend / m.seconds : 0},
+                  {"tokens_read", m.read / compared},
+                  {"cache_share", m.share / compared},
+                  {"top1_agreement", static_cast<double>(m.agreed) / compared},
+                  {"kl", m.kl / compared},
+                  {"prefill_ms", quantile(m.prefill_ms, .5)},
+                  {"first_step_ms", quantile(m.first_ms, .5)},
+                  {"answer", m.answers.front()},
+                  {"answers", m.answers},
+                  {"kept", m.kept},
+                  {"steps", m.steps}});
+    result["policies"].push_back(std::move(entry));
+  }
+  return result;
+}
+
+}  // namespace
+
+void compare(run_options const& options) {
+  if (options.predict < 3)
+    throw invalid_value("--predict " + std::to_string(options.predict) + " is too few to compare; give at least 3");
+  text_model const model(options.model);
+  std::vector<std::vector<llama_token>> tokens;
+  std::size_t longest = 0;
+  for (prompt_text const& prompt : options.prompts) {
+    tokens.push_back(prompt_tokens(model, options, prompt));
+    longest = std::max(longest, tokens.back().size());
+  }
+  std::int64_t const context = context_tokens(model, options, longest);
+  std::optional<output_file> json;
+  if (!options.json.empty()) json.emplace(options.json);
+  std::optional<output_file> trace;
+  if (!options.trace.empty()) trace.emplace(options.trace);
+  comparison all(options, model, context);
+  for (std::size_t i = 0; i < tokens.size(); ++i) all.run(options.prompts[i], tokens[i], trace ? &trace->stream() : nullptr);
+  ordered_json const result = all.result();
+  std::fputs(comparison_table(result).c_str(), stdout);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw error("standard output could not be written whole");
+  if (json) {
+    json->stream() << result.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << '\n';
+    json->commit();
+  }
+  if (trace) trace->commit();
+}
+
+}  // namespace kvpolicy

@@ -1,0 +1,99 @@
+#include "generate.hpp"
+
+#include <kvpolicy/interop/llama.hpp>
+
+#include <chrono>
+#include <cstdio>
+#include <optional>
+
+#include "output_file.hpp"
+#include "progress.hpp"
+#include "recorder.hpp"
+
+namespace kvpolicy {
+
+std::vector<llama_token> prompt_tokens(text_model const& model, run_options const& options, prompt_text const& prompt) {
+  std::string const text = options.chat && !prompt.text.empty() ? model.as_chat(prompt.text) : prompt.text;
+  std::vector<llama_token> tokens = model.tokens_of(text, options.chat);
+  if (tokens.empty() || prompt.text.empty()) throw invalid_value("the prompt '" + prompt.name + "' has no tokens");
+  return tokens;
+}
+
+std::int64_t context_tokens(text_model const& model, run_options const& options, std::size_t longest_prompt) {
+  auto const needed = static_cast<std::int64_t>(longest_prompt) + options.predict;
+  std::string const what = "the prompt has " + std::to_string(longest_prompt) + " tokens; with " +
+                           std::to_string(options.predict) + " to predict it needs " + std::to_string(needed) + ", ";
+  if (needed > model.trained_context()) {
+    throw invalid_value(what + "the model's context has " + std::to_string(model.trained_context()) + "; shorten one of them");
+  }
+  if (options.context > model.trained_context()) {
+    throw invalid_value("--ctx " + std::to_string(options.context) + " is above the model's context of " +
+                        std::to_string(model.trained_context()));
+  }
+  if (options.context != 0 && needed > options.context) {
+    throw invalid_value(what + "--ctx gives " + std::to_string(options.context) + "; raise it or shorten the prompt");
+  }
+  return options.context != 0 ? options.context : (needed + 255) / 256 * 256;
+}
+
+void generate(run_options const& options) {
+  text_model const model(options.model);
+  named_policy const& chosen = options.policies.front();
+  std::vector<llama_token> const prompt = prompt_tokens(model, options, options.prompts.front());
+  std::optional<output_file> trace;
+  if (!options.trace.empty()) trace.emplace(options.trace);
+  std::optional<output_file> json;
+  if (!options.json.empty()) json.emplace(options.json);
+
+  recorder watch;
+  if (trace) watch.start(chosen.name, options.prompts.front().name, &trace->stream(), 0, 0);
+  llama::session_options session_options;
+  session_options.on_choice = [&](layer_id layer, std::int64_t tokens, selection const& kept) { watch(layer, tokens, kept); };
+  auto session =
+      std::visit([&](auto const& policy) { return std::make_unique<llama::session>(policy, session_options); }, chosen.policy);
+  llama_context_params params = model.parameters(context_tokens(model, options, prompt.size()), options.threads, true);
+  session->attach(params, model.get());
+  context_ptr const context = model.context(params);
+  auto const failed = [&] { session->check(); };
+
+  {
+    progress_bar bar("prompt", prompt.size());
+    decode_prompt(
+        context.get(), prompt, [&](std::size_t done) { bar.show(done); }, failed);
+  }
+  nlohmann::ordered_json steps = nlohmann::ordered_json::array();
+  std::string answer;
+  for (int i = 0; i < options.predict; ++i) {
+    llama_token const token = likeliest(last_logits(context.get(), model));
+    if (model.ends(token)) break;
+    std::string const piece = model.text_of(token);
+    answer += piece;
+    std::fputs(piece.c_str(), stdout);
+    std::fflush(stdout);
+    if (i + 1 == options.predict) break;
+    auto const start = std::chrono::steady_clock::now();
+    decode_token(context.get(), token, failed);
+    double const ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    llama::step_statistics const& step = session->last_step();
+    steps.push_back({{"tokens", step.tokens},
+                     {"tokens_read", step.tokens_read},
+                     {"ms", ms},
+                     {"choose_ms", 1e3 * step.choose_seconds},
+                     {"attend_ms", 1e3 * step.attend_seconds}});
+  }
+  std::fputs("\n", stdout);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw error("standard output could not be written whole");
+  if (json) {
+    json->stream() << nlohmann::ordered_json{{"policy", chosen.name},
+                                             {"parameters", chosen.parameters},
+                                             {"prompt_tokens", prompt.size()},
+                                             {"answer", answer},
+                                             {"steps", steps}}
+                          .dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
+                   << '\n';
+    json->commit();
+  }
+  if (trace) trace->commit();
+}
+
+}  // namespace kvpolicy

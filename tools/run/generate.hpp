@@ -1,0 +1,20 @@
+// kvpolicy-run without --compare: one policy, text as it is decoded.
+#pragma once
+
+#include <vector>
+
+#include "options.hpp"
+#include "text_model.hpp"
+
+namespace kvpolicy {
+
+/// A prompt's tokens. Throws invalid_value for none.
+std::vector<llama_token> prompt_tokens(text_model const& model, run_options const& options, prompt_text const& prompt);
+
+/// The context that holds the longest prompt and what is predicted. Throws invalid_value where the one asked for, or the
+/// model's, is too small.
+std::int64_t context_tokens(text_model const& model, run_options const& options, std::size_t longest_prompt);
+
+void generate(run_options const& options);
+
+}  // namespace kvpolicy

@@ -1,0 +1,93 @@
+// kvpolicy-run: a llama.cpp model decodes under a KV-cache policy; or several, compared with dense decoding.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <iostream>
+#include <iterator>
+#include <string>
+#include <thread>
+
+#include "compare.hpp"
+#include "generate.hpp"
+#include "output_file.hpp"
+
+namespace {
+
+struct arguments {
+  kvpolicy::run_options options;
+  std::vector<std::string> policies;
+  std::vector<std::string> prompt_files;
+  std::string prompt;
+  bool compare = false;
+  bool list = false;
+};
+
+void declare(CLI::App& app, arguments& a) {
+  app.add_option("--model", a.options.model, "GGUF file");
+  app.add_option("--prompt-file", a.prompt_files, "file with the prompt; with --compare there may be several");
+  app.add_option("--prompt", a.prompt, "the prompt itself; without either it is read from standard input");
+  app.add_flag("--chat", a.options.chat, "wrap the prompt in the model's chat template");
+  app.add_option("--policy", a.policies, "NAME[:key=value,...]; with --compare there may be several (see --list-policies)")
+      ->take_all();
+  app.add_option("--predict", a.options.predict, "tokens to decode")->capture_default_str()->check(CLI::Range(1, 1 << 24));
+  app.add_option("--ctx", a.options.context, "context in tokens (default: what prompt and prediction need)")
+      ->check(CLI::Range(1, 1 << 30));
+  app.add_option("--threads", a.options.threads, "threads (default: all cores)")->check(CLI::Range(1, 1024));
+  app.add_flag("--compare", a.compare, "measure the policies against dense decoding; print a table");
+  app.add_option("--json", a.options.json, "write everything that was measured");
+  app.add_option("--trace", a.options.trace, "write one JSON line for each step and layer: what was kept, and why");
+  app.add_flag("--list-policies", a.list, "print each policy's parameters, defaults and source");
+}
+
+std::string name_of_file(std::string const& path) { return path.substr(path.rfind('/') + 1); }
+
+void run(arguments& a) {
+  using kvpolicy::invalid_value;
+  if (a.list) {
+    std::cout << kvpolicy::describe_policies();
+    return;
+  }
+  if (a.options.model.empty()) throw invalid_value("--model is missing: name a GGUF file");
+  if (!a.prompt.empty() && !a.prompt_files.empty()) throw invalid_value("--prompt and --prompt-file exclude each other");
+  if (!a.compare && (a.policies.size() > 1 || a.prompt_files.size() > 1)) {
+    throw invalid_value("several policies or prompts need --compare");
+  }
+  if (a.policies.empty()) a.policies = a.compare ? kvpolicy::policy_names() : std::vector<std::string>{"full"};
+  for (std::string const& text : a.policies) a.options.policies.push_back(kvpolicy::parse_policy(text));
+  for (std::string const& path : a.prompt_files) a.options.prompts.push_back({name_of_file(path), kvpolicy::read_file(path)});
+  if (a.prompt_files.empty()) {
+    if (a.prompt.empty()) {
+      if (isatty(STDIN_FILENO) != 0) std::cerr << "kvpolicy-run: reading the prompt from standard input\n";
+      a.prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+    }
+    a.options.prompts.push_back({"prompt", a.prompt});
+  }
+  if (a.compare) compare(a.options);
+  else generate(a.options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Decode a llama.cpp model under KV-cache policies, or compare them with dense decoding.", "kvpolicy-run"};
+  arguments a;
+  a.options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  declare(app, a);
+  try {
+    app.parse(argc, argv);
+  } catch (CLI::CallForHelp const&) {
+    std::cout << app.help();
+    return 0;
+  } catch (CLI::ParseError const& e) {
+    std::cerr << "kvpolicy-run: " << e.what() << " (--help lists the options)\n";
+    return 2;
+  }
+  try {
+    run(a);
+  } catch (std::exception const& e) {
+    std::cerr << "kvpolicy-run: " << e.what() << '\n';
+    return 2;
+  }
+  return 0;
+}

@@ -1,0 +1,28 @@
+// What kvpolicy-run was asked for.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "policy_text.hpp"
+
+namespace kvpolicy {
+
+struct prompt_text {
+  std::string name;  ///< the file's, or "prompt"
+  std::string text;
+};
+
+struct run_options {
+  std::string model;
+  std::vector<prompt_text> prompts;
+  std::vector<named_policy> policies;
+  bool chat = false;
+  int predict = 64;
+  std::int64_t context = 0;  ///< tokens; 0: as many as needed
+  int threads = 1;
+  std::string json;   ///< output file or empty
+  std::string trace;  ///< output file or empty
+};
+
+}  // namespace kvpolicy

@@ -1,0 +1,149 @@
+#include "text_model.hpp"
+
+#include <kvpolicy/error.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+namespace kvpolicy {
+namespace {
+
+/// The last line that llama.cpp logged as an error; the tools print nothing of its log but this.
+std::string& last_error() {
+  static std::string line;
+  return line;
+}
+
+void keep_errors(ggml_log_level level, char const* text, void*) {
+  if (level != GGML_LOG_LEVEL_ERROR) return;
+  std::string line(text);
+  while (!line.empty() && line.back() == '\n') line.pop_back();
+  if (!line.empty()) last_error() = line;
+}
+
+void check_gguf(std::string const& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) throw invalid_value("model '" + path + "' does not exist");
+  if (std::filesystem::is_directory(path, error)) throw invalid_value("model '" + path + "' is a folder, not a GGUF file");
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw invalid_value("model '" + path + "' can't be read: " + std::strerror(errno));
+  char magic[4] = {};
+  file.read(magic, sizeof magic);
+  if (std::memcmp(magic, "GGUF", sizeof magic) != 0) throw invalid_value("model '" + path + "' is not a GGUF file");
+}
+
+}  // namespace
+
+text_model::text_model(std::string const& path) {
+  llama_log_set(keep_errors, nullptr);
+  check_gguf(path);
+  llama_backend_init();
+  llama_model_params params = llama_model_default_params();
+  params.n_gpu_layers = 0;
+  model_.reset(llama_model_load_from_file(path.c_str(), params));
+  if (!model_) throw invalid_value("model '" + path + "' can't be loaded (truncated, or of an unknown kind): " + last_error());
+}
+
+std::size_t text_model::vocabulary() const noexcept {
+  return static_cast<std::size_t>(llama_vocab_n_tokens(llama_model_get_vocab(model_.get())));
+}
+
+std::string text_model::as_chat(std::string const& user) const {
+  char const* const chat_template = llama_model_chat_template(model_.get(), nullptr);
+  if (chat_template == nullptr) throw unsupported("the model has no chat template; leave --chat away");
+  llama_chat_message const turn{"user", user.c_str()};
+  std::string text(user.size() + 4096, '\0');
+  for (int tries = 0; tries < 2; ++tries) {
+    std::int32_t const size =
+        llama_chat_apply_template(chat_template, &turn, 1, true, text.data(), static_cast<std::int32_t>(text.size()));
+    if (size < 0) throw unsupported("llama.cpp does not know the model's chat template; leave --chat away");
+    bool const fits = static_cast<std::size_t>(size) <= text.size();
+    text.resize(static_cast<std::size_t>(size));
+    if (fits) break;
+  }
+  return text;
+}
+
+std::vector<llama_token> text_model::tokens_of(std::string const& text, bool special) const {
+  llama_vocab const* const vocab = llama_model_get_vocab(model_.get());
+  std::vector<llama_token> tokens(text.size() + 8);
+  std::int32_t const count = llama_tokenize(vocab, text.data(), static_cast<std::int32_t>(text.size()), tokens.data(),
+                                            static_cast<std::int32_t>(tokens.size()), true, special);
+  if (count < 0) throw invalid_value("the prompt can't be tokenised");
+  tokens.resize(static_cast<std::size_t>(count));
+  return tokens;
+}
+
+std::string text_model::text_of(llama_token token) const {
+  llama_vocab const* const vocab = llama_model_get_vocab(model_.get());
+  std::string piece(64, '\0');
+  std::int32_t size = llama_token_to_piece(vocab, token, piece.data(), static_cast<std::int32_t>(piece.size()), 0, false);
+  if (size < 0) {
+    piece.resize(static_cast<std::size_t>(-size));
+    size = llama_token_to_piece(vocab, token, piece.data(), static_cast<std::int32_t>(piece.size()), 0, false);
+  }
+  piece.resize(static_cast<std::size_t>(std::max(size, 0)));
+  return piece;
+}
+
+bool text_model::ends(llama_token token) const noexcept {
+  return llama_vocab_is_eog(llama_model_get_vocab(model_.get()), token);
+}
+
+llama_context_params text_model::parameters(std::int64_t tokens, int threads, bool flash_attention) const noexcept {
+  llama_context_params params = llama_context_default_params();
+  params.n_ctx = static_cast<std::uint32_t>(tokens);
+  params.n_batch = 512;
+  params.n_ubatch = 512;
+  params.n_threads = threads;
+  params.n_threads_batch = threads;
+  params.flash_attn_type = flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  params.no_perf = true;
+  return params;
+}
+
+context_ptr text_model::context(llama_context_params const& params) const {
+  context_ptr context(llama_init_from_model(model_.get(), params));
+  if (!context)
+    throw unsupported("llama.cpp can't make a context of " + std::to_string(params.n_ctx) + " tokens: " + last_error());
+  return context;
+}
+
+void decode_prompt(llama_context* context, std::span<llama_token const> tokens,
+                   std::function<void(std::size_t)> const& progress, std::function<void()> const& failed) {
+  std::size_t const batch = llama_n_batch(context);
+  std::vector<llama_token> piece;
+  for (std::size_t done = 0; done < tokens.size();) {
+    std::size_t count = std::min(batch, tokens.size() - done);
+    if (done + count + 1 == tokens.size() && count > 1) --count;  // a last batch of one token would count as a decode step
+    piece.assign(tokens.begin() + static_cast<std::ptrdiff_t>(done),
+                 tokens.begin() + static_cast<std::ptrdiff_t>(done + count));
+    if (int const status = llama_decode(context, llama_batch_get_one(piece.data(), static_cast<std::int32_t>(count)));
+        status != 0) {
+      failed();
+      throw error("llama_decode failed with " + std::to_string(status) + ": " + last_error());
+    }
+    done += count;
+    progress(done);
+  }
+}
+
+void decode_token(llama_context* context, llama_token token, std::function<void()> const& failed) {
+  if (int const status = llama_decode(context, llama_batch_get_one(&token, 1)); status != 0) {
+    failed();
+    throw error("llama_decode failed with " + std::to_string(status) + ": " + last_error());
+  }
+}
+
+llama_token likeliest(std::span<float const> logits) noexcept {
+  return static_cast<llama_token>(std::ranges::max_element(logits) - logits.begin());
+}
+
+std::span<float const> last_logits(llama_context* context, text_model const& model) {
+  return {llama_get_logits_ith(context, -1), model.vocabulary()};
+}
+
+}  // namespace kvpolicy

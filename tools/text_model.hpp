@@ -1,0 +1,55 @@
+// A llama.cpp model as tools use it: load, tokenise, decode, detokenise; every failure an exception with one clear line.
+#pragma once
+
+#include <llama.h>
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace kvpolicy {
+
+struct free_model {
+  void operator()(llama_model* m) const noexcept { llama_model_free(m); }
+};
+struct free_context {
+  void operator()(llama_context* c) const noexcept { llama_free(c); }
+};
+using context_ptr = std::unique_ptr<llama_context, free_context>;
+
+class text_model {
+ public:
+  /// Throws invalid_value for what is missing, unreadable, not a GGUF file, truncated or refused by llama.cpp.
+  explicit text_model(std::string const& path);
+
+  llama_model* get() const noexcept { return model_.get(); }
+  std::int64_t trained_context() const noexcept { return llama_model_n_ctx_train(model_.get()); }
+  std::size_t vocabulary() const noexcept;
+
+  /// The model's own chat template around one user turn; throws unsupported where it has none.
+  std::string as_chat(std::string const& user) const;
+  std::vector<llama_token> tokens_of(std::string const& text, bool special) const;
+  std::string text_of(llama_token token) const;
+  bool ends(llama_token token) const noexcept;
+
+  /// Parameters for one sequence of up to `tokens` tokens.
+  llama_context_params parameters(std::int64_t tokens, int threads, bool flash_attention) const noexcept;
+  context_ptr context(llama_context_params const& params) const;
+
+ private:
+  std::unique_ptr<llama_model, free_model> model_;
+};
+
+/// llama_decode in batches; `failed` is asked for the reason when it does not return 0. progress(done) after each batch.
+void decode_prompt(llama_context* context, std::span<llama_token const> tokens,
+                   std::function<void(std::size_t)> const& progress, std::function<void()> const& failed);
+/// llama_decode of one token.
+void decode_token(llama_context* context, llama_token token, std::function<void()> const& failed);
+
+/// The likeliest next token of the last decode; the smallest of equals.
+llama_token likeliest(std::span<float const> logits) noexcept;
+std::span<float const> last_logits(llama_context* context, text_model const& model);
+
+}  // namespace kvpolicy
