@@ -32,8 +32,8 @@ def sentence(rng: random.Random) -> str:
 
 def haystack(words: int, depth: float, seed: int) -> str:
     rng = random.Random(seed)
-    city, number = rng.choice(["Lisbon", "Oslo", "Vienna", "Dublin"]), rng.randint(1_000_000, 9_999_999)
-    fact = f"One of the special magic numbers for {city} is: {number}."
+    number = rng.randint(1_000_000, 9_999_999)
+    fact = f"One of the special magic numbers for Oslo is: {number}."
     paragraphs, count, placed = [], 0, False
     while count < words:
         lines = []
@@ -46,10 +46,10 @@ def haystack(words: int, depth: float, seed: int) -> str:
         paragraphs.append(" ".join(lines))
     if not placed:
         paragraphs[-1] += " " + fact
-    return (f"Some special magic numbers are hidden within the following text. Make sure to memorize it. I will quiz you about the "
-            f"numbers afterwards.\n\n" + "\n".join(paragraphs) +
-            f"\n\nWhat is the special magic number for {city} mentioned in the provided text? "
-            f"Answer in one sentence, with the number.\n")
+    return ("Some special magic numbers are hidden within the following text. Make sure to memorize it. I will quiz you about the "
+            "numbers afterwards.\n\n" + "\n".join(paragraphs) +
+            "\n\nWhat is the special magic number for Oslo mentioned in the provided text? "
+            "Give the number first, then say in a few sentences what the text is about.\n")
 
 
 def main() -> None:

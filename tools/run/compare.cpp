@@ -218,13 +218,13 @@ class comparison {
                           {"agrees", agrees}});
   }
 
-  /// Greedy decoding under a policy, untimed: its answer, its trace, its picture.
+  /// Greedy decoding under a policy, untimed: its answer, its trace, its picture; on past the answer's end, as all runs do.
   void free_run(std::size_t policy, prompt_text const& prompt, std::ostream* trace) {
     use(policy);
     bool const first = policies_[policy].answers.empty();
     watch_.start(options_.policies[policy].name, prompt.name, trace, first ? picture_bins : 0, prompt_ + options_.predict);
     std::vector<llama_token> tokens{first_token_};
-    for (int i = 0; i + 1 < options_.predict && !model_.ends(tokens.back()); ++i) {
+    for (int i = 0; i + 1 < options_.predict; ++i) {
       decode_token(attached_.get(), tokens.back(), [&] { session_.check(); });
       tokens.push_back(likeliest(last_logits(attached_.get(), model_)));
     }

@@ -13,7 +13,8 @@
 namespace kvpolicy {
 
 std::vector<llama_token> prompt_tokens(text_model const& model, run_options const& options, prompt_text const& prompt) {
-  std::string const text = options.chat && !prompt.text.empty() ? model.as_chat(prompt.text) : prompt.text;
+  std::string const turn = options.chat && !prompt.text.empty() ? model.as_chat(prompt.text) : prompt.text;
+  std::string const text = turn + options.answer_prefix;
   std::vector<llama_token> tokens = model.tokens_of(text, options.chat);
   if (tokens.empty() || prompt.text.empty()) throw invalid_value("the prompt '" + prompt.name + "' has no tokens");
   return tokens;

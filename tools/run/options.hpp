@@ -18,6 +18,7 @@ struct run_options {
   std::vector<prompt_text> prompts;
   std::vector<named_policy> policies;
   bool chat = false;
+  std::string answer_prefix;  ///< how the answer begins; part of the prompt
   int predict = 64;
   std::int64_t context = 0;  ///< tokens; 0: as many as needed
   int threads = 1;

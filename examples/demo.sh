@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# The main job, from a fresh machine: a real model in llama.cpp, dense decoding against five policies on long prompts that
+# each hide one fact. Prints the table; writes build/demo/compare.json and build/demo/report.html.
+#
+#   examples/demo.sh            five depths of the fact, about 10 minutes after set-up on 2 cores
+#   examples/demo.sh --quick    one depth
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+depths=(0.1 0.3 0.5 0.7 0.9)
+case "${1:-}" in
+  '') ;;
+  --quick) depths=(0.5) ;;
+  *) echo "demo.sh: unknown option '$1'; there is --quick" >&2; exit 2 ;;
+esac
+
+cmake/bootstrap.sh packages
+cmake/bootstrap.sh engine
+cmake --preset release >build/configure.log 2>&1 || { cat build/configure.log >&2; exit 1; }
+cmake --build --preset release --target kvpolicy-run >build/build.log 2>&1 || { cat build/build.log >&2; exit 1; }
+
+mkdir -p build/demo
+prompts=()
+for depth in "${depths[@]}"; do
+  prompt=build/demo/depth-$depth.txt
+  python3 examples/haystack.py --depth "$depth" >"$prompt"
+  prompts+=(--prompt-file "$prompt")
+done
+
+build/release/tools/kvpolicy-run --model build/engine/model.gguf --compare "${prompts[@]}" \
+  --answer-prefix $'\nThe special magic number for Oslo mentioned in the provided text is' \
+  --policy full --policy streaming_llm --policy snapkv --policy quest --policy chess \
+  --json build/demo/compare.json
+python3 examples/report.py build/demo/compare.json build/demo/report.html
+echo
+echo "build/demo/compare.json holds every step; build/demo/report.html shows them."

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Makes one self-contained page of what `kvpolicy-run --compare --json` wrote.
+
+    report.py compare.json report.html
+"""
+import base64
+import html
+import json
+import struct
+import sys
+import zlib
+
+COLOURS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#a463f2", "#97bbf5", "#9c6b4e", "#3ca951"]
+
+STYLE = """
+:root { --ink: #1b1e23; --paper: #ffffff; --line: #d9dde3; --soft: #5b6470; --tint: #f5f7fa; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8eaed; --paper: #16181c; --line: #363b43; --soft: #a2abb7; --tint: #1f2227; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2.2rem }
+p, figcaption { color: var(--soft); margin: .3rem 0 }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100% }
+th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap }
+th { color: var(--soft); font-weight: 600 } td:first-child, th:first-child, .text { text-align: left } td.text { white-space: normal; min-width: 9rem } td.text:first-child { min-width: 0 }
+.swatch { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .45rem }
+figure { margin: 1.1rem 0 } figure img { width: 100%; height: 150px; image-rendering: pixelated; border: 1px solid var(--line); background: var(--tint) }
+svg { width: 100%; max-width: 44rem; height: auto } svg text { fill: var(--ink); font: 13px system-ui, sans-serif } svg .axis { stroke: var(--line) }
+svg .soft { fill: var(--soft) }
+"""
+
+
+def number(value, digits=2, unit=""):
+    return f"{value:.{digits}f}{unit}"
+
+
+def table(head, rows):
+    """Columns whose head begins with ~ hold text, the others numbers."""
+    kinds = [' class="text"' if name.startswith("~") else "" for name in head]
+    line = lambda tag, cells: "<tr>" + "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, cells)) + "</tr>"
+    lines = [line("th", [name.lstrip("~") for name in head])] + [line("td", row) for row in rows]
+    return '<div class="wide"><table>' + "\n".join(lines) + "</table></div>"
+
+
+def swatch(colour):
+    return f'<span class="swatch" style="background:{colour}"></span>'
+
+
+def speed_table(result):
+    head = ["policy", "tokens read", "of cache", "ms/token", "p10&ndash;p90", "speed-up", "choosing", "top-1", "KL", "~answer"]
+    rows = []
+    for key, name in (("flash_on", "dense, flash attention on"), ("flash_off", "dense, flash attention off"), ("pass_through", "dense, attached, passing through")):
+        run = result["dense"][key]
+        rows.append([name, "all", "100%", number(run["ms_per_token"]), f'{run["ms_p10"]:.2f}&ndash;{run["ms_p90"]:.2f}',
+                     number(run["speedup"], 2, "x"), "", "", "", html.escape(result["dense"]["answer"][:48]) if key == "flash_on" else ""])
+    for policy, colour in zip(result["policies"], COLOURS):
+        rows.append([swatch(colour) + html.escape(policy["label"]), number(policy["tokens_read"], 0), number(100 * policy["cache_share"], 1, "%"),
+                     number(policy["ms_per_token"]), f'{policy["ms_p10"]:.2f}&ndash;{policy["ms_p90"]:.2f}', number(policy["speedup"], 2, "x"),
+                     number(100 * policy["choose_share"], 1, "%"), number(100 * policy["top1_agreement"], 1, "%"), number(policy["kl"], 4),
+                     html.escape(policy["answer"][:48])])
+    return table(head, rows)
+
+
+def answer_table(result):
+    head = ["~prompt", "tokens", "~dense"] + ["~" + swatch(c) + html.escape(p["label"]) for p, c in zip(result["policies"], COLOURS)]
+    rows = []
+    for i, prompt in enumerate(result["prompts"]):
+        rows.append([html.escape(prompt["name"]), str(prompt["tokens"]), html.escape(prompt["answer"][:60])] +
+                    [html.escape(policy["answers"][i][:60]) for policy in result["policies"]])
+    return table(head, rows)
+
+
+def scatter(result):
+    left, right, top, bottom = 60, 680, 20, 330
+    fastest = max([policy["speedup"] for policy in result["policies"]] + [1.0]) * 1.12
+    x = lambda speed: left + (right - left - 60) * speed / fastest
+    y = lambda share: bottom - (bottom - top) * share
+    parts = []
+    for tick in range(0, int(fastest * 2) + 1):
+        speed = tick / 2
+        parts.append(f'<line class="axis" x1="{x(speed):.1f}" y1="{top}" x2="{x(speed):.1f}" y2="{bottom}"/>'
+                     f'<text class="soft" x="{x(speed):.1f}" y="{bottom + 18}" text-anchor="middle">{speed:g}x</text>')
+    for tick in range(0, 5):
+        share = tick / 4
+        parts.append(f'<line class="axis" x1="{left}" y1="{y(share):.1f}" x2="{right}" y2="{y(share):.1f}"/>'
+                     f'<text class="soft" x="{left - 8}" y="{y(share) + 4:.1f}" text-anchor="end">{100 * share:.0f}%</text>')
+    points = sorted(zip(result["policies"], COLOURS), key=lambda entry: -entry[0]["top1_agreement"])
+    taken = []  # where names stand: the lower of two that would collide goes to its point's other side
+    for policy, colour in points:
+        px, py = x(policy["speedup"]), y(policy["top1_agreement"])
+        ty, sides = py + 4, [("start", px + 11), ("end", px - 11)]
+        free = [side for side in sides if not any(s == side[0] and abs(ty - oy) < 15 and abs(px - ox) < 90 for s, ox, oy in taken)]
+        anchor, tx = (free or sides)[0]
+        taken.append((anchor, px, ty))
+        parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="7" fill="{colour}"/>'
+                     f'<text x="{tx:.1f}" y="{ty:.1f}" text-anchor="{anchor}">{html.escape(policy["label"])}</text>')
+    parts.append(f'<text class="soft" x="{(left + right) / 2}" y="{bottom + 40}" text-anchor="middle">speed-up over the best dense setting</text>')
+    parts.append(f'<text class="soft" x="16" y="{(top + bottom) / 2}" text-anchor="middle" transform="rotate(-90 16 {(top + bottom) / 2})">top-1 agreement with dense</text>')
+    return f'<svg viewBox="0 0 720 380" role="img" aria-label="speed-up against agreement">{"".join(parts)}</svg>'
+
+
+def picture(rows, colour):
+    """A PNG of [steps][bins] percentages, the colour's opacity being the share."""
+    width = max(len(row) for row in rows)
+    rgb = bytes(int(colour[i:i + 2], 16) for i in (1, 3, 5))
+    # A faint floor lets a single kept token in a wide bin be seen.
+    alpha = lambda share: 0 if share == 0 else min(255, 40 + int(2.15 * share))
+    raw = b"".join(b"\0" + b"".join(rgb + bytes([alpha(row[i] if i < len(row) else 0)]) for i in range(width)) for row in rows)
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, len(rows), 8, 6, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(raw, 9)) + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+def pictures(result):
+    parts = []
+    for policy, colour in zip(result["policies"], COLOURS):
+        if not policy["kept"]:
+            continue
+        parts.append(f'<figure><figcaption>{swatch(colour)}<b>{html.escape(policy["label"])}</b> {html.escape(policy["parameters"])}</figcaption>'
+                     f'<img alt="tokens kept by {html.escape(policy["label"])}" src="{picture(policy["kept"], colour)}"></figure>')
+    return "".join(parts)
+
+
+def page(result):
+    tokens = ", ".join(str(prompt["tokens"]) for prompt in result["prompts"])
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>kvpolicy: policies against dense decoding</title><style>{STYLE}</style></head><body>
+<h1>KV-cache policies against dense decoding</h1>
+<p>{html.escape(result["model"].rsplit("/", 1)[-1])} in llama.cpp, {result["threads"]} threads, prompts of {tokens} tokens, {result["predict"]} tokens decoded,
+{result["rounds"]} interleaved rounds. Baseline: the better dense setting, {html.escape(result["baseline"]["name"])}, {result["baseline"]["ms_per_token"]:.2f} ms a token.</p>
+{speed_table(result)}
+<p>Tokens read: mean per KV head and step. Choosing: share of a step's time. Top-1 and KL: teacher-forced on the dense tokens.</p>
+<h2>Speed against agreement</h2>
+{scatter(result)}
+<h2>Answers</h2>
+{answer_table(result)}
+<h2>Which tokens were kept</h2>
+<p>The first prompt. From left to right the positions of the sequence, from top to bottom the decode steps (they go on past the answer's end);
+the stronger the colour, the larger the share of those tokens that was read, over all layers and heads.</p>
+{pictures(result)}
+</body></html>
+"""
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit("usage: report.py compare.json report.html")
+    try:
+        with open(sys.argv[1], encoding="utf-8") as file:
+            text = page(json.load(file))
+        with open(sys.argv[2], "w", encoding="utf-8") as file:
+            file.write(text)
+    except (OSError, ValueError, KeyError) as problem:
+        print(f"report.py: {problem}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
