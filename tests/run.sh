@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# All tests, from a fresh machine: sets up what they need, builds, runs, and ends with a summary.
+#
+#   tests/run.sh            everything: the optimised build with the real model, then ASan and UBSan
+#   tests/run.sh --quick    the optimised build alone
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+stages=(host asan)
+case "${1:-}" in
+  '') ;;
+  --quick) stages=(host) ;;
+  *) echo "run.sh: unknown option '$1'; there is --quick" >&2; exit 2 ;;
+esac
+
+cmake/bootstrap.sh packages
+cmake/bootstrap.sh engine
+
+passed=0 failed=0 skipped=0
+for stage in "${stages[@]}"; do
+  echo "== $stage"
+  cmake --preset "$stage" >"build/$stage.log" 2>&1 || { cat "build/$stage.log"; exit 1; }
+  cmake --build --preset "$stage" --parallel "$(nproc)" >"build/$stage.log" 2>&1 || { cat "build/$stage.log"; exit 1; }
+  only=()
+  [ "$stage" = host ] || only=(--label-exclude "model|install")
+  report=build/$stage/ctest.xml
+  rm -f "$report"
+  # Tests of the real model want both cores, and their kernels' speed is not what is tested: one at a time.
+  ctest --preset "$stage" "${only[@]}" --output-junit "$PWD/$report" || true
+  read -r total bad without < <(python3 - "$report" <<'PY'
+import sys, xml.etree.ElementTree as tree
+suite = tree.parse(sys.argv[1]).getroot()
+print(suite.get("tests"), suite.get("failures"), int(suite.get("skipped")) + int(suite.get("disabled")))
+PY
+)
+  passed=$((passed + total - bad - without)) failed=$((failed + bad)) skipped=$((skipped + without))
+done
+echo
+echo "tests: $passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]
