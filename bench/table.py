@@ -1,0 +1,24 @@
+"""Prints Google Benchmark's JSON (standard input) as a table, with each case's share of the ceiling of as many threads."""
+import json
+import sys
+
+best = {}  # (what, on) -> (seconds, bytes per second): the fastest of the repetitions
+repetitions = 1
+for case in sorted(json.load(sys.stdin)["benchmarks"], key=lambda case: case["family_index"]):
+    if case["run_type"] != "iteration":
+        continue
+    key = tuple(case["name"].split("/")[:2])
+    if key[0] != "ceiling":
+        repetitions = case["repetitions"]
+    seconds = case["real_time"] * {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}[case["time_unit"]]
+    if key not in best or seconds < best[key][0]:
+        best[key] = (seconds, case["bytes_per_second"])
+
+ceilings = {on.split()[-1]: speed for (what, on), (_, speed) in best.items() if what == "ceiling"}
+print("SmolLM2-135M shape: 30 layers, 9/3 heads x 64, f16, 8192 tokens. A call is one layer's; score_dot's and cascade's, all")
+print(f"layers'. Best of {repetitions}. GB/s counts what must be read. The ceiling is a streaming read by as many threads, in this run.")
+print(f"{'primitive':<18}{'executor':<10}{'time/call':>12}{'GB/s':>9}{'of ceiling':>13}")
+for (what, on), (seconds, speed) in best.items():
+    threads = on.split()[-1] if " " in on else "x1"
+    share = f"{speed / ceilings[threads]:>12.0%}" if threads in ceilings else f"{'-':>12}"
+    print(f"{what:<18}{on:<10}{seconds * 1e6:>9.1f} us{speed / 1e9:>9.2f} {share}")
