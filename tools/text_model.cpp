@@ -11,17 +11,17 @@
 namespace kvpolicy {
 namespace {
 
-/// The last line that llama.cpp logged as an error; the tools print nothing of its log but this.
-std::string& last_error() {
+/// The first line that llama.cpp logged as an error, which names the cause; the tools print nothing else of its log.
+std::string& first_error() {
   static std::string line;
   return line;
 }
 
 void keep_errors(ggml_log_level level, char const* text, void*) {
-  if (level != GGML_LOG_LEVEL_ERROR) return;
+  if (level != GGML_LOG_LEVEL_ERROR || !first_error().empty()) return;
   std::string line(text);
   while (!line.empty() && line.back() == '\n') line.pop_back();
-  if (!line.empty()) last_error() = line;
+  if (!line.empty()) first_error() = line;
 }
 
 void check_gguf(std::string const& path) {
@@ -44,7 +44,7 @@ text_model::text_model(std::string const& path) {
   llama_model_params params = llama_model_default_params();
   params.n_gpu_layers = 0;
   model_.reset(llama_model_load_from_file(path.c_str(), params));
-  if (!model_) throw invalid_value("model '" + path + "' can't be loaded (truncated, or of an unknown kind): " + last_error());
+  if (!model_) throw invalid_value("model '" + path + "' can't be loaded (truncated, or of an unknown kind): " + first_error());
 }
 
 std::size_t text_model::vocabulary() const noexcept {
@@ -108,7 +108,7 @@ llama_context_params text_model::parameters(std::int64_t tokens, int threads, bo
 context_ptr text_model::context(llama_context_params const& params) const {
   context_ptr context(llama_init_from_model(model_.get(), params));
   if (!context)
-    throw unsupported("llama.cpp can't make a context of " + std::to_string(params.n_ctx) + " tokens: " + last_error());
+    throw unsupported("llama.cpp can't make a context of " + std::to_string(params.n_ctx) + " tokens: " + first_error());
   return context;
 }
 
@@ -124,7 +124,7 @@ void decode_prompt(llama_context* context, std::span<llama_token const> tokens,
     if (int const status = llama_decode(context, llama_batch_get_one(piece.data(), static_cast<std::int32_t>(count)));
         status != 0) {
       failed();
-      throw error("llama_decode failed with " + std::to_string(status) + ": " + last_error());
+      throw error("llama_decode failed with " + std::to_string(status) + ": " + first_error());
     }
     done += count;
     progress(done);
@@ -134,7 +134,7 @@ void decode_prompt(llama_context* context, std::span<llama_token const> tokens,
 void decode_token(llama_context* context, llama_token token, std::function<void()> const& failed) {
   if (int const status = llama_decode(context, llama_batch_get_one(&token, 1)); status != 0) {
     failed();
-    throw error("llama_decode failed with " + std::to_string(status) + ": " + last_error());
+    throw error("llama_decode failed with " + std::to_string(status) + ": " + first_error());
   }
 }
 

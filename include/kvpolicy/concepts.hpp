@@ -63,11 +63,13 @@ struct protected_tokens {
   std::int64_t open_begin = 0;
 };
 
-/// Names the protected tokens of a sequence. Semantics: sink_end <= recent_begin <= open_begin <= tokens; the last token is
+/// Names the protected tokens of a sequence. `check(unit_size)` throws invalid_value for parameters that can't be, or that
+/// would cut units. Semantics: sink_end <= recent_begin <= open_begin <= tokens; the last token is
 /// always protected. Model: window::pages.
 template <class W>
 concept window_part = part<W> && requires(W const& window, std::int64_t tokens) {
   { window.at(tokens) } -> std::same_as<protected_tokens>;
+  window.check(tokens);
 };
 
 /// Says when the choice is made anew during decoding; after prefill it always is.

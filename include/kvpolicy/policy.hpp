@@ -115,6 +115,11 @@ void check(Policy const& policy, cache_shape const& shape) {
     std::int64_t const unit = parts.act().segment.unit_size();
     KVPOLICY_EXPECTS(unit >= 1, "a unit of " + std::to_string(unit) + " tokens; it needs at least 1");
     parts.act().budget.check(shape);
+    parts.act().window.check(unit);
+    if constexpr (contains(parts_t<Policy>::needs, signals::window_queries)) {
+      std::int64_t const window = parts.act().score.window;
+      KVPOLICY_EXPECTS(window >= 1, "a window of " + std::to_string(window) + " queries; it needs at least 1");
+    }
     parts.act().select.check(parts.act(), shape);
   }
 }

@@ -2,6 +2,7 @@
 
 #include <kvpolicy/interop/llama.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <optional>
@@ -34,7 +35,9 @@ std::int64_t context_tokens(text_model const& model, run_options const& options,
   if (options.context != 0 && needed > options.context) {
     throw invalid_value(what + "--ctx gives " + std::to_string(options.context) + "; raise it or shorten the prompt");
   }
-  return options.context != 0 ? options.context : (needed + 255) / 256 * 256;
+  // Room for the policies' default budgets too.
+  return options.context != 0 ? options.context
+                              : std::min(model.trained_context(), std::max<std::int64_t>(2048, (needed + 255) / 256 * 256));
 }
 
 void generate(run_options const& options) {

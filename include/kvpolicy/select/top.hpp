@@ -24,11 +24,11 @@ struct top {
   template <class Keep>
   void check(Keep const& keep, cache_shape const& shape) const {
     std::int64_t const size = keep.segment.unit_size();
-    std::int64_t const most = most_units(keep, shape);
     std::int64_t const forced = forced_units(keep, shape.max_tokens);
-    KVPOLICY_EXPECTS(most >= forced, "a budget of " + std::to_string(most * size) + " tokens can't hold the " +
-                                         std::to_string(forced * size) +
-                                         " that its window always keeps; raise the budget or shrink the window");
+    KVPOLICY_EXPECTS(most_units(keep, shape) >= forced,
+                     "a budget of " + std::to_string(keep.budget.most_tokens(shape)) + " tokens can't hold the " +
+                         std::to_string(forced * size) +
+                         " that its window always keeps; raise the budget or shrink the window");
   }
 
   template <class Keep>
@@ -46,7 +46,7 @@ struct top {
   /// The most units that a list keeps, protected ones included.
   template <class Keep>
   std::int64_t most_units(Keep const& keep, cache_shape const& shape) const {
-    return std::max<std::int64_t>(1, keep.budget.most_tokens(shape) / keep.segment.unit_size());
+    return keep.budget.most_tokens(shape) / keep.segment.unit_size();
   }
 
   /// Calls emit(list, units) with each list's scored units, ascending; none of them protected.
