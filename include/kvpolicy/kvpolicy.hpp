@@ -35,9 +35,9 @@
 #include "kvpolicy/window/pages.hpp"
 #include "kvpolicy/window/tokens.hpp"
 
-// What runs them. exec/simd.hpp and interop/llama.hpp belong to compiled targets and are included by name.
+// What runs them. Included by name, because their users are few or their targets compiled: exec/simd.hpp and exec/team.hpp,
+// interop/page_table.hpp, interop/llama.hpp.
 #include "kvpolicy/exec/host.hpp"
-#include "kvpolicy/exec/team.hpp"
 
 // Published methods, as compositions.
 #include "kvpolicy/presets/chess.hpp"

@@ -1,0 +1,13 @@
+// A host executor can't be handed what lies in device memory.
+#include <kvpolicy/kvpolicy.hpp>
+
+using namespace kvpolicy;
+
+#ifndef MEMORY
+#define MEMORY host_memory
+#endif
+
+selection choose_on_host(presets::quest const& policy, policy_state<parts_t<presets::quest>>& state,
+                         strided_view<MEMORY> const& view, host_exec& exec) {
+  return choose(policy, state, view, {0}, query_heads{}, exec);
+}

@@ -1,0 +1,23 @@
+// A scorer names the signals that it reads, so that an adapter can be asked for them.
+#include <kvpolicy/kvpolicy.hpp>
+
+using namespace kvpolicy;
+
+#ifndef NAMES
+#define NAMES needs
+#endif
+
+struct constant {
+  static constexpr signals NAMES = signals::none;
+  static constexpr scope how_fine = scope::request;
+
+  template <class Input, executor Exec>
+  void score(Input const&, table<float> out, Exec&) const {
+    for (std::int64_t unit = 0; unit < out.columns; ++unit) out(0, unit) = 1;
+  }
+};
+
+static_assert(scorer<constant>);
+
+auto const act =
+    keep{segment::tokens{}, pool::none{}, constant{}, budget::tokens{}, select::top{}, window::tokens{}, trigger::every_step{}};
