@@ -22,7 +22,7 @@ for stage in "${stages[@]}"; do
   cmake --preset "$stage" >"build/$stage.log" 2>&1 || { cat "build/$stage.log"; exit 1; }
   cmake --build --preset "$stage" --parallel "$(nproc)" >"build/$stage.log" 2>&1 || { cat "build/$stage.log"; exit 1; }
   only=()
-  [ "$stage" = host ] || only=(--label-exclude "model|install")
+  [ "$stage" = host ] || only=(--label-exclude "model|install|static")
   report=build/$stage/ctest.xml
   rm -f "$report"
   # Tests of the real model want both cores, and their kernels' speed is not what is tested: one at a time.

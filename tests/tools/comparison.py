@@ -1,0 +1,59 @@
+"""comparison.py KVPOLICY_RUN MODEL EXAMPLES: runs a small comparison and checks what it wrote against itself."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+run, model, examples = sys.argv[1:]
+if not os.path.exists(model):
+    sys.exit(77)
+
+with tempfile.TemporaryDirectory() as work:
+    path = lambda name: os.path.join(work, name)
+    prompts = []
+    for depth in ("0.2", "0.8"):
+        prompts.append(path(f"depth-{depth}.txt"))
+        with open(prompts[-1], "w") as file:
+            subprocess.run([sys.executable, os.path.join(examples, "haystack.py"), "--words", "300", "--depth", depth], stdout=file, check=True)
+    command = [run, "--model", model, "--compare", "--predict", "8", "--json", path("c.json"), "--trace", path("t.jsonl")]
+    for prompt in prompts:
+        command += ["--prompt-file", prompt]
+    budgets = {"full": None, "streaming_llm": 64, "snapkv": 64, "quest": 64, "chess": None}
+    for name, tokens in budgets.items():
+        command += ["--policy", name if tokens is None else f"{name}:tokens={tokens}"]
+    table = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    result = json.load(open(path("c.json")))
+    trace = [json.loads(line) for line in open(path("t.jsonl"))]
+    subprocess.run([sys.executable, os.path.join(examples, "report.py"), path("c.json"), path("r.html")], check=True)
+    page = open(path("r.html")).read()
+
+dense = result["dense"]
+assert result["baseline"]["ms_per_token"] == min(dense["flash_on"]["ms_per_token"], dense["flash_off"]["ms_per_token"])
+assert [policy["name"] for policy in result["policies"]] == list(budgets)
+assert len(result["prompts"]) == 2
+for policy in result["policies"]:
+    name = policy["name"]
+    assert name in table and name in page, name
+    assert abs(policy["speedup"] - result["baseline"]["ms_per_token"] / policy["ms_per_token"]) < 1e-9
+    assert 0 <= policy["choose_share"] < 1 and 0 <= policy["top1_agreement"] <= 1 and policy["kl"] > -1e-6
+    assert len(policy["answers"]) == 2 and policy["answer"] == policy["answers"][0]
+    assert len(policy["steps"]) == 2 * 7, "two prompts, seven decode steps each"
+    assert len(policy["kept"]) == 7 and max(max(row) for row in policy["kept"]) == 100
+    lines = [line for line in trace if line["policy"] == name]
+    assert len(lines) == 2 * 7 * 30, "one line for each prompt, step and layer"
+    for line in lines:
+        for kept in line["kept"]:
+            ends = [edge for begin, end, _ in kept for edge in (begin, end)]
+            assert ends == sorted(ends) and ends[-1] == line["tokens"], "ascending, and the current token is read"
+            assert all(why in ("sink", "scored", "recent", "open") for _, _, why in kept)
+            count = sum(end - begin for begin, end, _ in kept)
+            if name in ("streaming_llm", "quest"):
+                assert count <= budgets[name]
+            if name == "snapkv":
+                assert count == budgets[name] + line["step"] + 1, "later tokens are all kept"
+            if name == "full":
+                assert count == line["tokens"]
+full = result["policies"][0]
+assert full["top1_agreement"] == 1 and full["kl"] < 0.02, full["kl"]
+assert full["cache_share"] == 1

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# refusals.sh KVPOLICY_RUN MODEL: each case must exit 2, say one line on stderr that holds the words expected, and leave no file.
+set -uo pipefail
+run=$1 model=$2
+[ -s "$model" ] || exit 77
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+head -c 3000000 "$model" >"$work/truncated.gguf"
+echo 'not a model' >"$work/text.gguf"
+python3 -c 'print("word " * 9000)' >"$work/long.txt"
+: >"$work/empty.txt"
+before=$(ls "$work")
+failures=0
+
+refused() {  # EXPECTED ARGUMENT...
+  local expected=$1 status
+  shift
+  timeout 120 "$run" "$@" </dev/null >"$work/.out" 2>"$work/.err"
+  status=$?
+  if [ $status -ne 2 ] || [ "$(wc -l <"$work/.err")" -ne 1 ] || ! grep -qF -- "$expected" "$work/.err"; then
+    echo "FAILED: $* -> status $status, wanted 2 and '$expected':"
+    cat "$work/.err"
+    failures=$((failures + 1))
+  fi
+}
+with_model() { refused "$1" --model "$model" "${@:2}"; }
+
+refused '--model is missing'
+refused 'does not exist' --model "$work/none.gguf" --prompt x
+refused 'is a folder' --model "$work" --prompt x
+refused 'not a GGUF file' --model "$work/text.gguf" --prompt x
+refused 'truncated' --model "$work/truncated.gguf" --prompt x
+with_model "did you mean 'quest'" --prompt x --policy qest
+with_model 'There are: full, streaming_llm, snapkv, quest, chess' --prompt x --policy unheard-of
+with_model "did you mean 'tokens'" --prompt x --policy quest:token=5
+with_model 'it has none' --prompt x --policy full:tokens=5
+with_model "it must be a whole number" --prompt x --policy quest:tokens=many
+with_model 'a budget of 0 tokens' --prompt x --policy quest:tokens=0
+with_model 'above the context' --prompt x --policy snapkv:tokens=100000
+with_model 'raise the budget or shrink the window' --prompt x --policy snapkv:tokens=8
+with_model 'a unit of 0 tokens' --prompt x --policy quest:page=0
+with_model 'an odd whole number' --prompt x --policy snapkv:kernel=4
+with_model 'above 0 and at most 1' --prompt x --policy chess:grids=0
+with_model "can't be read" --prompt-file "$work/none.txt"
+with_model 'is a folder' --prompt-file "$work"
+with_model 'has no tokens' --prompt-file "$work/empty.txt"
+with_model 'has no tokens'
+with_model "the model's context" --prompt-file "$work/long.txt"
+with_model '--ctx gives 4' --prompt 'one two three four five six seven' --ctx 4 --predict 2
+with_model "above the model's context" --prompt x --ctx 100000
+with_model "can't be written" --prompt x --json "$work/none/out.json"
+with_model 'is a folder' --prompt x --trace "$work"
+with_model 'could not be written whole' --prompt x --predict 3 --json /dev/full
+with_model 'could not be written whole' --prompt x --predict 3 --trace /dev/full
+with_model 'not in range' --prompt x --predict 0
+with_model 'exclude each other' --prompt x --prompt-file "$work/long.txt"
+with_model 'need --compare' --prompt x --policy quest --policy full
+with_model 'too few to compare' --prompt x --compare --predict 2
+with_model 'not expected' --prompt x --no-such-option
+with_model 'above the context' --prompt x --compare --predict 3 --policy quest:tokens=100000 --json "$work/half.json"
+
+rm -f "$work/.out" "$work/.err"
+if [ "$(ls "$work")" != "$before" ]; then
+  echo "FAILED: files were left behind: $(ls "$work")"
+  failures=$((failures + 1))
+fi
+exit $((failures > 0))
