@@ -73,12 +73,14 @@ concept window_part = part<W> && requires(W const& window, std::int64_t tokens) 
 };
 
 /// Says when the choice is made anew during decoding; after prefill it always is.
-/// Requires: `start()` giving a state; `due(state)`; `observe(state, tokens, outcome, exec)` after a step, where
-/// `needs` names logits. Model: trigger::entropy. Not a model: a trigger that reads a clock (not reproducible).
+/// Requires: `start()` giving a state with `restart()`, which forgets what was observed of tokens that are gone; `due(state)`;
+/// `observe(state, tokens, outcome, exec)` after a step, where `needs` names logits. Model: trigger::entropy. Not a model: a
+/// trigger that reads a clock (not reproducible).
 template <class T>
 concept trigger_part = part<T> && requires(T const& trigger, decltype(trigger.start())& state) {
   { T::needs } -> std::convertible_to<signals>;
   { trigger.due(state) } -> std::convertible_to<bool>;
+  state.restart();
 };
 
 /// Runs the primitives; contracts are in primitive/. Model: host_exec, simd_exec. Not a model: a thread pool.

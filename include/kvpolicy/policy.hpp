@@ -142,7 +142,7 @@ void prefill(Policy const& policy, policy_state<parts_t<Policy>>& state, View co
   if constexpr (!parts_type::keeps_all) {
     auto const& act = parts.act();
     std::int64_t const tokens = view.tokens();
-    if (layer.value == 0) state.truncate(prompt.first);
+    if (layer.value == 0) state.begin_prompt(prompt.first, tokens);
     act.pool.update(state.summaries, view, layer, tokens, exec);
     if constexpr (parts_type::retains) {
       if (parts_type::how_fine != scope::request || layer.value == 0) {

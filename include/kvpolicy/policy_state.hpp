@@ -43,8 +43,19 @@ class policy_state {
   bool decided(layer_id layer) const noexcept { return at(layer).among >= 0; }
   selection kept(layer_id layer) const noexcept { return {Parts::how_fine, lists(layer), shape_.kv_heads}; }
 
+  /// A prompt, or a piece of one, whose tokens [first, tokens) are new. Throws invalid_value where it does not fit.
+  void begin_prompt(std::int64_t first, std::int64_t tokens) {
+    KVPOLICY_EXPECTS(first >= 0 && first <= tokens && tokens <= shape_.max_tokens,
+                     "a prompt of tokens " + std::to_string(first) + ".." + std::to_string(tokens) +
+                         "; this state was started for up to " + std::to_string(shape_.max_tokens) + "; start a larger one");
+    truncate(first);
+    tokens_ = tokens;
+    trigger.restart();
+  }
+
   /// Forgets every token from `tokens` on. What was decided among the tokens before stands.
   void truncate(std::int64_t tokens) {
+    if (tokens < tokens_) trigger.restart();
     tokens_ = std::min(tokens_, tokens);
     summaries.truncate(tokens);
     for (range_list& list : kept_) kvpolicy::truncate(list, tokens);

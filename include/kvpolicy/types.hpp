@@ -34,6 +34,11 @@ enum class element_type : std::uint8_t { f32, f16, bf16 };
 
 constexpr std::int64_t size_of(element_type type) noexcept { return type == element_type::f32 ? 4 : 2; }
 
+/// The largest finite value that an element can have.
+constexpr float largest(element_type type) noexcept {
+  return type == element_type::f16 ? 65504.0f : type == element_type::bf16 ? 0x1.fep127f : 0x1.fffffep127f;
+}
+
 /// IEEE binary16 to float, exact; subnormals, infinities and NaN included.
 constexpr float half_to_float(std::uint16_t half) noexcept {
   std::uint32_t const sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;

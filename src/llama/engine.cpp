@@ -12,6 +12,7 @@ namespace kvpolicy::llama {
 namespace {
 
 constexpr std::int64_t nothing_due = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t print_every = 64;  // tokens
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -98,27 +99,39 @@ void session::engine::use(policy_runner runner) {
 }
 
 saved_prompt session::engine::save() const {
-  saved_prompt saved{.tokens = window_end_, .window = window_count_, .queries = {}};
+  if (hooks_.empty()) return {};
+  layer_hook const& last = hooks_.back();
+  saved_prompt saved{.tokens = last.window_end, .window = last.window_count, .queries = {}};
   std::int64_t const row = shape_.q_heads * shape_.head_dim;
-  for (std::int64_t l = 0; l < shape_.layers && window_count_ > 0; ++l) {
+  for (std::int64_t l = 0; l < shape_.layers && saved.window > 0; ++l) {
     float const* const from = window_.data() + l * window_room_ * row;
-    saved.queries.insert(saved.queries.end(), from, from + window_count_ * row);
+    saved.queries.insert(saved.queries.end(), from, from + saved.window * row);
   }
   return saved;
 }
 
 void session::engine::load(saved_prompt const& saved) {
-  std::int64_t const row = shape_.q_heads * shape_.head_dim;
-  std::int64_t const count = std::min(saved.window, window_room_);
-  KVPOLICY_EXPECTS(std::ssize(saved.queries) == shape_.layers * saved.window * row || saved.window == 0,
+  if (shape_.max_tokens == 0) {
+    loaded_ = saved;
+    return;
+  }
+  KVPOLICY_EXPECTS(std::ssize(saved.queries) == shape_.layers * saved.window * shape_.q_heads * shape_.head_dim,
                    "the saved prompt is of another model: it has " + std::to_string(saved.queries.size()) + " query elements");
   forget_all();
-  for (std::int64_t l = 0; l < shape_.layers && count > 0; ++l) {
-    float const* const from = saved.queries.data() + ((l + 1) * saved.window - count) * row;
-    std::copy_n(from, count * row, window_.begin() + l * window_room_ * row);
+  take_window(saved);
+}
+
+void session::engine::take_window(saved_prompt const& saved) {
+  std::int64_t const row = shape_.q_heads * shape_.head_dim;
+  std::int64_t const count = std::min(saved.window, window_room_);
+  for (layer_hook& hook : hooks_) {
+    if (count > 0) {
+      float const* const from = saved.queries.data() + ((hook.layer + 1) * saved.window - count) * row;
+      std::copy_n(from, count * row, window_.begin() + hook.layer * window_room_ * row);
+    }
+    hook.window_count = count;
+    hook.window_end = saved.tokens;
   }
-  window_count_ = count;
-  window_end_ = saved.tokens;
 }
 
 void session::engine::check() {
@@ -129,8 +142,6 @@ void session::engine::check() {
 
 void session::engine::forget_all() noexcept {
   forget(0);
-  window_count_ = 0;
-  window_end_ = 0;
   due_from_ = 0;
   for (layer_hook& hook : hooks_) hook.prefill_due = true;
 }
@@ -139,13 +150,12 @@ void session::engine::forget_all() noexcept {
 void session::engine::forget(std::int64_t tokens) noexcept {
   tokens_ = std::min(tokens_, tokens);
   if (due_from_ != nothing_due) due_from_ = std::min(due_from_, tokens);
-  if (window_end_ > tokens) {
-    window_count_ = std::max<std::int64_t>(0, window_count_ - (window_end_ - tokens));
-    window_end_ = tokens;
+  for (layer_hook& hook : hooks_) {
+    if (hook.window_end <= tokens) continue;
+    hook.window_count = std::max<std::int64_t>(0, hook.window_count - (hook.window_end - tokens));
+    hook.window_end = tokens;
   }
-  for (history_print& print : prints_) {
-    if (print.token >= tokens) print.token = -1;
-  }
+  while (!prints_.empty() && prints_.back().token >= tokens) prints_.pop_back();
 }
 
 void session::engine::prompt_due(std::int64_t from) noexcept {
@@ -166,7 +176,7 @@ bool session::engine::on_node(ggml_tensor* node, bool ask, void* self) noexcept 
 
 bool session::engine::on_abort(void* self) noexcept {
   auto const& engine = *static_cast<session::engine const*>(self);
-  if (engine.failure_ != nullptr) return true;
+  if (engine.attached_ && engine.failure_ != nullptr) return true;
   return engine.caller_abort_ != nullptr && engine.caller_abort_(engine.caller_abort_data_);
 }
 
@@ -219,12 +229,8 @@ void session::engine::begin_graph(written_cells const& written) {
   graph_ = written;
   if (threads_seen_ != team_->size()) team_.emplace(threads_seen_);
   forget(written.first);
-  for (history_print const& print : prints_) {
-    if (print.token >= 0 && !matches(print)) {
-      forget_all();  // somebody replaced the cache: what the keys say is learnt anew
-      break;
-    }
-  }
+  // Somebody replaced the cache: what the keys say is learnt anew.
+  if (!prints_.empty() && prints_.back().hash != hash_of(prints_.back().token)) forget_all();
   if (written.first > tokens_) prompt_due(tokens_);
   if (written.count > 1) {
     prompt_due(written.first);
@@ -266,10 +272,10 @@ void session::engine::begin(ggml_tensor const* attention) {
   runner_.start(shape);
   exec_.emplace(shape, &*team_);
   solo_.emplace(cache_shape{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 1, .max_tokens = 1});
-  for (history_print& print : prints_)
-    print.keys.resize(static_cast<std::size_t>(shape.kv_heads * shape.head_dim * size_of(shape.type)));
+  prints_.reserve(static_cast<std::size_t>(2 * shape.max_tokens / print_every + 2));
   shape_ = shape;
   make_window_room();
+  if (loaded_) load(std::exchange(loaded_, std::nullopt).value());
 }
 
 /// For the queries that the policy wants, or that later ones may.
@@ -277,7 +283,7 @@ void session::engine::make_window_room() {
   std::int64_t const wanted = std::max(options_.window_queries, runner_.window_queries());
   if (shape_.max_tokens == 0 || wanted <= window_room_) return;
   window_room_ = wanted;
-  window_count_ = 0;
+  for (layer_hook& hook : hooks_) hook.window_count = 0;
   window_.resize(static_cast<std::size_t>(shape_.layers * window_room_ * shape_.q_heads * shape_.head_dim));
 }
 
@@ -363,8 +369,13 @@ void session::engine::step(ggml_tensor* node, layer_hook& hook) {
   attend(queries, view.keys(layer), view.values(layer), kept, out, {}, *exec_);
   statistics_.attend_seconds += seconds_since(attending);
   if (layer.value + 1 == shape_.layers) {
-    if (due_from_ != nothing_due) remember(prints_[0], graph_.first - 1);
-    remember(prints_[1], graph_.first);
+    if (due_from_ != nothing_due) {
+      std::int64_t const known = prints_.empty() ? 0 : prints_.back().token + 1;
+      for (std::int64_t t = known; t < graph_.first; ++t) {
+        if (t % print_every == print_every - 1 || t + 1 == graph_.first) remember(t, true);
+      }
+    }
+    remember(graph_.first, graph_.first % print_every == print_every - 1);
     due_from_ = nothing_due;
     tokens_ = tokens;
     ++steps_;
@@ -376,7 +387,8 @@ void session::engine::keep_window(ggml_tensor const* attention) {
   std::int64_t const layer = *key_cache_layer(attention->src[1]);
   ggml_tensor const* const q = attention->src[0];
   std::int64_t const row = shape_.q_heads * shape_.head_dim;
-  std::int64_t const old = window_end_ == graph_.first ? window_count_ : 0;
+  layer_hook& hook = hooks_[static_cast<std::size_t>(layer)];
+  std::int64_t const old = hook.window_end == graph_.first ? hook.window_count : 0;
   std::int64_t const fresh = std::min(graph_.count, window_room_);
   std::int64_t const kept = std::min(old, window_room_ - fresh);
   float* const window = window_.data() + layer * window_room_ * row;
@@ -390,51 +402,45 @@ void session::engine::keep_window(ggml_tensor const* attention) {
                   static_cast<std::size_t>(shape_.head_dim) * sizeof(float));
     }
   }
-  if (layer + 1 == shape_.layers) {
-    window_count_ = kept + fresh;
-    window_end_ = graph_.first + graph_.count;
-  }
+  hook.window_count = kept + fresh;
+  hook.window_end = graph_.first + graph_.count;
 }
 
 query_window session::engine::window_of(std::int64_t layer, std::int64_t end) const noexcept {
-  if (window_end_ != end) return {};
+  layer_hook const& hook = hooks_[static_cast<std::size_t>(layer)];
+  if (hook.window_end != end) return {};
   std::int64_t const row = shape_.q_heads * shape_.head_dim;
   return {.data = window_.data() + layer * window_room_ * row,
-          .tokens = window_count_,
+          .tokens = hook.window_count,
           .heads = shape_.q_heads,
           .token_stride = row,
           .head_stride = shape_.head_dim,
-          .scale = hooks_[static_cast<std::size_t>(layer)].scale};
+          .scale = hook.scale};
 }
 
 layer_table_view session::engine::view_of(std::int64_t tokens) const noexcept {
   return {.cache = shape_, .count = tokens, .key_rows = keys_.data(), .value_rows = values_.data()};
 }
 
-namespace {
-
-/// A token's keys of all heads, copied or compared.
-template <class Visit>
-void each_head(rows const& keys, std::int64_t token, Visit visit) {
-  auto const bytes = static_cast<std::size_t>(keys.head_dim * size_of(keys.type));
-  for (std::int64_t h = 0; h < keys.heads; ++h) visit(static_cast<std::size_t>(h) * bytes, keys.address({h}, {token}), bytes);
+void session::engine::remember(std::int64_t token, bool stays) noexcept {
+  if (!prints_.empty() && !prints_.back().stays) prints_.pop_back();
+  prints_.push_back({token, hash_of(token), stays});
 }
 
-}  // namespace
-
-void session::engine::remember(history_print& print, std::int64_t token) const noexcept {
-  if (token < 0) return;
-  print.token = token;
-  each_head(keys_.back(), token,
-            [&](std::size_t at, std::byte const* key, std::size_t bytes) { std::memcpy(print.keys.data() + at, key, bytes); });
-}
-
-bool session::engine::matches(history_print const& print) const noexcept {
-  bool same = true;
-  each_head(keys_.back(), print.token, [&](std::size_t at, std::byte const* key, std::size_t bytes) {
-    same = same && std::memcmp(print.keys.data() + at, key, bytes) == 0;
-  });
-  return same;
+/// FNV-1a over the last layer's keys of one token, eight bytes at a time.
+std::uint64_t session::engine::hash_of(std::int64_t token) const noexcept {
+  rows const& keys = keys_.back();
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (std::int64_t h = 0; h < keys.heads; ++h) {
+    std::byte const* const key = keys.address({h}, {token});
+    for (std::int64_t at = 0; at < keys.head_dim * size_of(keys.type); at += 8) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, key + at,
+                  static_cast<std::size_t>(std::min<std::int64_t>(8, keys.head_dim * size_of(keys.type) - at)));
+      hash = (hash ^ word) * 0x100000001b3u;
+    }
+  }
+  return hash;
 }
 
 }  // namespace kvpolicy::llama

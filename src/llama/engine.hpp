@@ -40,17 +40,20 @@ class session::engine {
     ggml_tensor* dummy = nullptr;  ///< its op and op_params are copied over a node's
     std::array<std::int32_t, GGML_MAX_OP_PARAMS / sizeof(std::int32_t)> own_params{};  ///< the node's, before
     float scale = 1;
-    bool prefill_due = true;  ///< the policy has not seen this layer's prompt
+    std::int64_t window_count = 0;  ///< queries kept of this layer
+    std::int64_t window_end = 0;    ///< token behind the last of them
+    bool prefill_due = true;        ///< the policy has not seen this layer's prompt
   };
 
   static bool on_node(ggml_tensor* node, bool ask, void* self) noexcept;
   static bool on_abort(void* self) noexcept;
   static void on_attention(ggml_tensor* node, int rank, int threads, void* hook) noexcept;
 
-  /// The last layer's keys of one token depend on every token before it: a copy tells whether the cache is still the same.
+  /// The last layer's keys of one token depend on every token before it: their hash tells whether the cache is still the same.
   struct history_print {
-    std::int64_t token = -1;
-    std::vector<std::byte> keys;
+    std::int64_t token = 0;
+    std::uint64_t hash = 0;
+    bool stays = false;  ///< not replaced by the next token's
   };
 
   bool ask(ggml_tensor* node);
@@ -71,8 +74,9 @@ class session::engine {
   query_window window_of(std::int64_t layer, std::int64_t end) const noexcept;
   void make_window_room();
   layer_table_view view_of(std::int64_t tokens) const noexcept;
-  void remember(history_print& print, std::int64_t token) const noexcept;
-  bool matches(history_print const& print) const noexcept;
+  void remember(std::int64_t token, bool stays) noexcept;
+  std::uint64_t hash_of(std::int64_t token) const noexcept;
+  void take_window(saved_prompt const& saved);
 
   policy_runner runner_;
   session_options options_;
@@ -91,14 +95,13 @@ class session::engine {
   std::optional<simd_exec> exec_;  ///< on the team
   std::optional<simd_exec> solo_;  ///< for logits, between graphs
 
-  written_cells graph_{};         ///< of the graph that runs now
-  std::int64_t tokens_ = 0;       ///< that the session followed
-  std::int64_t due_from_ = 0;     ///< first token of the prompt that the policy has not seen
-  std::int64_t window_room_ = 0;  ///< queries
-  std::int64_t window_count_ = 0;
-  std::int64_t window_end_ = 0;          ///< token behind the last query
-  std::vector<float> window_;            ///< `[layers, window_room, q_heads, head_dim]`, oldest first
-  std::array<history_print, 2> prints_;  ///< of the prompt's last token, and of the last one
+  written_cells graph_{};               ///< of the graph that runs now
+  std::int64_t tokens_ = 0;             ///< that the session followed
+  std::int64_t due_from_ = 0;           ///< first token of the prompt that the policy has not seen
+  std::int64_t window_room_ = 0;        ///< queries
+  std::vector<float> window_;           ///< `[layers, window_room, q_heads, head_dim]`, oldest first
+  std::optional<saved_prompt> loaded_;  ///< before the first graph: kept until the shape is known
+  std::vector<history_print> prints_;   ///< ascending: every 64th token's, each prompt's last, and the last token's
 
   step_statistics statistics_;
   std::int64_t steps_ = 0;

@@ -8,7 +8,7 @@
 #include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 
-#include <cmath>
+#include <algorithm>
 #include <limits>
 
 #include "kernels.hpp"
@@ -273,6 +273,9 @@ HWY_INLINE void each_vector(float const* values, std::int64_t count, float pad, 
   part(hn::Load(f, rest), count - i, i);
 }
 
+/// Highway's exponential of a NaN is 0; a NaN must be seen.
+HWY_INLINE vector exponential(vector x) { return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(f, x)); }
+
 float exponentials(float* values, std::int64_t count, float shift) {
   constexpr float nothing = -std::numeric_limits<float>::infinity();
   vector const by = hn::Set(f, shift);
@@ -280,12 +283,12 @@ float exponentials(float* values, std::int64_t count, float shift) {
   each_vector(
       values, count, nothing,
       [&](vector v, std::int64_t i) HWY_ATTR {
-        vector const e = hn::Exp(f, hn::Sub(v, by));
+        vector const e = exponential(hn::Sub(v, by));
         hn::StoreU(e, f, values + i);
         total = hn::Add(total, e);
       },
       [&](vector v, std::int64_t left, std::int64_t i) HWY_ATTR {
-        vector const e = hn::IfThenElseZero(hn::FirstN(f, static_cast<std::size_t>(left)), hn::Exp(f, hn::Sub(v, by)));
+        vector const e = hn::IfThenElseZero(hn::FirstN(f, static_cast<std::size_t>(left)), exponential(hn::Sub(v, by)));
         alignas(64) float rest[hn::MaxLanes(f)];
         hn::Store(e, f, rest);
         for (std::int64_t j = 0; j < left; ++j) values[i + j] = rest[j];
@@ -333,30 +336,33 @@ void blend(std::byte const* row, element_type type, std::int64_t dims, float wei
 
 void bound(std::byte const* const* rows, std::int64_t row_count, element_type type, std::int64_t dims, bool fresh,
            std::byte* high, std::byte* low) {
-  constexpr float inf = std::numeric_limits<float>::infinity();
+  float const edge = largest(type);
   with_type(type, [&](auto storage) HWY_ATTR {
     using type_of = decltype(storage);
+    vector const top = hn::Set(f, edge);
+    vector const bottom = hn::Set(f, -edge);
     std::int64_t i = 0;
     for (; i + lanes <= dims; i += lanes) {
       std::int64_t const at = i * type_of::size;
-      vector most = fresh ? hn::Set(f, -inf) : type_of::load(high + at);
-      vector least = fresh ? hn::Set(f, inf) : type_of::load(low + at);
+      vector most = fresh ? bottom : type_of::load(high + at);
+      vector least = fresh ? top : type_of::load(low + at);
       for (std::int64_t r = 0; r < row_count; ++r) {
         vector const value = type_of::load(rows[r] + at);
-        most = hn::IfThenElse(hn::Gt(value, most), value, most);
-        least = hn::IfThenElse(hn::Lt(value, least), value, least);
+        // Comparisons, so that a NaN changes nothing; Min and Max, so that an infinity does not get in.
+        most = hn::Min(hn::IfThenElse(hn::Gt(value, most), value, most), top);
+        least = hn::Max(hn::IfThenElse(hn::Lt(value, least), value, least), bottom);
       }
       type_of::store(most, high + at);
       type_of::store(least, low + at);
     }
     for (; i < dims; ++i) {
       std::int64_t const at = i * type_of::size;
-      float most = fresh ? -inf : type_of::get(high + at);
-      float least = fresh ? inf : type_of::get(low + at);
+      float most = fresh ? -edge : type_of::get(high + at);
+      float least = fresh ? edge : type_of::get(low + at);
       for (std::int64_t r = 0; r < row_count; ++r) {
         float const value = type_of::get(rows[r] + at);
-        most = value > most ? value : most;
-        least = value < least ? value : least;
+        most = value > most ? std::min(value, edge) : most;
+        least = value < least ? std::max(value, -edge) : least;
       }
       type_of::put(most, high + at);
       type_of::put(least, low + at);
@@ -400,9 +406,9 @@ void entropy_sums(float const* values, std::int64_t count, float shift, double s
     vector twice = hn::Zero(f);
     auto const add = [&](vector v) HWY_ATTR {
       vector const x = hn::Sub(by, v);
-      vector const e = hn::Exp(f, hn::Neg(x));
+      vector const e = exponential(hn::Neg(x));
       // A vanished probability contributes nothing, though its surprise be infinite.
-      auto const there = hn::Or(hn::Ne(e, hn::Zero(f)), hn::Ne(x, x));
+      auto const there = hn::Or(hn::Gt(e, hn::Zero(f)), hn::IsNaN(e));
       vector const ex = hn::IfThenElseZero(there, hn::Mul(e, x));
       zeroth = hn::Add(zeroth, e);
       once = hn::Add(once, ex);

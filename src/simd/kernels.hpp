@@ -46,7 +46,7 @@ struct kernels {
   /// mean[i] += (row[i] - mean[i]) * weight.
   void (*blend)(std::byte const* row, element_type type, std::int64_t dims, float weight, float* mean);
 
-  /// high[i] = max(high[i], row[i]), low likewise; NaN is passed over. All three of `type`, widened to floats in between.
+  /// high[i] = max(high[i], row[i]), low likewise; infinities count as the type's largest values, NaN is passed over.
   void (*bound)(std::byte const* const* rows, std::int64_t row_count, element_type type, std::int64_t dims, bool fresh,
                 std::byte* high, std::byte* low);
 

@@ -113,6 +113,9 @@ struct simd_exec::workspace {
         r.heads <= shape.kv_heads && q_heads <= shape.q_heads && r.head_dim <= shape.head_dim && r.tokens <= shape.max_tokens,
         "this executor was made for " + text(shape.q_heads, shape.kv_heads, shape.head_dim, shape.max_tokens) +
             ", it was given " + text(q_heads, r.heads, r.head_dim, r.tokens) + "; make a larger one");
+    KVPOLICY_EXPECTS(r.contiguous() || r.head_dim <= copied_floats, "rows of " + std::to_string(r.head_dim) +
+                                                                        " elements that are not contiguous; at most " +
+                                                                        std::to_string(copied_floats) + " can be");
     KVPOLICY_EXPECTS(q_heads % r.heads == 0,
                      std::to_string(q_heads) + " query heads are no multiple of " + std::to_string(r.heads) + " KV heads");
   }
@@ -212,7 +215,8 @@ void simd_exec::score_dot(std::span<float const> anchor, table<float const> vect
 
 void simd_exec::score_bounds(query_heads const& queries, bounds_table const& bounds, std::int64_t units, table<float> scores) {
   workspace& w = *work_;
-  w.check({.heads = bounds.heads, .head_dim = bounds.head_dim}, queries.heads);
+  w.check({.type = bounds.type, .heads = bounds.heads, .head_dim = bounds.head_dim, .dim_stride = size_of(bounds.type)},
+          queries.heads);
   std::int64_t const group = queries.heads / bounds.heads;
   std::int64_t const dim = bounds.head_dim;
   // max(q min, q max) is q max for positive q and q min otherwise, and the mean over the group moves inside the sum: one

@@ -40,7 +40,7 @@ class host_exec {
   }
 
   void pool_bounds(rows const& keys, pooling const& what, bounds_table const& bounds) {
-    constexpr float inf = std::numeric_limits<float>::infinity();
+    float const most = largest(bounds.type);
     std::span const row = scratch(row_, keys.head_dim);
     for (std::int64_t h = 0; h < keys.heads; ++h) {
       for (std::int64_t t = what.first; t < what.last; ++t) {
@@ -48,9 +48,9 @@ class host_exec {
         std::byte* const unit = bounds.unit(h, t / what.unit_size);
         bool const fresh = t % what.unit_size == 0;
         for (std::int64_t i = 0; i < keys.head_dim; ++i) {
-          float const value = row[static_cast<std::size_t>(i)];
-          float const high = fresh ? -inf : get(unit, i, bounds.type);
-          float const low = fresh ? inf : get(unit, keys.head_dim + i, bounds.type);
+          float const value = std::clamp(row[static_cast<std::size_t>(i)], -most, most);  // a NaN stays one
+          float const high = fresh ? -most : get(unit, i, bounds.type);
+          float const low = fresh ? most : get(unit, keys.head_dim + i, bounds.type);
           put(unit, i, bounds.type, value > high ? value : high);
           put(unit, keys.head_dim + i, bounds.type, value < low ? value : low);
         }
@@ -77,9 +77,8 @@ class host_exec {
         for (std::int64_t q = h * group; q < (h + 1) * group; ++q) {
           for (std::int64_t i = 0; i < bounds.head_dim; ++i) {
             double const query = queries.head(q)[i];
-            double const high = query * get(unit, i, bounds.type);
-            double const low = query * get(unit, bounds.head_dim + i, bounds.type);
-            sum += high > low ? high : low;
+            // max(q min, q max), and the lesser of the two where a page has no bounds at all (min > max).
+            sum += query * get(unit, query > 0 ? i : bounds.head_dim + i, bounds.type);
           }
         }
         scores(h, u) = static_cast<float>(sum / static_cast<double>(group));

@@ -11,8 +11,8 @@ namespace kvpolicy {
 
 /// Agrees with host_exec: indices exactly for equal scores, bounds exactly, scores and outputs within fp32 rounding.
 /// Results do not depend on the number of threads. One call at a time; with a team, calls belong inside team::lead().
-/// Contracts are in primitive/. The constructor allocates all scratch, nothing else does; a view larger than `shape` in any
-/// respect throws invalid_value.
+/// Contracts are in primitive/. The constructor allocates all scratch, nothing else does; what its
+/// scratch has no room for (more heads, channels or tokens than `shape` has) throws invalid_value.
 class simd_exec {
  public:
   using memory = host_memory;

@@ -35,8 +35,9 @@ void pool_mean(basic_rows<Memory> const& keys, pooling const& what, table<float>
   exec.pool_mean(keys, what, means, column);
 }
 
-/// Minimum and maximum of each unit's rows by channel, as pool_mean in all else. NaN elements are passed over; a channel
-/// with nothing else has the empty bounds (-inf, +inf), which score as NaN or -inf and so rank last. Exact.
+/// Minimum and maximum of each unit's rows by channel, as pool_mean in all else. Exact, and always finite: infinities count
+/// as the type's largest values, NaN elements are passed over; a channel with nothing else has its largest value as minimum
+/// and its lowest as maximum, and so scores below any other.
 template <class Memory, class Exec>
 void pool_bounds(basic_rows<Memory> const& keys, pooling const& what, bounds_table const& bounds, Exec& exec) {
   exec.pool_bounds(keys, what, bounds);

@@ -98,7 +98,10 @@ struct cascade {
     std::ranges::copy(values, sorted.begin());
     auto const end = sorted.begin() + static_cast<std::ptrdiff_t>(values.size());
     std::sort(sorted.begin(), end, [](float a, float b) { return rank_key(a) < rank_key(b); });
-    double const place = q * static_cast<double>(values.size() - 1);
+    double place = q * static_cast<double>(values.size() - 1);
+    // The fraction is a decimal that was rounded to float: a place that should be a whole number is one.
+    if (double const whole = std::round(place); std::abs(place - whole) < 1e-6 * static_cast<double>(values.size()))
+      place = whole;
     auto const low = static_cast<std::size_t>(place);
     std::size_t const high = std::min(low + 1, values.size() - 1);
     return static_cast<float>(sorted[low] + (place - std::floor(place)) * (static_cast<double>(sorted[high]) - sorted[low]));

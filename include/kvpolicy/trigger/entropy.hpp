@@ -53,6 +53,8 @@ struct entropy {
   struct state {
     page_statistics pages;
     bool fired = false;
+
+    void restart() noexcept { pages = {}; }
   };
   static state start() noexcept { return {}; }
   static bool due(state const& s) noexcept { return s.fired; }

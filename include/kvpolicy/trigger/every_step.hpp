@@ -7,7 +7,9 @@ namespace kvpolicy::trigger {
 
 struct every_step {
   static constexpr signals needs = signals::none;
-  struct state {};
+  struct state {
+    void restart() noexcept {}
+  };
   static constexpr state start() noexcept { return {}; }
   static constexpr bool due(state const&) noexcept { return true; }
 };
