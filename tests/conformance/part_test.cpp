@@ -1,0 +1,133 @@
+// One suite for each concept of small parts: segmenter, window, trigger, budget, scorer.
+#include <catch2/catch_template_test_macros.hpp>
+#include <catch2/catch_test_macros.hpp>
+#include <limits>
+
+#include "conformance/random_cache.hpp"
+#include "kvpolicy/kvpolicy.hpp"
+
+namespace kvpolicy_test {
+namespace {
+
+TEMPLATE_TEST_CASE("a segmenter's units hold at least one token", "[part]", segment::pages, segment::hierarchy,
+                   segment::tokens) {
+  STATIC_REQUIRE(segmenter<TestType>);
+  REQUIRE(TestType{}.unit_size() >= 1);
+}
+
+TEST_CASE("segmenters' units are as long as they were told", "[part]") {
+  REQUIRE(segment::pages{.size = 5}.unit_size() == 5);
+  REQUIRE(segment::hierarchy{.page = 7}.unit_size() == 7);
+  REQUIRE(segment::tokens{}.unit_size() == 1);
+}
+
+struct page_windows {
+  static window::pages draw(random_source& random) {
+    return {static_cast<std::int32_t>(random.between(1, 40)), static_cast<std::int32_t>(random.between(0, 4)),
+            static_cast<std::int32_t>(random.between(1, 5))};
+  }
+  static std::int64_t sinks(window::pages const& w) { return w.sink_pages * w.size; }
+  /// Tokens of the last pages, the open one included.
+  static std::int64_t recent(window::pages const& w, std::int64_t n) {
+    std::int64_t const last = n - (n - 1) / w.size * w.size;
+    return last + (std::max(1, w.recent_pages) - 1) * w.size;
+  }
+  static std::int64_t open(window::pages const& w, std::int64_t n) { return n % w.size; }
+};
+
+struct token_windows {
+  static window::tokens draw(random_source& random) {
+    return {static_cast<std::int32_t>(random.between(0, 9)), static_cast<std::int32_t>(random.between(1, 30))};
+  }
+  static std::int64_t sinks(window::tokens const& w) { return w.sinks; }
+  static std::int64_t recent(window::tokens const& w, std::int64_t) { return std::max(1, w.recent); }
+  static std::int64_t open(window::tokens const&, std::int64_t) { return 0; }
+};
+
+TEMPLATE_TEST_CASE("a window protects its sinks, its recent tokens and the open unit, in order, the last token always",
+                   "[part]", page_windows, token_windows) {
+  random_source random(141);
+  for (int round = 0; round < 3000; ++round) {
+    auto const window = TestType::draw(random);
+    std::int64_t const n = random.between(1, 200);
+    protected_tokens const safe = window.at(n);
+    INFO("round " << round << " tokens " << n);
+    REQUIRE(0 <= safe.sink_end);
+    REQUIRE(safe.sink_end <= safe.recent_begin);
+    REQUIRE(safe.recent_begin <= safe.open_begin);
+    REQUIRE(safe.open_begin <= n);
+    REQUIRE(safe.recent_begin < n);
+    REQUIRE(safe.recent_begin == std::max<std::int64_t>(0, n - TestType::recent(window, n)));
+    REQUIRE(safe.sink_end == std::min(TestType::sinks(window), safe.recent_begin));
+    REQUIRE(n - safe.open_begin == TestType::open(window, n));
+  }
+}
+
+TEST_CASE("a window that could lose the current token, or cuts units apart, is refused", "[part]") {
+  REQUIRE_NOTHROW(window::pages{16, 0, 1}.check(16));
+  REQUIRE_THROWS_AS((window::pages{16, 0, 1}.check(8)), invalid_value);
+  REQUIRE_THROWS_AS((window::pages{16, -1, 1}.check(16)), invalid_value);
+  REQUIRE_THROWS_AS((window::pages{16, 0, 0}.check(16)), invalid_value);
+  REQUIRE_NOTHROW(window::tokens{0, 1}.check(1));
+  REQUIRE_THROWS_AS((window::tokens{0, 0}.check(1)), invalid_value);
+  REQUIRE_THROWS_AS((window::tokens{-1, 1}.check(1)), invalid_value);
+}
+
+TEST_CASE("a window of no tokens protects none", "[part]") {
+  for (protected_tokens const& safe : {window::pages{}.at(0), window::tokens{}.at(0)}) {
+    REQUIRE(safe.sink_end == 0);
+    REQUIRE(safe.recent_begin == 0);
+    REQUIRE(safe.open_begin == 0);
+  }
+}
+
+TEST_CASE("triggers: always at every step, never after the prompt, and not before anything was seen", "[part]") {
+  STATIC_REQUIRE(trigger_part<trigger::every_step>);
+  REQUIRE(trigger::every_step::due(trigger::every_step::start()));
+  REQUIRE_FALSE(trigger::prefill::due(trigger::prefill::start()));
+  REQUIRE_FALSE(trigger::entropy::due(trigger::entropy::start()));
+  STATIC_REQUIRE(trigger::entropy::needs == signals::logits);
+  STATIC_REQUIRE(trigger::every_step::needs == signals::none);
+}
+
+TEST_CASE("a budget of tokens is what it says, within the context", "[part]") {
+  cache_shape const shape{1, 1, 1, 8, 100, element_type::f16};
+  REQUIRE(budget::tokens{1}.most_tokens(shape) == 1);
+  REQUIRE(budget::tokens{100}.most_tokens(shape) == 100);
+  REQUIRE(budget::tokens{101}.most_tokens(shape) == 100);
+  REQUIRE_NOTHROW(budget::tokens{1}.check(shape));
+  REQUIRE_NOTHROW(budget::tokens{100}.check(shape));
+  for (std::int32_t const wrong : {0, -1, 101}) REQUIRE_THROWS_AS(budget::tokens{wrong}.check(shape), invalid_value);
+}
+
+TEST_CASE("fractions are above 0 and at most 1, each of them, NaN none", "[part]") {
+  cache_shape const shape{1, 1, 1, 8, 100, element_type::f16};
+  REQUIRE_NOTHROW(budget::fractions{1, 1, 1}.check(shape));
+  REQUIRE_NOTHROW(budget::fractions{.01f, .5f, 1e-6f}.check(shape));
+  REQUIRE(budget::fractions{}.most_tokens(shape) == 100);
+  for (float const wrong : {0.0f, -.1f, 1.01f, std::numeric_limits<float>::quiet_NaN()}) {
+    REQUIRE_THROWS_AS((budget::fractions{wrong, 1, 1}.check(shape)), invalid_value);
+    REQUIRE_THROWS_AS((budget::fractions{1, wrong, 1}.check(shape)), invalid_value);
+    REQUIRE_THROWS_AS((budget::fractions{1, 1, wrong}.check(shape)), invalid_value);
+  }
+}
+
+TEST_CASE("recency scores later units higher", "[part]") {
+  std::vector<float> scores(50, -1);
+  host_exec exec;
+  score::recency{}.score(0, table<float>{scores.data(), 1, 50, 50}, exec);
+  for (std::size_t i = 1; i < scores.size(); ++i) REQUIRE(scores[i] > scores[i - 1]);
+}
+
+TEST_CASE("what parts need is what presets need", "[part]") {
+  STATIC_REQUIRE(parts_t<presets::full>::needs == signals::none);
+  STATIC_REQUIRE(parts_t<presets::quest>::needs == (signals::keys | signals::queries));
+  STATIC_REQUIRE(parts_t<presets::snapkv>::needs == (signals::keys | signals::window_queries));
+  STATIC_REQUIRE(parts_t<presets::streaming_llm>::needs == signals::none);
+  STATIC_REQUIRE(parts_t<presets::chess>::needs == (signals::keys | signals::logits));
+  STATIC_REQUIRE(parts_t<presets::quest>::how_fine == scope::head);
+  STATIC_REQUIRE(parts_t<presets::chess>::how_fine == scope::request);
+}
+
+}  // namespace
+}  // namespace kvpolicy_test

@@ -1,0 +1,144 @@
+#include "kvpolicy/exec/simd.hpp"
+
+#include <atomic>
+#include <catch2/catch_template_test_macros.hpp>
+#include <catch2/catch_test_macros.hpp>
+#include <cstdlib>
+#include <new>
+#include <string>
+
+#include "conformance/executors.hpp"
+#include "conformance/history.hpp"
+
+namespace kvpolicy_test {
+namespace {
+std::atomic<std::int64_t> allocations{0};
+
+void* counted(std::size_t size, std::size_t alignment) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  std::size_t const rounded = (std::max<std::size_t>(size, 1) + alignment - 1) / alignment * alignment;
+  void* const at = alignment > alignof(std::max_align_t) ? std::aligned_alloc(alignment, rounded) : std::malloc(rounded);
+  if (at == nullptr) throw std::bad_alloc();
+  return at;
+}
+}  // namespace
+}  // namespace kvpolicy_test
+
+// The one file that replaces them; the other forms of new and delete come down to these.
+void* operator new(std::size_t size) { return kvpolicy_test::counted(size, 1); }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return kvpolicy_test::counted(size, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* at) noexcept { std::free(at); }
+void operator delete(void* at, std::size_t) noexcept { std::free(at); }
+void operator delete(void* at, std::align_val_t) noexcept { std::free(at); }
+void operator delete(void* at, std::size_t, std::align_val_t) noexcept { std::free(at); }
+
+namespace kvpolicy_test {
+namespace {
+
+TEST_CASE("the allocation counter counts", "[simd]") {
+  std::int64_t const before = allocations;
+  std::vector<int>* const made = new std::vector<int>(100);
+  delete made;
+  REQUIRE(allocations - before >= 2);
+}
+
+// Teams allocate for their threads, not for their loops: the count is taken within the leader's work.
+TEMPLATE_TEST_CASE("after start nothing allocates: not prefill, choose, observe or attend", "[simd]", full_model, quest_model,
+                   streaming_model, snapkv_model, chess_model) {
+  random_source random(161);
+  for (int round = 0; round < 40; ++round) {
+    cache_shape shape = random_shape(random, 400, 2);
+    shape.max_tokens += 60;
+    shape.head_dim = random.between(1, 40);
+    random_cache const cache = random_cache_of(shape, random, random.pick(contents));
+    typename TestType::preset policy{};
+    while (true) {
+      policy = TestType::draw(shape, random);
+      if constexpr (requires { policy.entropy; }) policy.entropy = -1;  // due after every page
+      try {
+        check(policy, shape);
+        break;
+      } catch (invalid_value const&) {
+      }
+    }
+    std::int64_t const prompt = random.between(15, shape.max_tokens - 50);
+    std::vector<float> const queries = random.reals(14 * shape.q_heads * shape.head_dim);
+    std::vector<float> const logits = random.reals(3000);
+    std::vector<float> out(static_cast<std::size_t>(shape.q_heads * shape.head_dim));
+    std::vector<float> sums(static_cast<std::size_t>(shape.q_heads));
+    query_heads const heads{queries.data(), shape.q_heads, shape.head_dim, .5f};
+    query_window const window{queries.data(), 14, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, .5f};
+    auto state = start(policy, shape);
+    auto const request = [&](simd_exec& exec) {
+      std::int64_t const before = allocations;
+      auto const steps = [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t n = first; n <= last; ++n) {
+          for (std::int64_t l = 0; l < 2; ++l) {
+            own_view const view{&cache, n};
+            selection const kept = choose(policy, state, view, {l}, heads, exec);
+            table<float> const to{out.data(), shape.q_heads, shape.head_dim, shape.head_dim};
+            attend(heads, view.keys({l}), view.values({l}), kept, to, sums, exec);
+          }
+          observe(policy, state, {logits}, exec);
+        }
+      };
+      for (std::int64_t l = 0; l < 2; ++l) prefill(policy, state, own_view{&cache, prompt}, {l}, {0, window}, exec);
+      steps(prompt + 1, prompt + 30);
+      steps(prompt + 11, prompt + 20);  // a tail was removed
+      for (std::int64_t l = 0; l < 2; ++l)
+        prefill(policy, state, own_view{&cache, prompt + 40}, {l}, {prompt + 20, window}, exec);
+      steps(prompt + 41, prompt + 50);
+      return allocations - before;
+    };
+    simd_exec alone(shape);
+    std::int64_t allocated = request(alone);
+    INFO("round " << round);
+    REQUIRE(allocated == 0);
+    on_team together(shape);
+    together.run([&](simd_exec& exec) { allocated = request(exec); });
+    REQUIRE(allocated == 0);
+  }
+}
+
+TEST_CASE("a view that is larger than the executor was made for is refused in every respect", "[simd]") {
+  random_source random(162);
+  cache_shape const shape{1, 4, 2, 16, 64, element_type::f32};
+  simd_exec exec(shape);
+  std::vector<float> const queries(4096, 1.0f);
+  std::vector<float> out(1 << 16);
+  std::vector<std::byte> storage(1 << 20);
+  auto const refused = [&](cache_shape const& larger) {
+    random_cache const cache(larger, layout::head_major, 16, random);
+    std::int64_t const n = larger.max_tokens;
+    query_heads const heads{queries.data(), larger.q_heads, larger.head_dim, 1};
+    std::vector<range_list> const lists{{{0, static_cast<std::int32_t>(n), reason::open}}};
+    INFO(larger.q_heads << "/" << larger.kv_heads << " x " << larger.head_dim << ", " << n);
+    REQUIRE_THROWS_AS(attend(heads, cache.keys(0, n), cache.values(0, n), selection(scope::layer, lists, larger.kv_heads),
+                             table<float>{out.data(), larger.q_heads, larger.head_dim, larger.head_dim}, {}, exec),
+                      invalid_value);
+    query_window const window{queries.data(), 1, larger.q_heads, larger.q_heads * larger.head_dim, larger.head_dim, 1};
+    REQUIRE_THROWS_AS(window_attention(window, cache.keys(0, n), {}, table<float>{out.data(), larger.kv_heads, n - 1, n}, exec),
+                      invalid_value);
+  };
+  refused({1, 4, 2, 16, 65, element_type::f32});
+  refused({1, 4, 2, 17, 64, element_type::f32});
+  refused({1, 6, 2, 16, 64, element_type::f32});
+  refused({1, 4, 4, 16, 64, element_type::f32});
+  random_cache const longer({1, 4, 2, 16, 65, element_type::f32}, layout::head_major, 16, random);
+  bounds_table const bounds{storage.data(), element_type::f32, 2, 65, 16};
+  REQUIRE_THROWS_AS(pool_bounds(longer.keys(0, 65), {1, 0, 65}, bounds, exec), invalid_value);
+  std::vector<std::int32_t> const k(3, 1);
+  std::vector<std::int32_t> indices(3);
+  table<std::int32_t> const to{indices.data(), 3, 1, 1};
+  REQUIRE_THROWS_AS(top_k(table<float const>{out.data(), 1, 65, 65}, k, to, exec), invalid_value);
+  REQUIRE_THROWS_AS(top_k(table<float const>{out.data(), 3, 64, 64}, k, to, exec), invalid_value);
+}
+
+TEST_CASE("dispatch names the instruction set that it took", "[simd]") {
+  REQUIRE_FALSE(std::string(simd_exec::instruction_set()).empty());
+}
+
+}  // namespace
+}  // namespace kvpolicy_test

@@ -1,0 +1,158 @@
+// What can only be refused by llama_decode: it returns 2, check() says why, and the engine goes on.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+
+#include "decoding.hpp"
+#include "kvpolicy/presets/full.hpp"
+#include "kvpolicy/presets/quest.hpp"
+#include "kvpolicy/presets/snapkv.hpp"
+#include "tiny_model.hpp"
+
+namespace kvpolicy::llama::testing {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+
+constexpr presets::quest small_quest{.tokens = 64, .page = 8};
+
+/// check() throws once, naming the reason; then the session and, detached, the engine serve the next request as ever.
+void check_refused_and_intact(llama_model* model, session& policy, decoder& ours, context_options const& options, int status,
+                              char const* message) {
+  CHECK(status == 2);
+  CHECK_THROWS_WITH(policy.check(), ContainsSubstring(message));
+  CHECK_NOTHROW(policy.check());
+
+  ours.clear();
+  session fresh(small_quest);
+  decoder other(model, &fresh, options);
+  CHECK(identical(ours.feed(random_tokens(250)), other.feed(random_tokens(250))));
+  CHECK(identical(decode_each(ours, random_tokens(10, 3)), decode_each(other, random_tokens(10, 3))));
+
+  policy.detach();
+  ours.clear();
+  decoder engine(model, nullptr, options);
+  CHECK(identical(ours.feed(random_tokens(250)), engine.feed(random_tokens(250))));
+  CHECK(identical(decode_each(ours, random_tokens(10, 3)), decode_each(engine, random_tokens(10, 3))));
+}
+
+TEST_CASE("several sequences are refused when they are decoded, and the engine stays intact") {
+  model_owner const model = tiny_llama();
+  bool const unified = GENERATE(false, true);
+  CAPTURE(unified);
+  context_options const options{.sequences = 2, .unified = unified};
+  session policy(small_quest);
+  decoder ours(model.get(), &policy, options);
+  int status = 0;
+  auto const refused = [&](char const* message) {
+    check_refused_and_intact(model.get(), policy, ours, options, status, message);
+  };
+  SECTION("in one batch, from the start") {
+    status = ours.status_of(random_tokens(4), {0, 0, 1, 1});
+    refused(unified ? "only one causal sequence" : "several sequences");
+  }
+  SECTION("in one batch of one token each, after a prompt") {
+    ours.feed(random_tokens(100));
+    status = ours.status_of(random_tokens(2), {0, 1});
+    refused("sequence");
+  }
+  SECTION("a second prompt beside the first") {
+    ours.feed(random_tokens(100));
+    status = ours.status_of(random_tokens(50), std::vector<llama_seq_id>(50, 1));
+    refused("sequence");
+  }
+  SECTION("a second sequence of one token") {
+    ours.feed(random_tokens(100));
+    ours.feed(1);
+    status = ours.status_of({1}, {1});
+    refused("sequence");
+  }
+}
+
+TEST_CASE("interleaved sequences that the engine alone decoded are refused when the policy takes over") {
+  model_owner const model = tiny_llama();
+  context_options const options{.sequences = 2, .unified = true};
+  session policy(small_quest);
+  decoder ours(model.get(), &policy, options);
+  policy.detach();
+  REQUIRE(ours.status_of(random_tokens(6), {0, 1, 0, 1, 0, 1}) == 0);
+  policy.use(small_quest);
+  check_refused_and_intact(model.get(), policy, ours, options, ours.status_of({1}), "only one causal sequence without holes");
+}
+
+TEST_CASE("a hole in the middle is refused, and the engine stays intact") {
+  model_owner const model = tiny_llama();
+  session policy(small_quest);
+  decoder ours(model.get(), &policy);
+  ours.feed(random_tokens(200));
+  decode_each(ours, random_tokens(4, 3));
+  SECTION("before a token") {
+    REQUIRE(llama_memory_seq_rm(ours.memory(), 0, 50, 60));
+    check_refused_and_intact(model.get(), policy, ours, {}, ours.status_of({1}), "llama_memory_seq_rm from the middle");
+  }
+  SECTION("of one cell, before a token") {
+    REQUIRE(llama_memory_seq_rm(ours.memory(), 0, 50, 51));
+    check_refused_and_intact(model.get(), policy, ours, {}, ours.status_of({1}), "llama_memory_seq_rm from the middle");
+  }
+  SECTION("before a batch that fits into it") {
+    REQUIRE(llama_memory_seq_rm(ours.memory(), 0, 50, 60));
+    check_refused_and_intact(model.get(), policy, ours, {}, ours.status_of(random_tokens(5)), "without holes");
+  }
+  SECTION("before a batch that does not fit into it") {
+    REQUIRE(llama_memory_seq_rm(ours.memory(), 0, 50, 60));
+    check_refused_and_intact(model.get(), policy, ours, {}, ours.status_of(random_tokens(20)), "holes");
+  }
+  SECTION("at the beginning") {
+    REQUIRE(llama_memory_seq_rm(ours.memory(), 0, 0, 10));
+    check_refused_and_intact(model.get(), policy, ours, {}, ours.status_of({1}), "holes");
+  }
+}
+
+TEST_CASE("a refused decode leaves the cache as it was before") {
+  model_owner const model = tiny_llama();
+  session policy(presets::full{});
+  decoder ours(model.get(), &policy);
+  decoder engine(model.get(), nullptr);
+  ours.feed(random_tokens(100));
+  engine.feed(random_tokens(100));
+  policy.use(presets::snapkv{.tokens = 64});  // saw no prompt
+  CHECK(ours.status_of({1}) == 2);
+  CHECK_THROWS_AS(policy.check(), unsupported);
+  CHECK(llama_memory_seq_pos_max(ours.memory(), 0) == 99);
+  policy.detach();
+  CHECK(identical(decode_each(ours, random_tokens(10, 3)), decode_each(engine, random_tokens(10, 3))));
+}
+
+TEST_CASE("an unread refusal does not stop the engine after detach") {
+  model_owner const model = tiny_llama();
+  session policy(presets::full{});
+  decoder ours(model.get(), &policy);
+  decoder engine(model.get(), nullptr);
+  ours.feed(random_tokens(100));
+  engine.feed(random_tokens(100));
+  policy.use(presets::snapkv{.tokens = 64});
+  CHECK(ours.status_of({1}) == 2);
+  policy.detach();  // check() was not called
+  REQUIRE(ours.status_of({1}) == 0);
+  engine.feed(1);
+  CHECK(identical(ours.state(), engine.state()));
+}
+
+TEST_CASE("while a refusal is unread, llama_decode keeps returning 2 and changes nothing") {
+  model_owner const model = tiny_llama();
+  session policy(presets::full{});
+  decoder ours(model.get(), &policy);
+  ours.feed(random_tokens(100));
+  policy.use(presets::snapkv{.tokens = 64});
+  CHECK(ours.status_of({1}) == 2);
+  CHECK(ours.status_of({1}) == 2);
+  CHECK(ours.status_of({1, 2, 3}) == 2);
+  CHECK(llama_memory_seq_pos_max(ours.memory(), 0) == 99);
+  CHECK_THROWS_AS(policy.check(), unsupported);
+  policy.use(presets::full{});
+  CHECK(ours.status_of({1}) == 0);
+}
+
+}  // namespace
+}  // namespace kvpolicy::llama::testing

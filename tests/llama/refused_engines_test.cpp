@@ -1,0 +1,169 @@
+// What attach refuses, by name, leaving the parameters as they were.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+
+#include "decoding.hpp"
+#include "kvpolicy/presets/chess.hpp"
+#include "kvpolicy/presets/full.hpp"
+#include "kvpolicy/presets/quest.hpp"
+#include "kvpolicy/presets/snapkv.hpp"
+#include "tiny_model.hpp"
+
+namespace kvpolicy::llama::testing {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+
+bool somebodys_callback(ggml_tensor*, bool, void*) { return false; }
+bool somebodys_abort(void*) { return false; }
+
+/// attach throws Error with the message; the parameters' callbacks are as before; the session can still be attached.
+template <class Error>
+void check_refused(llama_context_params params, llama_model const* model, char const* message) {
+  session policy(presets::full{});
+  params.abort_callback = &somebodys_abort;
+  int own = 0;
+  params.abort_callback_data = &own;
+  llama_context_params const before = params;
+  CHECK_THROWS_AS(policy.attach(params, model), Error);
+  CHECK_THROWS_WITH(policy.attach(params, model), ContainsSubstring(message));
+  CHECK(params.cb_eval == before.cb_eval);
+  CHECK(params.cb_eval_user_data == before.cb_eval_user_data);
+  CHECK(params.abort_callback == before.abort_callback);
+  CHECK(params.abort_callback_data == before.abort_callback_data);
+  model_owner const good = tiny_llama();
+  llama_context_params ordinary = parameters({});
+  CHECK_NOTHROW(policy.attach(ordinary, good.get()));
+}
+
+TEST_CASE("attach refuses contexts that no policy can run in") {
+  model_owner const model = tiny_llama();
+  llama_context_params params = parameters({});
+  SECTION("quantised keys and values") {
+    params.type_k = params.type_v = GGML_TYPE_Q8_0;
+    check_refused<unsupported>(params, model.get(), "a quantised KV cache (q8_0) is not supported; set type_k and type_v to");
+  }
+  SECTION("quantised keys") {
+    params.type_k = GGML_TYPE_Q4_0;
+    check_refused<unsupported>(params, model.get(), "a quantised KV cache (q4_0)");
+  }
+  SECTION("quantised values") {
+    params.type_v = GGML_TYPE_Q8_0;
+    check_refused<unsupported>(params, model.get(), "a quantised KV cache (q8_0)");
+  }
+  SECTION("a cache of f32") {
+    params.type_k = params.type_v = GGML_TYPE_F32;
+    check_refused<unsupported>(params, model.get(), "a KV cache of type (f32) is not supported");
+  }
+  SECTION("keys and values of different types") {
+    params.type_v = GGML_TYPE_BF16;
+    check_refused<unsupported>(params, model.get(), "keys and values of different types are not supported");
+  }
+  SECTION("flash attention disabled") {
+    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    check_refused<unsupported>(params, model.get(), "flash attention is disabled");
+  }
+  SECTION("a cb_eval already set") {
+    params.cb_eval = &somebodys_callback;
+    check_refused<unsupported>(params, model.get(), "already have a cb_eval");
+  }
+  SECTION("non-causal attention") {
+    params.attention_type = LLAMA_ATTENTION_TYPE_NON_CAUSAL;
+    check_refused<unsupported>(params, model.get(), "non-causal attention is not supported");
+  }
+  SECTION("no model") { check_refused<invalid_value>(params, nullptr, "attach needs the model"); }
+}
+
+TEST_CASE("attach refuses models that have no ordinary cache") {
+  SECTION("recurrent") {
+    model_owner const model = header_of(GENERATE("mamba", "rwkv7"));
+    check_refused<unsupported>(parameters({}), model.get(), "recurrent and hybrid models are not supported");
+  }
+  SECTION("hybrid") {
+    model_owner const model = header_of("jamba");
+    check_refused<unsupported>(parameters({}), model.get(), "recurrent and hybrid models are not supported");
+  }
+  SECTION("encoder and decoder") {
+    model_owner const model = header_of("t5");
+    check_refused<unsupported>(parameters({}), model.get(), "models with an encoder are not supported");
+  }
+  SECTION("diffusion") {
+    model_owner const model = header_of("dream");
+    check_refused<unsupported>(parameters({}), model.get(), "diffusion models are not supported");
+  }
+  SECTION("sliding window") {
+    model_owner const model = tiny_sliding_window();
+    REQUIRE(llama_model_n_swa(model.get()) == 64);
+    check_refused<unsupported>(parameters({}), model.get(), "sliding-window attention");
+  }
+}
+
+TEST_CASE("a session is attached once") {
+  model_owner const model = tiny_llama();
+  session policy(presets::full{});
+  llama_context_params first = parameters({});
+  llama_context_params second = parameters({});
+  policy.attach(first, model.get());
+  CHECK_THROWS_AS(policy.attach(second, model.get()), invalid_value);
+  CHECK_THROWS_WITH(policy.attach(second, model.get()), ContainsSubstring("attached already"));
+  CHECK(second.cb_eval == nullptr);
+  session other(presets::full{});
+  CHECK_THROWS_WITH(other.attach(first, model.get()), ContainsSubstring("already have a cb_eval"));
+}
+
+TEST_CASE("attach and use refuse budgets that can't be") {
+  model_owner const model = tiny_llama();
+  auto const refused = [&](auto const& preset, char const* message) {
+    session policy(preset);
+    llama_context_params params = parameters({});
+    CHECK_THROWS_AS(policy.attach(params, model.get()), invalid_value);
+    CHECK_THROWS_WITH(policy.attach(params, model.get()), ContainsSubstring(message));
+    CHECK(params.cb_eval == nullptr);
+
+    std::vector<made_choice> choices;
+    session running(presets::quest{.tokens = 64}, recording(choices));
+    decoder ours(model.get(), &running);
+    ours.feed(random_tokens(200));
+    CHECK_THROWS_WITH(running.use(preset), ContainsSubstring(message));
+    decode_each(ours, random_tokens(3));  // the running policy runs on
+    CHECK(choices.size() == 6);
+    CHECK(running.steps() == 3);
+    CHECK(running.last_step().tokens_read < 80);
+  };
+  SECTION("nothing") { refused(presets::quest{.tokens = 0}, "a budget of 0 tokens keeps nothing"); }
+  SECTION("less than nothing") { refused(presets::snapkv{.tokens = -3}, "a budget of -3 tokens"); }
+  SECTION("more than the context") {
+    refused(presets::quest{.tokens = 2048}, "a budget of 2048 tokens is above the context of 1024");
+  }
+  SECTION("less than the window") { refused(presets::snapkv{.tokens = 8}, "its window always keeps"); }
+  SECTION("a fraction of nothing") { refused(presets::chess{.fractions = {.grids = 0}}, "a fraction of 0"); }
+}
+
+TEST_CASE("an attached session keeps the caller's abort callback") {
+  model_owner const model = tiny_llama();
+  session policy(presets::full{});
+  llama_context_params params = parameters({});
+  bool stop = false;
+  params.abort_callback = [](void* data) { return *static_cast<bool*>(data); };
+  params.abort_callback_data = &stop;
+  policy.attach(params, model.get());
+  decoder ours(model.get(), params);
+  ours.feed(random_tokens(20));
+  stop = true;
+  CHECK(ours.status_of({1}) == 2);
+  CHECK_NOTHROW(policy.check());
+  stop = false;
+  decoder engine(model.get(), nullptr);
+  engine.feed(random_tokens(20));
+  CHECK(difference(ours.feed(1), engine.feed(1)) < .02);
+}
+
+TEST_CASE("a window of queries to keep is refused outside 0..512") {
+  CHECK_THROWS_WITH(session(presets::full{}, {.window_queries = 513}), ContainsSubstring("window_queries is 513"));
+  CHECK_THROWS_WITH(session(presets::full{}, {.window_queries = -1}), ContainsSubstring("window_queries is -1"));
+}
+
+}  // namespace
+}  // namespace kvpolicy::llama::testing

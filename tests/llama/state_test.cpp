@@ -1,0 +1,173 @@
+// The engine's state saved and restored around a session: with save() and load(), and without.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <limits>
+
+#include "decoding.hpp"
+#include "kvpolicy/presets/chess.hpp"
+#include "kvpolicy/presets/full.hpp"
+#include "kvpolicy/presets/quest.hpp"
+#include "kvpolicy/presets/snapkv.hpp"
+#include "kvpolicy/presets/streaming_llm.hpp"
+#include "tiny_model.hpp"
+
+namespace kvpolicy::llama::testing {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+
+constexpr presets::quest small_quest{.tokens = 64, .page = 8};
+constexpr presets::snapkv small_snapkv{.tokens = 64, .smooth = {.width = 5}};
+
+template <class Policy>
+void check_saved(Policy const& preset) {
+  model_owner const model = tiny_llama();
+  std::vector<made_choice> choices;
+  session policy(preset, recording(choices));
+  decoder ours(model.get(), &policy);
+  ours.feed(random_tokens(250));
+  std::vector<std::uint8_t> const state = ours.state();
+  saved_prompt const saved = policy.save();
+  std::vector<logits> const expected = decode_each(ours, random_tokens(12, 3));
+  std::vector<made_choice> const expected_choices = std::exchange(choices, {});
+
+  SECTION("in the same session, after another prompt") {
+    ours.clear();
+    ours.feed(random_tokens(400, 9));
+    decode_each(ours, random_tokens(5, 8));
+    choices.clear();
+    ours.restore(state);
+    policy.load(saved);
+    CHECK(identical(decode_each(ours, random_tokens(12, 3)), expected));
+    CHECK(identical(choices, expected_choices));
+  }
+  SECTION("in another session and context that decoded before") {
+    std::vector<made_choice> others;
+    session second(preset, recording(others));
+    decoder other(model.get(), &second);
+    other.feed(random_tokens(40, 2));
+    decode_each(other, random_tokens(3, 2));
+    others.clear();
+    other.restore(state);
+    second.load(saved);
+    CHECK(identical(decode_each(other, random_tokens(12, 3)), expected));
+    CHECK(identical(others, expected_choices));
+  }
+}
+
+TEST_CASE("a restored prompt is decoded as it was the first time") {
+  SECTION("full") { check_saved(presets::full{}); }
+  SECTION("quest") { check_saved(small_quest); }
+  SECTION("snapkv") { check_saved(small_snapkv); }
+  SECTION("streaming_llm") { check_saved(presets::streaming_llm{.tokens = 64}); }
+  SECTION("chess") {
+    check_saved(presets::chess{.units = {.page = 8},
+                               .recent_pages = 2,
+                               .entropy = std::numeric_limits<float>::infinity(),
+                               .varentropy = std::numeric_limits<float>::infinity()});
+  }
+}
+
+TEST_CASE("a saved prompt loads into a session whose context has not decoded yet") {
+  model_owner const model = tiny_llama();
+  session first(small_snapkv);
+  decoder one(model.get(), &first);
+  one.feed(random_tokens(250));
+  session second(small_snapkv);
+  decoder other(model.get(), &second);
+  other.restore(one.state());
+  second.load(first.save());
+  CHECK(identical(decode_each(other, random_tokens(12, 3)), decode_each(one, random_tokens(12, 3))));
+}
+
+TEST_CASE("a saved prompt of another model is refused") {
+  model_owner const model = tiny_llama();
+  model_owner const larger = tiny_llama({.layers = 3});
+  session first(small_snapkv);
+  session second(small_snapkv);
+  decoder one(model.get(), &first);
+  decoder other(larger.get(), &second);
+  one.feed(random_tokens(50));
+  other.feed(random_tokens(50));
+  CHECK_THROWS_AS(second.load(first.save()), invalid_value);
+}
+
+/// The state of a sequence that no session has seen.
+std::vector<std::uint8_t> unknown_state(llama_model* model, std::int64_t tokens) {
+  decoder engine(model, nullptr);
+  engine.feed(random_tokens(tokens, 77));
+  return engine.state();
+}
+
+void check_quest_notices(std::int64_t replaced) {
+  model_owner const model = tiny_llama();
+  std::vector<made_choice> choices;
+  std::vector<made_choice> fresh_choices;
+  session policy(small_quest, recording(choices));
+  session fresh(small_quest, recording(fresh_choices));
+  decoder ours(model.get(), &policy);
+  decoder other(model.get(), &fresh);
+  ours.feed(random_tokens(300));
+  decode_each(ours, random_tokens(10, 3));
+  std::vector<std::uint8_t> const state = unknown_state(model.get(), replaced);
+  ours.restore(state);
+  other.restore(state);
+  choices.clear();
+  CHECK(identical(decode_each(ours, random_tokens(10, 4)), decode_each(other, random_tokens(10, 4))));
+  CHECK(identical(choices, fresh_choices));
+}
+
+TEST_CASE("quest notices that the state was replaced by one at least as long as its prompt") {
+  std::int64_t const replaced = GENERATE(300, 305, 310, 311, 400);
+  CAPTURE(replaced);
+  check_quest_notices(replaced);
+}
+
+TEST_CASE("quest notices that the state was replaced by one shorter than its prompt") {
+  std::int64_t const replaced = GENERATE(299, 200, 20);
+  CAPTURE(replaced);
+  check_quest_notices(replaced);
+}
+
+TEST_CASE("quest is told by load() that the state was replaced by one it knows nothing of") {
+  model_owner const model = tiny_llama();
+  session policy(small_quest);
+  session fresh(small_quest);
+  decoder ours(model.get(), &policy);
+  decoder other(model.get(), &fresh);
+  ours.feed(random_tokens(300));
+  decode_each(ours, random_tokens(10, 3));
+  std::vector<std::uint8_t> const state = unknown_state(model.get(), GENERATE(20, 200, 300, 400));
+  ours.restore(state);
+  policy.load();
+  other.restore(state);
+  CHECK(identical(decode_each(ours, random_tokens(10, 4)), decode_each(other, random_tokens(10, 4))));
+}
+
+TEST_CASE("snapkv refuses a state that it has not seen the prompt of, and goes on with the next prompt") {
+  model_owner const model = tiny_llama();
+  session policy(small_snapkv);
+  decoder ours(model.get(), &policy);
+  ours.feed(random_tokens(300));
+  decode_each(ours, random_tokens(10, 3));
+  SECTION("without load") { ours.restore(unknown_state(model.get(), 330)); }
+  SECTION("without load, of the prompt's length") { ours.restore(unknown_state(model.get(), 300)); }
+  SECTION("told by load") {
+    ours.restore(unknown_state(model.get(), GENERATE(200, 330)));
+    policy.load();
+  }
+  CHECK(ours.status_of({1}) == 2);
+  CHECK_THROWS_WITH(policy.check(), ContainsSubstring("the prompt's last queries"));
+  CHECK_NOTHROW(policy.check());
+
+  session fresh(small_snapkv);
+  decoder other(model.get(), &fresh);
+  ours.clear();
+  CHECK(identical(ours.feed(random_tokens(250)), other.feed(random_tokens(250))));
+  CHECK(identical(decode_each(ours, random_tokens(10, 4)), decode_each(other, random_tokens(10, 4))));
+}
+
+}  // namespace
+}  // namespace kvpolicy::llama::testing
