@@ -21,7 +21,7 @@ p, figcaption { color: var(--soft); margin: .3rem 0 }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100% }
 th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap }
-th { color: var(--soft); font-weight: 600 } td:first-child, th:first-child, .text { text-align: left } td.text { white-space: normal; min-width: 9rem } td.text:first-child { min-width: 0 }
+th { color: var(--soft); font-weight: 600 } td:first-child, th:first-child, .text { text-align: left } td.text { white-space: normal; min-width: 8rem; overflow-wrap: anywhere } td.text:first-child { min-width: 0 }
 .swatch { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .45rem }
 figure { margin: 1.1rem 0 } figure img { width: 100%; height: 150px; image-rendering: pixelated; border: 1px solid var(--line); background: var(--tint) }
 svg { width: 100%; max-width: 44rem; height: auto } svg text { fill: var(--ink); font: 13px system-ui, sans-serif } svg .axis { stroke: var(--line) }
@@ -124,12 +124,13 @@ def pictures(result):
 
 
 def page(result):
-    tokens = ", ".join(str(prompt["tokens"]) for prompt in result["prompts"])
+    counts = sorted({prompt["tokens"] for prompt in result["prompts"]})
+    tokens = f"{len(result['prompts'])} of " + (f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0]))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>kvpolicy: policies against dense decoding</title><style>{STYLE}</style></head><body>
 <h1>KV-cache policies against dense decoding</h1>
-<p>{html.escape(result["model"].rsplit("/", 1)[-1])} in llama.cpp, {result["threads"]} threads, prompts of {tokens} tokens, {result["predict"]} tokens decoded,
+<p>{html.escape(result["model"].rsplit("/", 1)[-1])} in llama.cpp, {result["threads"]} threads, prompts: {tokens} tokens, {result["predict"]} tokens decoded,
 {result["rounds"]} interleaved rounds. Baseline: the better dense setting, {html.escape(result["baseline"]["name"])}, {result["baseline"]["ms_per_token"]:.2f} ms a token.</p>
 {speed_table(result)}
 <p>Tokens read: mean per KV head and step. Choosing: share of a step's time. Top-1 and KL: teacher-forced on the dense tokens.</p>
