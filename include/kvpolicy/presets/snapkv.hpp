@@ -16,7 +16,7 @@ namespace kvpolicy::presets {
 struct snapkv {
   std::int32_t tokens = 512;  ///< kept of the prompt for each KV head, the window included; later tokens are all kept
   std::int32_t sinks = 0;     ///< first tokens, always kept
-  std::int32_t window = 16;   ///< observing queries, always kept
+  std::int32_t window = 8;    ///< observing queries, always kept
   smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
 
   /// The setting of the paper's public implementations: window 64, average pooling over 5 tokens.

@@ -11,7 +11,7 @@ struct window_attention {
   static constexpr signals needs = signals::keys | signals::window_queries;
   static constexpr scope how_fine = scope::head;
 
-  std::int32_t window = 16;  ///< queries; the selector's window must protect as many tokens
+  std::int32_t window = 8;  ///< queries; the selector's window must protect as many tokens
   smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
 
   /// Reads input.window, the last queries; the view's rows must not reach past them. Throws unsupported without queries.
