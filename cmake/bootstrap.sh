@@ -28,6 +28,18 @@ as_root() {
   else die "root is needed to install packages: run as root, or install them yourself: $(wanted_packages | xargs)"; fi
 }
 
+# Runs a noisy command; shows what it said only if it failed.
+quietly() {
+  local log
+  log=$(mktemp)
+  if ! "$@" >"$log" 2>&1; then
+    cat "$log" >&2
+    rm -f "$log"
+    die "failed: $*"
+  fi
+  rm -f "$log"
+}
+
 installed() { dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep -q '^install ok installed'; }
 
 # Debian 12 itself has Catch2 2; version 3 is in its backports, on the mirror that this machine uses already.
@@ -44,7 +56,7 @@ catch2_source() {
     [ -n "$mirror" ] || die "Catch2 3 is needed and apt has no source for '$codename' to take its backports from"
     say "adding $codename-backports, for Catch2 3"
     echo "deb $mirror $codename-backports main" | as_root tee "$list" >/dev/null
-    as_root apt-get update -qq >&2
+    quietly as_root apt-get update -qq
   fi
   echo "catch2/$codename-backports"
 }
@@ -58,12 +70,12 @@ packages() {
   [ ${#missing[@]} -gt 0 ] || return 0
   command -v apt-get >/dev/null || die "this machine has no apt-get; install by hand: ${missing[*]}"
   say "installing ${missing[*]}"
-  as_root apt-get update -qq >&2
+  quietly as_root apt-get update -qq
   local names=()
   for package in "${missing[@]}"; do
     if [ "$package" = catch2 ]; then names+=("$(catch2_source)"); else names+=("$package"); fi
   done
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${names[@]}" >&2
+  quietly as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${names[@]}"
 }
 
 # The engine's instruction set is chosen from what this CPU has: its own -march=native guess breaks g++ 12 on AMX machines.
