@@ -1,0 +1,46 @@
+#include "kvpolicy/score/window_attention.hpp"
+
+#include <array>
+#include <catch2/catch_test_macros.hpp>
+#include <vector>
+
+#include "kvpolicy/exec/host.hpp"
+#include "kvpolicy/policy.hpp"
+#include "kvpolicy/pool/none.hpp"
+
+namespace kvpolicy {
+namespace {
+
+/// Six tokens of one channel under one head, and as many queries as a case records.
+struct observed {
+  std::array<float, 6> keys{.1f, -.3f, .7f, .2f, -.5f, .4f};
+  std::array<float, 4> queries{.9f, -.8f, .5f, 1.1f};
+  byte_strides strides{.layer = 24, .head = 4, .token = 4, .dim = 4};
+  strided_view<> view{{1, 1, 1, 1, 8, element_type::f32}, 6, base(), base(), strides, strides};
+  pool::none::summaries nothing;
+  host_exec exec;
+
+  std::byte const* base() const { return reinterpret_cast<std::byte const*>(keys.data()); }
+  std::vector<float> scores(std::int32_t window, std::int64_t recorded, std::int64_t columns) {
+    score_input<strided_view<>, pool::none::summaries> const input{
+        view, {0}, 6, nothing, {}, {queries.data() + 4 - recorded, recorded, 1, 1, 1, 1}};
+    std::vector<float> out(8, -1.0f);
+    score::window_attention{.window = window, .smooth = {}}.score(input, table<float>{out.data(), 1, columns, 8}, exec);
+    return out;
+  }
+};
+
+TEST_CASE("of a longer record only the last queries count", "[score]") {
+  observed once;
+  REQUIRE(once.scores(2, 4, 4) == once.scores(2, 2, 4));
+  REQUIRE(once.scores(3, 4, 3) != once.scores(2, 4, 3));
+}
+
+TEST_CASE("window attention without queries, or beside its window, is refused", "[score]") {
+  observed once;
+  REQUIRE_THROWS_AS(once.scores(2, 0, 4), unsupported);
+  REQUIRE_THROWS_AS(once.scores(3, 4, 5), invalid_value);  // token 4 is inside the window: it has no score
+}
+
+}  // namespace
+}  // namespace kvpolicy

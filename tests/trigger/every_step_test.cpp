@@ -1,0 +1,11 @@
+#include "kvpolicy/trigger/every_step.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+
+namespace kvpolicy {
+namespace {
+
+TEST_CASE("every step chooses anew", "[trigger]") { REQUIRE(trigger::every_step::due(trigger::every_step::start())); }
+
+}  // namespace
+}  // namespace kvpolicy
