@@ -29,6 +29,8 @@ void* operator new(std::size_t size) { return kvpolicy_test::counted(size, 1); }
 void* operator new(std::size_t size, std::align_val_t alignment) {
   return kvpolicy_test::counted(size, static_cast<std::size_t>(alignment));
 }
+void* operator new(std::size_t size, std::nothrow_t const&) noexcept { return kvpolicy_test::counted(size, 1); }
+void operator delete(void* at, std::nothrow_t const&) noexcept { std::free(at); }
 void operator delete(void* at) noexcept { std::free(at); }
 void operator delete(void* at, std::size_t) noexcept { std::free(at); }
 void operator delete(void* at, std::align_val_t) noexcept { std::free(at); }

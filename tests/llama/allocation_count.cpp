@@ -25,6 +25,8 @@ void* operator new(std::size_t size, std::align_val_t alignment) { return counte
 void* operator new[](std::size_t size, std::align_val_t alignment) {
   return counted(size, static_cast<std::size_t>(alignment));
 }
+void* operator new(std::size_t size, std::nothrow_t const&) noexcept { return counted(size); }
+void operator delete(void* made, std::nothrow_t const&) noexcept { std::free(made); }
 void operator delete(void* made) noexcept { std::free(made); }
 void operator delete[](void* made) noexcept { std::free(made); }
 void operator delete(void* made, std::size_t) noexcept { std::free(made); }
