@@ -5,12 +5,13 @@
 """
 import base64
 import html
+import itertools
 import json
 import struct
 import sys
 import zlib
 
-COLOURS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#a463f2", "#97bbf5", "#9c6b4e", "#3ca951"]
+COLOURS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#a463f2", "#97bbf5", "#9c6b4e", "#3ca951", "#d6336c", "#7a8b00", "#0f7b8a", "#8a6fdf"]
 
 STYLE = """
 :root { --ink: #1b1e23; --paper: #ffffff; --line: #d9dde3; --soft: #5b6470; --tint: #f5f7fa; }
@@ -41,6 +42,10 @@ def table(head, rows):
     return '<div class="wide"><table>' + "\n".join(lines) + "</table></div>"
 
 
+def coloured(result):
+    return zip(result["policies"], itertools.cycle(COLOURS))
+
+
 def swatch(colour):
     return f'<span class="swatch" style="background:{colour}"></span>'
 
@@ -52,7 +57,7 @@ def speed_table(result):
         run = result["dense"][key]
         rows.append([name, "all", "100%", number(run["ms_per_token"]), f'{run["ms_p10"]:.2f}&ndash;{run["ms_p90"]:.2f}',
                      number(run["speedup"], 2, "x"), "", "", "", html.escape(result["dense"]["answer"][:48]) if key == "flash_on" else ""])
-    for policy, colour in zip(result["policies"], COLOURS):
+    for policy, colour in coloured(result):
         rows.append([swatch(colour) + html.escape(policy["label"]), number(policy["tokens_read"], 0), number(100 * policy["cache_share"], 1, "%"),
                      number(policy["ms_per_token"]), f'{policy["ms_p10"]:.2f}&ndash;{policy["ms_p90"]:.2f}', number(policy["speedup"], 2, "x"),
                      number(100 * policy["choose_share"], 1, "%"), number(100 * policy["top1_agreement"], 1, "%"), number(policy["kl"], 4),
@@ -61,7 +66,7 @@ def speed_table(result):
 
 
 def answer_table(result):
-    head = ["~prompt", "tokens", "~dense"] + ["~" + swatch(c) + html.escape(p["label"]) for p, c in zip(result["policies"], COLOURS)]
+    head = ["~prompt", "tokens", "~dense"] + ["~" + swatch(c) + html.escape(p["label"]) for p, c in coloured(result)]
     rows = []
     for i, prompt in enumerate(result["prompts"]):
         rows.append([html.escape(prompt["name"]), str(prompt["tokens"]), html.escape(prompt["answer"][:60])] +
@@ -83,7 +88,7 @@ def scatter(result):
         share = tick / 4
         parts.append(f'<line class="axis" x1="{left}" y1="{y(share):.1f}" x2="{right}" y2="{y(share):.1f}"/>'
                      f'<text class="soft" x="{left - 8}" y="{y(share) + 4:.1f}" text-anchor="end">{100 * share:.0f}%</text>')
-    points = sorted(zip(result["policies"], COLOURS), key=lambda entry: -entry[0]["top1_agreement"])
+    points = sorted(coloured(result), key=lambda entry: -entry[0]["top1_agreement"])
     taken = []  # where names stand: the lower of two that would collide goes to its point's other side
     for policy, colour in points:
         px, py = x(policy["speedup"]), y(policy["top1_agreement"])
@@ -115,7 +120,7 @@ def picture(rows, colour):
 
 def pictures(result):
     parts = []
-    for policy, colour in zip(result["policies"], COLOURS):
+    for policy, colour in coloured(result):
         if not policy["kept"]:
             continue
         parts.append(f'<figure><figcaption>{swatch(colour)}<b>{html.escape(policy["label"])}</b> {html.escape(policy["parameters"])}</figcaption>'
