@@ -8,9 +8,11 @@
 
 namespace kv = kvpolicy;
 
-struct short_keys {  // a scorer: what it needs, how fine it selects, and a score for every token
+struct short_keys {  // a scorer: what it needs, how fine it selects, a score for every token
   static constexpr kv::signals needs = kv::signals::keys;
   static constexpr kv::scope how_fine = kv::scope::head;
+  static constexpr kv::scored of = kv::scored::tokens;
+  static constexpr kv::no_memory start(kv::cache_shape const&) noexcept { return {}; }
 
   template <class Input, kv::executor Exec>
   void score(Input const& input, kv::table<float> out, Exec&) const {

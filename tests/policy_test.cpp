@@ -2,17 +2,21 @@
 
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 
 #include "conformance/history.hpp"
 
 namespace kvpolicy_test {
 namespace {
 
+using Catch::Matchers::ContainsSubstring;
+
 constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 
 // The contract: at choose the current token's key is there for this layer, and for no layer behind it.
 TEMPLATE_TEST_CASE("choose reads no key that is not written yet", "[policy]", quest_model, streaming_model, snapkv_model,
-                   chess_model) {
+                   chess_model, layered_quest_model, adakv_model, chunkkv_model, h2o_model, tova_model, snapkv_quest_model) {
   random_source random(191);
   for (int round = 0; round < 60; ++round) {
     cache_shape shape = random_shape(random, 80, 3);
@@ -26,7 +30,7 @@ TEMPLATE_TEST_CASE("choose reads no key that is not written yet", "[policy]", qu
       try {
         check(policy, shape);
         break;
-      } catch (invalid_value const&) {
+      } catch (error const&) {
       }
     }
     random_cache partial = complete;
@@ -64,12 +68,50 @@ TEMPLATE_TEST_CASE("choose reads no key that is not written yet", "[policy]", qu
   }
 }
 
+// As llama.cpp's adapter does it: a layer's prompt is handed over right before that layer's first step.
+TEMPLATE_TEST_CASE("prefill may come layer by layer, each right before the layer's first choose", "[policy]", quest_model,
+                   streaming_model, snapkv_model, layered_quest_model, adakv_model, chunkkv_model, h2o_model, tova_model,
+                   snapkv_quest_model) {
+  random_source random(197);
+  for (int round = 0; round < 60; ++round) {
+    cache_shape shape = random_shape(random, 80, 3);
+    shape.head_dim = random.between(1, 8);
+    shape.max_tokens += 12;
+    random_cache const cache = random_cache_of(shape, random);
+    typename TestType::preset policy{};
+    while (true) {
+      policy = TestType::draw(shape, random);
+      try {
+        check(policy, shape);
+        break;
+      } catch (error const&) {
+      }
+    }
+    std::int64_t const prompt = random.between(1, shape.max_tokens - 8);
+    std::vector<float> const queries = random.reals(shape.q_heads * shape.head_dim);
+    query_heads const heads{queries.data(), shape.q_heads, shape.head_dim, 1};
+    query_window const window{queries.data(), 1, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, 1};
+    host_exec exec;
+    auto before = start(policy, shape);
+    auto between = start(policy, shape);
+    for (std::int64_t l = 0; l < 3; ++l) prefill(policy, before, own_view{&cache, prompt}, {l}, {0, window}, exec);
+    for (std::int64_t n = prompt + 1; n <= prompt + 8; ++n) {
+      for (std::int64_t l = 0; l < 3; ++l) {
+        if (n == prompt + 1) prefill(policy, between, own_view{&cache, prompt}, {l}, {0, window}, exec);
+        lists_copy const right = copy_of(choose(policy, before, own_view{&cache, n}, {l}, heads, exec));
+        INFO("round " << round << " layer " << l << " tokens " << n);
+        REQUIRE(copy_of(choose(policy, between, own_view{&cache, n}, {l}, heads, exec)) == right);
+      }
+    }
+  }
+}
+
 TEST_CASE("a step on more tokens than the state was started for is refused, and one on none", "[policy]") {
   random_source random(192);
   random_cache const cache({1, 1, 1, 4, 40, element_type::f32}, layout::head_major, 8, random);
   host_exec exec;
   cache_shape const shorter{1, 1, 1, 4, 20, element_type::f32};
-  presets::quest const policy{.tokens = 16, .page = 16};
+  presets::quest const policy{.tokens = 16, .page = 16, .sink_pages = 0};
   std::vector<float> const query(4, 1);
   auto state = start(policy, shorter);
   REQUIRE_NOTHROW(choose(policy, state, own_view{&cache, 20}, {0}, {query.data(), 1, 4, 1}, exec));
@@ -83,17 +125,18 @@ TEST_CASE("a prompt of more tokens than the state was started for is refused", "
   random_cache const cache({1, 1, 1, 4, 40, element_type::f32}, layout::head_major, 8, random);
   host_exec exec;
   cache_shape const shorter{1, 1, 1, 4, 20, element_type::f32};
-  presets::quest const policy{.tokens = 16, .page = 16};
+  presets::quest const policy{.tokens = 16, .page = 16, .sink_pages = 0};
   auto state = start(policy, shorter);
   REQUIRE_THROWS_AS(prefill(policy, state, own_view{&cache, 25}, {0}, {}, exec), invalid_value);
 }
 
-// An act with two fields that differ: what retains says so, and one act of two is keep_all.
 TEST_CASE("a policy knows which of its acts decides", "[policy]") {
   STATIC_REQUIRE(parts_t<presets::snapkv>::retains);
   STATIC_REQUIRE_FALSE(parts_t<presets::quest>::retains);
   STATIC_REQUIRE(parts_t<presets::full>::keeps_all);
   STATIC_REQUIRE_FALSE(parts_t<presets::chess>::keeps_all);
+  STATIC_REQUIRE_FALSE(snapkv_quest_model::preset::keeps_all);
+  STATIC_REQUIRE(snapkv_quest_model::preset::needs == (signals::keys | signals::queries | signals::window_queries));
   STATIC_REQUIRE(std::same_as<parts_t<decltype(presets::quest{}.parts())>, parts_t<presets::quest>>);
 }
 
@@ -101,10 +144,10 @@ TEST_CASE("a composed policy without a name runs as its preset does", "[policy]"
   random_source random(194);
   cache_shape const shape{1, 4, 2, 8, 90, element_type::f16};
   random_cache const cache(shape, layout::paged_nhd, 8, random);
-  presets::quest const named{.tokens = 32, .page = 8};
-  policy const composed{keep_all{},
-                        keep{segment::pages{8}, pool::bounds{}, score::upper_bound{}, budget::tokens{32}, select::top{},
-                             window::pages{.size = 8, .sink_pages = 0, .recent_pages = 1}, trigger::every_step{}}};
+  presets::quest const named{.tokens = 32, .page = 8, .sink_pages = 1};
+  policy const composed{
+      keep_all{}, keep{segment::pages{8}, pool::bounds{named.metadata}, score::upper_bound{named.group}, budget::tokens{32},
+                       select::top{}, window::pages{.size = 8, .sink_pages = 1, .recent_pages = 1}, trigger::every_step{}}};
   host_exec exec;
   auto one = start(named, shape);
   auto two = start(composed, shape);
@@ -114,6 +157,138 @@ TEST_CASE("a composed policy without a name runs as its preset does", "[policy]"
     lists_copy const lists = copy_of(choose(named, one, own_view{&cache, n}, {0}, heads, exec));
     REQUIRE(copy_of(choose(composed, two, own_view{&cache, n}, {0}, heads, exec)) == lists);
   }
+}
+
+/// The rows of a few tokens of one KV head, moved together: a cache as if there had never been others.
+random_cache compacted(random_cache const& from, std::int64_t l, std::int64_t h, range_list const& tokens,
+                       random_source& random) {
+  cache_shape shape = from.shape();
+  shape = {1, shape.group(), 1, shape.head_dim, shape.max_tokens, shape.type};
+  random_cache made(shape, layout::head_major, 8, random);
+  std::int64_t rank = 0;
+  for (token_range const& range : tokens) {
+    for (std::int64_t t = range.begin; t < range.end; ++t, ++rank) {
+      for (std::int64_t d = 0; d < shape.head_dim; ++d) made.set_key(0, 0, rank, d, from.key(l, h, t, d));
+    }
+  }
+  return made;
+}
+
+std::vector<std::int64_t> tokens_of(range_list const& list) {
+  std::vector<std::int64_t> made;
+  for (token_range const& range : list) {
+    for (std::int64_t t = range.begin; t < range.end; ++t) made.push_back(t);
+  }
+  return made;
+}
+
+TEMPLATE_TEST_CASE("quest on what another policy retains reads what it would of a cache that holds nothing else", "[policy]",
+                   presets::snapkv, presets::adakv, presets::tova, presets::streaming_llm) {
+  random_source random(195);
+  bool fewer = false;
+  for (int round = 0; round < 40; ++round) {
+    cache_shape shape = random_shape(random, 90, 2);
+    shape.head_dim = random.between(1, 9);
+    shape.max_tokens += 30;
+    random_cache const cache = random_cache_of(shape, random);
+    auto const budget = static_cast<std::int32_t>(random.between(16, shape.max_tokens));
+    presets::quest const quest{.tokens = static_cast<std::int32_t>(random.between(12, 30)),
+                               .page = static_cast<std::int32_t>(random.between(1, 6)),
+                               .sink_pages = static_cast<std::int32_t>(random.between(0, 1))};
+    policy const both{TestType{.tokens = budget}.parts().retain, quest.parts().retrieve};
+    host_exec exec;
+    auto state = start(both, shape);
+    std::int64_t const prompt = random.between(1, shape.max_tokens - 12);
+    std::vector<float> const window = random.reals(shape.q_heads * shape.head_dim);
+    query_window const last{window.data(), 1, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, 1};
+    for (std::int64_t l = 0; l < 2; ++l) prefill(both, state, own_view{&cache, prompt}, {l}, {.queries = last}, exec);
+    for (std::int64_t n = prompt + 1; n <= prompt + 12; ++n) {
+      std::vector<float> const queries = random.reals(shape.q_heads * shape.head_dim);
+      for (std::int64_t l = 0; l < 2; ++l) {
+        selection const kept =
+            choose(both, state, own_view{&cache, n}, {l}, {queries.data(), shape.q_heads, shape.head_dim, 1}, exec);
+        for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+          range_list const& there = state.retained({l}).of({h});
+          REQUIRE(within(kept.of({h}), there));
+          fewer |= token_count(there) < n;
+          random_cache const alone = compacted(cache, l, h, there, random);
+          auto fresh = start(quest, alone.shape());
+          query_heads const own{queries.data() + h * shape.group() * shape.head_dim, shape.group(), shape.head_dim, 1};
+          std::vector<std::int64_t> const ids = tokens_of(there);
+          std::vector<std::int64_t> want;
+          selection const by_rank = choose(quest, fresh, own_view{&alone, std::ssize(ids)}, {0}, own, exec);
+          for (std::int64_t const rank : tokens_of(by_rank.of({0}))) want.push_back(ids[static_cast<std::size_t>(rank)]);
+          INFO("round " << round << " tokens " << n << " layer " << l << " head " << h);
+          REQUIRE(tokens_of(kept.of({h})) == want);
+        }
+      }
+    }
+  }
+  REQUIRE(fewer);
+}
+
+constexpr cache_shape two_layers{2, 4, 2, 8, 300, element_type::f16};
+
+template <class Retain, class Retrieve>
+auto pair_of(Retain const& retain, Retrieve const& retrieve) {
+  return policy{retain.parts().retain, retrieve.parts().retrieve};
+}
+
+TEST_CASE("one choice for the request can't point at tokens that some heads or layers do not have", "[policy]") {
+  presets::chess const chess{.units = {8, 2, 2}, .recent_pages = 1};
+  REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 64}, chess), two_layers), unsupported);
+  REQUIRE_THROWS_WITH(check(pair_of(presets::snapkv{.tokens = 64}, chess), two_layers),
+                      ContainsSubstring("for each head") && ContainsSubstring("one choice for each request") &&
+                          ContainsSubstring("retain no finer"));
+  REQUIRE_THROWS_WITH(start(pair_of(presets::tova{.tokens = 64}, chess), two_layers), ContainsSubstring("for each layer"));
+  REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 64}, presets::infllm{.tokens = 128}), two_layers), unsupported);
+  REQUIRE_NOTHROW(check(pair_of(presets::streaming_llm{.tokens = 64}, chess), two_layers));
+  REQUIRE_NOTHROW(check(pair_of(presets::chunkkv{.tokens = 64}, presets::infllm{.tokens = 128}), two_layers));
+  REQUIRE_NOTHROW(check(pair_of(presets::tova{.tokens = 64}, presets::quest{.tokens = 64}), two_layers));
+}
+
+TEST_CASE("a choice is not taken over by layers where other tokens were retained", "[policy]") {
+  presets::quest const shared{.tokens = 64, .layers = {.reuse = 2}};
+  REQUIRE_NOTHROW(check(shared, two_layers));
+  REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 64}, shared), two_layers), unsupported);
+  REQUIRE_THROWS_WITH(check(pair_of(presets::tova{.tokens = 64}, shared), two_layers), ContainsSubstring("set reuse to 1"));
+  REQUIRE_NOTHROW(check(pair_of(presets::streaming_llm{.tokens = 64}, shared), two_layers));
+  REQUIRE_NOTHROW(
+      check(pair_of(presets::snapkv{.tokens = 64, .layers = {.reuse = 2}}, presets::quest{.tokens = 64}), two_layers));
+}
+
+TEST_CASE("blocks that stand for tokens are not made of tokens that are evicted one by one", "[policy]") {
+  presets::infllm const infllm{.tokens = 128};
+  REQUIRE_THROWS_AS(check(pair_of(presets::tova{.tokens = 64}, infllm), two_layers), unsupported);
+  REQUIRE_THROWS_WITH(check(pair_of(presets::streaming_llm{.tokens = 64}, infllm), two_layers),
+                      ContainsSubstring("use a retain that decides once"));
+}
+
+TEST_CASE("each act of two is checked by itself", "[policy]") {
+  REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 0}, presets::quest{.tokens = 64}), two_layers), invalid_value);
+  REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 64}, presets::quest{.tokens = 0}), two_layers), invalid_value);
+}
+
+// Every four steps; the choice stood since token 200 when the tail was taken away.
+TEST_CASE("a choice that is due every few steps stays so after a tail was removed", "[policy]") {
+  random_source random(196);
+  cache_shape const shape{1, 1, 1, 2, 300, element_type::f32};
+  random_cache cache(shape, layout::head_major, 8, random);
+  presets::chess const policy{.fractions = {1, 1, .2f}, .units = {4, 2, 2}, .sink_pages = 0, .recent_pages = 1, .every = 4};
+  host_exec exec;
+  auto state = start(policy, shape);
+  prefill(policy, state, own_view{&cache, 199}, {0}, {}, exec);
+  choose(policy, state, own_view{&cache, 200}, {0}, {}, exec);
+  cache.fill(100, 300, random);
+  for (std::int64_t n = 101; n <= 104; ++n) choose(policy, state, own_view{&cache, n}, {0}, {}, exec);
+  int same = 0;
+  for (std::int64_t n = 105; n <= 108; ++n) {
+    lists_copy const here = copy_of(choose(policy, state, own_view{&cache, n}, {0}, {}, exec));
+    auto fresh = start(policy, shape);
+    prefill(policy, fresh, own_view{&cache, n - 1}, {0}, {}, exec);
+    same += copy_of(choose(policy, fresh, own_view{&cache, n}, {0}, {}, exec)) == here ? 1 : 0;
+  }
+  REQUIRE(same >= 1);
 }
 
 }  // namespace

@@ -1,63 +1,28 @@
-// Policies, as compositions of parts, and the four verbs that an engine calls: start, prefill, choose, observe.
+// Policies, and the four verbs that an engine calls: start, prefill, choose, observe.
 #pragma once
 
 #include <algorithm>
 #include <concepts>
-#include <span>
 #include <string>
 #include <type_traits>
-#include <vector>
 
-#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/act.hpp"
 #include "kvpolicy/policy_state.hpp"
 
 namespace kvpolicy {
 
-/// One act, retain or retrieve: which units exist, how they are summarised and scored, how many are kept, which, what is
-/// read in any case, and when the choice is made anew.
-template <segmenter Segment, pooler<Segment> Pool, scorer Score, budgeter Budget, part Select, window_part Window,
-          trigger_part Trigger>
-struct keep {
-  static constexpr signals needs = Pool::needs | Score::needs | Trigger::needs;
-  static constexpr scope how_fine = Score::how_fine;
-
-  Segment segment{};
-  Pool pool{};
-  Score score{};
-  Budget budget{};
-  Select select{};
-  Window window{};
-  Trigger trigger{};
-};
-
-template <class... Parts>
-keep(Parts...) -> keep<Parts...>;
-
-/// The act that keeps everything.
-struct keep_all {
-  static constexpr signals needs = signals::none;
-  static constexpr scope how_fine = scope::request;
-};
-
 /// retain: decides, when the prompt ends and when its trigger is due, which tokens exist at all; tokens that come later are
-/// kept until the next decision. retrieve: decides which units a step reads; its window slides with every step.
-/// One of the two is keep_all in this version.
+/// kept until the next decision. retrieve: decides which units of those a step reads; its window slides with every step.
+/// A method without one of the acts has keep_all there.
 template <class Retain, class Retrieve>
-  requires(std::same_as<Retain, keep_all> || std::same_as<Retrieve, keep_all>)
 struct policy {
   static constexpr signals needs = Retain::needs | Retrieve::needs;
   static constexpr scope how_fine = std::max(Retain::how_fine, Retrieve::how_fine);
   static constexpr bool retains = !std::same_as<Retain, keep_all>;
-  static constexpr bool keeps_all = std::same_as<Retain, Retrieve>;
+  static constexpr bool keeps_all = std::same_as<Retain, keep_all> && std::same_as<Retrieve, keep_all>;
 
   Retain retain{};
   Retrieve retrieve{};
-
-  /// The one act that is not keep_all.
-  constexpr auto const& act() const noexcept {
-    if constexpr (retains) return retain;
-    else return retrieve;
-  }
 };
 
 template <class Retain, class Retrieve>
@@ -82,45 +47,46 @@ template <class P>
 concept policy_like = part<P> && requires(parts_t<P> parts) {
   { parts_t<P>::needs } -> std::convertible_to<signals>;
   { parts_t<P>::how_fine } -> std::convertible_to<scope>;
-  parts.act();
+  parts.retain;
+  parts.retrieve;
 };
 
-/// What prefill is told beside the view.
-struct prompt_signals {
-  std::int64_t first = 0;  ///< the first token that is new; 0 for a new prompt
-  query_window queries{};  ///< the last queries, where the policy needs them
-};
+/// How many of a prompt's last queries prefill must be given; all_queries for every one, 0 for none.
+template <policy_like Policy>
+constexpr std::int64_t prompt_queries(Policy const& policy) noexcept {
+  auto const parts = parts_of(policy);
+  return std::max(prompt_queries(parts.retain), prompt_queries(parts.retrieve));
+}
 
-/// What observe is told of a step.
-struct step_outcome {
-  std::span<float const> logits;  ///< `[vocabulary]`, where the policy needs them
-};
+/// What a policy needs, with its parameters.
+template <policy_like Policy>
+constexpr signals needs_of(Policy const& policy) noexcept {
+  auto const parts = parts_of(policy);
+  return needs_of(parts.retain) | needs_of(parts.retrieve);
+}
 
-/// What a scorer may read.
-template <class View, class Summaries>
-struct score_input {
-  View const& view;
-  layer_id layer;
-  std::int64_t tokens = 0;  ///< how many tokens the choice is made among
-  Summaries& summaries;
-  query_heads queries{};
-  query_window window{};
-};
-
-/// Throws invalid_value for parameters that can't be, on a cache of this shape; start() does so first.
+/// Throws invalid_value for parameters that can't be, on a cache of this shape, and unsupported for acts that can't be
+/// together; start() does so first.
 template <policy_like Policy>
 void check(Policy const& policy, cache_shape const& shape) {
-  if constexpr (!parts_t<Policy>::keeps_all) {
-    auto const parts = parts_of(policy);
-    std::int64_t const unit = parts.act().segment.unit_size();
-    KVPOLICY_EXPECTS(unit >= 1, "a unit of " + std::to_string(unit) + " tokens; it needs at least 1");
-    parts.act().budget.check(shape);
-    parts.act().window.check(unit);
-    if constexpr (contains(parts_t<Policy>::needs, signals::window_queries)) {
-      std::int64_t const window = parts.act().score.window;
-      KVPOLICY_EXPECTS(window >= 1, "a window of " + std::to_string(window) + " queries; it needs at least 1");
-    }
-    parts.act().select.check(parts.act(), shape);
+  auto const parts = parts_of(policy);
+  check(parts.retain, shape);
+  check(parts.retrieve, shape);
+  if (!keeps_all(parts.retrieve)) check_window(parts.retrieve, shape);
+  if (keeps_all(parts.retain) || keeps_all(parts.retrieve)) return;
+  if (scope_of(parts.retain) > scope_of(parts.retrieve)) {
+    throw unsupported(std::string("the retain keeps other tokens for each ") + name_of(scope_of(parts.retain)) +
+                      ", the retrieve makes one choice for each " + name_of(scope_of(parts.retrieve)) +
+                      ": it can't point at tokens that some heads do not have; retain no finer, or retrieve by head");
+  }
+  if (evicts(parts.retain) && needs_ranks(parts.retrieve)) {
+    throw unsupported(
+        "the retain drops tokens at every step, the retrieve's blocks are made of tokens that stay; use a retain that decides "
+        "once");
+  }
+  if (layers_of(parts.retrieve).reuse > 1 && scope_of(parts.retain) != scope::request) {
+    throw unsupported(
+        "the retrieve takes over other layers' choices, the retain keeps other tokens in each layer; set reuse to 1");
   }
 }
 
@@ -131,27 +97,16 @@ policy_state<parts_t<Policy>> start(Policy const& policy, cache_shape const& sha
   return policy_state<parts_t<Policy>>(parts_of(policy), shape);
 }
 
-/// A layer's keys of a prompt, or of a further piece of one, are written. Call it for every layer, with first = the number
-/// of tokens that were there before; whatever lay behind that is forgotten, so a shortened or replaced tail is no special
-/// case. Throws unsupported where a needed signal is missing.
+/// A layer's keys of a prompt, or of a further piece of one, are written. Call it for every layer, in order, with first = the
+/// number of tokens that were there before; whatever lay behind that is forgotten, so a shortened or replaced tail is no
+/// special case. The retain decides among all rows of the view. Throws unsupported where a needed signal is missing.
 template <policy_like Policy, kv_cache_view View, executor_for<View> Exec>
 void prefill(Policy const& policy, policy_state<parts_t<Policy>>& state, View const& view, layer_id layer,
              prompt_signals const& prompt, Exec& exec) {
   auto const parts = parts_of(policy);
-  using parts_type = parts_t<Policy>;
-  if constexpr (!parts_type::keeps_all) {
-    auto const& act = parts.act();
-    std::int64_t const tokens = view.tokens();
-    if (layer.value == 0) state.begin_prompt(prompt.first, tokens);
-    act.pool.update(state.summaries, view, layer, tokens, exec);
-    if constexpr (parts_type::retains) {
-      if (parts_type::how_fine != scope::request || layer.value == 0) {
-        state.decide(act, view, layer, tokens, {}, prompt.queries, exec);
-      }
-    } else if (layer.value == 0) {
-      state.forget_choice();
-    }
-  }
+  if (layer.value == 0) state.begin_prompt(prompt.first, view.tokens());
+  state.retain.prefill(parts.retain, view, layer, prompt, exec);
+  state.retrieve.prefill(parts.retrieve, view, layer, state.there(layer, view.tokens()), prompt, exec);
 }
 
 /// Before attention of one token, which is the view's last: its key must be there for `layer`, and for no other layer.
@@ -160,39 +115,20 @@ void prefill(Policy const& policy, policy_state<parts_t<Policy>>& state, View co
 /// The selection holds until the next verb on this state.
 template <policy_like Policy, kv_cache_view View, executor_for<View> Exec>
 selection choose(Policy const& policy, policy_state<parts_t<Policy>>& state, View const& view, layer_id layer,
-                 query_heads const& queries, Exec& exec) {
+                 step_signals const& signals, Exec& exec) {
   auto const parts = parts_of(policy);
-  using parts_type = parts_t<Policy>;
-  std::int64_t const tokens = view.tokens();
-  if (layer.value == 0) state.begin_step(tokens);
-  if constexpr (parts_type::keeps_all) {
-    return state.everything(tokens);
-  } else {
-    auto const& act = parts.act();
-    constexpr bool for_request = parts_type::how_fine == scope::request;
-    if (for_request && layer.value != 0) return state.kept(layer);
-    std::int64_t const known = for_request ? tokens - 1 : tokens;
-    if constexpr (for_request) {
-      for (std::int64_t l = 0; l < state.shape().layers; ++l) act.pool.update(state.summaries, view, {l}, known, exec);
-    } else {
-      act.pool.update(state.summaries, view, layer, known, exec);
-    }
-    if (!state.decided(layer) || act.trigger.due(state.trigger)) {
-      if constexpr (parts_type::retains) state.decide(act, view, layer, tokens, queries, {}, exec);
-      else state.decide(act, view, layer, known, queries, {}, exec);
-    }
-    if constexpr (parts_type::retains) state.extend(layer, tokens);
-    else state.compose(layer, tokens, act.window.at(tokens));
-    return state.kept(layer);
-  }
+  if (layer.value == 0) state.begin_step(view.tokens());
+  state.retain.step(parts.retain, view, layer, signals, exec);
+  if (state.retrieves()) state.retrieve.choose(parts.retrieve, view, layer, state.there(layer, view.tokens()), signals, exec);
+  return state.kept(layer);
 }
 
 /// After a step: what came of it, for triggers.
 template <policy_like Policy, executor Exec>
 void observe(Policy const& policy, policy_state<parts_t<Policy>>& state, step_outcome const& outcome, Exec& exec) {
-  if constexpr (contains(parts_t<Policy>::needs, signals::logits)) {
-    parts_of(policy).act().trigger.observe(state.trigger, state.tokens(), outcome, exec);
-  }
+  auto const parts = parts_of(policy);
+  state.retain.observe(parts.retain, state.tokens(), outcome, exec);
+  state.retrieve.observe(parts.retrieve, state.tokens(), outcome, exec);
 }
 
 }  // namespace kvpolicy

@@ -1,4 +1,4 @@
-// Everything of a policy that changes: summaries, choices, the trigger's memory. Made by start(), used by the other verbs.
+// Everything of a policy that changes: made by start(), used by the other verbs.
 #pragma once
 
 #include <algorithm>
@@ -6,42 +6,50 @@
 #include <string>
 #include <vector>
 
-#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/keep_all_state.hpp"
+#include "kvpolicy/retain_state.hpp"
+#include "kvpolicy/retrieve_state.hpp"
 
 namespace kvpolicy {
 
-template <class View, class Summaries>
-struct score_input;
-
-/// State of one request under a composed policy. Owned by the engine; not thread-safe; movable.
+/// State of one request: what its retain left, and what its retrieve chose of that. Owned by the engine; not thread-safe;
+/// movable.
 template <class Parts>
 class policy_state {
-  using act_type = std::remove_cvref_t<decltype(std::declval<Parts const&>().act())>;
-
  public:
   policy_state(Parts const& parts, cache_shape const& shape)
-      : summaries(parts.act().pool.start(shape, parts.act().segment)),
-        trigger(parts.act().trigger.start()),
+      : retain(parts.retain, shape),
+        retrieve(parts.retrieve, shape),
         shape_(shape),
-        unit_size_(parts.act().segment.unit_size()),
-        lists_(Parts::how_fine == scope::head ? shape.kv_heads : 1),
-        scratch_(parts.act().select.start(parts.act(), shape, lists_)),
-        choices_(static_cast<std::size_t>(Parts::how_fine == scope::request ? 1 : shape.layers)),
-        kept_(choices_.size() * static_cast<std::size_t>(lists_)) {
-    auto const units = static_cast<std::size_t>(parts.act().select.most_units(parts.act(), shape));
-    for (choice& c : choices_) {
-      c.units.resize(static_cast<std::size_t>(lists_) * units);
-      c.counts.resize(static_cast<std::size_t>(lists_));
+        retain_scope_(scope_of(parts.retain)),
+        retrieve_scope_(scope_of(parts.retrieve)),
+        retains_(!keeps_all(parts.retain)),
+        retrieves_(!keeps_all(parts.retrieve)) {
+    if (!retains_ || !retrieves_) return;
+    retrieve.reserve(retain_state<decltype(parts.retain)>::ranges(parts.retain, shape));
+    auto const slots = static_cast<std::size_t>(retain_scope_ == scope::request ? 1 : shape.layers);
+    there_.resize(slots);
+    std::size_t const lists = retain_scope_ == scope::head ? static_cast<std::size_t>(shape.kv_heads) : 1;
+    for (ranks& r : there_) {
+      r.ids.resize(lists * static_cast<std::size_t>(shape.max_tokens));
+      r.counts.resize(lists);
     }
-    most_units_ = static_cast<std::int64_t>(units);
-    for (range_list& list : kept_) list.reserve(units + 4);  // and one range each for sinks, recent, open, later tokens
   }
 
   cache_shape const& shape() const noexcept { return shape_; }
   /// Tokens of the sequence at the last choose, the current one included.
   std::int64_t tokens() const noexcept { return tokens_; }
-  bool decided(layer_id layer) const noexcept { return at(layer).among >= 0; }
-  selection kept(layer_id layer) const noexcept { return {Parts::how_fine, lists(layer), shape_.kv_heads}; }
+  bool retains() const noexcept { return retains_; }
+  bool retrieves() const noexcept { return retrieves_; }
+
+  /// What a step reads in this layer.
+  selection kept(layer_id layer) const noexcept {
+    if (retrieves_) return {retrieve_scope_, retrieve.lists(layer), shape_.kv_heads};
+    return {retain_scope_, retain.lists(layer), shape_.kv_heads};
+  }
+
+  /// What is there at all in this layer, read or not.
+  selection retained(layer_id layer) const noexcept { return {retain_scope_, retain.lists(layer), shape_.kv_heads}; }
 
   /// A prompt, or a piece of one, whose tokens [first, tokens) are new. Throws invalid_value where it does not fit.
   void begin_prompt(std::int64_t first, std::int64_t tokens) {
@@ -50,20 +58,33 @@ class policy_state {
                          "; this state was started for up to " + std::to_string(shape_.max_tokens) + "; start a larger one");
     truncate(first);
     tokens_ = tokens;
-    trigger.restart();
+    retain.restart();
+    retrieve.restart();
   }
 
   /// Forgets every token from `tokens` on. What was decided among the tokens before stands.
   void truncate(std::int64_t tokens) {
-    if (tokens < tokens_) trigger.restart();
+    if (tokens < tokens_) {
+      retain.restart();
+      retrieve.restart();
+    }
     tokens_ = std::min(tokens_, tokens);
-    summaries.truncate(tokens);
-    for (range_list& list : kept_) kvpolicy::truncate(list, tokens);
-    for (choice& c : choices_) c.among = tokens == 0 ? undecided : std::min(c.among, tokens);
-  }
-
-  void forget_choice() {
-    for (choice& c : choices_) c.among = undecided;
+    retain.truncate(tokens);
+    retrieve.truncate(tokens);
+    for (std::int64_t l = 0; l < shape_.layers; ++l) {
+      if (there_.empty()) {
+        retrieve.cut({l}, {0, shape_.kv_heads}, tokens);
+        continue;
+      }
+      ranks& r = there_[slot({l})];
+      for (std::size_t i = 0; i < r.counts.size(); ++i) {
+        std::int32_t const* const ids = r.of(i, shape_.max_tokens);
+        std::int64_t const left = std::lower_bound(ids, ids + r.counts[i], tokens) - ids;
+        retrieve.cut({l}, heads_of(i, r), left);
+        if (retain_scope_ != scope::request || l + 1 == shape_.layers) r.counts[i] = left;
+      }
+      r.tokens = std::min(r.tokens, tokens);
+    }
   }
 
   /// A step on a sequence that now has `tokens` tokens; truncates where tokens were taken away since the last one.
@@ -75,100 +96,84 @@ class policy_state {
     tokens_ = tokens;
   }
 
-  /// Runs the act's scorer and selector among the first `tokens` tokens and composes the layer's lists.
-  template <class View, class Exec>
-  void decide(act_type const& act, View const& view, layer_id layer, std::int64_t tokens, query_heads const& queries,
-              query_window const& window, Exec& exec) {
-    score_input<View, decltype(summaries)> input{view, layer, tokens, summaries, queries, window};
-    protected_tokens const safe = act.window.at(tokens);
-    choice& made = at(layer);
-    act.select.select(act, scratch_, input, safe, lists_, exec, [&](std::int64_t list, std::span<std::int32_t const> units) {
-      std::ranges::copy(units, made.units.begin() + list * most_units_);
-      made.counts[static_cast<std::size_t>(list)] = static_cast<std::int64_t>(units.size());
-    });
-    made.among = tokens;
-    if constexpr (Parts::retains) compose(layer, tokens, safe);
+  /// The retained tokens of a layer by rank, brought up to date with what the retain left of the first `tokens` tokens.
+  retained_tokens there(layer_id layer, std::int64_t tokens) {
+    if (there_.empty()) return {};
+    ranks& r = there_[slot(layer)];
+    if (retain_scope_ != scope::request || layer.value == 0) {
+      bool const dropped = r.revision != retain.revision(layer);
+      std::span const lists = retain.lists(layer);
+      for (std::size_t i = 0; i < lists.size(); ++i) dropped ? relist(layer, r, i, lists[i]) : grow(r, i, lists[i]);
+      r.revision = retain.revision(layer);
+      r.tokens = tokens;
+    }
+    return {r.ids.data(), shape_.max_tokens, r.counts};
   }
 
-  /// Lists from the layer's chosen units and what is protected now.
-  void compose(layer_id layer, std::int64_t tokens, protected_tokens const& safe) {
-    choice const& made = at(layer);
-    std::span const out = lists(layer);
-    for (std::int64_t l = 0; l < lists_; ++l) {
-      range_list& list = out[static_cast<std::size_t>(l)];
-      list.clear();
-      append(list, 0, safe.sink_end, reason::sink);
-      std::int32_t const* const units = made.units.data() + l * most_units_;
-      for (std::int64_t i = 0; i < made.counts[static_cast<std::size_t>(l)]; ++i) {
-        std::int64_t const begin = units[i] * unit_size_;
-        append(list, begin, std::min(begin + unit_size_, safe.recent_begin), reason::scored);
+  retain_state<decltype(std::declval<Parts>().retain)> retain;
+  retrieve_state<decltype(std::declval<Parts>().retrieve)> retrieve;
+
+ private:
+  struct ranks {
+    std::vector<std::int32_t> ids;     ///< `[lists, max_tokens]`
+    std::vector<std::int64_t> counts;  ///< `[lists]`
+    std::int64_t revision = -1;
+    std::int64_t tokens = 0;
+
+    std::int32_t* of(std::size_t list, std::int64_t stride) noexcept {
+      return ids.data() + static_cast<std::int64_t>(list) * stride;
+    }
+  };
+
+  std::size_t slot(layer_id layer) const noexcept {
+    return retain_scope_ == scope::request ? 0 : static_cast<std::size_t>(layer.value);
+  }
+  head_range heads_of(std::size_t list, ranks const& r) const noexcept {
+    return r.counts.size() == 1 ? head_range{0, shape_.kv_heads} : head_range{static_cast<std::int64_t>(list), 1};
+  }
+
+  /// Tokens that came behind the last ones.
+  void grow(ranks& r, std::size_t list, range_list const& from) {
+    std::int32_t* const ids = r.of(list, shape_.max_tokens);
+    for (std::size_t i = from.size(); i-- > 0 && from[i].end > r.tokens;) {
+      if (i > 0 && from[i - 1].end > r.tokens) continue;
+      for (; i < from.size(); ++i) {
+        for (std::int64_t t = std::max<std::int64_t>(from[i].begin, r.tokens); t < from[i].end; ++t) {
+          ids[r.counts[list]++] = static_cast<std::int32_t>(t);
+        }
       }
-      append(list, safe.recent_begin, safe.open_begin, reason::recent);
-      append(list, safe.open_begin, tokens, reason::open);
+      return;
     }
   }
 
-  /// Adds the tokens that came since the layer's lists were made.
-  void extend(layer_id layer, std::int64_t tokens) {
-    for (range_list& list : lists(layer)) append(list, at(layer).among, tokens, reason::open);
-  }
-
-  decltype(std::declval<act_type const&>().pool.start(cache_shape{}, std::declval<act_type const&>().segment)) summaries;
-  decltype(std::declval<act_type const&>().trigger.start()) trigger;
-
- private:
-  /// Chosen units of one layer (or of the request): `[lists, most_units]`, counts of each list.
-  struct choice {
-    std::vector<std::int32_t> units;
-    std::vector<std::int64_t> counts;
-    std::int64_t among = undecided;  ///< how many tokens the choice was made among
-  };
-  static constexpr std::int64_t undecided = -1;
-
-  static std::size_t slot(layer_id layer) noexcept {
-    return Parts::how_fine == scope::request ? 0 : static_cast<std::size_t>(layer.value);
-  }
-  choice& at(layer_id layer) noexcept { return choices_[slot(layer)]; }
-  choice const& at(layer_id layer) const noexcept { return choices_[slot(layer)]; }
-  std::span<range_list> lists(layer_id layer) noexcept {
-    return std::span(kept_).subspan(slot(layer) * static_cast<std::size_t>(lists_), static_cast<std::size_t>(lists_));
-  }
-  std::span<range_list const> lists(layer_id layer) const noexcept {
-    return std::span(kept_).subspan(slot(layer) * static_cast<std::size_t>(lists_), static_cast<std::size_t>(lists_));
+  /// All tokens again; what differs from before is pooled again.
+  void relist(layer_id layer, ranks& r, std::size_t list, range_list const& from) {
+    std::int32_t* const ids = r.of(list, shape_.max_tokens);
+    std::int64_t count = 0;
+    std::int64_t same = 0;
+    for (token_range const& range : from) {
+      for (std::int32_t t = range.begin; t < range.end; ++t, ++count) {
+        if (same == count && count < r.counts[list] && ids[count] == t) ++same;
+        ids[count] = t;
+      }
+    }
+    if (same < r.counts[list]) {
+      if (retain_scope_ == scope::request) {
+        for (std::int64_t l = 0; l < shape_.layers; ++l) retrieve.cut({l}, heads_of(list, r), same);
+      } else {
+        retrieve.cut(layer, heads_of(list, r), same);
+      }
+    }
+    r.counts[list] = count;
   }
 
   cache_shape shape_;
-  std::int64_t unit_size_;
-  std::int64_t lists_;
-  std::int64_t most_units_ = 0;
+  scope retain_scope_;
+  scope retrieve_scope_;
+  bool retains_;
+  bool retrieves_;
   std::int64_t tokens_ = 0;
-  decltype(std::declval<act_type const&>().select.start(std::declval<act_type const&>(), cache_shape{}, 1)) scratch_;
-  std::vector<choice> choices_;
-  std::vector<range_list> kept_;
-};
-
-/// State of the policy that keeps everything: the sequence's length, and one list.
-template <class Parts>
-  requires(Parts::keeps_all)
-class policy_state<Parts> {
- public:
-  policy_state(Parts const&, cache_shape const& shape) : shape_(shape) { kept_.reserve(1); }
-
-  cache_shape const& shape() const noexcept { return shape_; }
-  std::int64_t tokens() const noexcept { return tokens_; }
-  void truncate(std::int64_t tokens) noexcept { tokens_ = std::min(tokens_, tokens); }
-  void begin_step(std::int64_t tokens) noexcept { tokens_ = tokens; }
-
-  selection everything(std::int64_t tokens) {
-    kept_.clear();
-    append(kept_, 0, tokens, reason::open);
-    return {scope::request, std::span<range_list const>(&kept_, 1), shape_.kv_heads};
-  }
-
- private:
-  cache_shape shape_;
-  std::int64_t tokens_ = 0;
-  range_list kept_;
+  std::vector<ranks> there_;  ///< where there are both acts
 };
 
 }  // namespace kvpolicy

@@ -10,9 +10,9 @@ enum class signals : unsigned {
   values = 1u << 1,          ///< value rows
   queries = 1u << 2,         ///< the current token's query heads, at choose
   window_queries = 1u << 3,  ///< the prompt's last queries, at prefill
-  attention = 1u << 4,       ///< attention weights, at observe
+  rotation = 1u << 4,        ///< the keys' rotary embedding, at prefill
   logits = 1u << 5,          ///< next-token logits, at observe
-  token_ids = 1u << 6,       ///< vocabulary ids of the tokens
+  token_ids = 1u << 6,       ///< vocabulary ids: of the prompt at prefill, of the current token at choose
 };
 
 constexpr signals operator|(signals a, signals b) noexcept {

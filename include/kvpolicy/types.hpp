@@ -101,6 +101,12 @@ struct table {
   constexpr operator table<T const>() const noexcept requires(!std::is_const_v<T>) { return {data, rows, columns, row_stride}; }
 };
 
+/// KV heads [first, first + count) of a layer.
+struct head_range {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
 /// Query heads of one token: `[q_heads, head_dim]` floats; head h reads KV head h / (q_heads / kv_heads).
 struct query_heads {
   float const* data = nullptr;
@@ -109,6 +115,10 @@ struct query_heads {
   float scale = 1;               ///< multiplies q.k, 1 / sqrt(head_dim) in most models
 
   constexpr float const* head(std::int64_t h) const noexcept { return data + h * head_stride; }
+  /// The query heads that read these KV heads, `group` to each.
+  constexpr query_heads of(head_range kv, std::int64_t group) const noexcept {
+    return {data + kv.first * group * head_stride, kv.count * group, head_stride, scale};
+  }
 };
 
 /// Query heads of the last `tokens` tokens of a prompt: `[tokens, q_heads, head_dim]` floats, oldest first.
@@ -121,6 +131,23 @@ struct query_window {
   float scale = 1;
 
   constexpr float const* at(std::int64_t t, std::int64_t h) const noexcept { return data + t * token_stride + h * head_stride; }
+  /// The query heads that read these KV heads, `group` to each.
+  constexpr query_window of(head_range kv, std::int64_t group) const noexcept {
+    return {data + kv.first * group * head_stride, tokens, kv.count * group, token_stride, head_stride, scale};
+  }
+  /// The last `count` of them.
+  constexpr query_window last(std::int64_t count) const noexcept {
+    return {data + (tokens - count) * token_stride, count, heads, token_stride, head_stride, scale};
+  }
+};
+
+/// The rotary embedding of a model's keys: channel pair i turns by position * inverse_frequency[i].
+struct rotation {
+  enum class pairing : std::uint8_t { halves, neighbours };  ///< (i, i + pairs), or (2i, 2i + 1)
+
+  float const* inverse_frequency = nullptr;  ///< `[pairs]`
+  std::int64_t pairs = 0;                    ///< channels behind 2 * pairs are not rotated
+  pairing how = pairing::halves;
 };
 
 }  // namespace kvpolicy

@@ -25,7 +25,8 @@ struct cache_shape {
 };
 
 /// Key or value rows of one layer, `[heads, tokens, head_dim]`, where they lie. Offsets are 64-bit throughout.
-/// With a page table, token t of head h is row t % page_size of page pages[t / page_size].
+/// With a page table, token t of head h is row t % page_size of page pages[t / page_size]. With ranks, "token" r of head h is
+/// token ranks[h * rank_stride + r] of all that: rows of a few tokens, as if the others did not exist.
 template <class Memory>
 struct basic_rows {
   using memory = Memory;
@@ -43,14 +44,27 @@ struct basic_rows {
   std::int64_t page_size = 0;           ///< tokens
   std::int64_t page_stride = 0;         ///< bytes
 
+  std::int32_t const* ranks = nullptr;  ///< `[heads, rank_stride]` tokens, or null: every token is its own rank
+  std::int64_t rank_stride = 0;         ///< elements; 0: the same for all heads
+
   constexpr bool contiguous() const noexcept { return dim_stride == size_of(type); }
 
   /// Address of the row's first element; no bounds check.
   constexpr std::byte const* address(head_id head, token_index token) const noexcept {
     std::int64_t offset = head.value * head_stride;
+    if (ranks != nullptr) token.value = ranks[head.value * rank_stride + token.value];
     if (pages == nullptr) return base + offset + token.value * token_stride;
     offset += static_cast<std::int64_t>(pages[token.value / page_size]) * page_stride;
     return base + offset + (token.value % page_size) * token_stride;
+  }
+
+  /// The rows of a few heads.
+  constexpr basic_rows of(head_range few) const noexcept {
+    basic_rows result = *this;
+    result.base += few.first * head_stride;
+    result.heads = few.count;
+    if (ranks != nullptr) result.ranks += few.first * rank_stride;
+    return result;
   }
 
   /// The row as floats: `[head_dim]`. Host rows only.
@@ -187,6 +201,30 @@ cache_shape shape_of(View const& view) {
                    "max_tokens is " + std::to_string(shape.max_tokens) + ", it must be in 1..2147483647");
   return shape;
 }
+
+/// A view of a few of another view's tokens: those that a policy retained, in rank order.
+template <kv_cache_view View>
+struct ranked_view {
+  using memory = typename View::memory;
+
+  View all{};
+  std::int64_t count = 0;               ///< tokens of each head that is read
+  std::int32_t const* ranks = nullptr;  ///< `[heads, rank_stride]` tokens, ascending; of the layer that is asked for
+  std::int64_t rank_stride = 0;
+
+  constexpr cache_shape shape() const noexcept { return all.shape(); }
+  constexpr std::int64_t tokens() const noexcept { return count; }
+  constexpr basic_rows<memory> keys(layer_id layer) const noexcept { return ranked(all.keys(layer)); }
+  constexpr basic_rows<memory> values(layer_id layer) const noexcept { return ranked(all.values(layer)); }
+
+ private:
+  constexpr basic_rows<memory> ranked(basic_rows<memory> few) const noexcept {
+    few.tokens = count;
+    few.ranks = ranks;
+    few.rank_stride = rank_stride;
+    return few;
+  }
+};
 
 static_assert(kv_cache_view<strided_view<>> && kv_cache_view<paged_view<>>);
 static_assert(kv_cache_view<strided_view<device_memory>> && kv_cache_view<paged_view<device_memory>>);

@@ -44,8 +44,8 @@ void check_parameters(llama_context_params const& params, llama_model const* mod
 
 session::engine::engine(policy_runner runner, session_options options)
     : runner_(std::move(runner)), options_(std::move(options)), due_from_(0) {
-  KVPOLICY_EXPECTS(options_.window_queries >= 0 && options_.window_queries <= 512,
-                   "window_queries is " + std::to_string(options_.window_queries) + "; it must be in 0..512");
+  KVPOLICY_EXPECTS(options_.window_queries >= 0,
+                   "window_queries is " + std::to_string(options_.window_queries) + "; it can't be negative");
 }
 
 session::engine::~engine() {
@@ -91,47 +91,22 @@ void session::engine::use(policy_runner runner) {
     runner.start(shape_);
   }
   runner_ = std::move(runner);
-  make_window_room();
+  make_prompt_room();
   attached_ = true;
   failure_ = nullptr;
   steps_ = 0;
   forget_all();
 }
 
-saved_prompt session::engine::save() const {
-  if (hooks_.empty()) return {};
-  layer_hook const& last = hooks_.back();
-  saved_prompt saved{.tokens = last.window_end, .window = last.window_count, .queries = {}};
-  std::int64_t const row = shape_.q_heads * shape_.head_dim;
-  for (std::int64_t l = 0; l < shape_.layers && saved.window > 0; ++l) {
-    float const* const from = window_.data() + l * window_room_ * row;
-    saved.queries.insert(saved.queries.end(), from, from + saved.window * row);
-  }
-  return saved;
-}
+saved_prompt session::engine::save() const { return prompt_.save(); }
 
 void session::engine::load(saved_prompt const& saved) {
   if (shape_.max_tokens == 0) {
     loaded_ = saved;
     return;
   }
-  KVPOLICY_EXPECTS(std::ssize(saved.queries) == shape_.layers * saved.window * shape_.q_heads * shape_.head_dim,
-                   "the saved prompt is of another model: it has " + std::to_string(saved.queries.size()) + " query elements");
   forget_all();
-  take_window(saved);
-}
-
-void session::engine::take_window(saved_prompt const& saved) {
-  std::int64_t const row = shape_.q_heads * shape_.head_dim;
-  std::int64_t const count = std::min(saved.window, window_room_);
-  for (layer_hook& hook : hooks_) {
-    if (count > 0) {
-      float const* const from = saved.queries.data() + ((hook.layer + 1) * saved.window - count) * row;
-      std::copy_n(from, count * row, window_.begin() + hook.layer * window_room_ * row);
-    }
-    hook.window_count = count;
-    hook.window_end = saved.tokens;
-  }
+  prompt_.load(saved);
 }
 
 void session::engine::check() {
@@ -150,11 +125,7 @@ void session::engine::forget_all() noexcept {
 void session::engine::forget(std::int64_t tokens) noexcept {
   tokens_ = std::min(tokens_, tokens);
   if (due_from_ != nothing_due) due_from_ = std::min(due_from_, tokens);
-  for (layer_hook& hook : hooks_) {
-    if (hook.window_end <= tokens) continue;
-    hook.window_count = std::max<std::int64_t>(0, hook.window_count - (hook.window_end - tokens));
-    hook.window_end = tokens;
-  }
+  prompt_.forget(tokens);
   while (!prints_.empty() && prints_.back().token >= tokens) prints_.pop_back();
 }
 
@@ -198,8 +169,15 @@ bool session::engine::ask(ggml_tensor* node) {
       if (!active()) restore(node);
       else if (layer_hook* const hook = hook_of(node)) see_rows(node, *hook);
       return false;
+    case GGML_OP_GET_ROWS:
+      if (std::string_view(node->src[1]->name) == "inp_tokens") {
+        graph_ids_ = {static_cast<std::int32_t const*>(node->src[1]->data), static_cast<std::size_t>(node->src[1]->ne[0])};
+      }
+      return false;
     case GGML_OP_ROPE:
-      if (active() && key_cache_layer(node)) forget_all();  // llama_memory_seq_add turned the cached keys
+      if (!active()) return false;
+      if (key_cache_layer(node)) forget_all();  // llama_memory_seq_add turned the cached keys
+      else if (contains(runner_.needs(), signals::rotation) && !prompt_.knows_rotation()) prompt_.learn_rotation(node);
       return false;
     case GGML_OP_SOFT_MAX:
       if (active() && std::string_view(node->name).starts_with("kq_soft_max")) {
@@ -215,7 +193,7 @@ bool session::engine::ask(ggml_tensor* node) {
 /// A node that was asked for is there: the prompt's queries of a layer, or a step's logits.
 void session::engine::computed(ggml_tensor const* node) {
   if (!active()) return;
-  if (node->op == GGML_OP_FLASH_ATTN_EXT) return keep_window(node);
+  if (node->op == GGML_OP_FLASH_ATTN_EXT) return prompt_.keep(*key_cache_layer(node->src[1]), node->src[0], graph_);
   if (std::string_view(node->name) != "result_output" || node->type != GGML_TYPE_F32) return;
   auto const start = std::chrono::steady_clock::now();
   auto const* const logits = static_cast<float const*>(node->data);
@@ -229,6 +207,7 @@ void session::engine::begin_graph(written_cells const& written) {
   graph_ = written;
   if (threads_seen_ != team_->size()) team_.emplace(threads_seen_);
   forget(written.first);
+  prompt_.keep_ids(graph_ids_, written.first);
   // Somebody replaced the cache: what the keys say is learnt anew.
   if (!prints_.empty() && prints_.back().hash != hash_of(prints_.back().token)) forget_all();
   if (written.first > tokens_) prompt_due(tokens_);
@@ -250,7 +229,7 @@ bool session::engine::ask_attention(ggml_tensor* node) {
   if (node->src[0]->ne[1] != 1) {
     ggml_tensor const* const mask = node->src[3];
     if (layer == 0 && mask->op == GGML_OP_NONE && mask->data != nullptr) check_mask(mask, graph_);
-    return window_room_ > 0;
+    return prompt_.keeps_queries();
   }
   std::memcpy(&hook.scale, node->op_params, sizeof hook.scale);
   std::memcpy(hook.own_params.data(), node->op_params, sizeof node->op_params);
@@ -271,20 +250,20 @@ void session::engine::begin(ggml_tensor const* attention) {
   runner_.check(shape);
   runner_.start(shape);
   exec_.emplace(shape, &*team_);
+  if (options_.rows != nullptr) resident_.emplace(*options_.rows, shape, options_.resident);
   solo_.emplace(cache_shape{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 1, .max_tokens = 1});
   prints_.reserve(static_cast<std::size_t>(2 * shape.max_tokens / print_every + 2));
   shape_ = shape;
-  make_window_room();
-  if (loaded_) load(std::exchange(loaded_, std::nullopt).value());
+  make_prompt_room();
+  if (loaded_) {
+    load(std::exchange(loaded_, std::nullopt).value());
+    prompt_.keep_ids(graph_ids_, graph_.first);
+  }
 }
 
 /// For the queries that the policy wants, or that later ones may.
-void session::engine::make_window_room() {
-  std::int64_t const wanted = std::max(options_.window_queries, runner_.window_queries());
-  if (shape_.max_tokens == 0 || wanted <= window_room_) return;
-  window_room_ = wanted;
-  for (layer_hook& hook : hooks_) hook.window_count = 0;
-  window_.resize(static_cast<std::size_t>(shape_.layers * window_room_ * shape_.q_heads * shape_.head_dim));
+void session::engine::make_prompt_room() {
+  if (shape_.max_tokens != 0) prompt_.reserve(shape_, std::max(options_.window_queries, runner_.window_queries()));
 }
 
 /// Where a layer's rows are now; the same as in all other layers, or refused.
@@ -345,10 +324,11 @@ void session::engine::step(ggml_tensor* node, layer_hook& hook) {
     check_mask(node->src[3], graph_);
     statistics_ = {.tokens = tokens};
   }
-  if (hook.prefill_due) {
+  bool const prompted = hook.prefill_due;
+  if (prompted) {
     auto const start = std::chrono::steady_clock::now();
     if (tokens > 1) {
-      runner_.prefill(view_of(tokens - 1), layer, {.first = due_from_, .queries = window_of(layer.value, tokens - 1)}, *exec_);
+      runner_.prefill(view_of(tokens - 1), layer, prompt_of(layer.value, tokens - 1), *exec_);
     }
     hook.prefill_due = false;
     statistics_.prefill_seconds += seconds_since(start);
@@ -360,13 +340,24 @@ void session::engine::step(ggml_tensor* node, layer_hook& hook) {
                             .head_stride = static_cast<std::int64_t>(q->nb[2] / sizeof(float)),
                             .scale = hook.scale};
   layer_table_view const view = view_of(tokens);
-  selection const kept = runner_.choose(view, layer, queries, *exec_);
+  if (options_.on_queries) options_.on_queries(layer, view, queries, *exec_);
+  selection kept = runner_.choose(view, layer, {queries, graph_ids_.empty() ? -1 : graph_ids_.back()}, *exec_);
   statistics_.choose_seconds += seconds_since(start);
+  rows keys = view.keys(layer);
+  rows values = view.values(layer);
+  if (resident_) {
+    auto const fetching = std::chrono::steady_clock::now();
+    if (prompted) resident_->store(view_of(tokens - 1), layer, runner_.retained(layer));
+    kept = resident_->ready(view, layer, kept);
+    keys = resident_->keys(layer);
+    values = resident_->values(layer);
+    (prompted ? statistics_.prefill_seconds : statistics_.fetch_seconds) += seconds_since(fetching);
+  }
   statistics_.tokens_read += static_cast<double>(kept.tokens()) / static_cast<double>(shape_.kv_heads * shape_.layers);
   if (options_.on_choice) options_.on_choice(layer, tokens, kept);
   auto const attending = std::chrono::steady_clock::now();
   table<float> const out{static_cast<float*>(node->data), shape_.q_heads, shape_.head_dim, shape_.head_dim};
-  attend(queries, view.keys(layer), view.values(layer), kept, out, {}, *exec_);
+  attend(queries, keys, values, kept, out, {}, *exec_);
   statistics_.attend_seconds += seconds_since(attending);
   if (layer.value + 1 == shape_.layers) {
     if (due_from_ != nothing_due) {
@@ -382,40 +373,22 @@ void session::engine::step(ggml_tensor* node, layer_hook& hook) {
   }
 }
 
-/// Appends the micro-batch's last queries of one layer to what is kept of them.
-void session::engine::keep_window(ggml_tensor const* attention) {
-  std::int64_t const layer = *key_cache_layer(attention->src[1]);
-  ggml_tensor const* const q = attention->src[0];
-  std::int64_t const row = shape_.q_heads * shape_.head_dim;
-  layer_hook& hook = hooks_[static_cast<std::size_t>(layer)];
-  std::int64_t const old = hook.window_end == graph_.first ? hook.window_count : 0;
-  std::int64_t const fresh = std::min(graph_.count, window_room_);
-  std::int64_t const kept = std::min(old, window_room_ - fresh);
-  float* const window = window_.data() + layer * window_room_ * row;
-  std::memmove(window, window + (old - kept) * row, static_cast<std::size_t>(kept * row) * sizeof(float));
-  for (std::int64_t i = 0; i < fresh; ++i) {
-    std::int64_t const token = graph_.count - fresh + i;
-    for (std::int64_t h = 0; h < shape_.q_heads; ++h) {
-      std::memcpy(window + (kept + i) * row + h * shape_.head_dim,
-                  static_cast<char const*>(q->data) + static_cast<std::size_t>(token) * q->nb[1] +
-                      static_cast<std::size_t>(h) * q->nb[2],
-                  static_cast<std::size_t>(shape_.head_dim) * sizeof(float));
-    }
+/// What prefill is told of the prompt that ends before token `tokens`. Throws unsupported where it is not known.
+prompt_signals session::engine::prompt_of(std::int64_t layer, std::int64_t tokens) const {
+  signals const needs = runner_.needs();
+  prompt_signals prompt{.first = due_from_,
+                        .queries = prompt_.window_of(layer, tokens, hooks_[static_cast<std::size_t>(layer)].scale),
+                        .turned = prompt_.turned(),
+                        .token_ids = prompt_.ids_of(due_from_, tokens)};
+  if (contains(needs, signals::token_ids) && std::ssize(prompt.token_ids) != tokens - due_from_) {
+    throw unsupported(
+        "the policy needs the prompt's token ids, and they were not observed: decode it as tokens, not embeddings, "
+        "with the policy attached");
   }
-  hook.window_count = kept + fresh;
-  hook.window_end = graph_.first + graph_.count;
-}
-
-query_window session::engine::window_of(std::int64_t layer, std::int64_t end) const noexcept {
-  layer_hook const& hook = hooks_[static_cast<std::size_t>(layer)];
-  if (hook.window_end != end) return {};
-  std::int64_t const row = shape_.q_heads * shape_.head_dim;
-  return {.data = window_.data() + layer * window_room_ * row,
-          .tokens = hook.window_count,
-          .heads = shape_.q_heads,
-          .token_stride = row,
-          .head_stride = shape_.head_dim,
-          .scale = hook.scale};
+  if (contains(needs, signals::rotation) && !prompt_.knows_rotation()) {
+    throw unsupported("the policy needs the keys' rotary embedding, and this model has none");
+  }
+  return prompt;
 }
 
 layer_table_view session::engine::view_of(std::int64_t tokens) const noexcept {

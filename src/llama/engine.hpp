@@ -13,6 +13,7 @@
 #include "kvpolicy/exec/team.hpp"
 #include "kvpolicy/interop/llama.hpp"
 #include "nodes.hpp"
+#include "prompt_memory.hpp"
 
 namespace kvpolicy::llama {
 
@@ -31,6 +32,9 @@ class session::engine {
   void check();
   step_statistics const& last_step() const noexcept { return statistics_; }
   std::int64_t steps() const noexcept { return steps_; }
+  tier::resident_statistics tier_statistics() const noexcept {
+    return resident_ ? resident_->statistics() : tier::resident_statistics{};
+  }
 
  private:
   /// What the dummy of one layer carries into the custom op.
@@ -40,9 +44,7 @@ class session::engine {
     ggml_tensor* dummy = nullptr;  ///< its op and op_params are copied over a node's
     std::array<std::int32_t, GGML_MAX_OP_PARAMS / sizeof(std::int32_t)> own_params{};  ///< the node's, before
     float scale = 1;
-    std::int64_t window_count = 0;  ///< queries kept of this layer
-    std::int64_t window_end = 0;    ///< token behind the last of them
-    bool prefill_due = true;        ///< the policy has not seen this layer's prompt
+    bool prefill_due = true;  ///< the policy has not seen this layer's prompt
   };
 
   static bool on_node(ggml_tensor* node, bool ask, void* self) noexcept;
@@ -65,18 +67,16 @@ class session::engine {
   layer_hook* hook_of(ggml_tensor const* node) noexcept;
   void restore(ggml_tensor* node) noexcept;
   void step(ggml_tensor* node, layer_hook& hook);
-  void keep_window(ggml_tensor const* attention);
   void forget(std::int64_t tokens) noexcept;
   void forget_all() noexcept;
   void prompt_due(std::int64_t from) noexcept;
   void fail() noexcept;
   bool active() const noexcept;
-  query_window window_of(std::int64_t layer, std::int64_t end) const noexcept;
-  void make_window_room();
+  void make_prompt_room();
+  prompt_signals prompt_of(std::int64_t layer, std::int64_t tokens) const;
   layer_table_view view_of(std::int64_t tokens) const noexcept;
   void remember(std::int64_t token, bool stays) noexcept;
   std::uint64_t hash_of(std::int64_t token) const noexcept;
-  void take_window(saved_prompt const& saved);
 
   policy_runner runner_;
   session_options options_;
@@ -95,13 +95,15 @@ class session::engine {
   std::optional<simd_exec> exec_;  ///< on the team
   std::optional<simd_exec> solo_;  ///< for logits, between graphs
 
-  written_cells graph_{};               ///< of the graph that runs now
-  std::int64_t tokens_ = 0;             ///< that the session followed
-  std::int64_t due_from_ = 0;           ///< first token of the prompt that the policy has not seen
-  std::int64_t window_room_ = 0;        ///< queries
-  std::vector<float> window_;           ///< `[layers, window_room, q_heads, head_dim]`, oldest first
-  std::optional<saved_prompt> loaded_;  ///< before the first graph: kept until the shape is known
-  std::vector<history_print> prints_;   ///< ascending: every 64th token's, each prompt's last, and the last token's
+  written_cells graph_{};      ///< of the graph that runs now
+  std::int64_t tokens_ = 0;    ///< that the session followed
+  std::int64_t due_from_ = 0;  ///< first token of the prompt that the policy has not seen
+  prompt_memory prompt_;
+  std::span<std::int32_t const> graph_ids_;  ///< token ids of the graph that runs now
+  std::optional<saved_prompt> loaded_;       ///< before the first graph: kept until the shape is known
+  std::vector<history_print> prints_;        ///< ascending: every 64th token's, each prompt's last, and the last token's
+
+  std::optional<tier::resident_rows<tier::any_tier>> resident_;  ///< where rows live in a tier
 
   step_statistics statistics_;
   std::int64_t steps_ = 0;

@@ -13,6 +13,7 @@ saved_prompt session::save() const { return engine_->save(); }
 void session::load(saved_prompt const& saved) { engine_->load(saved); }
 void session::check() { engine_->check(); }
 step_statistics const& session::last_step() const noexcept { return engine_->last_step(); }
+tier::resident_statistics session::tier_statistics() const noexcept { return engine_->tier_statistics(); }
 std::int64_t session::steps() const noexcept { return engine_->steps(); }
 
 }  // namespace kvpolicy::llama

@@ -250,6 +250,29 @@ void accumulate(std::byte const* const* rows, std::int64_t row_count, element_ty
   });
 }
 
+void square_sums(std::byte const* const* rows, std::int64_t row_count, element_type type, std::int64_t dims, float* sums) {
+  with_type(type, [&](auto storage) HWY_ATTR {
+    using type_of = decltype(storage);
+    for (std::int64_t r = 0; r < row_count; ++r) {
+      vector even = hn::Zero(f);
+      vector odd = hn::Zero(f);
+      std::int64_t i = 0;
+      for (; i + 2 * lanes <= dims; i += 2 * lanes) {
+        vector const a = type_of::load(rows[r] + i * type_of::size);
+        vector const b = type_of::load(rows[r] + (i + lanes) * type_of::size);
+        even = hn::MulAdd(a, a, even);
+        odd = hn::MulAdd(b, b, odd);
+      }
+      float sum = hn::GetLane(hn::SumOfLanes(f, hn::Add(even, odd)));
+      for (; i < dims; ++i) {
+        float const x = type_of::get(rows[r] + i * type_of::size);
+        sum += x * x;
+      }
+      sums[r] = sum;
+    }
+  });
+}
+
 float maximum(float const* values, std::int64_t count) {
   float most = -std::numeric_limits<float>::infinity();
   std::int64_t i = 0;
@@ -427,6 +450,7 @@ kernels const& table_of() {
   static constexpr kernels functions{.instruction_set = nullptr,
                                      .dot = dot,
                                      .accumulate = accumulate,
+                                     .square_sums = square_sums,
                                      .maximum = maximum,
                                      .exponentials = exponentials,
                                      .scale = scale,

@@ -29,6 +29,9 @@ struct kernels {
   void (*accumulate)(std::byte const* const* rows, std::int64_t row_count, element_type type, float const* weights,
                      std::int64_t stride, std::int64_t query_count, std::int64_t dims, float* const* sums, rows_ahead ahead);
 
+  /// sums[r] = rows[r] . rows[r].
+  void (*square_sums)(std::byte const* const* rows, std::int64_t row_count, element_type type, std::int64_t dims, float* sums);
+
   float (*maximum)(float const* values, std::int64_t count);
 
   /// values[i] = exp(values[i] - shift); returns their sum.

@@ -1,136 +1,14 @@
 // simd_exec: cuts each primitive into items for the team and hands rows to the kernels.
-#include "kvpolicy/exec/simd.hpp"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
-#include <numeric>
-#include <string>
-#include <vector>
 
-#include "kernels.hpp"
+#include "workspace.hpp"
 
 namespace kvpolicy {
-namespace {
 
-constexpr std::int64_t block_rows = 64;      // rows of one kernel call, at most
-constexpr std::int64_t block_bytes = 12288;  // of keys and values that attend works on: two such blocks fit the L1 cache
-constexpr std::int64_t most_parts = 64;
-constexpr std::int64_t copied_floats = 8192;  // of rows with odd strides, at a time
-constexpr std::int64_t worth_sharing = 64;    // rows; below, waking the team costs more than it saves
-
-/// Addresses of one head's rows of a few tokens; where their dims are not contiguous, of copies as floats.
-class row_block {
- public:
-  /// Rows that fit.
-  static std::int64_t room(rows const& from) noexcept {
-    return from.contiguous() ? block_rows : std::clamp<std::int64_t>(copied_floats / from.head_dim, 1, block_rows);
-  }
-  void fill(rows const& from, std::int64_t head, std::span<std::int64_t const> tokens) noexcept {
-    count_ = std::ssize(tokens);
-    type_ = from.contiguous() ? from.type : element_type::f32;
-    auto const dim = static_cast<std::size_t>(from.head_dim);
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-      if (from.contiguous()) {
-        address_[i] = from.address({head}, {tokens[i]});
-      } else {
-        std::span const copy(copies_.data() + i * dim, dim);
-        from.load({head}, {tokens[i]}, copy);
-        address_[i] = reinterpret_cast<std::byte const*>(copy.data());
-      }
-    }
-  }
-  std::byte const* const* data() const noexcept { return address_.data(); }
-  std::int64_t size() const noexcept { return count_; }
-  element_type type() const noexcept { return type_; }
-
- private:
-  std::int64_t count_ = 0;
-  element_type type_ = element_type::f32;
-  std::array<std::byte const*, block_rows> address_;
-  std::array<float, copied_floats> copies_;
-};
-
-/// Into how many parts a list is cut: enough for the team, not so many that merging them shows.
-constexpr std::int64_t parts_of(std::int64_t tokens) noexcept {
-  return tokens <= 2048 ? std::max<std::int64_t>(1, (tokens + 255) / 256)
-                        : std::min<std::int64_t>((tokens + 511) / 512 + 4, most_parts);
-}
-
-/// Visits tokens [first, last) of a list, counted along it.
-template <class Visit>
-void each_token(range_list const& list, std::int64_t first, std::int64_t last, Visit visit) {
-  std::int64_t passed = 0;
-  for (token_range const& range : list) {
-    std::int64_t const from = std::max(first, passed);
-    std::int64_t const to = std::min(last, passed + range.size());
-    for (std::int64_t i = from; i < to; ++i) visit(range.begin + (i - passed));
-    passed += range.size();
-    if (passed >= last) return;
-  }
-}
-
-constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
-
-}  // namespace
-
-/// All scratch. Its sizes follow from the shape alone; items index it by what they work on, so no two share a place.
-struct simd_exec::workspace {
-  cache_shape shape;
-  team* threads;
-  simd::kernels const& run = simd::best_kernels();
-  std::vector<float> partial;        ///< `[most_parts, q_heads, head_dim + 2]`: sums, maximum, total
-  std::vector<float> window;         ///< `[q_heads, max_tokens]`
-  std::vector<float> bound_queries;  ///< `[kv_heads, 2 head_dim]`
-  std::vector<std::uint32_t> keys;   ///< `[kv_heads, max_tokens]`
-
-  workspace(cache_shape const& s, team* t)
-      : shape(s),
-        threads(t),
-        partial(static_cast<std::size_t>(most_parts * s.q_heads * partial_size())),
-        window(static_cast<std::size_t>(s.q_heads * s.max_tokens)),
-        bound_queries(static_cast<std::size_t>(s.kv_heads * 2 * s.head_dim)),
-        keys(static_cast<std::size_t>(s.kv_heads * s.max_tokens)) {}
-
-  std::int64_t partial_size() const noexcept { return shape.head_dim + 2; }
-  float* partial_of(std::int64_t part, std::int64_t q_head) noexcept {
-    return partial.data() + (part * shape.q_heads + q_head) * partial_size();
-  }
-
-  /// body(i) for i in [0, items), shared with the team where the rows in all are worth it.
-  template <class Body>
-  void for_each(std::int64_t items, std::int64_t total_rows, Body&& body) {
-    if (threads != nullptr && total_rows >= worth_sharing) {
-      threads->for_each(items, body);
-    } else {
-      for (std::int64_t i = 0; i < items; ++i) body(i);
-    }
-  }
-
-  void check(rows const& r, std::int64_t q_heads) const {
-    KVPOLICY_EXPECTS(
-        r.heads <= shape.kv_heads && q_heads <= shape.q_heads && r.head_dim <= shape.head_dim && r.tokens <= shape.max_tokens,
-        "this executor was made for " + text(shape.q_heads, shape.kv_heads, shape.head_dim, shape.max_tokens) +
-            ", it was given " + text(q_heads, r.heads, r.head_dim, r.tokens) + "; make a larger one");
-    KVPOLICY_EXPECTS(r.contiguous() || r.head_dim <= copied_floats, "rows of " + std::to_string(r.head_dim) +
-                                                                        " elements that are not contiguous; at most " +
-                                                                        std::to_string(copied_floats) + " can be");
-    KVPOLICY_EXPECTS(q_heads % r.heads == 0,
-                     std::to_string(q_heads) + " query heads are no multiple of " + std::to_string(r.heads) + " KV heads");
-  }
-
-  static std::string text(std::int64_t q_heads, std::int64_t kv_heads, std::int64_t dim, std::int64_t tokens) {
-    return std::to_string(q_heads) + "/" + std::to_string(kv_heads) + " heads x " + std::to_string(dim) + ", " +
-           std::to_string(tokens) + " tokens";
-  }
-
-  void attend_part(query_heads const& queries, rows const& keys_of, rows const& values_of, range_list const& list,
-                   std::int64_t first_head, std::int64_t last_head, std::int64_t part, std::int64_t first, std::int64_t last);
-  void smooth_into(table<float> scores, std::int64_t head, std::int64_t group, std::int64_t before, smoothing how);
-  void window_rows(query_window const& queries, rows const& keys_of, std::int64_t q_head, std::int64_t first,
-                   std::int64_t count);
-};
+using namespace simd;
 
 simd_exec::simd_exec(cache_shape const& shape, team* threads) : work_(std::make_unique<workspace>(shape, threads)) {}
 simd_exec::simd_exec(simd_exec&&) noexcept = default;
@@ -141,15 +19,15 @@ char const* simd_exec::instruction_set() noexcept { return simd::best_kernels().
 
 void simd_exec::pool_mean(rows const& keys, pooling const& what, table<float> means, std::int64_t column) {
   workspace& w = *work_;
-  std::int64_t const first_unit = what.first / what.unit_size;
-  std::int64_t const units = (what.last + what.unit_size - 1) / what.unit_size - first_unit;
+  std::int64_t const first_unit = (what.first - what.origin) / what.unit_size;
+  std::int64_t const units = (what.last - what.origin + what.unit_size - 1) / what.unit_size - first_unit;
   w.for_each(std::max<std::int64_t>(units, 0) * keys.heads, (what.last - what.first) * keys.heads, [&](std::int64_t item) {
     std::int64_t const head = item % keys.heads;
     std::int64_t const unit = first_unit + item / keys.heads;
     float* const mean = means.row(unit) + column + head * keys.head_dim;
-    std::int64_t const last = std::min(what.last, (unit + 1) * what.unit_size);
-    for (std::int64_t t = std::max(what.first, unit * what.unit_size); t < last; ++t) {
-      std::int64_t const already = t % what.unit_size;
+    std::int64_t const last = std::min(what.last, what.origin + (unit + 1) * what.unit_size);
+    for (std::int64_t t = std::max(what.first, what.origin + unit * what.unit_size); t < last; ++t) {
+      std::int64_t const already = (t - what.origin) % what.unit_size;
       float const weight = 1.0f / static_cast<float>(already + 1);
       if (already == 0) std::fill_n(mean, keys.head_dim, 0.0f);
       std::byte const* const row = keys.address({head}, {t});
@@ -189,6 +67,40 @@ void simd_exec::pool_bounds(rows const& keys, pooling const& what, bounds_table 
         }
       }
       first += count;
+    }
+  });
+}
+
+void simd_exec::pool_spread(rows const& keys, pooling const& what, float* moments, bounds_table const& bounds) {
+  workspace& w = *work_;
+  w.check(keys, keys.heads);
+  if (what.first >= what.last) return;
+  float const most = largest(bounds.type);
+  std::int64_t const first_unit = what.first / what.unit_size;
+  std::int64_t const units = (what.last + what.unit_size - 1) / what.unit_size - first_unit;
+  std::int64_t const dim = keys.head_dim;
+  w.for_each(std::max<std::int64_t>(units, 0) * keys.heads, (what.last - what.first) * keys.heads, [&](std::int64_t item) {
+    std::int64_t const head = item % keys.heads;
+    std::int64_t const unit = first_unit + item / keys.heads;
+    float* const mean = moments + (head * bounds.units + unit) * 2 * dim;
+    float* const squares = mean + dim;
+    std::int64_t const last = std::min(what.last, (unit + 1) * what.unit_size);
+    w.each_block(keys, head, std::max(what.first, unit * what.unit_size), last, [&](std::int64_t t, row_block const& block) {
+      for (std::int64_t r = 0; r < block.size(); ++r) {
+        auto const count = static_cast<float>((t + r) % what.unit_size + 1);
+        for (std::int64_t i = 0; i < dim; ++i) {
+          float const value = block.element(r, i);
+          float const before = count == 1 ? value : mean[i];
+          mean[i] = before + (value - before) / count;
+          squares[i] = (count == 1 ? 0 : squares[i]) + (value - before) * (value - mean[i]);
+        }
+      }
+    });
+    auto const count = static_cast<float>((last - 1) % what.unit_size + 1);
+    for (std::int64_t i = 0; i < dim; ++i) {
+      float const deviation = std::sqrt(squares[i] / count);
+      put(bounds.unit(head, unit), i, bounds.type, std::clamp(mean[i] + deviation, -most, most));
+      put(bounds.unit(head, unit), dim + i, bounds.type, std::clamp(mean[i] - deviation, -most, most));
     }
   });
 }
@@ -403,86 +315,54 @@ void simd_exec::attend(query_heads const& queries, rows const& keys, rows const&
   }
 }
 
-/// Window queries [first, first + count) of one query head: adds each one's attention / w to the head's row in `window`.
-/// Keys are scored twice, first for the softmax's sums, so that no scratch grows with window x tokens.
-void simd_exec::workspace::window_rows(query_window const& queries, rows const& keys_of, std::int64_t q_head,
-                                       std::int64_t first, std::int64_t count) {
-  std::int64_t const head = q_head / (queries.heads / keys_of.heads);
-  std::int64_t const before = keys_of.tokens - queries.tokens;
-  std::array<float const*, simd::most_queries> query;
-  for (std::int64_t i = 0; i < count; ++i) query[static_cast<std::size_t>(i)] = queries.at(first + i, q_head);
-  std::array<float, simd::most_queries> most;
-  std::array<float, simd::most_queries> total;
-  most.fill(minus_infinity);
-  total.fill(0);
-  std::array<float, simd::most_queries * block_rows> weights;
-  row_block block;
-  std::array<std::int64_t, block_rows> tokens;
-  auto const each_block = [&](std::int64_t last, auto use) {
-    for (std::int64_t t = 0; t < last; t += block.size()) {
-      std::int64_t const here = std::min(row_block::room(keys_of), last - t);
-      std::iota(tokens.begin(), tokens.begin() + here, t);
-      block.fill(keys_of, head, std::span(tokens).first(static_cast<std::size_t>(here)));
-      run.dot(block.data(), here, block.type(), query.data(), count, keys_of.head_dim, queries.scale, weights.data(),
-              block_rows, {});
-      for (std::int64_t i = 0; i < count; ++i) use(static_cast<std::size_t>(i), t, here);
-    }
-  };
-  each_block(before + first + count, [&](std::size_t i, std::int64_t t, std::int64_t here) {
-    std::int64_t const seen = std::min(here, before + first + static_cast<std::int64_t>(i) + 1 - t);
-    if (seen <= 0) return;
-    float* const row = weights.data() + static_cast<std::int64_t>(i) * block_rows;
-    float const higher = std::max(most[i], run.maximum(row, seen));
-    total[i] = total[i] * (most[i] == higher ? 1.0f : std::exp(most[i] - higher)) + run.exponentials(row, seen, higher);
-    most[i] = higher;
-  });
-  each_block(before, [&](std::size_t i, std::int64_t t, std::int64_t here) {
-    float* const row = weights.data() + static_cast<std::int64_t>(i) * block_rows;
-    run.exponentials(row, here, most[i]);
-    run.add_scaled(window.data() + q_head * shape.max_tokens + t, row, here,
-                   1 / (total[i] * static_cast<float>(queries.tokens)));
-  });
-}
-
-/// One KV head's scores from its query heads' rows in `window`: each smoothed, then their mean.
-void simd_exec::workspace::smooth_into(table<float> scores, std::int64_t head, std::int64_t group, std::int64_t before,
-                                       smoothing how) {
-  std::int64_t const reach = how.how == smoothing::kind::none ? 0 : how.width / 2;
-  float* const out = scores.row(head);
-  std::fill_n(out, before, 0.0f);
-  std::array<float, 512> smoothed;
-  for (std::int64_t q = head * group; q < (head + 1) * group; ++q) {
-    float const* const from = window.data() + q * shape.max_tokens;
-    for (std::int64_t t = 0; t < before; t += std::ssize(smoothed)) {
-      std::int64_t const count = std::min<std::int64_t>(std::ssize(smoothed), before - t);
-      bool const maximum = how.how == smoothing::kind::maximum;
-      smoothed.fill(maximum ? minus_infinity : 0);
-      for (std::int64_t offset = -reach; offset <= reach; ++offset) {
-        std::int64_t const low = std::max<std::int64_t>(0, -(t + offset));
-        std::int64_t const high = std::min(count, before - (t + offset));
-        if (low >= high) continue;
-        if (maximum) run.raise(smoothed.data() + low, from + t + offset + low, high - low);
-        else run.add_scaled(smoothed.data() + low, from + t + offset + low, high - low, 1);
-      }
-      float const width = how.how == smoothing::kind::average ? static_cast<float>(how.width) : 1.0f;
-      run.add_scaled(out + t, smoothed.data(), count, 1 / (width * static_cast<float>(group)));
-    }
-  }
-}
-
-void simd_exec::window_attention(query_window const& queries, rows const& keys, smoothing smooth, table<float> scores) {
+void simd_exec::list_attention(query_heads const& queries, rows const& keys, std::span<range_list const> lists,
+                               table<float> out) {
   workspace& w = *work_;
   w.check(keys, queries.heads);
-  std::int64_t const before = keys.tokens - queries.tokens;
+  constexpr std::int64_t part = 256;  // tokens
   std::int64_t const group = queries.heads / keys.heads;
-  std::int64_t const all = std::numeric_limits<std::int64_t>::max();
-  w.for_each(queries.heads, all, [&](std::int64_t q) {
-    std::fill_n(w.window.data() + q * w.shape.max_tokens, before, 0.0f);
-    for (std::int64_t first = 0; first < queries.tokens; first += simd::most_queries) {
-      w.window_rows(queries, keys, q, first, std::min(simd::most_queries, queries.tokens - first));
+  std::int64_t most = 0;
+  for (range_list const& list : lists) most = std::max(most, token_count(list));
+  KVPOLICY_EXPECTS(most <= w.shape.max_tokens, "a list of " + std::to_string(most) + " tokens; this executor was made for " +
+                                                   std::to_string(w.shape.max_tokens));
+  auto const list_of = [&](std::int64_t head) -> range_list const& {
+    return lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(head)];
+  };
+  std::int64_t const parts = (most + part - 1) / part;
+  w.for_each(parts * keys.heads, most * keys.heads, [&](std::int64_t item) {
+    std::int64_t const head = item % keys.heads;
+    std::int64_t at = item / keys.heads * part;
+    row_block block;
+    std::array<std::int64_t, block_rows> tokens;
+    std::size_t count = 0;
+    auto const flush = [&] {
+      if (count == 0) return;
+      block.fill(keys, head, std::span(tokens).first(count));
+      for (std::int64_t q = head * group; q < (head + 1) * group; q += most_queries) {
+        std::int64_t const chunk = std::min(most_queries, (head + 1) * group - q);
+        std::array<float const*, most_queries> query;
+        for (std::int64_t i = 0; i < chunk; ++i) query[static_cast<std::size_t>(i)] = queries.head(q + i);
+        w.run.dot(block.data(), block.size(), block.type(), query.data(), chunk, keys.head_dim, queries.scale,
+                  w.window.data() + q * w.shape.max_tokens + at, w.shape.max_tokens, {});
+      }
+      at += static_cast<std::int64_t>(count);
+      count = 0;
+    };
+    each_token(list_of(head), at, at + part, [&](std::int64_t token) {
+      tokens[count++] = token;
+      if (static_cast<std::int64_t>(count) == row_block::room(keys)) flush();
+    });
+    flush();
+  });
+  w.for_each(keys.heads, most * keys.heads, [&](std::int64_t head) {
+    std::int64_t const count = token_count(list_of(head));
+    std::fill_n(out.row(head), count, 0.0f);
+    for (std::int64_t q = head * group; q < (head + 1) * group && count > 0; ++q) {
+      float* const row = w.window.data() + q * w.shape.max_tokens;
+      float const total = w.run.exponentials(row, count, w.run.maximum(row, count));
+      w.run.add_scaled(out.row(head), row, count, 1 / (total * static_cast<float>(group)));
     }
   });
-  w.for_each(keys.heads, all, [&](std::int64_t head) { w.smooth_into(scores, head, group, before, smooth); });
 }
 
 uncertainty simd_exec::entropy(std::span<float const> logits) {

@@ -4,7 +4,9 @@
 using namespace kvpolicy;
 
 #ifndef PROVIDES
-#define PROVIDES signals::keys | signals::queries | signals::window_queries | signals::logits
+#define PROVIDES                                                                                                       \
+  signals::keys | signals::values | signals::queries | signals::window_queries | signals::rotation | signals::logits | \
+      signals::token_ids
 #endif
 #ifndef FINEST
 #define FINEST scope::head

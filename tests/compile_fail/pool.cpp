@@ -16,7 +16,7 @@ struct windowed_pool {
   pool::none::summaries start(cache_shape const&, segment::tokens const&) const { return {}; }
 
   template <kv_cache_view View, executor Exec>
-  void update(pool::none::summaries&, View const&, layer_id, std::int64_t, Exec&) const {}
+  void update(pool::none::summaries&, View const&, layer_id, head_range, std::int64_t, Exec&) const {}
 };
 
 static_assert(pooler<windowed_pool, segment::tokens>);

@@ -6,10 +6,16 @@ using namespace kvpolicy;
 #ifndef NAMES
 #define NAMES needs
 #endif
+#ifndef WHOSE
+#define WHOSE of
+#endif
 
 struct constant {
   static constexpr signals NAMES = signals::none;
   static constexpr scope how_fine = scope::request;
+  static constexpr scored WHOSE = scored::units;
+
+  static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
 
   template <class Input, executor Exec>
   void score(Input const&, table<float> out, Exec&) const {

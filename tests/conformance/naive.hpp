@@ -9,8 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "conformance/random_cache.hpp"
+#include "conformance/random_rows.hpp"
 #include "kvpolicy/primitive/window_attention.hpp"
+#include "kvpolicy/selection.hpp"
 
 namespace kvpolicy_test::naive {
 
@@ -59,14 +60,14 @@ inline double mean(random_cache const& cache, std::int64_t l, std::int64_t h, st
   return sum / static_cast<double>(last - first);
 }
 
-/// (largest, smallest) of a unit's keys, NaN passed over, infinities as the type's largest values.
-inline std::pair<double, double> bounds(random_cache const& cache, std::int64_t l, std::int64_t h, std::int64_t d,
-                                        std::int64_t first, std::int64_t last) {
-  double const edge = largest(cache.shape().type);
+/// (largest, smallest) of a unit's keys, `key_of(token)`, NaN passed over, infinities as the type's largest values.
+template <class Key>
+std::pair<double, double> bounds(Key key_of, element_type type, std::int64_t first, std::int64_t last) {
+  double const edge = largest(type);
   double high = -edge;
   double low = edge;
   for (std::int64_t t = first; t < last; ++t) {
-    double key = cache.key(l, h, t, d);
+    double key = key_of(t);
     if (std::isnan(key)) continue;
     if (std::isinf(key)) key = key > 0 ? edge : -edge;
     high = std::max(high, key);
@@ -83,7 +84,7 @@ inline std::pair<double, double> bound_score(random_cache const& cache, std::vec
   double score = 0;
   double size = 0;
   for (std::int64_t d = 0; d < dims; ++d) {
-    auto const [high, low] = bounds(cache, l, h, d, first, last);
+    auto const [high, low] = bounds([&](std::int64_t t) { return cache.key(l, h, t, d); }, cache.shape().type, first, last);
     for (std::int64_t q = h * group; q < (h + 1) * group; ++q) {
       double const query = queries[static_cast<std::size_t>(q * dims + d)];
       double const term = std::max(query * high, query * low) / static_cast<double>(group);
@@ -92,6 +93,17 @@ inline std::pair<double, double> bound_score(random_cache const& cache, std::vec
     }
   }
   return {score, size};
+}
+
+/// (mean + deviation, mean - deviation) of a unit's rows, one head and channel; NaN where one of them is.
+inline std::pair<double, double> spread(random_rows const& from, std::int64_t h, std::int64_t d, std::int64_t first,
+                                        std::int64_t last) {
+  auto const count = static_cast<double>(last - first);
+  double mean = 0;
+  for (std::int64_t t = first; t < last; ++t) mean += from.at(h, t, d) / count;
+  double variance = 0;
+  for (std::int64_t t = first; t < last; ++t) variance += std::pow(from.at(h, t, d) - mean, 2) / count;
+  return {mean + std::sqrt(variance), mean - std::sqrt(variance)};
 }
 
 inline double dot(float const* query, random_cache const& cache, std::int64_t l, std::int64_t h, std::int64_t t) {
@@ -110,34 +122,91 @@ inline std::vector<double> softmax(std::vector<double> logits) {
   return logits;
 }
 
-/// Scores of the tokens before a window of `w` queries `[w, q_heads, head_dim]` over `n` tokens, for KV head h.
-inline std::vector<double> window_attention(random_cache const& cache, std::vector<float> const& queries, std::int64_t l,
-                                            std::int64_t h, std::int64_t n, std::int64_t w, double scale, smoothing smooth) {
-  cache_shape const& shape = cache.shape();
-  std::int64_t const before = n - w;
+/// One attention value over its neighbours: zeros beyond both ends count in an average, and are not there for a maximum.
+inline double smoothed(std::vector<double> const& attention, std::int64_t t, smoothing smooth) {
+  if (smooth.how == smoothing::kind::none) return attention[static_cast<std::size_t>(t)];
+  double sum = 0;
+  double highest = -infinity;
+  for (std::int64_t s = t - (smooth.width - 1) / 2; s <= t + (smooth.width - 1) / 2; ++s) {
+    if (s < 0 || s >= std::ssize(attention)) continue;
+    sum += attention[static_cast<std::size_t>(s)];
+    highest = std::max(highest, attention[static_cast<std::size_t>(s)]);
+  }
+  return smooth.how == smoothing::kind::average ? sum / static_cast<double>(smooth.width) : highest;
+}
+
+/// Softmax of the i-th of `w` last queries `[w, q_heads, head_dim]`, query head q, over the tokens that it sees.
+inline std::vector<double> causal_attention(random_rows const& keys, cache_shape const& shape,
+                                            std::vector<float> const& queries, std::int64_t q, std::int64_t w, std::int64_t i,
+                                            double scale) {
+  std::vector<double> logits;
+  float const* const query = queries.data() + (i * shape.q_heads + q) * shape.head_dim;
+  for (std::int64_t t = 0; t <= keys.tokens() - w + i; ++t) logits.push_back(scale * keys.dot(query, q / shape.group(), t));
+  return softmax(logits);
+}
+
+/// Scores of the tokens before a window of `w` queries, for KV head h.
+inline std::vector<double> window_attention(random_rows const& keys, cache_shape const& shape,
+                                            std::vector<float> const& queries, std::int64_t h, std::int64_t w, double scale,
+                                            smoothing smooth) {
+  std::int64_t const before = keys.tokens() - w;
+  auto const group = static_cast<double>(shape.group());
   std::vector<double> result(static_cast<std::size_t>(before), 0.0);
-  for (std::int64_t g = 0; g < shape.group(); ++g) {
+  std::vector<double> of_group(result);
+  for (std::int64_t q = h * shape.group(); q < (h + 1) * shape.group(); ++q) {
     std::vector<double> attention(static_cast<std::size_t>(before), 0.0);
     for (std::int64_t i = 0; i < w; ++i) {
-      std::vector<double> logits;
-      float const* const query = queries.data() + (i * shape.q_heads + h * shape.group() + g) * shape.head_dim;
-      for (std::int64_t t = 0; t <= before + i; ++t) logits.push_back(scale * dot(query, cache, l, h, t));
-      std::vector<double> const weights = softmax(logits);
+      std::vector<double> const weights = causal_attention(keys, shape, queries, q, w, i, scale);
       for (std::size_t t = 0; t < attention.size(); ++t) attention[t] += weights[t] / static_cast<double>(w);
     }
     for (std::int64_t t = 0; t < before; ++t) {
-      double merged = 0;
-      double highest = -infinity;
-      std::int64_t const half = smooth.how == smoothing::kind::none ? 0 : (smooth.width - 1) / 2;
-      for (std::int64_t s = t - half; s <= t + half; ++s) {
-        double const padded = s >= 0 && s < before ? attention[static_cast<std::size_t>(s)] : 0;
-        merged += padded;
-        if (s >= 0 && s < before) highest = std::max(highest, padded);
-      }
-      if (smooth.how == smoothing::kind::average) merged /= static_cast<double>(smooth.width);
-      if (smooth.how == smoothing::kind::maximum) merged = highest;
-      result[static_cast<std::size_t>(t)] += merged / static_cast<double>(shape.group());
+      result[static_cast<std::size_t>(t)] += smoothed(attention, t, smooth) / group;
+      of_group[static_cast<std::size_t>(t)] += attention[static_cast<std::size_t>(t)] / group;
     }
+  }
+  if (!smooth.of_group) return result;
+  for (std::int64_t t = 0; t < before; ++t) result[static_cast<std::size_t>(t)] = smoothed(of_group, t, smooth);
+  return result;
+}
+
+/// The same of one layer's `n` tokens, as the engine has them.
+inline std::vector<double> window_attention(random_cache const& cache, std::vector<float> const& queries, std::int64_t h,
+                                            std::int64_t n, std::int64_t w, double scale, smoothing smooth) {
+  return window_attention(random_rows(cache, n), cache.shape(), queries, h, w, scale, smooth);
+}
+
+/// For every token the mean weight over the queries that see it, and the group.
+inline std::vector<double> seen_attention(random_rows const& keys, cache_shape const& shape, std::vector<float> const& queries,
+                                          std::int64_t h, std::int64_t w, double scale) {
+  std::vector<double> sums(static_cast<std::size_t>(keys.tokens()), 0.0);
+  std::vector<double> count(sums);
+  for (std::int64_t q = h * shape.group(); q < (h + 1) * shape.group(); ++q) {
+    for (std::int64_t i = 0; i < w; ++i) {
+      std::vector<double> const weights = causal_attention(keys, shape, queries, q, w, i, scale);
+      for (std::size_t t = 0; t < weights.size(); ++t) {
+        sums[t] += weights[t];
+        count[t] += 1;
+      }
+    }
+  }
+  for (std::size_t t = 0; t < sums.size(); ++t) sums[t] /= count[t];
+  return sums;
+}
+
+/// One token's weights over a list, mean over KV head h's query heads.
+inline std::vector<double> list_attention(random_rows const& keys, cache_shape const& shape, std::vector<float> const& queries,
+                                          std::int64_t h, double scale, range_list const& list) {
+  std::vector<double> result(static_cast<std::size_t>(token_count(list)), 0.0);
+  if (result.empty()) return result;
+  for (std::int64_t q = h * shape.group(); q < (h + 1) * shape.group(); ++q) {
+    std::vector<double> logits;
+    for (token_range const& range : list) {
+      for (std::int64_t t = range.begin; t < range.end; ++t) {
+        logits.push_back(scale * keys.dot(queries.data() + q * shape.head_dim, h, t));
+      }
+    }
+    std::vector<double> const weights = softmax(logits);
+    for (std::size_t i = 0; i < weights.size(); ++i) result[i] += weights[i] / static_cast<double>(shape.group());
   }
   return result;
 }

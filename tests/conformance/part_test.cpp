@@ -9,9 +9,10 @@
 namespace kvpolicy_test {
 namespace {
 
-TEMPLATE_TEST_CASE("a segmenter's units hold at least one token", "[part]", segment::pages, segment::hierarchy,
-                   segment::tokens) {
+TEMPLATE_TEST_CASE("a segmenter's units hold at least one token", "[part]", segment::pages, segment::hierarchy, segment::tokens,
+                   segment::sentences) {
   STATIC_REQUIRE(segmenter<TestType>);
+  STATIC_REQUIRE(TestType::ragged == std::is_same_v<TestType, segment::sentences>);
   REQUIRE(TestType{}.unit_size() >= 1);
 }
 
@@ -19,6 +20,7 @@ TEST_CASE("segmenters' units are as long as they were told", "[part]") {
   REQUIRE(segment::pages{.size = 5}.unit_size() == 5);
   REQUIRE(segment::hierarchy{.page = 7}.unit_size() == 7);
   REQUIRE(segment::tokens{}.unit_size() == 1);
+  REQUIRE(segment::sentences{.longest = 9}.unit_size() == 9);
 }
 
 struct page_windows {
@@ -33,6 +35,8 @@ struct page_windows {
     return last + (std::max(1, w.recent_pages) - 1) * w.size;
   }
   static std::int64_t open(window::pages const& w, std::int64_t n) { return n % w.size; }
+  /// What the open unit lacks to be whole; it counts as if it were.
+  static std::int64_t lacking(window::pages const& w, std::int64_t n) { return (w.size - n % w.size) % w.size; }
 };
 
 struct token_windows {
@@ -42,10 +46,26 @@ struct token_windows {
   static std::int64_t sinks(window::tokens const& w) { return w.sinks; }
   static std::int64_t recent(window::tokens const& w, std::int64_t) { return std::max(1, w.recent); }
   static std::int64_t open(window::tokens const&, std::int64_t) { return 0; }
+  static std::int64_t lacking(window::tokens const&, std::int64_t) { return 0; }
+};
+
+/// From the last whole partition on, where there are two of them; else everything.
+struct lag_windows {
+  static window::lag draw(random_source& random) {
+    return {static_cast<std::int32_t>(random.between(0, 9)), static_cast<std::int32_t>(random.between(1, 30))};
+  }
+  static std::int64_t sinks(window::lag const& w) { return w.sinks; }
+  static std::int64_t recent(window::lag const& w, std::int64_t n) {
+    std::int64_t rest = std::max<std::int64_t>(0, n - w.sinks);
+    while (rest >= 3 * w.size) rest -= w.size;
+    return rest >= 2 * w.size ? rest - w.size : rest;
+  }
+  static std::int64_t open(window::lag const&, std::int64_t) { return 0; }
+  static std::int64_t lacking(window::lag const&, std::int64_t) { return 0; }
 };
 
 TEMPLATE_TEST_CASE("a window protects its sinks, its recent tokens and the open unit, in order, the last token always",
-                   "[part]", page_windows, token_windows) {
+                   "[part]", page_windows, token_windows, lag_windows) {
   random_source random(141);
   for (int round = 0; round < 3000; ++round) {
     auto const window = TestType::draw(random);
@@ -56,36 +76,54 @@ TEMPLATE_TEST_CASE("a window protects its sinks, its recent tokens and the open 
     REQUIRE(safe.sink_end <= safe.recent_begin);
     REQUIRE(safe.recent_begin <= safe.open_begin);
     REQUIRE(safe.open_begin <= n);
-    REQUIRE(safe.recent_begin < n);
+    REQUIRE((safe.recent_begin < n || safe.sink_end == n));
     REQUIRE(safe.recent_begin == std::max<std::int64_t>(0, n - TestType::recent(window, n)));
     REQUIRE(safe.sink_end == std::min(TestType::sinks(window), safe.recent_begin));
     REQUIRE(n - safe.open_begin == TestType::open(window, n));
+    REQUIRE(safe.counted == safe.sink_end + n - safe.recent_begin + TestType::lacking(window, n));
+    REQUIRE(safe.recent == n - safe.recent_begin);
   }
 }
 
-TEST_CASE("a window that could lose the current token, or cuts units apart, is refused", "[part]") {
+TEST_CASE("a window that can't be, or cuts units apart, is refused", "[part]") {
   REQUIRE_NOTHROW(window::pages{16, 0, 1}.check(16));
   REQUIRE_THROWS_AS((window::pages{16, 0, 1}.check(8)), invalid_value);
   REQUIRE_THROWS_AS((window::pages{16, -1, 1}.check(16)), invalid_value);
   REQUIRE_THROWS_AS((window::pages{16, 0, 0}.check(16)), invalid_value);
-  REQUIRE_NOTHROW(window::tokens{0, 1}.check(1));
-  REQUIRE_THROWS_AS((window::tokens{0, 0}.check(1)), invalid_value);
+  REQUIRE_NOTHROW(window::tokens{0, 0}.check(1));
+  REQUIRE_THROWS_AS((window::tokens{0, -1}.check(1)), invalid_value);
   REQUIRE_THROWS_AS((window::tokens{-1, 1}.check(1)), invalid_value);
+  REQUIRE_NOTHROW(window::lag{0, 1}.check(1));
+  REQUIRE_THROWS_AS((window::lag{-1, 1}.check(1)), invalid_value);
+  REQUIRE_THROWS_AS((window::lag{0, 0}.check(1)), invalid_value);
+}
+
+// A retain may lose it: it is there until the step is over. A retrieve would not read it.
+TEST_CASE("a window that could lose the current token is refused to a retrieve, and to no retain", "[part]") {
+  cache_shape const shape{1, 1, 1, 8, 100, element_type::f16};
+  keep act{segment::tokens{},           pool::none{},          score::key_norm{}, budget::tokens{50}, select::top{},
+           window::tokens{.recent = 0}, trigger::every_step{}, layering{}};
+  REQUIRE_NOTHROW(check(policy{act, keep_all{}}, shape));
+  REQUIRE_THROWS_AS(check(policy{keep_all{}, act}, shape), invalid_value);
+  act.window.recent = 1;
+  REQUIRE_NOTHROW(check(policy{keep_all{}, act}, shape));
 }
 
 TEST_CASE("a window of no tokens protects none", "[part]") {
-  for (protected_tokens const& safe : {window::pages{}.at(0), window::tokens{}.at(0)}) {
+  for (protected_tokens const& safe : {window::pages{}.at(0), window::tokens{}.at(0), window::lag{}.at(0)}) {
     REQUIRE(safe.sink_end == 0);
     REQUIRE(safe.recent_begin == 0);
     REQUIRE(safe.open_begin == 0);
+    REQUIRE(safe.counted == 0);
   }
 }
 
 TEST_CASE("triggers: always at every step, never after the prompt, and not before anything was seen", "[part]") {
   STATIC_REQUIRE(trigger_part<trigger::every_step>);
-  REQUIRE(trigger::every_step::due(trigger::every_step::start()));
-  REQUIRE_FALSE(trigger::prefill::due(trigger::prefill::start()));
-  REQUIRE_FALSE(trigger::entropy::due(trigger::entropy::start()));
+  cache_shape const shape{1, 1, 1, 8, 100, element_type::f16};
+  REQUIRE(trigger::every_step::due(trigger::every_step::start(shape), {0}, {0}, 1));
+  REQUIRE_FALSE(trigger::prefill::due(trigger::prefill::start(shape), {0}, {0}, 1000));
+  REQUIRE_FALSE(trigger::entropy::due(trigger::entropy::start(shape), {0}, {0}, 1000));
   STATIC_REQUIRE(trigger::entropy::needs == signals::logits);
   STATIC_REQUIRE(trigger::every_step::needs == signals::none);
 }
@@ -119,13 +157,30 @@ TEST_CASE("recency scores later units higher", "[part]") {
   for (std::size_t i = 1; i < scores.size(); ++i) REQUIRE(scores[i] > scores[i - 1]);
 }
 
+TEST_CASE("scorers that can evict say so, and those that need the prompt can't", "[part]") {
+  STATIC_REQUIRE(evicting_scorer<score::recency>);
+  STATIC_REQUIRE(evicting_scorer<score::last_attention>);
+  STATIC_REQUIRE(evicting_scorer<score::accumulated_attention>);
+  STATIC_REQUIRE_FALSE(evicting_scorer<score::window_attention>);
+  STATIC_REQUIRE_FALSE(evicting_scorer<score::upper_bound>);
+  STATIC_REQUIRE_FALSE(score::recency::after_attention);
+  STATIC_REQUIRE(score::last_attention::after_attention);
+}
+
 TEST_CASE("what parts need is what presets need", "[part]") {
   STATIC_REQUIRE(parts_t<presets::full>::needs == signals::none);
   STATIC_REQUIRE(parts_t<presets::quest>::needs == (signals::keys | signals::queries));
   STATIC_REQUIRE(parts_t<presets::snapkv>::needs == (signals::keys | signals::window_queries));
   STATIC_REQUIRE(parts_t<presets::streaming_llm>::needs == signals::none);
   STATIC_REQUIRE(parts_t<presets::chess>::needs == (signals::keys | signals::logits));
+  STATIC_REQUIRE(parts_t<presets::h2o>::needs == (signals::keys | signals::queries | signals::window_queries));
+  STATIC_REQUIRE(parts_t<presets::expected_attention>::needs ==
+                 (signals::keys | signals::values | signals::window_queries | signals::rotation));
+  STATIC_REQUIRE(parts_t<presets::sentencekv>::needs ==
+                 (signals::keys | signals::queries | signals::window_queries | signals::token_ids));
   STATIC_REQUIRE(parts_t<presets::quest>::how_fine == scope::head);
+  STATIC_REQUIRE(parts_t<presets::chunkkv>::how_fine == scope::layer);
+  STATIC_REQUIRE(parts_t<presets::tova>::how_fine == scope::layer);
   STATIC_REQUIRE(parts_t<presets::chess>::how_fine == scope::request);
 }
 

@@ -36,7 +36,8 @@ void wander(std::uint64_t seed, int rounds) {
 TEMPLATE_TEST_CASE(
     "at any moment of any history a selection is well formed, exact, holds what is protected, and is what "
     "a fresh state would choose",
-    "[policy]", full_model, quest_model, streaming_model, snapkv_model, chess_model) {
+    "[policy]", full_model, quest_model, streaming_model, snapkv_model, chess_model, layered_quest_model, adakv_model,
+    chunkkv_model, h2o_model, tova_model, snapkv_quest_model) {
   wander<on_simd, TestType>(71, 120);
   wander<on_host, TestType>(72, 30);
   wander<on_team, TestType>(73, 20);
@@ -105,7 +106,7 @@ TEMPLATE_TEST_CASE("a tail that is removed between the prompt and the first step
     cache.fill(16, 48, random);  // the tail from 16 on is replaced, token by token
     lists_copy got;
     for (std::int64_t n = 17; n <= 30; ++n) {
-      if constexpr (std::is_same_v<TestType, chess_model>) state.forget_choice();
+      if constexpr (std::is_same_v<TestType, chess_model>) state.retrieve.forget_choice();
       got = copy_of(choose(policy, state, own_view{&cache, n}, {0}, heads, exec));
     }
     auto fresh = start(policy, shape);

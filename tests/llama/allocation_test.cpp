@@ -6,9 +6,12 @@
 #include "decoding.hpp"
 #include "kvpolicy/presets/chess.hpp"
 #include "kvpolicy/presets/full.hpp"
+#include "kvpolicy/presets/h2o.hpp"
+#include "kvpolicy/presets/infllm.hpp"
 #include "kvpolicy/presets/quest.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
 #include "kvpolicy/presets/streaming_llm.hpp"
+#include "kvpolicy/presets/tova.hpp"
 #include "tiny_model.hpp"
 
 namespace kvpolicy::llama::testing {
@@ -18,9 +21,9 @@ namespace {
 std::vector<std::int64_t> counts_of(llama_model* model, session* policy, int threads) {
   decoder with(model, policy, {.threads = threads});
   with.feed(random_tokens(240));
-  with.feed(1);
+  with.feed(1);  // what grows by doubling has room for 240 steps now, and for no more
   std::vector<std::int64_t> counts;
-  for (llama_token token : random_tokens(40, 3)) {
+  for (llama_token token : random_tokens(260, 3)) {
     llama_batch const batch = llama_batch_get_one(&token, 1);
     std::int64_t const before = allocations();
     int const status = llama_decode(with.context(), batch);
@@ -40,6 +43,12 @@ TEST_CASE("a policy's step allocates nothing beside what the engine's step does"
   SECTION("quest") { check_same(session(presets::quest{.tokens = 64})); }
   SECTION("snapkv") { check_same(session(presets::snapkv{.tokens = 64})); }
   SECTION("streaming_llm") { check_same(session(presets::streaming_llm{.tokens = 64})); }
+  SECTION("h2o") { check_same(session(presets::h2o{.tokens = 64})); }
+  SECTION("tova") { check_same(session(presets::tova{.tokens = 64})); }
+  SECTION("infllm") { check_same(session(presets::infllm{.tokens = 96, .block = 16})); }
+  SECTION("snapkv with quest") {
+    check_same(session(policy{presets::snapkv{.tokens = 96}.parts().retain, presets::quest{.tokens = 64}.parts().retrieve}));
+  }
   SECTION("chess, chosen anew after each page") {
     check_same(session(presets::chess{.units = {.page = 8}, .recent_pages = 2, .entropy = -1}));
   }

@@ -12,8 +12,11 @@ namespace {
 struct striped {
   static constexpr signals needs = signals::none;
   static constexpr scope how_fine = scope::head;
+  static constexpr scored of = scored::units;
 
   std::int32_t stripes = 4;
+
+  static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
 
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec&) const {

@@ -3,6 +3,7 @@
 #include <catch2/generators/catch_generators.hpp>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "decoding.hpp"
 #include "kvpolicy/presets/chess.hpp"
@@ -156,6 +157,10 @@ TEST_CASE("snapkv after a change of policy uses the prompt's queries if the sess
   check_alike(changed, fresh, random_tokens(10, 4));
 }
 
+/// What was evicted does not come back, where a fresh session would never have evicted it.
+template <class Policy>
+constexpr bool evicts = std::is_same_v<Policy, presets::streaming_llm>;
+
 template <class Policy>
 void check_cut_of_generated(Policy const& preset) {
   model_owner const model = tiny_llama();
@@ -168,7 +173,9 @@ void check_cut_of_generated(Policy const& preset) {
   decode_each(cut.engine, generated);  // over the graph's boundary
   decode_each(fresh.engine, stays);
   REQUIRE(cut.engine.cut(246 + 6));
-  SECTION("one token at a time") { check_alike(cut, fresh, random_tokens(20, 4)); }
+  if constexpr (!evicts<Policy>) {
+    SECTION("one token at a time") { check_alike(cut, fresh, random_tokens(20, 4)); }
+  }
   SECTION("a batch of tokens first") {
     CHECK(identical(cut.engine.feed(random_tokens(40, 5)), fresh.engine.feed(random_tokens(40, 5))));
     check_alike(cut, fresh, random_tokens(20, 4));
@@ -212,7 +219,37 @@ TEST_CASE("after the tail of the prompt is removed, a batch and decoding go on a
 TEST_CASE("after the tail of the prompt is removed, decoding goes on as in a fresh session where choices are made each step") {
   SECTION("full") { check_cut_of_prompt(presets::full{}, true); }
   SECTION("quest") { check_cut_of_prompt(small_quest, true); }
-  SECTION("streaming_llm") { check_cut_of_prompt(small_streaming, true); }
+}
+
+/// The sinks, and everything from `first` on.
+std::vector<std::int64_t> sinks_and_rest(std::int64_t first, std::int64_t tokens) {
+  std::vector<std::int64_t> made{0, 1, 2, 3};
+  for (std::int64_t t = first; t < tokens; ++t) made.push_back(t);
+  return made;
+}
+
+// Of 64 tokens four are sinks: before the cut everything but those and the last 60 tokens was evicted, and is so for good.
+TEST_CASE("after a tail was removed streaming_llm reads what is left, and nothing that it has evicted") {
+  model_owner const model = tiny_llama();
+  attached cut(model.get(), small_streaming);
+  cut.engine.feed(random_tokens(246));
+  decode_each(cut.engine, random_tokens(20, 3));
+  std::int64_t const stays = GENERATE(252, 207, 206, 100, 3);
+  std::int64_t const evicted = 246 + 20 - 60;  // tokens before this one
+  REQUIRE(cut.engine.cut(static_cast<llama_pos>(stays)));
+  cut.choices.clear();
+  decode_each(cut.engine, random_tokens(80, 4));
+  REQUIRE(cut.choices.size() == 2 * 80);
+  for (made_choice const& made : cut.choices) {
+    REQUIRE(made.lists.size() == 1);
+    std::vector<std::int64_t> read;
+    for (token_range const& range : made.lists[0]) {
+      for (std::int64_t t = range.begin; t < range.end; ++t) read.push_back(t);
+    }
+    std::int64_t const left = std::max<std::int64_t>(std::min(stays, evicted), 4);
+    CAPTURE(stays, made.tokens);
+    REQUIRE(identical(read, sinks_and_rest(std::max(left, made.tokens - 60), made.tokens)));
+  }
 }
 
 TEST_CASE("full follows the engine after tails were removed") {

@@ -7,7 +7,9 @@
 #include "attention_probe.hpp"
 #include "decoding.hpp"
 #include "kvpolicy/exec/host.hpp"
+#include "kvpolicy/presets/adakv.hpp"
 #include "kvpolicy/presets/full.hpp"
+#include "kvpolicy/presets/h2o.hpp"
 #include "kvpolicy/presets/quest.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
 #include "kvpolicy/presets/streaming_llm.hpp"
@@ -111,13 +113,16 @@ void check_choices(watched_run const& run, Policy const& preset, std::int64_t la
     for (std::size_t i = first; i < run.nodes.size(); i += static_cast<std::size_t>(layers)) {
       seen_attention const& node = run.nodes[i];
       strided_view<> const now = view_of(node, run.choices[i].tokens);
-      selection const kept =
-          choose(preset, state, now, {0},
-                 {.data = node.q.data(), .heads = node.q_heads, .head_stride = node.head_dim, .scale = scale}, exec);
+      selection const kept = choose(preset, state, now, {0}, {node.q.data(), node.q_heads, node.head_dim, scale}, exec);
       CAPTURE(layer, run.choices[i].tokens);
       REQUIRE(std::ranges::equal(kept.lists(), run.choices[i].lists));
     }
   }
+}
+
+/// The probe hands rows over as floats: minima and maxima are the same in those, a spread is not rounded as in 16 bits.
+presets::quest exact_quest(std::int32_t tokens) {
+  return {.tokens = tokens, .page = 8, .metadata = pool::bounds::kind::range, .group = score::group::mean};
 }
 
 tiny_shape shapes() {
@@ -129,7 +134,7 @@ TEST_CASE("quest's op attends to exactly the rows of each head, chosen from the 
   tiny_shape const shape = shapes();
   bool const plain = GENERATE(true, false);
   context_options const options{.threads = plain ? 1 : 2, .type = plain ? GGML_TYPE_F16 : GGML_TYPE_BF16};
-  presets::quest const preset{.tokens = 64, .page = 8};
+  presets::quest const preset = exact_quest(64);
   watched_run const run = watch(shape, preset, options, 250, 20);
   check_outputs(run, true);
   check_choices(run, preset, shape.layers, 250);
@@ -147,13 +152,32 @@ TEST_CASE("snapkv's op attends to exactly the rows of each head, chosen from the
 
 TEST_CASE("quest and snapkv choose from the engine's rows whatever the micro-batches") {
   context_options const options{.micro_batch = GENERATE(8u, 24u, 100u)};
-  watched_run const quest = watch({}, presets::quest{.tokens = 64, .page = 8}, options, 204, 3);
+  watched_run const quest = watch({}, exact_quest(64), options, 204, 3);
   check_outputs(quest, true);
-  check_choices(quest, presets::quest{.tokens = 64, .page = 8}, 2, 204);
+  check_choices(quest, exact_quest(64), 2, 204);
   presets::snapkv const preset{.tokens = 64, .window = 16};
   watched_run const snapkv = watch({}, preset, options, 204, 3);
   check_outputs(snapkv, true);
   check_choices(snapkv, preset, 2, 204);
+}
+
+TEST_CASE("snapkv's and quest's op attends to exactly the rows of each head where both are at work") {
+  policy const both{presets::snapkv{.tokens = 96, .window = 16, .smooth = {.width = 5}}.parts().retain,
+                    exact_quest(48).parts().retrieve};
+  watched_run const run = watch({.q_heads = 9, .kv_heads = 3}, both, {.threads = 2}, 250, 20);
+  check_outputs(run, true);
+  check_choices(run, both, 2, 250);
+}
+
+TEST_CASE("h2o's and adakv's ops attend to exactly the rows of each head, chosen from the engine's rows") {
+  presets::adakv const adakv{.tokens = 64, .window = 16};
+  watched_run const shared = watch({}, adakv, {}, 250, 20);
+  check_outputs(shared, true);
+  check_choices(shared, adakv, 2, 250);
+  presets::h2o const h2o{.tokens = 64, .queries = 64};
+  watched_run const run = watch({}, h2o, {}, 250, 20);
+  check_outputs(run, true);
+  check_choices(run, h2o, 2, 250);
 }
 
 TEST_CASE("streaming_llm's op and full's attend to exactly the chosen rows in all heads") {

@@ -8,7 +8,10 @@
 #include "decoding.hpp"
 #include "kvpolicy/presets/chess.hpp"
 #include "kvpolicy/presets/full.hpp"
+#include "kvpolicy/presets/h2o.hpp"
+#include "kvpolicy/presets/infllm.hpp"
 #include "kvpolicy/presets/quest.hpp"
+#include "kvpolicy/presets/sentencekv.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
 #include "kvpolicy/presets/streaming_llm.hpp"
 #include "tiny_model.hpp"
@@ -62,6 +65,12 @@ TEST_CASE("a restored prompt is decoded as it was the first time") {
   SECTION("quest") { check_saved(small_quest); }
   SECTION("snapkv") { check_saved(small_snapkv); }
   SECTION("streaming_llm") { check_saved(presets::streaming_llm{.tokens = 64}); }
+  SECTION("h2o") { check_saved(presets::h2o{.tokens = 64}); }
+  SECTION("infllm") { check_saved(presets::infllm{.tokens = 96, .block = 16}); }
+  SECTION("sentencekv") { check_saved(presets::sentencekv{.tokens = 64, .sentences = {.longest = 20}}); }
+  SECTION("snapkv with quest") {
+    check_saved(policy{presets::snapkv{.tokens = 96}.parts().retain, presets::quest{.tokens = 64}.parts().retrieve});
+  }
   SECTION("chess") {
     check_saved(presets::chess{.units = {.page = 8},
                                .recent_pages = 2,
@@ -80,6 +89,29 @@ TEST_CASE("a saved prompt loads into a session whose context has not decoded yet
   other.restore(one.state());
   second.load(first.save());
   CHECK(identical(decode_each(other, random_tokens(12, 3)), decode_each(one, random_tokens(12, 3))));
+}
+
+TEST_CASE("a saved prompt has its token ids, and its queries where somebody wants them") {
+  model_owner const model = tiny_llama();
+  session plain(small_quest);
+  session keeping(small_quest, {.window_queries = all_queries});
+  decoder one(model.get(), &plain);
+  decoder other(model.get(), &keeping);
+  token_list const prompt = random_tokens(250);
+  one.feed(prompt);
+  other.feed(token_list(prompt.begin(), prompt.begin() + 100));
+  other.feed(token_list(prompt.begin() + 100, prompt.end()));
+  CHECK(plain.save().ids == prompt);
+  CHECK(keeping.save().ids == prompt);
+  CHECK(plain.save().window == 0);
+  CHECK(keeping.save().window == 250);
+  CHECK(keeping.save().tokens == 250);
+  CHECK(keeping.save().queries.size() == 2 * 250 * 4 * 32);
+  other.cut(120);
+  other.feed(token_list(prompt.begin() + 120, prompt.begin() + 130));
+  CHECK(keeping.save().ids == token_list(prompt.begin(), prompt.begin() + 130));
+  CHECK(keeping.save().tokens == 130);
+  CHECK(keeping.save().window == 130);
 }
 
 TEST_CASE("a saved prompt of another model is refused") {

@@ -24,7 +24,7 @@ TEMPLATE_TEST_CASE("a chunk is the mean of its pages and a grid of its chunks, o
     auto made = pool.start(shape, units);
     TestType on(shape);
     on.run([&](auto& exec) {
-      for (std::int64_t l = 0; l < shape.layers; ++l) pool.update(made, own_view{&cache, n}, {l}, n, exec);
+      for (std::int64_t l = 0; l < shape.layers; ++l) pool.update(made, own_view{&cache, n}, {l}, {0, shape.kv_heads}, n, exec);
       pool.refresh(made, exec);
     });
     std::int64_t const dims = shape.layers * shape.kv_heads * shape.head_dim;

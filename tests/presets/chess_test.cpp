@@ -229,7 +229,7 @@ TEST_CASE("chess chooses anew after a page that passed a threshold, and not befo
     bool const page_is_unsure = (n - 1) / 4 % 3 == 0;
     observe(policy, state, {page_is_unsure ? unsure : sure}, exec);
     INFO("token " << n);
-    REQUIRE(policy.parts().act().trigger.due(state.trigger) == (n % 4 == 0 && page_is_unsure));
+    REQUIRE(policy.parts().retrieve.trigger.due(state.retrieve.trigger, {0}, {0}, 1) == (n % 4 == 0 && page_is_unsure));
   }
 }
 

@@ -69,11 +69,20 @@ TEMPLATE_TEST_CASE("quest reads the pages of the largest bounds, the window's pa
 TEST_CASE("quest refuses a budget below its window, above the context, or of nothing", "[presets]") {
   cache_shape const shape{1, 1, 1, 8, 256, element_type::f16};
   REQUIRE_NOTHROW(check(presets::quest{.tokens = 256}, shape));
-  REQUIRE_NOTHROW(check(presets::quest{.tokens = 48, .sink_pages = 1, .recent_pages = 2}, shape));
-  REQUIRE_THROWS_AS(check(presets::quest{.tokens = 47, .sink_pages = 1, .recent_pages = 2}, shape), invalid_value);
+  REQUIRE_NOTHROW(check(presets::quest{.tokens = 48, .page = 16, .sink_pages = 1, .recent_pages = 2}, shape));
+  REQUIRE_THROWS_AS(check(presets::quest{.tokens = 47, .page = 16, .sink_pages = 1, .recent_pages = 2}, shape), invalid_value);
   REQUIRE_THROWS_AS(check(presets::quest{.tokens = 257}, shape), invalid_value);
   REQUIRE_THROWS_AS(check(presets::quest{.tokens = 0}, shape), invalid_value);
   REQUIRE_THROWS_AS(start(presets::quest{.tokens = 64, .page = 0}, shape), invalid_value);
+}
+
+TEST_CASE("quest's paper setting is pages of 16 by minima and maxima, two dense layers", "[presets]") {
+  constexpr presets::quest paper = presets::quest::paper();
+  STATIC_REQUIRE(paper.page == 16);
+  STATIC_REQUIRE(paper.sink_pages == 0);
+  STATIC_REQUIRE(paper.metadata == pool::bounds::kind::range);
+  STATIC_REQUIRE(paper.group == score::group::mean);
+  STATIC_REQUIRE(paper.layers.dense_first == 2);
 }
 
 }  // namespace

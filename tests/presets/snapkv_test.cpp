@@ -53,7 +53,7 @@ TEMPLATE_TEST_CASE("snapkv keeps what the prompt's last queries attend to, then 
     std::int64_t const sinks = std::min<std::int64_t>(policy.sinks, recent);
     std::int64_t const k = std::max<std::int64_t>(0, policy.tokens - sinks - w);
     for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-      std::vector<double> scores = naive::window_attention(cache, last, 0, h, n, w, .5, policy.smooth);
+      std::vector<double> scores = naive::window_attention(cache, last, h, n, w, .5, policy.smooth);
       scores.erase(scores.begin(), scores.begin() + sinks);
       if (close_call(scores, k)) continue;
       std::vector<bool> want(static_cast<std::size_t>(n + 5), false);

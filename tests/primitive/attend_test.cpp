@@ -94,6 +94,44 @@ TEMPLATE_TEST_CASE("attend needs no log-sum-exp, and large logits do not overflo
     REQUIRE(std::abs(out[static_cast<std::size_t>(i)] - cache.value(0, 0, 211, i % 20)) < 1e-6);
 }
 
+TEMPLATE_TEST_CASE("attend over rows by rank is attend over the tokens that the ranks name", "[primitive]",
+                   KVPOLICY_TEST_EXECUTORS) {
+  random_source random(34);
+  for (int round = 0; round < 50; ++round) {
+    cache_shape const shape = random_shape(random, 200);
+    random_cache const cache = random_cache_of(shape, random);
+    std::int64_t const n = shape.max_tokens;
+    bool const each = random.one_in(2);
+    std::int64_t const lists_in_all = each ? shape.kv_heads : 1;
+    std::vector<range_list> lists;
+    std::vector<range_list> by_rank;
+    std::vector<std::int32_t> ranks(static_cast<std::size_t>(lists_in_all * n), -1);
+    for (std::int64_t l = 0; l < lists_in_all; ++l) {
+      lists.push_back(random_list(n, random));
+      std::int32_t rank = 0;
+      for (token_range const& range : lists.back()) {
+        for (std::int32_t t = range.begin; t < range.end; ++t) ranks[static_cast<std::size_t>(l * n + rank++)] = t;
+      }
+      by_rank.push_back({});
+      append(by_rank.back(), 0, rank, reason::scored);
+    }
+    scope const how_fine = each ? scope::head : scope::layer;
+    std::vector<float> const queries = random.reals(shape.q_heads * shape.head_dim, 2);
+    TestType on(shape);
+    attended_rows const want = attend_on(on, cache, queries, selection(how_fine, lists, shape.kv_heads), .3f, n);
+    std::vector<float> got(want.out.size());
+    on.run([&](auto& exec) {
+      rows keys = cache.keys(0, n);
+      rows values = cache.values(0, n);
+      keys.ranks = values.ranks = ranks.data();
+      keys.rank_stride = values.rank_stride = each ? n : 0;
+      attend({queries.data(), shape.q_heads, shape.head_dim, .3f}, keys, values, selection(how_fine, by_rank, shape.kv_heads),
+             table<float>{got.data(), shape.q_heads, shape.head_dim, shape.head_dim}, {}, exec);
+    });
+    for (std::size_t i = 0; i < got.size(); ++i) REQUIRE(std::abs(got[i] - want.out[i]) < 1e-6f);
+  }
+}
+
 TEST_CASE("attend gives the same bits whether one thread worked or two", "[primitive]") {
   random_source random(33);
   for (int round = 0; round < 40; ++round) {

@@ -29,13 +29,20 @@ std::vector<std::int64_t> random_cuts(std::int64_t tokens, random_source& random
   return cuts;
 }
 
+double mean_of(random_rows const& from, std::int64_t h, std::int64_t d, std::int64_t first, std::int64_t last) {
+  double sum = 0;
+  for (std::int64_t t = first; t < last; ++t) sum += from.at(h, t, d);
+  return sum / static_cast<double>(last - first);
+}
+
 // Keys are in [-1, 1]: 1e-5 of that range is the contract's agreement.
 TEMPLATE_TEST_CASE("pool_mean is each unit's mean, in whatever cuts the tokens come", "[primitive]", KVPOLICY_TEST_EXECUTORS) {
   random_source random(1);
   for (int round = 0; round < 80; ++round) {
     cache_shape const shape = random_shape(random, 300);
     random_cache const cache = random_cache_of(shape, random);
-    std::int64_t const n = shape.max_tokens;
+    random_rows const keys(cache, random);
+    std::int64_t const n = keys.tokens();
     std::int64_t const unit = random.between(1, 130);
     std::int64_t const units = (n + unit - 1) / unit;
     std::int64_t const width = shape.kv_heads * shape.head_dim;
@@ -45,7 +52,7 @@ TEMPLATE_TEST_CASE("pool_mean is each unit's mean, in whatever cuts the tokens c
     on.run([&](auto& exec) {
       std::int64_t first = 0;
       for (std::int64_t const last : random_cuts(n, random)) {
-        pool_mean(cache.keys(0, n), {unit, first, last}, table<float>{means.data(), units, width + 7, width + 7}, column, exec);
+        pool_mean(keys.get(), {unit, first, last}, table<float>{means.data(), units, width + 7, width + 7}, column, exec);
         first = last;
       }
     });
@@ -59,8 +66,7 @@ TEMPLATE_TEST_CASE("pool_mean is each unit's mean, in whatever cuts the tokens c
           outside |= got != 99.0;
           continue;
         }
-        double const want =
-            naive::mean(cache, 0, i / shape.head_dim, i % shape.head_dim, u * unit, std::min(n, (u + 1) * unit));
+        double const want = mean_of(keys, i / shape.head_dim, i % shape.head_dim, u * unit, std::min(n, (u + 1) * unit));
         worst = std::max(worst, std::abs(got - want));
       }
     }
@@ -76,7 +82,8 @@ TEMPLATE_TEST_CASE("pool_bounds is exact, passes NaN over, and takes any cuts", 
     cache_shape const shape = random_shape(random, 200);
     content const kind = random.pick(contents);
     random_cache const cache = random_cache_of(shape, random, kind);
-    std::int64_t const n = shape.max_tokens;
+    random_rows const keys(cache, random);
+    std::int64_t const n = keys.tokens();
     std::int64_t const unit = random.one_in(4) ? 1 : random.between(1, 130);
     std::int64_t const units = (n + unit - 1) / unit;
     bounds_table bounds{nullptr, shape.type, shape.kv_heads, units + 2, shape.head_dim};
@@ -86,7 +93,7 @@ TEMPLATE_TEST_CASE("pool_bounds is exact, passes NaN over, and takes any cuts", 
     on.run([&](auto& exec) {
       std::int64_t first = 0;
       for (std::int64_t const last : random_cuts(n, random)) {
-        pool_bounds(cache.keys(0, n), {unit, first, last}, bounds, exec);
+        pool_bounds(keys.get(), {unit, first, last}, bounds, exec);
         first = last;
       }
     });
@@ -94,7 +101,8 @@ TEMPLATE_TEST_CASE("pool_bounds is exact, passes NaN over, and takes any cuts", 
     for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
       for (std::int64_t u = 0; u < units; ++u) {
         for (std::int64_t d = 0; d < shape.head_dim; ++d) {
-          auto const [high, low] = naive::bounds(cache, 0, h, d, u * unit, std::min(n, (u + 1) * unit));
+          auto const key = [&](std::int64_t t) { return keys.at(h, t, d); };
+          auto const [high, low] = naive::bounds(key, shape.type, u * unit, std::min(n, (u + 1) * unit));
           if (element(bounds, h, u, d) != high || element(bounds, h, u, shape.head_dim + d) != low) ++wrong;
         }
       }
@@ -104,6 +112,111 @@ TEMPLATE_TEST_CASE("pool_bounds is exact, passes NaN over, and takes any cuts", 
     for (std::int64_t u = units; u < units + 2; ++u) {
       REQUIRE(*bounds.unit(shape.kv_heads - 1, u) == std::byte{0x3c});  // units that no token reached stay as they were
     }
+  }
+}
+
+// Units need not begin at the first token: those before `origin` belong to none.
+TEMPLATE_TEST_CASE("pool_mean counts units from its origin", "[primitive]", KVPOLICY_TEST_EXECUTORS) {
+  random_source random(4);
+  for (int round = 0; round < 40; ++round) {
+    cache_shape const shape = random_shape(random, 150);
+    random_cache const cache = random_cache_of(shape, random);
+    random_rows const keys(cache, random);
+    std::int64_t const n = keys.tokens();
+    std::int64_t const origin = random.between(0, n - 1);
+    std::int64_t const unit = random.between(1, 30);
+    std::int64_t const units = (n - origin + unit - 1) / unit;
+    std::int64_t const width = shape.kv_heads * shape.head_dim;
+    std::vector<float> means(static_cast<std::size_t>(units * width));
+    TestType on(shape);
+    on.run([&](auto& exec) {
+      std::int64_t const middle = random.between(origin, n);
+      table<float> const to{means.data(), units, width, width};
+      pool_mean(keys.get(), {.unit_size = unit, .first = origin, .last = middle, .origin = origin}, to, 0, exec);
+      pool_mean(keys.get(), {.unit_size = unit, .first = middle, .last = n, .origin = origin}, to, 0, exec);
+    });
+    double worst = 0;
+    for (std::int64_t u = 0; u < units; ++u) {
+      for (std::int64_t i = 0; i < width; ++i) {
+        std::int64_t const first = origin + u * unit;
+        double const want = mean_of(keys, i / shape.head_dim, i % shape.head_dim, first, std::min(n, first + unit));
+        worst = std::max(worst, std::abs(means[static_cast<std::size_t>(u * width + i)] - want));
+      }
+    }
+    INFO("round " << round << " origin " << origin);
+    REQUIRE(worst < 1e-5);
+  }
+}
+
+/// Relative rounding of a type.
+double rounding(element_type type) { return type == element_type::f32 ? 0 : type == element_type::f16 ? 0x1p-11 : 0x1p-8; }
+
+// A deviation of keys in [-1, 1] from fp32 sums: within 3e-4 where a variance of nearly nothing is rounded, else within 1e-5.
+TEMPLATE_TEST_CASE("pool_spread is mean and standard deviation, in whatever cuts the tokens come, NaN where a key is",
+                   "[primitive]", KVPOLICY_TEST_EXECUTORS) {
+  random_source random(5);
+  for (int round = 0; round < 100; ++round) {
+    cache_shape const shape = random_shape(random, 200);
+    content const kind =
+        random.pick(std::array{content::plain, content::negative, content::tied, content::equal, content::nan});
+    random_cache const cache = random_cache_of(shape, random, kind);
+    random_rows const keys(cache, random);
+    std::int64_t const n = keys.tokens();
+    std::int64_t const unit = random.one_in(4) ? 1 : random.between(1, 130);
+    std::int64_t const units = (n + unit - 1) / unit;
+    bounds_table bounds{nullptr, shape.type, shape.kv_heads, units + 2, shape.head_dim};
+    std::vector<std::byte> storage(static_cast<std::size_t>(bounds.bytes()), std::byte{0x3c});
+    bounds.data = storage.data();
+    std::vector<float> moments(static_cast<std::size_t>(shape.kv_heads * (units + 2) * 2 * shape.head_dim), 99.0f);
+    TestType on(shape);
+    on.run([&](auto& exec) {
+      std::int64_t first = 0;
+      for (std::int64_t const last : random_cuts(n, random)) {
+        pool_spread(keys.get(), {unit, first, last}, moments.data(), bounds, exec);
+        first = last;
+      }
+    });
+    for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+      for (std::int64_t u = 0; u < units; ++u) {
+        for (std::int64_t d = 0; d < shape.head_dim; ++d) {
+          auto const [high, low] = naive::spread(keys, h, d, u * unit, std::min(n, (u + 1) * unit));
+          double const most =
+              rounding(shape.type) * std::max(std::abs(high), std::abs(low)) + (high - low < 1e-2 ? 3e-4 : 1e-5);
+          float const above = element(bounds, h, u, d);
+          float const below = element(bounds, h, u, shape.head_dim + d);
+          INFO("round " << round << " content " << static_cast<int>(kind) << " head " << h << " unit " << u << " channel "
+                        << d);
+          if (std::isnan(high)) {
+            REQUIRE(std::isnan(above));
+            REQUIRE(std::isnan(below));
+          } else {
+            REQUIRE(std::abs(above - high) <= most);
+            REQUIRE(std::abs(below - low) <= most);
+          }
+        }
+      }
+      for (std::int64_t u = units; u < units + 2; ++u) REQUIRE(*bounds.unit(h, u) == std::byte{0x3c});
+    }
+  }
+}
+
+// -60000 and three times 65000: mean 33750, standard deviation 54127.
+TEMPLATE_TEST_CASE("a spread beyond what the type holds ends at its largest values", "[primitive]", KVPOLICY_TEST_EXECUTORS) {
+  random_source random(6);
+  cache_shape const shape{1, 1, 1, 3, 4, element_type::f16};
+  random_cache cache(shape, layout::head_major, 4, random);
+  for (std::int64_t d = 0; d < 3; ++d) {
+    for (std::int64_t t = 0; t < 4; ++t) cache.set_key(0, 0, t, d, t == 0 ? -60000.0f : 65000.0f);
+  }
+  bounds_table bounds{nullptr, shape.type, 1, 1, 3};
+  std::vector<std::byte> storage(static_cast<std::size_t>(bounds.bytes()));
+  bounds.data = storage.data();
+  std::vector<float> moments(6);
+  TestType on(shape);
+  on.run([&](auto& exec) { pool_spread(cache.keys(0, 4), {4, 0, 4}, moments.data(), bounds, exec); });
+  for (std::int64_t d = 0; d < 3; ++d) {
+    REQUIRE(element(bounds, 0, 0, d) == 65504.0f);
+    REQUIRE(std::abs(element(bounds, 0, 0, 3 + d) + 20377) < 40);
   }
 }
 
@@ -118,6 +231,19 @@ TEMPLATE_TEST_CASE("pooling nothing writes nothing", "[primitive]", KVPOLICY_TES
     pool_mean(cache.keys(0, 16), {4, 8, 8}, table<float>{means.data(), 4, 16, 16}, 0, exec);
   });
   REQUIRE(means == std::vector<float>(64, 5.0f));
+  bounds_table bounds{nullptr, shape.type, 2, 4, 8};
+  std::vector<std::byte> storage(static_cast<std::size_t>(bounds.bytes()), std::byte{0x3c});
+  bounds.data = storage.data();
+  std::vector<float> moments(128, 5.0f);
+  for (std::int64_t const at : {7, 8}) {
+    on.run([&](auto& exec) {
+      pool_bounds(cache.keys(0, 16), {4, at, at}, bounds, exec);
+      pool_spread(cache.keys(0, 16), {4, at, at}, moments.data(), bounds, exec);
+    });
+    INFO("at " << at);
+    REQUIRE(storage == std::vector<std::byte>(storage.size(), std::byte{0x3c}));
+    REQUIRE(moments == std::vector<float>(128, 5.0f));
+  }
 }
 
 }  // namespace

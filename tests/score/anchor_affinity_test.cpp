@@ -18,7 +18,7 @@ TEST_CASE("the anchor is the mean of the last pages' vectors", "[score]") {
   host_exec exec;
   pool::hierarchical_mean const pool;
   auto summaries = pool.start(view.shape(), {.page = 1, .pages_per_chunk = 2, .chunks_per_grid = 2});
-  pool.update(summaries, view, {0}, 5, exec);
+  pool.update(summaries, view, {0}, {0, 1}, 5, exec);
   REQUIRE(std::abs(score::anchor_affinity{.recent_pages = 3}.anchor(summaries, exec)[0] - 28.0f / 3) < 1e-5f);
   REQUIRE(score::anchor_affinity{.recent_pages = 1}.anchor(summaries, exec)[0] == 16);
   REQUIRE(std::abs(score::anchor_affinity{.recent_pages = 9}.anchor(summaries, exec)[0] - 31.0f / 5) <

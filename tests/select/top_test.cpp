@@ -1,7 +1,9 @@
 #include "kvpolicy/select/top.hpp"
 
+#include <algorithm>
 #include <array>
 #include <catch2/catch_test_macros.hpp>
+#include <utility>
 #include <vector>
 
 #include "kvpolicy/budget/tokens.hpp"
@@ -9,43 +11,73 @@
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/pool/none.hpp"
 #include "kvpolicy/segment/pages.hpp"
+#include "kvpolicy/segment/tokens.hpp"
 #include "kvpolicy/trigger/every_step.hpp"
 #include "kvpolicy/window/pages.hpp"
+#include "kvpolicy/window/tokens.hpp"
 
 namespace kvpolicy {
 namespace {
 
 /// Scores written down by the test.
+template <scored What>
 struct given_scores {
   static constexpr signals needs = signals::none;
   static constexpr scope how_fine = scope::head;
-  float const* scores = nullptr;  // [2, 8]
+  static constexpr scored of = What;
+  float const* scores = nullptr;  // [2, stride]
+  std::int64_t stride = 8;
+
+  static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
 
   template <class Input, executor Exec>
-  void score(Input const&, table<float> out, Exec&) const {
-    for (std::int64_t list = 0; list < 2; ++list) {
-      for (std::int64_t unit = 0; unit < out.columns; ++unit) out(list, unit) = scores[list * 8 + unit];
+  void score(Input const& input, table<float> out, Exec&) const {
+    for (std::int64_t list = 0; list < out.rows; ++list) {
+      for (std::int64_t unit = 0; unit < out.columns; ++unit) {
+        out(list, unit) = scores[(input.heads.first + list) * stride + unit];
+      }
     }
   }
 };
 
-/// The units that each of two lists gets of 8 pages of 4 tokens, page 0 being a sink and page 7 open.
-std::vector<std::vector<std::int32_t>> chosen(std::int32_t budget, std::array<float, 16> const& scores) {
-  cache_shape const shape{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 1, .max_tokens = 32};
-  keep const act{segment::pages{4},      pool::none{},  given_scores{scores.data()},
-                 budget::tokens{budget}, select::top{}, window::pages{.size = 4, .sink_pages = 1, .recent_pages = 1},
-                 trigger::every_step{}};
+constexpr cache_shape shape{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 1, .max_tokens = 32};
+using ranges = std::vector<std::pair<std::int64_t, std::int64_t>>;
+
+/// The ranges that an act emits for each list, of 30 tokens and the heads named.
+template <class Act>
+std::vector<ranges> emitted(Act const& act, head_range heads = {0, 2}) {
   act.select.check(act, shape);
-  auto scratch = act.select.start(act, shape, 2);
+  auto scratch = act.select.start(act, shape);
   strided_view<> const view{.cache = shape, .token_count = 30};
   pool::none::summaries nothing;
-  score_input<strided_view<>, pool::none::summaries> input{view, {0}, 30, nothing, {}, {}};
+  no_memory memory;
+  score_input<strided_view<>, pool::none::summaries, no_memory> input{view, {0}, heads, 30, 30, nothing, memory};
   host_exec exec;
-  std::vector<std::vector<std::int32_t>> lists(2);
-  act.select.select(act, scratch, input, act.window.at(30), 2, exec,
-                    [&](std::int64_t list, std::span<std::int32_t const> units) {
-                      lists[static_cast<std::size_t>(list)].assign(units.begin(), units.end());
-                    });
+  std::vector<ranges> lists(Act::how_fine == scope::head ? static_cast<std::size_t>(heads.count) : 1);
+  act.select.select(act, scratch, input, act.window.at(30), exec, [&](std::int64_t list, std::int64_t begin, std::int64_t end) {
+    lists[static_cast<std::size_t>(list)].emplace_back(begin, end);
+  });
+  return lists;
+}
+
+template <class Select>
+auto by_page(std::int32_t budget, std::array<float, 16> const& scores, Select select) {
+  return keep{segment::pages{4},      pool::none{}, given_scores<scored::units>{scores.data()},
+              budget::tokens{budget}, select,       window::pages{.size = 4, .sink_pages = 1, .recent_pages = 1},
+              trigger::every_step{}};
+}
+
+/// The units that each of two lists gets of 8 pages of 4 tokens, page 0 being a sink and page 7 open.
+std::vector<std::vector<std::int32_t>> chosen(std::int32_t budget, std::array<float, 16> const& scores) {
+  std::vector<std::vector<std::int32_t>> lists;
+  for (ranges const& list : emitted(by_page(budget, scores, select::top{}))) {
+    lists.emplace_back();
+    for (auto const& [begin, end] : list) {
+      REQUIRE(begin % 4 == 0);
+      REQUIRE(end == begin + 4);
+      lists.back().push_back(static_cast<std::int32_t>(begin / 4));
+    }
+  }
   return lists;
 }
 
@@ -63,6 +95,45 @@ TEST_CASE("a budget of what is protected chooses nothing, one of everything choo
   REQUIRE(chosen(8, scores)[0].empty());
   REQUIRE(chosen(32, scores)[0] == std::vector<std::int32_t>{1, 2, 3, 4, 5, 6});
   REQUIRE_THROWS_AS(chosen(7, scores), invalid_value);
+}
+
+TEST_CASE("asked for one head alone, the one list is that head's", "[select]") {
+  std::vector<ranges> const lists = emitted(by_page(16, scores, select::top{}), {1, 1});
+  REQUIRE(lists == std::vector<ranges>{{{4, 8}, {8, 12}}});
+}
+
+// Sums over the heads: 5, 9, 7, 9, 6, 4.
+TEST_CASE("a layer's one list is by the sum of its heads' scores", "[select]") {
+  REQUIRE(emitted(by_page(12, scores, select::top_of_layer{})) == std::vector<ranges>{{{8, 12}}});
+  REQUIRE(emitted(by_page(20, scores, select::top_of_layer{})) == std::vector<ranges>{{{8, 12}, {12, 16}, {16, 20}}});
+}
+
+// Tokens 2 and 28.. are protected, so the page of 0..3 is scored by its tokens 2 and 3 alone, that of 24..27 by all.
+// Head 0, pages of 4:  5 5 | 1 1 1 9 | 4 4 4 4 | 0 ...: sums 10, 12, 16; means 5, 3, 4; maxima 5, 9, 4.
+TEST_CASE("scores of tokens are merged into their unit's, without those that are protected", "[select]") {
+  std::array<float, 64> by_token{};
+  std::array<float, 12> const head{99, 99, 5, 5, 1, 1, 1, 9, 4, 4, 4, 4};
+  std::copy(head.begin(), head.end(), by_token.begin());
+  auto const best_of = [&](select::merge by) {
+    keep const act{segment::pages{4},    pool::none{},          given_scores<scored::tokens>{by_token.data(), 32},
+                   budget::tokens{10},   select::top{.by = by}, window::tokens{.sinks = 2, .recent = 2},
+                   trigger::every_step{}};
+    std::vector<ranges> const lists = emitted(act);  // 10 tokens, 4 protected: one page of 4
+    REQUIRE(lists[0].size() == 1);
+    return lists[0][0].first;
+  };
+  REQUIRE(best_of(select::merge::mean) == 0);
+  REQUIRE(best_of(select::merge::maximum) == 4);
+  REQUIRE(best_of(select::merge::sum) == 8);
+}
+
+TEST_CASE("a budget that follows the sequence is not refused for its window", "[select]") {
+  keep act{segment::tokens{},          pool::none{},  given_scores<scored::tokens>{},
+           budget::tokens{.count = 3}, select::top{}, window::tokens{.recent = 8},
+           trigger::every_step{}};
+  REQUIRE_THROWS_AS(act.select.check(act, shape), invalid_value);
+  act.budget.ratio = .9;
+  REQUIRE_NOTHROW(act.select.check(act, shape));
 }
 
 }  // namespace

@@ -23,14 +23,14 @@ TEMPLATE_TEST_CASE("the trigger is due after a page whose mean entropy or varent
     std::int64_t const page = random.between(1, 9);
     trigger::entropy const trigger{
         .mean = 1.8f + .5f * random.real(), .variance = .2f + .2f * random.real(), .page = static_cast<std::int32_t>(page)};
-    auto state = trigger.start();
+    auto state = trigger.start({});
     std::vector<double> entropies;
     for (std::int64_t n = random.between(1, 30), end = n + 60; n < end; ++n) {
       std::vector<float> const logits = random.reals(13, 3 + 2 * random.real());
       entropies.push_back(naive::entropy(logits).first);
       on.run([&](auto& exec) { trigger.observe(state, n, outcome{logits}, exec); });
       if (n % page != 0) {
-        REQUIRE_FALSE(trigger.due(state));
+        REQUIRE_FALSE(trigger.due(state, {0}, {0}, 1));
         continue;
       }
       auto const count = static_cast<double>(entropies.size());
@@ -43,8 +43,8 @@ TEMPLATE_TEST_CASE("the trigger is due after a page whose mean entropy or varent
       REQUIRE(std::abs(state.pages.last().varentropy - variance) < 1e-4);
       if (std::abs(mean - trigger.mean) < 1e-4 || std::abs(variance - trigger.variance) < 1e-4) continue;
       INFO("round " << round << " tokens " << n);
-      REQUIRE(trigger.due(state) == (mean > trigger.mean || variance > trigger.variance));
-      fired += trigger.due(state) ? 1 : 0;
+      REQUIRE(trigger.due(state, {0}, {0}, 1) == (mean > trigger.mean || variance > trigger.variance));
+      fired += trigger.due(state, {0}, {0}, 1) ? 1 : 0;
       ++pages;
     }
   }
@@ -58,13 +58,13 @@ TEMPLATE_TEST_CASE("an entropy that is NaN makes the choice anew", "[trigger]", 
     std::vector<float> logits(words, 1.0f);
     logits[words / 2] = std::numeric_limits<float>::quiet_NaN();
     trigger::entropy const trigger{.mean = 100, .variance = 100, .page = 2};
-    auto state = trigger.start();
+    auto state = trigger.start({});
     on.run([&](auto& exec) {
       trigger.observe(state, 1, outcome{logits}, exec);
       trigger.observe(state, 2, outcome{logits}, exec);
     });
     INFO(words << " words");
-    REQUIRE(trigger.due(state));
+    REQUIRE(trigger.due(state, {0}, {0}, 1));
   }
 }
 

@@ -6,7 +6,8 @@ namespace kvpolicy {
 namespace {
 
 TEST_CASE("after the prompt the choice stands", "[trigger]") {
-  REQUIRE_FALSE(trigger::prefill::due(trigger::prefill::start()));
+  REQUIRE_FALSE(trigger::prefill::due(trigger::prefill::start({}), {0}, {0}, 1 << 30));
+  STATIC_REQUIRE(trigger::prefill::wants() == signals::none);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ TEST_CASE("a window of pages protects whole pages, and the open one", "[window]"
   REQUIRE(open.sink_end == 16);
   REQUIRE(open.recent_begin == 80);
   REQUIRE(open.open_begin == 96);
+  REQUIRE(open.counted == 16 + 32);              // the open page counts as whole
   protected_tokens const whole = window.at(96);  // pages 0..5, none open
   REQUIRE(whole.recent_begin == 64);
   REQUIRE(whole.open_begin == 96);

@@ -9,8 +9,11 @@
 #include <span>
 #include <vector>
 
+#include "kvpolicy/exec/host_pool.hpp"
+#include "kvpolicy/exec/host_prompt.hpp"
 #include "kvpolicy/primitive/attend.hpp"
 #include "kvpolicy/primitive/entropy.hpp"
+#include "kvpolicy/primitive/list_attention.hpp"
 #include "kvpolicy/primitive/pool.hpp"
 #include "kvpolicy/primitive/top_k.hpp"
 #include "kvpolicy/primitive/window_attention.hpp"
@@ -26,8 +29,8 @@ class host_exec {
   void pool_mean(rows const& keys, pooling const& what, table<float> means, std::int64_t column) {
     std::span const row = scratch(row_, keys.head_dim);
     for (std::int64_t t = what.first; t < what.last; ++t) {
-      std::int64_t const unit = t / what.unit_size;
-      auto const already = static_cast<float>(t % what.unit_size);
+      std::int64_t const unit = (t - what.origin) / what.unit_size;
+      auto const already = static_cast<float>((t - what.origin) % what.unit_size);
       for (std::int64_t h = 0; h < keys.heads; ++h) {
         keys.load({h}, {t}, row);
         float* const mean = means.row(unit) + column + h * keys.head_dim;
@@ -40,22 +43,10 @@ class host_exec {
   }
 
   void pool_bounds(rows const& keys, pooling const& what, bounds_table const& bounds) {
-    float const most = largest(bounds.type);
-    std::span const row = scratch(row_, keys.head_dim);
-    for (std::int64_t h = 0; h < keys.heads; ++h) {
-      for (std::int64_t t = what.first; t < what.last; ++t) {
-        keys.load({h}, {t}, row);
-        std::byte* const unit = bounds.unit(h, t / what.unit_size);
-        bool const fresh = t % what.unit_size == 0;
-        for (std::int64_t i = 0; i < keys.head_dim; ++i) {
-          float const value = std::clamp(row[static_cast<std::size_t>(i)], -most, most);  // a NaN stays one
-          float const high = fresh ? -most : get(unit, i, bounds.type);
-          float const low = fresh ? most : get(unit, keys.head_dim + i, bounds.type);
-          put(unit, i, bounds.type, value > high ? value : high);
-          put(unit, keys.head_dim + i, bounds.type, value < low ? value : low);
-        }
-      }
-    }
+    host::pool_bounds(keys, what, bounds, scratch(row_, keys.head_dim));
+  }
+  void pool_spread(rows const& keys, pooling const& what, float* moments, bounds_table const& bounds) {
+    host::pool_spread(keys, what, moments, bounds, scratch(row_, keys.head_dim));
   }
 
   void score_dot(std::span<float const> anchor, table<float const> vectors, std::span<std::int32_t const> units,
@@ -78,7 +69,7 @@ class host_exec {
           for (std::int64_t i = 0; i < bounds.head_dim; ++i) {
             double const query = queries.head(q)[i];
             // max(q min, q max), and the lesser of the two where a page has no bounds at all (min > max).
-            sum += query * get(unit, query > 0 ? i : bounds.head_dim + i, bounds.type);
+            sum += query * host::get(unit, query > 0 ? i : bounds.head_dim + i, bounds.type);
           }
         }
         scores(h, u) = static_cast<float>(sum / static_cast<double>(group));
@@ -94,17 +85,72 @@ class host_exec {
     for (std::int64_t h = 0; h < keys.heads; ++h) {
       std::fill_n(scores.row(h), before, 0.0f);
       for (std::int64_t q = h * group; q < (h + 1) * group; ++q) {
-        std::ranges::fill(mean, 0.0);
+        if (q == h * group || !smooth.of_group) std::ranges::fill(mean, 0.0);
         for (std::int64_t w = 0; w < queries.tokens; ++w) {
           std::span const seen = weights.first(static_cast<std::size_t>(before + w + 1));
           softmax_row(queries.at(w, q), queries.scale, keys, {h}, seen);
           for (std::size_t t = 0; t < mean.size(); ++t) mean[t] += seen[t] / static_cast<double>(queries.tokens);
         }
+        if (smooth.of_group && q + 1 < (h + 1) * group) continue;
         for (std::int64_t t = 0; t < before; ++t) {
           scores(h, t) += static_cast<float>(smoothed(mean, t, smooth) / static_cast<double>(group));
         }
       }
     }
+  }
+
+  void seen_attention(query_window const& queries, rows const& keys, table<float> scores) {
+    std::int64_t const before = keys.tokens - queries.tokens;
+    std::int64_t const group = queries.heads / keys.heads;
+    std::span const weights = scratch(weights_, keys.tokens);
+    std::span const sums = scratch(mean_, keys.tokens);
+    for (std::int64_t h = 0; h < keys.heads; ++h) {
+      std::ranges::fill(sums, 0.0);
+      for (std::int64_t q = h * group; q < (h + 1) * group; ++q) {
+        for (std::int64_t w = 0; w < queries.tokens; ++w) {
+          std::span const seen = weights.first(static_cast<std::size_t>(before + w + 1));
+          softmax_row(queries.at(w, q), queries.scale, keys, {h}, seen);
+          for (std::size_t t = 0; t < seen.size(); ++t) sums[t] += seen[t] / static_cast<double>(group);
+        }
+      }
+      for (std::int64_t t = 0; t < keys.tokens; ++t) {
+        auto const see_it = static_cast<double>(std::min(queries.tokens, keys.tokens - t));
+        scores(h, t) = static_cast<float>(sums[static_cast<std::size_t>(t)] / see_it);
+      }
+    }
+  }
+
+  void following_queries(query_window const& queries, std::int64_t begin, rows const& keys, std::int64_t first,
+                         std::int64_t last, std::int64_t local, std::int32_t const* positions, table<float> scores) {
+    host::following_queries(queries, begin, keys, first, last, local, positions, scores, row_);
+  }
+
+  void list_attention(query_heads const& queries, rows const& keys, std::span<range_list const> lists, table<float> out) {
+    std::int64_t const group = queries.heads / keys.heads;
+    for (std::int64_t h = 0; h < keys.heads; ++h) {
+      range_list const& list = lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(h)];
+      std::span const weights = scratch(weights_, token_count(list));
+      std::fill_n(out.row(h), weights.size(), 0.0f);
+      for (std::int64_t q = h * group; q < (h + 1) * group && !weights.empty(); ++q) {
+        std::size_t i = 0;
+        each_token(list, [&](token_index t) { weights[i++] = logit(queries.head(q), queries.scale, keys, {h}, t); });
+        host::softmax(weights);
+        for (i = 0; i < weights.size(); ++i) out.row(h)[i] += static_cast<float>(weights[i] / static_cast<double>(group));
+      }
+    }
+  }
+
+  void row_norms(rows const& from, table<float> norms) { host::row_norms(from, norms, row_); }
+  void key_similarity(rows const& keys, table<float> cosines) { host::key_similarity(keys, cosines, row_); }
+  void query_moments(query_window const& queries, rotation const& turned, std::int64_t first, table<float> mean,
+                     table<float> covariance) {
+    host::query_moments(queries, turned, first, mean, covariance);
+  }
+  void gaussian_attention(rows const& keys, gaussian_queries const& queries, std::int64_t first, table<float> scores) {
+    host::gaussian_attention(keys, queries, first, scores, row_);
+  }
+  void partition_spread(rows const& from, partitions const& cut, table<float> spread) {
+    host::partition_spread(from, cut, spread);
   }
 
   void top_k(table<float const> scores, std::span<std::int32_t const> k, table<std::int32_t> indices) {
@@ -191,10 +237,7 @@ class host_exec {
   void softmax_row(float const* query, float scale, rows const& keys, head_id head, std::span<double> weights) {
     for (std::size_t t = 0; t < weights.size(); ++t)
       weights[t] = logit(query, scale, keys, head, {static_cast<std::int64_t>(t)});
-    double const most = *std::ranges::max_element(weights);
-    double total = 0;
-    for (double& weight : weights) total += weight = std::exp(weight - most);
-    for (double& weight : weights) weight /= total;
+    host::softmax(weights);
   }
 
   static double smoothed(std::span<double const> values, std::int64_t at, smoothing smooth) {
@@ -209,26 +252,6 @@ class host_exec {
       else if (!(value <= result)) result = value;
     }
     return result;
-  }
-
-  static float get(std::byte const* data, std::int64_t i, element_type type) {
-    if (type == element_type::f32) {
-      float value = 0;
-      std::memcpy(&value, data + i * 4, sizeof value);
-      return value;
-    }
-    std::uint16_t half = 0;
-    std::memcpy(&half, data + i * 2, sizeof half);
-    return type == element_type::f16 ? half_to_float(half) : bfloat_to_float(half);
-  }
-
-  static void put(std::byte* data, std::int64_t i, element_type type, float value) {
-    if (type == element_type::f32) {
-      std::memcpy(data + i * 4, &value, sizeof value);
-      return;
-    }
-    std::uint16_t const half = type == element_type::f16 ? float_to_half(value) : float_to_bfloat(value);
-    std::memcpy(data + i * 2, &half, sizeof half);
   }
 
   std::vector<float> row_;

@@ -11,13 +11,15 @@
 #include "kvpolicy/exec/simd.hpp"
 #include "kvpolicy/interop/policy_runner.hpp"
 #include "kvpolicy/policy.hpp"
+#include "kvpolicy/tier/any_tier.hpp"
+#include "kvpolicy/tier/resident.hpp"
 
 namespace kvpolicy::llama {
 
 /// What this adapter feeds and obeys; a policy that needs more does not compile.
 struct adapter {
-  static constexpr signals provides =
-      signals::keys | signals::values | signals::queries | signals::window_queries | signals::logits;
+  static constexpr signals provides = signals::keys | signals::values | signals::queries | signals::window_queries |
+                                      signals::rotation | signals::logits | signals::token_ids;
   static constexpr scope finest_scope = scope::head;
 };
 
@@ -26,6 +28,7 @@ struct step_statistics {
   std::int64_t tokens = 0;     ///< in the cache, the current one included
   double tokens_read = 0;      ///< mean over layers and KV heads
   double choose_seconds = 0;   ///< pooling, scoring and selecting; with the logits' entropy where a trigger reads it
+  double fetch_seconds = 0;    ///< bringing rows from their tier
   double attend_seconds = 0;   ///< attention over what was chosen
   double prefill_seconds = 0;  ///< on the first step after a prompt: what the policy made of the prompt
 };
@@ -33,15 +36,23 @@ struct step_statistics {
 /// What a prompt left with the session beside the engine's own state; goes with llama_state_get_data's bytes.
 struct saved_prompt {
   std::int64_t tokens = 0;
-  std::int64_t window = 0;     ///< queries of each layer
-  std::vector<float> queries;  ///< `[layers, window, q_heads, head_dim]`
+  std::int64_t window = 0;        ///< queries of each layer
+  std::vector<float> queries;     ///< `[layers, window, q_heads, head_dim]`
+  std::vector<std::int32_t> ids;  ///< `[tokens]`
 };
 
 struct session_options {
-  /// Prompt queries to keep whatever the policy asks for, so that a later policy may ask for them: `[0, 512]`.
+  /// Prompt queries to keep whatever the policy asks for, so that a later policy may ask for them; all_queries for every one:
+  /// layers * tokens * q_heads * head_dim floats.
   std::int64_t window_queries = 0;
   /// Called at every step for every layer, with what was chosen; on one of the engine's threads.
   std::function<void(layer_id, std::int64_t tokens, selection const&)> on_choice{};
+  /// Called before each choice with what it is made from; on one of the engine's threads.
+  std::function<void(layer_id, layer_table_view const&, query_heads const&, simd_exec&)> on_queries{};
+  /// Where the prompt's retained rows live; steps read only what was fetched from there. Null: the engine's own cells. Its
+  /// blocks hold a key and a value; it must outlive the session.
+  tier::any_tier* rows = nullptr;
+  tier::resident_options resident{};
 };
 
 /// Runs a policy inside one llama_context. Decode steps (micro-batches of one token) attend over what the policy chooses, as
@@ -84,6 +95,8 @@ class session {
   void check();
 
   step_statistics const& last_step() const noexcept;
+  /// Since the session began, or all zero without a tier.
+  tier::resident_statistics tier_statistics() const noexcept;
   /// Of the running policy's last step, the tokens of its sequence; 0 before the first.
   std::int64_t steps() const noexcept;
 

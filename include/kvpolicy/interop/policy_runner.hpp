@@ -43,9 +43,8 @@ class policy_runner {
     return policy_runner(std::make_unique<model<Policy>>(policy), calls_of<Policy>);
   }
 
-  signals needs() const noexcept { return calls_.needs; }
-  bool keeps_all() const noexcept { return calls_.keeps_all; }
-  scope how_fine() const noexcept { return calls_.how_fine; }
+  /// What this policy needs; less than its type's, perhaps, where parts are chosen at run time.
+  signals needs() const noexcept { return calls_.needs(self_.get()); }
   /// Queries of a prompt that the policy looks at, 0 where it needs none.
   std::int64_t window_queries() const noexcept { return calls_.window_queries(self_.get()); }
   /// Throws what start would.
@@ -54,9 +53,11 @@ class policy_runner {
   void prefill(layer_table_view const& view, layer_id layer, prompt_signals const& prompt, simd_exec& exec) {
     calls_.prefill(self_.get(), view, layer, prompt, exec);
   }
-  selection choose(layer_table_view const& view, layer_id layer, query_heads const& queries, simd_exec& exec) {
-    return calls_.choose(self_.get(), view, layer, queries, exec);
+  selection choose(layer_table_view const& view, layer_id layer, step_signals const& signals, simd_exec& exec) {
+    return calls_.choose(self_.get(), view, layer, signals, exec);
   }
+  /// What is there at all, read or not; after choose.
+  selection retained(layer_id layer) const { return calls_.retained(self_.get(), layer); }
   void observe(step_outcome const& outcome, simd_exec& exec) { calls_.observe(self_.get(), outcome, exec); }
 
  private:
@@ -70,14 +71,13 @@ class policy_runner {
     std::optional<policy_state<parts_t<Policy>>> state;
   };
   struct calls {
-    signals needs;
-    bool keeps_all;
-    scope how_fine;
+    signals (*needs)(any_model*);
     std::int64_t (*window_queries)(any_model*);
     void (*check)(any_model*, cache_shape const&);
     void (*start)(any_model*, cache_shape const&);
     void (*prefill)(any_model*, layer_table_view const&, layer_id, prompt_signals const&, simd_exec&);
-    selection (*choose)(any_model*, layer_table_view const&, layer_id, query_heads const&, simd_exec&);
+    selection (*choose)(any_model*, layer_table_view const&, layer_id, step_signals const&, simd_exec&);
+    selection (*retained)(any_model*, layer_id);
     void (*observe)(any_model*, step_outcome const&, simd_exec&);
   };
 
@@ -88,14 +88,8 @@ class policy_runner {
 
   template <class Policy>
   static constexpr calls calls_of{
-      .needs = parts_t<Policy>::needs,
-      .keeps_all = parts_t<Policy>::keeps_all,
-      .how_fine = parts_t<Policy>::how_fine,
-      .window_queries = [](any_model* self) -> std::int64_t {
-        if constexpr (contains(parts_t<Policy>::needs, signals::window_queries))
-          return parts_of(as<Policy>(self).policy).act().score.window;
-        else return static_cast<void>(self), 0;
-      },
+      .needs = [](any_model* self) { return needs_of(as<Policy>(self).policy); },
+      .window_queries = [](any_model* self) -> std::int64_t { return prompt_queries(as<Policy>(self).policy); },
       .check = [](any_model* self, cache_shape const& shape) { kvpolicy::check(as<Policy>(self).policy, shape); },
       .start =
           [](any_model* self, cache_shape const& shape) {
@@ -106,9 +100,10 @@ class policy_runner {
             kvpolicy::prefill(as<Policy>(self).policy, *as<Policy>(self).state, view, layer, prompt, exec);
           },
       .choose =
-          [](any_model* self, layer_table_view const& view, layer_id layer, query_heads const& queries, simd_exec& exec) {
-            return kvpolicy::choose(as<Policy>(self).policy, *as<Policy>(self).state, view, layer, queries, exec);
+          [](any_model* self, layer_table_view const& view, layer_id layer, step_signals const& signals, simd_exec& exec) {
+            return kvpolicy::choose(as<Policy>(self).policy, *as<Policy>(self).state, view, layer, signals, exec);
           },
+      .retained = [](any_model* self, layer_id layer) { return as<Policy>(self).state->retained(layer); },
       .observe = [](any_model* self, step_outcome const& outcome,
                     simd_exec& exec) { kvpolicy::observe(as<Policy>(self).policy, *as<Policy>(self).state, outcome, exec); }};
 

@@ -1,4 +1,5 @@
-// Pool: channel-wise minima and maxima of each page's keys, per layer and KV head (Quest, sec. 3.3).
+// Pool: channel-wise bounds of each page's keys, per layer and KV head: minima and maxima (Quest, sec. 3.3), or mean -/+ one
+// standard deviation.
 #pragma once
 
 #include <algorithm>
@@ -12,20 +13,27 @@ namespace kvpolicy::pool {
 struct bounds {
   static constexpr signals needs = signals::keys;
 
+  /// What bounds a channel.
+  enum class kind : std::uint8_t { range, spread };
+  kind how = kind::range;
+
   /// `[layers][kv_heads, units, 2, head_dim]` in the cache's own element type.
   struct summaries {
     std::int64_t unit_size = 1;
+    std::int64_t heads = 0;
     bounds_table layout;  ///< of one layer; `data` is set by of()
     std::vector<std::byte> storage;
-    std::vector<std::int64_t> folded;  ///< `[layers]` tokens that are in
+    std::vector<float> moments;        ///< kind::spread: `[layers, kv_heads, units, 2, head_dim]`, see pool_spread
+    std::vector<std::int64_t> folded;  ///< `[layers, kv_heads]` tokens that are in
 
     bounds_table of(layer_id layer) noexcept {
       bounds_table result = layout;
       result.data = storage.data() + layer.value * layout.bytes();
       return result;
     }
-    void truncate(std::int64_t tokens) noexcept {
-      for (std::int64_t& count : folded) {
+    void cut(layer_id layer, head_range few, std::int64_t tokens) noexcept {
+      for (std::int64_t h = few.first; h < few.first + few.count; ++h) {
+        std::int64_t& count = folded[static_cast<std::size_t>(layer.value * heads + h)];
         if (count > tokens) count = tokens / unit_size * unit_size;  // a bound can't be undone: begin the open unit afresh
       }
     }
@@ -35,22 +43,34 @@ struct bounds {
   summaries start(cache_shape const& shape, Segment const& segment) const {
     summaries made;
     made.unit_size = segment.unit_size();
+    made.heads = shape.kv_heads;
     made.layout = {.type = shape.type,
                    .heads = shape.kv_heads,
                    .units = (shape.max_tokens + made.unit_size - 1) / made.unit_size,
                    .head_dim = shape.head_dim};
     made.storage.resize(static_cast<std::size_t>(shape.layers * made.layout.bytes()));
-    made.folded.resize(static_cast<std::size_t>(shape.layers));
+    made.folded.resize(static_cast<std::size_t>(shape.layers * shape.kv_heads));
+    if (how == kind::spread) {
+      made.moments.resize(static_cast<std::size_t>(shape.layers * shape.kv_heads * made.layout.units * 2 * shape.head_dim));
+    }
     return made;
   }
 
-  /// O(new tokens), or O(unit) more after a truncation.
+  /// O(new tokens), or O(unit) more after a cut. Heads that are updated together have been so from the start.
   template <kv_cache_view View, executor Exec>
-  void update(summaries& into, View const& view, layer_id layer, std::int64_t tokens, Exec& exec) const {
-    std::int64_t& folded = into.folded[static_cast<std::size_t>(layer.value)];
-    if (folded >= tokens) return;
-    pool_bounds(view.keys(layer), {.unit_size = into.unit_size, .first = folded, .last = tokens}, into.of(layer), exec);
-    folded = tokens;
+  void update(summaries& into, View const& view, layer_id layer, head_range heads, std::int64_t tokens, Exec& exec) const {
+    std::int64_t* const folded = into.folded.data() + layer.value * into.heads;
+    if (folded[heads.first] >= tokens) return;
+    pooling const what{.unit_size = into.unit_size, .first = folded[heads.first], .last = tokens};
+    auto const keys = view.keys(layer).of(heads);
+    bounds_table const table_of = into.of(layer).of(heads);
+    if (how == kind::range) {
+      pool_bounds(keys, what, table_of, exec);
+    } else {
+      std::int64_t const row = into.layout.units * 2 * into.layout.head_dim;
+      pool_spread(keys, what, into.moments.data() + (layer.value * into.heads + heads.first) * row, table_of, exec);
+    }
+    std::fill_n(folded + heads.first, heads.count, tokens);
   }
 };
 

@@ -35,10 +35,9 @@ struct hierarchical_mean {
     }
     table<float> of(std::size_t l) noexcept { return {levels[l].means.data(), units(l), dims, dims}; }
 
-    void truncate(std::int64_t tokens) noexcept {
-      for (std::int64_t& count : folded) {
-        if (count > tokens) count = tokens / page * page;
-      }
+    void cut(layer_id layer, head_range, std::int64_t tokens) noexcept {
+      std::int64_t& count = folded[static_cast<std::size_t>(layer.value)];
+      if (count > tokens) count = tokens / page * page;
       std::int64_t complete = tokens / page;
       for (std::size_t l = 1; l < levels.size(); ++l) {
         levels[l].complete = std::min(levels[l].complete, complete);
@@ -67,7 +66,7 @@ struct hierarchical_mean {
 
   /// Folds a layer's new tokens into the open page. O(new tokens), or a page more after a truncation.
   template <kv_cache_view View, executor Exec>
-  void update(summaries& into, View const& view, layer_id layer, std::int64_t tokens, Exec& exec) const {
+  void update(summaries& into, View const& view, layer_id layer, head_range, std::int64_t tokens, Exec& exec) const {
     std::int64_t& folded = into.folded[static_cast<std::size_t>(layer.value)];
     if (folded >= tokens) return;
     rows const keys = view.keys(layer);

@@ -10,7 +10,7 @@ struct none {
   static constexpr signals needs = signals::none;
 
   struct summaries {
-    void truncate(std::int64_t) noexcept {}
+    void cut(layer_id, head_range, std::int64_t) noexcept {}
   };
 
   template <segmenter Segment>
@@ -19,7 +19,7 @@ struct none {
   }
 
   template <kv_cache_view View, executor Exec>
-  void update(summaries&, View const&, layer_id, std::int64_t, Exec&) const {}
+  void update(summaries&, View const&, layer_id, head_range, std::int64_t, Exec&) const {}
 };
 
 static_assert(pooler<none, segment::tokens>);

@@ -14,19 +14,22 @@ namespace kvpolicy::presets {
 
 /// The defaults are the setting that keeps answers on small models: a short window and wide neighbourhoods.
 struct snapkv {
-  std::int32_t tokens = 512;  ///< kept of the prompt for each KV head, the window included; later tokens are all kept
-  std::int32_t sinks = 0;     ///< first tokens, always kept
-  std::int32_t window = 8;    ///< observing queries, always kept
+  std::int32_t tokens = 512;      ///< kept of the prompt for each KV head, the window included; later tokens are all kept
+  std::optional<double> ratio{};  ///< fraction removed, in place of `tokens`
+  std::int32_t sinks = 0;         ///< first tokens, always kept
+  std::int32_t window = 8;        ///< observing queries, always kept
   smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
+  double taper = 0;  ///< PyramidKV's beta; 0: all layers the same
+  layering layers{};
 
   /// The setting of the paper's public implementations: window 64, average pooling over 5 tokens.
   static constexpr snapkv paper() noexcept { return {.window = 64, .smooth = {.how = smoothing::kind::average, .width = 5}}; }
 
   constexpr auto parts() const {
-    return policy{
-        keep{segment::tokens{}, pool::none{}, score::window_attention{.window = window, .smooth = smooth},
-             budget::tokens{tokens}, select::top{}, window::tokens{.sinks = sinks, .recent = window}, trigger::prefill{}},
-        keep_all{}};
+    return policy{keep{segment::tokens{}, pool::none{}, score::window_attention{.window = window, .smooth = smooth},
+                       budget::tokens{.count = tokens, .ratio = ratio, .taper = taper}, select::top{},
+                       window::tokens{.sinks = sinks, .recent = window}, trigger::prefill{}, layers},
+                  keep_all{}};
   }
 };
 

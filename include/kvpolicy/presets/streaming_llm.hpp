@@ -1,8 +1,6 @@
 // Preset streaming_llm: attention sinks and the most recent tokens (Xiao et al., 2024, arXiv 2309.17453).
 #pragma once
 
-#include <algorithm>
-
 #include "kvpolicy/budget/tokens.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/pool/none.hpp"
@@ -15,13 +13,13 @@
 namespace kvpolicy::presets {
 
 struct streaming_llm {
-  std::int32_t tokens = 512;  ///< kept in all, sinks included
-  std::int32_t sinks = 4;     ///< first tokens, always kept
+  std::int32_t tokens = 512;      ///< kept in all, sinks included
+  std::optional<double> ratio{};  ///< fraction removed, in place of `tokens`
+  std::int32_t sinks = 4;         ///< first tokens, always kept
 
-  /// The window alone spends the whole budget; recency is what the rest would be ranked by.
   constexpr auto parts() const {
-    return policy{keep{segment::tokens{}, pool::none{}, score::recency{}, budget::tokens{tokens}, select::top{},
-                       window::tokens{.sinks = sinks, .recent = std::max(1, tokens - sinks)}, trigger::every_step{}},
+    return policy{keep{segment::tokens{}, pool::none{}, score::recency{}, budget::tokens{tokens, ratio}, select::top{},
+                       window::tokens{.sinks = sinks, .recent = 0}, trigger::every_step{}},
                   keep_all{}};
   }
 };

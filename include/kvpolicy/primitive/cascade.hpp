@@ -16,8 +16,9 @@ namespace kvpolicy {
 /// the next finer level, as far as they exist.
 struct cascade_level {
   table<float const> vectors;
-  std::int64_t fan_out = 1;  ///< 1 at the finest level
-  float fraction = 1;        ///< of the live units, 0 < fraction <= 1
+  std::int64_t fan_out = 1;       ///< 1 at the finest level
+  float fraction = 1;             ///< of the live units, 0 < fraction <= 1
+  std::int64_t most = INT64_MAX;  ///< units, at most; at least one is kept
 };
 
 /// Buffers of a cascade, sized once for the largest level.
@@ -49,7 +50,8 @@ std::span<std::int32_t const> cascade(std::span<float const> anchor, std::span<c
   for (std::int64_t u = 0; u < live; ++u) scratch.live[static_cast<std::size_t>(u)] = static_cast<std::int32_t>(u);
   for (std::size_t l = 0; l < levels.size(); ++l) {
     cascade_level const& level = levels[l];
-    std::array const k{static_cast<std::int32_t>(fraction_of(level.fraction, live))};
+    std::array const k{
+        static_cast<std::int32_t>(std::min(fraction_of(level.fraction, live), std::max<std::int64_t>(level.most, 1)))};
     std::span const units = std::span(scratch.live).first(static_cast<std::size_t>(live));
     if (k[0] < live || l + 1 == levels.size()) {
       score_dot(anchor, level.vectors, units, scratch.scores, exec);

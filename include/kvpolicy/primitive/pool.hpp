@@ -5,11 +5,12 @@
 
 namespace kvpolicy {
 
-/// Which tokens to fold into which units: token t belongs to unit t / unit_size.
+/// Which tokens to fold into which units: token t belongs to unit (t - origin) / unit_size.
 struct pooling {
   std::int64_t unit_size = 1;  ///< tokens
   std::int64_t first = 0;      ///< tokens [first, last) are folded in; those before `first` are in already
   std::int64_t last = 0;
+  std::int64_t origin = 0;  ///< pool_mean alone
 };
 
 /// Channel-wise bounds of units' keys, `[heads, units, 2, head_dim]`: all maxima, then all minima. Bounds of 16-bit keys
@@ -22,6 +23,12 @@ struct bounds_table {
   std::int64_t head_dim = 0;
 
   constexpr std::int64_t bytes() const noexcept { return heads * units * 2 * head_dim * size_of(type); }
+  constexpr bounds_table of(head_range few) const noexcept {
+    bounds_table result = *this;
+    result.data = unit(few.first, 0);
+    result.heads = few.count;
+    return result;
+  }
   constexpr std::byte* unit(std::int64_t head, std::int64_t u) const noexcept {
     return data + (head * units + u) * 2 * head_dim * size_of(type);
   }
@@ -41,6 +48,14 @@ void pool_mean(basic_rows<Memory> const& keys, pooling const& what, table<float>
 template <class Memory, class Exec>
 void pool_bounds(basic_rows<Memory> const& keys, pooling const& what, bounds_table const& bounds, Exec& exec) {
   exec.pool_bounds(keys, what, bounds);
+}
+
+/// Mean -/+ one standard deviation of each unit's rows by channel, in place of bounds: `moments`, `[heads, units, 2, head_dim]`
+/// floats with the bounds' capacity, keeps each unit's means, then its sums of squared differences. As pool_mean in all else; a
+/// NaN makes its unit's bounds NaN.
+template <class Memory, class Exec>
+void pool_spread(basic_rows<Memory> const& keys, pooling const& what, float* moments, bounds_table const& bounds, Exec& exec) {
+  exec.pool_spread(keys, what, moments, bounds);
 }
 
 }  // namespace kvpolicy

@@ -1,6 +1,10 @@
 // Primitive window_attention: how much the last tokens of a prompt attended to the tokens before them.
 #pragma once
 
+#include <algorithm>
+#include <limits>
+#include <span>
+
 #include "kvpolicy/view.hpp"
 
 namespace kvpolicy {
@@ -11,7 +15,26 @@ struct smoothing {
   enum class kind : std::uint8_t { none, average, maximum };
   kind how = kind::none;
   std::int64_t width = 1;  ///< tokens
+  bool of_group = false;   ///< smooth the query group's mean, not each query head by itself
 };
+
+/// One row smoothed, `of_group` aside; not in place.
+inline void smooth_row(std::span<float const> row, smoothing smooth, std::span<float> out) noexcept {
+  auto const tokens = static_cast<std::int64_t>(row.size());
+  std::int64_t const reach = smooth.how == smoothing::kind::none ? 0 : smooth.width / 2;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    std::int64_t const first = std::max<std::int64_t>(0, t - reach);
+    std::int64_t const last = std::min(tokens, t + reach + 1);
+    float result = smooth.how == smoothing::kind::maximum ? -std::numeric_limits<float>::infinity() : 0;
+    for (std::int64_t i = first; i < last; ++i) {
+      float const value = row[static_cast<std::size_t>(i)];
+      if (smooth.how != smoothing::kind::maximum) result += value;
+      else if (!(value <= result)) result = value;
+    }
+    out[static_cast<std::size_t>(t)] =
+        smooth.how == smoothing::kind::average ? result / static_cast<float>(smooth.width) : result;
+  }
+}
 
 /// scores(h, t) for the tokens t before the window, `[kv_heads, n - w]` with n = keys.tokens and w = queries.tokens:
 /// attention of the w last queries, each softmax over all keys that it may see (causal, window included), then mean over
@@ -21,6 +44,24 @@ template <class Memory, class Exec>
 void window_attention(query_window const& queries, basic_rows<Memory> const& keys, smoothing smooth, table<float> scores,
                       Exec& exec) {
   exec.window_attention(queries, keys, smooth, scores);
+}
+
+/// scores(h, t) = mean over KV head h's query heads and over the queries that see token t of the softmax weight that it gets;
+/// `[kv_heads, n]`, from the last w queries of the n tokens (H2O's accumulated attention where w = n).
+/// Needs 1 <= w <= n. O(w n q_heads head_dim).
+template <class Memory, class Exec>
+void seen_attention(query_window const& queries, basic_rows<Memory> const& keys, table<float> scores, Exec& exec) {
+  exec.seen_attention(queries, keys, scores);
+}
+
+/// How much the queries right behind a token want its key: scores(h, m - first) for tokens m in [first, last) = mean over KV
+/// head h's query heads and the queries of tokens (m, m + local] that are given of q.k_m, unscaled; 0 where there are none.
+/// `[kv_heads, last - first]`; `queries` are those of tokens [begin, begin + queries.tokens); where `positions` is given, token
+/// m stands at positions[m] among them. O((last - first + w) q_heads head_dim).
+template <class Memory, class Exec>
+void following_queries(query_window const& queries, std::int64_t begin, basic_rows<Memory> const& keys, std::int64_t first,
+                       std::int64_t last, std::int64_t local, std::int32_t const* positions, table<float> scores, Exec& exec) {
+  exec.following_queries(queries, begin, keys, first, last, local, positions, scores);
 }
 
 }  // namespace kvpolicy

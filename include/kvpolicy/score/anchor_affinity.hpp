@@ -12,8 +12,11 @@ namespace kvpolicy::score {
 struct anchor_affinity {
   static constexpr signals needs = signals::keys;
   static constexpr scope how_fine = scope::request;
+  static constexpr scored of = scored::units;
 
   std::int32_t recent_pages = 8;  ///< W; the selector's window protects the same pages
+
+  static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
 
   /// The anchor, `[dims]`, in the summaries' own buffer.
   template <executor Exec>

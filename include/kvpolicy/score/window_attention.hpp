@@ -1,6 +1,7 @@
 // Score: how much the prompt's last queries attended to a token and its neighbours (SnapKV, sec. 4).
 #pragma once
 
+#include <algorithm>
 #include <string>
 
 #include "kvpolicy/concepts.hpp"
@@ -10,32 +11,44 @@ namespace kvpolicy::score {
 struct window_attention {
   static constexpr signals needs = signals::keys | signals::window_queries;
   static constexpr scope how_fine = scope::head;
+  static constexpr scored of = scored::tokens;
 
-  std::int32_t window = 8;  ///< queries; the selector's window must protect as many tokens
+  std::int32_t window = 8;  ///< queries
   smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
+  /// Score the window's own tokens as 1 above the largest score of the layer, instead of leaving them to the act's window.
+  bool include_window = false;
 
-  /// Reads input.window, the last queries; the view's rows must not reach past them. Throws unsupported without queries.
+  static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
+
+  /// The prompt's last `count` queries. Throws unsupported without any.
+  template <class Input>
+  static query_window queries_of(Input const& input, std::int64_t count) {
+    if (input.prompt == nullptr || input.prompt->queries.tokens < 1) {
+      throw unsupported(
+          "attention scores need the prompt's last queries, and none were observed: prefill with the policy attached");
+    }
+    return input.prompt->queries.last(std::min(input.prompt->queries.tokens, count));
+  }
+
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
-    query_window queries = input.window;
-    if (queries.tokens < 1) {
-      throw unsupported(
-          "window attention needs the prompt's last queries, and none were observed: prefill with the policy attached");
-    }
-    std::int64_t const extra = queries.tokens - window;
-    if (extra > 0) {
-      queries.data += extra * queries.token_stride;
-      queries.tokens = window;
-    }
-    auto keys = input.view.keys(input.layer);
+    query_window const queries = queries_of(input, window).of(input.heads, input.view.shape().group());
+    auto keys = input.view.keys(input.layer).of(input.heads);
     keys.tokens = input.tokens;
     std::int64_t const before = keys.tokens - queries.tokens;
-    KVPOLICY_EXPECTS(before >= out.columns && before <= out.row_stride,
+    std::int64_t const wanted = out.columns;
+    KVPOLICY_EXPECTS((include_window || before >= wanted) && wanted <= out.row_stride,
                      "a window of " + std::to_string(queries.tokens) + " queries scores the " + std::to_string(before) +
-                         " tokens before it, " + std::to_string(out.columns) +
+                         " tokens before it, " + std::to_string(wanted) +
                          " were asked for; protect at least as many recent tokens");
     out.columns = before;
-    kvpolicy::window_attention(queries, keys, smooth, out, exec);
+    if (before > 0) kvpolicy::window_attention(queries, keys, smooth, out, exec);
+    if (!include_window) return;
+    float most = 0;
+    for (std::int64_t h = 0; h < out.rows; ++h) {
+      for (std::int64_t t = 0; t < before; ++t) most = std::max(most, out(h, t));
+    }
+    for (std::int64_t h = 0; h < out.rows; ++h) std::fill(out.row(h) + before, out.row(h) + wanted, most + 1);
   }
 };
 

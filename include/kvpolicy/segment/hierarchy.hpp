@@ -6,6 +6,8 @@
 namespace kvpolicy::segment {
 
 struct hierarchy {
+  static constexpr bool ragged = false;
+
   std::int32_t page = 32;            ///< tokens
   std::int32_t pages_per_chunk = 8;  ///< N_c, not printed in the paper
   std::int32_t chunks_per_grid = 8;  ///< N_g, not printed in the paper

@@ -6,6 +6,8 @@
 namespace kvpolicy::segment {
 
 struct pages {
+  static constexpr bool ragged = false;
+
   std::int32_t size = 16;  ///< tokens
 
   constexpr std::int64_t unit_size() const noexcept { return size; }

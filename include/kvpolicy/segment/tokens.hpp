@@ -6,6 +6,8 @@
 namespace kvpolicy::segment {
 
 struct tokens {
+  static constexpr bool ragged = false;
+
   static constexpr std::int64_t unit_size() noexcept { return 1; }
 };
 

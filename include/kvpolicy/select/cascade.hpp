@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kvpolicy/concepts.hpp"
@@ -14,9 +15,12 @@
 namespace kvpolicy::select {
 
 struct cascade {
+  static constexpr scope coarsest = scope::request;
+
   /// For comparison only: Algorithm 1 to the letter. Scores of dead units are zeroed rather than dropped, and thresholds
   /// are quantiles (linear interpolation) over live and dead together; a level may keep nothing.
   bool paper_literal = false;
+  std::int32_t depth = 3;  ///< levels: 1 pages alone, 2 chunks and pages, 3 with grids
 
   struct scratch {
     cascade_scratch buffers;
@@ -28,11 +32,13 @@ struct cascade {
   };
 
   template <class Keep>
-  void check(Keep const&, cache_shape const&) const noexcept {}
+  void check(Keep const&, cache_shape const&) const {
+    KVPOLICY_EXPECTS(depth >= 1 && depth <= 3, "a hierarchy of " + std::to_string(depth) + " levels; it must have 1 to 3");
+  }
 
   template <class Keep>
-  scratch start(Keep const& keep, cache_shape const& shape, std::int64_t) const {
-    auto const units = static_cast<std::size_t>(most_units(keep, shape));
+  scratch start(Keep const& keep, cache_shape const& shape) const {
+    auto const units = static_cast<std::size_t>(most_ranges(keep, shape));
     scratch made{.buffers = cascade_scratch(static_cast<std::int64_t>(units)),
                  .scores = {},
                  .sorted = {},
@@ -50,22 +56,35 @@ struct cascade {
   }
 
   template <class Keep>
-  std::int64_t most_units(Keep const& keep, cache_shape const& shape) const {
+  std::int64_t most_ranges(Keep const& keep, cache_shape const& shape) const {
     std::int64_t const size = keep.segment.unit_size();
     return (shape.max_tokens + size - 1) / size;
   }
 
-  /// Calls emit(0, pages) with the kept pages, ascending; protected pages may be among them.
+  /// Calls emit(0, begin, end) for each kept page, ascending; protected pages may be among them.
   template <class Keep, class Input, executor Exec, class Emit>
-  void select(Keep const& keep, scratch& s, Input& input, protected_tokens const&, std::int64_t, Exec& exec, Emit emit) const {
+  void select(Keep const& keep, scratch& s, Input& input, protected_tokens const& safe, Exec& exec, Emit emit) const {
     auto& summaries = input.summaries;
     keep.pool.refresh(summaries, exec);
-    if (summaries.units(0) == 0) return emit(0, std::span<std::int32_t const>{});
+    if (summaries.units(0) == 0) return;
     std::span<float const> const anchor = keep.score.anchor(summaries, exec);
-    std::array const levels{cascade_level{summaries.of(2), summaries.levels[2].fan_out, keep.budget.grids},
-                            cascade_level{summaries.of(1), summaries.levels[1].fan_out, keep.budget.chunks},
-                            cascade_level{summaries.of(0), 1, keep.budget.pages}};
-    emit(0, paper_literal ? literal(anchor, levels, s, exec) : kvpolicy::cascade(anchor, levels, s.buffers, exec));
+    std::array all{cascade_level{summaries.of(2), summaries.levels[2].fan_out, keep.budget.grids},
+                   cascade_level{summaries.of(1), summaries.levels[1].fan_out, keep.budget.chunks},
+                   cascade_level{summaries.of(0), 1, keep.budget.pages}};
+    std::span const levels = std::span(all).last(static_cast<std::size_t>(depth));
+    if (keep.budget.tokens > 0) {
+      std::int64_t const left = keep.budget.tokens - safe.counted;
+      if (left < summaries.page) return;
+      double const share =
+          std::min(1.0, static_cast<double>(left) / static_cast<double>(std::max<std::int64_t>(input.tokens, 1)));
+      for (cascade_level& level : levels) level.fraction = static_cast<float>(std::pow(share, 1.0 / depth));
+      levels.back().fraction = 1;
+      levels.back().most = left / summaries.page;
+    }
+    for (std::int32_t const page :
+         paper_literal ? literal(anchor, levels, s, exec) : kvpolicy::cascade(anchor, levels, s.buffers, exec)) {
+      emit(0, page * summaries.page, (page + 1) * summaries.page);
+    }
   }
 
  private:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -10,79 +11,139 @@
 
 namespace kvpolicy::select {
 
-struct top {
-  /// Buffers of one call: scores `[lists, units]`, indices `[lists, most kept]`.
+/// How scores of tokens become a unit's.
+enum class merge : std::uint8_t { mean, sum, maximum };
+
+/// One list for each KV head, or, with scope::layer, one for the layer by the sum of its heads' scores.
+template <scope Finest>
+struct basic_top {
+  static constexpr scope coarsest = Finest;
+
+  merge by = merge::mean;  ///< for scorers of tokens, where units are longer
+
+  /// Buffers of one call: scores `[score rows, columns]`, indices `[lists, most units]`.
   struct scratch {
     std::vector<float> scores;
     std::vector<std::int32_t> indices;
     std::vector<std::int32_t> k;
-    std::int64_t units = 0;
+    std::int64_t columns = 0;
     std::int64_t most = 0;
   };
 
   /// Throws invalid_value where the budget can't hold what the window protects.
   template <class Keep>
   void check(Keep const& keep, cache_shape const& shape) const {
-    std::int64_t const size = keep.segment.unit_size();
-    std::int64_t const forced = forced_units(keep, shape.max_tokens);
-    KVPOLICY_EXPECTS(most_units(keep, shape) >= forced,
-                     "a budget of " + std::to_string(keep.budget.most_tokens(shape)) + " tokens can't hold the " +
-                         std::to_string(forced * size) +
-                         " that its window always keeps; raise the budget or shrink the window");
+    if (keep.budget.relative()) return;  // what a share can't hold of the window is cut
+    // Of any list: the least that it may be given.
+    std::int64_t const each =
+        std::min(keep.budget.most_tokens(shape),
+                 keep.budget.of({.shape = shape, .tokens = shape.max_tokens, .prompt = shape.max_tokens}));
+    std::int64_t const budget = each / keep.segment.unit_size() * keep.segment.unit_size();
+    std::int64_t const forced = keep.window.at(shape.max_tokens, shape.max_tokens, budget).counted;
+    KVPOLICY_EXPECTS(budget >= forced, "a budget of " + std::to_string(each) + " tokens can't hold the " +
+                                           std::to_string(forced) +
+                                           " that its window always keeps; raise the budget or shrink the window");
   }
 
   template <class Keep>
-  scratch start(Keep const& keep, cache_shape const& shape, std::int64_t lists) const {
+  scratch start(Keep const& keep, cache_shape const& shape) const {
     std::int64_t const size = keep.segment.unit_size();
+    std::int64_t const rows_of_scores = Keep::how_fine == scope::request ? 1 : shape.kv_heads;
     scratch made;
-    made.units = (shape.max_tokens + size - 1) / size;
-    made.most = std::min(made.units, most_units(keep, shape));
-    made.scores.resize(static_cast<std::size_t>(lists * made.units));
-    made.indices.resize(static_cast<std::size_t>(lists * made.most));
-    made.k.resize(static_cast<std::size_t>(lists));
+    made.columns = keep.score.of == scored::tokens ? shape.max_tokens : (shape.max_tokens + size - 1) / size;
+    made.most = most_ranges(keep, shape);
+    made.scores.resize(static_cast<std::size_t>(rows_of_scores * made.columns));
+    made.indices.resize(static_cast<std::size_t>(rows_of_scores * made.most));
+    made.k.resize(static_cast<std::size_t>(rows_of_scores));
     return made;
   }
 
   /// The most units that a list keeps, protected ones included.
   template <class Keep>
-  std::int64_t most_units(Keep const& keep, cache_shape const& shape) const {
-    return keep.budget.most_tokens(shape) / keep.segment.unit_size();
+  std::int64_t most_ranges(Keep const& keep, cache_shape const& shape) const {
+    std::int64_t const size = keep.segment.unit_size();
+    return std::min((shape.max_tokens + size - 1) / size, keep.budget.most_tokens(shape) / size + 1);
   }
 
-  /// Calls emit(list, units) with each list's scored units, ascending; none of them protected.
+  /// Calls emit(list, begin, end) for each list's scored units, ascending; clipped to nothing protected by the caller.
   template <class Keep, class Input, executor Exec, class Emit>
-  void select(Keep const& keep, scratch& s, Input& input, protected_tokens const& safe, std::int64_t lists, Exec& exec,
-              Emit emit) const {
+  void select(Keep const& keep, scratch& s, Input& input, protected_tokens const& safe, Exec& exec, Emit emit) const {
     std::int64_t const size = keep.segment.unit_size();
     std::int64_t const first = safe.sink_end / size;
-    std::int64_t const candidates = safe.recent_begin / size - first;
-    std::int64_t const k = std::clamp<std::int64_t>(s.most - forced_units(keep, input.tokens), 0, candidates);
-    table<std::int32_t> const indices{s.indices.data(), lists, k, k};
-    if (k > 0 && k < candidates) {
-      table<float> const scores{s.scores.data(), lists, first + candidates, s.units};
-      keep.score.score(input, scores, exec);
-      std::ranges::fill(s.k, static_cast<std::int32_t>(k));
-      top_k(table<float const>{scores.data + first, lists, candidates, s.units}, s.k, indices, exec);
-    }
-    for (std::int64_t list = 0; list < lists; ++list) {
-      std::span const units(indices.row(list), static_cast<std::size_t>(k));
-      for (std::int64_t i = 0; i < k; ++i) {
-        std::int32_t& unit = units[static_cast<std::size_t>(i)];
-        unit = static_cast<std::int32_t>(first + (k < candidates ? unit : i));
+    std::int64_t const candidates = (safe.recent_begin + size - 1) / size - first;
+    std::int64_t const lists = Keep::how_fine == scope::head ? input.heads.count : 1;
+    if (candidates <= 0) return;
+    budget_request const request{.shape = input.view.shape(),
+                                 .layer = input.layer,
+                                 .heads = input.heads,
+                                 .tokens = input.tokens,
+                                 .prompt = input.prompt_tokens,
+                                 .forced = safe.counted,
+                                 .recent = safe.recent,
+                                 .unit_size = size};
+    table<float> scores{};
+    std::span const k = std::span(s.k).first(static_cast<std::size_t>(lists));
+    if (keep.budget.of(request) <= safe.counted && safe.counted > 0) return;
+    if constexpr (Keep::budget_type::reads_scores) {
+      scores = scored_units(keep, s, input, safe, exec);
+      keep.budget.allocate(request, scores, k, exec);
+    } else {
+      keep.budget.allocate(request, {}, k, exec);
+      if (std::ranges::any_of(k, [&](std::int32_t units) { return units > 0 && units < candidates; })) {
+        scores = scored_units(keep, s, input, safe, exec);
       }
-      emit(list, std::span<std::int32_t const>(units));
+    }
+    for (std::int32_t& units : k) units = static_cast<std::int32_t>(std::min<std::int64_t>({units, candidates, s.most}));
+    table<std::int32_t> const indices{s.indices.data(), lists, s.most, s.most};
+    if (scores.data != nullptr) top_k(table<float const>(scores), k, indices, exec);
+    for (std::int64_t list = 0; list < lists; ++list) {
+      for (std::int64_t i = 0; i < k[static_cast<std::size_t>(list)]; ++i) {
+        std::int64_t const unit = first + (scores.data != nullptr ? indices(list, i) : i);
+        emit(list, unit * size, (unit + 1) * size);
+      }
     }
   }
 
  private:
-  template <class Keep>
-  static std::int64_t forced_units(Keep const& keep, std::int64_t tokens) {
+  /// `[lists, candidates]`, from unit sink_end / size on.
+  template <class Keep, class Input, executor Exec>
+  table<float> scored_units(Keep const& keep, scratch& s, Input& input, protected_tokens const& safe, Exec& exec) const {
     std::int64_t const size = keep.segment.unit_size();
-    protected_tokens const safe = keep.window.at(tokens);
-    return safe.sink_end / size + (tokens + size - 1) / size - safe.recent_begin / size;
+    std::int64_t const first = safe.sink_end / size;
+    std::int64_t const candidates = (safe.recent_begin + size - 1) / size - first;
+    std::int64_t const heads = Keep::score_type::how_fine == scope::head ? input.heads.count : 1;
+    bool const by_token = keep.score.of == scored::tokens;
+    table<float> const scores{s.scores.data(), heads, by_token ? safe.recent_begin : first + candidates, s.columns};
+    keep.score.score(input, scores, exec);
+    if (Keep::how_fine != Keep::score_type::how_fine) {
+      for (std::int64_t h = 1; h < heads; ++h) {
+        for (std::int64_t c = 0; c < scores.columns; ++c) scores(0, c) += scores(h, c);
+      }
+    }
+    std::int64_t const lists = Keep::how_fine == scope::head ? heads : 1;
+    if (by_token && size > 1) {
+      for (std::int64_t l = 0; l < lists; ++l) {
+        for (std::int64_t u = first; u < first + candidates; ++u) {
+          scores(l, u) = merged(scores.row(l), std::max(safe.sink_end, u * size), std::min(safe.recent_begin, (u + 1) * size));
+        }
+      }
+    }
+    return {scores.data + first, lists, candidates, s.columns};
+  }
+
+  float merged(float const* scores, std::int64_t begin, std::int64_t end) const noexcept {
+    float result = by == merge::maximum ? -std::numeric_limits<float>::infinity() : 0;
+    for (std::int64_t t = begin; t < end; ++t) {
+      if (by != merge::maximum) result += scores[t];
+      else if (!(scores[t] <= result)) result = scores[t];
+    }
+    return by == merge::mean ? result / static_cast<float>(end - begin) : result;
   }
 };
 
-static_assert(part<top>);
+using top = basic_top<scope::head>;
+using top_of_layer = basic_top<scope::layer>;
+
+static_assert(part<top> && part<top_of_layer>);
 
 }  // namespace kvpolicy::select

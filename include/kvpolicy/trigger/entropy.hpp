@@ -50,17 +50,23 @@ struct entropy {
   float variance = 2.0f;   ///< nats squared
   std::int32_t page = 32;  ///< tokens
 
+  constexpr signals wants() const noexcept {
+    bool const never = mean == std::numeric_limits<float>::infinity() && variance == std::numeric_limits<float>::infinity();
+    return never ? signals::none : needs;
+  }
+
   struct state {
     page_statistics pages;
     bool fired = false;
 
     void restart() noexcept { pages = {}; }
   };
-  static state start() noexcept { return {}; }
-  static bool due(state const& s) noexcept { return s.fired; }
+  static state start(cache_shape const&) noexcept { return {}; }
+  static bool due(state const& s, layer_id, head_id, std::int64_t) noexcept { return s.fired; }
 
   template <class Outcome, executor Exec>
   void observe(state& s, std::int64_t tokens, Outcome const& outcome, Exec& exec) const {
+    if (outcome.logits.empty()) return;
     s.fired = s.pages.add(kvpolicy::entropy(outcome.logits, exec).entropy, tokens, page) &&
               !(s.pages.last().entropy <= mean && s.pages.last().varentropy <= variance);
   }

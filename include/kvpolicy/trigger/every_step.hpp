@@ -7,11 +7,12 @@ namespace kvpolicy::trigger {
 
 struct every_step {
   static constexpr signals needs = signals::none;
+  static constexpr signals wants() noexcept { return signals::none; }
   struct state {
     void restart() noexcept {}
   };
-  static constexpr state start() noexcept { return {}; }
-  static constexpr bool due(state const&) noexcept { return true; }
+  static constexpr state start(cache_shape const&) noexcept { return {}; }
+  static constexpr bool due(state const&, layer_id, head_id, std::int64_t) noexcept { return true; }
 };
 
 static_assert(trigger_part<every_step>);

@@ -21,12 +21,14 @@ struct pages {
                          " recent pages; sinks start at 0, recent ones at 1, the page of the current token");
   }
 
-  constexpr protected_tokens at(std::int64_t tokens) const noexcept {
+  constexpr protected_tokens at(std::int64_t tokens, std::int64_t = 0, std::int64_t = 0) const noexcept {
     std::int64_t const count = (tokens + size - 1) / size;
     std::int64_t const begin = std::max<std::int64_t>(0, count - recent_pages) * size;
     return {.sink_end = std::min<std::int64_t>(static_cast<std::int64_t>(sink_pages) * size, begin),
             .recent_begin = begin,
-            .open_begin = tokens / size * size};
+            .open_begin = tokens / size * size,
+            .counted = std::min<std::int64_t>(static_cast<std::int64_t>(sink_pages) * size, begin) + count * size - begin,
+            .recent = tokens - begin};
   }
 };
 

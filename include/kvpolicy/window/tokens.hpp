@@ -10,19 +10,26 @@ namespace kvpolicy::window {
 
 struct tokens {
   std::int32_t sinks = 0;   ///< tokens
-  std::int32_t recent = 1;  ///< tokens, at least the current one
+  std::int32_t recent = 1;  ///< tokens; a retrieve needs at least the current one
+  double share = 0;         ///< of the budget, at least this much of the most recent (H2O: .5)
+  bool generated = false;   ///< while decoding, everything behind the prompt instead, beyond the budget
 
-  void check(std::int64_t unit_size) const {
-    KVPOLICY_EXPECTS(unit_size == 1, "a window of tokens around units of " + std::to_string(unit_size) +
-                                         " tokens would cut them; use window::pages");
-    KVPOLICY_EXPECTS(sinks >= 0 && recent >= 1, "a window of " + std::to_string(sinks) + " sinks and " +
-                                                    std::to_string(recent) +
-                                                    " recent tokens; sinks start at 0, recent ones at 1, the current token");
+  void check(std::int64_t) const {
+    KVPOLICY_EXPECTS(sinks >= 0 && recent >= 0, "a window of " + std::to_string(sinks) + " sinks and " +
+                                                    std::to_string(recent) + " recent tokens; neither can be negative");
+    KVPOLICY_EXPECTS(share >= 0 && share <= 1, "a window of " + std::to_string(share) + " of the budget; it must be in 0..1");
   }
 
-  constexpr protected_tokens at(std::int64_t count) const noexcept {
-    std::int64_t const begin = std::max<std::int64_t>(0, count - recent);
-    return {.sink_end = std::min<std::int64_t>(sinks, begin), .recent_begin = begin, .open_begin = count};
+  constexpr protected_tokens at(std::int64_t count, std::int64_t prompt = INT64_MAX, std::int64_t budget = 0) const noexcept {
+    std::int64_t const wanted = std::max<std::int64_t>(recent, static_cast<std::int64_t>(share * static_cast<double>(budget)));
+    bool const behind = generated && count > prompt;  // the prompt's own recent tokens are a choice's then, made at its end
+    std::int64_t const begin = behind ? prompt : std::max<std::int64_t>(0, count - wanted);
+    std::int64_t const sink_end = std::min<std::int64_t>(sinks, begin);
+    return {.sink_end = sink_end,
+            .recent_begin = begin,
+            .open_begin = count,
+            .counted = sink_end + (behind ? 0 : count - begin),
+            .recent = count - begin};
   }
 };
 

@@ -1,0 +1,75 @@
+// The oracle's bounds of units: as their definitions read.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <span>
+
+#include "kvpolicy/primitive/pool.hpp"
+
+namespace kvpolicy::host {
+
+inline float get(std::byte const* data, std::int64_t i, element_type type) {
+  if (type == element_type::f32) {
+    float value = 0;
+    std::memcpy(&value, data + i * 4, sizeof value);
+    return value;
+  }
+  std::uint16_t half = 0;
+  std::memcpy(&half, data + i * 2, sizeof half);
+  return type == element_type::f16 ? half_to_float(half) : bfloat_to_float(half);
+}
+
+inline void put(std::byte* data, std::int64_t i, element_type type, float value) {
+  if (type == element_type::f32) {
+    std::memcpy(data + i * 4, &value, sizeof value);
+    return;
+  }
+  std::uint16_t const half = type == element_type::f16 ? float_to_half(value) : float_to_bfloat(value);
+  std::memcpy(data + i * 2, &half, sizeof half);
+}
+
+/// `row` is scratch of one row.
+inline void pool_bounds(rows const& keys, pooling const& what, bounds_table const& bounds, std::span<float> row) {
+  float const most = largest(bounds.type);
+  for (std::int64_t h = 0; h < keys.heads; ++h) {
+    for (std::int64_t t = what.first; t < what.last; ++t) {
+      keys.load({h}, {t}, row);
+      std::byte* const unit = bounds.unit(h, t / what.unit_size);
+      bool const fresh = t % what.unit_size == 0;
+      for (std::int64_t i = 0; i < keys.head_dim; ++i) {
+        float const value = std::clamp(row[static_cast<std::size_t>(i)], -most, most);  // a NaN stays one
+        float const high = fresh ? -most : get(unit, i, bounds.type);
+        float const low = fresh ? most : get(unit, keys.head_dim + i, bounds.type);
+        put(unit, i, bounds.type, value > high ? value : high);
+        put(unit, keys.head_dim + i, bounds.type, value < low ? value : low);
+      }
+    }
+  }
+}
+
+inline void pool_spread(rows const& keys, pooling const& what, float* moments, bounds_table const& bounds,
+                        std::span<float> row) {
+  float const most = largest(bounds.type);
+  for (std::int64_t h = 0; h < keys.heads; ++h) {
+    for (std::int64_t t = what.first; t < what.last; ++t) {
+      keys.load({h}, {t}, row);
+      std::int64_t const unit = t / what.unit_size;
+      auto const count = static_cast<float>(t % what.unit_size + 1);
+      float* const mean = moments + (h * bounds.units + unit) * 2 * keys.head_dim;
+      float* const squares = mean + keys.head_dim;
+      for (std::int64_t i = 0; i < keys.head_dim; ++i) {
+        float const value = row[static_cast<std::size_t>(i)];
+        float const before = count == 1 ? value : mean[i];
+        mean[i] = before + (value - before) / count;
+        squares[i] = (count == 1 ? 0 : squares[i]) + (value - before) * (value - mean[i]);
+        float const deviation = std::sqrt(squares[i] / count);
+        put(bounds.unit(h, unit), i, bounds.type, std::clamp(mean[i] + deviation, -most, most));
+        put(bounds.unit(h, unit), keys.head_dim + i, bounds.type, std::clamp(mean[i] - deviation, -most, most));
+      }
+    }
+  }
+}
+
+}  // namespace kvpolicy::host

@@ -1,0 +1,48 @@
+// The lists that an act's state holds: as many for each layer as its scope asks for.
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "kvpolicy/concepts.hpp"
+
+namespace kvpolicy {
+
+/// A number of lists for each layer, or for the request: as many as a scope asks for.
+class layer_lists {
+ public:
+  layer_lists(scope how_fine, cache_shape const& shape, std::size_t ranges)
+      : how_fine_(how_fine),
+        lists_(static_cast<std::size_t>(how_fine == scope::head ? shape.kv_heads : 1)),
+        all_(lists_ * static_cast<std::size_t>(how_fine == scope::request ? 1 : shape.layers)) {
+    for (range_list& list : all_) list.reserve(ranges);
+  }
+  std::size_t slot(layer_id layer) const noexcept {
+    return how_fine_ == scope::request ? 0 : static_cast<std::size_t>(layer.value);
+  }
+  std::size_t slots() const noexcept { return all_.size() / lists_; }
+  std::span<range_list> of(layer_id layer) noexcept { return std::span(all_).subspan(slot(layer) * lists_, lists_); }
+  std::span<range_list const> of(layer_id layer) const noexcept {
+    return std::span(all_).subspan(slot(layer) * lists_, lists_);
+  }
+  std::vector<range_list>& all() noexcept { return all_; }
+  scope how_fine() const noexcept { return how_fine_; }
+
+ private:
+  scope how_fine_;
+  std::size_t lists_;
+  std::vector<range_list> all_;
+};
+
+/// Of protected tokens, as many as a list may keep at all: sinks first, then the most recent.
+inline protected_tokens clipped(protected_tokens safe, std::int64_t tokens, std::int64_t most) noexcept {
+  if (safe.counted <= most) return safe;
+  safe.sink_end = std::min(safe.sink_end, most);
+  safe.recent_begin = std::max(safe.recent_begin, tokens - (most - safe.sink_end));
+  safe.open_begin = std::max(safe.open_begin, safe.recent_begin);
+  safe.counted = safe.sink_end + tokens - safe.recent_begin;
+  return safe;
+}
+
+}  // namespace kvpolicy

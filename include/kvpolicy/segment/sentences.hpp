@@ -1,0 +1,53 @@
+// Segment: sentences, by the text of the tokens that end them (SentenceKV, sec. 4.1).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kvpolicy/concepts.hpp"
+
+namespace kvpolicy::segment {
+
+struct sentences {
+  static constexpr bool ragged = true;
+
+  std::span<std::uint8_t const> boundary{};  ///< `[vocabulary]`, not 0 where a token ends a sentence; not owned
+  std::int32_t longest = 256;                ///< tokens; a sentence ends there at the latest
+  std::int32_t shortest = 4;                 ///< tokens; it does not end before
+
+  constexpr std::int64_t unit_size() const noexcept { return longest; }
+
+  /// Whether a sentence that has `length` tokens with this last one ends. An id outside of the table ends none.
+  constexpr bool ends(std::int32_t token_id, std::int64_t length) const noexcept {
+    if (length >= longest) return true;
+    auto const at = static_cast<std::size_t>(token_id);
+    return token_id >= 0 && at < boundary.size() && boundary[at] != 0 && length >= shortest;
+  }
+};
+
+/// Whether a token with this text ends a sentence: it ends with . ! ? or an ellipsis, or with a closing quote or bracket after
+/// one, blanks behind that aside; or it holds a line's end. `exact`: only tokens that are such a mark and nothing else, as in
+/// the method's public code, which misses ".\n" and the like.
+constexpr bool ends_sentence(std::string_view text, bool exact = false) noexcept {
+  constexpr std::string_view ellipsis = "\xe2\x80\xa6";
+  constexpr std::string_view closing[] = {"\"", "'", ")", "]", "\xe2\x80\x9d", "\xe2\x80\x99", "\xc2\xbb"};
+  if (exact) return text == "." || text == "!" || text == "?" || text == ellipsis || text == "\n";
+  if (text.find('\n') != std::string_view::npos) return true;
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\t' || text.back() == '\r')) text.remove_suffix(1);
+  for (bool more = true; more;) {
+    more = false;
+    for (std::string_view const mark : closing) {
+      if (text.size() > mark.size() && text.ends_with(mark)) {
+        text.remove_suffix(mark.size());
+        more = true;
+      }
+    }
+  }
+  return text.ends_with('.') || text.ends_with('!') || text.ends_with('?') || text.ends_with(ellipsis);
+}
+
+static_assert(segmenter<sentences>);
+
+}  // namespace kvpolicy::segment

@@ -1,0 +1,309 @@
+// The rows that are in fast memory, of a cache whose rows live in a tier: fetched as they are chosen, least recently read out.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvpolicy/selection.hpp"
+#include "kvpolicy/tier/head_slots.hpp"
+#include "kvpolicy/tier/resident_options.hpp"
+#include "kvpolicy/tier/tier.hpp"
+#include "kvpolicy/view.hpp"
+
+namespace kvpolicy::tier {
+
+/// Slots of one arena for the keys and values of one request, `[layers, kv_heads, slots, 2, head_dim]`. A block of the tier is
+/// one token's key and value of one head. Tokens that come after store() are written here as they come.
+/// Not thread-safe; the tier must outlive it and belongs to it while a get is pending.
+template <tier_like Tier>
+class resident_rows {
+ public:
+  /// Throws invalid_value where the tier's blocks are of another size.
+  resident_rows(Tier& tier, cache_shape const& shape, resident_options options)
+      : tier_(&tier), shape_(shape), options_(options), slots_(options.slots == 0 ? shape.max_tokens : options.slots) {
+    KVPOLICY_EXPECTS(tier.block_bytes() == block_bytes(shape), "the tier's blocks have " + std::to_string(tier.block_bytes()) +
+                                                                   " bytes; a key and a value of this cache have " +
+                                                                   std::to_string(block_bytes(shape)));
+    KVPOLICY_EXPECTS(slots_ > 0,
+                     "a head with " + std::to_string(slots_) + " rows of fast memory reads nothing; give at least 1");
+    auto const lists = static_cast<std::size_t>(shape.layers * shape.kv_heads);
+    arena_.resize(lists * static_cast<std::size_t>(slots_ * block_bytes(shape)));
+    slot_of_.resize(lists * static_cast<std::size_t>(shape.max_tokens), nowhere);
+    heads_.resize(lists, head_state(slots_));
+    readable_.resize(static_cast<std::size_t>(shape.kv_heads));
+  }
+  resident_rows(resident_rows const&) = delete;
+  resident_rows& operator=(resident_rows const&) = delete;
+  ~resident_rows() {
+    settle();
+    for (std::int64_t l = 0; l < shape_.layers; ++l) forget({l});
+  }
+
+  static constexpr std::int64_t block_bytes(cache_shape const& shape) noexcept {
+    return 2 * shape.head_dim * size_of(shape.type);
+  }
+  resident_statistics const& statistics() const noexcept { return statistics_; }
+
+  /// A layer's prompt, the view's tokens: those that are retained go to the tier, in place of what was there of this layer;
+  /// nothing of them is resident yet. Throws error where the tier has no room.
+  template <kv_cache_view View>
+  void store(View const& view, layer_id layer, selection const& retained) {
+    if (layer.value == 0) {
+      settle();
+      for (std::int64_t l = 0; l < shape_.layers; ++l) forget({l});
+      ++generation_;
+      stored_ = view.tokens();
+      std::ranges::fill(slot_of_, nowhere);
+      for (head_state& head : heads_) {
+        head.committed.clear();
+        head.appended = stored_;
+        head.slots.clear();
+      }
+    }
+    auto const keys = view.keys(layer);
+    auto const values = view.values(layer);
+    std::int64_t const row = shape_.head_dim * size_of(shape_.type);
+    KVPOLICY_EXPECTS(keys.contiguous() && values.contiguous(),
+                     "a tier takes rows whose elements are contiguous; these are not");
+    for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
+      range_list& list = at(layer, h).stored;
+      list = retained.of({h});
+      truncate(list, view.tokens());
+      staging_.resize(static_cast<std::size_t>(token_count(list) * 2 * row));
+      writes_.clear();
+      each_token(list, [&](std::int32_t t) {
+        std::byte* const to = staging_.data() + std::ssize(writes_) * 2 * row;
+        std::memcpy(to, keys.address({h}, {t}), static_cast<std::size_t>(row));
+        std::memcpy(to + row, values.address({h}, {t}), static_cast<std::size_t>(row));
+        writes_.push_back({key_of(layer, h, t), to});
+      });
+      if (!tier_->put(writes_)) {
+        list.clear();
+        throw error("the tier has no room for the " + std::to_string(writes_.size()) + " rows that layer " +
+                    std::to_string(layer.value) + ", head " + std::to_string(h) + " retains; its capacity is " +
+                    std::to_string(tier_->capacity()) + " blocks");
+      }
+      statistics_.bytes_stored += std::ssize(staging_);
+    }
+  }
+
+  /// Makes a selection readable: fetches what is missing, waits if that was asked for, and returns what this step reads, which
+  /// is all of it then. The rows to read it from are keys(layer) and values(layer). The view's last token is the current one.
+  template <kv_cache_view View>
+  selection ready(View const& view, layer_id layer, selection const& kept) {
+    ++now_;
+    for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
+      truncate(at(layer, h).committed, view.tokens());
+      append_new(view, layer, h);
+      fetch(layer, h, kept.of({h}));
+      range_list& list = readable_[static_cast<std::size_t>(h)];
+      head_state& head = at(layer, h);
+      if (head.pending == 0) {
+        list = kept.of({h});
+        head.committed = list;
+      } else {  // what the head last had whole, and the tokens since
+        list = head.committed;
+        append(list, std::max<std::int64_t>(list.empty() ? stored_ : list.back().end, stored_), view.tokens(), reason::open);
+      }
+      touch(layer, h, list, now_);
+    }
+    return {scope::head, readable_, shape_.kv_heads};
+  }
+
+  basic_rows<host_memory> keys(layer_id layer) const noexcept { return rows_at(layer, 0); }
+  basic_rows<host_memory> values(layer_id layer) const noexcept {
+    return rows_at(layer, shape_.head_dim * size_of(shape_.type));
+  }
+
+ private:
+  static constexpr std::int32_t nowhere = head_slots::nowhere;
+
+  struct head_state {
+    explicit head_state(std::int64_t count) : slots(count) {}
+
+    head_slots slots;
+    range_list stored;          ///< tokens of the prompt that the tier has
+    range_list committed;       ///< what was last readable whole
+    std::int64_t appended = 0;  ///< tokens of the sequence that were written here
+    ticket pending = 0;
+    std::vector<block_read> reads;  ///< of the pending get
+  };
+
+  template <class Visit>
+  static void each_token(range_list const& list, Visit visit) {
+    for (token_range const& range : list) {
+      for (std::int32_t t = range.begin; t < range.end; ++t) visit(t);
+    }
+  }
+
+  block_key key_of(layer_id layer, std::int64_t head, std::int32_t token) const noexcept {
+    return {options_.request, static_cast<std::int32_t>(layer.value), static_cast<std::int32_t>(head), token, generation_};
+  }
+  std::int64_t list_of(layer_id layer, std::int64_t head) const noexcept { return layer.value * shape_.kv_heads + head; }
+  head_state& at(layer_id layer, std::int64_t head) noexcept { return heads_[static_cast<std::size_t>(list_of(layer, head))]; }
+  std::int32_t& slot_of(layer_id layer, std::int64_t head, std::int32_t token) noexcept {
+    return slot_of_[static_cast<std::size_t>(list_of(layer, head) * shape_.max_tokens + token)];
+  }
+  std::byte* address(layer_id layer, std::int64_t head, std::int32_t slot) noexcept {
+    return arena_.data() + (list_of(layer, head) * slots_ + slot) * block_bytes(shape_);
+  }
+
+  rows rows_at(layer_id layer, std::int64_t offset) const noexcept {
+    std::int64_t const block = block_bytes(shape_);
+    return {.base = arena_.data() + list_of(layer, 0) * slots_ * block + offset,
+            .type = shape_.type,
+            .heads = shape_.kv_heads,
+            .tokens = shape_.max_tokens,
+            .head_dim = shape_.head_dim,
+            .head_stride = slots_ * block,
+            .token_stride = block,
+            .dim_stride = size_of(shape_.type),
+            .ranks = slot_of_.data() + list_of(layer, 0) * shape_.max_tokens,
+            .rank_stride = shape_.max_tokens};
+  }
+
+  /// A slot for a token; what was there is resident no more.
+  std::int32_t room(layer_id layer, std::int64_t h, std::int32_t token, std::int64_t now) {
+    head_slots::taken const taken = at(layer, h).slots.take(token, now);
+    if (taken.evicted != nowhere) slot_of(layer, h, taken.evicted) = nowhere;
+    return taken.slot;
+  }
+  std::int32_t slot_read(layer_id layer, std::int64_t h, block_read const& read) noexcept {
+    return static_cast<std::int32_t>((read.to - address(layer, h, 0)) / block_bytes(shape_));
+  }
+
+  /// Tokens behind the prompt have no block in the tier: they stay where they are written.
+  template <class View>
+  void append_new(View const& view, layer_id layer, std::int64_t h) {
+    head_state& head = at(layer, h);
+    if (!options_.wait) touch(layer, h, head.committed, now_);
+    head.appended = std::clamp(head.appended, stored_, view.tokens() - 1);
+    std::int64_t const row = shape_.head_dim * size_of(shape_.type);
+    for (; head.appended < view.tokens(); ++head.appended) {
+      auto const token = static_cast<std::int32_t>(head.appended);
+      std::int32_t slot = slot_of(layer, h, token);
+      if (slot == nowhere) slot = room(layer, h, token, now_);
+      head.slots.hold(slot);
+      std::byte* const to = address(layer, h, slot);
+      std::memcpy(to, view.keys(layer).address({h}, {token}), static_cast<std::size_t>(row));
+      std::memcpy(to + row, view.values(layer).address({h}, {token}), static_cast<std::size_t>(row));
+      slot_of(layer, h, token) = slot;
+    }
+  }
+
+  void fetch(layer_id layer, std::int64_t h, range_list const& list) {
+    head_state& head = at(layer, h);
+    if (head.pending != 0) end(layer, h, options_.wait ? wait_for(head.pending) : tier_->poll(head.pending));
+    std::int64_t const now = now_;
+    missing_.clear();
+    each_token(list, [&](std::int32_t t) {
+      if (t >= stored_) return;
+      ++statistics_.wanted;
+      std::int32_t const slot = slot_of(layer, h, t);
+      if (slot == nowhere) {
+        missing_.push_back(t);
+      } else {
+        ++statistics_.hits;
+        head.slots.touch(slot, now);
+      }
+    });
+    if (missing_.empty() || head.pending != 0) return;
+    // While the old rows are still read, theirs are not the slots to take.
+    if (!options_.wait) touch(layer, h, head.committed, now);
+    head.reads.clear();
+    try {
+      head.reads.reserve(missing_.size());
+      for (std::int32_t const t : missing_)
+        head.reads.push_back({key_of(layer, h, t), address(layer, h, room(layer, h, t, now))});
+      for (block_read const& read : head.reads) head.slots.hold(slot_read(layer, h, read));
+      head.pending = tier_->get(head.reads);
+    } catch (...) {
+      for (block_read const& read : head.reads) head.slots.empty(slot_read(layer, h, read));
+      throw;
+    }
+    end(layer, h, options_.wait ? wait_for(head.pending) : tier_->poll(head.pending));
+  }
+
+  status wait_for(ticket id) {
+    auto const start = clock::now();
+    status const result = tier_->wait(id, start + options_.deadline);
+    statistics_.stall_seconds += std::chrono::duration<double>(clock::now() - start).count();
+    if (result == status::pending) {
+      throw error("the tier did not deliver within " + std::to_string(options_.deadline.count()) + " ms");
+    }
+    return result;
+  }
+
+  /// A get ended: its rows are readable, or their slots are empty again.
+  void end(layer_id layer, std::int64_t h, status result) {
+    if (result == status::pending) return;
+    head_state& head = at(layer, h);
+    head.pending = 0;
+    for (block_read const& read : head.reads) {
+      std::int32_t const slot = slot_read(layer, h, read);
+      head.slots.touch(slot, now_);
+      if (result == status::done) slot_of(layer, h, read.key.position) = slot;
+      else head.slots.empty(slot);
+    }
+    if (result == status::done) {
+      statistics_.bytes_fetched += std::ssize(head.reads) * block_bytes(shape_);
+    } else {
+      throw error("the tier lost rows of layer " + std::to_string(layer.value) + ", head " + std::to_string(h) +
+                  ": a block that it acknowledged is missing or damaged");
+    }
+  }
+
+  void touch(layer_id layer, std::int64_t h, range_list const& list, std::int64_t now) {
+    head_state& head = at(layer, h);
+    each_token(list, [&](std::int32_t t) {
+      std::int32_t const slot = slot_of(layer, h, t);
+      if (slot != nowhere && t < stored_) head.slots.touch(slot, now);
+    });
+  }
+
+  /// Drops a layer's blocks of the current prompt. A tier that can't drop keeps them: they are never read again.
+  void forget(layer_id layer) noexcept {
+    for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
+      range_list& list = at(layer, h).stored;
+      each_token(list, [&](std::int32_t t) {
+        try {
+          tier_->drop(key_of(layer, h, t));
+        } catch (std::exception const&) {
+        }
+      });
+      list.clear();
+    }
+  }
+
+  /// Waits until no get is pending any more: their destinations are ours again.
+  void settle() noexcept {
+    for (head_state& head : heads_) {
+      while (head.pending != 0) {
+        if (tier_->wait(head.pending, clock::now() + options_.deadline) != status::pending) head.pending = 0;
+      }
+    }
+  }
+
+  Tier* tier_;
+  cache_shape shape_;
+  resident_options options_;
+  std::int64_t slots_;
+  std::int64_t now_ = 0;
+  std::uint32_t generation_ = 0;
+  std::int64_t stored_ = 0;  ///< tokens of the prompt that is in the tier
+  std::vector<std::byte> arena_;
+  std::vector<std::int32_t> slot_of_;  ///< `[layers, kv_heads, max_tokens]`
+  std::vector<head_state> heads_;
+  std::vector<range_list> readable_;
+  std::vector<std::int32_t> missing_;
+  std::vector<std::byte> staging_;
+  std::vector<block_write> writes_;
+  resident_statistics statistics_;
+};
+
+}  // namespace kvpolicy::tier

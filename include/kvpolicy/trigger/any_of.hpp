@@ -1,0 +1,54 @@
+// Trigger: the choice is made anew when either of two triggers says so.
+#pragma once
+
+#include "kvpolicy/act.hpp"
+#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/trigger/every.hpp"
+
+namespace kvpolicy::trigger {
+
+template <trigger_part A, trigger_part B>
+struct any_of {
+  static constexpr signals needs = A::needs | B::needs;
+
+  A first{};
+  B second{};
+
+  constexpr signals wants() const noexcept { return first.wants() | second.wants(); }
+
+  struct state {
+    decltype(std::declval<A const&>().start(cache_shape{})) first;
+    decltype(std::declval<B const&>().start(cache_shape{})) second;
+    void restart() noexcept {
+      first.restart();
+      second.restart();
+    }
+  };
+  state start(cache_shape const& shape) const { return {first.start(shape), second.start(shape)}; }
+  bool due(state const& s, layer_id layer, head_id head, std::int64_t since) const noexcept {
+    return first.due(s.first, layer, head, since) || second.due(s.second, layer, head, since);
+  }
+
+  template <executor Exec>
+  void observe(state& s, std::int64_t tokens, step_outcome const& outcome, Exec& exec) const {
+    if constexpr (contains(A::needs, signals::logits)) first.observe(s.first, tokens, outcome, exec);
+    if constexpr (contains(B::needs, signals::logits)) second.observe(s.second, tokens, outcome, exec);
+  }
+  template <class Input, executor Exec>
+  void begin(state& s, Input const& input, std::int64_t prompt, Exec& exec) const {
+    if constexpr (contains(A::needs, signals::queries)) first.begin(s.first, input, prompt, exec);
+    if constexpr (contains(B::needs, signals::queries)) second.begin(s.second, input, prompt, exec);
+  }
+  template <class Input, executor Exec>
+  void watch(state& s, Input const& input, std::int64_t prompt, Exec& exec) const {
+    if constexpr (contains(A::needs, signals::queries)) first.watch(s.first, input, prompt, exec);
+    if constexpr (contains(B::needs, signals::queries)) second.watch(s.second, input, prompt, exec);
+  }
+};
+
+template <class A, class B>
+any_of(A, B) -> any_of<A, B>;
+
+static_assert(trigger_part<any_of<trigger::every, trigger::every>>);
+
+}  // namespace kvpolicy::trigger

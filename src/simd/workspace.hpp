@@ -1,0 +1,176 @@
+// What simd_exec's translation units share: blocks of rows, and all scratch.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernels.hpp"
+#include "kvpolicy/exec/simd.hpp"
+
+namespace kvpolicy {
+namespace simd {
+
+constexpr std::int64_t block_rows = 64;      // rows of one kernel call, at most
+constexpr std::int64_t block_bytes = 12288;  // of keys and values that attend works on: two such blocks fit the L1 cache
+constexpr std::int64_t most_parts = 64;
+constexpr std::int64_t copied_floats = 8192;  // of rows with odd strides, at a time
+constexpr std::int64_t worth_sharing = 64;    // rows; below, waking the team costs more than it saves
+
+/// One element of a contiguous row.
+inline float get(std::byte const* row, std::int64_t i, element_type type) noexcept {
+  if (type == element_type::f32) {
+    float value = 0;
+    std::memcpy(&value, row + i * 4, sizeof value);
+    return value;
+  }
+  std::uint16_t half = 0;
+  std::memcpy(&half, row + i * 2, sizeof half);
+  return type == element_type::f16 ? half_to_float(half) : bfloat_to_float(half);
+}
+inline void put(std::byte* row, std::int64_t i, element_type type, float value) noexcept {
+  if (type == element_type::f32) {
+    std::memcpy(row + i * 4, &value, sizeof value);
+    return;
+  }
+  std::uint16_t const half = type == element_type::f16 ? float_to_half(value) : float_to_bfloat(value);
+  std::memcpy(row + i * 2, &half, sizeof half);
+}
+
+/// Addresses of one head's rows of a few tokens; where their dims are not contiguous, of copies as floats.
+class row_block {
+ public:
+  /// Rows that fit.
+  static std::int64_t room(rows const& from) noexcept {
+    return from.contiguous() ? block_rows : std::clamp<std::int64_t>(copied_floats / from.head_dim, 1, block_rows);
+  }
+  void fill(rows const& from, std::int64_t head, std::span<std::int64_t const> tokens) noexcept {
+    count_ = std::ssize(tokens);
+    type_ = from.contiguous() ? from.type : element_type::f32;
+    auto const dim = static_cast<std::size_t>(from.head_dim);
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      if (from.contiguous()) {
+        address_[i] = from.address({head}, {tokens[i]});
+      } else {
+        std::span const copy(copies_.data() + i * dim, dim);
+        from.load({head}, {tokens[i]}, copy);
+        address_[i] = reinterpret_cast<std::byte const*>(copy.data());
+      }
+    }
+  }
+  std::byte const* const* data() const noexcept { return address_.data(); }
+  float element(std::int64_t row, std::int64_t i) const noexcept {
+    return get(address_[static_cast<std::size_t>(row)], i, type_);
+  }
+  std::int64_t size() const noexcept { return count_; }
+  element_type type() const noexcept { return type_; }
+
+ private:
+  std::int64_t count_ = 0;
+  element_type type_ = element_type::f32;
+  std::array<std::byte const*, block_rows> address_;
+  std::array<float, copied_floats> copies_;
+};
+
+constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
+
+/// Into how many parts a list is cut: enough for the team, not so many that merging them shows.
+constexpr std::int64_t parts_of(std::int64_t tokens) noexcept {
+  return tokens <= 2048 ? std::max<std::int64_t>(1, (tokens + 255) / 256)
+                        : std::min<std::int64_t>((tokens + 511) / 512 + 4, most_parts);
+}
+
+/// Visits tokens [first, last) of a list, counted along it.
+template <class Visit>
+void each_token(range_list const& list, std::int64_t first, std::int64_t last, Visit visit) {
+  std::int64_t passed = 0;
+  for (token_range const& range : list) {
+    std::int64_t const from = std::max(first, passed);
+    std::int64_t const to = std::min(last, passed + range.size());
+    for (std::int64_t i = from; i < to; ++i) visit(range.begin + (i - passed));
+    passed += range.size();
+    if (passed >= last) return;
+  }
+}
+
+}  // namespace simd
+
+/// All scratch. Its sizes follow from the shape alone; items index it by what they work on, so no two share a place.
+struct simd_exec::workspace {
+  cache_shape shape;
+  team* threads;
+  simd::kernels const& run = simd::best_kernels();
+  std::vector<float> partial;        ///< `[most_parts, q_heads, head_dim + 2]`: sums, maximum, total
+  std::vector<float> window;         ///< `[q_heads, max_tokens]`
+  std::vector<float> bound_queries;  ///< `[kv_heads, 2 head_dim]`
+  std::vector<std::uint32_t> keys;   ///< `[kv_heads, max_tokens]`
+  std::vector<float> bounds;         ///< `[most_parts, kv_heads, 2, head_dim]`
+  std::vector<float> turns;          ///< `[block_rows, head_dim]`: cosines and sines of a block's positions
+
+  workspace(cache_shape const& s, team* t)
+      : shape(s),
+        threads(t),
+        partial(static_cast<std::size_t>(simd::most_parts * s.q_heads * partial_size())),
+        window(static_cast<std::size_t>(s.q_heads * s.max_tokens)),
+        bound_queries(static_cast<std::size_t>(s.kv_heads * 2 * s.head_dim)),
+        keys(static_cast<std::size_t>(s.kv_heads * s.max_tokens)),
+        bounds(static_cast<std::size_t>(simd::most_parts * s.kv_heads * 2 * s.head_dim)),
+        turns(static_cast<std::size_t>(simd::block_rows * s.head_dim)) {}
+
+  std::int64_t partial_size() const noexcept { return shape.head_dim + 2; }
+  float* partial_of(std::int64_t part, std::int64_t q_head) noexcept {
+    return partial.data() + (part * shape.q_heads + q_head) * partial_size();
+  }
+
+  /// body(i) for i in [0, items), shared with the team where the rows in all are worth it.
+  template <class Body>
+  void for_each(std::int64_t items, std::int64_t total_rows, Body&& body) {
+    if (threads != nullptr && total_rows >= simd::worth_sharing) {
+      threads->for_each(items, body);
+    } else {
+      for (std::int64_t i = 0; i < items; ++i) body(i);
+    }
+  }
+
+  void check(rows const& r, std::int64_t q_heads) const {
+    KVPOLICY_EXPECTS(
+        r.heads <= shape.kv_heads && q_heads <= shape.q_heads && r.head_dim <= shape.head_dim && r.tokens <= shape.max_tokens,
+        "this executor was made for " + text(shape.q_heads, shape.kv_heads, shape.head_dim, shape.max_tokens) +
+            ", it was given " + text(q_heads, r.heads, r.head_dim, r.tokens) + "; make a larger one");
+    KVPOLICY_EXPECTS(r.contiguous() || r.head_dim <= simd::copied_floats, "rows of " + std::to_string(r.head_dim) +
+                                                                              " elements that are not contiguous; at most " +
+                                                                              std::to_string(simd::copied_floats) + " can be");
+    KVPOLICY_EXPECTS(q_heads % r.heads == 0,
+                     std::to_string(q_heads) + " query heads are no multiple of " + std::to_string(r.heads) + " KV heads");
+  }
+
+  static std::string text(std::int64_t q_heads, std::int64_t kv_heads, std::int64_t dim, std::int64_t tokens) {
+    return std::to_string(q_heads) + "/" + std::to_string(kv_heads) + " heads x " + std::to_string(dim) + ", " +
+           std::to_string(tokens) + " tokens";
+  }
+
+  void attend_part(query_heads const& queries, rows const& keys_of, rows const& values_of, range_list const& list,
+                   std::int64_t first_head, std::int64_t last_head, std::int64_t part, std::int64_t first, std::int64_t last);
+  void smooth_into(table<float> scores, std::int64_t head, std::int64_t group, std::int64_t before, smoothing how);
+  void window_rows(query_window const& queries, rows const& keys_of, std::int64_t q_head, std::int64_t first,
+                   std::int64_t count, std::int64_t columns);
+  void attention_of_window(query_window const& queries, rows const& keys_of, std::int64_t columns);
+
+  /// visit(first token, block) over blocks of a head's tokens [first, last).
+  template <class Visit>
+  void each_block(rows const& from, std::int64_t head, std::int64_t first, std::int64_t last, Visit visit) const {
+    simd::row_block block;
+    std::array<std::int64_t, simd::block_rows> tokens;
+    for (std::int64_t t = first; t < last; t += block.size()) {
+      std::int64_t const here = std::min(simd::row_block::room(from), last - t);
+      for (std::int64_t i = 0; i < here; ++i) tokens[static_cast<std::size_t>(i)] = t + i;
+      block.fill(from, head, std::span(tokens).first(static_cast<std::size_t>(here)));
+      visit(t, block);
+    }
+  }
+};
+
+}  // namespace kvpolicy
