@@ -51,8 +51,11 @@
 #include "kvpolicy/exec/host.hpp"
 
 // Published methods, as compositions.
+#include "kvpolicy/presets/adakv.hpp"
 #include "kvpolicy/presets/chess.hpp"
+#include "kvpolicy/presets/chunkkv.hpp"
 #include "kvpolicy/presets/full.hpp"
+#include "kvpolicy/presets/pyramidkv.hpp"
 #include "kvpolicy/presets/quest.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
 #include "kvpolicy/presets/streaming_llm.hpp"

@@ -1,0 +1,46 @@
+// Preset chunkkv: whole chunks of the prompt, by the attention of its last queries (Liu et al., 2025, arXiv 2502.00299).
+#pragma once
+
+#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/policy.hpp"
+#include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/score/window_attention.hpp"
+#include "kvpolicy/segment/pages.hpp"
+#include "kvpolicy/select/top.hpp"
+#include "kvpolicy/trigger/prefill.hpp"
+#include "kvpolicy/window/tokens.hpp"
+
+namespace kvpolicy::presets {
+
+struct chunkkv {
+  std::int32_t tokens = 512;      ///< kept of the prompt, the window included; the same for all heads of a layer
+  std::optional<double> ratio{};  ///< fraction removed, in place of `tokens`
+  std::int32_t chunk = 10;        ///< tokens
+  std::int32_t window = 8;        ///< observing queries, always kept
+  smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
+  select::merge reduce = select::merge::maximum;  ///< of a chunk's scores
+  /// The public implementation's way: the window competes, 1 above the best score; a share of the chunks is kept, nothing else.
+  bool window_in_budget = false;
+  layering layers{};
+
+  /// The paper's setting, with its index reuse over two layers; the window and smoothing of its public implementation.
+  static constexpr chunkkv paper() noexcept {
+    return {.window = 64,
+            .smooth = {.how = smoothing::kind::average, .width = 5},
+            .reduce = select::merge::sum,
+            .layers = {.reuse = 2}};
+  }
+
+  constexpr auto parts() const {
+    return policy{
+        keep{segment::pages{chunk}, pool::none{},
+             score::window_attention{.window = window, .smooth = smooth, .include_window = window_in_budget},
+             budget::tokens{.count = tokens, .ratio = ratio, .of_units = window_in_budget}, select::top_of_layer{.by = reduce},
+             window::tokens{.recent = window_in_budget ? 0 : window}, trigger::prefill{}, layers},
+        keep_all{}};
+  }
+};
+
+static_assert(policy_like<chunkkv> && preset<chunkkv>);
+
+}  // namespace kvpolicy::presets
