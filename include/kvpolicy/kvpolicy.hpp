@@ -13,6 +13,7 @@
 #include "kvpolicy/act.hpp"
 #include "kvpolicy/concepts.hpp"
 #include "kvpolicy/head_profile.hpp"
+#include "kvpolicy/one_of.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/policy_state.hpp"
 

@@ -1,0 +1,111 @@
+#include "kvpolicy/one_of.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+
+#include "conformance/history.hpp"
+
+namespace kvpolicy_test {
+namespace {
+
+using any_retain =
+    one_of<keep_all, decltype(presets::snapkv{}.parts().retain), decltype(presets::streaming_llm{}.parts().retain),
+           decltype(presets::h2o{}.parts().retain), decltype(presets::tova{}.parts().retain)>;
+using any_retrieve = one_of<keep_all, decltype(presets::quest{}.parts().retrieve), decltype(presets::chess{}.parts().retrieve)>;
+using any_policy = policy<any_retain, any_retrieve>;
+
+/// Every list of a request with a further piece, steps, a removed tail and observations.
+template <class Policy>
+std::vector<lists_copy> lists_of(Policy const& policy, random_cache const& cache, std::uint64_t seed) {
+  random_source random(seed);
+  cache_shape const shape = cache.shape();
+  std::vector<lists_copy> made;
+  host_exec exec;
+  auto state = start(policy, shape);
+  auto const prompt = [&](std::int64_t first, std::int64_t tokens) {
+    std::vector<float> const queries = random.reals(9 * shape.q_heads * shape.head_dim);
+    query_window const window{queries.data(), 9, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, .5f};
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      prefill(policy, state, own_view{&cache, tokens}, {l}, {.first = first, .queries = window}, exec);
+    }
+  };
+  auto const steps = [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t n = first; n <= last; ++n) {
+      std::vector<float> const queries = random.reals(shape.q_heads * shape.head_dim);
+      for (std::int64_t l = 0; l < shape.layers; ++l) {
+        step_signals const signals{{queries.data(), shape.q_heads, shape.head_dim, .5f}, 3};
+        made.push_back(copy_of(choose(policy, state, own_view{&cache, n}, {l}, signals, exec)));
+        made.push_back(copy_of(state.retained({l})));
+      }
+      std::vector<float> const logits = random.reals(7, 3);
+      observe(policy, state, {logits}, exec);
+    }
+  };
+  prompt(0, 60);
+  steps(61, 75);
+  prompt(75, 90);
+  steps(91, 110);
+  steps(101, 115);
+  steps(41, 50);
+  return made;
+}
+
+template <class Retain, class Retrieve>
+void check_same(Retain const& retain, Retrieve const& retrieve) {
+  random_source random(201);
+  random_cache const cache({3, 6, 2, 8, 120, element_type::f16}, layout::paged_hnd, 16, random);
+  policy const plain{retain, retrieve};
+  any_policy const any{{retain}, {retrieve}};
+  REQUIRE(needs_of(any) == needs_of(plain));
+  REQUIRE(prompt_queries(any) == prompt_queries(plain));
+  REQUIRE(scope_of(any.retain) == Retain::how_fine);
+  REQUIRE(scope_of(any.retrieve) == Retrieve::how_fine);
+  std::vector<lists_copy> const want = lists_of(plain, cache, 202);
+  REQUIRE(want.size() == 2 * 3 * 60);
+  REQUIRE(lists_of(any, cache, 202) == want);
+}
+
+TEST_CASE("an act that is chosen at run time does what it does by itself, with and without another one", "[one_of]") {
+  auto const snapkv = presets::snapkv{.tokens = 40}.parts().retain;
+  auto const streaming = presets::streaming_llm{.tokens = 40}.parts().retain;
+  auto const h2o = presets::h2o{.tokens = 30, .layers = {1, 2}}.parts().retain;
+  auto const tova = presets::tova{.tokens = 30}.parts().retain;
+  auto const quest = presets::quest{.tokens = 16, .page = 4}.parts().retrieve;
+  auto const chess = presets::chess{.units = {4, 2, 2}, .recent_pages = 2, .entropy = 1.2f, .every = 5}.parts().retrieve;
+  check_same(keep_all{}, keep_all{});
+  check_same(snapkv, keep_all{});
+  check_same(streaming, keep_all{});
+  check_same(h2o, keep_all{});
+  check_same(tova, keep_all{});
+  check_same(keep_all{}, quest);
+  check_same(keep_all{}, chess);
+  check_same(snapkv, quest);
+  check_same(h2o, quest);
+  check_same(tova, quest);
+  check_same(streaming, quest);
+  check_same(streaming, chess);
+}
+
+TEST_CASE("what an act refuses, and what a pair does, is refused of those chosen at run time", "[one_of]") {
+  cache_shape const shape{2, 4, 2, 8, 300, element_type::f16};
+  auto const snapkv = presets::snapkv{.tokens = 64}.parts().retain;
+  auto const chess = presets::chess{.units = {8, 2, 2}, .recent_pages = 1}.parts().retrieve;
+  auto const quest = [](std::int32_t tokens, std::int32_t reuse) {
+    return presets::quest{.tokens = tokens, .layers = {.reuse = reuse}}.parts().retrieve;
+  };
+  REQUIRE_NOTHROW(check(any_policy{}, shape));
+  REQUIRE_NOTHROW(check(any_policy{{snapkv}, {quest(64, 1)}}, shape));
+  REQUIRE_THROWS_AS(check(any_policy{{snapkv}, {chess}}, shape), unsupported);
+  REQUIRE_THROWS_AS(check(any_policy{{snapkv}, {quest(64, 2)}}, shape), unsupported);
+  REQUIRE_NOTHROW(check(any_policy{{}, {quest(64, 2)}}, shape));
+  REQUIRE_THROWS_AS(check(any_policy{{snapkv}, {quest(0, 1)}}, shape), invalid_value);
+  REQUIRE_THROWS_AS(start(any_policy{{presets::snapkv{.tokens = 1000}.parts().retain}, {}}, shape), invalid_value);
+}
+
+TEST_CASE("what one of several acts may need is what any of them needs", "[one_of]") {
+  STATIC_REQUIRE(any_policy::needs == (signals::keys | signals::queries | signals::window_queries | signals::logits));
+  STATIC_REQUIRE(any_policy::how_fine == scope::head);
+  REQUIRE(needs_of(any_policy{}) == signals::none);
+}
+
+}  // namespace
+}  // namespace kvpolicy_test
