@@ -45,6 +45,10 @@ text_model::text_model(std::string const& path) {
   params.n_gpu_layers = 0;
   model_.reset(llama_model_load_from_file(path.c_str(), params));
   if (!model_) throw invalid_value("model '" + path + "' can't be loaded (truncated, or of an unknown kind): " + first_error());
+  facts_.boundary.resize(vocabulary());
+  for (std::size_t id = 0; id < facts_.boundary.size(); ++id) {
+    facts_.boundary[id] = segment::ends_sentence(text_of(static_cast<llama_token>(id))) ? 1 : 0;
+  }
 }
 
 std::size_t text_model::vocabulary() const noexcept {
@@ -91,6 +95,16 @@ std::string text_model::text_of(llama_token token) const {
 
 bool text_model::ends(llama_token token) const noexcept {
   return llama_vocab_is_eog(llama_model_get_vocab(model_.get()), token);
+}
+
+cache_shape text_model::cache(std::int64_t tokens) const noexcept {
+  std::int64_t const heads = llama_model_n_head(model_.get());
+  return {.layers = llama_model_n_layer(model_.get()),
+          .q_heads = heads,
+          .kv_heads = llama_model_n_head_kv(model_.get()),
+          .head_dim = llama_model_n_embd(model_.get()) / heads,
+          .max_tokens = (tokens + 255) / 256 * 256,  // as llama.cpp pads it
+          .type = element_type::f16};
 }
 
 llama_context_params text_model::parameters(std::int64_t tokens, int threads, bool flash_attention) const noexcept {

@@ -19,9 +19,10 @@ with tempfile.TemporaryDirectory() as work:
     command = [run, "--model", model, "--compare", "--predict", "8", "--json", path("c.json"), "--trace", path("t.jsonl")]
     for prompt in prompts:
         command += ["--prompt-file", prompt]
-    budgets = {"full": None, "streaming_llm": 64, "snapkv": 64, "quest": 64, "chess": None}
+    budgets = {"full": None, "streaming_llm": 64, "snapkv": 64, "quest": 64, "chess": None, "h2o": 64, "tova": 64, "adakv": 64,
+               "snapkv+quest": 64}
     for name, tokens in budgets.items():
-        command += ["--policy", name if tokens is None else f"{name}:tokens={tokens}"]
+        command += ["--policy", name if tokens is None else name.replace("+", ":tokens=128+") + f":tokens={tokens}"]
     table = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     result = json.load(open(path("c.json")))
     trace = [json.loads(line) for line in open(path("t.jsonl"))]
@@ -43,13 +44,18 @@ for policy in result["policies"]:
     lines = [line for line in trace if line["policy"] == name]
     assert len(lines) == 2 * 7 * 30, "one line for each prompt, step and layer"
     for line in lines:
+        counts = [sum(end - begin for begin, end, _ in kept) for kept in line["kept"]]
+        if name == "adakv":
+            assert sum(counts) == len(counts) * (budgets[name] + line["step"] + 1), "a layer's budget, and all later tokens"
         for kept in line["kept"]:
             ends = [edge for begin, end, _ in kept for edge in (begin, end)]
             assert ends == sorted(ends) and ends[-1] == line["tokens"], "ascending, and the current token is read"
             assert all(why in ("sink", "scored", "recent", "open") for _, _, why in kept)
             count = sum(end - begin for begin, end, _ in kept)
-            if name in ("streaming_llm", "quest"):
+            if name in ("streaming_llm", "quest", "snapkv+quest"):
                 assert count <= budgets[name]
+            if name in ("h2o", "tova"):
+                assert count == budgets[name] + 1, "the budget, and the step's own token"
             if name == "snapkv":
                 assert count == budgets[name] + line["step"] + 1, "later tokens are all kept"
             if name == "full":

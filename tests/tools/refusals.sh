@@ -31,7 +31,8 @@ refused 'is a folder' --model "$work" --prompt x
 refused 'not a GGUF file' --model "$work/text.gguf" --prompt x
 refused 'truncated' --model "$work/truncated.gguf" --prompt x
 with_model "did you mean 'quest'" --prompt x --policy qest
-with_model 'There are: full, streaming_llm, snapkv, quest, chess' --prompt x --policy unheard-of
+with_model 'There are: full, chess, heterocache, sentencekv, chunkkv, streaming_llm, h2o, tova, knorm, snapkv, pyramidkv, adakv,' \
+           --prompt x --policy unheard-of
 with_model "did you mean 'tokens'" --prompt x --policy quest:token=5
 with_model 'it has none' --prompt x --policy full:tokens=5
 with_model "it must be a whole number" --prompt x --policy quest:tokens=many
@@ -39,6 +40,22 @@ with_model 'a budget of 0 tokens' --prompt x --policy quest:tokens=0
 with_model 'above the context' --prompt x --policy snapkv:tokens=100000
 with_model 'raise the budget or shrink the window' --prompt x --policy snapkv:tokens=7
 with_model 'a unit of 0 tokens' --prompt x --policy quest:page=0
+with_model "did you mean 'paper'" --prompt x --policy snapkv:papr
+with_model 'a fraction removed, from 0 to below 1' --prompt x --policy snapkv:ratio=1.5
+with_model 'it must be range or spread' --prompt x --policy quest:metadata=median
+with_model 'it must be mean or maximum' --prompt x --policy quest:group=sum
+with_model "reduce is 'maximum'" --prompt x --policy h2o:reduce=maximum
+with_model 'every_step, every:STEPS or entropy:NATS' --prompt x --policy quest:trigger=sometimes
+with_model 'it must have 1 to 3' --prompt x --policy chess:depth=4
+with_model 'needs a profile' --prompt x --policy heterocache
+with_model "can't be read" --prompt x --policy heterocache:profile="$work/none.json"
+with_model 'quest retains nothing' --prompt x --policy quest+snapkv
+with_model 'h2o does not retrieve' --prompt x --policy snapkv+h2o
+with_model 'sentencekv retrieves by itself' --prompt x --policy sentencekv+quest
+with_model 'retain no finer, or retrieve by head' --prompt x --policy snapkv+chess
+with_model 'set reuse to 1' --prompt x --policy snapkv+quest:reuse=2
+with_model 'use a retain that decides once' --prompt x --policy tova+infllm
+with_model "unknown policy ''" --prompt x --policy snapkv+
 with_model 'an odd whole number' --prompt x --policy snapkv:kernel=4
 with_model 'above 0 and at most 1' --prompt x --policy chess:grids=0
 with_model "can't be read" --prompt-file "$work/none.txt"

@@ -12,8 +12,10 @@
 #include "output_file.hpp"
 #include "progress.hpp"
 #include "recorder.hpp"
+#include "row_tier.hpp"
 #include "table.hpp"
 #include "text_model.hpp"
+#include "text_table.hpp"
 
 namespace kvpolicy {
 namespace {
@@ -29,6 +31,8 @@ struct measured {
   double seconds = 0;      ///< of those steps
   double choose = 0;
   double attend = 0;
+  double fetch = 0;
+  tier::resident_statistics tier{};
   double read = 0;
   double share = 0;
   double kl = 0;
@@ -71,9 +75,13 @@ class comparison {
   comparison(run_options const& options, text_model const& model, std::int64_t context)
       : options_(options),
         model_(model),
+        rows_(make_tier(options.tier, model.cache(context))),
         session_(presets::full{}, {.window_queries = window_queries(options),
                                    .on_choice = [this](layer_id layer, std::int64_t tokens,
-                                                       selection const& kept) { watch_(layer, tokens, kept); }}),
+                                                       selection const& kept) { watch_(layer, tokens, kept); },
+                                   .on_queries = {},
+                                   .rows = rows_ ? &*rows_ : nullptr,
+                                   .resident = {.slots = options.tier_slots, .wait = !options.tier_async}}),
         policies_(options.policies.size()) {
     llama_context_params params = model.parameters(context, options.threads, true);
     flash_on_ = model.context(params);
@@ -102,22 +110,15 @@ class comparison {
  private:
   static std::int64_t window_queries(run_options const& options) {
     std::int64_t most = 0;
-    for (named_policy const& p : options.policies) {
-      if (auto const* const snapkv = std::get_if<presets::snapkv>(&p.policy))
-        most = std::max<std::int64_t>(most, snapkv->window);
-    }
+    for (named_policy const& p : options.policies) most = std::max(most, prompt_queries(p.policy));
     return most;
   }
 
   /// A budget that can't be is known before anything was decoded.
   void check_policies(std::int64_t context) const {
-    std::int64_t const heads = llama_model_n_head(model_.get());
-    cache_shape const shape{.layers = llama_model_n_layer(model_.get()),
-                            .q_heads = heads,
-                            .kv_heads = llama_model_n_head_kv(model_.get()),
-                            .head_dim = llama_model_n_embd(model_.get()) / heads,
-                            .max_tokens = context};
-    for (named_policy const& p : options_.policies) std::visit([&](auto const& policy) { check(policy, shape); }, p.policy);
+    cache_shape shape = model_.cache(context);
+    shape.max_tokens = context;
+    for (named_policy const& p : options_.policies) check(p.policy, shape);
   }
 
   void prefill(prompt_text const& prompt, std::vector<llama_token> const& tokens) {
@@ -152,7 +153,7 @@ class comparison {
   }
 
   void use(std::size_t policy) {
-    std::visit([&](auto const& p) { session_.use(p); }, options_.policies[policy].policy);
+    session_.use(options_.policies[policy].policy);
     restore(attached_.get());
     session_.load(saved_);
   }
@@ -181,6 +182,7 @@ class comparison {
       if (way == 2) session_.detach();
       restore(context);
     }
+    tier::resident_statistics const before = session_.tier_statistics();
     for (int i = 0; i + 1 < options_.predict; ++i) {
       double const ms =
           quiet_ms([&] { decode_token(context, dense_tokens_[static_cast<std::size_t>(i)], [&] { session_.check(); }); });
@@ -193,9 +195,11 @@ class comparison {
         into.seconds += ms / 1e3;
         into.choose += step.choose_seconds;
         into.attend += step.attend_seconds;
+        into.fetch += step.fetch_seconds;
       }
       if (is_policy && round == 0) judge(into, i, step, ms, last_logits(context, model_));
     }
+    if (is_policy) into.tier += session_.tier_statistics() - before;
   }
 
   void judge(measured& into, int i, llama::step_statistics const& step, double ms, std::span<float const> logits) {
@@ -245,6 +249,7 @@ class comparison {
   run_options const& options_;
   text_model const& model_;
   recorder watch_;
+  std::optional<tier::any_tier> rows_;
   llama::session session_;
   context_ptr flash_on_;
   context_ptr flash_off_;
@@ -301,6 +306,8 @@ ordered_json comparison::result() const {
     entry.update(timing(m, best));
     entry.update({{"choose_share", m.seconds > 0 ? m.choose / m.seconds : 0},
                   {"attend_share", m.seconds > 0 ? m.attend / m.seconds : 0},
+                  {"fetch_share", m.seconds > 0 ? m.fetch / m.seconds : 0},
+                  {"tier", tier_json(options_.tier, m.tier)},
                   {"tokens_read", m.read / compared},
                   {"cache_share", m.share / compared},
                   {"top1_agreement", static_cast<double>(m.agreed) / compared},
@@ -333,7 +340,9 @@ void compare(run_options const& options) {
   if (!options.json.empty()) json.emplace(options.json);
   std::optional<output_file> trace;
   if (!options.trace.empty()) trace.emplace(options.trace);
-  comparison all(options, model, context);
+  run_options bound = options;
+  for (named_policy& p : bound.policies) p = parse_policy(p.text, model.facts());
+  comparison all(bound, model, context);
   for (std::size_t i = 0; i < tokens.size(); ++i) all.run(options.prompts[i], tokens[i], trace ? &trace->stream() : nullptr);
   ordered_json const result = all.result();
   std::fputs(comparison_table(result).c_str(), stdout);

@@ -10,6 +10,7 @@
 #include "output_file.hpp"
 #include "progress.hpp"
 #include "recorder.hpp"
+#include "row_tier.hpp"
 
 namespace kvpolicy {
 
@@ -42,7 +43,7 @@ std::int64_t context_tokens(text_model const& model, run_options const& options,
 
 void generate(run_options const& options) {
   text_model const model(options.model);
-  named_policy const& chosen = options.policies.front();
+  named_policy const chosen = parse_policy(options.policies.front().text, model.facts());
   std::vector<llama_token> const prompt = prompt_tokens(model, options, options.prompts.front());
   std::optional<output_file> trace;
   if (!options.trace.empty()) trace.emplace(options.trace);
@@ -53,9 +54,12 @@ void generate(run_options const& options) {
   if (trace) watch.start(chosen.name, options.prompts.front().name, &trace->stream(), 0, 0);
   llama::session_options session_options;
   session_options.on_choice = [&](layer_id layer, std::int64_t tokens, selection const& kept) { watch(layer, tokens, kept); };
-  auto session =
-      std::visit([&](auto const& policy) { return std::make_unique<llama::session>(policy, session_options); }, chosen.policy);
-  llama_context_params params = model.parameters(context_tokens(model, options, prompt.size()), options.threads, true);
+  std::int64_t const context_size = context_tokens(model, options, prompt.size());
+  std::optional<tier::any_tier> row_tier = make_tier(options.tier, model.cache(context_size));
+  if (row_tier) session_options.rows = &*row_tier;
+  session_options.resident = {.slots = options.tier_slots, .wait = !options.tier_async};
+  auto session = std::make_unique<llama::session>(chosen.policy, session_options);
+  llama_context_params params = model.parameters(context_size, options.threads, true);
   session->attach(params, model.get());
   context_ptr const context = model.context(params);
   auto const failed = [&] { session->check(); };
@@ -92,6 +96,7 @@ void generate(run_options const& options) {
                                              {"parameters", chosen.parameters},
                                              {"prompt_tokens", prompt.size()},
                                              {"answer", answer},
+                                             {"tier", tier_json(options.tier, session->tier_statistics())},
                                              {"steps", steps}}
                           .dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
                    << '\n';

@@ -22,8 +22,11 @@ struct run_options {
   int predict = 64;
   std::int64_t context = 0;  ///< tokens; 0: as many as needed
   int threads = 1;
-  std::string json;   ///< output file or empty
-  std::string trace;  ///< output file or empty
+  std::string tier;             ///< where rows live: empty, same_memory, host or disk:FILE
+  std::int64_t tier_slots = 0;  ///< rows of a KV head in fast memory; 0: all
+  bool tier_async = false;      ///< read what is there, do not wait
+  std::string json;             ///< output file or empty
+  std::string trace;            ///< output file or empty
 };
 
 }  // namespace kvpolicy

@@ -1,18 +1,11 @@
 #include "table.hpp"
 
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
 #include <vector>
+
+#include "text_table.hpp"
 
 namespace kvpolicy {
 namespace {
-
-std::string number(double value, int digits) {
-  char text[48];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
 
 std::string first_words(std::string const& answer) {
   std::string text;
@@ -26,46 +19,21 @@ std::string first_words(std::string const& answer) {
   return text.substr(0, cut) + "...";
 }
 
-std::string aligned(std::vector<std::vector<std::string>> const& rows_of_cells, std::vector<bool> const& right) {
-  std::vector<std::size_t> widths(right.size());
-  for (auto const& row : rows_of_cells) {
-    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
-  }
-  std::string text;
-  for (auto const& row : rows_of_cells) {
-    for (std::size_t c = 0; c < row.size(); ++c) {
-      std::string const pad(widths[c] - row[c].size(), ' ');
-      text.append(c == 0 ? "| " : " | ").append(right[c] ? pad : row[c]).append(right[c] ? row[c] : pad);
-    }
-    text.append(" |\n");
-    if (&row != &rows_of_cells.front()) continue;
-    for (std::size_t c = 0; c < widths.size(); ++c) text.append("|").append(widths[c] + 1, '-').append(right[c] ? ":" : "-");
-    text.append("|\n");
-  }
-  return text;
-}
-
 }  // namespace
-
-double quantile(std::vector<double> values, double q) {
-  if (values.empty()) return 0;
-  std::ranges::sort(values);
-  double const place = q * static_cast<double>(values.size() - 1);
-  auto const low = static_cast<std::size_t>(place);
-  std::size_t const high = std::min(low + 1, values.size() - 1);
-  return values[low] + (place - std::floor(place)) * (values[high] - values[low]);
-}
 
 std::string comparison_table(nlohmann::ordered_json const& result) {
   std::vector<std::vector<std::string>> rows_of_cells{
       {"policy", "tokens read", "of cache", "ms/token", "p10-p90", "speed-up", "choose", "top-1", "KL", "answer"}};
+  bool const tier = !result["policies"].empty() && !result["policies"][0]["tier"].is_null();
+  if (tier) rows_of_cells[0].insert(rows_of_cells[0].end() - 1, {"hits", "moved", "stall"});
   auto const range = [](nlohmann::ordered_json const& run) {
-    return number(run["ms_p10"], 2).append("-").append(number(run["ms_p90"], 2));
+    return fixed(run["ms_p10"], 2).append("-").append(fixed(run["ms_p90"], 2));
   };
-  auto const percent = [](nlohmann::ordered_json const& share) { return number(100 * share.get<double>(), 1).append("%"); };
-  auto const times = [](nlohmann::ordered_json const& run) { return number(run["speedup"], 2).append("x"); };
+  auto const percent = [](nlohmann::ordered_json const& share) { return fixed(100 * share.get<double>(), 1).append("%"); };
+  auto const times = [](nlohmann::ordered_json const& run) { return fixed(run["speedup"], 2).append("x"); };
   auto const dense = [&](char const* name, nlohmann::ordered_json const& run) {
-    rows_of_cells.push_back({name, "all", "100%", number(run["ms_per_token"], 2), range(run), times(run), "", "", "", ""});
+    rows_of_cells.push_back({name, "all", "100%", fixed(run["ms_per_token"], 2), range(run), times(run), "", "", "", ""});
+    if (tier) rows_of_cells.back().insert(rows_of_cells.back().end() - 1, {"", "", ""});
   };
   dense("dense, flash attention on", result["dense"]["flash_on"]);
   dense("dense, flash attention off", result["dense"]["flash_off"]);
@@ -73,17 +41,29 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
   rows_of_cells[1].back() = first_words(result["dense"]["answer"]);
   std::string parameters;
   for (auto const& p : result["policies"]) {
-    rows_of_cells.push_back({p["label"], number(p["tokens_read"], 0), percent(p["cache_share"]), number(p["ms_per_token"], 2),
-                             range(p), times(p), percent(p["choose_share"]), percent(p["top1_agreement"]), number(p["kl"], 4),
+    rows_of_cells.push_back({p["label"], fixed(p["tokens_read"], 0), percent(p["cache_share"]), fixed(p["ms_per_token"], 2),
+                             range(p), times(p), percent(p["choose_share"]), percent(p["top1_agreement"]), fixed(p["kl"], 4),
                              first_words(p["answer"])});
+    if (tier) {
+      auto const& t = p["tier"];
+      rows_of_cells.back().insert(rows_of_cells.back().end() - 1,
+                                  {percent(t["hit_rate"]), fixed(t["bytes_fetched"].get<double>() / 1e6, 1).append(" MB"),
+                                   fixed(1e3 * t["stall_seconds"].get<double>(), 0).append(" ms")});
+    }
     if (!p["parameters"].get<std::string>().empty()) {
       parameters += p["label"].get<std::string>() + ": " + p["parameters"].get<std::string>() + "\n";
     }
   }
-  std::string text = aligned(rows_of_cells, {false, true, true, true, true, true, true, true, true, false});
-  text += "\ntokens read: mean per KV head and step; speed-up: over the better dense setting (" +
-          result["baseline"]["name"].get<std::string>() +
-          ");\nchoose: share of a step's time; top-1, KL to dense: teacher-forced on the dense tokens.\n" + parameters;
+  std::vector<bool> alignment(rows_of_cells[0].size(), true);
+  alignment.front() = alignment.back() = false;
+  std::string text = text_table(rows_of_cells, alignment);
+  text +=
+      "\ntokens read: mean per KV head and step; speed-up: over the better dense setting (" +
+      result["baseline"]["name"].get<std::string>() +
+      ");\nchoose: share of a step's time; top-1, KL to dense: teacher-forced on the dense tokens.\n" +
+      (tier ? std::string("hits: rows that were in fast memory when a step named them; moved and stall: over all its runs.\n")
+            : "") +
+      parameters;
   if (result["prompts"].size() > 1) {
     text += "\n";
     std::vector<std::vector<std::string>> answers{{"prompt", "tokens", "policy", "answer"}};
@@ -92,7 +72,7 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
       answers.push_back({prompt["name"], std::to_string(prompt["tokens"].get<long>()), "dense", first_words(prompt["answer"])});
       for (auto const& p : result["policies"]) answers.push_back({"", "", p["label"], first_words(p["answers"][i])});
     }
-    text += aligned(answers, {false, true, false, false});
+    text += text_table(answers, {false, true, false, false});
   }
   return text;
 }

@@ -9,7 +9,4 @@ namespace kvpolicy {
 /// From what --json holds.
 std::string comparison_table(nlohmann::ordered_json const& result);
 
-/// The q-quantile of values, linear between order statistics; 0 of none.
-double quantile(std::vector<double> values, double q);
-
 }  // namespace kvpolicy

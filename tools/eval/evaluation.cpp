@@ -1,0 +1,205 @@
+#include "evaluation.hpp"
+
+#include <kvpolicy/interop/llama.hpp>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <optional>
+
+#include "output_file.hpp"
+#include "policy_text.hpp"
+#include "progress.hpp"
+#include "records.hpp"
+#include "results.hpp"
+#include "text_model.hpp"
+#include "text_table.hpp"
+
+namespace kvpolicy {
+namespace {
+
+using nlohmann::ordered_json;
+
+/// One way to decode: a policy at a budget, or dense.
+struct variant_of_policy {
+  std::string label;        ///< as it was asked for, without the budget; "dense"
+  std::int64_t budget = 0;  ///< tokens; 0: the policy has none
+  std::optional<named_policy> policy{};
+};
+
+std::vector<variant_of_policy> variants_of(eval_options const& options, model_facts const& facts) {
+  std::vector<variant_of_policy> all{{.label = "dense"}};
+  for (std::string const& text : options.policies) {
+    std::string const name = text.substr(0, text.find_first_of(":+"));
+    std::size_t const last = text.rfind('+') == std::string::npos ? 0 : text.rfind('+') + 1;
+    std::string const budgeted =
+        text.substr(last, text.find(':', last) == std::string::npos ? std::string::npos : text.find(':', last) - last);
+    std::vector<std::string> const known = parameter_names(budgeted);
+    bool const has_budget = std::ranges::find(known, "tokens") != known.end();
+    if (!has_budget) {
+      all.push_back({text, 0, parse_policy(text, facts)});
+      continue;
+    }
+    for (std::int64_t const budget : options.budgets) {
+      std::string const given =
+          text + (text.find(':', last) == std::string::npos ? ":" : ",") + "tokens=" + std::to_string(budget);
+      all.push_back({text, budget, parse_policy(given, facts)});
+    }
+  }
+  return all;
+}
+
+/// One record at a time, in a context that all share.
+class evaluation {
+ public:
+  evaluation(eval_options const& options, text_model const& model, std::vector<variant_of_policy> const& variants,
+             std::int64_t context)
+      : options_(options),
+        model_(model),
+        variants_(variants),
+        session_(presets::full{}, {.window_queries = queries_of(variants)}) {
+    llama_context_params params = model.parameters(context, options.threads, true);
+    session_.attach(params, model.get());
+    context_ = model.context(params);
+  }
+
+  void run(eval_record const& record, eval_results& results, std::function<void()> const& done) {
+    bool prefilled = false;
+    for (variant_of_policy const& v : variants_) {
+      if (!results.has(record.task, record.index, v.label, v.budget)) {
+        if (!prefilled) prefill(record);
+        prefilled = true;
+        results.add(decode(record, v));
+      }
+      done();
+    }
+  }
+
+ private:
+  static constexpr int least_steps = 8;  ///< that a time per token is taken over
+
+  static std::int64_t queries_of(std::vector<variant_of_policy> const& variants) {
+    std::int64_t most = 0;
+    for (variant_of_policy const& v : variants) {
+      if (v.policy) most = std::max(most, prompt_queries(v.policy->policy));
+    }
+    return most;
+  }
+
+  void prefill(eval_record const& record) {
+    session_.use(presets::full{});
+    session_.load();
+    llama_memory_clear(llama_get_memory(context_.get()), true);
+    std::vector<llama_token> const tokens = model_.tokens_of(model_.as_chat(record.prompt) + record.answer_prefix, true);
+    decode_prompt(
+        context_.get(), tokens, [](std::size_t) {}, [&] { session_.check(); });
+    prompt_tokens_ = static_cast<std::int64_t>(tokens.size());
+    first_token_ = likeliest(last_logits(context_.get(), model_));
+    saved_ = session_.save();
+    state_.resize(llama_state_seq_get_size(context_.get(), 0));
+    state_.resize(llama_state_seq_get_data(context_.get(), state_.data(), state_.size(), 0));
+  }
+
+  ordered_json decode(eval_record const& record, variant_of_policy const& v) {
+    if (v.policy) session_.use(v.policy->policy);
+    llama_memory_clear(llama_get_memory(context_.get()), true);
+    if (llama_state_seq_set_data(context_.get(), state_.data(), state_.size(), 0) == 0) {
+      throw error("llama.cpp could not restore the prompt's state");
+    }
+    if (v.policy) session_.load(saved_);
+    else session_.detach();
+    std::vector<double> ms;
+    double seconds = 0;
+    double choose = 0;
+    double read = 0;
+    double prefill_ms = 0;
+    std::string answer;
+    llama_token token = first_token_;
+    for (int i = 0; i < options_.predict && !model_.ends(token); ++i) {
+      answer += model_.text_of(token);
+      bool const decided = i >= least_steps && score_of(answer, record.outputs) == 1;  // nothing later takes a reference away
+      if (i + 1 == options_.predict || decided) break;
+      auto const start = std::chrono::steady_clock::now();
+      decode_token(context_.get(), token, [&] { session_.check(); });
+      double const step = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+      token = likeliest(last_logits(context_.get(), model_));
+      if (v.policy) {
+        read += session_.last_step().tokens_read;
+        prefill_ms += 1e3 * session_.last_step().prefill_seconds;
+      } else {
+        read += static_cast<double>(prompt_tokens_ + i + 1);
+      }
+      if (i == 0) continue;  // that step makes the prompt's choice
+      ms.push_back(step);
+      seconds += step / 1e3;
+      if (v.policy) choose += session_.last_step().choose_seconds;
+    }
+    auto const steps = static_cast<double>(ms.size() + 1);
+    return {{"task", record.task},
+            {"record", record.index},
+            {"policy", v.label},
+            {"budget", v.budget},
+            {"parameters", v.policy ? v.policy->parameters : ""},
+            {"prompt_tokens", prompt_tokens_},
+            {"score", score_of(answer, record.outputs)},
+            {"answer", answer},
+            {"tokens_read", read / steps},
+            {"ms_per_token", quantile(ms, .5)},
+            {"choose_share", seconds > 0 ? choose / seconds : 0},
+            {"prefill_ms", prefill_ms}};
+  }
+
+  eval_options const& options_;
+  text_model const& model_;
+  std::vector<variant_of_policy> const& variants_;
+  llama::session session_;
+  context_ptr context_;
+  std::int64_t prompt_tokens_ = 0;
+  llama_token first_token_ = 0;
+  llama::saved_prompt saved_;
+  std::vector<std::uint8_t> state_;
+};
+
+}  // namespace
+
+void evaluate(eval_options const& options) {
+  std::vector<eval_record> const records = read_records(options.data, options.tasks, options.first, options.records);
+  for (std::string const& text : options.policies) parse_policy(text);  // what is misspelt is known before a model is loaded
+  text_model const model(options.model);
+  std::vector<variant_of_policy> const variants = variants_of(options, model.facts());
+  std::size_t longest = 0;
+  for (eval_record const& record : records) {
+    longest = std::max(longest, model.tokens_of(model.as_chat(record.prompt) + record.answer_prefix, true).size());
+  }
+  auto const needed = static_cast<std::int64_t>(longest) + options.predict;
+  if (needed > model.trained_context()) {
+    throw invalid_value("the longest record needs " + std::to_string(needed) + " tokens, the model's context has " +
+                        std::to_string(model.trained_context()) + "; choose shorter records");
+  }
+  std::int64_t const context = (needed + 255) / 256 * 256;
+  cache_shape const shape = model.cache(context);
+  for (variant_of_policy const& v : variants) {
+    if (v.policy) check(v.policy->policy, shape);
+  }
+  eval_results results(options.out);
+  evaluation run(options, model, variants, context);
+  {
+    progress_bar bar("evaluating", records.size() * variants.size());
+    std::size_t done = 0;
+    for (eval_record const& record : records) run.run(record, results, [&] { bar.show(++done); });
+  }
+  std::string const table = summary_table(results.lines());
+  auto const write = [&](char const* name, std::string const& text) {
+    output_file file((std::filesystem::path(options.out) / name).string());
+    file.stream() << text;
+    file.commit();
+  };
+  write("summary.md", table);
+  write("report.html",
+        html_report(results.lines(), "kvpolicy-eval: " + std::filesystem::path(options.data).filename().string()));
+  std::fputs(table.c_str(), stdout);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw error("standard output could not be written whole");
+}
+
+}  // namespace kvpolicy

@@ -1,0 +1,26 @@
+// Runs an evaluation.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace kvpolicy {
+
+struct eval_options {
+  std::string model;
+  std::string data;
+  std::string out;
+  std::vector<std::string> policies;
+  std::vector<std::int64_t> budgets{128, 256, 512, 1024};
+  std::vector<std::string> tasks;
+  std::int64_t first = 0;
+  std::int64_t records = 10;
+  int predict = 64;
+  int threads = 1;
+};
+
+/// Appends to OUT/results.jsonl, writes OUT/summary.md and OUT/report.html, prints the summary.
+void evaluate(eval_options const& options);
+
+}  // namespace kvpolicy

@@ -1,0 +1,41 @@
+// What an evaluation measured, one JSON line for each record, policy and budget; and its summaries.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace kvpolicy {
+
+/// results.jsonl of one folder: lines are appended as they are measured, and those that are there need no second run.
+class eval_results {
+ public:
+  /// Reads what an earlier run left; a last line that was cut is dropped. Throws invalid_value for anything else.
+  explicit eval_results(std::string const& directory);
+
+  bool has(std::string const& task, std::int64_t record, std::string const& policy, std::int64_t budget) const;
+  /// Throws error where the line can't be written whole.
+  void add(nlohmann::ordered_json line);
+  std::vector<nlohmann::ordered_json> const& lines() const noexcept { return lines_; }
+
+ private:
+  using key = std::tuple<std::string, std::int64_t, std::string, std::int64_t>;
+  static key key_of(nlohmann::ordered_json const& line);
+
+  std::string path_;
+  std::ofstream file_;
+  std::vector<nlohmann::ordered_json> lines_;
+  std::set<key> keys_;
+};
+
+/// Mean scores by policy, budget and task, as a table; dense first.
+std::string summary_table(std::vector<nlohmann::ordered_json> const& lines);
+
+/// The same as a page with pictures: score against budget, score against time per token, by task. Needs nothing else.
+std::string html_report(std::vector<nlohmann::ordered_json> const& lines, std::string const& title);
+
+}  // namespace kvpolicy

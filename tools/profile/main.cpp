@@ -1,0 +1,197 @@
+// kvpolicy-profile: how a model's heads behave on some prompts, as the profile that heterocache needs.
+#include <kvpolicy/interop/llama.hpp>
+#include <kvpolicy/primitive/attended_set.hpp>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "output_file.hpp"
+#include "profile_file.hpp"
+#include "progress.hpp"
+#include "text_model.hpp"
+
+namespace {
+
+using namespace kvpolicy;
+
+struct options {
+  std::string model;
+  std::vector<std::string> prompts;
+  bool chat = false;
+  int steps = 100;
+  std::int64_t top = 1024;
+  int smooth = 5;
+  role_thresholds thresholds{};
+  bool one_step = false;
+  std::string out;
+  int threads = 1;
+};
+
+/// Watches a session's queries: at each step, every head's set of most attended prompt tokens.
+class watcher {
+ public:
+  watcher(options const& o, std::int64_t layers, std::int64_t heads) : options_(o), calibration_(layers, heads, o.one_step) {}
+
+  /// Steps from now on belong to a prompt of so many tokens whose last queries are `saved`'s.
+  void begin(std::int64_t tokens, llama::saved_prompt saved) {
+    tokens_ = tokens;
+    count_ = std::min(options_.top, std::max<std::int64_t>(1, tokens / 5));
+    saved_ = std::move(saved);
+    prompt_sets_.clear();
+    pending_.clear();
+    scratch_ = attended_set_scratch(tokens);
+  }
+
+  void operator()(layer_id layer, layer_table_view const& view, query_heads const& queries, simd_exec& exec) {
+    cache_shape const shape = view.shape();
+    bool const first = std::ssize(prompt_sets_) < shape.layers * shape.kv_heads;
+    if (first) {  // the prompt's own last queries, of the same layer
+      float const* const last = saved_.queries.data() + layer.value * saved_.window * shape.q_heads * shape.head_dim +
+                                (saved_.window - 1) * shape.q_heads * shape.head_dim;
+      sets_of({last, shape.q_heads, shape.head_dim, queries.scale}, view.keys(layer), shape, exec);
+      prompt_sets_.insert(prompt_sets_.end(), sets_.begin(), sets_.end());
+    }
+    sets_of(queries, view.keys(layer), shape, exec);
+    if (!first) {
+      calibration_.add(layer.value, sets_);
+      return;
+    }
+    pending_.push_back(sets_);  // the first step: the calibration begins when all layers' prompt sets are there
+    if (layer.value + 1 < shape.layers) return;
+    calibration_.begin(prompt_sets_);
+    for (std::size_t l = 0; l < pending_.size(); ++l) calibration_.add(static_cast<std::int64_t>(l), pending_[l]);
+  }
+
+  void end() { calibration_.end(); }
+  std::vector<head_profile> profile() const { return calibration_.profile(options_.thresholds); }
+
+ private:
+  void sets_of(query_heads const& queries, rows const& keys, cache_shape const& shape, simd_exec& exec) {
+    sets_.resize(static_cast<std::size_t>(shape.kv_heads));
+    for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+      auto const set =
+          attended_set(queries.of({h, 1}, shape.group()), keys.of({h, 1}), tokens_, count_, options_.smooth, scratch_, exec);
+      sets_[static_cast<std::size_t>(h)].assign(set.begin(), set.end());
+    }
+  }
+
+  options const& options_;
+  head_calibration calibration_;
+  std::int64_t tokens_ = 0;
+  std::int64_t count_ = 0;
+  llama::saved_prompt saved_;
+  attended_set_scratch scratch_;
+  std::vector<std::vector<std::int32_t>> sets_;
+  std::vector<std::vector<std::int32_t>> prompt_sets_;
+  std::vector<std::vector<std::vector<std::int32_t>>> pending_;
+};
+
+void profile(options const& o) {
+  if (o.smooth % 2 == 0) throw invalid_value("--kernel " + std::to_string(o.smooth) + " is even; it must be odd");
+  output_file file(o.out);
+  text_model const model(o.model);
+  std::vector<std::vector<llama_token>> prompts;
+  std::size_t longest = 0;
+  for (std::string const& path : o.prompts) {
+    std::string const text = read_file(path);
+    prompts.push_back(model.tokens_of(o.chat ? model.as_chat(text) : text, o.chat));
+    if (prompts.back().size() < 2) throw invalid_value("prompt '" + path + "' has fewer than 2 tokens");
+    longest = std::max(longest, prompts.back().size());
+  }
+  std::int64_t const needed = static_cast<std::int64_t>(longest) + o.steps + 1;
+  if (needed > model.trained_context()) {
+    throw invalid_value("the longest prompt needs " + std::to_string(needed) +
+                        " tokens with its steps, the model's context has " + std::to_string(model.trained_context()));
+  }
+  std::int64_t const layers = llama_model_n_layer(model.get());
+  std::int64_t const heads = llama_model_n_head_kv(model.get());
+  watcher watch(o, layers, heads);
+  bool on = false;
+  llama::session session(presets::full{}, {.window_queries = 1,
+                                           .on_choice = {},
+                                           .on_queries = [&](layer_id layer, layer_table_view const& view,
+                                                             query_heads const& queries, simd_exec& exec) {
+                                             if (on) watch(layer, view, queries, exec);
+                                           }});
+  llama_context_params params = model.parameters((needed + 255) / 256 * 256, o.threads, true);
+  session.attach(params, model.get());
+  context_ptr const context = model.context(params);
+  auto const failed = [&] { session.check(); };
+  progress_bar bar("profiling", prompts.size() * static_cast<std::size_t>(o.steps));
+  std::size_t done = 0;
+  for (std::vector<llama_token> const& prompt : prompts) {
+    on = false;
+    llama_memory_clear(llama_get_memory(context.get()), true);
+    decode_prompt(
+        context.get(), prompt, [](std::size_t) {}, failed);
+    watch.begin(static_cast<std::int64_t>(prompt.size()), session.save());
+    on = true;
+    for (int step = 0; step < o.steps; ++step, bar.show(++done)) {
+      decode_token(context.get(), likeliest(last_logits(context.get(), model)), failed);
+    }
+    watch.end();
+  }
+  profile_file const result{.model = o.model.substr(o.model.rfind('/') + 1),
+                            .layers = layers,
+                            .kv_heads = heads,
+                            .thresholds = o.thresholds,
+                            .heads = watch.profile()};
+  file.stream() << to_json(result) << '\n';
+  file.commit();
+  std::array<int, 4> counts{};
+  for (head_profile const& head : result.heads) ++counts[static_cast<std::size_t>(head.role)];
+  std::cout << result.heads.size() << " heads:";
+  for (head_role const role : {head_role::anchor, head_role::shifting, head_role::pivot, head_role::satellite}) {
+    std::cout << ' ' << counts[static_cast<std::size_t>(role)] << ' ' << name_of(role);
+  }
+  std::cout << '\n';
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Profile a model's attention heads on some prompts, for the policy heterocache.", "kvpolicy-profile"};
+  options o;
+  o.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  app.add_option("--model", o.model, "GGUF file")->required();
+  app.add_option("--prompt-file", o.prompts, "text to calibrate on, some thousand tokens each; several")->required();
+  app.add_flag("--chat", o.chat, "wrap each in the model's chat template");
+  app.add_option("--steps", o.steps, "T: tokens decoded after each")->capture_default_str()->check(CLI::Range(1, 1 << 16));
+  app.add_option("--top", o.top, "K: tokens of a set; at most a fifth of the prompt")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  app.add_option("--kernel", o.smooth, "tokens that attention is averaged over, odd")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 999));
+  app.add_option("--tau-stable", o.thresholds.stable, "stability of an anchor")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_option("--tau-sim", o.thresholds.similar, "overlap of a pivot and its satellites")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_flag("--one-step", o.one_step, "look at the first step alone, as the authors' code does");
+  app.add_option("--threads", o.threads, "threads (default: all cores)")->check(CLI::Range(1, 1024));
+  app.add_option("--out", o.out, "the profile, JSON")->required();
+  try {
+    app.parse(argc, argv);
+  } catch (CLI::CallForHelp const&) {
+    std::cout << app.help();
+    return 0;
+  } catch (CLI::ParseError const& e) {
+    std::cerr << "kvpolicy-profile: " << e.what() << " (--help lists the options)\n";
+    return 2;
+  }
+  try {
+    profile(o);
+  } catch (std::exception const& e) {
+    std::cerr << "kvpolicy-profile: " << e.what() << '\n';
+    return 2;
+  }
+  return 0;
+}

@@ -1,0 +1,86 @@
+#include "profile_file.hpp"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "output_file.hpp"
+
+namespace kvpolicy {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr char const* format = "kvpolicy-profile/1";
+
+head_role role_of(std::string const& name, std::string const& where) {
+  for (head_role const role : {head_role::anchor, head_role::shifting, head_role::pivot, head_role::satellite}) {
+    if (name == name_of(role)) return role;
+  }
+  throw invalid_value(where + ": role '" + name + "'; it must be anchor, volatile, pivot or satellite");
+}
+
+}  // namespace
+
+profile_file read_profile(std::string const& path) {
+  std::string const where = "profile '" + path + "'";
+  ordered_json json;
+  try {
+    json = ordered_json::parse(read_file(path));
+    profile_file profile{.model = json.value("model", ""),
+                         .layers = json.at("layers").get<std::int64_t>(),
+                         .kv_heads = json.at("kv_heads").get<std::int64_t>(),
+                         .thresholds = {json.value("tau_stable", .5f), json.value("tau_sim", .5f)},
+                         .heads = {}};
+    if (json.value("format", "") != format) throw invalid_value(where + " is not of format " + format);
+    if (profile.layers < 1 || profile.kv_heads < 1 || profile.layers > 4096 || profile.kv_heads > 4096) {
+      throw invalid_value(where + ": " + std::to_string(profile.layers) + " layers of " + std::to_string(profile.kv_heads) +
+                          " heads");
+    }
+    ordered_json const& heads = json.at("heads");
+    auto const wanted = static_cast<std::size_t>(profile.layers * profile.kv_heads);
+    if (!heads.is_array() || heads.size() != wanted) {
+      throw invalid_value(where + " lists " + std::to_string(heads.size()) + " heads for " + std::to_string(wanted));
+    }
+    for (std::size_t i = 0; i < heads.size(); ++i) {
+      std::string const here = where + ", head " + std::to_string(i);
+      head_profile head{.role = role_of(heads[i].at("role").get<std::string>(), here),
+                        .pivot = heads[i].value("pivot", -1),
+                        .stability = heads[i].at("stability").get<float>()};
+      if (!(head.stability >= 0 && head.stability <= 1)) throw invalid_value(here + ": stability is not in 0..1");
+      if ((head.role == head_role::satellite) != (head.pivot >= 0) || head.pivot >= profile.kv_heads) {
+        throw invalid_value(here + ": pivot " + std::to_string(head.pivot) +
+                            "; a satellite has a KV head of its layer, others have none");
+      }
+      profile.heads.push_back(head);
+    }
+    for (std::size_t i = 0; i < wanted; ++i) {
+      auto const kv_heads = static_cast<std::size_t>(profile.kv_heads);
+      if (profile.heads[i].role != head_role::satellite) continue;
+      if (profile.heads[i / kv_heads * kv_heads + static_cast<std::size_t>(profile.heads[i].pivot)].role != head_role::pivot) {
+        throw invalid_value(where + ", head " + std::to_string(i) + ": its pivot " + std::to_string(profile.heads[i].pivot) +
+                            " is none");
+      }
+    }
+    return profile;
+  } catch (nlohmann::json::exception const& e) {
+    throw invalid_value(where + " can't be read as JSON of a profile: " + e.what());
+  }
+}
+
+std::string to_json(profile_file const& profile) {
+  ordered_json json{{"format", format},
+                    {"model", profile.model},
+                    {"layers", profile.layers},
+                    {"kv_heads", profile.kv_heads},
+                    {"tau_stable", profile.thresholds.stable},
+                    {"tau_sim", profile.thresholds.similar},
+                    {"heads", ordered_json::array()}};
+  for (head_profile const& head : profile.heads) {
+    ordered_json one{{"role", name_of(head.role)}, {"stability", head.stability}};
+    if (head.pivot >= 0) one["pivot"] = head.pivot;
+    json["heads"].push_back(one);
+  }
+  return json.dump(1);
+}
+
+}  // namespace kvpolicy

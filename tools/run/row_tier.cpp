@@ -1,0 +1,37 @@
+#include "row_tier.hpp"
+
+#include <kvpolicy/tier/host.hpp>
+#include <kvpolicy/tier/same_memory.hpp>
+
+#ifdef KVPOLICY_HAS_DISK
+#include <kvpolicy/tier/disk.hpp>
+#endif
+
+namespace kvpolicy {
+
+std::optional<tier::any_tier> make_tier(std::string const& name, cache_shape const& shape) {
+  if (name.empty()) return std::nullopt;
+  std::int64_t const bytes = tier::resident_rows<tier::host>::block_bytes(shape);
+  std::int64_t const blocks = shape.layers * shape.kv_heads * shape.max_tokens;
+  if (name == "same_memory") return tier::any_tier::of<tier::same_memory>(bytes, blocks);
+  if (name == "host") return tier::any_tier::of<tier::host>(bytes, blocks);
+  if (name.starts_with("disk:") && name.size() > 5) {
+#ifdef KVPOLICY_HAS_DISK
+    return tier::any_tier::of<tier::disk>(name.substr(5), bytes, blocks, tier::disk_options{.sync = false});
+#else
+    throw unsupported("this kvpolicy-run was built without LMDB and xxHash; there are same_memory and host");
+#endif
+  }
+  throw invalid_value("unknown tier '" + name + "'; there are same_memory, host and disk:FILE");
+}
+
+nlohmann::ordered_json tier_json(std::string const& name, tier::resident_statistics const& s) {
+  if (name.empty()) return nullptr;
+  return {{"name", name.substr(0, name.find(':'))},
+          {"hit_rate", s.wanted > 0 ? static_cast<double>(s.hits) / static_cast<double>(s.wanted) : 1.0},
+          {"bytes_stored", s.bytes_stored},
+          {"bytes_fetched", s.bytes_fetched},
+          {"stall_seconds", s.stall_seconds}};
+}
+
+}  // namespace kvpolicy

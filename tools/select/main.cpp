@@ -1,0 +1,140 @@
+// kvpolicy-select: what a policy keeps of one captured prompt, as JSON, to compare with other implementations.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "case_file.hpp"
+#include "kvpolicy/exec/simd.hpp"
+#include "policy_text.hpp"
+
+namespace {
+
+using namespace kvpolicy;
+
+struct arguments {
+  std::string path;
+  std::string policy;
+  std::string ratio;
+  std::vector<std::pair<std::string, std::string>> options;  ///< "window", "64"
+};
+
+/// The options after the case are a policy's parameters with dashes for underscores; each takes one value.
+arguments parse(int argc, char** argv) {
+  CLI::App app{"Print what a policy keeps of a captured prompt (kvpolicy-case/1), when the prompt ends.", "kvpolicy-select"};
+  arguments a;
+  app.add_option("CASE", a.path, "the .safetensors file")->required();
+  app.add_option("--policy", a.policy, "its name")->required();
+  app.add_option("--ratio", a.ratio, "fraction removed, 0 <= R < 1");
+  app.allow_extras();
+  app.footer("Every further --OPTION VALUE is a parameter of the policy (kvpolicy-run --list-policies).");
+  try {
+    app.parse(argc, argv);
+  } catch (CLI::CallForHelp const&) {
+    std::cout << app.help();
+    std::exit(0);
+  } catch (CLI::ParseError const& e) {
+    throw invalid_value(std::string(e.what()) + " (--help lists the options)");
+  }
+  std::vector<std::string> const extras = app.remaining();
+  for (std::size_t i = 0; i < extras.size(); ++i) {
+    std::string name = extras[i];
+    if (!name.starts_with("--")) throw invalid_value("'" + name + "' is neither an option nor an option's value");
+    name.erase(0, 2);
+    std::string value;
+    if (std::size_t const equals = name.find('='); equals != std::string::npos) {
+      value = name.substr(equals + 1);
+      name.erase(equals);
+    } else {
+      if (i + 1 == extras.size()) throw invalid_value("--" + name + " needs a value");
+      value = extras[++i];
+    }
+    std::ranges::replace(name, '-', '_');
+    a.options.emplace_back(name, value);
+  }
+  return a;
+}
+
+/// The policy that is asked for. Its published setting is the base, so that the options given are all that differs.
+named_policy policy_of(arguments const& a, std::int64_t tokens) {
+  std::string name = a.policy;
+  std::string items;
+  auto const value_of = [&](char const* option) -> std::string {
+    for (auto const& [key, value] : a.options) {
+      if (key == option) return value;
+    }
+    return "";
+  };
+  // The reading that counts for prompts shorter than one chunk: choose single tokens.
+  bool const short_of_a_chunk = name == "chunkkv" && value_of("window_in_budget") == "1" && !value_of("chunk").empty() &&
+                                tokens < std::strtoll(value_of("chunk").c_str(), nullptr, 10);
+  if (short_of_a_chunk) name = "snapkv";
+  std::vector<std::string> const known = parameter_names(name);
+  bool const observes = std::ranges::find(known, "smooth") != known.end() && name != "sentencekv" && name != "heterocache";
+  if (observes) items = "paper,smooth=average";
+  if (name == "chunkkv") items += ",reuse=1";
+  if (!a.ratio.empty()) items += (items.empty() ? "ratio=" : ",ratio=") + a.ratio;
+  for (auto const& [key, value] : a.options) {
+    if (short_of_a_chunk && (key == "chunk" || key == "reduce" || key == "window_in_budget")) continue;
+    items += (items.empty() ? "" : ",") + key + "=" + value;
+  }
+  return parse_policy(name + (items.empty() ? "" : ":" + items));
+}
+
+nlohmann::json kept_of(case_file const& prompt, any_policy const& policy) {
+  cache_shape const& shape = prompt.shape;
+  std::int64_t const n = shape.max_tokens;
+  bool const retrieves = !keeps_all(policy.retrieve);
+  if (retrieves && n < 2) throw invalid_value("a policy that retrieves needs a prompt of at least 2 tokens");
+  // A retrieve chooses for the last token, behind a prompt of all others.
+  std::int64_t const known = retrieves ? n - 1 : n;
+  simd_exec exec(shape);
+  auto state = start(policy, shape);
+  std::int64_t const row = shape.q_heads * shape.head_dim;
+  float const scale = static_cast<float>(1 / std::sqrt(static_cast<double>(shape.head_dim)));
+  std::vector<std::int32_t> const ids(static_cast<std::size_t>(n), -1);
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    prompt_signals const signals{
+        .first = 0,
+        .queries = {prompt.queries[static_cast<std::size_t>(l)].data(), known, shape.q_heads, row, shape.head_dim, scale},
+        .turned = {prompt.inverse_frequency.data(), static_cast<std::int64_t>(prompt.inverse_frequency.size())},
+        .token_ids = std::span(ids).first(static_cast<std::size_t>(known))};
+    prefill(policy, state, prompt.view(known), {l}, signals, exec);
+  }
+  nlohmann::json layers = nlohmann::json::array();
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    query_heads const last{prompt.queries[static_cast<std::size_t>(l)].data() + (n - 1) * row, shape.q_heads, shape.head_dim,
+                           scale};
+    selection const kept = retrieves ? choose(policy, state, prompt.view(n), {l}, {last, -1}, exec) : state.retained({l});
+    nlohmann::json heads = nlohmann::json::array();
+    for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+      std::vector<std::int32_t> tokens;
+      for (token_range const& range : kept.of({h})) {
+        for (std::int32_t t = range.begin; t < range.end; ++t) tokens.push_back(t);
+      }
+      heads.push_back(std::move(tokens));
+    }
+    layers.push_back(std::move(heads));
+  }
+  return layers;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    arguments const a = parse(argc, argv);
+    case_file const prompt = read_case(a.path);
+    named_policy const chosen = policy_of(a, prompt.shape.max_tokens);
+    nlohmann::ordered_json const result{{"policy", a.policy}, {"kept", kept_of(prompt, chosen.policy)}};
+    std::cout << result.dump() << '\n' << std::flush;
+    if (!std::cout) throw error("standard output could not be written whole");
+  } catch (std::exception const& e) {
+    std::cerr << "kvpolicy-select: " << e.what() << '\n';
+    return 2;
+  }
+  return 0;
+}
