@@ -1,0 +1,291 @@
+#include "kvpolicy/tier/disk.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/generators/catch_generators.hpp>
+#include <fstream>
+
+#include "tier/conformance.hpp"
+#include "tier/disk_file.hpp"
+
+using namespace kvpolicy_test;
+
+namespace {
+
+constexpr tier::disk_options unsynced{.sync = false};
+
+std::string contents_of(std::string const& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+void write_file(std::string const& path, std::string const& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc).write(bytes.data(), std::ssize(bytes));
+}
+
+/// How a process ends that does this: its exit status, or minus the signal that killed it.
+template <class Act>
+int ends_with(Act act) {
+  pid_t const child = fork();
+  if (child == 0) {
+    alarm(20);
+    _exit(act());
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+tier::block_key numbered(std::int32_t i) { return {3, 1, 2, i, 4}; }
+
+}  // namespace
+
+TEST_CASE("a disk holds what a map does, whatever is put, read, dropped and replaced") {
+  CHECK(behaves_as_a_map<of_disk>(quick_build ? 10 : 3, 2000) > 1000);
+}
+TEST_CASE("no tenant reads another one's block from a disk") { keeps_tenants_apart<of_disk>(quick_build ? 100'000 : 20'000); }
+TEST_CASE("a key that differs in one field is a miss on a disk") { tells_every_field<of_disk>(quick_build ? 200 : 50); }
+TEST_CASE("a batch is read from or written to a disk whole or not at all") { takes_all_or_nothing<of_disk>(); }
+TEST_CASE("a disk tells a ticket once") { tells_every_ticket_once<of_disk>(); }
+
+TEST_CASE("a get from a disk reads what was there when it began") {
+  for (int rounds = 0; rounds < 20; ++rounds) {
+    of_disk made(1 << 18, 4, 1);
+    REQUIRE(put_one(made.tier, numbered(1), 1));
+    REQUIRE(put_one(made.tier, numbered(2), 1));
+    std::vector<std::byte> to(2 << 18, untouched_byte);
+    std::array const reads{tier::block_read{numbered(1), to.data()}, tier::block_read{numbered(2), to.data() + (1 << 18)}};
+    tier::ticket const id = made.tier.get(reads);
+    made.tier.drop(numbered(1));
+    CHECK(put_one(made.tier, numbered(2), 2));
+    CHECK(put_one(made.tier, numbered(3), 3));
+    CHECK(adds_up(made.tier));
+    REQUIRE(made.tier.wait(id, soon()) == tier::status::done);
+    CHECK(std::equal(to.begin(), to.begin() + (1 << 18), block_of(numbered(1), 1, 1 << 18).begin()));
+    CHECK(std::equal(to.begin() + (1 << 18), to.end(), block_of(numbered(2), 1, 1 << 18).begin()));
+    CHECK(is_miss(made.tier, numbered(1)));
+    CHECK(reads_as(made.tier, numbered(2), 2));
+  }
+}
+
+TEST_CASE("a block of which any byte was changed is a miss, and so is a batch with it") {
+  constexpr std::int64_t bytes = 1000;
+  constexpr std::int32_t stored = 16 + bytes;  // a header, and the block
+  scratch_folder folder;
+  {
+    tier::disk made(folder.file("blocks"), bytes, stored + 1, unsynced);
+    for (std::int32_t i = 0; i <= stored; ++i) REQUIRE(put_one(made, numbered(i), 1));
+  }
+  for (unsigned char const flip : std::array<unsigned char, 3>{0x01, 0x80, 0xff}) {
+    {
+      disk_file file(folder.file("blocks"));
+      for (std::int32_t i = 0; i < stored; ++i) {
+        auto value = file.read(numbered(i));
+        REQUIRE(std::ssize(value) == stored);
+        value[static_cast<std::size_t>(i)] ^= flip;
+        file.write(numbered(i), value);
+      }
+    }
+    {
+      tier::disk made(folder.file("blocks"), bytes, stored + 1, unsynced);
+      for (std::int32_t i = 0; i < stored; ++i) check(is_miss(made, numbered(i)), "a damaged block was read");
+      CHECK(reads_as(made, numbered(stored), 1));
+      std::vector<std::byte> to(2 * bytes, untouched_byte);
+      std::array const reads{tier::block_read{numbered(stored), to.data()}, tier::block_read{numbered(20), to.data() + bytes}};
+      CHECK(made.wait(made.get(reads), soon()) == tier::status::missed);
+      CHECK(untouched(to));
+      CHECK(adds_up(made));
+      for (std::int32_t i = 0; i < stored; ++i) REQUIRE(put_one(made, numbered(i), 1));  // mended by another put
+      CHECK(reads_as(made, numbered(20), 1));
+    }
+  }
+}
+
+TEST_CASE("a block that was cut, lengthened or put under another key is a miss") {
+  constexpr std::int64_t bytes = 100;
+  constexpr std::int32_t stored = 16 + bytes;
+  scratch_folder folder;
+  {
+    tier::disk made(folder.file("blocks"), bytes, 200, unsynced);
+    for (std::int32_t i = 0; i < 200; ++i) REQUIRE(put_one(made, numbered(i), 1));
+  }
+  {
+    disk_file file(folder.file("blocks"));
+    for (std::int32_t i = 0; i < 150; ++i) {
+      auto value = file.read(numbered(i));
+      if (i != stored) value.resize(static_cast<std::size_t>(i));
+      else value.clear();
+      file.write(numbered(i), value);
+    }
+    auto const one = file.read(numbered(150));
+    file.write(numbered(150), file.read(numbered(151)));
+    file.write(numbered(151), one);
+  }
+  tier::disk made(folder.file("blocks"), bytes, 200, unsynced);
+  for (std::int32_t i = 0; i < 152; ++i) check(is_miss(made, numbered(i)), "a damaged block was read");
+  for (std::int32_t i = 152; i < 200; ++i) check(reads_as(made, numbered(i), 1), "a block that is whole was not read");
+}
+
+TEST_CASE("what was put is there when the file is opened again, and only that") {
+  scratch_folder folder;
+  {
+    tier::disk made(folder.file("blocks"), 33, 50);
+    for (std::int32_t i = 0; i < 20; ++i) REQUIRE(put_one(made, numbered(i), 1));
+    for (std::int32_t i = 0; i < 20; i += 2) REQUIRE(put_one(made, numbered(i), 2));
+    made.drop(numbered(7));
+  }
+  tier::disk made(folder.file("blocks"), 33, 50);
+  for (std::int32_t i = 0; i < 25; ++i) {
+    CHECK((i == 7 || i >= 20 ? is_miss(made, numbered(i)) : reads_as(made, numbered(i), i % 2 == 0 ? 2 : 1)));
+  }
+  CHECK(made.occupied().resident == 19);
+}
+
+TEST_CASE("a full disk refuses a put and changes nothing") {
+  of_disk made(5000, 8, 1);
+  for (std::int32_t i = 0; i < 8; ++i) REQUIRE(put_one(made.tier, numbered(i), 1));
+  CHECK_FALSE(put_one(made.tier, numbered(8), 1));
+  auto const bytes = block_of(numbered(0), 2, 5000);
+  std::array const writes{tier::block_write{numbered(0), bytes.data()}, tier::block_write{numbered(9), bytes.data()}};
+  CHECK_FALSE(made.tier.put(writes));
+  for (std::int32_t i = 0; i < 8; ++i) CHECK(reads_as(made.tier, numbered(i), 1));
+  CHECK(is_miss(made.tier, numbered(8)));
+  CHECK(is_miss(made.tier, numbered(9)));
+  CHECK(made.tier.occupied().free == 0);
+  CHECK(put_one(made.tier, numbered(0), 2));  // in place of itself
+  CHECK(reads_as(made.tier, numbered(0), 2));
+  made.tier.drop(numbered(3));
+  CHECK(put_one(made.tier, numbered(8), 1));
+  for (std::uint64_t version = 3; version < 2000; ++version) {  // no page is lost
+    check(put_one(made.tier, numbered(0), version), "a replacement was refused");
+  }
+  CHECK(reads_as(made.tier, numbered(0), 1999));
+}
+
+TEST_CASE("a file whose map is full refuses a put, keeps what it has, and takes more when there is room again") {
+  bool const reader_is_killed = GENERATE(false, true);
+  CAPTURE(reader_is_killed);
+  scratch_folder folder;
+  tier::disk made(folder.file("blocks"), 60'000, 20, unsynced);
+  std::vector<std::uint64_t> versions(20, 1);
+  for (std::int32_t i = 0; i < 20; ++i) REQUIRE(put_one(made, numbered(i), 1));
+  std::array<int, 2> begun{};
+  std::array<int, 2> stop{};
+  REQUIRE((pipe(begun.data()) == 0 && pipe(stop.data()) == 0));
+  std::string const path = folder.file("blocks");
+  pid_t const reader = fork();  // a process that reads keeps every old page from being used again
+  if (reader == 0) {
+    MDB_env* env = nullptr;
+    MDB_txn* txn = nullptr;
+    int code = mdb_env_create(&env);
+    if (code == 0) code = mdb_env_open(env, path.c_str(), MDB_NOSUBDIR | MDB_RDONLY, 0644);
+    if (code == 0) code = mdb_txn_begin(env, nullptr, MDB_RDONLY, &txn);
+    char byte = code == 0 ? 'y' : 'n';
+    close(stop[1]);
+    alarm(60);
+    if (write(begun[1], &byte, 1) != 1 || read(stop[0], &byte, 1) < 0) _exit(1);
+    if (!reader_is_killed) {
+      mdb_txn_abort(txn);
+      mdb_env_close(env);
+    }
+    _exit(0);
+  }
+  char answer = 0;
+  REQUIRE(read(begun[0], &answer, 1) == 1);
+  CHECK(answer == 'y');
+  bool full = false;
+  for (std::uint64_t version = 2; version < 2000 && !full; ++version) {
+    std::size_t const i = version % 20;
+    if (put_one(made, numbered(static_cast<std::int32_t>(i)), version)) versions[i] = version;
+    else full = true;
+  }
+  CHECK(full);
+  auto const all_there = [&] {
+    for (std::int32_t i = 0; i < 20; ++i) {
+      if (!reads_as(made, numbered(i), versions[static_cast<std::size_t>(i)])) return false;
+    }
+    return made.occupied().resident == 20 && adds_up(made);
+  };
+  CHECK(all_there());
+  close(stop[1]);
+  waitpid(reader, nullptr, 0);
+  for (int fd : {begun[0], begun[1], stop[0]}) close(fd);
+  CHECK(put_one(made, numbered(0), 5000));
+  versions[0] = 5000;
+  CHECK(all_there());
+}
+
+TEST_CASE("a file of another block size is refused") {
+  scratch_folder folder;
+  { CHECK(put_one(*std::make_unique<tier::disk>(folder.file("blocks"), 64, 8, unsynced), {}, 1)); }
+  CHECK_THROWS_AS(tier::disk(folder.file("blocks"), 65, 8, unsynced), kvpolicy::invalid_value);
+  CHECK_THROWS_AS(tier::disk(folder.file("blocks"), 0, 8, unsynced), kvpolicy::invalid_value);
+  CHECK_THROWS_AS(tier::disk(folder.file("blocks"), 64, 0, unsynced), kvpolicy::invalid_value);
+  CHECK_THROWS_AS(tier::disk(folder.file("no such folder") + "/blocks", 64, 8, unsynced), kvpolicy::error);
+  tier::disk again(folder.file("blocks"), 64, 8, unsynced);
+  CHECK(reads_as(again, {}, 1));
+}
+
+TEST_CASE("a file with more blocks than its capacity allows counts none below zero") {
+  scratch_folder folder;
+  {
+    tier::disk made(folder.file("blocks"), 64, 8, unsynced);
+    for (std::int32_t i = 0; i < 8; ++i) REQUIRE(put_one(made, numbered(i), 1));
+  }
+  try {
+    tier::disk made(folder.file("blocks"), 64, 4, unsynced);
+    CHECK(adds_up(made));
+    CHECK_FALSE(put_one(made, numbered(9), 1));
+  } catch (kvpolicy::error const&) {
+    SUCCEED("refused");
+  }
+}
+
+TEST_CASE("a file of garbage is refused") {
+  random_source random(5);
+  for (std::int64_t const size : {1, 15, 16, 100, 4095, 4096, 8191, 8192, 8193, 100'000}) {
+    for (int const kind : {0, 1, 2}) {
+      scratch_folder folder;
+      std::string bytes(static_cast<std::size_t>(size), kind == 0 ? '\0' : '\xff');
+      if (kind == 2) {
+        for (char& c : bytes) c = static_cast<char>(random.between(-128, 127));
+      }
+      write_file(folder.file("blocks"), bytes);
+      CAPTURE(size, kind);
+      CHECK(ends_with([&] {
+              try {
+                tier::disk(folder.file("blocks"), 64, 8, unsynced);
+              } catch (kvpolicy::error const&) {
+                return 0;
+              }
+              return 1;
+            }) == 0);
+      CHECK(contents_of(folder.file("blocks")) == bytes);  // it may be somebody's
+    }
+  }
+}
+
+TEST_CASE("a file that was cut is refused, or every block in it is right or a miss") {
+  scratch_folder folder;
+  {
+    tier::disk made(folder.file("blocks"), 3000, 50, unsynced);
+    for (std::int32_t i = 0; i < 50; ++i) REQUIRE(put_one(made, numbered(i), 1));
+  }
+  std::string const whole = contents_of(folder.file("blocks"));
+  for (std::size_t size = 0; size < whole.size(); size += size < 20'000 ? 1024 : 16 * 1024) {
+    std::string const path = folder.file("cut" + std::to_string(size));
+    write_file(path, whole.substr(0, size));
+    CAPTURE(size, whole.size());
+    int const end = ends_with([&] {
+      try {
+        tier::disk made(path, 3000, 50, unsynced);
+        for (std::int32_t i = 0; i < 50; ++i) {
+          if (!reads_as(made, numbered(i), 1) && !is_miss(made, numbered(i))) return 1;
+        }
+      } catch (kvpolicy::error const&) {
+      }
+      return 0;
+    });
+    CHECK(end == 0);
+  }
+}

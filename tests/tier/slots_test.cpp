@@ -1,0 +1,83 @@
+#include "kvpolicy/tier/slots.hpp"
+
+#include <set>
+
+#include "tier/blocks.hpp"
+
+using namespace kvpolicy_test;
+using tier::slot_table;
+
+TEST_CASE("of very many blocks, each is found in a slot of its own and no other key finds it") {
+  constexpr std::int64_t count = 200'000;
+  slot_table table(count);
+  auto const key_of = [](std::int64_t i) {  // neighbours, as a cache has them
+    return tier::block_key{static_cast<std::uint64_t>(i / 65536), static_cast<std::int32_t>(i / 4096 % 16),
+                           static_cast<std::int32_t>(i / 512 % 8), static_cast<std::int32_t>(i % 512), 1};
+  };
+  for (std::int64_t i = 0; i < count; ++i) {
+    table.announce(key_of(i));
+    table.publish(key_of(i), table.take());
+  }
+  CHECK(table.take() == slot_table::none);
+  std::set<slot_table::slot> used;
+  for (std::int64_t i = 0; i < count; ++i) {
+    used.insert(table.find(key_of(i)));
+    tier::block_key other = key_of(i);
+    other.generation = 2;
+    check(table.find(other) == slot_table::none, "another generation's block was found");
+    other = key_of(i);
+    other.request += 1000;
+    check(table.find(other) == slot_table::none, "another request's block was found");
+  }
+  CHECK(std::ssize(used) == count);
+  CHECK_FALSE(used.contains(slot_table::none));
+}
+
+TEST_CASE("keys as a cache has them rarely share a hash") {
+  std::set<std::size_t> hashes;
+  for (std::uint64_t i = 0; i < 200'000; ++i) {
+    hashes.insert(tier::block_key_hash{}({i % 7, static_cast<std::int32_t>(i / 7 % 5), static_cast<std::int32_t>(i / 35 % 3),
+                                          static_cast<std::int32_t>(i / 105), 1}));
+  }
+  CHECK(hashes.size() > 199'990);
+}
+
+TEST_CASE("what is announced and withdrawn leaves no trace, and what was there stays") {
+  slot_table table(2);
+  table.announce({1});
+  table.publish({1}, table.take());
+  table.announce({1});
+  table.announce({2});
+  table.announce({2});
+  CHECK(table.find({2}) == slot_table::none);
+  table.withdraw({1});
+  table.withdraw({2});
+  table.withdraw({2});
+  CHECK(table.find({1}) != slot_table::none);
+  CHECK(table.find({2}) == slot_table::none);
+  table.drop({2});
+  CHECK(table.occupied().free == 1);
+  table.give_back(table.take());
+  CHECK(table.occupied().free == 1);
+}
+
+TEST_CASE("a slot that is held twice and replaced twice is free once, when the last hold ends") {
+  slot_table table(3);
+  table.announce({1});
+  auto const first = table.take();
+  table.publish({1}, first);
+  table.hold(first);
+  table.hold(first);
+  for (int i = 0; i < 2; ++i) {
+    table.announce({1});
+    table.publish({1}, table.take());
+  }
+  CHECK(table.occupied().in_flight == 1);
+  CHECK(table.occupied().free == 1);
+  table.release(first);
+  CHECK(table.occupied().free == 1);
+  table.release(first);
+  CHECK(table.occupied().free == 2);
+  CHECK(table.occupied().in_flight == 0);
+  CHECK(table.occupied().resident == 1);
+}
