@@ -1,0 +1,207 @@
+#include <catch2/catch_test_macros.hpp>
+
+#include "kvpolicy/exec/host.hpp"
+#include "kvpolicy/policy.hpp"
+#include "methods/naive_eviction.hpp"
+
+namespace kvpolicy_test::methods {
+namespace {
+
+constexpr std::int64_t steps = 14;
+
+TEST_CASE("h2o accumulates attention over what is kept and evicts after each step's attention", "[methods]") {
+  random_source random(1601);
+  tally cases;
+  for (int round = 0; round < 250; ++round) {
+    world const w(small_shape(random, 60), random);
+    cache_shape const& shape = w.shape;
+    bool const mean = random.one_in(3);
+    presets::h2o policy{.tokens = narrow(random.between(1, shape.max_tokens)),
+                        .recent_share = .25 * static_cast<double>(random.between(0, 4)),
+                        .reduce = mean ? select::merge::mean : select::merge::sum,
+                        .queries = random.one_in(3) ? narrow(random.between(1, 12)) : all_queries,
+                        .layers = {.dense_first = narrow(random.between(0, 1))}};
+    if (random.one_in(2)) policy.recent_share = .5;
+    if (random.one_in(5)) policy.ratio = .125 * static_cast<double>(random.between(1, 7));
+    std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
+    host_exec exec;
+    auto state = start(policy, shape);
+    for (std::int64_t l = 0; l < shape.layers; ++l) prefill(policy, state, w.view(prompt), {l}, w.prompt(l, prompt), exec);
+
+    std::vector<ints> there;             // what each list holds before a step
+    std::vector<accumulated> attention;  // naive sums
+    auto const look = [&](std::int64_t l, std::int64_t h, ints const& got, ints const& from, std::int64_t n) {
+      std::int64_t const keep = kept_of(policy.tokens, policy.ratio, n);
+      auto const recent = static_cast<std::int64_t>(policy.recent_share * static_cast<double>(keep));
+      reals scores = at(attention, l * shape.kv_heads + h).of(from, mean);
+      verdict const v = l < policy.layers.dense_first ? (got == from ? verdict::same : verdict::different)
+                                                      : judge_left(got, from, keep, recent, scores);
+      INFO("round " << round << " prompt " << prompt << " after " << n << " layer " << l << " head " << h << " tokens "
+                    << policy.tokens << " ratio " << policy.ratio.value_or(-1) << " share " << policy.recent_share << " mean "
+                    << mean << " queries " << policy.queries << "\nfrom " << text(from) << "\nleft " << text(got) << "\nwant "
+                    << text(best(from, scores, keep)));
+      REQUIRE(v != verdict::different);
+      cases.add(v);
+    };
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+        attention.emplace_back(shape.max_tokens);
+        for (std::int64_t t = std::max<std::int64_t>(0, prompt - policy.queries); t < prompt; ++t) {
+          attention.back().add(w, l, h, t, range(0, t + 1));
+        }
+        ints const got = tokens_of(state.retained({l}).of({h}));
+        look(l, h, got, range(0, prompt), prompt);
+        there.push_back(got);
+      }
+    }
+    // What a step evicted shows at the next one: what it reads, without its own token.
+    for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + steps); ++n) {
+      for (std::int64_t l = 0; l < shape.layers; ++l) {
+        selection const kept = choose(policy, state, w.view(n), {l}, w.step(l, n), exec);
+        for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+          ints const got = tokens_of(kept.of({h}));
+          REQUIRE(got.back() == n - 1);
+          ints& list = at(there, l * shape.kv_heads + h);
+          ints const left = without(got, {n - 1});
+          if (n > prompt + 1) look(l, h, left, list, n - 1);
+          else REQUIRE(left == list);
+          at(attention, l * shape.kv_heads + h).add(w, l, h, n - 1, got);
+          list = got;
+        }
+      }
+      observe(policy, state, {}, exec);
+    }
+  }
+  cases.require();
+}
+
+TEST_CASE("tova keeps one set a layer, by the mean over all its heads' last attention", "[methods]") {
+  random_source random(1602);
+  tally cases;
+  for (int round = 0; round < 450; ++round) {
+    world const w(small_shape(random, 60, 3), random);
+    cache_shape const& shape = w.shape;
+    presets::tova policy{.tokens = narrow(random.between(1, shape.max_tokens)),
+                         .layers = {.dense_first = narrow(random.between(0, 1))}};
+    if (random.one_in(5)) policy.ratio = .125 * static_cast<double>(random.between(1, 7));
+    std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
+    host_exec exec;
+    auto state = start(policy, shape);
+    for (std::int64_t l = 0; l < shape.layers; ++l) prefill(policy, state, w.view(prompt), {l}, w.prompt(l, prompt), exec);
+    auto const look = [&](std::int64_t l, ints const& got, ints const& from, std::int64_t n) {
+      reals scores = filled(size_of(from), 0.0);
+      for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+        reals const one = w.group_attention(l, n - 1, h, from);
+        for (std::size_t i = 0; i < scores.size(); ++i) scores[i] += one[i] / static_cast<double>(shape.kv_heads);
+      }
+      verdict const v = l < policy.layers.dense_first
+                            ? (got == from ? verdict::same : verdict::different)
+                            : judge_left(got, from, kept_of(policy.tokens, policy.ratio, n), 1, scores);
+      INFO("round " << round << " prompt " << prompt << " after " << n << " layer " << l << " tokens " << policy.tokens
+                    << "\nfrom " << text(from) << "\nleft " << text(got));
+      REQUIRE(v != verdict::different);
+      cases.add(v);
+    };
+    std::vector<ints> there;
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      there.push_back(tokens_of(state.retained({l}).of({0})));
+      look(l, there.back(), range(0, prompt), prompt);
+    }
+    for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + steps); ++n) {
+      for (std::int64_t l = 0; l < shape.layers; ++l) {
+        selection const kept = choose(policy, state, w.view(n), {l}, w.step(l, n), exec);
+        REQUIRE(kept.how_fine() == scope::layer);
+        ints const got = tokens_of(kept.of({0}));
+        REQUIRE(got.back() == n - 1);
+        if (n > prompt + 1) look(l, without(got, {n - 1}), at(there, l), n - 1);
+        else REQUIRE(without(got, {n - 1}) == at(there, l));
+        at(there, l) = got;
+      }
+    }
+  }
+  cases.require();
+}
+
+TEST_CASE("streaming_llm reads the sinks and the most recent tokens, exactly its budget", "[methods]") {
+  random_source random(1603);
+  tally cases;
+  for (int round = 0; round < 600; ++round) {
+    world const w(small_shape(random, 60), random);
+    cache_shape const& shape = w.shape;
+    auto const tokens = narrow(random.between(1, shape.max_tokens));
+    presets::streaming_llm policy{.tokens = tokens, .sinks = narrow(random.between(0, std::min(6, tokens - 1)))};
+    std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
+    host_exec exec;
+    auto state = start(policy, shape);
+    for (std::int64_t l = 0; l < shape.layers; ++l) prefill(policy, state, w.view(prompt), {l}, {}, exec);
+    for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + steps); ++n) {
+      for (std::int64_t l = 0; l < shape.layers; ++l) {
+        ints const got = tokens_of(choose(policy, state, w.view(n), {l}, {}, exec).of({0}));
+        ints want;
+        for (std::int64_t t = 0; t < n; ++t) {
+          if (t < policy.sinks || t >= n - (policy.tokens - policy.sinks)) want.push_back(t);
+        }
+        INFO("round " << round << " tokens " << n << " budget " << tokens << " sinks " << policy.sinks << " read "
+                      << text(got));
+        REQUIRE(got == want);
+        REQUIRE(size_of(got) == std::min<std::int64_t>(n, tokens));
+        cases.add(verdict::same);
+      }
+    }
+  }
+  cases.require();
+}
+
+// One head, keys and queries of one number; with scale ln 2 and query 1 a key k weighs 2^k, with query 0 all weigh the same.
+// The prompt is of 4 tokens, keys 0 2 1 0, queries 0 0 0 1; two tokens are kept, one of them recent.
+//   query 0:  1                      sums  1
+//   query 1:  1/2 1/2                      3/2    1/2
+//   query 2:  1/3 1/3 1/3                  11/6   5/6    1/3
+//   query 3:  (1 4 2 1) / 8                47/24  32/24  14/24  3/24
+// Recent: 3. Of the others token 0 stays: {0, 3}. Step 1 (token 4, key 3, query 1) reads 0 3 4, which weigh 1 1 8, of 10: sums
+// 2.058, .225, .8. After it, 4 is recent, and 0 beats 3, which this step still read. Step 2 (token 5, key 0, query 0) reads 0 4
+// 5, each 1/3: sums 2.39, 1.13, .33; 5 is recent, 0 stays: step 3 reads 0 5 6.
+TEST_CASE("h2o, worked by hand", "[methods]") {
+  random_source random(1604);
+  cache_shape const shape{1, 1, 1, 1, 7, element_type::f32};
+  random_cache cache(shape, layout::head_major, 4, random);
+  std::vector<float> const keys{0, 2, 1, 0, 3, 0, 0};
+  for (std::int64_t t = 0; t < 7; ++t) cache.set_key(0, 0, t, 0, at(keys, t));
+  std::vector<float> const queries{0, 0, 0, 1, 1, 0, 0};
+  float const scale = std::log(2.f);
+  presets::h2o const policy{.tokens = 2};
+  host_exec exec;
+  auto state = start(policy, shape);
+  prefill(policy, state, own_view{&cache, 4}, {0}, {.queries = {queries.data(), 4, 1, 1, 1, scale}}, exec);
+  auto const step = [&](std::int64_t n) {
+    return tokens_of(choose(policy, state, own_view{&cache, n}, {0}, {queries.data() + n - 1, 1, 1, scale}, exec).of({0}));
+  };
+  REQUIRE(step(5) == ints{0, 3, 4});
+  REQUIRE(step(6) == ints{0, 4, 5});
+  REQUIRE(step(7) == ints{0, 5, 6});
+}
+
+// The same cache, two tokens kept. The prompt's last query weighs (1 4 2 1) / 8: 1 stays, and 3, the last. Step 1 (key 3, query
+// 1) reads 1 3 4, which weigh 4 1 8: 3 goes. Step 2 (query 0) weighs 1 4 5 the same: the smaller index stays, 1. Step 3: 1 5 6.
+TEST_CASE("tova, worked by hand", "[methods]") {
+  random_source random(1605);
+  cache_shape const shape{1, 1, 1, 1, 7, element_type::f32};
+  random_cache cache(shape, layout::head_major, 4, random);
+  std::vector<float> const keys{0, 2, 1, 0, 3, 0, 0};
+  for (std::int64_t t = 0; t < 7; ++t) cache.set_key(0, 0, t, 0, at(keys, t));
+  std::vector<float> const queries{0, 0, 0, 1, 1, 0, 0};
+  float const scale = std::log(2.f);
+  presets::tova const policy{.tokens = 2};
+  host_exec exec;
+  auto state = start(policy, shape);
+  prefill(policy, state, own_view{&cache, 4}, {0}, {.queries = {queries.data(), 4, 1, 1, 1, scale}}, exec);
+  auto const step = [&](std::int64_t n) {
+    return tokens_of(choose(policy, state, own_view{&cache, n}, {0}, {queries.data() + n - 1, 1, 1, scale}, exec).of({0}));
+  };
+  REQUIRE(step(5) == ints{1, 3, 4});
+  REQUIRE(step(6) == ints{1, 4, 5});
+  REQUIRE(step(7) == ints{1, 5, 6});
+}
+
+}  // namespace
+}  // namespace kvpolicy_test::methods

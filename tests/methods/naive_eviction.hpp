@@ -1,0 +1,48 @@
+// H2O, TOVA and StreamingLLM once more, from their rules: what is there for each KV head, and what a step leaves of it.
+#pragma once
+
+#include "kvpolicy/presets/h2o.hpp"
+#include "kvpolicy/presets/streaming_llm.hpp"
+#include "kvpolicy/presets/tova.hpp"
+#include "methods/naive_choice.hpp"
+
+namespace kvpolicy_test::methods {
+
+/// How many tokens of n are kept.
+inline std::int64_t kept_of(std::int64_t tokens, std::optional<double> ratio, std::int64_t n) {
+  if (!ratio) return std::min(tokens, n);
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(static_cast<double>(n) * (1 - *ratio)));
+}
+
+/// Every token's attention so far, and how many queries saw it: one KV head.
+struct accumulated {
+  reals sums;
+  reals seen;
+
+  explicit accumulated(std::int64_t tokens) : sums(filled(tokens, 0.0)), seen(filled(tokens, 0.0)) {}
+
+  void add(world const& w, std::int64_t l, std::int64_t h, std::int64_t query, ints const& there) {
+    reals const weights = w.group_attention(l, query, h, there);
+    for (std::int64_t i = 0; i < size_of(there); ++i) {
+      at(sums, at(there, i)) += at(weights, i);
+      at(seen, at(there, i)) += 1;
+    }
+  }
+  reals of(ints const& tokens, bool mean) const {
+    reals made;
+    for (std::int64_t const t : tokens) made.push_back(mean ? at(sums, t) / std::max(1.0, at(seen, t)) : at(sums, t));
+    return made;
+  }
+};
+
+/// Judges what is left of `there` when `keep` tokens stay, the last `recent` of them in any case.
+inline verdict judge_left(ints const& got, ints const& there, std::int64_t keep, std::int64_t recent, reals const& scores) {
+  std::int64_t const others = size_of(there) - std::min(recent, size_of(there));
+  ints const forced(there.begin() + others, there.end());
+  if (!ascends(got) || !without(forced, got).empty()) return verdict::different;
+  ints const names(there.begin(), there.begin() + others);
+  reals const rest(scores.begin(), scores.begin() + others);
+  return judge(without(got, forced), names, rest, std::max<std::int64_t>(0, keep - size_of(forced)), 1e-5 * largest_size(rest));
+}
+
+}  // namespace kvpolicy_test::methods

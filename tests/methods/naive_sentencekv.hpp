@@ -1,0 +1,139 @@
+// SentenceKV once more, from its paper's section 4 in the readings of methods.md.
+#pragma once
+
+#include "kvpolicy/presets/sentencekv.hpp"
+#include "methods/naive_choice.hpp"
+
+namespace kvpolicy_test::methods {
+
+/// Ends of the sentences that are closed when there are n tokens: the token behind each. A token that ends a sentence belongs
+/// to it, and the sentence is open until the next token comes.
+inline ints closed_sentences(std::vector<std::int32_t> const& ids, std::int64_t n, segment::sentences const& by) {
+  ints ends;
+  std::int64_t begin = 0;
+  for (std::int64_t t = 0; t + 1 < n; ++t) {
+    std::int64_t const length = t - begin + 1;
+    std::int64_t const id = at(ids, t);
+    bool const boundary =
+        id >= 0 && id < static_cast<std::int64_t>(by.boundary.size()) && by.boundary[static_cast<std::size_t>(id)] != 0;
+    if (length >= by.longest || (boundary && length >= by.shortest)) {
+      ends.push_back(t + 1);
+      begin = t + 1;
+    }
+  }
+  return ends;
+}
+
+/// alpha of the tokens before the window: the window's queries' attention, mean over the window and the query group, then the
+/// largest of each token's `kernel` neighbours.
+inline reals window_importance(world const& w, std::int64_t l, std::int64_t h, std::int64_t prompt, std::int64_t window,
+                               std::int64_t kernel) {
+  std::int64_t const before = prompt - window;
+  reals mean = filled(before, 0.0);
+  for (std::int64_t t = before; t < prompt; ++t) {
+    reals const one = w.group_attention(l, t, h, range(0, t + 1));
+    for (std::int64_t s = 0; s < before; ++s) at(mean, s) += at(one, s) / static_cast<double>(window);
+  }
+  reals pooled;
+  for (std::int64_t s = 0; s < before; ++s) {
+    double most = 0;
+    for (std::int64_t o = s - kernel / 2; o <= s + kernel / 2; ++o)
+      most = o >= 0 && o < before ? std::max(most, at(mean, o)) : most;
+    pooled.push_back(most);
+  }
+  return pooled;
+}
+
+/// What the prompt's end retains for one KV head: sinks and window, and the most important others, `keep` in all.
+inline verdict judge_retained(ints const& got, world const& w, presets::sentencekv const& p, std::int64_t l, std::int64_t h,
+                              std::int64_t prompt) {
+  if (l < p.layers.dense_first) return got == range(0, prompt) ? verdict::same : verdict::different;
+  std::int64_t keep = std::min<std::int64_t>(prompt, static_cast<std::int64_t>(std::floor(p.keep * p.tokens)));
+  if (p.ratio) {  // tau is a share of the prompt
+    double const share = std::min(1.0, p.keep * (1 - *p.ratio));
+    keep = std::max<std::int64_t>(1, static_cast<std::int64_t>(share * static_cast<double>(prompt)));
+  }
+  std::int64_t const window = std::min<std::int64_t>(p.window, prompt);
+  std::int64_t const sinks = std::min<std::int64_t>(p.sinks, prompt - window);
+  ints const forced = united(range(0, sinks), range(prompt - window, prompt));
+  if (!ascends(got)) return verdict::different;
+  if (keep <= size_of(forced)) {  // a share that can't hold what is forced: any so many of that
+    return size_of(got) == keep && without(got, forced).empty() ? verdict::same : verdict::different;
+  }
+  if (!without(forced, got).empty()) return verdict::different;
+  reals scores = window_importance(w, l, h, prompt, window, 7);
+  scores.erase(scores.begin(), scores.begin() + sinks);
+  return judge(without(got, forced), range(sinks, prompt - window), scores, keep - size_of(forced),
+               1e-5 * largest_size(scores));
+}
+
+/// What a step on n tokens reads, of the `there` tokens of one KV head (the generated ones among them).
+struct sentence_reading {
+  ints tokens;
+  bool close = false;  ///< fp32 might fill in another order
+};
+
+inline sentence_reading read_sentences(world const& w, std::int64_t l, std::int64_t h, std::int64_t n, std::int64_t prompt,
+                                       ints const& there, presets::sentencekv const& p) {
+  ints const ends = closed_sentences(w.ids, n, p.sentences);
+  std::int64_t const open = ends.empty() ? 0 : ends.back();
+  if (l < p.layers.dense_first || (p.all_after_boundary && open == n - 1)) return {there, false};
+
+  // The mean query of the open sentence: of its generated tokens, summed over the group.
+  std::int64_t const first = std::max(open, prompt);
+  reals query = filled(w.shape.head_dim, 0.0);
+  for (std::int64_t t = first; t < n; ++t) {
+    for (std::int64_t g = 0; g < w.group(); ++g) {
+      for (std::int64_t d = 0; d < w.shape.head_dim; ++d) {
+        at(query, d) += w.query(l, t, h * w.group() + g)[d] / static_cast<double>(n - first);
+      }
+    }
+  }
+
+  std::int64_t const count = size_of(there);
+  std::int64_t const window = std::min<std::int64_t>(p.window, count);
+  std::int64_t const sinks = std::min<std::int64_t>(p.sinks, count - window);
+  ints const always(there.begin(), there.begin() + sinks);
+  ints const recent(there.end() - window, there.end());
+  ints const forced = united(always, recent);
+  double const tau = p.ratio ? std::floor(static_cast<double>(n) * (1 - *p.ratio)) : p.tokens;
+  std::int64_t left = std::max<std::int64_t>(0, static_cast<std::int64_t>(tau) - size_of(forced));
+
+  sentence_reading made{forced, false};
+  std::vector<ints> buckets;
+  reals scores;
+  std::int64_t begin = 0;
+  for (std::int64_t const end : ends) {
+    ints members;
+    for (std::int64_t const t : there) {
+      if (t >= begin && t < end) members.push_back(t);
+    }
+    begin = end;
+    ints const open_to_choice = without(members, forced);
+    if (open_to_choice.empty()) continue;
+    reals const mean = w.mean_key(l, h, members);
+    double score = 0;
+    for (std::int64_t d = 0; d < w.shape.head_dim; ++d) score += at(query, d) * at(mean, d);
+    buckets.push_back(open_to_choice);
+    scores.push_back(score);
+  }
+  ints const order = ranked(scores);
+  double const slack = 1e-5 * largest_size(scores);
+  for (std::int64_t i = 0; i < size_of(order); ++i) {
+    ints const& bucket = at(buckets, at(order, i));
+    // Two neighbours in this order change places to some effect if both are looked at and not both are read whole.
+    if (i + 1 < size_of(order) && left > 0 && left < size_of(bucket) + size_of(at(buckets, at(order, i + 1)))) {
+      double const gap = at(scores, at(order, i)) - at(scores, at(order, i + 1));
+      made.close = made.close || (gap != 0 && gap < slack);
+    }
+    std::int64_t const taken = std::min(left, size_of(bucket));
+    made.tokens = united(made.tokens, ints(bucket.begin(), bucket.begin() + taken));
+    left -= taken;
+  }
+  for (std::int64_t const t : there) {
+    if (t >= open) made.tokens = united(made.tokens, {t});
+  }
+  return made;
+}
+
+}  // namespace kvpolicy_test::methods
