@@ -250,26 +250,37 @@ void accumulate(std::byte const* const* rows, std::int64_t row_count, element_ty
   });
 }
 
+template <class Type>
+HWY_INLINE void square_sums_of_four(std::byte const* const* rows, std::int64_t dims, float* out) {
+  vector sums[4] = {hn::Zero(f), hn::Zero(f), hn::Zero(f), hn::Zero(f)};
+  std::int64_t i = 0;
+  for (; i + lanes <= dims; i += lanes) {
+    HWY_UNROLL(8)
+    for (int r = 0; r < 4; ++r) {
+      vector const row = Type::load(rows[r] + i * Type::size);
+      sums[r] = hn::MulAdd(row, row, sums[r]);
+    }
+  }
+  store_sums(f, sums[0], sums[1], sums[2], sums[3], out);
+  for (; i < dims; ++i) {
+    for (int r = 0; r < 4; ++r) {
+      float const x = Type::get(rows[r] + i * Type::size);
+      out[r] += x * x;
+    }
+  }
+}
+
 void square_sums(std::byte const* const* rows, std::int64_t row_count, element_type type, std::int64_t dims, float* sums) {
   with_type(type, [&](auto storage) HWY_ATTR {
     using type_of = decltype(storage);
-    for (std::int64_t r = 0; r < row_count; ++r) {
-      vector even = hn::Zero(f);
-      vector odd = hn::Zero(f);
-      std::int64_t i = 0;
-      for (; i + 2 * lanes <= dims; i += 2 * lanes) {
-        vector const a = type_of::load(rows[r] + i * type_of::size);
-        vector const b = type_of::load(rows[r] + (i + lanes) * type_of::size);
-        even = hn::MulAdd(a, a, even);
-        odd = hn::MulAdd(b, b, odd);
-      }
-      float sum = hn::GetLane(hn::SumOfLanes(f, hn::Add(even, odd)));
-      for (; i < dims; ++i) {
-        float const x = type_of::get(rows[r] + i * type_of::size);
-        sum += x * x;
-      }
-      sums[r] = sum;
-    }
+    std::int64_t r = 0;
+    for (; r + 4 <= row_count; r += 4) square_sums_of_four<type_of>(rows + r, dims, sums + r);
+    if (r == row_count) return;
+    std::byte const* last[4];  // the rest: the last row stands in for those that are missing
+    float rest[4];
+    for (std::int64_t i = 0; i < 4; ++i) last[i] = rows[std::min(r + i, row_count - 1)];
+    square_sums_of_four<type_of>(last, dims, rest);
+    for (std::int64_t i = 0; r + i < row_count; ++i) sums[r + i] = rest[i];
   });
 }
 

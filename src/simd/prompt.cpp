@@ -20,48 +20,39 @@ constexpr std::int64_t items_of(std::int64_t tokens) noexcept { return (tokens +
 
 }  // namespace
 
-/// Window queries [first, first + count) of one query head: adds each one's attention to tokens [0, columns) / w to the head's
-/// row in `window`. Keys are scored twice, first for the softmax's sums, so that no scratch grows with window x tokens.
-void simd_exec::workspace::window_rows(query_window const& queries, rows const& keys_of, std::int64_t q_head,
-                                       std::int64_t first, std::int64_t count, std::int64_t columns) {
+/// Window queries [first, first + count <= strip_queries) of one query head: adds each one's attention to tokens [0, columns) /
+/// w to the head's row in `window`. Keys are read once for the strip; `logits` is [strip_queries, max_tokens].
+void simd_exec::workspace::window_strip(query_window const& queries, rows const& keys_of, std::int64_t q_head,
+                                        std::int64_t first, std::int64_t count, std::int64_t columns, float* logits) {
   std::int64_t const head = q_head / (queries.heads / keys_of.heads);
   std::int64_t const before = keys_of.tokens - queries.tokens;
-  std::array<float const*, most_queries> query;
+  std::array<float const*, strip_queries> query;
   for (std::int64_t i = 0; i < count; ++i) query[static_cast<std::size_t>(i)] = queries.at(first + i, q_head);
-  std::array<float, most_queries> most;
-  std::array<float, most_queries> total;
-  most.fill(minus_infinity);
-  total.fill(0);
-  std::array<float, most_queries * block_rows> weights;
-  /// use(i, token, seen, row): query i sees `seen` tokens of the block from `token` on.
-  auto const each_seen = [&](std::int64_t last, auto use) {
-    each_block(keys_of, head, 0, last, [&](std::int64_t t, row_block const& block) {
-      run.dot(block.data(), block.size(), block.type(), query.data(), count, keys_of.head_dim, queries.scale, weights.data(),
-              block_rows, {});
-      for (std::int64_t i = 0; i < count; ++i) {
-        std::int64_t const seen = std::min(block.size(), before + first + i + 1 - t);
-        if (seen > 0) use(static_cast<std::size_t>(i), t, seen, weights.data() + i * block_rows);
-      }
-    });
-  };
-  each_seen(before + first + count, [&](std::size_t i, std::int64_t, std::int64_t seen, float* row) {
-    float const higher = std::max(most[i], run.maximum(row, seen));
-    total[i] = total[i] * (most[i] == higher ? 1.0f : std::exp(most[i] - higher)) + run.exponentials(row, seen, higher);
-    most[i] = higher;
+  each_block(keys_of, head, 0, before + first + count, [&](std::int64_t t, row_block const& block) {
+    for (std::int64_t i = 0; i < count; i += most_queries) {
+      run.dot(block.data(), block.size(), block.type(), query.data() + i, std::min(most_queries, count - i), keys_of.head_dim,
+              queries.scale, logits + i * shape.max_tokens + t, shape.max_tokens, {});
+    }
   });
-  each_seen(std::min(columns, before + first + count), [&](std::size_t i, std::int64_t t, std::int64_t seen, float* row) {
-    run.exponentials(row, seen, most[i]);
-    run.add_scaled(window.data() + q_head * shape.max_tokens + t, row, seen,
-                   1 / (total[i] * static_cast<float>(queries.tokens)));
-  });
+  for (std::int64_t i = 0; i < count; ++i) {
+    float* const row = logits + i * shape.max_tokens;
+    std::int64_t const seen = before + first + i + 1;
+    float const total = run.exponentials(row, seen, run.maximum(row, seen));
+    run.add_scaled(window.data() + q_head * shape.max_tokens, row, std::min(columns, seen),
+                   1 / (total * static_cast<float>(queries.tokens)));
+  }
 }
 
 /// `window` = mean over the window's queries of their attention to tokens [0, columns), for each query head.
 void simd_exec::workspace::attention_of_window(query_window const& queries, rows const& keys_of, std::int64_t columns) {
-  for_each(queries.heads, std::numeric_limits<std::int64_t>::max(), [&](std::int64_t q) {
-    std::fill_n(window.data() + q * shape.max_tokens, columns, 0.0f);
-    for (std::int64_t first = 0; first < queries.tokens; first += most_queries) {
-      window_rows(queries, keys_of, q, first, std::min(most_queries, queries.tokens - first), columns);
+  std::int64_t const workers = members();
+  for_each(workers, everyone, [&](std::int64_t worker) {
+    float* const strip = strips.data() + worker * strip_queries * shape.max_tokens;
+    for (std::int64_t q = worker; q < queries.heads; q += workers) {
+      std::fill_n(window.data() + q * shape.max_tokens, columns, 0.0f);
+      for (std::int64_t first = 0; first < queries.tokens; first += strip_queries) {
+        window_strip(queries, keys_of, q, first, std::min(strip_queries, queries.tokens - first), columns, strip);
+      }
     }
   });
 }

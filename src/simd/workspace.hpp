@@ -17,6 +17,7 @@ namespace simd {
 constexpr std::int64_t block_rows = 64;      // rows of one kernel call, at most
 constexpr std::int64_t block_bytes = 12288;  // of keys and values that attend works on: two such blocks fit the L1 cache
 constexpr std::int64_t most_parts = 64;
+constexpr std::int64_t strip_queries = 16;    // of a window, that share one reading of the keys
 constexpr std::int64_t copied_floats = 8192;  // of rows with odd strides, at a time
 constexpr std::int64_t worth_sharing = 64;    // rows; below, waking the team costs more than it saves
 
@@ -105,6 +106,7 @@ struct simd_exec::workspace {
   simd::kernels const& run = simd::best_kernels();
   std::vector<float> partial;        ///< `[most_parts, q_heads, head_dim + 2]`: sums, maximum, total
   std::vector<float> window;         ///< `[q_heads, max_tokens]`
+  std::vector<float> strips;         ///< `[members, strip_queries, max_tokens]`
   std::vector<float> bound_queries;  ///< `[kv_heads, 2 head_dim]`
   std::vector<std::uint32_t> keys;   ///< `[kv_heads, max_tokens]`
   std::vector<float> bounds;         ///< `[most_parts, kv_heads, 2, head_dim]`
@@ -115,11 +117,14 @@ struct simd_exec::workspace {
         threads(t),
         partial(static_cast<std::size_t>(simd::most_parts * s.q_heads * partial_size())),
         window(static_cast<std::size_t>(s.q_heads * s.max_tokens)),
+        strips(static_cast<std::size_t>(members() * simd::strip_queries * s.max_tokens)),
         bound_queries(static_cast<std::size_t>(s.kv_heads * 2 * s.head_dim)),
         keys(static_cast<std::size_t>(s.kv_heads * s.max_tokens)),
         bounds(static_cast<std::size_t>(simd::most_parts * s.kv_heads * 2 * s.head_dim)),
         turns(static_cast<std::size_t>(simd::block_rows * s.head_dim)) {}
 
+  /// Threads that share loops.
+  std::int64_t members() const noexcept { return threads == nullptr ? 1 : threads->size(); }
   std::int64_t partial_size() const noexcept { return shape.head_dim + 2; }
   float* partial_of(std::int64_t part, std::int64_t q_head) noexcept {
     return partial.data() + (part * shape.q_heads + q_head) * partial_size();
@@ -155,8 +160,8 @@ struct simd_exec::workspace {
   void attend_part(query_heads const& queries, rows const& keys_of, rows const& values_of, range_list const& list,
                    std::int64_t first_head, std::int64_t last_head, std::int64_t part, std::int64_t first, std::int64_t last);
   void smooth_into(table<float> scores, std::int64_t head, std::int64_t group, std::int64_t before, smoothing how);
-  void window_rows(query_window const& queries, rows const& keys_of, std::int64_t q_head, std::int64_t first,
-                   std::int64_t count, std::int64_t columns);
+  void window_strip(query_window const& queries, rows const& keys_of, std::int64_t q_head, std::int64_t first,
+                    std::int64_t count, std::int64_t columns, float* logits);
   void attention_of_window(query_window const& queries, rows const& keys_of, std::int64_t columns);
 
   /// visit(first token, block) over blocks of a head's tokens [first, last).
