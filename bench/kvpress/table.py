@@ -1,0 +1,32 @@
+"""table.py BENCH PYTHON ROUNDS: runs both programs in turn and prints one table of their medians."""
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+bench, python, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
+script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "kvpress_bench.py")
+
+
+def output(*command):
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+ours, theirs = {}, {}
+for _ in range(rounds):
+    for case in output(bench, "--benchmark_format=json", "--benchmark_min_time=0.2")["benchmarks"]:
+        seconds = case["real_time"] * {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}[case["time_unit"]]
+        ours.setdefault(tuple(case["name"].split("/")[:2]), []).append(1e3 * seconds)
+    result = output(python, script, "--threads", "1", "--rounds", "5")
+    for case in result["results"]:
+        theirs.setdefault((case["policy"], case["dtype"]), []).append(case["select_ms"])
+
+print(f"One layer: {result['tokens']} tokens, {result['kv_heads']} KV and {result['q_heads']} query heads, head size {result['head_dim']}, "
+      f"window {result['window']}; one thread;")
+print(f"torch {result['torch']}; medians of {rounds} turns. Floor: reading the layer's keys once, measured in the same runs.")
+print(f"{'policy':<10}{'type':<10}{'kvpress':>11}{'kvpolicy':>11}{'faster':>9}{'floor':>11}")
+for (policy, dtype), times in theirs.items():
+    mine, their = statistics.median(ours[policy, dtype]), statistics.median(times)
+    floor = statistics.median(ours["reading the keys", dtype])
+    print(f"{policy:<10}{dtype:<10}{their:>8.2f} ms{mine:>8.2f} ms{their / mine:>8.1f}x{floor:>8.2f} ms")
