@@ -92,6 +92,8 @@ class fake_tier {
       if (auto const result = tell(id); result != kvpolicy::tier::status::pending) return result;
     }
   }
+  /// Lets time pass, with nobody asking.
+  void run() { tick(); }
   void drop(kvpolicy::tier::block_key const& key) { slots_.drop(key); }
   kvpolicy::tier::usage occupied() {
     auto const held = static_cast<std::int64_t>(std::ranges::count_if(holds_, [](std::int32_t n) { return n > 0; }));

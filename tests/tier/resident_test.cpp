@@ -294,6 +294,27 @@ TEST_CASE("a tier that does not deliver is an error after the deadline") {
   CHECK(readable_whole(resident, r.view(), {0}, read));
 }
 
+TEST_CASE("a get that never ends holds neither the next prompt nor the destructor, and may still write when it does") {
+  random_source random(5);
+  request r(random, layout::head_major);
+  cache_shape const shape = r.cache().shape();
+  fake_tier made(tier::resident_rows<fake_tier>::block_bytes(shape), blocks_of(shape), {.never = true});
+  {
+    tier::resident_rows<fake_tier> resident(made, shape, {.wait = false, .deadline = std::chrono::milliseconds(20)});
+    r.new_prompt(resident, prompt_at_most);
+    r.step();
+    selection kept = r.wanted({0}, wanted_at_most);
+    while (kept.of({0}).empty() || !r.of_prompt(kept.of({0}).front().begin)) kept = r.wanted({0}, wanted_at_most);
+    selection const read = resident.ready(r.view(), {0}, kept);
+    CHECK(readable_whole(resident, r.view(), {0}, read));
+    REQUIRE(made.occupied().in_flight > 0);
+    CHECK_THROWS_AS(r.new_prompt(resident, prompt_at_most), kvpolicy::error);
+  }
+  made.options().never = false;
+  for (int polls = 0; made.occupied().in_flight > 0 && polls < 1000; ++polls) made.run();
+  CHECK(made.occupied().in_flight == 0);
+}
+
 TEST_CASE("a tier without room, or with blocks of another size, is refused") {
   random_source random(3);
   request r(random, layout::head_major);

@@ -15,6 +15,8 @@ struct disk_options {
 
 /// A put is one transaction. A get is read and verified (identity, length, XXH3) into memory of its own by a worker thread, and
 /// copied to its destinations only when every block is right. A file that another version or block size wrote is refused.
+/// A medium that fails refuses a put; where LMDB then gives the file up, puts are refused, gets miss, and drop() and
+/// occupied() throw error until a new tier opens it.
 class disk {
  public:
   /// Opens or makes the file. Throws error with LMDB's reason, invalid_value for a file of another block size.

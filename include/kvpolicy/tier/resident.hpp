@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <exception>
@@ -39,8 +40,15 @@ class resident_rows {
   }
   resident_rows(resident_rows const&) = delete;
   resident_rows& operator=(resident_rows const&) = delete;
+  /// Waits for pending gets as long as the deadline; where one has not ended by then, its memory is never given back.
   ~resident_rows() {
-    settle();
+    try {
+      settle();
+    } catch (std::exception const&) {
+      auto* const lost = new lost_arena{std::move(arena_), lost_.load()};
+      while (!lost_.compare_exchange_weak(lost->next, lost)) {
+      }
+    }
     for (std::int64_t l = 0; l < shape_.layers; ++l) forget({l});
   }
 
@@ -50,7 +58,7 @@ class resident_rows {
   resident_statistics const& statistics() const noexcept { return statistics_; }
 
   /// A layer's prompt, the view's tokens: those that are retained go to the tier, in place of what was there of this layer;
-  /// nothing of them is resident yet. Throws error where the tier has no room.
+  /// nothing of them is resident yet. Throws error where the tier has no room, or a former get does not end.
   template <kv_cache_view View>
   void store(View const& view, layer_id layer, selection const& retained) {
     if (layer.value == 0) {
@@ -133,6 +141,13 @@ class resident_rows {
     ticket pending = 0;
     std::vector<block_read> reads;  ///< of the pending get
   };
+
+  /// Memory that a get may still write to; never freed.
+  struct lost_arena {
+    std::vector<std::byte> bytes;
+    lost_arena* next;
+  };
+  inline static std::atomic<lost_arena*> lost_{nullptr};
 
   template <class Visit>
   static void each_token(range_list const& list, Visit visit) {
@@ -281,11 +296,11 @@ class resident_rows {
   }
 
   /// Waits until no get is pending any more: their destinations are ours again.
-  void settle() noexcept {
+  void settle() {
     for (head_state& head : heads_) {
-      while (head.pending != 0) {
-        if (tier_->wait(head.pending, clock::now() + options_.deadline) != status::pending) head.pending = 0;
-      }
+      if (head.pending == 0) continue;
+      wait_for(head.pending);
+      head.pending = 0;
     }
   }
 
