@@ -4,19 +4,17 @@
 #include <xxhash.h>
 
 #include <array>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <filesystem>
-#include <map>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <set>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "kvpolicy/error.hpp"
+#include "kvpolicy/tier/get_worker.hpp"
 
 namespace kvpolicy::tier {
 namespace {
@@ -83,15 +81,10 @@ class disk::store {
       mdb_env_close(env_);
       throw;
     }
-    worker_ = std::thread([this] { work(); });
+    worker_.emplace([this](job const& j) { return fetch(j) ? status::done : status::missed; }, [](job const&) {});
   }
   ~store() {
-    {
-      std::scoped_lock const lock(mutex_);
-      stopping_ = true;
-    }
-    wake_.notify_all();
-    worker_.join();
+    worker_.reset();
     mdb_env_close(env_);
   }
 
@@ -121,30 +114,13 @@ class disk::store {
   }
 
   ticket get(std::span<block_read const> reads) {
-    std::scoped_lock const lock(mutex_);
-    ticket const id = ++last_;
+    std::scoped_lock const lock(worker_->mutex());
     // The transaction is begun here, so that the read sees what was put before it, and nothing that comes later.
-    job made{.id = id, .reads = {reads.begin(), reads.end()}, .view = std::make_unique<transaction>(env_, MDB_RDONLY)};
-    auto const place = states_.emplace(id, status::pending).first;
-    try {
-      waiting_.push_back(std::move(made));
-    } catch (...) {
-      states_.erase(place);
-      throw;
-    }
-    wake_.notify_all();
-    return id;
+    return worker_->begin({.reads = {reads.begin(), reads.end()}, .view = std::make_unique<transaction>(env_, MDB_RDONLY)},
+                          [](job const&) {});
   }
-
-  status poll(ticket id) {
-    std::scoped_lock const lock(mutex_);
-    return tell(id);
-  }
-  status wait(ticket id, clock::time_point deadline) {
-    std::unique_lock lock(mutex_);
-    ended_.wait_until(lock, deadline, [&] { return state_of(id) != status::pending; });
-    return tell(id);
-  }
+  status poll(ticket id) { return worker_->poll(id); }
+  status wait(ticket id, clock::time_point deadline) { return worker_->wait(id, deadline); }
 
   void drop(block_key const& block) {
     transaction txn(env_, 0);
@@ -160,10 +136,10 @@ class disk::store {
   usage occupied() {
     std::set<block_key> named;
     {
-      std::scoped_lock const lock(mutex_);
-      for (job const& j : waiting_) {
+      std::scoped_lock const lock(worker_->mutex());
+      worker_->each_waiting([&](job const& j) {
         for (block_read const& r : j.reads) named.insert(r.key);
-      }
+      });
     }
     transaction txn(env_, MDB_RDONLY);
     if (txn.begun() != 0) fail("'" + path_ + "' can't be read", txn.begun());
@@ -180,7 +156,6 @@ class disk::store {
 
  private:
   struct job {
-    ticket id = 0;
     std::vector<block_read> reads;
     std::unique_ptr<transaction> view;
   };
@@ -239,21 +214,10 @@ class disk::store {
     return static_cast<std::int64_t>(stat.ms_entries);
   }
 
-  status state_of(ticket id) const {
-    auto const found = states_.find(id);
-    KVPOLICY_EXPECTS(found != states_.end(), "ticket " + std::to_string(id) + " is not this tier's, or was told already");
-    return found->second;
-  }
-  status tell(ticket id) {
-    status const result = state_of(id);
-    if (result != status::pending) states_.erase(id);
-    return result;
-  }
-
   /// Everything into staging first; destinations are written when all of it is right.
-  bool fetch(job const& j, std::vector<std::byte>& staging) noexcept {
+  bool fetch(job const& j) noexcept {
     try {
-      staging.resize(j.reads.size() * static_cast<std::size_t>(bytes_));
+      staging_.resize(j.reads.size() * static_cast<std::size_t>(bytes_));
       if (j.view->begun() != 0) return false;
       for (std::size_t i = 0; i < j.reads.size(); ++i) {
         key_image image = image_of(j.reads[i].key);
@@ -263,7 +227,7 @@ class disk::store {
         if (mdb_get(j.view->get(), blocks_, &key, &value) != 0) return false;
         if (value.mv_size != sizeof head + static_cast<std::size_t>(bytes_)) return false;
         std::memcpy(&head, value.mv_data, sizeof head);
-        std::byte* const to = staging.data() + i * static_cast<std::size_t>(bytes_);
+        std::byte* const to = staging_.data() + i * static_cast<std::size_t>(bytes_);
         std::memcpy(to, static_cast<std::byte const*>(value.mv_data) + sizeof head, static_cast<std::size_t>(bytes_));
         if (head.magic != magic || head.length != static_cast<std::uint32_t>(bytes_)) return false;
         if (head.checksum != checksum(image, to, static_cast<std::size_t>(bytes_))) return false;
@@ -272,25 +236,9 @@ class disk::store {
       return false;
     }
     for (std::size_t i = 0; i < j.reads.size(); ++i) {
-      std::memcpy(j.reads[i].to, staging.data() + i * static_cast<std::size_t>(bytes_), static_cast<std::size_t>(bytes_));
+      std::memcpy(j.reads[i].to, staging_.data() + i * static_cast<std::size_t>(bytes_), static_cast<std::size_t>(bytes_));
     }
     return true;
-  }
-
-  void work() {
-    std::vector<std::byte> staging;
-    std::unique_lock lock(mutex_);
-    while (true) {
-      wake_.wait(lock, [&] { return stopping_ || !waiting_.empty(); });
-      if (waiting_.empty()) return;
-      job const& next = waiting_.front();
-      lock.unlock();
-      bool const whole = fetch(next, staging);
-      lock.lock();
-      states_.find(next.id)->second = whole ? status::done : status::missed;
-      waiting_.pop_front();
-      ended_.notify_all();
-    }
   }
 
   std::string path_;
@@ -298,14 +246,8 @@ class disk::store {
   std::int64_t capacity_;
   MDB_env* env_ = nullptr;
   MDB_dbi blocks_ = 0;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::condition_variable ended_;
-  std::deque<job> waiting_;
-  std::map<ticket, status> states_;
-  ticket last_ = 0;
-  bool stopping_ = false;
-  std::thread worker_;
+  std::vector<std::byte> staging_;  ///< the worker's
+  std::optional<get_worker<job>> worker_;
 };
 
 disk::disk(std::string const& path, std::int64_t block_bytes, std::int64_t capacity, disk_options options)

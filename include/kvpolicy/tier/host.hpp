@@ -1,17 +1,14 @@
 // Tier: a bounded arena of host memory, with a worker thread that copies.
 #pragma once
 
-#include <condition_variable>
 #include <cstring>
-#include <deque>
-#include <map>
 #include <mutex>
 #include <new>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "kvpolicy/tier/get_worker.hpp"
 #include "kvpolicy/tier/slots.hpp"
 
 namespace kvpolicy::tier {
@@ -23,23 +20,16 @@ class host {
       : bytes_(checked(block_bytes, capacity)),
         slots_(capacity),
         arena_(static_cast<std::size_t>(block_bytes * capacity)),
-        worker_([this] { work(); }) {}
-  host(host const&) = delete;
-  host& operator=(host const&) = delete;
-  ~host() {
-    {
-      std::scoped_lock const lock(mutex_);
-      stopping_ = true;
-    }
-    wake_.notify_all();
-    worker_.join();
-  }
+        worker_([this](copies const& c) { return copy_all(c); },
+                [this](copies const& c) {
+                  for (copy const& one : c) slots_.release(one.from);
+                }) {}
 
   std::int64_t block_bytes() const noexcept { return bytes_; }
   std::int64_t capacity() const noexcept { return slots_.capacity(); }
 
   bool put(std::span<block_write const> writes) {
-    std::scoped_lock const lock(mutex_);
+    std::scoped_lock const lock(worker_.mutex());
     if (std::ssize(writes) > slots_.free()) return false;  // replaced blocks are freed behind the new ones
     std::size_t announced = 0;
     try {
@@ -57,46 +47,27 @@ class host {
   }
 
   ticket get(std::span<block_read const> reads) {
-    std::scoped_lock const lock(mutex_);
-    ticket const id = ++last_;
-    job made{.id = id, .copies = {}};
-    made.copies.reserve(reads.size());
+    std::scoped_lock const lock(worker_.mutex());
+    copies made;
+    made.reserve(reads.size());
     for (block_read const& r : reads) {
       slot_table::slot const s = slots_.find(r.key);
-      if (s == slot_table::none) {
-        made.copies.clear();
-        ended_[id] = status::missed;
-        return id;
-      }
-      made.copies.push_back({s, r.to});
+      if (s == slot_table::none) return worker_.miss();
+      made.push_back({s, r.to});
     }
-    auto const place = ended_.emplace(id, status::pending).first;
-    try {
-      waiting_.push_back(std::move(made));
-    } catch (...) {
-      ended_.erase(place);
-      throw;
-    }
-    for (copy const& c : waiting_.back().copies) slots_.hold(c.from);
-    wake_.notify_all();
-    return id;
+    return worker_.begin(std::move(made), [this](copies const& c) {
+      for (copy const& one : c) slots_.hold(one.from);
+    });
   }
+  status poll(ticket id) { return worker_.poll(id); }
+  status wait(ticket id, clock::time_point deadline) { return worker_.wait(id, deadline); }
 
-  status poll(ticket id) {
-    std::scoped_lock const lock(mutex_);
-    return tell(id);
-  }
-  status wait(ticket id, clock::time_point deadline) {
-    std::unique_lock lock(mutex_);
-    ended_one_.wait_until(lock, deadline, [&] { return state_of(id) != status::pending; });
-    return tell(id);
-  }
   void drop(block_key const& key) {
-    std::scoped_lock const lock(mutex_);
+    std::scoped_lock const lock(worker_.mutex());
     slots_.drop(key);
   }
   usage occupied() {
-    std::scoped_lock const lock(mutex_);
+    std::scoped_lock const lock(worker_.mutex());
     return slots_.occupied();
   }
 
@@ -105,10 +76,7 @@ class host {
     slot_table::slot from;
     std::byte* to;
   };
-  struct job {
-    ticket id = 0;
-    std::vector<copy> copies;
-  };
+  using copies = std::vector<copy>;
 
   static std::int64_t checked(std::int64_t bytes, std::int64_t capacity) {
     KVPOLICY_EXPECTS(bytes > 0 && capacity >= 0 && capacity <= INT64_MAX / bytes,
@@ -118,44 +86,15 @@ class host {
   }
   std::byte* address(slot_table::slot s) noexcept { return arena_.data() + s * bytes_; }
 
-  status state_of(ticket id) const {
-    auto const found = ended_.find(id);
-    KVPOLICY_EXPECTS(found != ended_.end(), "ticket " + std::to_string(id) + " is not this tier's, or was told already");
-    return found->second;
-  }
-  status tell(ticket id) {
-    status const result = state_of(id);
-    if (result != status::pending) ended_.erase(id);
-    return result;
-  }
-  void work() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      wake_.wait(lock, [&] { return stopping_ || !waiting_.empty(); });
-      if (waiting_.empty()) return;
-      // The job stays in the queue while it is copied, so that ending it allocates nothing.
-      job& next = waiting_.front();
-      lock.unlock();
-      for (copy const& c : next.copies) std::memcpy(c.to, address(c.from), static_cast<std::size_t>(bytes_));
-      lock.lock();
-      ended_.find(next.id)->second = status::done;
-      for (copy const& c : next.copies) slots_.release(c.from);
-      waiting_.pop_front();
-      ended_one_.notify_all();
-    }
+  status copy_all(copies const& all) noexcept {
+    for (copy const& c : all) std::memcpy(c.to, address(c.from), static_cast<std::size_t>(bytes_));
+    return status::done;
   }
 
   std::int64_t bytes_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::condition_variable ended_one_;
   slot_table slots_;
   std::vector<std::byte> arena_;
-  std::deque<job> waiting_;
-  std::map<ticket, status> ended_;
-  ticket last_ = 0;
-  bool stopping_ = false;
-  std::thread worker_;
+  get_worker<copies> worker_;
 };
 
 static_assert(tier_like<host>);
