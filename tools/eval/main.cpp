@@ -1,12 +1,11 @@
 // kvpolicy-eval: policies and budgets over evaluation records, each record prefilled once.
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <exception>
 #include <iostream>
 #include <string>
 #include <thread>
 
 #include "evaluation.hpp"
+#include "tool_main.hpp"
 
 int main(int argc, char** argv) {
   CLI::App app{"Score KV-cache policies on evaluation records (RULER's format), beside dense decoding.", "kvpolicy-eval"};
@@ -22,22 +21,9 @@ int main(int argc, char** argv) {
   app.add_option("--tasks", o.tasks, "which files (default: all)")->delimiter(',');
   app.add_option("--first", o.first, "first record of each task, from 0")->capture_default_str()->check(CLI::NonNegativeNumber);
   app.add_option("--records", o.records, "records of each task")->capture_default_str()->check(CLI::PositiveNumber);
-  app.add_option("--predict", o.predict, "tokens to decode, at most; the last is the one that completes the references")->capture_default_str()->check(CLI::Range(2, 1 << 20));
+  app.add_option("--predict", o.predict, "tokens to decode, at most; the last is the one that completes the references")
+      ->capture_default_str()
+      ->check(CLI::Range(2, 1 << 20));
   app.add_option("--threads", o.threads, "threads (default: all cores)")->check(CLI::Range(1, 1024));
-  try {
-    app.parse(argc, argv);
-  } catch (CLI::CallForHelp const&) {
-    std::cout << app.help();
-    return 0;
-  } catch (CLI::ParseError const& e) {
-    std::cerr << "kvpolicy-eval: " << e.what() << " (--help lists the options)\n";
-    return 2;
-  }
-  try {
-    kvpolicy::evaluate(o);
-  } catch (std::exception const& e) {
-    std::cerr << "kvpolicy-eval: " << e.what() << '\n';
-    return 2;
-  }
-  return 0;
+  return kvpolicy::tool_main(app, argc, argv, [&] { kvpolicy::evaluate(o); });
 }

@@ -2,10 +2,8 @@
 #include <kvpolicy/interop/llama.hpp>
 #include <kvpolicy/primitive/attended_set.hpp>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
-#include <exception>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -15,6 +13,7 @@
 #include "profile_file.hpp"
 #include "progress.hpp"
 #include "text_model.hpp"
+#include "tool_main.hpp"
 
 namespace {
 
@@ -178,20 +177,5 @@ int main(int argc, char** argv) {
   app.add_flag("--one-step", o.one_step, "look at the first step alone, as the authors' code does");
   app.add_option("--threads", o.threads, "threads (default: all cores)")->check(CLI::Range(1, 1024));
   app.add_option("--out", o.out, "the profile, JSON")->required();
-  try {
-    app.parse(argc, argv);
-  } catch (CLI::CallForHelp const&) {
-    std::cout << app.help();
-    return 0;
-  } catch (CLI::ParseError const& e) {
-    std::cerr << "kvpolicy-profile: " << e.what() << " (--help lists the options)\n";
-    return 2;
-  }
-  try {
-    profile(o);
-  } catch (std::exception const& e) {
-    std::cerr << "kvpolicy-profile: " << e.what() << '\n';
-    return 2;
-  }
-  return 0;
+  return kvpolicy::tool_main(app, argc, argv, [&] { profile(o); });
 }

@@ -1,8 +1,6 @@
 // kvpolicy-run: a llama.cpp model decodes under a KV-cache policy; or several, compared with dense decoding.
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
-#include <exception>
 #include <iostream>
 #include <iterator>
 #include <string>
@@ -11,6 +9,7 @@
 #include "compare.hpp"
 #include "generate.hpp"
 #include "output_file.hpp"
+#include "tool_main.hpp"
 
 namespace {
 
@@ -59,7 +58,10 @@ void run(arguments& a) {
   if (!a.compare && (a.policies.size() > 1 || a.prompt_files.size() > 1)) {
     throw invalid_value("several policies or prompts need --compare");
   }
-  if (a.policies.empty()) a.policies = a.compare ? kvpolicy::policy_names() : std::vector<std::string>{"full"};
+  if (a.policies.empty()) {
+    a.policies = a.compare ? kvpolicy::policy_names() : std::vector<std::string>{"full"};
+    std::erase(a.policies, "heterocache");  // it needs a profile
+  }
   for (std::string const& text : a.policies) a.options.policies.push_back(kvpolicy::parse_policy(text));
   for (std::string const& path : a.prompt_files) a.options.prompts.push_back({name_of_file(path), kvpolicy::read_file(path)});
   if (a.prompt_files.empty()) {
@@ -80,20 +82,5 @@ int main(int argc, char** argv) {
   arguments a;
   a.options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   declare(app, a);
-  try {
-    app.parse(argc, argv);
-  } catch (CLI::CallForHelp const&) {
-    std::cout << app.help();
-    return 0;
-  } catch (CLI::ParseError const& e) {
-    std::cerr << "kvpolicy-run: " << e.what() << " (--help lists the options)\n";
-    return 2;
-  }
-  try {
-    run(a);
-  } catch (std::exception const& e) {
-    std::cerr << "kvpolicy-run: " << e.what() << '\n';
-    return 2;
-  }
-  return 0;
+  return kvpolicy::tool_main(app, argc, argv, [&] { run(a); });
 }

@@ -1,8 +1,6 @@
 // kvpolicy-select: what a policy keeps of one captured prompt, as JSON, to compare with other implementations.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
-#include <exception>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -10,6 +8,7 @@
 #include "case_file.hpp"
 #include "kvpolicy/exec/simd.hpp"
 #include "policy_text.hpp"
+#include "tool_main.hpp"
 
 namespace {
 
@@ -22,24 +21,17 @@ struct arguments {
   std::vector<std::pair<std::string, std::string>> options;  ///< "window", "64"
 };
 
-/// The options after the case are a policy's parameters with dashes for underscores; each takes one value.
-arguments parse(int argc, char** argv) {
-  CLI::App app{"Print what a policy keeps of a captured prompt (kvpolicy-case/1), when the prompt ends.", "kvpolicy-select"};
-  arguments a;
+void declare(CLI::App& app, arguments& a) {
   app.add_option("CASE", a.path, "the .safetensors file")->required();
   app.add_option("--policy", a.policy, "its name")->required();
   app.add_option("--ratio", a.ratio, "fraction removed, 0 <= R < 1");
   app.allow_extras();
   app.footer("Every further --OPTION VALUE is a parameter of the policy (kvpolicy-run --list-policies).");
-  try {
-    app.parse(argc, argv);
-  } catch (CLI::CallForHelp const&) {
-    std::cout << app.help();
-    std::exit(0);
-  } catch (CLI::ParseError const& e) {
-    throw invalid_value(std::string(e.what()) + " (--help lists the options)");
-  }
-  std::vector<std::string> const extras = app.remaining();
+}
+
+/// The options after the case are a policy's parameters with dashes for underscores; each takes one value.
+std::vector<std::pair<std::string, std::string>> options_of(std::vector<std::string> const& extras) {
+  std::vector<std::pair<std::string, std::string>> options;
   for (std::size_t i = 0; i < extras.size(); ++i) {
     std::string name = extras[i];
     if (!name.starts_with("--")) throw invalid_value("'" + name + "' is neither an option nor an option's value");
@@ -53,9 +45,9 @@ arguments parse(int argc, char** argv) {
       value = extras[++i];
     }
     std::ranges::replace(name, '-', '_');
-    a.options.emplace_back(name, value);
+    options.emplace_back(name, value);
   }
-  return a;
+  return options;
 }
 
 /// The policy that is asked for. Its published setting is the base, so that the options given are all that differs.
@@ -122,19 +114,22 @@ nlohmann::json kept_of(case_file const& prompt, any_policy const& policy) {
   return layers;
 }
 
+void run(arguments const& a) {
+  case_file const prompt = read_case(a.path);
+  named_policy const chosen = policy_of(a, prompt.shape.max_tokens);
+  nlohmann::ordered_json const result{{"policy", a.policy}, {"kept", kept_of(prompt, chosen.policy)}};
+  std::cout << result.dump() << '\n' << std::flush;
+  if (!std::cout) throw error("standard output could not be written whole");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    arguments const a = parse(argc, argv);
-    case_file const prompt = read_case(a.path);
-    named_policy const chosen = policy_of(a, prompt.shape.max_tokens);
-    nlohmann::ordered_json const result{{"policy", a.policy}, {"kept", kept_of(prompt, chosen.policy)}};
-    std::cout << result.dump() << '\n' << std::flush;
-    if (!std::cout) throw error("standard output could not be written whole");
-  } catch (std::exception const& e) {
-    std::cerr << "kvpolicy-select: " << e.what() << '\n';
-    return 2;
-  }
-  return 0;
+  CLI::App app{"Print what a policy keeps of a captured prompt (kvpolicy-case/1), when the prompt ends.", "kvpolicy-select"};
+  arguments a;
+  declare(app, a);
+  return tool_main(app, argc, argv, [&] {
+    a.options = options_of(app.remaining());
+    run(a);
+  });
 }
