@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # All tests, from a fresh machine: sets up what they need, builds, runs, and ends with a summary.
 #
-#   tests/run.sh            everything: the optimised build with the real model, then ASan and UBSan
+#   tests/run.sh            everything: the optimised build with the real model, then ASan and UBSan, then TSan where threads are
 #   tests/run.sh --quick    the optimised build alone
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-stages=(host asan)
+stages=(host asan tsan)
 case "${1:-}" in
   '') ;;
   --quick) stages=(host) ;;
@@ -20,11 +20,16 @@ passed=0 failed=0 skipped=0
 for stage in "${stages[@]}"; do
   echo "== $stage"
   cmake --preset "$stage" >"build/$stage.log" 2>&1 || { cat "build/$stage.log"; exit 1; }
-  targets=()
-  [ "$stage" = host ] || targets=(--target kvpolicy_tests kvpolicy_llama_tests)
+  targets=() only=()
+  case $stage in
+    asan)
+      targets=(--target kvpolicy_tests kvpolicy_tier_tests kvpolicy_tier_io_tests kvpolicy_llama_tests)
+      only=(--tests-regex "^(kvpolicy|tier|llama):" --exclude-regex "500 kills" --label-exclude model) ;;
+    tsan)
+      targets=(--target kvpolicy_tier_tests)
+      only=(--tests-regex "^tier:" --exclude-regex "500 kills") ;;
+  esac
   cmake --build --preset "$stage" --parallel "$(nproc)" "${targets[@]}" >"build/$stage.log" 2>&1 || { cat "build/$stage.log"; exit 1; }
-  only=()
-  [ "$stage" = host ] || only=(--tests-regex "^(kvpolicy|llama):" --label-exclude model)
   report=build/$stage/ctest.xml
   rm -f "$report"
   # Tests of the real model want both cores, and their kernels' speed is not what is tested: one at a time.
