@@ -55,7 +55,7 @@ int main() {
   for (std::int32_t i = 0; i < 160; ++i) cache.table.push_back((i * 37 + 11) % 256);  // pages lie anywhere in the pool
   cache.tokens = 2000;
 
-  kv::presets::chess const policy{.units = {.page = 16, .pages_per_chunk = 8, .chunks_per_grid = 4}, .recent_pages = 4};
+  kv::presets::chess const policy{.fractions = {.tokens = 256}};  // pages of 16 tokens
   engine_view const view{&cache};
   kv::host_exec exec;
   auto state = kv::start(policy, kv::shape_of(view));  // the only allocation

@@ -70,7 +70,10 @@ TEST_CASE("an act that is chosen at run time does what it does by itself, with a
   auto const h2o = presets::h2o{.tokens = 30, .layers = {1, 2}}.parts().retain;
   auto const tova = presets::tova{.tokens = 30}.parts().retain;
   auto const quest = presets::quest{.tokens = 16, .page = 4}.parts().retrieve;
-  auto const chess = presets::chess{.units = {4, 2, 2}, .recent_pages = 2, .entropy = 1.2f, .every = 5}.parts().retrieve;
+  auto const chess =
+      presets::chess{.fractions = {.5f, .5f, .2f}, .units = {4, 2, 2}, .recent_pages = 2, .entropy = 1.2f, .every = 5}
+          .parts()
+          .retrieve;
   check_same(keep_all{}, keep_all{});
   check_same(snapkv, keep_all{});
   check_same(streaming, keep_all{});
@@ -88,7 +91,7 @@ TEST_CASE("an act that is chosen at run time does what it does by itself, with a
 TEST_CASE("what an act refuses, and what a pair does, is refused of those chosen at run time", "[one_of]") {
   cache_shape const shape{2, 4, 2, 8, 300, element_type::f16};
   auto const snapkv = presets::snapkv{.tokens = 64}.parts().retain;
-  auto const chess = presets::chess{.units = {8, 2, 2}, .recent_pages = 1}.parts().retrieve;
+  auto const chess = presets::chess{.fractions = {.5f, .5f, .2f}, .units = {8, 2, 2}, .recent_pages = 1}.parts().retrieve;
   auto const quest = [](std::int32_t tokens, std::int32_t reuse) {
     return presets::quest{.tokens = tokens, .layers = {.reuse = reuse}}.parts().retrieve;
   };

@@ -275,6 +275,7 @@ struct chess_model {
             .entropy = 1.5f,
             .every = static_cast<std::int32_t>(random.one_in(3) ? random.between(1, 6) : 0),
             .depth = static_cast<std::int32_t>(random.between(1, 3)),
+            .standardised = false,  // of few pages, rounding ranks what is equal
             .paper_literal = random.one_in(4)};
   }
   static bool like_fresh(moment const& at) { return at.rebuilt; }

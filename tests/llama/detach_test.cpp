@@ -57,7 +57,7 @@ TEST_CASE("after detach the engine computes bit by bit what it computes without 
   SECTION("quest") { check_detached(presets::quest{.tokens = 64}, options); }
   SECTION("snapkv") { check_detached(presets::snapkv{.tokens = 64}, options); }
   SECTION("streaming_llm") { check_detached(presets::streaming_llm{.tokens = 64}, options); }
-  SECTION("chess") { check_detached(presets::chess{.recent_pages = 2}, options); }
+  SECTION("chess") { check_detached(presets::chess{.fractions = {.tokens = 64}}, options); }
 }
 
 TEST_CASE("a session detached from the start passes everything through") {

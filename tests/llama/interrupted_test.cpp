@@ -92,7 +92,9 @@ TEST_CASE("a decode that the caller stopped at any node is repeated as if nothin
   SECTION("snapkv") { check_interrupted(presets::snapkv{.tokens = 40, .window = 32, .smooth = {.width = 5}}); }
   SECTION("streaming_llm") { check_interrupted(presets::streaming_llm{.tokens = 48}); }
   SECTION("chess") {
-    check_interrupted(presets::chess{.units = {.page = 8, .pages_per_chunk = 4, .chunks_per_grid = 2}, .recent_pages = 2});
+    check_interrupted(presets::chess{.fractions = {.grids = .5f, .chunks = .2f, .pages = .1f},
+                                     .units = {.page = 8, .pages_per_chunk = 4, .chunks_per_grid = 2},
+                                     .recent_pages = 2});
   }
 }
 

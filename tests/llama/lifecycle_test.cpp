@@ -19,7 +19,8 @@ namespace {
 constexpr presets::quest small_quest{.tokens = 64, .page = 8};
 constexpr presets::snapkv small_snapkv{.tokens = 64, .smooth = {.width = 5}};
 constexpr presets::streaming_llm small_streaming{.tokens = 64};
-constexpr presets::chess small_chess{.units = {.page = 8, .pages_per_chunk = 4, .chunks_per_grid = 2},
+constexpr presets::chess small_chess{.fractions = {.grids = .5f, .chunks = .2f, .pages = .1f},
+                                     .units = {.page = 8, .pages_per_chunk = 4, .chunks_per_grid = 2},
                                      .recent_pages = 2,
                                      .entropy = std::numeric_limits<float>::infinity(),
                                      .varentropy = std::numeric_limits<float>::infinity()};

@@ -85,7 +85,8 @@ std::vector<logits> replay_from_archive(llama_model* model, policy_run const& fr
 constexpr presets::chess small_chess{.fractions = {.grids = .5f, .chunks = .5f, .pages = .4f},
                                      .units = {.page = 8, .pages_per_chunk = 4, .chunks_per_grid = 2},
                                      .sink_pages = 1,
-                                     .recent_pages = 2};
+                                     .recent_pages = 2,
+                                     .depth = 3};
 
 TEST_CASE("streaming_llm equals the engine with the cells removed that it does not read") {
   model_owner const model = tiny_llama();

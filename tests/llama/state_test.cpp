@@ -72,7 +72,8 @@ TEST_CASE("a restored prompt is decoded as it was the first time") {
     check_saved(policy{presets::snapkv{.tokens = 96}.parts().retain, presets::quest{.tokens = 64}.parts().retrieve});
   }
   SECTION("chess") {
-    check_saved(presets::chess{.units = {.page = 8},
+    check_saved(presets::chess{.fractions = {.grids = .5f, .chunks = .2f, .pages = .1f},
+                               .units = {.page = 8},
                                .recent_pages = 2,
                                .entropy = std::numeric_limits<float>::infinity(),
                                .varentropy = std::numeric_limits<float>::infinity()});

@@ -109,15 +109,22 @@ TEST_CASE("chess reads what the cascade says, at every depth, renewed by a fixed
   std::int64_t rebuilt = 0;
   presets::chess const fixed = presets::chess::fixed_interval();
   REQUIRE(fixed.every == 192);
-  run_chess({{50, 20, 10}, {.entropy = never, .varentropy = never}}, true, 1701, 400, cases, rebuilt);
+  run_chess({{50, 20, 10}, {.entropy = never, .varentropy = never, .standardised = false}}, true, 1701, 400, cases, rebuilt);
   cases.require();
   REQUIRE(rebuilt >= 500);
+}
+
+TEST_CASE("a standardised chess ranks pages by what sets them apart", "[methods]") {
+  tally cases;
+  std::int64_t rebuilt = 0;
+  run_chess({{50, 20, 10}, {.entropy = never, .varentropy = never, .standardised = true}}, true, 1706, 400, cases, rebuilt);
+  cases.require();
 }
 
 TEST_CASE("chess chooses anew behind a page of which the model was unsure", "[methods]") {
   tally cases;
   std::int64_t rebuilt = 0;
-  run_chess({{50, 20, 10}, {}}, true, 1702, 400, cases, rebuilt);
+  run_chess({{50, 20, 10}, {.standardised = false}}, true, 1702, 400, cases, rebuilt);
   cases.require();
   REQUIRE(rebuilt >= 500);
 }
@@ -144,8 +151,12 @@ TEST_CASE("chess without grids, and without chunks, worked by hand", "[methods]"
   for (std::int64_t t = 0; t < 12; ++t) cache.set_key(0, 0, t, 0, at(keys, t));
   std::vector<ints> const want{{0, 1, 4, 6, 8, 9, 11}, {0, 1, 8, 11}, {0, 1, 11}};
   for (std::int32_t depth = 1; depth <= 3; ++depth) {
-    presets::chess const policy{
-        .fractions = {.5f, .5f, .5f}, .units = {1, 2, 2}, .sink_pages = 0, .recent_pages = 1, .depth = depth};
+    presets::chess const policy{.fractions = {.5f, .5f, .5f},
+                                .units = {1, 2, 2},
+                                .sink_pages = 0,
+                                .recent_pages = 1,
+                                .depth = depth,
+                                .standardised = false};
     host_exec exec;
     auto state = start(policy, shape);
     prefill(policy, state, own_view{&cache, 11}, {0}, {}, exec);

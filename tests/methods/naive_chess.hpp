@@ -47,7 +47,22 @@ inline cascade_choice naive_cascade(world const& w, presets::chess const& p, per
     }
   }
   std::int64_t const pages = size_of(levels[2]);
-  reals const anchor = mean_of(levels[2], std::max<std::int64_t>(0, pages - p.recent_pages), pages);
+  reals anchor = mean_of(levels[2], std::max<std::int64_t>(0, pages - p.recent_pages), pages);
+  double noise = 0;  // of a score, from fp32's rounding of the anchor's difference from the mean
+  if (p.standardised) {
+    reals const mean = mean_of(levels[2], 0, pages);
+    if (pages <= p.recent_pages) made.close = true;  // nothing sets the anchor apart but rounding; the window has all pages
+    for (std::size_t i = 0; i < anchor.size(); ++i) {
+      double variance = 0;
+      for (reals const& page : levels[2]) variance += (page[i] - mean[i]) * (page[i] - mean[i]) / static_cast<double>(pages);
+      // Of one page or equal ones, what fp32 leaves of the variance says nothing.
+      if (variance < 1e-6) made.close = true;
+      double most = 0;
+      for (reals const& page : levels[2]) most = std::max(most, std::abs(page[i]));
+      if (variance >= 1e-6) noise += 1e-6 * most * most / variance;
+      anchor[i] = variance < 1e-6 ? 0 : (anchor[i] - mean[i]) / variance;
+    }
+  }
 
   // Depth 3 begins with grids, 2 with chunks, 1 with pages: all of that level are live.
   auto const top = static_cast<std::size_t>(3 - p.depth);
@@ -74,7 +89,7 @@ inline cascade_choice naive_cascade(world const& w, presets::chess const& p, per
       size = std::max(size, std::abs(sum));
     }
     std::int64_t const k = std::max<std::int64_t>(1, (keep[level] * size_of(live) + 99) / 100);
-    made.close = made.close || close_call(scores, k, 1e-5 * size);
+    made.close = made.close || close_call(scores, k, 1e-5 * size + noise);
     live = best(live, scores, k);
   }
   made.pages = live;

@@ -134,6 +134,8 @@ presets::chess preset_of(chess_case const& c, bool literal) {
                     static_cast<std::int32_t>(c.chunks_per_grid)},
           .sink_pages = static_cast<std::int32_t>(c.sinks),
           .recent_pages = static_cast<std::int32_t>(c.recent),
+          .depth = 3,
+          .standardised = false,
           .paper_literal = literal};
 }
 
@@ -191,7 +193,8 @@ TEMPLATE_TEST_CASE("chess, worked by hand", "[presets]", KVPOLICY_TEST_EXECUTORS
   random_cache cache(shape, layout::head_major, 4, random);
   std::array const keys{4.f, 4.f, 1.f, 1.f, 9.f, -9.f, 2.f, 2.f, 3.f, 3.f, 1.f, 50.f};
   for (std::size_t t = 0; t < keys.size(); ++t) cache.set_key(0, 0, static_cast<std::int64_t>(t), 0, keys[t]);
-  presets::chess const policy{.fractions = {.5f, .5f, .5f}, .units = {1, 2, 2}, .sink_pages = 0, .recent_pages = 1};
+  presets::chess const policy{
+      .fractions = {.5f, .5f, .5f}, .units = {1, 2, 2}, .sink_pages = 0, .recent_pages = 1, .depth = 3, .standardised = false};
   range_list list;
   TestType on(shape);
   on.run([&](auto& exec) { list = chosen(policy, cache, 12, exec); });
@@ -205,8 +208,13 @@ TEMPLATE_TEST_CASE("to the letter, a score that is the quantile itself is kept",
   cache_shape const shape{1, 1, 1, 1, 12, element_type::f32};
   random_cache cache(shape, layout::head_major, 4, random);
   for (std::int64_t t = 0; t < 12; ++t) cache.set_key(0, 0, t, 0, static_cast<float>(t + 1));
-  presets::chess const policy{
-      .fractions = {.9f, 1, 1}, .units = {1, 1, 1}, .sink_pages = 0, .recent_pages = 1, .paper_literal = true};
+  presets::chess const policy{.fractions = {.9f, 1, 1},
+                              .units = {1, 1, 1},
+                              .sink_pages = 0,
+                              .recent_pages = 1,
+                              .depth = 3,
+                              .standardised = false,
+                              .paper_literal = true};
   range_list list;
   TestType on(shape);
   on.run([&](auto& exec) { list = chosen(policy, cache, 12, exec); });
@@ -217,7 +225,8 @@ TEST_CASE("chess chooses anew after a page that passed a threshold, and not befo
   random_source random(114);
   cache_shape const shape{2, 2, 1, 4, 200, element_type::f32};
   random_cache const cache(shape, layout::head_major, 4, random);
-  presets::chess const policy{.units = {4, 2, 2}, .recent_pages = 1, .entropy = 1.0f, .varentropy = 5.0f};
+  presets::chess const policy{
+      .fractions = {.5f, .2f, .1f}, .units = {4, 2, 2}, .recent_pages = 1, .entropy = 1.0f, .varentropy = 5.0f, .depth = 3};
   host_exec exec;
   auto state = start(policy, shape);
   for (std::int64_t l = 0; l < 2; ++l) prefill(policy, state, own_view{&cache, 100}, {l}, {}, exec);

@@ -25,7 +25,10 @@ struct hierarchical_mean {
     std::int64_t page = 1;             ///< tokens
     std::vector<std::int64_t> folded;  ///< `[layers]` tokens that are in
     std::array<level, 3> levels;       ///< pages, chunks, grids
-    std::vector<float> anchor;         ///< `[dims]`, the scorer's
+    cache_shape shape{};
+    std::vector<float> anchor;      ///< `[dims]`, the scorer's
+    std::vector<float> moments;     ///< `[kv_heads, 2, head_dim]`, of all pages in one layer; the scorer's
+    std::vector<std::byte> spread;  ///< the same, mean +/- deviation
 
     std::int64_t tokens() const noexcept { return *std::ranges::min_element(folded); }
     std::int64_t units(std::size_t l) const noexcept {
@@ -53,7 +56,10 @@ struct hierarchical_mean {
     made.dims = shape.layers * shape.kv_heads * shape.head_dim;
     made.page = segment.page;
     made.folded.resize(static_cast<std::size_t>(shape.layers));
+    made.shape = shape;
     made.anchor.resize(static_cast<std::size_t>(made.dims));
+    made.moments.resize(static_cast<std::size_t>(2 * shape.kv_heads * shape.head_dim));
+    made.spread.resize(made.moments.size() * sizeof(float));
     std::int64_t units = shape.max_tokens;
     std::array const fan_out{segment.page, segment.pages_per_chunk, segment.chunks_per_grid};
     for (std::size_t l = 0; l < made.levels.size(); ++l) {

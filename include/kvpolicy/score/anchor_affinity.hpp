@@ -15,6 +15,9 @@ struct anchor_affinity {
   static constexpr scored of = scored::units;
 
   std::int32_t recent_pages = 8;  ///< W; the selector's window protects the same pages
+  /// Count each channel by its difference from the mean page, in units of its deviation over pages. Keys have much in common,
+  /// and a few channels are large: without, these alone rank the pages.
+  bool standardised = false;
 
   static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
 
@@ -27,7 +30,40 @@ struct anchor_affinity {
     pages.rows = recent;
     pool_mean(pool::hierarchical_mean::as_rows(pages), {.unit_size = recent, .first = 0, .last = recent},
               table<float>{summaries.anchor.data(), 1, summaries.dims, summaries.dims}, 0, exec);
+    if (standardised) standardise(summaries, exec);
     return summaries.anchor;
+  }
+
+ private:
+  /// anchor = (anchor - mean) / variance: its dot product with a page is that of both standardised, but for what is the same
+  /// for all pages. A channel that is the same in all pages, or has a NaN, counts for nothing.
+  template <executor Exec>
+  static void standardise(pool::hierarchical_mean::summaries& summaries, Exec& exec) {
+    table<float const> const pages = summaries.of(0);
+    std::int64_t const dim = summaries.shape.head_dim;
+    std::int64_t const heads = summaries.shape.kv_heads;
+    bounds_table const spread{
+        .data = summaries.spread.data(), .type = element_type::f32, .heads = heads, .units = 1, .head_dim = dim};
+    for (std::int64_t layer = 0; layer < summaries.shape.layers; ++layer) {
+      rows of_layer = pool::hierarchical_mean::as_rows(pages);
+      of_layer.base += layer * heads * dim * size_of(element_type::f32);
+      of_layer.heads = heads;
+      of_layer.head_dim = dim;
+      of_layer.head_stride = dim * size_of(element_type::f32);
+      pool_spread(of_layer, {.unit_size = pages.rows, .first = 0, .last = pages.rows}, summaries.moments.data(), spread, exec);
+      float* const anchor = summaries.anchor.data() + layer * heads * dim;
+      auto const* const high = reinterpret_cast<float const*>(summaries.spread.data());
+      for (std::int64_t h = 0; h < heads; ++h) {
+        for (std::int64_t i = 0; i < dim; ++i) {
+          float const above = high[2 * h * dim + i];
+          float const below = high[(2 * h + 1) * dim + i];
+          float const deviation = (above - below) / 2;
+          float const variance = deviation * deviation;
+          float& channel = anchor[h * dim + i];
+          channel = variance > 0 ? (channel - (above + below) / 2) / variance : 0;
+        }
+      }
+    }
   }
 };
 
