@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <exception>
@@ -11,8 +10,8 @@
 #include <vector>
 
 #include "kvpolicy/selection.hpp"
-#include "kvpolicy/tier/head_slots.hpp"
 #include "kvpolicy/tier/resident_options.hpp"
+#include "kvpolicy/tier/row_arena.hpp"
 #include "kvpolicy/tier/tier.hpp"
 #include "kvpolicy/view.hpp"
 
@@ -26,16 +25,14 @@ class resident_rows {
  public:
   /// Throws invalid_value where the tier's blocks are of another size.
   resident_rows(Tier& tier, cache_shape const& shape, resident_options options)
-      : tier_(&tier), shape_(shape), options_(options), slots_(options.slots == 0 ? shape.max_tokens : options.slots) {
+      : tier_(&tier),
+        shape_(shape),
+        options_(options),
+        arena_(shape, checked(options.slots == 0 ? shape.max_tokens : options.slots)) {
     KVPOLICY_EXPECTS(tier.block_bytes() == block_bytes(shape), "the tier's blocks have " + std::to_string(tier.block_bytes()) +
                                                                    " bytes; a key and a value of this cache have " +
                                                                    std::to_string(block_bytes(shape)));
-    KVPOLICY_EXPECTS(slots_ > 0,
-                     "a head with " + std::to_string(slots_) + " rows of fast memory reads nothing; give at least 1");
-    auto const lists = static_cast<std::size_t>(shape.layers * shape.kv_heads);
-    arena_.resize(lists * static_cast<std::size_t>(slots_ * block_bytes(shape)));
-    slot_of_.resize(lists * static_cast<std::size_t>(shape.max_tokens), nowhere);
-    heads_.resize(lists, head_state(slots_));
+    heads_.resize(static_cast<std::size_t>(shape.layers * shape.kv_heads));
     readable_.resize(static_cast<std::size_t>(shape.kv_heads));
   }
   resident_rows(resident_rows const&) = delete;
@@ -45,16 +42,12 @@ class resident_rows {
     try {
       settle();
     } catch (std::exception const&) {
-      auto* const lost = new lost_arena{std::move(arena_), lost_.load()};
-      while (!lost_.compare_exchange_weak(lost->next, lost)) {
-      }
+      arena_.abandon();
     }
     for (std::int64_t l = 0; l < shape_.layers; ++l) forget({l});
   }
 
-  static constexpr std::int64_t block_bytes(cache_shape const& shape) noexcept {
-    return 2 * shape.head_dim * size_of(shape.type);
-  }
+  static constexpr std::int64_t block_bytes(cache_shape const& shape) noexcept { return row_arena::block_bytes(shape); }
   resident_statistics const& statistics() const noexcept { return statistics_; }
 
   /// A layer's prompt, the view's tokens: those that are retained go to the tier, in place of what was there of this layer;
@@ -66,11 +59,10 @@ class resident_rows {
       for (std::int64_t l = 0; l < shape_.layers; ++l) forget({l});
       ++generation_;
       stored_ = view.tokens();
-      std::ranges::fill(slot_of_, nowhere);
+      arena_.clear();
       for (head_state& head : heads_) {
         head.committed.clear();
         head.appended = stored_;
-        head.slots.clear();
       }
     }
     auto const keys = view.keys(layer);
@@ -123,18 +115,13 @@ class resident_rows {
     return {scope::head, readable_, shape_.kv_heads};
   }
 
-  basic_rows<host_memory> keys(layer_id layer) const noexcept { return rows_at(layer, 0); }
-  basic_rows<host_memory> values(layer_id layer) const noexcept {
-    return rows_at(layer, shape_.head_dim * size_of(shape_.type));
-  }
+  basic_rows<host_memory> keys(layer_id layer) const noexcept { return arena_.keys(layer); }
+  basic_rows<host_memory> values(layer_id layer) const noexcept { return arena_.values(layer); }
 
  private:
-  static constexpr std::int32_t nowhere = head_slots::nowhere;
+  static constexpr std::int32_t nowhere = row_arena::nowhere;
 
   struct head_state {
-    explicit head_state(std::int64_t count) : slots(count) {}
-
-    head_slots slots;
     range_list stored;          ///< tokens of the prompt that the tier has
     range_list committed;       ///< what was last readable whole
     std::int64_t appended = 0;  ///< tokens of the sequence that were written here
@@ -142,12 +129,10 @@ class resident_rows {
     std::vector<block_read> reads;  ///< of the pending get
   };
 
-  /// Memory that a get may still write to; never freed.
-  struct lost_arena {
-    std::vector<std::byte> bytes;
-    lost_arena* next;
-  };
-  inline static std::atomic<lost_arena*> lost_{nullptr};
+  static std::int64_t checked(std::int64_t slots) {
+    KVPOLICY_EXPECTS(slots > 0, "a head with " + std::to_string(slots) + " rows of fast memory reads nothing; give at least 1");
+    return slots;
+  }
 
   template <class Visit>
   static void each_token(range_list const& list, Visit visit) {
@@ -159,72 +144,42 @@ class resident_rows {
   block_key key_of(layer_id layer, std::int64_t head, std::int32_t token) const noexcept {
     return {options_.request, static_cast<std::int32_t>(layer.value), static_cast<std::int32_t>(head), token, generation_};
   }
-  std::int64_t list_of(layer_id layer, std::int64_t head) const noexcept { return layer.value * shape_.kv_heads + head; }
-  head_state& at(layer_id layer, std::int64_t head) noexcept { return heads_[static_cast<std::size_t>(list_of(layer, head))]; }
-  std::int32_t& slot_of(layer_id layer, std::int64_t head, std::int32_t token) noexcept {
-    return slot_of_[static_cast<std::size_t>(list_of(layer, head) * shape_.max_tokens + token)];
-  }
-  std::byte* address(layer_id layer, std::int64_t head, std::int32_t slot) noexcept {
-    return arena_.data() + (list_of(layer, head) * slots_ + slot) * block_bytes(shape_);
-  }
-
-  rows rows_at(layer_id layer, std::int64_t offset) const noexcept {
-    std::int64_t const block = block_bytes(shape_);
-    return {.base = arena_.data() + list_of(layer, 0) * slots_ * block + offset,
-            .type = shape_.type,
-            .heads = shape_.kv_heads,
-            .tokens = shape_.max_tokens,
-            .head_dim = shape_.head_dim,
-            .head_stride = slots_ * block,
-            .token_stride = block,
-            .dim_stride = size_of(shape_.type),
-            .ranks = slot_of_.data() + list_of(layer, 0) * shape_.max_tokens,
-            .rank_stride = shape_.max_tokens};
-  }
-
-  /// A slot for a token; what was there is resident no more.
-  std::int32_t room(layer_id layer, std::int64_t h, std::int32_t token, std::int64_t now) {
-    head_slots::taken const taken = at(layer, h).slots.take(token, now);
-    if (taken.evicted != nowhere) slot_of(layer, h, taken.evicted) = nowhere;
-    return taken.slot;
-  }
-  std::int32_t slot_read(layer_id layer, std::int64_t h, block_read const& read) noexcept {
-    return static_cast<std::int32_t>((read.to - address(layer, h, 0)) / block_bytes(shape_));
+  head_state& at(layer_id layer, std::int64_t head) noexcept {
+    return heads_[static_cast<std::size_t>(layer.value * shape_.kv_heads + head)];
   }
 
   /// Tokens behind the prompt have no block in the tier: they stay where they are written.
   template <class View>
   void append_new(View const& view, layer_id layer, std::int64_t h) {
     head_state& head = at(layer, h);
+    head_slots& slots = arena_.slots(layer, h);
     if (!options_.wait) touch(layer, h, head.committed, now_);
     head.appended = std::clamp(head.appended, stored_, view.tokens() - 1);
-    std::int64_t const row = shape_.head_dim * size_of(shape_.type);
     for (; head.appended < view.tokens(); ++head.appended) {
       auto const token = static_cast<std::int32_t>(head.appended);
-      std::int32_t slot = slot_of(layer, h, token);
-      if (slot == nowhere) slot = room(layer, h, token, now_);
-      head.slots.hold(slot);
-      std::byte* const to = address(layer, h, slot);
-      std::memcpy(to, view.keys(layer).address({h}, {token}), static_cast<std::size_t>(row));
-      std::memcpy(to + row, view.values(layer).address({h}, {token}), static_cast<std::size_t>(row));
-      slot_of(layer, h, token) = slot;
+      std::int32_t slot = arena_.slot_of(layer, h, token);
+      if (slot == nowhere) slot = arena_.take(layer, h, token, now_);
+      slots.hold(slot);
+      arena_.write(layer, h, slot, view.keys(layer).address({h}, {token}), view.values(layer).address({h}, {token}));
+      arena_.slot_of(layer, h, token) = slot;
     }
   }
 
   void fetch(layer_id layer, std::int64_t h, range_list const& list) {
     head_state& head = at(layer, h);
+    head_slots& slots = arena_.slots(layer, h);
     if (head.pending != 0) end(layer, h, options_.wait ? wait_for(head.pending) : tier_->poll(head.pending));
     std::int64_t const now = now_;
     missing_.clear();
     each_token(list, [&](std::int32_t t) {
       if (t >= stored_) return;
       ++statistics_.wanted;
-      std::int32_t const slot = slot_of(layer, h, t);
+      std::int32_t const slot = arena_.slot_of(layer, h, t);
       if (slot == nowhere) {
         missing_.push_back(t);
       } else {
         ++statistics_.hits;
-        head.slots.touch(slot, now);
+        slots.touch(slot, now);
       }
     });
     if (missing_.empty() || head.pending != 0) return;
@@ -234,11 +189,11 @@ class resident_rows {
     try {
       head.reads.reserve(missing_.size());
       for (std::int32_t const t : missing_)
-        head.reads.push_back({key_of(layer, h, t), address(layer, h, room(layer, h, t, now))});
-      for (block_read const& read : head.reads) head.slots.hold(slot_read(layer, h, read));
+        head.reads.push_back({key_of(layer, h, t), arena_.address(layer, h, arena_.take(layer, h, t, now))});
+      for (block_read const& read : head.reads) slots.hold(arena_.slot_at(layer, h, read.to));
       head.pending = tier_->get(head.reads);
     } catch (...) {
-      for (block_read const& read : head.reads) head.slots.empty(slot_read(layer, h, read));
+      for (block_read const& read : head.reads) slots.empty(arena_.slot_at(layer, h, read.to));
       throw;
     }
     end(layer, h, options_.wait ? wait_for(head.pending) : tier_->poll(head.pending));
@@ -258,12 +213,13 @@ class resident_rows {
   void end(layer_id layer, std::int64_t h, status result) {
     if (result == status::pending) return;
     head_state& head = at(layer, h);
+    head_slots& slots = arena_.slots(layer, h);
     head.pending = 0;
     for (block_read const& read : head.reads) {
-      std::int32_t const slot = slot_read(layer, h, read);
-      head.slots.touch(slot, now_);
-      if (result == status::done) slot_of(layer, h, read.key.position) = slot;
-      else head.slots.empty(slot);
+      std::int32_t const slot = arena_.slot_at(layer, h, read.to);
+      slots.touch(slot, now_);
+      if (result == status::done) arena_.slot_of(layer, h, read.key.position) = slot;
+      else slots.empty(slot);
     }
     if (result == status::done) {
       statistics_.bytes_fetched += std::ssize(head.reads) * block_bytes(shape_);
@@ -274,10 +230,10 @@ class resident_rows {
   }
 
   void touch(layer_id layer, std::int64_t h, range_list const& list, std::int64_t now) {
-    head_state& head = at(layer, h);
+    head_slots& slots = arena_.slots(layer, h);
     each_token(list, [&](std::int32_t t) {
-      std::int32_t const slot = slot_of(layer, h, t);
-      if (slot != nowhere && t < stored_) head.slots.touch(slot, now);
+      std::int32_t const slot = arena_.slot_of(layer, h, t);
+      if (slot != nowhere && t < stored_) slots.touch(slot, now);
     });
   }
 
@@ -307,12 +263,10 @@ class resident_rows {
   Tier* tier_;
   cache_shape shape_;
   resident_options options_;
-  std::int64_t slots_;
   std::int64_t now_ = 0;
   std::uint32_t generation_ = 0;
   std::int64_t stored_ = 0;  ///< tokens of the prompt that is in the tier
-  std::vector<std::byte> arena_;
-  std::vector<std::int32_t> slot_of_;  ///< `[layers, kv_heads, max_tokens]`
+  row_arena arena_;
   std::vector<head_state> heads_;
   std::vector<range_list> readable_;
   std::vector<std::int32_t> missing_;
