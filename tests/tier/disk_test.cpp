@@ -76,13 +76,14 @@ TEST_CASE("a block of which any byte was changed is a miss, and so is a batch wi
     tier::disk made(folder.file("blocks"), bytes, stored + 1, unsynced);
     for (std::int32_t i = 0; i <= stored; ++i) REQUIRE(put_one(made, numbered(i), 1));
   }
-  for (unsigned char const flip : std::array<unsigned char, 3>{0x01, 0x80, 0xff}) {
+  // Each byte of the header ten times, and 10,000 of the payload.
+  for (int const flip : {0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x55, 0xff}) {
     {
       disk_file file(folder.file("blocks"));
       for (std::int32_t i = 0; i < stored; ++i) {
         auto value = file.read(numbered(i));
         REQUIRE(std::ssize(value) == stored);
-        value[static_cast<std::size_t>(i)] ^= flip;
+        value[static_cast<std::size_t>(i)] ^= static_cast<unsigned char>(flip);
         file.write(numbered(i), value);
       }
     }

@@ -42,6 +42,31 @@ TEST_CASE("keys as a cache has them rarely share a hash") {
   CHECK(hashes.size() > 199'990);
 }
 
+TEST_CASE("keys that share a hash are told apart") {
+  // The hash of a request is one step; layer and head, 64 bits that come behind it, can undo what another request changed.
+  auto const step = [](std::uint64_t request) {
+    std::uint64_t const hash = request * 0x9e3779b97f4a7c15u;
+    return hash ^ hash >> 32;
+  };
+  auto const colliding = [&](std::uint64_t request) {
+    std::uint64_t const word = step(request) ^ step(0);
+    return tier::block_key{request, static_cast<std::int32_t>(word >> 32), static_cast<std::int32_t>(word), 7, 1};
+  };
+  tier::block_key_hash const hash;
+  tier::host made(32, 500);
+  for (std::uint64_t request = 0; request < 500; ++request) {
+    REQUIRE(hash(colliding(request)) == hash(colliding(0)));
+    REQUIRE(put_one(made, colliding(request), 3));
+  }
+  for (std::uint64_t request = 0; request < 500; ++request) CHECK(reads_as(made, colliding(request), 3));
+  for (std::uint64_t request = 500; request < 1000; ++request) CHECK(is_miss(made, colliding(request)));
+  for (std::uint64_t request = 0; request < 500; request += 2) made.drop(colliding(request));
+  for (std::uint64_t request = 0; request < 500; ++request) {
+    if (request % 2 == 0) CHECK(is_miss(made, colliding(request)));
+    else CHECK(reads_as(made, colliding(request), 3));
+  }
+}
+
 TEST_CASE("what is announced and withdrawn leaves no trace, and what was there stays") {
   slot_table table(2);
   table.announce({1});
