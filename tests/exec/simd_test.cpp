@@ -24,17 +24,18 @@ void* counted(std::size_t size, std::size_t alignment) {
 }  // namespace
 }  // namespace kvpolicy_test
 
-// The one file that replaces them; the other forms of new and delete come down to these.
+// The one file that replaces them; the other forms of new and delete come down to these. Not inlined: g++ takes a free that it
+// sees for a mismatch.
 void* operator new(std::size_t size) { return kvpolicy_test::counted(size, 1); }
 void* operator new(std::size_t size, std::align_val_t alignment) {
   return kvpolicy_test::counted(size, static_cast<std::size_t>(alignment));
 }
 void* operator new(std::size_t size, std::nothrow_t const&) noexcept { return kvpolicy_test::counted(size, 1); }
-void operator delete(void* at, std::nothrow_t const&) noexcept { std::free(at); }
-void operator delete(void* at) noexcept { std::free(at); }
-void operator delete(void* at, std::size_t) noexcept { std::free(at); }
-void operator delete(void* at, std::align_val_t) noexcept { std::free(at); }
-void operator delete(void* at, std::size_t, std::align_val_t) noexcept { std::free(at); }
+[[gnu::noinline]] void operator delete(void* at, std::nothrow_t const&) noexcept { std::free(at); }
+[[gnu::noinline]] void operator delete(void* at) noexcept { std::free(at); }
+[[gnu::noinline]] void operator delete(void* at, std::size_t) noexcept { std::free(at); }
+[[gnu::noinline]] void operator delete(void* at, std::align_val_t) noexcept { std::free(at); }
+[[gnu::noinline]] void operator delete(void* at, std::size_t, std::align_val_t) noexcept { std::free(at); }
 
 namespace kvpolicy_test {
 namespace {

@@ -26,6 +26,11 @@ refused() {  # EXPECTED ARGUMENT...
 with_model() { refused "$1" --model "$model" "${@:2}"; }
 
 refused '--model is missing'
+with_model '--tier-async requires --tier' --prompt x --tier-async
+with_model '--tier-slots requires --tier' --prompt x --tier-slots 8
+with_model "unknown tier 'floppy'" --prompt x --policy sentencekv --tier floppy
+with_model 'needs a profile' --prompt x --policy heterocache
+with_model 'one choice for each request' --prompt x --policy snapkv:tokens=64+chess
 refused 'does not exist' --model "$work/none.gguf" --prompt x
 refused 'is a folder' --model "$work" --prompt x
 refused 'not a GGUF file' --model "$work/text.gguf" --prompt x

@@ -34,11 +34,12 @@ void declare(CLI::App& app, arguments& a) {
   app.add_option("--ctx", a.options.context, "context in tokens (default: what prompt and prediction need)")
       ->check(CLI::Range(1, 1 << 30));
   app.add_option("--threads", a.options.threads, "threads (default: all cores)")->check(CLI::Range(1, 1024));
-  app.add_option("--tier", a.options.tier,
-                 "where the prompt's rows live: same_memory, host or disk:FILE (default: the engine's cells)");
+  auto* const tier = app.add_option(
+      "--tier", a.options.tier, "where the prompt's rows live: same_memory, host or disk:FILE (default: the engine's cells)");
   app.add_option("--tier-slots", a.options.tier_slots, "rows that a KV head has in fast memory (default: all it reads)")
-      ->check(CLI::PositiveNumber);
-  app.add_flag("--tier-async", a.options.tier_async, "read what is in fast memory, without waiting for the rest");
+      ->check(CLI::PositiveNumber)
+      ->needs(tier);
+  app.add_flag("--tier-async", a.options.tier_async, "read what is in fast memory, without waiting for the rest")->needs(tier);
   app.add_flag("--compare", a.compare, "measure the policies against dense decoding; print a table");
   app.add_option("--json", a.options.json, "write everything that was measured");
   app.add_option("--trace", a.options.trace, "write one JSON line for each step and layer: what was kept, and why");
