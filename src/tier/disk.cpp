@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::uint32_t magic = 0x31544b4bu;  // "KKT1"
 constexpr std::size_t key_bytes = 24;
+constexpr unsigned most_readers = 16384;  // gets that have not ended: one for each KV head of any model
 
 /// In front of every block's bytes.
 struct header {
@@ -77,11 +78,11 @@ class disk::store {
     if (int const code = mdb_env_create(&env_); code != 0) fail("LMDB can't be started", code);
     try {
       open(options);
+      worker_.emplace([this](job const& j) { return fetch(j) ? status::done : status::missed; }, [](job const&) {});
     } catch (...) {
       mdb_env_close(env_);
       throw;
     }
-    worker_.emplace([this](job const& j) { return fetch(j) ? status::done : status::missed; }, [](job const&) {});
   }
   ~store() {
     worker_.reset();
@@ -116,20 +117,24 @@ class disk::store {
   ticket get(std::span<block_read const> reads) {
     std::scoped_lock const lock(worker_->mutex());
     // The transaction is begun here, so that the read sees what was put before it, and nothing that comes later.
-    return worker_->begin({.reads = {reads.begin(), reads.end()}, .view = std::make_unique<transaction>(env_, MDB_RDONLY)},
-                          [](job const&) {});
+    auto view = std::make_unique<transaction>(env_, MDB_RDONLY);
+    if (view->begun() == MDB_READERS_FULL) {
+      throw error("'" + path_ + "' has " + std::to_string(most_readers) + " gets that have not ended; wait for some first");
+    }
+    return worker_->begin({.reads = {reads.begin(), reads.end()}, .view = std::move(view)}, [](job const&) {});
   }
   status poll(ticket id) { return worker_->poll(id); }
   status wait(ticket id, clock::time_point deadline) { return worker_->wait(id, deadline); }
 
-  void drop(block_key const& block) {
+  void drop(std::span<block_key const> blocks) {
     transaction txn(env_, 0);
     if (txn.begun() != 0) fail("'" + path_ + "' can't be changed", txn.begun());
-    key_image image = image_of(block);
-    MDB_val key{image.size(), image.data()};
-    int const code = mdb_del(txn.get(), blocks_, &key, nullptr);
-    if (code == MDB_NOTFOUND) return;
-    if (code != 0) fail("'" + path_ + "' can't be changed", code);
+    for (block_key const& block : blocks) {
+      key_image image = image_of(block);
+      MDB_val key{image.size(), image.data()};
+      int const code = mdb_del(txn.get(), blocks_, &key, nullptr);
+      if (code != 0 && code != MDB_NOTFOUND) fail("'" + path_ + "' can't be changed", code);
+    }
     if (int const ended = txn.commit(); ended != 0) fail("'" + path_ + "' can't be changed", ended);
   }
 
@@ -170,7 +175,7 @@ class disk::store {
         (bytes_ + static_cast<std::int64_t>(sizeof(header) + key_bytes) + 2 * page - 1) / page * page;
     check(mdb_env_set_mapsize(env_, static_cast<std::size_t>(2 * capacity_ * per_block + 1024 * page)));
     check(mdb_env_set_maxdbs(env_, 2));
-    check(mdb_env_set_maxreaders(env_, 1024));  // gets that have not ended
+    check(mdb_env_set_maxreaders(env_, most_readers));
     unsigned const flags = MDB_NOSUBDIR | MDB_NOTLS | MDB_NORDAHEAD | (options.sync ? 0u : static_cast<unsigned>(MDB_NOSYNC));
     check(mdb_env_open(env_, path_.c_str(), flags, 0644));
     int dead = 0;
@@ -260,7 +265,7 @@ bool disk::put(std::span<block_write const> writes) { return store_->put(writes)
 ticket disk::get(std::span<block_read const> reads) { return store_->get(reads); }
 status disk::poll(ticket id) { return store_->poll(id); }
 status disk::wait(ticket id, clock::time_point deadline) { return store_->wait(id, deadline); }
-void disk::drop(block_key const& key) { store_->drop(key); }
+void disk::drop(std::span<block_key const> keys) { store_->drop(keys); }
 usage disk::occupied() { return store_->occupied(); }
 
 }  // namespace kvpolicy::tier

@@ -72,6 +72,10 @@ bool put_one(Tier& t, tier::block_key const& key, std::uint64_t version) {
   return t.put({&write, 1});
 }
 template <class Tier>
+void drop_one(Tier& t, tier::block_key const& key) {
+  t.drop({&key, 1});
+}
+template <class Tier>
 bool reads_as(Tier& t, tier::block_key const& key, std::uint64_t version) {
   std::vector<std::byte> to(static_cast<std::size_t>(t.block_bytes()), untouched_byte);
   tier::block_read const read{key, to.data()};

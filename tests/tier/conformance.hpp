@@ -111,7 +111,7 @@ class against_a_map {
 
   void drop() {
     tier::block_key const key = any_key();
-    tier_->drop(key);
+    drop_one(*tier_, key);
     map_.erase(key);
   }
 
@@ -178,7 +178,7 @@ void keeps_tenants_apart(std::int64_t blocks) {
   while (read < blocks) {
     while (made.tier.occupied().free < std::ssize(scratch) + capacity / 8) {  // somebody is evicted, or aborts
       auto const i = static_cast<std::size_t>(random.between(0, std::ssize(there) - 1));
-      made.tier.drop(there[i]);
+      drop_one(made.tier, there[i]);
       check(is_miss(made.tier, there[i]), "what was dropped is there");
       there[i] = there.back();
       there.pop_back();
@@ -256,7 +256,7 @@ void holds_what_is_read() {
     std::vector<std::byte> to(2 * bytes, untouched_byte);
     std::array const reads{tier::block_read{a, to.data()}, tier::block_read{b, to.data() + bytes}};
     tier::ticket const id = made.tier.get(reads);
-    made.tier.drop(a);
+    drop_one(made.tier, a);
     CHECK(adds_up(made.tier));
     CHECK(put_one(made.tier, b, 2));
     CHECK(adds_up(made.tier));

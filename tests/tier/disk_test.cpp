@@ -56,7 +56,7 @@ TEST_CASE("a get from a disk reads what was there when it began") {
     std::vector<std::byte> to(2 << 18, untouched_byte);
     std::array const reads{tier::block_read{numbered(1), to.data()}, tier::block_read{numbered(2), to.data() + (1 << 18)}};
     tier::ticket const id = made.tier.get(reads);
-    made.tier.drop(numbered(1));
+    drop_one(made.tier, numbered(1));
     CHECK(put_one(made.tier, numbered(2), 2));
     CHECK(put_one(made.tier, numbered(3), 3));
     CHECK(adds_up(made.tier));
@@ -133,7 +133,7 @@ TEST_CASE("what was put is there when the file is opened again, and only that") 
     tier::disk made(folder.file("blocks"), 33, 50);
     for (std::int32_t i = 0; i < 20; ++i) REQUIRE(put_one(made, numbered(i), 1));
     for (std::int32_t i = 0; i < 20; i += 2) REQUIRE(put_one(made, numbered(i), 2));
-    made.drop(numbered(7));
+    drop_one(made, numbered(7));
   }
   tier::disk made(folder.file("blocks"), 33, 50);
   for (std::int32_t i = 0; i < 25; ++i) {
@@ -155,7 +155,7 @@ TEST_CASE("a full disk refuses a put and changes nothing") {
   CHECK(made.tier.occupied().free == 0);
   CHECK(put_one(made.tier, numbered(0), 2));  // in place of itself
   CHECK(reads_as(made.tier, numbered(0), 2));
-  made.tier.drop(numbered(3));
+  drop_one(made.tier, numbered(3));
   CHECK(put_one(made.tier, numbered(8), 1));
   for (std::uint64_t version = 3; version < 2000; ++version) {  // no page is lost
     check(put_one(made.tier, numbered(0), version), "a replacement was refused");

@@ -94,7 +94,9 @@ class fake_tier {
   }
   /// Lets time pass, with nobody asking.
   void run() { tick(); }
-  void drop(kvpolicy::tier::block_key const& key) { slots_.drop(key); }
+  void drop(std::span<kvpolicy::tier::block_key const> keys) {
+    for (auto const& key : keys) slots_.drop(key);
+  }
   kvpolicy::tier::usage occupied() {
     auto const held = static_cast<std::int64_t>(std::ranges::count_if(holds_, [](std::int32_t n) { return n > 0; }));
     auto const use = slots_.occupied();

@@ -104,6 +104,26 @@ TEST_CASE("a sequence that was cut back reads no token that is gone") {
   s.made.options().never = false;
 }
 
+TEST_CASE("a sequence that was cut back into its prompt reads the rows that came since") {
+  for (bool const wait : {true, false}) {
+    for (std::int64_t const slots : {0, 12}) {
+      CAPTURE(wait, slots);
+      sequence s({.slots = slots, .wait = wait}, {.most_polls = 2});
+      s.step({{0, 4}});
+      s.step({{6, 9}});  // perhaps on its way when the tail goes
+      s.tokens = 5;      // tokens 5 to 17 are gone
+      s.cache.fill(5, 40, s.random);
+      for (int steps = 0; steps < 6; ++steps) {
+        auto const now = static_cast<std::int32_t>(s.tokens);
+        selection const read = s.step({{2, 4}, {5, now + 1}});
+        CHECK(s.there(read));
+        CHECK(read.of({0}).back().end == now + 1);
+      }
+      CHECK(s.made.occupied().resident + s.made.occupied().in_flight == 5);  // of the prompt, what is left
+    }
+  }
+}
+
 TEST_CASE("slots below zero are refused") {
   fake_tier made(tier::resident_rows<fake_tier>::block_bytes(one_head), 64);
   CHECK_THROWS_AS((tier::resident_rows<fake_tier>(made, one_head, {.slots = -1})), kvpolicy::invalid_value);

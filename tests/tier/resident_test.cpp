@@ -272,7 +272,7 @@ TEST_CASE("a block that is gone from the tier is an error, not a row of somethin
   r.step();
   selection kept = r.wanted({0}, wanted_at_most);
   while (kept.of({0}).empty() || !r.of_prompt(kept.of({0}).front().begin)) kept = r.wanted({0}, wanted_at_most);
-  made.drop({9, 0, 0, kept.of({0}).front().begin, 1});
+  drop_one(made, {9, 0, 0, kept.of({0}).front().begin, 1});
   CHECK_THROWS_AS(resident.ready(r.view(), {0}, kept), kvpolicy::error);
 }
 

@@ -26,7 +26,7 @@ class any_tier {
   ticket get(std::span<block_read const> reads) { return calls_->get(self_.get(), reads); }
   status poll(ticket id) { return calls_->poll(self_.get(), id); }
   status wait(ticket id, clock::time_point deadline) { return calls_->wait(self_.get(), id, deadline); }
-  void drop(block_key const& key) { calls_->drop(self_.get(), key); }
+  void drop(std::span<block_key const> keys) { calls_->drop(self_.get(), keys); }
   usage occupied() { return calls_->occupied(self_.get()); }
 
  private:
@@ -38,7 +38,7 @@ class any_tier {
     ticket (*get)(void*, std::span<block_read const>);
     status (*poll)(void*, ticket);
     status (*wait)(void*, ticket, clock::time_point);
-    void (*drop)(void*, block_key const&);
+    void (*drop)(void*, std::span<block_key const>);
     usage (*occupied)(void*);
   };
   template <class Tier>
@@ -49,7 +49,7 @@ class any_tier {
       .get = [](void* t, std::span<block_read const> reads) { return static_cast<Tier*>(t)->get(reads); },
       .poll = [](void* t, ticket id) { return static_cast<Tier*>(t)->poll(id); },
       .wait = [](void* t, ticket id, clock::time_point deadline) { return static_cast<Tier*>(t)->wait(id, deadline); },
-      .drop = [](void* t, block_key const& key) { static_cast<Tier*>(t)->drop(key); },
+      .drop = [](void* t, std::span<block_key const> keys) { static_cast<Tier*>(t)->drop(keys); },
       .occupied = [](void* t) { return static_cast<Tier*>(t)->occupied(); }};
 
   any_tier(pointer self, calls const& functions) : self_(std::move(self)), calls_(&functions) {}

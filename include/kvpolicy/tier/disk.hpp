@@ -31,7 +31,8 @@ class disk {
   ticket get(std::span<block_read const> reads);
   status poll(ticket id);
   status wait(ticket id, clock::time_point deadline);
-  void drop(block_key const& key);
+  /// One transaction.
+  void drop(std::span<block_key const> keys);
   /// Blocks that are stored are resident, or in flight while a get that names them has not ended.
   usage occupied();
 

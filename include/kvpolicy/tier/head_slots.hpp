@@ -41,7 +41,7 @@ class head_slots {
       if (used_[at(s)] < now && (best == nowhere || used_[at(s)] < used_[at(best)])) best = s;
     }
     KVPOLICY_EXPECTS(best != nowhere, "a head reads more than the " + std::to_string(count) +
-                                          " rows that it may have in fast memory; raise slots");
+                                          " rows that it may have in fast memory, generated tokens included; raise slots");
     next_ = (best + 1) % count;
     taken const result{static_cast<std::int32_t>(best), tokens_[at(best)]};
     tokens_[at(best)] = token;

@@ -62,9 +62,9 @@ class host {
   status poll(ticket id) { return worker_.poll(id); }
   status wait(ticket id, clock::time_point deadline) { return worker_.wait(id, deadline); }
 
-  void drop(block_key const& key) {
+  void drop(std::span<block_key const> keys) {
     std::scoped_lock const lock(worker_.mutex());
-    slots_.drop(key);
+    for (block_key const& key : keys) slots_.drop(key);
   }
   usage occupied() {
     std::scoped_lock const lock(worker_.mutex());

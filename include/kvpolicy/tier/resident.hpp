@@ -97,6 +97,7 @@ class resident_rows {
   template <kv_cache_view View>
   selection ready(View const& view, layer_id layer, selection const& kept) {
     ++now_;
+    if (view.tokens() - 1 < stored_) cut(view.tokens() - 1);
     for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
       truncate(at(layer, h).committed, view.tokens());
       append_new(view, layer, h);
@@ -201,7 +202,8 @@ class resident_rows {
 
   status wait_for(ticket id) {
     auto const start = clock::now();
-    status const result = tier_->wait(id, start + options_.deadline);
+    status const result =
+        tier_->wait(id, start + std::min<std::chrono::milliseconds>(options_.deadline, std::chrono::hours(24)));
     statistics_.stall_seconds += std::chrono::duration<double>(clock::now() - start).count();
     if (result == status::pending) {
       throw error("the tier did not deliver within " + std::to_string(options_.deadline.count()) + " ms");
@@ -237,18 +239,44 @@ class resident_rows {
     });
   }
 
-  /// Drops a layer's blocks of the current prompt. A tier that can't drop keeps them: they are never read again.
+  /// Drops a head's blocks of the prompt from `token` on. A tier that can't drop keeps them: they are never read again.
+  void drop_from(layer_id layer, std::int64_t h, std::int64_t token) noexcept {
+    range_list& list = at(layer, h).stored;
+    try {
+      dropped_.clear();
+      each_token(list, [&](std::int32_t t) {
+        if (t >= token) dropped_.push_back(key_of(layer, h, t));
+      });
+      if (!dropped_.empty()) tier_->drop(dropped_);
+    } catch (std::exception const&) {
+    }
+    truncate(list, token);
+  }
+
+  /// Drops a layer's blocks of the current prompt.
   void forget(layer_id layer) noexcept {
     for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
-      range_list& list = at(layer, h).stored;
-      each_token(list, [&](std::int32_t t) {
-        try {
-          tier_->drop(key_of(layer, h, t));
-        } catch (std::exception const&) {
-        }
-      });
-      list.clear();
+      drop_from(layer, h, 0);
     }
+  }
+
+  /// The sequence was cut back into the prompt, to so many tokens: those behind are gone, and others will have their places.
+  void cut(std::int64_t tokens) {
+    for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
+      for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
+        head_state& head = at(layer, h);
+        if (head.pending != 0) end(layer, h, wait_for(head.pending));
+        drop_from(layer, h, tokens);
+        truncate(head.committed, tokens);
+        head.appended = tokens;
+        for (std::int64_t t = tokens; t < shape_.max_tokens; ++t) {
+          std::int32_t& slot = arena_.slot_of(layer, h, static_cast<std::int32_t>(t));
+          if (slot != nowhere) arena_.slots(layer, h).empty(slot);
+          slot = nowhere;
+        }
+      }
+    }
+    stored_ = tokens;
   }
 
   /// Waits until no get is pending any more: their destinations are ours again.
@@ -272,6 +300,7 @@ class resident_rows {
   std::vector<std::int32_t> missing_;
   std::vector<std::byte> staging_;
   std::vector<block_write> writes_;
+  std::vector<block_key> dropped_;
   resident_statistics statistics_;
 };
 

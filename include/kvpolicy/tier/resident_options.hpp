@@ -8,7 +8,8 @@ namespace kvpolicy::tier {
 
 struct resident_options {
   std::uint64_t request = 0;
-  /// Rows that a KV head may have in fast memory; 0: as many as the sequence can hold.
+  /// Rows that a KV head may have in fast memory, those of generated tokens included, which stay there; 0: as many as the
+  /// sequence can hold.
   std::int64_t slots = 0;
   /// Wait for what is missing before a step reads. Without, a step reads what its head last had whole, and newer tokens.
   bool wait = true;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -34,8 +35,9 @@ class row_arena {
     for (head_slots& slots : slots_) slots.clear();
   }
   /// Never frees the memory: somebody may still write to it.
-  void abandon() {
-    auto* const made = new lost{std::move(bytes_), lost_.load()};
+  void abandon() noexcept {
+    lost* const made = spare_.release();
+    *made = {std::move(bytes_), lost_.load()};
     while (!lost_.compare_exchange_weak(made->next, made)) {
     }
   }
@@ -73,8 +75,8 @@ class row_arena {
 
  private:
   struct lost {
-    std::vector<std::byte> bytes;
-    lost* next;
+    std::vector<std::byte> bytes{};
+    lost* next = nullptr;
   };
   inline static std::atomic<lost*> lost_{nullptr};
 
@@ -97,6 +99,7 @@ class row_arena {
   cache_shape shape_;
   std::int64_t count_;  ///< slots of a head
   std::vector<head_slots> slots_;
+  std::unique_ptr<lost> spare_ = std::make_unique<lost>();  ///< where abandon() leaves the memory
   std::vector<std::byte> bytes_;
   std::vector<std::int32_t> slot_of_;  ///< `[layers, kv_heads, max_tokens]`
 };

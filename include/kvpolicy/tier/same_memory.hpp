@@ -61,7 +61,9 @@ class same_memory {
     return result;
   }
   status wait(ticket id, clock::time_point) { return poll(id); }
-  void drop(block_key const& key) { blocks_.erase(key); }
+  void drop(std::span<block_key const> keys) {
+    for (block_key const& key : keys) blocks_.erase(key);
+  }
   usage occupied() const noexcept { return {capacity_ - std::ssize(blocks_), std::ssize(blocks_), 0}; }
 
  private:

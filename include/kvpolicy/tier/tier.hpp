@@ -53,20 +53,20 @@ using clock = std::chrono::steady_clock;
 /// Requires: `block_bytes()`, `capacity()` (blocks); `put(writes)`, all or nothing: false, and nothing changed, where there is
 /// no room or the medium fails; what is acknowledged stays until dropped; a key that is there is replaced. `get(reads)` begins
 /// a scatter-gather read and returns its ticket; `poll(ticket)`; `wait(ticket, deadline)`, pending if that passes first; a
-/// ticket that ended is told once. `drop(key)`; `occupied()`. Semantics: sources are free again when put returns; destinations
-/// belong to the tier until their get has ended. A get is all or nothing, and sees each block as put before it began. Slots
-/// that a get holds are not reused before it ends, drop or not. Gets end in any order. Called from one thread at a time. Model:
-/// tier::host. Not a model: a cache that forgets what it acknowledged.
+/// ticket that ended is told once. `drop(keys)`, which need not be there; `occupied()`. Semantics: sources are free again when
+/// put returns; destinations belong to the tier until their get has ended. A get is all or nothing, and sees each block as put
+/// before it began. Slots that a get holds are not reused before it ends, drop or not. Gets end in any order. Called from one
+/// thread at a time. Model: tier::host. Not a model: a cache that forgets what it acknowledged.
 template <class T>
 concept tier_like = requires(T& t, std::span<block_write const> writes, std::span<block_read const> reads, ticket id,
-                             clock::time_point deadline, block_key const& key) {
+                             clock::time_point deadline, std::span<block_key const> keys) {
   { t.block_bytes() } -> std::convertible_to<std::int64_t>;
   { t.capacity() } -> std::convertible_to<std::int64_t>;
   { t.put(writes) } -> std::same_as<bool>;
   { t.get(reads) } -> std::same_as<ticket>;
   { t.poll(id) } -> std::same_as<status>;
   { t.wait(id, deadline) } -> std::same_as<status>;
-  t.drop(key);
+  t.drop(keys);
   { t.occupied() } -> std::same_as<usage>;
 };
 
