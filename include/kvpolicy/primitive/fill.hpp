@@ -13,9 +13,12 @@ namespace kvpolicy {
 /// Empty units are never taken. O(32 units).
 inline void fill(std::span<float const> scores, std::span<std::int32_t const> sizes, std::int64_t budget,
                  std::span<std::int32_t> taken) noexcept {
+  // `taken` holds the rank keys until the threshold is known.
+  for (std::size_t u = 0; u < scores.size(); ++u) taken[u] = static_cast<std::int32_t>(rank_key(scores[u]));
+  auto const key_of = [&](std::size_t u) { return static_cast<std::uint32_t>(taken[u]); };
   auto const tokens_from = [&](std::uint32_t threshold) {
     std::int64_t tokens = 0;
-    for (std::size_t u = 0; u < scores.size(); ++u) tokens += rank_key(scores[u]) >= threshold ? sizes[u] : 0;
+    for (std::size_t u = 0; u < scores.size(); ++u) tokens += key_of(u) >= threshold ? sizes[u] : 0;
     return tokens;
   };
   std::uint32_t threshold = 0;  // the largest that still has the budget
@@ -24,7 +27,7 @@ inline void fill(std::span<float const> scores, std::span<std::int32_t const> si
   }
   std::int64_t left = budget - (threshold == UINT32_MAX ? 0 : tokens_from(threshold + 1));
   for (std::size_t u = 0; u < scores.size(); ++u) {
-    std::uint32_t const key = rank_key(scores[u]);
+    std::uint32_t const key = key_of(u);
     taken[u] = 0;
     if (budget <= 0 || key < threshold) continue;
     if (key > threshold) {
