@@ -28,6 +28,8 @@ struct variant_of_policy {
   std::optional<named_policy> policy{};
 };
 
+std::string parameters_of(variant_of_policy const& v) { return v.policy ? v.policy->parameters : ""; }
+
 std::vector<variant_of_policy> variants_of(eval_options const& options, model_facts const& facts) {
   std::vector<variant_of_policy> all{{.label = "dense"}};
   for (std::string const& text : options.policies) {
@@ -35,8 +37,13 @@ std::vector<variant_of_policy> variants_of(eval_options const& options, model_fa
     std::size_t const last = text.rfind('+') == std::string::npos ? 0 : text.rfind('+') + 1;
     std::string const budgeted =
         text.substr(last, text.find(':', last) == std::string::npos ? std::string::npos : text.find(':', last) - last);
+    std::string const given_to_it = text.substr(last);
+    if (given_to_it.find("tokens=") != std::string::npos) {
+      throw invalid_value("'" + text + "': --budgets gives the last policy its tokens=; leave it out there");
+    }
     std::vector<std::string> const known = parameter_names(budgeted);
-    bool const has_budget = std::ranges::find(known, "tokens") != known.end();
+    bool const has_budget =
+        std::ranges::find(known, "tokens") != known.end() && given_to_it.find("ratio=") == std::string::npos;
     if (!has_budget) {
       all.push_back({text, 0, parse_policy(text, facts)});
       continue;
@@ -67,7 +74,7 @@ class evaluation {
   void run(eval_record const& record, eval_results& results, std::function<void()> const& done) {
     bool prefilled = false;
     for (variant_of_policy const& v : variants_) {
-      if (!results.has(record.task, record.index, v.label, v.budget)) {
+      if (!results.has(record.task, record.index, v.label, v.budget, parameters_of(v))) {
         if (!prefilled) prefill(record);
         prefilled = true;
         results.add(decode(record, v));
@@ -140,7 +147,7 @@ class evaluation {
             {"record", record.index},
             {"policy", v.label},
             {"budget", v.budget},
-            {"parameters", v.policy ? v.policy->parameters : ""},
+            {"parameters", parameters_of(v)},
             {"prompt_tokens", prompt_tokens_},
             {"score", score_of(answer, record.outputs)},
             {"answer", answer},
@@ -182,7 +189,9 @@ void evaluate(eval_options const& options) {
   for (variant_of_policy const& v : variants) {
     if (v.policy) check(v.policy->policy, shape);
   }
-  eval_results results(options.out);
+  eval_results results(options.out, {{"model", std::filesystem::path(options.model).filename().string()},
+                                     {"data", std::filesystem::path(options.data).filename().string()},
+                                     {"predict", options.predict}});
   evaluation run(options, model, variants, context);
   {
     progress_bar bar("evaluating", records.size() * variants.size());

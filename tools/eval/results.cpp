@@ -19,8 +19,8 @@ eval_results::key eval_results::key_of(ordered_json const& line) {
           line.at("budget").get<std::int64_t>()};
 }
 
-eval_results::eval_results(std::string const& directory)
-    : path_((std::filesystem::path(directory) / "results.jsonl").string()) {
+eval_results::eval_results(std::string const& directory, ordered_json about)
+    : path_((std::filesystem::path(directory) / "results.jsonl").string()), about_(std::move(about)) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) throw invalid_value("--out '" + directory + "' can't be made: " + error.message());
@@ -33,7 +33,13 @@ eval_results::eval_results(std::string const& directory)
       if (end == std::string::npos) break;  // cut while it was written
       try {
         ordered_json one = ordered_json::parse(text.substr(at, end - at));
-        keys_.insert(key_of(one));
+        for (auto const& [name, value] : about_.items()) {
+          if (one.at(name) != value) {
+            throw invalid_value("'" + path_ + "' was measured with " + name + " " + one.at(name).dump() + ", not " +
+                                value.dump() + "; give another --out");
+          }
+        }
+        parameters_[key_of(one)] = one.at("parameters").get<std::string>();
         lines_.push_back(std::move(one));
       } catch (nlohmann::json::exception const& e) {
         throw invalid_value("'" + path_ + "', line " + std::to_string(line) + " is no result: " + e.what());
@@ -46,14 +52,22 @@ eval_results::eval_results(std::string const& directory)
   if (!file_ || error) throw invalid_value("'" + path_ + "' can't be written");
 }
 
-bool eval_results::has(std::string const& task, std::int64_t record, std::string const& policy, std::int64_t budget) const {
-  return keys_.contains({task, record, policy, budget});
+bool eval_results::has(std::string const& task, std::int64_t record, std::string const& policy, std::int64_t budget,
+                       std::string const& parameters) const {
+  auto const found = parameters_.find({task, record, policy, budget});
+  if (found == parameters_.end()) return false;
+  if (found->second != parameters) {
+    throw invalid_value("'" + path_ + "' was measured with " + policy + " being '" + found->second + "', not '" + parameters +
+                        "'; give another --out");
+  }
+  return true;
 }
 
 void eval_results::add(ordered_json line) {
+  line.update(about_);
   file_ << line.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << '\n' << std::flush;
   if (!file_) throw error("'" + path_ + "' could not be written whole");
-  keys_.insert(key_of(line));
+  parameters_[key_of(line)] = line.at("parameters").get<std::string>();
   lines_.push_back(std::move(line));
 }
 

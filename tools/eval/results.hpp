@@ -3,8 +3,8 @@
 
 #include <cstdint>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -14,10 +14,13 @@ namespace kvpolicy {
 /// results.jsonl of one folder: lines are appended as they are measured, and those that are there need no second run.
 class eval_results {
  public:
-  /// Reads what an earlier run left; a last line that was cut is dropped. Throws invalid_value for anything else.
-  explicit eval_results(std::string const& directory);
+  /// Reads what an earlier run left; a last line that was cut is dropped. `about` is what all lines have in common: the model,
+  /// say. Throws invalid_value for anything else, and for lines that are about something else.
+  eval_results(std::string const& directory, nlohmann::ordered_json about);
 
-  bool has(std::string const& task, std::int64_t record, std::string const& policy, std::int64_t budget) const;
+  /// Throws invalid_value where it was measured with other parameters.
+  bool has(std::string const& task, std::int64_t record, std::string const& policy, std::int64_t budget,
+           std::string const& parameters) const;
   /// Throws error where the line can't be written whole.
   void add(nlohmann::ordered_json line);
   std::vector<nlohmann::ordered_json> const& lines() const noexcept { return lines_; }
@@ -29,7 +32,8 @@ class eval_results {
   std::string path_;
   std::ofstream file_;
   std::vector<nlohmann::ordered_json> lines_;
-  std::set<key> keys_;
+  nlohmann::ordered_json about_;
+  std::map<key, std::string> parameters_;  ///< of what is there
 };
 
 /// Mean scores by policy, budget and task, as a table; dense first.
