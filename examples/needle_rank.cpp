@@ -27,7 +27,7 @@ struct page_vectors {
   kv::table<float> table() { return {means.data(), pages, layers * dims_of_layer, layers * dims_of_layer}; }
 };
 
-/// How many pages rank before the best one in [first, last], by the affinity of channels [from, to) to the last page.
+/// How many pages rank before the best one in [first, last], by the affinity of channels [from, to) to the last whole page.
 std::int64_t rank(page_vectors& of, std::int64_t from, std::int64_t to, bool standardised, std::int64_t first,
                   std::int64_t last) {
   kv::table<float> const pages = of.table();
@@ -72,6 +72,8 @@ int main(int argc, char** argv) try {
   auto const begin = static_cast<std::int64_t>(tokens_of(prompt.substr(0, where)).size());
   auto const end = static_cast<std::int64_t>(tokens_of(prompt.substr(0, where) + argv[3]).size());
 
+  if (tokens.size() < 2) throw kv::invalid_value("the prompt has fewer than 2 tokens");
+
   // At the first decode step every layer's keys pass by.
   kv::host_exec exec;
   kv::llama::session_options watch;
@@ -92,6 +94,7 @@ int main(int argc, char** argv) try {
   params.n_batch = params.n_ctx;
   session.attach(params, model);
   llama_context* const context = llama_init_from_model(model, params);
+  if (context == nullptr) throw kv::error("llama.cpp made no context of " + std::to_string(params.n_ctx) + " tokens");
   llama_token last = tokens.back();
   tokens.pop_back();
   for (llama_batch const batch :
@@ -102,8 +105,9 @@ int main(int argc, char** argv) try {
     }
   }
 
-  std::int64_t const first_page = std::min((begin - 1) / found.page, found.pages - 1);
-  std::int64_t const last_page = std::min((end - 1) / found.page, found.pages - 1);
+  std::int64_t const first_page = (begin - 1) / found.page;
+  std::int64_t const last_page = (end - 1) / found.page;
+  if (last_page >= found.pages) throw kv::invalid_value("the text is in the last page, which is still open");
   std::int64_t const all = found.layers * found.dims_of_layer;
   std::printf("tokens %lld to %lld of %lld, pages %lld to %lld of %lld\n", static_cast<long long>(begin),
               static_cast<long long>(end), static_cast<long long>(tokens.size() + 1), static_cast<long long>(first_page),
