@@ -55,12 +55,14 @@ inline cascade_choice naive_cascade(world const& w, presets::chess const& p, per
     for (std::size_t i = 0; i < anchor.size(); ++i) {
       double variance = 0;
       for (reals const& page : levels[2]) variance += (page[i] - mean[i]) * (page[i] - mean[i]) / static_cast<double>(pages);
-      // Of one page or equal ones, what fp32 leaves of the variance says nothing.
-      if (variance < 1e-6) made.close = true;
+      // Where pages are all but equal, or near the limit of what counts, fp32 may say otherwise.
+      double const relative = std::sqrt(variance) / std::max(std::abs(mean[i]), 1e-9);
+      if (variance < 1e-6 || (relative > .9e-3 && relative < 1.1e-3)) made.close = true;
       double most = 0;
       for (reals const& page : levels[2]) most = std::max(most, std::abs(page[i]));
-      if (variance >= 1e-6) noise += 1e-6 * most * most / variance;
-      anchor[i] = variance < 1e-6 ? 0 : (anchor[i] - mean[i]) / variance;
+      bool const counts = variance >= 1e-6 && relative > 1e-3;
+      if (counts) noise += 1e-6 * most * most / variance;
+      anchor[i] = counts ? (anchor[i] - mean[i]) / variance : 0;
     }
   }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 
 #include "kvpolicy/concepts.hpp"
@@ -35,8 +36,10 @@ struct anchor_affinity {
   }
 
  private:
+  static constexpr float least_deviation = 1e-3f;  ///< of a channel, by its mean: below it is the rounding of 16-bit keys
+
   /// anchor = (anchor - mean) / variance: its dot product with a page is that of both standardised, but for what is the same
-  /// for all pages. A channel that is the same in all pages, or has a NaN, counts for nothing.
+  /// for all pages. A channel that is all but the same in all pages, or has a NaN, counts for nothing.
   template <executor Exec>
   static void standardise(pool::hierarchical_mean::summaries& summaries, Exec& exec) {
     table<float const> const pages = summaries.of(0);
@@ -57,10 +60,10 @@ struct anchor_affinity {
         for (std::int64_t i = 0; i < dim; ++i) {
           float const above = high[2 * h * dim + i];
           float const below = high[(2 * h + 1) * dim + i];
+          float const mean = (above + below) / 2;
           float const deviation = (above - below) / 2;
-          float const variance = deviation * deviation;
           float& channel = anchor[h * dim + i];
-          channel = variance > 0 ? (channel - (above + below) / 2) / variance : 0;
+          channel = deviation > least_deviation * std::abs(mean) ? (channel - mean) / (deviation * deviation) : 0;
         }
       }
     }
