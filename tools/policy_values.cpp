@@ -34,8 +34,7 @@ constexpr std::array smoothings{named<smoothing::kind>{"none", smoothing::kind::
                                 named<smoothing::kind>{"maximum", smoothing::kind::maximum}};
 constexpr std::array merges{named<select::merge>{"mean", select::merge::mean}, named<select::merge>{"sum", select::merge::sum},
                             named<select::merge>{"maximum", select::merge::maximum}};
-constexpr std::array groups{named<score::group>{"mean", score::group::mean},
-                            named<score::group>{"maximum", score::group::maximum}};
+constexpr std::array groups{named<group_merge>{"mean", group_merge::mean}, named<group_merge>{"maximum", group_merge::maximum}};
 constexpr std::array kinds{named<pool::bounds::kind>{"range", pool::bounds::kind::range},
                            named<pool::bounds::kind>{"spread", pool::bounds::kind::spread}};
 
@@ -99,7 +98,7 @@ std::string text_of(value_pointer at) {
     std::string operator()(std::optional<double> const* v) const { return *v ? shortest(**v) : ""; }
     std::string operator()(smoothing::kind const* v) const { return name_in(smoothings, *v); }
     std::string operator()(select::merge const* v) const { return name_in(merges, *v); }
-    std::string operator()(score::group const* v) const { return name_in(groups, *v); }
+    std::string operator()(group_merge const* v) const { return name_in(groups, *v); }
     std::string operator()(pool::bounds::kind const* v) const { return name_in(kinds, *v); }
     std::string operator()(trigger_choice const* v) const { return trigger_text(*v); }
     std::string operator()(std::string const* v) const { return *v; }
@@ -129,7 +128,7 @@ bool assign(value_pointer at, std::string_view text) {
     }
     bool operator()(smoothing::kind* v) const { return value_in(smoothings, text, *v); }
     bool operator()(select::merge* v) const { return value_in(merges, text, *v); }
-    bool operator()(score::group* v) const { return value_in(groups, text, *v); }
+    bool operator()(group_merge* v) const { return value_in(groups, text, *v); }
     bool operator()(pool::bounds::kind* v) const { return value_in(kinds, text, *v); }
     bool operator()(trigger_choice* v) const { return assign_trigger(text, *v); }
     bool operator()(std::string* v) const {
@@ -150,7 +149,7 @@ char const* wanted(value_pointer at) {
     char const* operator()(std::optional<double> const*) const { return "a fraction removed, from 0 to below 1"; }
     char const* operator()(smoothing::kind const*) const { return "none, average or maximum"; }
     char const* operator()(select::merge const*) const { return "mean, sum or maximum"; }
-    char const* operator()(score::group const*) const { return "mean or maximum"; }
+    char const* operator()(group_merge const*) const { return "mean or maximum"; }
     char const* operator()(pool::bounds::kind const*) const { return "range or spread"; }
     char const* operator()(trigger_choice const*) const {
       return "prefill, every_step, every:STEPS or entropy:NATS[:VARIANCE]";

@@ -16,7 +16,7 @@ using trigger_choice = std::optional<trigger::any_of<trigger::every, trigger::en
 
 using value_pointer =
     std::variant<std::int32_t*, std::int64_t*, float*, double*, bool*, std::optional<double>*, smoothing::kind*, select::merge*,
-                 score::group*, pool::bounds::kind*, trigger_choice*, std::string*>;
+                 group_merge*, pool::bounds::kind*, trigger_choice*, std::string*>;
 
 std::string text_of(value_pointer at);
 

@@ -34,7 +34,7 @@ bool const bounds_registered = register_on_each("score_bounds", bounds_bytes, []
                             .heads = shape.kv_heads,
                             .units = quest_pages,
                             .head_dim = shape.head_dim};
-  score_bounds(queries(), bounds, quest_pages, scores, exec);
+  score_bounds(queries(), bounds, quest_pages, group_merge::maximum, scores, exec);
 });
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "kvpolicy/primitive/list_attention.hpp"
 #include "kvpolicy/primitive/pool.hpp"
 #include "kvpolicy/primitive/prompt_scores.hpp"
+#include "kvpolicy/primitive/score.hpp"
 #include "kvpolicy/primitive/top_k.hpp"
 #include "kvpolicy/primitive/window_attention.hpp"
 #include "kvpolicy/selection.hpp"
@@ -142,7 +143,7 @@ concept executor = requires(E& e, basic_rows<typename E::memory> r, table<float>
   {e.pool_bounds(r, pooling{}, bounds_table{})};
   {e.pool_spread(r, pooling{}, f.data, bounds_table{})};
   {e.score_dot(v, c, u, s)};
-  {e.score_bounds(query_heads{}, bounds_table{}, std::int64_t{}, f)};
+  {e.score_bounds(query_heads{}, bounds_table{}, std::int64_t{}, group_merge{}, f)};
   {e.window_attention(query_window{}, r, smoothing{}, f)};
   {e.seen_attention(query_window{}, r, f)};
   {e.following_queries(query_window{}, std::int64_t{}, r, std::int64_t{}, std::int64_t{}, std::int64_t{}, u.data(), f)};

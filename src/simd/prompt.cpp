@@ -45,7 +45,7 @@ void simd_exec::workspace::window_strip(query_window const& queries, rows const&
 
 /// `window` = mean over the window's queries of their attention to tokens [0, columns), for each query head.
 void simd_exec::workspace::attention_of_window(query_window const& queries, rows const& keys_of, std::int64_t columns) {
-  std::int64_t const workers = members();
+  std::int64_t const workers = window_workers();
   for_each(workers, everyone, [&](std::int64_t worker) {
     float* const strip = strips.data() + worker * strip_queries * shape.max_tokens;
     for (std::int64_t q = worker; q < queries.heads; q += workers) {

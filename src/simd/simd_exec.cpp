@@ -125,23 +125,27 @@ void simd_exec::score_dot(std::span<float const> anchor, table<float const> vect
   });
 }
 
-void simd_exec::score_bounds(query_heads const& queries, bounds_table const& bounds, std::int64_t units, table<float> scores) {
+void simd_exec::score_bounds(query_heads const& queries, bounds_table const& bounds, std::int64_t units, group_merge merged,
+                             table<float> scores) {
   workspace& w = *work_;
   w.check({.type = bounds.type, .heads = bounds.heads, .head_dim = bounds.head_dim, .dim_stride = size_of(bounds.type)},
           queries.heads);
   std::int64_t const group = queries.heads / bounds.heads;
   std::int64_t const dim = bounds.head_dim;
-  // max(q min, q max) is q max for positive q and q min otherwise, and the mean over the group moves inside the sum: one
-  // dot product of (mean of positive parts, mean of negative parts) with (maxima, minima) scores a page for its group.
-  for (std::int64_t h = 0; h < bounds.heads; ++h) {
-    float* const split = w.bound_queries.data() + h * 2 * w.shape.head_dim;
-    std::fill_n(split, 2 * dim, 0.0f);
-    for (std::int64_t q = h * group; q < (h + 1) * group; ++q) {
-      float const* const query = queries.head(q);
-      for (std::int64_t i = 0; i < dim; ++i) {
-        split[i] += (query[i] > 0 ? query[i] : 0) / static_cast<float>(group);
-        split[dim + i] += (query[i] > 0 ? 0 : query[i]) / static_cast<float>(group);
-      }
+  // max(q min, q max) is q max for positive q and q min otherwise: a dot product of (positive parts, negative parts) with
+  // (maxima, minima). A mean over the group moves inside the sum: then one such query scores a page for its group.
+  std::int64_t const splits = merged == group_merge::mean ? 1 : group;
+  auto const split_of = [&](std::int64_t h, std::int64_t s) {
+    return w.bound_queries.data() + (h * splits + s) * 2 * w.shape.head_dim;
+  };
+  for (std::int64_t q = 0; q < queries.heads; ++q) {
+    float* const split = split_of(q / group, merged == group_merge::mean ? 0 : q % group);
+    if (merged == group_merge::maximum || q % group == 0) std::fill_n(split, 2 * dim, 0.0f);
+    float const* const query = queries.head(q);
+    auto const share = static_cast<float>(group / splits);
+    for (std::int64_t i = 0; i < dim; ++i) {
+      split[i] += (query[i] > 0 ? query[i] : 0) / share;
+      split[dim + i] += (query[i] > 0 ? 0 : query[i]) / share;
     }
   }
   std::int64_t const blocks = (units + block_rows - 1) / block_rows;
@@ -151,8 +155,19 @@ void simd_exec::score_bounds(query_heads const& queries, bounds_table const& bou
     std::int64_t const count = std::min(block_rows, units - first);
     std::array<std::byte const*, block_rows> address;
     for (std::int64_t i = 0; i < count; ++i) address[static_cast<std::size_t>(i)] = bounds.unit(head, first + i);
-    float const* const split = w.bound_queries.data() + head * 2 * w.shape.head_dim;
-    w.run.dot(address.data(), count, bounds.type, &split, 1, 2 * dim, 1, scores.row(head) + first, count, {});
+    float* const out = scores.row(head) + first;
+    std::array<float, most_queries * block_rows> some;
+    for (std::int64_t s = 0; s < splits; s += most_queries) {
+      std::int64_t const here = std::min(most_queries, splits - s);
+      std::array<float const*, most_queries> split;
+      for (std::int64_t i = 0; i < here; ++i) split[static_cast<std::size_t>(i)] = split_of(head, s + i);
+      w.run.dot(address.data(), count, bounds.type, split.data(), here, 2 * dim, 1, some.data(), block_rows, {});
+      for (std::int64_t i = 0; i < here; ++i) {
+        float const* const from = some.data() + i * block_rows;
+        if (s + i == 0) std::copy_n(from, count, out);
+        for (std::int64_t u = 0; u < count; ++u) out[u] = from[u] > out[u] || from[u] != from[u] ? from[u] : out[u];
+      }
+    }
   });
 }
 

@@ -106,8 +106,8 @@ struct simd_exec::workspace {
   simd::kernels const& run = simd::best_kernels();
   std::vector<float> partial;        ///< `[most_parts, q_heads, head_dim + 2]`: sums, maximum, total
   std::vector<float> window;         ///< `[q_heads, max_tokens]`
-  std::vector<float> strips;         ///< `[members, strip_queries, max_tokens]`
-  std::vector<float> bound_queries;  ///< `[kv_heads, 2 head_dim]`
+  std::vector<float> strips;         ///< `[window_workers, strip_queries, max_tokens]`
+  std::vector<float> bound_queries;  ///< `[q_heads, 2 head_dim]`
   std::vector<std::uint32_t> keys;   ///< `[kv_heads, max_tokens]`
   std::vector<float> bounds;         ///< `[most_parts, kv_heads, 2, head_dim]`
   std::vector<float> turns;          ///< `[block_rows, head_dim]`: cosines and sines of a block's positions
@@ -117,14 +117,16 @@ struct simd_exec::workspace {
         threads(t),
         partial(static_cast<std::size_t>(simd::most_parts * s.q_heads * partial_size())),
         window(static_cast<std::size_t>(s.q_heads * s.max_tokens)),
-        strips(static_cast<std::size_t>(members() * simd::strip_queries * s.max_tokens)),
-        bound_queries(static_cast<std::size_t>(s.kv_heads * 2 * s.head_dim)),
+        strips(static_cast<std::size_t>(window_workers() * simd::strip_queries * s.max_tokens)),
+        bound_queries(static_cast<std::size_t>(s.q_heads * 2 * s.head_dim)),
         keys(static_cast<std::size_t>(s.kv_heads * s.max_tokens)),
         bounds(static_cast<std::size_t>(simd::most_parts * s.kv_heads * 2 * s.head_dim)),
         turns(static_cast<std::size_t>(simd::block_rows * s.head_dim)) {}
 
-  /// Threads that share loops.
-  std::int64_t members() const noexcept { return threads == nullptr ? 1 : threads->size(); }
+  /// Threads that share a window's query heads.
+  std::int64_t window_workers() const noexcept {
+    return threads == nullptr ? 1 : std::min<std::int64_t>(threads->size(), shape.q_heads);
+  }
   std::int64_t partial_size() const noexcept { return shape.head_dim + 2; }
   float* partial_of(std::int64_t part, std::int64_t q_head) noexcept {
     return partial.data() + (part * shape.q_heads + q_head) * partial_size();

@@ -78,7 +78,7 @@ struct quest_model {
             .sink_pages = static_cast<std::int32_t>(random.between(0, 2)),
             .recent_pages = static_cast<std::int32_t>(random.between(0, 3)),
             .metadata = pool::bounds::kind::range,
-            .group = score::group::mean};
+            .group = group_merge::mean};
   }
   static bool like_fresh(moment const&) { return true; }
   static std::string fault(preset const& p, cache_shape const& shape, range_list const& list, moment const& at) {
@@ -98,7 +98,7 @@ struct layered_quest_model : quest_model {
     preset made = quest_model::draw(shape, random);
     made.layers = {static_cast<std::int32_t>(random.between(0, 3)), static_cast<std::int32_t>(random.between(1, 3))};
     made.metadata = random.pick(std::array{pool::bounds::kind::range, pool::bounds::kind::spread});
-    made.group = random.pick(std::array{score::group::mean, score::group::maximum});
+    made.group = random.pick(std::array{group_merge::mean, group_merge::maximum});
     return made;
   }
   static std::string fault(preset const& p, cache_shape const& shape, range_list const& list, moment const& at) {

@@ -24,7 +24,7 @@ presets::quest random_quest(cache_shape const& shape, random_source& random) {
               .sink_pages = narrow(random.between(0, 2)),
               .recent_pages = narrow(random.between(1, 3)),
               .metadata = pool::bounds::kind::range,
-              .group = random.one_in(2) ? score::group::mean : score::group::maximum,
+              .group = random.one_in(2) ? group_merge::mean : group_merge::maximum,
               .layers = {.dense_first = narrow(random.between(0, 2)), .reuse = narrow(random.between(1, 3))}};
     if (random.one_in(4)) policy.ratio = .25 * static_cast<double>(random.between(0, 3));
     if (shape.type == element_type::f32 && random.one_in(2)) policy.metadata = pool::bounds::kind::spread;
@@ -96,7 +96,7 @@ TEST_CASE("quest, worked by hand", "[methods]") {
   std::vector<float> const query{1, -2};
   host_exec exec;
   for (auto const metadata : {pool::bounds::kind::range, pool::bounds::kind::spread}) {
-    presets::quest const policy{.tokens = 4, .page = 2, .sink_pages = 0, .metadata = metadata, .group = score::group::mean};
+    presets::quest const policy{.tokens = 4, .page = 2, .sink_pages = 0, .metadata = metadata, .group = group_merge::mean};
     auto state = start(policy, shape);
     prefill(policy, state, own_view{&cache, 6}, {0}, {}, exec);
     selection const kept = choose(policy, state, own_view{&cache, 7}, {0}, {query.data(), 1, 2, 1.f}, exec);

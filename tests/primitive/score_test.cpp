@@ -70,7 +70,7 @@ TEMPLATE_TEST_CASE("score_bounds is the group's mean of the largest q.k that the
     on.run([&](auto& exec) {
       pool_bounds(cache.keys(0, n), {unit, 0, n}, bounds, exec);
       // The scale is the attention's: it changes no order, and the bound is of q.k.
-      score_bounds({queries.data(), shape.q_heads, head_stride, .25f}, bounds, units,
+      score_bounds({queries.data(), shape.q_heads, head_stride, .25f}, bounds, units, group_merge::mean,
                    table<float>{scores.data(), shape.kv_heads, units, stride}, exec);
     });
     for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
@@ -80,6 +80,40 @@ TEMPLATE_TEST_CASE("score_bounds is the group's mean of the largest q.k that the
         REQUIRE(std::abs(scores[static_cast<std::size_t>(h * stride + u)] - want) <= 1e-5 * size + 1e-12);
       }
       REQUIRE(scores[static_cast<std::size_t>(h * stride + units)] == 7.0f);
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("the maximum over a group is the largest of its query heads' own scores", "[primitive]",
+                   KVPOLICY_TEST_EXECUTORS) {
+  random_source random(14);
+  for (std::int64_t const group : {1, 2, 3, 4, 5, 8, 9}) {
+    for (std::int64_t const units : {1, 7, 64, 65, 200}) {
+      cache_shape const shape{1, 3 * group, 3, random.between(1, 130), units, random.pick(types)};
+      random_cache const cache = random_cache_of(shape, random, content::plain);
+      std::vector<float> const queries = random.reals(shape.q_heads * shape.head_dim);
+      bounds_table bounds{nullptr, shape.type, 3, units, shape.head_dim};
+      std::vector<std::byte> storage(static_cast<std::size_t>(bounds.bytes()));
+      bounds.data = storage.data();
+      auto const table_of = [&](std::vector<float>& scores) { return table<float>{scores.data(), 3, units, units}; };
+      std::vector<float> found(static_cast<std::size_t>(3 * units));
+      std::vector<float> want(found.size(), -std::numeric_limits<float>::infinity());
+      std::vector<float> one(found.size());
+      TestType on(shape);
+      on.run([&](auto& exec) {
+        pool_bounds(cache.keys(0, units), {1, 0, units}, bounds, exec);
+        score_bounds({queries.data(), shape.q_heads, shape.head_dim, 1}, bounds, units, group_merge::maximum, table_of(found),
+                     exec);
+        for (std::int64_t g = 0; g < group; ++g) {  // one query head of each KV head
+          query_heads const few{queries.data() + g * shape.head_dim, 3, group * shape.head_dim, 1};
+          score_bounds(few, bounds, units, group_merge::mean, table_of(one), exec);
+          for (std::size_t i = 0; i < want.size(); ++i) want[i] = std::max(want[i], one[i]);
+        }
+      });
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        INFO("group " << group << " units " << units << " at " << i);
+        REQUIRE(std::abs(found[i] - want[i]) <= 1e-5f * static_cast<float>(shape.head_dim));
+      }
     }
   }
 }
@@ -100,7 +134,7 @@ TEMPLATE_TEST_CASE("a unit of nothing but NaN scores so that it ranks last", "[p
     TestType on(shape);
     on.run([&](auto& exec) {
       pool_bounds(cache.keys(0, 12), {4, 0, 12}, bounds, exec);
-      score_bounds({queries.data(), 2, dim, 1}, bounds, 3, table<float>{scores.data(), 1, 3, 3}, exec);
+      score_bounds({queries.data(), 2, dim, 1}, bounds, 3, group_merge::mean, table<float>{scores.data(), 1, 3, 3}, exec);
     });
     REQUIRE(std::isfinite(scores[0]));
     REQUIRE(std::isfinite(scores[2]));
@@ -123,7 +157,7 @@ TEMPLATE_TEST_CASE("an infinite key counts only through the product that it is i
     TestType on(shape);
     on.run([&](auto& exec) {
       pool_bounds(cache.keys(0, 8), {4, 0, 8}, bounds, exec);
-      score_bounds({queries.data(), 1, dim, 1}, bounds, 2, table<float>{scores.data(), 1, 2, 2}, exec);
+      score_bounds({queries.data(), 1, dim, 1}, bounds, 2, group_merge::mean, table<float>{scores.data(), 1, 2, 2}, exec);
     });
     for (std::int64_t u = 0; u < 2; ++u) {
       auto const [want, size] = naive::bound_score(cache, queries, 0, 0, u * 4, u * 4 + 4);

@@ -12,7 +12,7 @@ namespace kvpolicy {
 namespace {
 
 /// Scores of two pages of one KV head with two query heads.
-std::array<float, 2> scores_of(score::group merged) {
+std::array<float, 2> scores_of(group_merge merged) {
   std::array<float, 8> const keys{1, -2, 3, 0, -1, 5, 2, 4};
   auto const* const base = reinterpret_cast<std::byte const*>(keys.data());
   byte_strides const strides{.layer = 32, .head = 8, .token = 8, .dim = 4};
@@ -36,11 +36,11 @@ std::array<float, 2> scores_of(score::group merged) {
 // q = (1, -1): page 0 gives max(1, 3) + max(2, 0) = 5, page 1 gives 2 - 4 = -2.
 // q = (-2, 0): page 0 gives max(-2, -6) + 0 = -2, page 1 gives max(2, -4) + 0 = 2. Means over the group: 1.5 and 0.
 TEST_CASE("a page's upper bound is the mean over the group of the best products by channel", "[score]") {
-  REQUIRE(scores_of(score::group::mean) == std::array{1.5f, 0.0f});
+  REQUIRE(scores_of(group_merge::mean) == std::array{1.5f, 0.0f});
 }
 
 TEST_CASE("merged by the maximum, the best query head of a group decides", "[score]") {
-  REQUIRE(scores_of(score::group::maximum) == std::array{5.0f, 2.0f});
+  REQUIRE(scores_of(group_merge::maximum) == std::array{5.0f, 2.0f});
 }
 
 // Two KV heads with groups of two: asked for head 1 alone, the queries handed over are its own.
@@ -54,14 +54,14 @@ TEST_CASE("of a few heads only theirs are scored, by either merging", "[score]")
   auto summaries = pool.start(view.shape(), segment::pages{1});
   pool.update(summaries, view, {0}, {0, 2}, 2, exec);
   std::array<float, 2> const queries{10, 100};
-  for (score::group const merged : {score::group::mean, score::group::maximum}) {
+  for (group_merge const merged : {group_merge::mean, group_merge::maximum}) {
     score::upper_bound const score{merged};
     auto memory = score.start(view.shape());
     score_input<strided_view<>, decltype(summaries), decltype(memory)> const input{
         view, {0}, {1, 1}, 2, 0, summaries, memory, {queries.data(), 2, 1, 1}};
     std::array<float, 4> scores{7, 7, 7, 7};
     score.score(input, table<float>{scores.data(), 1, 2, 2}, exec);
-    if (merged == score::group::mean) REQUIRE(scores == std::array{-165.0f, 220.0f, 7.0f, 7.0f});
+    if (merged == group_merge::mean) REQUIRE(scores == std::array{-165.0f, 220.0f, 7.0f, 7.0f});
     else REQUIRE(scores == std::array{-30.0f, 400.0f, 7.0f, 7.0f});
   }
 }

@@ -15,6 +15,7 @@
 #include "kvpolicy/primitive/entropy.hpp"
 #include "kvpolicy/primitive/list_attention.hpp"
 #include "kvpolicy/primitive/pool.hpp"
+#include "kvpolicy/primitive/score.hpp"
 #include "kvpolicy/primitive/top_k.hpp"
 #include "kvpolicy/primitive/window_attention.hpp"
 
@@ -59,20 +60,25 @@ class host_exec {
     }
   }
 
-  void score_bounds(query_heads const& queries, bounds_table const& bounds, std::int64_t units, table<float> scores) {
+  void score_bounds(query_heads const& queries, bounds_table const& bounds, std::int64_t units, group_merge merged,
+                    table<float> scores) {
     std::int64_t const group = queries.heads / bounds.heads;
     for (std::int64_t h = 0; h < bounds.heads; ++h) {
       for (std::int64_t u = 0; u < units; ++u) {
         std::byte const* const unit = bounds.unit(h, u);
         double sum = 0;
+        double most = -std::numeric_limits<double>::infinity();
         for (std::int64_t q = h * group; q < (h + 1) * group; ++q) {
+          double bound = 0;
           for (std::int64_t i = 0; i < bounds.head_dim; ++i) {
             double const query = queries.head(q)[i];
             // max(q min, q max), and the lesser of the two where a page has no bounds at all (min > max).
-            sum += query * host::get(unit, query > 0 ? i : bounds.head_dim + i, bounds.type);
+            bound += query * host::get(unit, query > 0 ? i : bounds.head_dim + i, bounds.type);
           }
+          sum += bound;
+          if (bound > most || std::isnan(bound)) most = bound;
         }
-        scores(h, u) = static_cast<float>(sum / static_cast<double>(group));
+        scores(h, u) = static_cast<float>(merged == group_merge::mean ? sum / static_cast<double>(group) : most);
       }
     }
   }

@@ -31,7 +31,8 @@ class simd_exec {
   void pool_spread(rows const& keys, pooling const& what, float* moments, bounds_table const& bounds);
   void score_dot(std::span<float const> anchor, table<float const> vectors, std::span<std::int32_t const> units,
                  std::span<float> scores);
-  void score_bounds(query_heads const& queries, bounds_table const& bounds, std::int64_t units, table<float> scores);
+  void score_bounds(query_heads const& queries, bounds_table const& bounds, std::int64_t units, group_merge merged,
+                    table<float> scores);
   void window_attention(query_window const& queries, rows const& keys, smoothing smooth, table<float> scores);
   void seen_attention(query_window const& queries, rows const& keys, table<float> scores);
   void following_queries(query_window const& queries, std::int64_t begin, rows const& keys, std::int64_t first,

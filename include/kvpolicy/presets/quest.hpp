@@ -20,7 +20,7 @@ struct quest {
   std::int32_t sink_pages = 1;
   std::int32_t recent_pages = 1;                             ///< the open page is one of them
   pool::bounds::kind metadata = pool::bounds::kind::spread;  ///< of a page's keys: minima and maxima, or mean and spread
-  score::group group = score::group::maximum;                ///< how the query heads of a KV head are merged
+  group_merge group = group_merge::maximum;                  ///< how the query heads of a KV head are merged
   layering layers{};
 
   /// The paper's setting: pages of 16, minima and maxima, the first two layers dense.
@@ -28,7 +28,7 @@ struct quest {
     return {.page = 16,
             .sink_pages = 0,
             .metadata = pool::bounds::kind::range,
-            .group = score::group::mean,
+            .group = group_merge::mean,
             .layers = {.dense_first = 2}};
   }
 

@@ -1,6 +1,7 @@
 // Primitives score_dot and score_bounds: how much units matter, from their summaries.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "kvpolicy/primitive/pool.hpp"
@@ -15,11 +16,15 @@ void score_dot(std::span<float const> anchor, table<float const> vectors, std::s
   exec.score_dot(anchor, vectors, units, scores);
 }
 
-/// scores(h, u) = mean over KV head h's query heads of sum over channels of max(q min, q max): the largest q.k that any
-/// key of unit u could have (Quest, sec. 3.3). `[kv_heads, units]` from `[q_heads, head_dim]` x bounds.
+/// How the query heads of a KV head are merged. A NaN in any of them is the maximum.
+enum class group_merge : std::uint8_t { mean, maximum };
+
+/// scores(h, u) = mean or maximum over KV head h's query heads of sum over channels of max(q min, q max): the largest q.k that
+/// any key of unit u could have (Quest, sec. 3.3). `[kv_heads, units]` from `[q_heads, head_dim]` x bounds.
 template <class Exec>
-void score_bounds(query_heads const& queries, bounds_table const& bounds, std::int64_t units, table<float> scores, Exec& exec) {
-  exec.score_bounds(queries, bounds, units, scores);
+void score_bounds(query_heads const& queries, bounds_table const& bounds, std::int64_t units, group_merge merged,
+                  table<float> scores, Exec& exec) {
+  exec.score_bounds(queries, bounds, units, merged, scores);
 }
 
 }  // namespace kvpolicy
