@@ -3,7 +3,7 @@
 # one fact: four papers' (chess, heterocache, sentencekv, chunkkv), the best baselines, and a composition of two. Prints the
 # table; writes build/demo/compare.json and build/demo/report.html.
 #
-#   examples/demo.sh            five depths of the fact, about 15 minutes after set-up on 2 cores
+#   examples/demo.sh            five depths of the fact, about 7 minutes after set-up on 2 cores
 #   examples/demo.sh --quick    one depth
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

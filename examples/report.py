@@ -89,15 +89,20 @@ def scatter(result):
         parts.append(f'<line class="axis" x1="{left}" y1="{y(share):.1f}" x2="{right}" y2="{y(share):.1f}"/>'
                      f'<text class="soft" x="{left - 8}" y="{y(share) + 4:.1f}" text-anchor="end">{100 * share:.0f}%</text>')
     points = sorted(coloured(result), key=lambda entry: -entry[0]["top1_agreement"])
-    taken = []  # where names stand: the lower of two that would collide goes to its point's other side
+    taken = [(x(p["speedup"]) - 8, y(p["top1_agreement"]) - 8, 16, 16) for p, _ in points]  # boxes: left, top, width, height
     for policy, colour in points:
         px, py = x(policy["speedup"]), y(policy["top1_agreement"])
-        ty, sides = py + 4, [("start", px + 11), ("end", px - 11)]
-        free = [side for side in sides if not any(s == side[0] and abs(ty - oy) < 15 and abs(px - ox) < 90 for s, ox, oy in taken)]
-        anchor, tx = (free or sides)[0]
-        taken.append((anchor, px, ty))
+        width = 7 * len(policy["label"]) + 6
+        free = lambda box: not any(box[0] < l + w and l < box[0] + box[2] and box[1] < t + h and t < box[1] + box[3] for l, t, w, h in taken)
+        # Beside the point where there is room, else further down with a line to it.
+        places = [(side, step) for step in range(0, 12) for side in (1, -1)]
+        boxes = [(px + 11 if side > 0 else px - 11 - width, py - 8 + 16 * step, width, 15) for side, step in places]
+        box = next((box for box in boxes if free(box)), boxes[0])
+        taken.append(box)
+        if box[1] > py:
+            parts.append(f'<line class="axis" x1="{px:.1f}" y1="{py:.1f}" x2="{box[0] + (0 if box[0] > px else width):.1f}" y2="{box[1] + 8:.1f}"/>')
         parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="7" fill="{colour}"/>'
-                     f'<text x="{tx:.1f}" y="{ty:.1f}" text-anchor="{anchor}">{html.escape(policy["label"])}</text>')
+                     f'<text x="{box[0] + 3:.1f}" y="{box[1] + 12:.1f}">{html.escape(policy["label"])}</text>')
     parts.append(f'<text class="soft" x="{(left + right) / 2}" y="{bottom + 40}" text-anchor="middle">speed-up over the best dense setting</text>')
     parts.append(f'<text class="soft" x="16" y="{(top + bottom) / 2}" text-anchor="middle" transform="rotate(-90 16 {(top + bottom) / 2})">top-1 agreement with dense</text>')
     return f'<svg viewBox="0 0 720 380" role="img" aria-label="speed-up against agreement">{"".join(parts)}</svg>'
