@@ -3,6 +3,7 @@
 #include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 
 #include "case_file.hpp"
@@ -80,6 +81,7 @@ nlohmann::json kept_of(case_file const& prompt, any_policy const& policy) {
   cache_shape const& shape = prompt.shape;
   std::int64_t const n = shape.max_tokens;
   bool const retrieves = !keeps_all(policy.retrieve);
+  bool const everything = !retrieves && keeps_all(policy.retain);
   if (retrieves && n < 2) throw invalid_value("a policy that retrieves needs a prompt of at least 2 tokens");
   // A retrieve chooses for the last token, behind a prompt of all others.
   std::int64_t const known = retrieves ? n - 1 : n;
@@ -104,8 +106,13 @@ nlohmann::json kept_of(case_file const& prompt, any_policy const& policy) {
     nlohmann::json heads = nlohmann::json::array();
     for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
       std::vector<std::int32_t> tokens;
-      for (token_range const& range : kept.of({h})) {
-        for (std::int32_t t = range.begin; t < range.end; ++t) tokens.push_back(t);
+      if (everything) {
+        tokens.resize(static_cast<std::size_t>(n));
+        std::iota(tokens.begin(), tokens.end(), 0);
+      } else {
+        for (token_range const& range : kept.of({h})) {
+          for (std::int32_t t = range.begin; t < range.end; ++t) tokens.push_back(t);
+        }
       }
       heads.push_back(std::move(tokens));
     }
