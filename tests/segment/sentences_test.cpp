@@ -1,0 +1,40 @@
+#include "kvpolicy/segment/sentences.hpp"
+
+#include <array>
+#include <catch2/catch_test_macros.hpp>
+
+namespace kvpolicy {
+namespace {
+
+TEST_CASE("a sentence ends at a mark, with quotes and blanks behind it, or at a line's end", "[segment]") {
+  for (char const* const text :
+       {".", "!", "?", " end.", ".\"", ".)", "?' ", "\xe2\x80\xa6", ".\n", "\n", "word\n", ".\xe2\x80\x9d"}) {
+    INFO('\'' << text << '\'');
+    CHECK(segment::ends_sentence(text));
+  }
+  for (char const* const text : {"", " ", "word", ",", ":", "\"", ")", ".5", "e.g", "\xe2\x80\x9d"}) {
+    INFO('\'' << text << '\'');
+    CHECK_FALSE(segment::ends_sentence(text));
+  }
+}
+
+TEST_CASE("the authors' lookup knows tokens that are a mark and nothing else", "[segment]") {
+  CHECK(segment::ends_sentence(".", true));
+  CHECK(segment::ends_sentence("\n", true));
+  CHECK_FALSE(segment::ends_sentence(".\n", true));
+  CHECK_FALSE(segment::ends_sentence(" end.", true));
+}
+
+TEST_CASE("a sentence is no shorter and no longer than it may be, and unknown tokens end none", "[segment]") {
+  std::array<std::uint8_t, 3> const boundary{0, 1, 0};
+  segment::sentences const sentences{.boundary = boundary, .longest = 6, .shortest = 3};
+  CHECK_FALSE(sentences.ends(1, 2));
+  CHECK(sentences.ends(1, 3));
+  CHECK_FALSE(sentences.ends(0, 5));
+  CHECK(sentences.ends(0, 6));
+  for (std::int32_t const id : {-1, 3, INT32_MAX, INT32_MIN}) CHECK_FALSE(sentences.ends(id, 5));
+  CHECK(sentences.ends(-1, 6));
+}
+
+}  // namespace
+}  // namespace kvpolicy
