@@ -98,7 +98,9 @@ struct table {
 
   constexpr T* row(std::int64_t r) const noexcept { return data + r * row_stride; }
   constexpr T& operator()(std::int64_t r, std::int64_t c) const noexcept { return row(r)[c]; }
-  constexpr operator table<T const>() const noexcept requires(!std::is_const_v<T>) { return {data, rows, columns, row_stride}; }
+  template <class U>
+    requires(std::is_same_v<U, T const> && !std::is_const_v<T>)
+  constexpr operator table<U>() const noexcept { return {data, rows, columns, row_stride}; }
 };
 
 /// KV heads [first, first + count) of a layer.
