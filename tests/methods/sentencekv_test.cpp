@@ -158,6 +158,45 @@ TEST_CASE("sentencekv, worked by hand", "[methods]") {
   }
 }
 
+// The second piece's choice may keep tokens of a sentence that the first had dropped: its mean must take them in.
+TEST_CASE("a prompt in two pieces is read as the prompt in one", "[methods]") {
+  random_source random(61);
+  std::int64_t compared = 0;
+  for (int round = 0; round < 150; ++round) {
+    cache_shape const shape{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 4, .max_tokens = 70};
+    world const w(shape, random);
+    std::vector<std::uint8_t> const boundary{0, 1, 0, 1};
+    presets::sentencekv policy{.tokens = 24, .keep = 1.5, .window = 4};
+    policy.sentences.boundary = boundary;
+    policy.sentences.shortest = 2;
+    std::int64_t const n = random.between(30, 60);
+    std::int64_t const cut = random.between(10, n - 5);
+    host_exec exec;
+    auto whole = start(policy, shape);
+    auto pieces = start(policy, shape);
+    auto const give = [&](auto& state, std::int64_t first, std::int64_t last) {
+      std::int64_t const window = std::min<std::int64_t>(last - first, 4);
+      prompt_signals told{.first = first, .queries = w.window(0, last - window, last)};
+      told.token_ids = std::span(w.ids).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first));
+      prefill(policy, state, w.view(last), {0}, told, exec);
+    };
+    give(whole, 0, n);
+    give(pieces, 0, cut);
+    give(pieces, cut, n);
+    for (std::int64_t t = n; t < n + 8; ++t) {
+      step_signals const now{w.heads(0, t), at(w.ids, t)};
+      selection const want = choose(policy, whole, w.view(t + 1), {0}, now, exec);
+      std::vector<ints> const lists{tokens_of(want.of({0})), tokens_of(want.of({1}))};
+      selection const got = choose(policy, pieces, w.view(t + 1), {0}, now, exec);
+      INFO("round " << round << ": " << cut << " of " << n << ", token " << t);
+      REQUIRE(tokens_of(got.of({0})) == lists[0]);
+      REQUIRE(tokens_of(got.of({1})) == lists[1]);
+      ++compared;
+    }
+  }
+  REQUIRE(compared == 1200);
+}
+
 TEST_CASE("a token ends a sentence by its text", "[methods]") {
   using segment::ends_sentence;
   for (char const* const text :

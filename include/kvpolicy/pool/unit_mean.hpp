@@ -13,22 +13,15 @@ namespace kvpolicy::pool {
 struct unit_mean {
   static constexpr signals needs = signals::keys | signals::token_ids;
 
-  struct summaries {
+  struct summaries : segment::sentence_marks {
     std::int64_t layers = 0;
     std::int64_t heads = 0;
     std::int64_t dim = 0;
-    std::int64_t most = 0;               ///< sentences
-    std::vector<std::int32_t> ends;      ///< token behind each closed sentence
-    std::int64_t tokens = 0;             ///< whose ids are known
-    std::vector<std::uint8_t> closes;    ///< `[max_tokens]` whether the token ends a sentence; it does so for the next one
     std::vector<std::int64_t> folded;    ///< `[layers, heads]` sentences that are in
     std::vector<float> means;            ///< `[layers, heads, most, dim]`
     std::vector<std::int32_t> rank_end;  ///< `[layers, heads, most]` rank behind each sentence's retained tokens
 
     std::int64_t at(layer_id layer, std::int64_t head) const noexcept { return layer.value * heads + head; }
-    /// First token of the sentence that is still open.
-    std::int64_t open_begin() const noexcept { return ends.empty() ? 0 : ends.back(); }
-    std::int64_t units() const noexcept { return std::ssize(ends); }
     table<float> of(layer_id layer, std::int64_t head) noexcept {
       return {means.data() + at(layer, head) * most * dim, units(), dim, dim};
     }
@@ -36,27 +29,19 @@ struct unit_mean {
       return rank_end.data() + at(layer, head) * most;
     }
 
-    /// Ids of the tokens from `first` on. A sentence is closed when the next token comes.
     void extend(segment::sentences const& segment, std::int64_t first, std::span<std::int32_t const> ids) {
       truncate(first);
-      for (std::int32_t const id : ids) {
-        if (tokens > open_begin() && closes[static_cast<std::size_t>(tokens - 1)] != 0 && units() < most) {
-          ends.push_back(static_cast<std::int32_t>(tokens));
-        }
-        ++tokens;
-        closes[static_cast<std::size_t>(tokens - 1)] = segment.ends(id, tokens - open_begin()) ? 1 : 0;
-      }
+      sentence_marks::extend(segment, first, ids);
     }
-    /// Forgets the tokens from `from` on, and every sentence that held one.
     void truncate(std::int64_t from) noexcept {
-      tokens = std::min(tokens, from);
-      while (!ends.empty() && ends.back() > from) ends.pop_back();
+      forget(from);
       for (std::int64_t& count : folded) count = std::min(count, units());
     }
     void cut(layer_id layer, head_range few, std::int64_t ranks) noexcept {
       for (std::int64_t h = few.first; h < few.first + few.count; ++h) {
         std::int64_t& count = folded[static_cast<std::size_t>(at(layer, h))];
-        while (count > 0 && rank_ends(layer, h)[count - 1] > ranks) --count;
+        // Also a sentence that ends right there: it may have got more of its tokens back.
+        while (count > 0 && rank_ends(layer, h)[count - 1] >= ranks) --count;
       }
     }
   };
@@ -65,14 +50,8 @@ struct unit_mean {
     KVPOLICY_EXPECTS(segment.shortest >= 1 && segment.longest >= segment.shortest,
                      "sentences of " + std::to_string(segment.shortest) + " to " + std::to_string(segment.longest) +
                          " tokens; give at least 1, and no less than that");
-    summaries made;
-    made.layers = shape.layers;
-    made.heads = shape.kv_heads;
-    made.dim = shape.head_dim;
-    made.most = shape.max_tokens / segment.shortest + 1;
-    made.closes.resize(static_cast<std::size_t>(shape.max_tokens));
+    summaries made{{segment, shape.max_tokens}, shape.layers, shape.kv_heads, shape.head_dim, {}, {}, {}};
     auto const rows = static_cast<std::size_t>(shape.layers * shape.kv_heads);
-    made.ends.reserve(static_cast<std::size_t>(made.most));
     made.folded.resize(rows);
     made.means.resize(rows * static_cast<std::size_t>(made.most * made.dim));
     made.rank_end.resize(rows * static_cast<std::size_t>(made.most));

@@ -1,6 +1,7 @@
 // Segment: sentences, by the text of the tokens that end them (SentenceKV, sec. 4.1).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -24,6 +25,39 @@ struct sentences {
     if (length >= longest) return true;
     auto const at = static_cast<std::size_t>(token_id);
     return token_id >= 0 && at < boundary.size() && boundary[at] != 0 && length >= shortest;
+  }
+};
+
+/// Where a sequence's sentences end. One is closed when the next token comes.
+struct sentence_marks {
+  std::int64_t most = 0;             ///< sentences
+  std::vector<std::int32_t> ends;    ///< token behind each closed sentence
+  std::int64_t tokens = 0;           ///< whose ids are known
+  std::vector<std::uint8_t> closes;  ///< `[max_tokens]` whether the token ends a sentence; it does so for the next one
+
+  sentence_marks() = default;
+  sentence_marks(sentences const& segment, std::int64_t max_tokens)
+      : most(max_tokens / segment.shortest + 1), closes(static_cast<std::size_t>(max_tokens)) {
+    ends.reserve(static_cast<std::size_t>(most));
+  }
+
+  /// First token of the sentence that is still open.
+  std::int64_t open_begin() const noexcept { return ends.empty() ? 0 : ends.back(); }
+  std::int64_t units() const noexcept { return std::ssize(ends); }
+  bool last_closes() const noexcept { return tokens > 0 && closes[static_cast<std::size_t>(tokens - 1)] != 0; }
+
+  /// Ids of the tokens from `first` on; what was known behind that is forgotten, and every sentence that held one of those.
+  void extend(sentences const& segment, std::int64_t first, std::span<std::int32_t const> ids) {
+    forget(first);
+    for (std::int32_t const id : ids) {
+      if (tokens > open_begin() && last_closes() && units() < most) ends.push_back(static_cast<std::int32_t>(tokens));
+      ++tokens;
+      closes[static_cast<std::size_t>(tokens - 1)] = segment.ends(id, tokens - open_begin()) ? 1 : 0;
+    }
+  }
+  void forget(std::int64_t from) noexcept {
+    tokens = std::min(tokens, from);
+    while (!ends.empty() && ends.back() > from) ends.pop_back();
   }
 };
 
