@@ -4,10 +4,12 @@
 #include <thread>
 #include <utility>
 
+#include "cuda/emulated.hpp"
 #include "kvpolicy/exec/host.hpp"
 #include "kvpolicy/exec/simd.hpp"
 
-#define KVPOLICY_TEST_EXECUTORS kvpolicy_test::on_host, kvpolicy_test::on_simd, kvpolicy_test::on_team
+#define KVPOLICY_TEST_EXECUTORS \
+  kvpolicy_test::on_host, kvpolicy_test::on_simd, kvpolicy_test::on_team, kvpolicy_test::on_cuda_model
 
 namespace kvpolicy_test {
 

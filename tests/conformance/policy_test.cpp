@@ -41,6 +41,7 @@ TEMPLATE_TEST_CASE(
   wander<on_simd, TestType>(71, 120);
   wander<on_host, TestType>(72, 30);
   wander<on_team, TestType>(73, 20);
+  wander<on_cuda_model, TestType>(76, 6);
 }
 
 /// The same history's selections on two executors; scores are exact there, so the sets must be equal.
@@ -61,7 +62,7 @@ std::vector<lists_copy> selections_of(cache_shape const& shape, random_cache con
 }
 
 // Whole numbers as keys and queries: bounds and their scores are exact in fp32, ties are everywhere.
-TEST_CASE("under ties, host_exec, simd_exec and a team choose the same pages", "[policy]") {
+TEST_CASE("under ties, host_exec, simd_exec, a team and the kernels choose the same pages", "[policy]") {
   random_source random(74);
   for (int round = 0; round < 60; ++round) {
     cache_shape shape = small_shape(random, 200);
@@ -84,6 +85,9 @@ TEST_CASE("under ties, host_exec, simd_exec and a team choose the same pages", "
     std::vector<lists_copy> shared;
     team.run([&](auto& exec) { shared = selections_of<quest_model>(shape, cache, policy, queries, prompt, exec); });
     REQUIRE(shared == want);
+    if (round % 6 != 0) continue;
+    emulated_exec kernels;
+    REQUIRE(selections_of<quest_model>(shape, cache, policy, queries, prompt, kernels) == want);
   }
 }
 

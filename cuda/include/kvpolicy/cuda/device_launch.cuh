@@ -1,0 +1,26 @@
+// How a stream_device runs a body. For nvcc: the library's own kernels, and yours.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kvpolicy/cuda/device_block.cuh"
+#include "kvpolicy/cuda/stream_device.hpp"
+
+namespace kvpolicy::cuda {
+
+/// Throws device_error, naming the kernel, its grid and CUDA's reason.
+void check_launch(char const* kernel, grid_size const& grid, cudaError_t result);
+
+template <class Body>
+void stream_device::launch(grid_size grid, typename Body::arguments const& arguments) {
+  static_assert(Body::threads % 32 == 0 && Body::threads <= 1024);
+  static_assert(std::is_trivially_copyable_v<typename Body::arguments>);
+  if (grid.x <= 0 || grid.y <= 0 || grid.z <= 0) return;
+  if (grid.x > INT32_MAX || grid.y > 65535 || grid.z > 65535)
+    return check_launch(Body::name, grid, cudaErrorInvalidConfiguration);
+  kernel_of<Body><<<dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)),
+                    Body::threads, 0, stream_>>>(arguments);
+  check_launch(Body::name, grid, cudaGetLastError());
+}
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,302 @@
+// Decode attention over listed tokens where they lie, split over the list; and the weights alone.
+#pragma once
+
+#include <cmath>
+
+#include "kvpolicy/cuda/rows.hpp"
+
+namespace kvpolicy::cuda {
+
+/// Which tokens each list names, ascending: `named` ones, then a tail that reaches to the sequence's end. Units have
+/// `unit_size` tokens: named token i is units[i / unit_size] unit_size + i % unit_size.
+struct token_lists {
+  buffer<std::int32_t const> units;  ///< `[sequences, lists, stride]`
+  std::int64_t stride = 0;
+  buffer<std::int32_t const> named;  ///< `[sequences, lists]` tokens; or none: no list names any
+  per_sequence tail{{}, no_tail};    ///< its first token
+  per_sequence tokens;               ///< of the sequence; 0: it is not there, and reads nothing
+  std::int32_t lists = 1;            ///< of a sequence: 1, or one for each KV head
+  std::int32_t unit_size = 1;
+
+  static constexpr std::int64_t no_tail = INT32_MAX;
+};
+
+/// One head's list.
+template <class B>
+class list_reader {
+ public:
+  KVPOLICY_KERNEL list_reader(B& block, token_lists const& lists, unsigned sequence, unsigned head)
+      : units_(block.global(lists.units)), unit_size_(lists.unit_size) {
+    std::int64_t const list = static_cast<std::int64_t>(sequence) * lists.lists + (lists.lists == 1 ? 0 : head);
+    at_ = list * lists.stride;
+    std::int64_t const tokens = lists.tokens.of(block, sequence);
+    if (lists.named.data != nullptr && tokens > 0) {
+      std::int32_t const named = block.global(lists.named)[list];
+      named_ = named;
+    }
+    tail_ = lists.tail.of(block, sequence);
+    count_ = named_ + (tokens > tail_ ? tokens - tail_ : 0);
+  }
+  KVPOLICY_KERNEL std::int64_t count() const { return count_; }
+  KVPOLICY_KERNEL std::int64_t token(std::int64_t i) const {
+    if (i >= named_) return tail_ + (i - named_);
+    auto const position = static_cast<std::int32_t>(i);
+    std::int32_t const nth = unit_size_ == 1 ? position : position / unit_size_;
+    std::int32_t const unit = units_[at_ + nth];
+    return static_cast<std::int64_t>(unit) * unit_size_ + (position - nth * unit_size_);
+  }
+
+ private:
+  decltype(std::declval<B&>().global(buffer<std::int32_t const>{})) units_;
+  std::int64_t at_ = 0;
+  std::int64_t named_ = 0;
+  std::int64_t tail_ = 0;
+  std::int64_t count_ = 0;
+  std::int32_t unit_size_;
+};
+
+/// The softmax of one query head over part of a list, relative to a maximum; its weighted values lie beside it.
+struct attend_partial {
+  float most;   ///< of the logits in base 2
+  float total;  ///< of 2^(logit - most)
+};
+
+/// No logit is as low; weights relative to it are 0 and never NaN.
+inline constexpr float no_logit = -1e30f;
+
+/// Splits of each list; Group query heads of a KV head share the loads of its rows, `group` of them real in the last of
+/// `tiles` groups. A warp's lanes share rows, warps take turns; each keeps a softmax of its own until the end.
+template <element_type E, int Group>
+struct attend_body {
+  static constexpr unsigned threads = 128;
+  static constexpr char const* name = "attend";
+  static constexpr int warps = 4;
+  struct arguments {
+    vector_rows queries;  ///< `[sequences, q_heads, head_dim]`
+    float scale = 1;
+    std::int32_t group = 1;  ///< query heads of a KV head
+    std::int32_t tiles = 1;  ///< ceil(group / Group)
+    batch_rows keys;
+    batch_rows values;
+    token_lists lists;
+    std::int32_t splits = 1;
+    vector_rows out;            ///< `[sequences, q_heads, head_dim]`, where there is one split
+    buffer<float> log_sum_exp;  ///< `[sequences, q_heads]`, or none
+    buffer<float> partial;      ///< `[sequences, q_heads, splits, head_dim + 2]`, where there are more
+  };
+  template <class B>
+  struct shared {
+    typename B::template array<float, Group * 256> sums;  ///< of a warp's values
+    typename B::template array<float, warps * Group> most;
+    typename B::template array<float, warps * Group> total;
+  };
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
+    unsigned const kv_head = block.y() / static_cast<unsigned>(a.tiles);
+    std::int32_t const tile_of_group = static_cast<std::int32_t>(block.y()) - static_cast<std::int32_t>(kv_head) * a.tiles;
+    std::int32_t const first_q = static_cast<std::int32_t>(kv_head) * a.group + tile_of_group * Group;
+    std::int32_t const real = a.group - tile_of_group * Group < Group ? a.group - tile_of_group * Group : Group;
+    auto const tile = block.tile();
+    row_lanes const share(a.keys.parts());
+    auto const lane = static_cast<std::int32_t>(tile.lane());
+    std::int32_t const part = lane & (share.lanes - 1);
+    bool const reads = part < a.keys.parts();
+    row_reader<E, B> const keys(block, a.keys, block.z());
+    row_reader<E, B> const values(block, a.values, block.z());
+    list_reader<B> const list(block, a.lists, block.z(), kv_head);
+
+    float query[Group][8];
+    float sum[Group][8];
+    float most[Group];
+    float total[Group];
+    KVPOLICY_UNROLL
+    for (int g = 0; g < Group; ++g) {
+      most[g] = no_logit;
+      total[g] = 0;
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        sum[g][i] = 0;
+        query[g][i] = 0;
+        if (g < real && part * 8 + i < a.keys.head_dim) {
+          query[g][i] = get(block, a.queries,
+                            block.z() * a.queries.sequence_stride + (first_q + g) * a.queries.head_stride + part * 8 + i) *
+                        (a.scale * 1.44269504f);
+        }
+      }
+    }
+
+    // Splits begin at multiples of what a warp reads at once.
+    std::int64_t const at_once = share.rows_of_warp() * 2;
+    std::int64_t const turns = (list.count() + at_once - 1) / at_once;
+    std::int64_t const turns_of_split = (turns + a.splits - 1) / a.splits;
+    std::int64_t const first = block.x() * turns_of_split;
+    std::int64_t const last = first + turns_of_split < turns ? first + turns_of_split : turns;
+    for (std::int64_t turn = first + tile.index(); turn < last; turn += warps) {
+      float key[2][8];
+      float value[2][8];
+      bool there[2];
+      KVPOLICY_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        std::int64_t const i = turn * at_once + r * share.rows_of_warp() + lane / share.lanes;
+        there[r] = i < list.count();
+        KVPOLICY_UNROLL
+        for (int c = 0; c < 8; ++c) {
+          key[r][c] = 0;
+          value[r][c] = 0;
+        }
+        if (there[r] && reads) {
+          std::int64_t const token = list.token(i);
+          keys.load(keys.offset(kv_head, token), part, key[r]);
+          values.load(values.offset(kv_head, token), part, value[r]);
+        }
+      }
+      KVPOLICY_UNROLL
+      for (int g = 0; g < Group; ++g) {
+        float logit[2];
+        KVPOLICY_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          float dot = 0;
+          KVPOLICY_UNROLL
+          for (int c = 0; c < 8; ++c) dot += query[g][c] * key[r][c];
+          dot = lane_sum(tile, dot, share.lanes);
+          logit[r] = there[r] ? dot : 2 * no_logit;
+        }
+        float more = most[g];
+        more = logit[0] > more ? logit[0] : more;
+        more = logit[1] > more ? logit[1] : more;
+        float const kept = exp2f(most[g] - more);
+        float const weight0 = exp2f(logit[0] - more);
+        float const weight1 = exp2f(logit[1] - more);
+        most[g] = more;
+        total[g] = total[g] * kept + (weight0 + weight1);
+        KVPOLICY_UNROLL
+        for (int c = 0; c < 8; ++c) sum[g][c] = sum[g][c] * kept + (weight0 * value[0][c] + weight1 * value[1][c]);
+      }
+    }
+
+    // Rows of a warp together, then the warps in order.
+    KVPOLICY_UNROLL
+    for (int g = 0; g < Group; ++g) {
+      for (std::int32_t mask = share.lanes; mask < 32; mask *= 2) {
+        auto const by = static_cast<unsigned>(mask);
+        float const other_most = tile.shfl_xor(most[g], by);
+        float const other_total = tile.shfl_xor(total[g], by);
+        float const more = other_most > most[g] ? other_most : most[g];
+        float const mine = exp2f(most[g] - more);
+        float const other = exp2f(other_most - more);
+        total[g] = total[g] * mine + other_total * other;
+        most[g] = more;
+        KVPOLICY_UNROLL
+        for (int c = 0; c < 8; ++c) sum[g][c] = sum[g][c] * mine + tile.shfl_xor(sum[g][c], by) * other;
+      }
+      if (lane == 0) {
+        s.most[tile.index() * Group + g] = most[g];
+        s.total[tile.index() * Group + g] = total[g];
+      }
+    }
+    block.sync();
+    for (int w = 0; w < warps; ++w) {
+      if (static_cast<int>(tile.index()) == w && lane < share.lanes && reads) {
+        KVPOLICY_UNROLL
+        for (int g = 0; g < Group; ++g) {
+          float more = no_logit;
+          for (int v = 0; v < warps; ++v) {
+            float const m = s.most[v * Group + g];
+            more = m > more ? m : more;
+          }
+          float const mine = exp2f(most[g] - more);
+          KVPOLICY_UNROLL
+          for (int c = 0; c < 8; ++c) {
+            std::int32_t const at = g * 256 + part * 8 + c;
+            float before = 0;
+            if (w > 0) before = s.sums[at];
+            s.sums[at] = before + mine * sum[g][c];
+          }
+        }
+      }
+      block.sync();
+    }
+    std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
+    for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < real * a.keys.head_dim; i += B::threads) {
+      std::int32_t const g = i / a.keys.head_dim;
+      std::int32_t const d = i - g * a.keys.head_dim;
+      float more = no_logit;
+      float all = 0;
+      for (int v = 0; v < warps; ++v) {
+        float const m = s.most[v * Group + g];
+        more = m > more ? m : more;
+      }
+      for (int v = 0; v < warps; ++v) {
+        float const m = s.most[v * Group + g];
+        float const t = s.total[v * Group + g];
+        all += t * exp2f(m - more);
+      }
+      float const weighted = s.sums[g * 256 + d];
+      std::int64_t const q = block.z() * q_heads + first_q + g;
+      if (a.splits == 1) {
+        put(block, a.out, block.z() * a.out.sequence_stride + (first_q + g) * a.out.head_stride + d,
+            all == 0 ? 0.0f : weighted / all);
+        if (d == 0 && a.log_sum_exp.data != nullptr) {
+          block.global(a.log_sum_exp)[q] = all == 0 ? -__builtin_huge_valf() : (more + log2f(all)) * 0.693147181f;
+        }
+      } else {
+        auto const partial = block.global(a.partial);
+        std::int64_t const at = (q * a.splits + block.x()) * (a.keys.head_dim + 2);
+        partial[at + 2 + d] = weighted;
+        if (d == 0) {
+          partial[at] = more;
+          partial[at + 1] = all;
+        }
+      }
+    }
+  }
+};
+
+/// Puts an attention's splits together.
+struct attend_merge_body {
+  static constexpr unsigned threads = 128;
+  static constexpr char const* name = "attend_merge";
+  struct arguments {
+    buffer<float const> partial;  ///< `[sequences, q_heads, splits, head_dim + 2]`
+    std::int32_t splits = 1;
+    std::int32_t head_dim = 0;
+    std::int32_t q_heads = 0;
+    vector_rows out;
+    buffer<float> log_sum_exp;  ///< `[sequences, q_heads]`, or none
+  };
+  template <class B>
+  struct shared {};
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
+    auto const partial = block.global(a.partial);
+    std::int64_t const q = static_cast<std::int64_t>(block.y()) * a.q_heads + block.x();
+    std::int64_t const at = q * a.splits * (a.head_dim + 2);
+    float more = no_logit;
+    for (std::int32_t i = 0; i < a.splits; ++i) {
+      float const m = partial[at + i * (a.head_dim + 2)];
+      more = m > more ? m : more;
+    }
+    float all = 0;
+    for (std::int32_t i = 0; i < a.splits; ++i) {
+      float const m = partial[at + i * (a.head_dim + 2)];
+      float const t = partial[at + i * (a.head_dim + 2) + 1];
+      all += t * exp2f(m - more);
+    }
+    for (std::int32_t d = static_cast<std::int32_t>(block.thread()); d < a.head_dim; d += B::threads) {
+      float sum = 0;
+      for (std::int32_t i = 0; i < a.splits; ++i) {
+        float const m = partial[at + i * (a.head_dim + 2)];
+        float const weighted = partial[at + i * (a.head_dim + 2) + 2 + d];
+        sum += weighted * exp2f(m - more);
+      }
+      put(block, a.out, block.y() * a.out.sequence_stride + block.x() * a.out.head_stride + d, all == 0 ? 0.0f : sum / all);
+    }
+    if (block.thread() == 0 && a.log_sum_exp.data != nullptr) {
+      block.global(a.log_sum_exp)[q] = all == 0 ? -__builtin_huge_valf() : (more + log2f(all)) * 0.693147181f;
+    }
+  }
+};
+
+}  // namespace kvpolicy::cuda

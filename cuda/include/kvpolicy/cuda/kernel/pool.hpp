@@ -1,0 +1,229 @@
+// Pooling: means, bounds and spreads of units' keys, whole or continued with what was written since. No thread waits for
+// another: each has 8 channels of one unit.
+#pragma once
+
+#include <cmath>
+
+#include "kvpolicy/cuda/rows.hpp"
+
+namespace kvpolicy::cuda {
+
+/// Tokens that are folded in, of each sequence: [last - newest, last), not below 0, or from `begin` where that is given; units
+/// of `unit_size` from `origin` on.
+struct pooled_tokens {
+  per_sequence last;
+  std::int64_t newest = INT64_MAX;
+  per_sequence begin{{}, -1};
+  std::int32_t unit_size = 1;
+  std::int64_t origin = 0;
+  std::int64_t units = 0;      ///< of any sequence that are touched, at most: the grid's
+  std::int64_t unit_base = 0;  ///< the first unit of the output
+
+  template <class B>
+  KVPOLICY_KERNEL std::int64_t first(B& block, std::int64_t last_token) const {
+    if (begin.values.data != nullptr) return begin.of(block, block.z());
+    return newest < last_token ? last_token - newest : 0;
+  }
+};
+
+/// What one thread of a pooling kernel works on.
+struct pool_item {
+  std::int64_t unit = 0;
+  std::int32_t part = 0;
+  std::int64_t begin = 0;  ///< tokens to fold in
+  std::int64_t end = 0;
+  std::int64_t already = 0;  ///< tokens of the unit that are in
+};
+
+template <class B>
+KVPOLICY_KERNEL pool_item item_of(B& block, batch_rows const& keys, pooled_tokens const& what) {
+  std::int64_t const last = what.last.of(block, block.z());
+  std::int64_t const first = what.first(block, last);
+  std::int64_t const item = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
+  std::int64_t const nth = item / keys.parts();
+  pool_item mine;
+  mine.part = static_cast<std::int32_t>(item - nth * keys.parts());
+  std::int64_t const unit = (first - what.origin) / what.unit_size + nth;
+  mine.unit = unit - what.unit_base;
+  std::int64_t const unit_begin = what.origin + unit * what.unit_size;
+  mine.begin = unit_begin > first ? unit_begin : first;
+  mine.end = unit_begin + what.unit_size < last ? unit_begin + what.unit_size : last;
+  mine.already = mine.begin - unit_begin;
+  return mine;
+}
+
+template <element_type E>
+struct pool_mean_body {
+  static constexpr unsigned threads = 128;
+  static constexpr char const* name = "pool_mean";
+  struct arguments {
+    batch_rows keys;
+    pooled_tokens what;
+    buffer<float> means;  ///< (s, u, h, i) at s sequence_stride + u unit_stride + h head_stride + i
+    std::int64_t sequence_stride = 0;
+    std::int64_t unit_stride = 0;
+    std::int64_t head_stride = 0;
+  };
+  template <class B>
+  struct shared {};
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
+    pool_item const mine = item_of(block, a.keys, a.what);
+    if (mine.begin >= mine.end) return;
+    row_reader<E, B> const keys(block, a.keys, block.z());
+    auto const means = block.global(a.means);
+    std::int64_t const at =
+        block.z() * a.sequence_stride + mine.unit * a.unit_stride + block.y() * a.head_stride + mine.part * 8;
+    // A running mean: whatever the cuts between calls, the same bits.
+    float mean[8];
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      mean[i] = 0;
+      if (mine.already > 0 && mine.part * 8 + i < a.keys.head_dim) mean[i] = means[at + i];
+    }
+    auto count = static_cast<float>(mine.already);
+    KVPOLICY_UNROLL_4
+    for (std::int64_t t = mine.begin; t < mine.end; ++t) {
+      float x[8];
+      keys.load(keys.offset(block.y(), t), mine.part, x);
+      count += 1;
+      float const share = 1 / count;
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 8; ++i) mean[i] = count == 1 ? x[i] : mean[i] + (x[i] - mean[i]) * share;
+    }
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      if (mine.part * 8 + i < a.keys.head_dim) means[at + i] = mean[i];
+    }
+  }
+};
+
+/// Where units' bounds lie: (s, h, u): head_dim maxima, then head_dim minima, of the keys' own type.
+struct batch_bounds {
+  void* base = nullptr;
+  std::int64_t elements = 0;
+  std::int64_t sequence_stride = 0;  ///< elements
+  std::int64_t head_stride = 0;
+
+  KVPOLICY_KERNEL std::int64_t at(std::int64_t s, std::int64_t h, std::int64_t u, std::int64_t dim) const {
+    return s * sequence_stride + h * head_stride + u * 2 * dim;
+  }
+};
+
+template <element_type E>
+struct pool_bounds_body {
+  static constexpr unsigned threads = 128;
+  static constexpr char const* name = "pool_bounds";
+  struct arguments {
+    batch_rows keys;
+    pooled_tokens what;
+    batch_bounds bounds;
+  };
+  template <class B>
+  struct shared {};
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
+    pool_item const mine = item_of(block, a.keys, a.what);
+    if (mine.begin >= mine.end) return;
+    constexpr float most = largest(E);
+    row_reader<E, B> const keys(block, a.keys, block.z());
+    auto const bounds = block.global(buffer<stored<E>>{static_cast<stored<E>*>(a.bounds.base), a.bounds.elements});
+    std::int32_t const dim = a.keys.head_dim;
+    std::int64_t const at = a.bounds.at(block.z(), block.y(), mine.unit, dim) + mine.part * 8;
+    float high[8];
+    float low[8];
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      high[i] = -most;
+      low[i] = most;
+      if (mine.already > 0 && mine.part * 8 + i < dim) {
+        stored<E> const old_high = bounds[at + i];
+        stored<E> const old_low = bounds[at + dim + i];
+        high[i] = widened<E>(old_high);
+        low[i] = widened<E>(old_low);
+      }
+    }
+    KVPOLICY_UNROLL_4
+    for (std::int64_t t = mine.begin; t < mine.end; ++t) {
+      float x[8];
+      keys.load(keys.offset(block.y(), t), mine.part, x);
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 8; ++i) {  // comparisons that a NaN fails
+        float const value = x[i] > most ? most : x[i] < -most ? -most : x[i];
+        if (value > high[i]) high[i] = value;
+        if (value < low[i]) low[i] = value;
+      }
+    }
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      if (mine.part * 8 + i >= dim) continue;
+      bounds[at + i] = narrowed<E>(high[i]);
+      bounds[at + dim + i] = narrowed<E>(low[i]);
+    }
+  }
+};
+
+template <element_type E>
+struct pool_spread_body {
+  static constexpr unsigned threads = 128;
+  static constexpr char const* name = "pool_spread";
+  struct arguments {
+    batch_rows keys;
+    pooled_tokens what;
+    buffer<float> moments;  ///< as the bounds, with their strides: means, then sums of squared differences
+    batch_bounds bounds;
+  };
+  template <class B>
+  struct shared {};
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
+    pool_item const mine = item_of(block, a.keys, a.what);
+    if (mine.begin >= mine.end) return;
+    row_reader<E, B> const keys(block, a.keys, block.z());
+    auto const moments = block.global(a.moments);
+    auto const bounds = block.global(buffer<stored<E>>{static_cast<stored<E>*>(a.bounds.base), a.bounds.elements});
+    std::int32_t const dim = a.keys.head_dim;
+    std::int64_t const at = a.bounds.at(block.z(), block.y(), mine.unit, dim) + mine.part * 8;
+    float mean[8];
+    float squares[8];
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      mean[i] = 0;
+      squares[i] = 0;
+      if (mine.already > 0 && mine.part * 8 + i < dim) {
+        mean[i] = moments[at + i];
+        squares[i] = moments[at + dim + i];
+      }
+    }
+    auto count = static_cast<float>(mine.already);
+    for (std::int64_t t = mine.begin; t < mine.end; ++t) {
+      float x[8];
+      keys.load(keys.offset(block.y(), t), mine.part, x);
+      bool const fresh = count == 0;
+      count += 1;
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        float const before = fresh ? x[i] : mean[i];
+        mean[i] = before + (x[i] - before) / count;
+        squares[i] += (x[i] - before) * (x[i] - mean[i]);
+      }
+    }
+    constexpr float most = largest(E);
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      if (mine.part * 8 + i >= dim) continue;
+      float const deviation = sqrtf(squares[i] / count);
+      float const high = mean[i] + deviation;
+      float const low = mean[i] - deviation;
+      moments[at + i] = mean[i];
+      moments[at + dim + i] = squares[i];
+      bounds[at + i] = narrowed<E>(high > most ? most : high < -most ? -most : high);
+      bounds[at + dim + i] = narrowed<E>(low > most ? most : low < -most ? -most : low);
+    }
+  }
+};
+
+}  // namespace kvpolicy::cuda

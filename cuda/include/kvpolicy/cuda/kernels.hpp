@@ -1,0 +1,49 @@
+// Every kernel that kvpolicy::cuda compiles, in the groups that it compiles them in.
+#pragma once
+
+#include "kvpolicy/cuda/kernel/attend.hpp"
+#include "kvpolicy/cuda/kernel/entropy.hpp"
+#include "kvpolicy/cuda/kernel/evict.hpp"
+#include "kvpolicy/cuda/kernel/gaussian.hpp"
+#include "kvpolicy/cuda/kernel/hierarchy.hpp"
+#include "kvpolicy/cuda/kernel/pool.hpp"
+#include "kvpolicy/cuda/kernel/prompt_attention.hpp"
+#include "kvpolicy/cuda/kernel/row_scores.hpp"
+#include "kvpolicy/cuda/kernel/score.hpp"
+#include "kvpolicy/cuda/kernel/sentences.hpp"
+#include "kvpolicy/cuda/kernel/softmax.hpp"
+#include "kvpolicy/cuda/kernel/top_k.hpp"
+
+// clang-format off
+
+/// X(body) for each body of a group; inside namespace kvpolicy::cuda.
+#define KVPOLICY_EACH_TYPE(X, body) X(body<element_type::f32>) X(body<element_type::f16>) X(body<element_type::bf16>)
+#define KVPOLICY_EACH_GROUP(X, type)                                                   \
+  X(attend_body<element_type::type, 1>) X(attend_body<element_type::type, 2>)          \
+  X(attend_body<element_type::type, 4>) X(attend_body<element_type::type, 8>)
+
+#define KVPOLICY_UNIT_KERNELS(X)                                                       \
+  KVPOLICY_EACH_TYPE(X, pool_mean_body) KVPOLICY_EACH_TYPE(X, pool_bounds_body)        \
+  KVPOLICY_EACH_TYPE(X, pool_spread_body) KVPOLICY_EACH_TYPE(X, score_bounds_body)     \
+  X(score_dot_body) X(top_k_body<1>) X(top_k_body<16>)                                 \
+  X(entropy_body) X(page_trigger_body)                                                 \
+  X(cascade_due_body) X(page_anchor_body) X(refresh_range_body)                        \
+  X(cascade_children_body) X(cascade_pages_body) X(page_list_body)                     \
+  X(sentence_step_body) KVPOLICY_EACH_TYPE(X, sentence_means_body)                     \
+  X(query_sums_body) X(sentence_fill_body) X(evict_body)
+
+#define KVPOLICY_ATTEND_KERNELS(X)                                                     \
+  KVPOLICY_EACH_GROUP(X, f32) KVPOLICY_EACH_GROUP(X, f16) KVPOLICY_EACH_GROUP(X, bf16) \
+  X(attend_merge_body)                                                                 \
+  KVPOLICY_EACH_TYPE(X, list_logits_body) X(softmax_rows_body) X(group_weights_body)
+
+#define KVPOLICY_PROMPT_KERNELS(X)                                                     \
+  KVPOLICY_EACH_TYPE(X, window_statistics_body) X(merge_statistics_body)               \
+  KVPOLICY_EACH_TYPE(X, window_sums_body) X(smooth_sums_body)                          \
+  KVPOLICY_EACH_TYPE(X, row_norms_body)                                                \
+  KVPOLICY_EACH_TYPE(X, direction_sums_body) X(mean_direction_body)                    \
+  KVPOLICY_EACH_TYPE(X, cosines_body) KVPOLICY_EACH_TYPE(X, partition_spread_body)     \
+  KVPOLICY_EACH_TYPE(X, following_queries_body)                                        \
+  X(unrotate_body) X(query_mean_body) X(query_covariance_body)                         \
+  KVPOLICY_EACH_TYPE(X, gaussian_logits_body)
+// clang-format on

@@ -1,0 +1,110 @@
+// Launches of decode attention, and of the weights that it gives.
+#pragma once
+
+#include <algorithm>
+
+#include "kvpolicy/cuda/kernel/attend.hpp"
+#include "kvpolicy/cuda/kernel/softmax.hpp"
+#include "kvpolicy/cuda/launch/device.hpp"
+
+namespace kvpolicy::cuda {
+
+/// One token's attention of every sequence of a batch, in one layer.
+struct decode_attention {
+  vector_rows queries;  ///< `[sequences, q_heads, head_dim]`
+  float scale = 1;
+  std::int32_t group = 1;
+  batch_rows keys;
+  batch_rows values;
+  token_lists lists;
+  std::int64_t sequences = 1;
+  std::int64_t most_tokens = 0;  ///< of any list
+  vector_rows out;
+  buffer<float> log_sum_exp;  ///< `[sequences, q_heads]`, or none
+};
+
+/// How many blocks share a list: enough to fill the device, none with less than a few hundred rows to read.
+inline std::int32_t splits_of(decode_attention const& a, std::int64_t blocks_wanted) noexcept {
+  std::int64_t const lists = std::max<std::int64_t>(1, a.sequences * a.keys.heads);
+  std::int64_t const useful = std::max<std::int64_t>(1, a.most_tokens / 64);
+  return static_cast<std::int32_t>(
+      std::clamp<std::int64_t>(divided_up(blocks_wanted, lists), 1, std::min<std::int64_t>(useful, 256)));
+}
+
+template <int Group, device D>
+void launch_attend_tiles(D& device, decode_attention const& a) {
+  std::int32_t const splits = splits_of(a, device.blocks_wanted());
+  std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
+  scratch_scope const scope(device);
+  buffer<float> const partial =
+      splits > 1 ? device.template scratch<float>(a.sequences * q_heads * splits * (a.keys.head_dim + 2)) : buffer<float>{};
+  auto const tiles = static_cast<std::int32_t>(divided_up(a.group, Group));
+  with_type(a.keys.type, [&]<element_type E>() {
+    device.template launch<attend_body<E, Group>>(
+        {splits, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences},
+        {a.queries, a.scale, a.group, tiles, a.keys, a.values, a.lists, splits, a.out, a.log_sum_exp, partial});
+  });
+  if (splits == 1) return;
+  device.template launch<attend_merge_body>(
+      {q_heads, a.sequences, 1}, {partial, splits, a.keys.head_dim, static_cast<std::int32_t>(q_heads), a.out, a.log_sum_exp});
+}
+
+template <device D>
+void launch_attend(D& device, decode_attention const& a) {
+  expect_row("attend", a.keys.head_dim);
+  if (a.group == 1) launch_attend_tiles<1>(device, a);
+  else if (a.group == 2) launch_attend_tiles<2>(device, a);
+  else if (a.group <= 4) launch_attend_tiles<4>(device, a);
+  else launch_attend_tiles<8>(device, a);
+}
+
+/// out(s, h, i): the mean over KV head h's query heads of the softmax weight of the (first + i)-th token of its list.
+struct list_weights {
+  vector_rows queries;
+  float scale = 1;
+  std::int32_t group = 1;
+  batch_rows keys;
+  token_lists lists;
+  std::int64_t first = 0;
+  std::int64_t sequences = 1;
+  std::int64_t most_tokens = 0;  ///< of any list, from `first` on
+  buffer<float> out;
+  std::int64_t sequence_stride = 0;
+  std::int64_t head_stride = 0;
+};
+
+/// Softmax of logits `[sequences * q_heads, stride]`, and its mean over query groups.
+template <device D>
+void launch_group_weights(D& device, buffer<float const> logits, std::int64_t stride, list_weights const& a) {
+  auto const q_heads = static_cast<std::int32_t>(a.keys.heads * a.group);
+  buffer<float> const statistics = device.template scratch<float>(a.sequences * q_heads * 2);
+  device.template launch<softmax_rows_body>({q_heads, a.sequences, 1},
+                                            {logits, stride, a.lists, a.first, q_heads, a.group, statistics});
+  device.template launch<group_weights_body>(
+      {divided_up(a.most_tokens, group_weights_body::threads), a.keys.heads, a.sequences},
+      {logits, stride, statistics, a.lists, a.first, a.group, a.keys.heads, a.out, a.sequence_stride, a.head_stride});
+}
+
+/// scale q.k of the listed tokens: `[sequences, q_heads, most_tokens]`.
+template <device D>
+void launch_list_logits(D& device, list_weights const& a, buffer<float> logits) {
+  with_type(a.keys.type, [&]<element_type E>() {
+    using body = list_logits_body<E>;
+    std::int64_t const at_once = body::threads / 32 * row_lanes(a.keys.parts()).rows_of_warp();
+    device.template launch<body>({divided_up(a.most_tokens, at_once), a.keys.heads, a.sequences},
+                                 {a.queries, a.scale, a.group, a.keys, a.lists, a.first, logits, a.most_tokens});
+  });
+}
+
+template <device D>
+void launch_list_weights(D& device, list_weights const& a) {
+  expect_row("list_attention", a.keys.head_dim, a.group);
+  if (a.most_tokens <= 0) return;
+  scratch_scope const scope(device);
+  std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
+  buffer<float> const logits = device.template scratch<float>(a.sequences * q_heads * a.most_tokens);
+  launch_list_logits(device, a, logits);
+  launch_group_weights(device, logits, a.most_tokens, a);
+}
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,80 @@
+// What launching code asks of a device: to run a body, and memory to work in. Models: cuda::stream_device, and the tests'
+// checked one.
+#pragma once
+
+#include <bit>
+#include <concepts>
+#include <string>
+#include <utility>
+
+#include "kvpolicy/cuda/rows.hpp"
+#include "kvpolicy/error.hpp"
+
+namespace kvpolicy::cuda {
+
+/// Runs kernels in order, asynchronously.
+/// Requires: `launch<Body>(grid, arguments)`; `blocks_wanted()`, how many blocks fill the device; `scratch<T>(count)`,
+/// uninitialised device memory that is the caller's until the end of the current `scratch_scope`. Semantics: launches see what
+/// launches before them wrote; neither call allocates or waits. Throws device_error, which names the kernel and its grid, where
+/// a launch fails, and workspace_exceeded where scratch does not suffice.
+template <class D>
+concept device = requires(D& d) {
+  { d.template scratch<float>(std::int64_t{}) } -> std::same_as<buffer<float>>;
+  { d.blocks_wanted() } -> std::convertible_to<std::int64_t>;
+  { d.scratch_used() } -> std::convertible_to<std::int64_t>;
+  d.release_scratch(std::int64_t{});
+};
+
+/// Scratch that is taken while it lives is given back at its end.
+template <device D>
+class scratch_scope {
+ public:
+  explicit scratch_scope(D& d) : device_(d), used_(d.scratch_used()) {}
+  scratch_scope(scratch_scope const&) = delete;
+  scratch_scope& operator=(scratch_scope const&) = delete;
+  ~scratch_scope() { device_.release_scratch(used_); }
+
+ private:
+  D& device_;
+  std::int64_t used_;
+};
+
+constexpr std::int64_t divided_up(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
+
+/// Calls work.template operator()<E>() for the type.
+template <class Work>
+void with_type(element_type type, Work work) {
+  switch (type) {
+    case element_type::f32:
+      return work.template operator()<element_type::f32>();
+    case element_type::f16:
+      return work.template operator()<element_type::f16>();
+    case element_type::bf16:
+      return work.template operator()<element_type::bf16>();
+  }
+}
+
+/// Sets the fields that follow from others: page_shift and packed.
+constexpr batch_rows finished(batch_rows rows) noexcept {
+  bool const power = rows.page_size > 0 && (rows.page_size & (rows.page_size - 1)) == 0;
+  rows.page_shift = power ? std::countr_zero(static_cast<std::uint32_t>(rows.page_size)) : -1;
+  std::int64_t const vector = 16 / size_of(rows.type);
+  auto const whole = [&](std::int64_t stride) { return stride % vector == 0; };
+  rows.packed = rows.dim_stride == 1 && rows.head_dim % 8 == 0 && std::bit_cast<std::uintptr_t>(rows.base) % 16 == 0 &&
+                whole(rows.sequence_stride) && whole(rows.head_stride) && whole(rows.token_stride) && whole(rows.page_stride);
+  return rows;
+}
+
+/// The longest row and the most query heads to a KV head that kernels hold in registers and shared memory.
+inline constexpr std::int32_t most_head_dim = 256;
+inline constexpr std::int32_t most_group = 16;
+
+inline void expect_row(char const* kernel, std::int64_t head_dim, std::int64_t group = 1) {
+  if (head_dim > most_head_dim || group > most_group) {
+    throw unsupported(std::string(kernel) + " has no kernel for a head size of " + std::to_string(head_dim) + " and " +
+                      std::to_string(group) + " query heads to a KV head; the most are " + std::to_string(most_head_dim) +
+                      " and " + std::to_string(most_group));
+  }
+}
+
+}  // namespace kvpolicy::cuda

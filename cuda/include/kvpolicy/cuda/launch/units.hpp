@@ -1,0 +1,57 @@
+// Launches that summarise and score units: pooling, dot products, bounds; top-k.
+#pragma once
+
+#include "kvpolicy/cuda/kernel/pool.hpp"
+#include "kvpolicy/cuda/kernel/score.hpp"
+#include "kvpolicy/cuda/kernel/top_k.hpp"
+#include "kvpolicy/cuda/launch/device.hpp"
+
+namespace kvpolicy::cuda {
+
+/// Body is pool_mean_body, pool_bounds_body or pool_spread_body; one launch for all heads and sequences.
+template <template <element_type> class Body, device D, class Set>
+void launch_pool(D& device, batch_rows const& keys, pooled_tokens const& what, std::int64_t sequences, Set set) {
+  with_type(keys.type, [&]<element_type E>() {
+    typename Body<E>::arguments a{};
+    a.keys = keys;
+    a.what = what;
+    set(a);
+    device.template launch<Body<E>>({divided_up(what.units * keys.parts(), Body<E>::threads), keys.heads, sequences}, a);
+  });
+}
+
+template <device D>
+void launch_score_dot(D& device, score_dot_body::arguments a, std::int64_t most_units, std::int64_t sequences) {
+  auto const aligned = [](void const* p) { return std::bit_cast<std::uintptr_t>(p) % 16 == 0; };
+  a.packed = aligned(a.anchor.data) && aligned(a.vectors.data) && a.dims % 4 == 0 && a.anchor_stride % 4 == 0 &&
+             a.vector_stride % 4 == 0 && a.vector_sequence_stride % 4 == 0;
+  device.template launch<score_dot_body>({most_units, sequences, 1}, a);
+}
+
+/// `bounds`' rows: of unit u, 2u the maxima and 2u + 1 the minima.
+template <device D, class Set>
+void launch_score_bounds(D& device, batch_rows const& bounds, std::int32_t group, std::int64_t most_units,
+                         std::int64_t sequences, Set set) {
+  expect_row("score_bounds", bounds.head_dim, group);
+  with_type(bounds.type, [&]<element_type E>() {
+    using body = score_bounds_body<E>;
+    typename body::arguments a{};
+    a.bounds = bounds;
+    a.group = group;
+    a.head_dim = bounds.head_dim;
+    set(a);
+    std::int64_t const at_once = body::threads / 32 * row_lanes(bounds.parts()).rows_of_warp();
+    device.template launch<body>({divided_up(most_units, at_once), bounds.heads, sequences}, a);
+  });
+}
+
+/// `most_columns` bounds every row's length.
+template <device D>
+void launch_top_k(D& device, top_k_body<1>::arguments const& a, std::int64_t rows, std::int64_t most_columns) {
+  constexpr int items = 16;
+  if (most_columns > top_k_body<items>::threads * items) return device.template launch<top_k_body<1>>({rows, 1, 1}, a);
+  device.template launch<top_k_body<items>>({rows, 1, 1}, {a.scores, a.score_stride, a.first, a.columns, a.k, a.rows_of_number,
+                                                           a.indices, a.index_stride, a.tokens, a.unit_size});
+}
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,128 @@
+// A GPU behind a stream, with memory to work in. Compiled: link kvpolicy::cuda. No CUDA header is needed to include this.
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+#include <vector>
+
+#include "kvpolicy/cuda/launch/device.hpp"
+#include "kvpolicy/view.hpp"
+
+struct CUstream_st;  // cudaStream_t points to it
+
+namespace kvpolicy::cuda {
+
+using stream = CUstream_st*;
+
+/// A launch, an allocation or a copy that the device refused. Names what it was and what CUDA said.
+struct device_error : error {
+  using error::error;
+};
+
+/// Scratch did not suffice: names what is there and what was wanted.
+struct workspace_exceeded : error {
+  using error::error;
+};
+
+/// Device memory, owned. Movable.
+class device_array {
+ public:
+  device_array() = default;
+  explicit device_array(std::int64_t bytes);  ///< not initialised; throws device_error
+  device_array(device_array&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  device_array& operator=(device_array&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~device_array();
+
+  std::byte* data() const noexcept { return data_; }
+  std::int64_t bytes() const noexcept { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+/// As many elements, owned.
+template <class T>
+class device_buffer {
+ public:
+  explicit device_buffer(std::int64_t count) : storage_(count * static_cast<std::int64_t>(sizeof(T))), count_(count) {}
+  buffer<T> get() const noexcept { return {reinterpret_cast<T*>(storage_.data()), count_}; }
+
+ private:
+  device_array storage_;
+  std::int64_t count_;
+};
+
+/// Models staging_device and owning_device. Kernels go to `stream`, in order; the workspace is this object's alone. Not
+/// thread-safe.
+class stream_device {
+ public:
+  using memory = device_memory;
+
+  /// Allocates the workspace once, on the current device.
+  explicit stream_device(stream on, std::int64_t workspace_bytes = std::int64_t{64} << 20);
+
+  stream on() const noexcept { return stream_; }
+
+  /// Enqueues a body of kernel/; a body of your own from a .cu that includes kvpolicy/cuda/kvpolicy.cuh.
+  template <class Body>
+  void launch(grid_size grid, typename Body::arguments const& arguments);
+
+  template <class T>
+  buffer<T> scratch(std::int64_t count) {
+    return {static_cast<T*>(take(count * static_cast<std::int64_t>(sizeof(T)))), count};
+  }
+  std::int64_t scratch_used() const noexcept { return used_; }
+  void release_scratch(std::int64_t used) noexcept { used_ = used; }
+  /// Blocks that keep every multiprocessor busy.
+  std::int64_t blocks_wanted() const noexcept { return blocks_wanted_; }
+
+  template <class T>
+  device_buffer<T> allocate(std::int64_t count) const {
+    return device_buffer<T>(count);
+  }
+  /// The host's memory may change once this returns.
+  template <class T>
+  void upload(buffer<T> to, T const* from, std::int64_t count) {
+    copy_to_device(to.data, from, count * static_cast<std::int64_t>(sizeof(T)));
+  }
+
+  void begin() noexcept { copies_.clear(); }
+  template <class T>
+  buffer<T const> in(T const* from, std::int64_t count) {
+    return {static_cast<T const*>(reachable(from, count * static_cast<std::int64_t>(sizeof(T)))), count};
+  }
+  template <class T>
+  buffer<T> out(T* to, std::int64_t rows, std::int64_t columns, std::int64_t stride, bool keep) {
+    constexpr auto size = static_cast<std::int64_t>(sizeof(T));
+    return {static_cast<T*>(writable(to, rows, columns * size, stride * size, keep)), (rows - 1) * stride + columns};
+  }
+  void finish();
+
+ private:
+  struct copy {
+    void* host;
+    void const* device;
+    std::int64_t rows;
+    std::int64_t width;
+    std::int64_t pitch;
+  };
+
+  void* take(std::int64_t bytes);
+  void copy_to_device(void* to, void const* from, std::int64_t bytes);
+  void const* reachable(void const* from, std::int64_t bytes);
+  void* writable(void* to, std::int64_t rows, std::int64_t width, std::int64_t pitch, bool keep);
+
+  stream stream_;
+  device_array workspace_;
+  std::int64_t used_ = 0;
+  std::int64_t blocks_wanted_ = 0;
+  std::vector<copy> copies_;
+};
+
+}  // namespace kvpolicy::cuda

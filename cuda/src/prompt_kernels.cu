@@ -1,0 +1,10 @@
+#include "kvpolicy/cuda/device_launch.cuh"
+#include "kvpolicy/cuda/kernels.hpp"
+
+namespace kvpolicy::cuda {
+
+#define KVPOLICY_COMPILE(...) \
+  template void stream_device::launch<__VA_ARGS__>(grid_size, typename __VA_ARGS__::arguments const&);
+KVPOLICY_PROMPT_KERNELS(KVPOLICY_COMPILE)
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,99 @@
+// Memory, copies and errors of a stream_device.
+#include "kvpolicy/cuda/stream_device.hpp"
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "kvpolicy/cuda/device_launch.cuh"
+
+namespace kvpolicy::cuda {
+
+namespace {
+
+void check(cudaError_t result, std::string const& what) {
+  if (result != cudaSuccess) throw device_error(what + ": " + cudaGetErrorString(result));
+}
+
+/// Whether kernels may read and write what lies there: device, managed and registered host memory.
+bool on_device(void const* at) {
+  cudaPointerAttributes attributes{};
+  check(cudaPointerGetAttributes(&attributes, at), "asking where an address lies");
+  return attributes.type != cudaMemoryTypeUnregistered;
+}
+
+}  // namespace
+
+void check_launch(char const* kernel, grid_size const& grid, cudaError_t result) {
+  if (result == cudaSuccess) return;
+  throw device_error(std::string("launching ") + kernel + " on " + std::to_string(grid.x) + " x " + std::to_string(grid.y) +
+                     " x " + std::to_string(grid.z) + " blocks: " + cudaGetErrorString(result));
+}
+
+device_array::device_array(std::int64_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  void* data = nullptr;
+  check(cudaMalloc(&data, static_cast<std::size_t>(bytes)), "allocating " + std::to_string(bytes) + " bytes on the device");
+  data_ = static_cast<std::byte*>(data);
+}
+
+device_array::~device_array() {
+  if (data_ != nullptr) cudaFree(data_);
+}
+
+stream_device::stream_device(stream on, std::int64_t workspace_bytes) : stream_(on), workspace_(workspace_bytes) {
+  int device = 0;
+  int processors = 0;
+  check(cudaGetDevice(&device), "asking for the current device");
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "asking for the device's size");
+  blocks_wanted_ = 4 * static_cast<std::int64_t>(processors);
+}
+
+void* stream_device::take(std::int64_t bytes) {
+  std::int64_t const from = divided_up(used_, 256) * 256;
+  if (from + bytes > workspace_.bytes()) {
+    throw workspace_exceeded("a workspace of " + std::to_string(workspace_.bytes()) + " bytes, of which " +
+                             std::to_string(from) + " are used, can't give " + std::to_string(bytes) + " more; make it larger");
+  }
+  used_ = from + bytes;
+  return workspace_.data() + from;
+}
+
+void stream_device::copy_to_device(void* to, void const* from, std::int64_t bytes) {
+  if (bytes == 0) return;
+  // From pageable memory: CUDA has taken a copy of its own when the call returns.
+  check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_),
+        "copying " + std::to_string(bytes) + " bytes to the device");
+}
+
+void const* stream_device::reachable(void const* from, std::int64_t bytes) {
+  if (from == nullptr || bytes == 0 || on_device(from)) return from;
+  void* const at = take(bytes);
+  copy_to_device(at, from, bytes);
+  return at;
+}
+
+void* stream_device::writable(void* to, std::int64_t rows, std::int64_t width, std::int64_t pitch, bool keep) {
+  if (to == nullptr || rows == 0 || width == 0 || on_device(to)) return to;
+  void* const at = take((rows - 1) * pitch + width);
+  copies_.push_back({to, at, rows, width, pitch});
+  if (keep) {
+    check(cudaMemcpy2DAsync(at, static_cast<std::size_t>(pitch), to, static_cast<std::size_t>(pitch),
+                            static_cast<std::size_t>(width), static_cast<std::size_t>(rows), cudaMemcpyHostToDevice, stream_),
+          "copying " + std::to_string(rows) + " rows of " + std::to_string(width) + " bytes to the device");
+  }
+  return at;
+}
+
+void stream_device::finish() {
+  for (copy const& c : copies_) {
+    check(
+        cudaMemcpy2DAsync(c.host, static_cast<std::size_t>(c.pitch), c.device, static_cast<std::size_t>(c.pitch),
+                          static_cast<std::size_t>(c.width), static_cast<std::size_t>(c.rows), cudaMemcpyDeviceToHost, stream_),
+        "copying " + std::to_string(c.rows) + " rows of " + std::to_string(c.width) + " bytes from the device");
+  }
+  copies_.clear();
+  check(cudaStreamSynchronize(stream_), "waiting for the device");
+}
+
+}  // namespace kvpolicy::cuda
