@@ -44,6 +44,8 @@ class retain_state {
   }
 
   std::span<range_list const> lists(layer_id layer) const noexcept { return kept_.of(layer); }
+  /// What the scorer remembers.
+  auto& memory() noexcept { return memory_; }
   /// Changes where tokens of the layer's lists were dropped.
   std::int64_t revision(layer_id layer) const noexcept { return revisions_[kept_.slot(layer)]; }
   /// The most ranges of a list.

@@ -20,6 +20,8 @@ struct anchor_affinity {
   /// and a few channels are large: without, these alone rank the pages.
   bool standardised = false;
 
+  static constexpr float least_deviation = 1e-3f;  ///< of a channel, by its mean: below it is the rounding of 16-bit keys
+
   static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
 
   /// The anchor, `[dims]`, in the summaries' own buffer.
@@ -36,8 +38,6 @@ struct anchor_affinity {
   }
 
  private:
-  static constexpr float least_deviation = 1e-3f;  ///< of a channel, by its mean: below it is the rounding of 16-bit keys
-
   /// anchor = (anchor - mean) / variance: its dot product with a page is that of both standardised, but for what is the same
   /// for all pages. A channel that is all but the same in all pages, or has a NaN, counts for nothing.
   template <executor Exec>

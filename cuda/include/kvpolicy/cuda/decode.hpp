@@ -1,0 +1,182 @@
+// Decode steps of a batch, chosen on the device: planned on the host, enqueued without waiting, and so captured in a graph.
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvpolicy/cuda/decode/evicted.hpp"
+#include "kvpolicy/cuda/decode/hierarchy.hpp"
+#include "kvpolicy/cuda/decode/pages.hpp"
+#include "kvpolicy/cuda/decode/retained.hpp"
+#include "kvpolicy/cuda/decode/sentences.hpp"
+#include "kvpolicy/cuda/launch/attend.hpp"
+#include "kvpolicy/policy.hpp"
+
+namespace kvpolicy::cuda {
+
+/// One sequence of a batch, as a view for the four verbs.
+template <batch_view V, class Memory>
+struct sequence_view {
+  using memory = Memory;
+
+  V batch{};
+  cache_shape cache{};
+  std::int64_t sequence = 0;
+  std::int64_t count = 0;
+
+  cache_shape shape() const noexcept { return cache; }
+  std::int64_t tokens() const noexcept { return count; }
+  basic_rows<Memory> keys(layer_id layer) const noexcept { return at(batch.keys(layer)); }
+  basic_rows<Memory> values(layer_id layer) const noexcept { return at(batch.values(layer)); }
+
+ private:
+  basic_rows<Memory> at(batch_rows const& all) const noexcept {
+    batch_rows const mine = of_sequence(all, sequence);
+    std::int64_t const size = size_of(mine.type);
+    return {.base = static_cast<std::byte const*>(mine.base),
+            .type = mine.type,
+            .heads = mine.heads,
+            .tokens = count,
+            .head_dim = mine.head_dim,
+            .head_stride = mine.head_stride * size,
+            .token_stride = mine.token_stride * size,
+            .dim_stride = mine.dim_stride * size,
+            .pages = mine.pages.data,
+            .page_size = mine.page_size,
+            .page_stride = mine.page_stride * size};
+  }
+};
+
+/// Whether a policy's acts have kernels for every step. Others run by the four verbs with cuda_exec, which waits.
+template <class Policy, class D>
+concept decodable = requires {
+  sizeof(decode_retain<decltype(parts_t<Policy>::retain), D>);
+  sizeof(decode_retrieve<decltype(parts_t<Policy>::retrieve), D>);
+}
+&&(std::same_as<decltype(parts_t<Policy>::retain), keep_all> || std::same_as<decltype(parts_t<Policy>::retrieve), keep_all> ||
+   decode_retrieve<decltype(parts_t<Policy>::retrieve), D>::by_rank);
+
+/// A policy's state for a batch of sequences, on the device. The constructor allocates; prefill() waits; plan() copies numbers
+/// to the device; choose() enqueues kernels whose arguments are the same at every step, so that a step can be captured once and
+/// replayed after each plan(). Owned by the engine; not thread-safe.
+template <policy_like Policy, owning_device D>
+  requires decodable<Policy, D>
+class decoder {
+  using parts_type = parts_t<Policy>;
+
+ public:
+  /// Throws as start() does. `sequences` are slots: each may hold any request, one after the other.
+  decoder(Policy const& policy, cache_shape const& shape, std::int64_t sequences, D& device)
+      : parts_((kvpolicy::check(policy, shape), parts_of(policy))),
+        shape_(shape),
+        sequences_(sequences),
+        device_(&device),
+        lengths_(device, 1, sequences),
+        tokens_(static_cast<std::size_t>(sequences)),
+        prompts_(static_cast<std::size_t>(sequences)),
+        retain_(parts_.retain, shape, sequences, device),
+        retrieve_(parts_.retrieve, shape, sequences, device) {
+    expect_row("a decode step", shape.head_dim, shape.group());
+  }
+
+  /// A layer's keys of a prompt, or of a further piece of one, are written; as the verb of that name. `tokens` are there now.
+  template <batch_view V, class Exec>
+  void prefill(std::int64_t sequence, V const& view, std::int64_t tokens, layer_id layer, prompt_signals const& prompt,
+               Exec& exec) {
+    check_sequence(sequence);
+    sequence_view<V, typename Exec::memory> const one{view, shape_, sequence, tokens};
+    retain_.prefill(parts_.retain, sequence, one, layer, prompt, exec);
+    retrieve_.prefill(parts_.retrieve, sequence, tokens, view.keys(layer), layer, prompt, *device_);
+    tokens_[static_cast<std::size_t>(sequence)] = tokens;
+    prompts_[static_cast<std::size_t>(sequence)] = tokens;
+  }
+
+  /// Before a step: how many tokens each sequence has with the one that is decoded now; 0 where a slot is empty. Not captured.
+  /// Throws invalid_value where a sequence did not grow by one token since its prompt or its last step.
+  void plan(std::span<std::int32_t const> tokens) {
+    KVPOLICY_EXPECTS(std::ssize(tokens) == sequences_, "a plan for " + std::to_string(tokens.size()) +
+                                                           " sequences; this decoder has " + std::to_string(sequences_));
+    for (std::size_t s = 0; s < tokens.size(); ++s) {
+      KVPOLICY_EXPECTS(tokens[s] == 0 || (tokens[s] == tokens_[s] + 1 && tokens_[s] > 0 && tokens[s] <= shape_.max_tokens),
+                       "sequence " + std::to_string(s) + " has " + std::to_string(tokens[s]) + " tokens after " +
+                           std::to_string(tokens_[s]) + "; a step adds one, up to " + std::to_string(shape_.max_tokens) +
+                           "; prefill what else came, or give 0 for an empty slot");
+    }
+    for (std::size_t s = 0; s < tokens.size(); ++s) {
+      auto const sequence = static_cast<std::int64_t>(s);
+      tokens_[s] = tokens[s];
+      if (tokens[s] == 0) prompts_[s] = 0;
+      lengths_.set(0, sequence, tokens[s]);
+      retain_.plan(parts_.retain, sequence, prompts_[s], tokens[s]);
+      retrieve_.plan(parts_.retrieve, sequence, prompts_[s], tokens[s]);
+    }
+    lengths_.upload(*device_);
+    retain_.upload(*device_);
+    retrieve_.upload(*device_);
+  }
+
+  /// Before a layer's attention: each sequence's current key is written. `queries` are `[sequences, q_heads, head_dim]`; `ids`
+  /// the current tokens' vocabulary ids, `[sequences]`, where the policy needs them. The lists are valid until the next step.
+  template <batch_view V>
+  token_lists choose(V const& view, layer_id layer, vector_rows const& queries, float scale,
+                     buffer<std::int32_t const> ids = {}) {
+    per_sequence const lengths = lengths_.of(0);
+    retain_.choose(parts_.retain, layer, view.keys(layer), queries, scale, lengths, *device_);
+    token_lists const there = retain_.lists(parts_.retain, layer, lengths);
+    if constexpr (std::same_as<decltype(parts_type::retrieve), keep_all>) {
+      return there;
+    } else if constexpr (decode_retrieve<decltype(parts_type::retrieve), D>::by_rank) {
+      KVPOLICY_EXPECTS(ids.data != nullptr || !contains(parts_type::needs, signals::token_ids),
+                       "the policy needs the current tokens' ids, and was given none");
+      retrieve_.choose(parts_.retrieve, layer, view.keys(layer), there, ids, queries, lengths, *device_);
+      return retrieve_.lists(parts_.retrieve, layer, there);
+    } else {
+      retrieve_.choose(parts_.retrieve, layer, view.keys(layer), queries, scale, lengths, *device_);
+      return retrieve_.lists(parts_.retrieve, layer, lengths);
+    }
+  }
+
+  /// After a step: next-token logits `[sequences, vocabulary]`, for triggers.
+  void observe(vector_rows const& logits, std::int64_t vocabulary) {
+    if constexpr (contains(parts_type::needs, signals::logits)) {
+      retrieve_.observe(parts_.retrieve, logits, vocabulary, lengths_.of(0), *device_);
+    }
+  }
+
+  /// Attention of every sequence over what choose() gave: `out` is `[sequences, q_heads, head_dim]`.
+  template <batch_view V>
+  void attend(V const& view, layer_id layer, token_lists const& lists, vector_rows const& queries, float scale,
+              vector_rows const& out) {
+    decode_attention a{};
+    a.queries = queries;
+    a.scale = scale;
+    a.group = static_cast<std::int32_t>(shape_.group());
+    a.keys = view.keys(layer);
+    a.values = view.values(layer);
+    a.lists = lists;
+    a.sequences = sequences_;
+    a.most_tokens = shape_.max_tokens;
+    a.out = out;
+    launch_attend(*device_, a);
+  }
+
+ private:
+  void check_sequence(std::int64_t sequence) const {
+    KVPOLICY_EXPECTS(sequence >= 0 && sequence < sequences_,
+                     "sequence " + std::to_string(sequence) + " of a decoder for " + std::to_string(sequences_));
+  }
+
+  parts_type parts_;
+  cache_shape shape_;
+  std::int64_t sequences_;
+  D* device_;
+  step_numbers<D> lengths_;
+  std::vector<std::int64_t> tokens_;
+  std::vector<std::int64_t> prompts_;
+  decode_retain<decltype(parts_type::retain), D> retain_;
+  decode_retrieve<decltype(parts_type::retrieve), D> retrieve_;
+};
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,311 @@
+// Pages by their affinity to the recent ones, coarse to fine, one list for all layers, when the model becomes unsure (CHESS).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <vector>
+
+#include "kvpolicy/budget/fractions.hpp"
+#include "kvpolicy/cuda/decode/pages.hpp"
+#include "kvpolicy/cuda/kernel/entropy.hpp"
+#include "kvpolicy/cuda/kernel/hierarchy.hpp"
+#include "kvpolicy/pool/hierarchical_mean.hpp"
+#include "kvpolicy/score/anchor_affinity.hpp"
+#include "kvpolicy/select/cascade.hpp"
+#include "kvpolicy/trigger/any_of.hpp"
+#include "kvpolicy/trigger/entropy.hpp"
+#include "kvpolicy/trigger/every.hpp"
+#include "kvpolicy/window/pages.hpp"
+
+namespace kvpolicy::cuda {
+
+template <owning_device D>
+class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::anchor_affinity, budget::fractions,
+                           select::cascade, window::pages, trigger::any_of<trigger::every, trigger::entropy>>,
+                      D> {
+  using act_type = keep<segment::hierarchy, pool::hierarchical_mean, score::anchor_affinity, budget::fractions, select::cascade,
+                        window::pages, trigger::any_of<trigger::every, trigger::entropy>>;
+  /// Rows of a step's numbers; of levels 0 pages, 1 chunks, 2 grids.
+  enum number { units, complete = 3, fraction = 6, most = 9, sinks = 12, tail, rows };
+
+ public:
+  static constexpr bool by_rank = false;
+
+  decode_retrieve(act_type const& act, cache_shape const& shape, std::int64_t sequences, D& device)
+      : shape_(shape),
+        sequences_(sequences),
+        dims_(shape.layers * shape.kv_heads * shape.head_dim),
+        numbers_(device, rows, sequences),
+        state_(device.template allocate<std::int32_t>(state_rows * sequences)),
+        moments_(device.template allocate<double>(2 * sequences)),
+        anchor_(device.template allocate<float>(sequences * dims_)),
+        entropy_(device.template allocate<float>(2 * sequences)) {
+    if (act.select.paper_literal) {
+      throw unsupported(
+          "chess:literal scores units that it has dropped, for comparison; it has no kernels: use the four verbs with "
+          "cuda_exec");
+    }
+    std::int64_t count = shape.max_tokens;
+    fan_out_ = {act.segment.page, act.segment.pages_per_chunk, act.segment.chunks_per_grid};
+    for (std::size_t l = 0; l < 3; ++l) {
+      count = divided_up(count, fan_out_[l]);
+      units_[l] = count;
+      if (static_cast<std::int32_t>(l) < act.select.depth)
+        means_.push_back(device.template allocate<float>(sequences * count * dims_));
+    }
+    scores_.emplace(device.template allocate<float>(sequences * units_[0]));
+    lists_.emplace(device.template allocate<std::int32_t>(list_rows * sequences * units_[0]));
+    for (std::int64_t s = 0; s < sequences; ++s) forget(s, device);
+  }
+
+  void prefill(act_type const& act, std::int64_t sequence, std::int64_t tokens, batch_rows const& keys, layer_id layer,
+               prompt_signals const& prompt, D& device) {
+    if (layer.value == 0) {
+      if (prompt.first == 0) forget(sequence, device);
+      restart(sequence, device);
+    }
+    pooled_tokens what{};
+    what.last.all = tokens;
+    what.newest = tokens - prompt.first / act.segment.page * act.segment.page;
+    what.unit_size = act.segment.page;
+    what.units = divided_up(what.newest, act.segment.page);
+    pool(of_sequence(keys, sequence), what, 1, layer, sequence, device);
+  }
+
+  void plan(act_type const& act, std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
+    std::int64_t const known = std::max<std::int64_t>(tokens - 1, 0);  // the choice is made before the step's keys are there
+    std::int64_t count = known;
+    std::int64_t whole = known;
+    for (std::size_t l = 0; l < 3; ++l) {
+      count = divided_up(count, fan_out_[l]);
+      whole /= fan_out_[l];
+      auto const row = static_cast<std::int64_t>(l);
+      numbers_.set(units + row, sequence, count);
+      numbers_.set(complete + row, sequence, whole);
+      std::array const of_level{act.budget.pages, act.budget.chunks, act.budget.grids};
+      set_share(row, sequence, of_level[l], INT32_MAX);
+    }
+    if (act.budget.tokens > 0) {
+      std::int64_t const left = act.budget.tokens - act.window.at(known, prompt).counted;
+      double const share = std::min(1.0, static_cast<double>(left) / static_cast<double>(std::max<std::int64_t>(known, 1)));
+      std::int64_t const pages = left < act.segment.page ? 0 : left / act.segment.page;
+      for (std::int64_t l = 0; l < 3; ++l) {
+        bool const finest = l == 0;
+        set_share(l, sequence, finest ? 1.0f : static_cast<float>(std::pow(share, 1.0 / act.select.depth)),
+                  pages == 0 ? 0
+                  : finest   ? pages
+                             : INT32_MAX);
+      }
+    }
+    protected_tokens const safe = act.window.at(tokens, prompt);
+    numbers_.set(sinks, sequence, safe.sink_end / act.segment.page);
+    numbers_.set(tail, sequence, safe.recent_begin);
+  }
+  void upload(D& device) const { numbers_.upload(device); }
+
+  void choose(act_type const& act, layer_id layer, batch_rows const& keys, vector_rows const&, float,
+              per_sequence const& lengths, D& device) {
+    if (layer.value == 0) choose_pages(act, lengths, device);
+    pooled_tokens what{};
+    what.last = lengths;
+    what.newest = 1;
+    what.unit_size = act.segment.page;
+    what.units = 1;
+    pool(keys, what, sequences_, layer, 0, device);
+  }
+
+  void observe(act_type const& act, vector_rows const& logits, std::int64_t vocabulary, per_sequence const& lengths,
+               D& device) {
+    buffer<float> const entropies{entropy_.get().data, sequences_};
+    device.template launch<entropy_body>({sequences_, 1, 1},
+                                         {logits, vocabulary, entropies, {entropy_.get().data + sequences_, sequences_}});
+    trigger::entropy const& when = act.trigger.second;
+    device.template launch<page_trigger_body>(
+        {divided_up(sequences_, page_trigger_body::threads), 1, 1},
+        {trigger_state(), entropies, lengths, sequences_, when.page, when.mean, when.variance});
+  }
+
+  token_lists lists(act_type const& act, layer_id, per_sequence const& lengths) const noexcept {
+    token_lists made{};
+    made.units = list(step_list);
+    made.stride = units_[0];
+    made.named = state(step_named);
+    made.tail = numbers_.of(tail);
+    made.tokens = lengths;
+    made.unit_size = act.segment.page;
+    return made;
+  }
+
+ private:
+  /// Rows of small device state, and of lists of pages.
+  enum state_row {
+    fired,
+    entropies_of_page,
+    at,
+    due,
+    page_count,
+    step_named,
+    complete_chunks,
+    complete_grids,
+    first,
+    last,
+    level_a,
+    level_b = level_a + 3,
+    state_rows = level_b + 3
+  };
+  enum list_row { live_a, live_b, kept_places, chosen_pages, step_list, list_rows };
+
+  buffer<std::int32_t> state(int row) const noexcept { return {state_.get().data + row * sequences_, sequences_}; }
+  buffer<std::int32_t> list(int row) const noexcept {
+    std::int64_t const size = sequences_ * units_[0];
+    return {lists_->get().data + row * size, size};
+  }
+  level_counts counts(int row) const noexcept { return {state(row), state(row + 1), state(row + 2)}; }
+  page_trigger trigger_state() const noexcept {
+    return {{moments_.get().data, sequences_},
+            {moments_.get().data + sequences_, sequences_},
+            state(entropies_of_page),
+            state(fired)};
+  }
+  void set_share(std::int64_t level, std::int64_t sequence, float share, std::int64_t units_at_most) {
+    numbers_.set(fraction + level, sequence, std::bit_cast<std::int32_t>(share));
+    numbers_.set(most + level, sequence, units_at_most);
+  }
+
+  void set_state(int row, std::int64_t sequence, std::int32_t value, D& device) {
+    buffer<std::int32_t> to = state(row);
+    to.data += sequence;
+    to.size = 1;
+    device.upload(to, &value, 1);
+  }
+  void restart(std::int64_t sequence, D& device) {
+    double const none = 0;
+    set_state(at, sequence, -1, device);
+    set_state(entropies_of_page, sequence, 0, device);
+    set_state(complete_chunks, sequence, 0, device);
+    set_state(complete_grids, sequence, 0, device);
+    for (std::int64_t row = 0; row < 2; ++row) {
+      device.upload(buffer<double>{moments_.get().data + row * sequences_ + sequence, 1}, &none, 1);
+    }
+  }
+  void forget(std::int64_t sequence, D& device) {
+    set_state(fired, sequence, 0, device);
+    set_state(page_count, sequence, 0, device);
+    restart(sequence, device);
+  }
+
+  void pool(batch_rows const& keys, pooled_tokens const& what, std::int64_t sequences, layer_id layer,
+            std::int64_t first_sequence, D& device) {
+    launch_pool<pool_mean_body>(device, keys, what, sequences, [&](auto& a) {
+      std::int64_t const from = first_sequence * units_[0] * dims_ + layer.value * shape_.kv_heads * shape_.head_dim;
+      a.means = {means_[0].get().data + from, means_[0].get().size - from};
+      a.sequence_stride = units_[0] * dims_;
+      a.unit_stride = dims_;
+      a.head_stride = shape_.head_dim;
+    });
+  }
+
+  /// Chunks from pages, grids from chunks: those whose units changed since the last choice.
+  void refresh(std::size_t level, D& device) {
+    std::int64_t const finer = static_cast<std::int64_t>(level) - 1;
+    device.template launch<refresh_range_body>(
+        {divided_up(sequences_, refresh_range_body::threads), 1, 1},
+        {state(due), state(level == 1 ? complete_chunks : complete_grids), numbers_.of(units + finer),
+         numbers_.of(complete + finer), fan_out_[level], sequences_, state(first), state(last)});
+    batch_rows from{};
+    from.base = means_[level - 1].get().data;
+    from.elements = means_[level - 1].get().size;
+    from.type = element_type::f32;
+    from.heads = 1;
+    from.head_dim = static_cast<std::int32_t>(dims_);
+    from.sequence_stride = units_[level - 1] * dims_;
+    from.token_stride = dims_;
+    pooled_tokens what{};
+    what.last.values = state(last);
+    what.begin.values = state(first);
+    what.unit_size = fan_out_[level];
+    what.units = units_[level];
+    launch_pool<pool_mean_body>(device, finished(from), what, sequences_, [&](auto& a) {
+      a.means = means_[level].get();
+      a.sequence_stride = units_[level] * dims_;
+      a.unit_stride = dims_;
+    });
+  }
+
+  void choose_pages(act_type const& act, per_sequence const& lengths, D& device) {
+    std::int64_t const few = divided_up(sequences_, 32);
+    auto const depth = static_cast<std::size_t>(act.select.depth);
+    auto const level_number = [&](number what, std::size_t level) {
+      return numbers_.of(what + static_cast<std::int64_t>(level));
+    };
+    device.template launch<cascade_due_body>(
+        {few, 1, 1}, {lengths, state(fired), state(at), act.trigger.first.steps, sequences_, level_number(units, depth - 1),
+                      level_number(fraction, depth - 1), level_number(most, depth - 1), state(due), counts(level_a)});
+    for (std::size_t level = 1; level < depth; ++level) refresh(level, device);
+    device.template launch<page_anchor_body>(
+        {divided_up(dims_, page_anchor_body::threads), sequences_, 1},
+        {means_[0].get(), units_[0] * dims_, dims_, numbers_.of(units), state(due), act.score.recent_pages,
+         act.score.standardised, score::anchor_affinity::least_deviation, anchor_.get()});
+    buffer<std::int32_t> live{};
+    int of_level = level_a;
+    for (std::size_t level = depth; level-- > 0;) {
+      score(level, live, counts(of_level), device);
+      if (level == 0) break;
+      int const next = of_level == level_a ? level_b : level_a;
+      buffer<std::int32_t> const children = list(next == level_a ? live_a : live_b);
+      device.template launch<cascade_children_body>(
+          {sequences_, 1, 1},
+          {counts(of_level), list(kept_places), live, units_[0], fan_out_[level], level_number(units, level - 1),
+           level_number(fraction, level - 1), level_number(most, level - 1), children, counts(next)});
+      live = children;
+      of_level = next;
+    }
+    device.template launch<cascade_pages_body>({sequences_, 1, 1}, {counts(of_level), list(kept_places), live, units_[0],
+                                                                    state(due), list(chosen_pages), state(page_count)});
+    device.template launch<page_list_body>(
+        {sequences_, 1, 1}, {list(chosen_pages), state(page_count), units_[0], numbers_.of(sinks), numbers_.of(tail),
+                             act.segment.page, list(step_list), state(step_named)});
+  }
+
+  /// Scores of a level's live units, and the places of the best among them.
+  void score(std::size_t level, buffer<std::int32_t const> live, level_counts const& of_level, D& device) {
+    score_dot_body::arguments dot{};
+    dot.anchor = anchor_.get();
+    dot.anchor_stride = dims_;
+    dot.vectors = means_[level].get();
+    dot.vector_sequence_stride = units_[level] * dims_;
+    dot.vector_stride = dims_;
+    dot.dims = dims_;
+    dot.units = live;
+    dot.count.values = of_level.scored;
+    dot.scores = scores_->get();
+    dot.stride = units_[0];
+    launch_score_dot(device, dot, units_[level], sequences_);
+    top_k_body<1>::arguments top{};
+    top.scores = scores_->get();
+    top.score_stride = units_[0];
+    top.columns.values = of_level.live;
+    top.k.values = of_level.kept;
+    top.indices = list(kept_places);
+    top.index_stride = units_[0];
+    launch_top_k(device, top, sequences_, units_[level]);
+  }
+
+  cache_shape shape_;
+  std::int64_t sequences_;
+  std::int64_t dims_;
+  std::array<std::int32_t, 3> fan_out_{};
+  std::array<std::int64_t, 3> units_{};  ///< of a sequence, at most; every list has room for as many pages
+  step_numbers<D> numbers_;
+  std::vector<array_of<D, float>> means_;           ///< of each level `[sequences, units, dims]`
+  array_of<D, std::int32_t> state_;                 ///< `[state_rows, sequences]`
+  array_of<D, double> moments_;                     ///< `[2, sequences]`
+  array_of<D, float> anchor_;                       ///< `[sequences, dims]`
+  array_of<D, float> entropy_;                      ///< `[2, sequences]`
+  std::optional<array_of<D, float>> scores_;        ///< `[sequences, pages]`
+  std::optional<array_of<D, std::int32_t>> lists_;  ///< `[list_rows, sequences, pages]`
+};
+
+}  // namespace kvpolicy::cuda

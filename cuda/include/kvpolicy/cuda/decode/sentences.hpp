@@ -1,0 +1,207 @@
+// Sentences of retained tokens by the running query, filled to a token budget at every step (SentenceKV).
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/cuda/decode/pages.hpp"
+#include "kvpolicy/cuda/kernel/sentences.hpp"
+#include "kvpolicy/cuda/launch/attend.hpp"
+#include "kvpolicy/pool/unit_mean.hpp"
+#include "kvpolicy/score/query_mean_dot.hpp"
+#include "kvpolicy/select/fill.hpp"
+#include "kvpolicy/window/tokens.hpp"
+
+namespace kvpolicy::cuda {
+
+template <class Budget, owning_device D>
+class decode_retrieve<
+    keep<segment::sentences, pool::unit_mean, score::query_mean_dot, Budget, select::fill, window::tokens, trigger::every_step>,
+    D> {
+  using act_type = keep<segment::sentences, pool::unit_mean, score::query_mean_dot, Budget, select::fill, window::tokens,
+                        trigger::every_step>;
+
+ public:
+  /// Sees what is there by rank, whatever the retain.
+  static constexpr bool by_rank = true;
+
+  decode_retrieve(act_type const& act, cache_shape const& shape, std::int64_t sequences, D& device)
+      : shape_(shape),
+        sequences_(sequences),
+        heads_(sequences * shape.kv_heads),
+        most_(shape.max_tokens / act.segment.shortest + 1),
+        budgets_(device, shape.layers, sequences),
+        marks_(static_cast<std::size_t>(sequences)),
+        boundary_(device.template allocate<std::uint8_t>(std::max<std::int64_t>(1, std::ssize(act.segment.boundary)))),
+        ends_(device.template allocate<std::int32_t>(sequences * most_)),
+        state_(device.template allocate<std::int32_t>(3 * sequences)),
+        means_(device.template allocate<float>(shape.layers * heads_ * most_ * shape.head_dim)),
+        rank_ends_(device.template allocate<std::int32_t>(shape.layers * heads_ * most_)),
+        counts_(device.template allocate<std::int32_t>(shape.layers * 2 * heads_)),
+        sums_(device.template allocate<float>(shape.layers * heads_ * shape.head_dim)),
+        scores_(device.template allocate<float>(heads_ * most_)),
+        lists_(device.template allocate<std::int32_t>(shape.layers * heads_ * shape.max_tokens)),
+        named_(device.template allocate<std::int32_t>(shape.layers * heads_)) {
+    KVPOLICY_EXPECTS(act.window.share == 0 && !act.window.generated,
+                     "a window that follows the budget or the prompt has no kernel; use sinks and recent tokens");
+    KVPOLICY_EXPECTS(act.layers.reuse == 1, "sentences are chosen for each layer; set reuse to 1");
+    device.upload(boundary_.get(), act.segment.boundary.data(), std::ssize(act.segment.boundary));
+    boundary_size_ = std::ssize(act.segment.boundary);
+    std::vector<std::int32_t> const none(static_cast<std::size_t>(std::max(3 * sequences, shape.layers * 2 * heads_)));
+    device.upload(state_.get(), none.data(), 3 * sequences);
+    device.upload(counts_.get(), none.data(), shape.layers * 2 * heads_);
+  }
+
+  /// The prompt's sentences; those of a layer that were there are made anew.
+  void prefill(act_type const& act, std::int64_t sequence, std::int64_t, batch_rows const&, layer_id layer,
+               prompt_signals const& prompt, D& device) {
+    segment::sentence_marks& marks = marks_[static_cast<std::size_t>(sequence)];
+    if (layer.value == 0) {
+      if (prompt.first == 0) marks = segment::sentence_marks(act.segment, shape_.max_tokens);
+      marks.extend(act.segment, prompt.first, prompt.token_ids);
+      buffer<std::int32_t> to = ends_.get();
+      to.data += sequence * most_;
+      device.upload(to, marks.ends.data(), std::ssize(marks.ends));
+      put(state_.get(), sequence, static_cast<std::int32_t>(marks.units()), device);
+      put(state_.get(), sequences_ + sequence, static_cast<std::int32_t>(marks.open_begin()), device);
+      put(state_.get(), 2 * sequences_ + sequence, marks.last_closes() ? 1 : 0, device);
+    }
+    for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
+      std::int64_t const at = layer.value * 2 * heads_ + sequence * shape_.kv_heads + h;
+      put(counts_.get(), at, 0, device);
+      put(counts_.get(), at + heads_, 0, device);
+    }
+  }
+
+  void plan(act_type const& act, std::int64_t sequence, std::int64_t, std::int64_t tokens) {
+    for (std::int64_t l = 0; l < shape_.layers && tokens > 0; ++l) {
+      budgets_.set(l, sequence,
+                   act.budget.of({.shape = shape_, .layer = {l}, .heads = {0, shape_.kv_heads}, .tokens = tokens}));
+    }
+  }
+  void upload(D& device) const { budgets_.upload(device); }
+
+  /// `ids`: each sequence's current token, where layer is 0.
+  void choose(act_type const& act, layer_id layer, batch_rows const& keys, token_lists const& there,
+              buffer<std::int32_t const> ids, vector_rows const& queries, per_sequence const& lengths, D& device) {
+    if (layer.value == 0) {
+      device.template launch<sentence_step_body>({divided_up(sequences_, sentence_step_body::threads), 1, 1},
+                                                 {state(),
+                                                  lengths,
+                                                  ids,
+                                                  sequences_,
+                                                  {boundary_.get().data, boundary_size_},
+                                                  act.segment.longest,
+                                                  act.segment.shortest});
+    }
+    if (act.layers.dense(layer)) return;
+    auto const heads = static_cast<std::int32_t>(shape_.kv_heads);
+    auto const dim = static_cast<std::int32_t>(shape_.head_dim);
+    sentence_units const units = units_of(layer);
+    with_type(keys.type, [&]<element_type E>() {
+      device.template launch<sentence_means_body<E>>({heads, sequences_, 1}, {keys, there, state(), units});
+    });
+    buffer<float> const sums = of_layer(sums_.get(), layer, dim);
+    device.template launch<query_sums_body>({heads, sequences_, 1}, {queries,
+                                                                     static_cast<std::int32_t>(shape_.group()),
+                                                                     heads,
+                                                                     dim,
+                                                                     lengths,
+                                                                     open_begin(),
+                                                                     {units.folded.data + heads_, heads_},
+                                                                     sums});
+    launch_logits(device, sums_as_queries(sums), means_as_rows(units.means), units_as_lists());
+    device.template launch<sentence_fill_body>(
+        {heads, sequences_, 1},
+        {scores_.get(), most_, state(), units, there, heads, budgets_.of(layer.value), act.window.sinks, act.window.recent,
+         act.select.all_after_boundary, of_layer(lists_.get(), layer, shape_.max_tokens), shape_.max_tokens,
+         of_layer(named_.get(), layer, 1)});
+  }
+
+  token_lists lists(act_type const& act, layer_id layer, token_lists const& there) const noexcept {
+    if (act.layers.dense(layer)) return there;
+    token_lists made{};
+    made.units = of_layer(lists_.get(), layer, shape_.max_tokens);
+    made.stride = shape_.max_tokens;
+    made.named = of_layer(named_.get(), layer, 1);
+    made.tokens = there.tokens;
+    made.lists = static_cast<std::int32_t>(shape_.kv_heads);
+    return made;
+  }
+
+ private:
+  template <class T>
+  static void put(buffer<T> to, std::int64_t at, T value, D& device) {
+    device.upload(buffer<T>{to.data + at, 1}, &value, 1);
+  }
+  template <class T>
+  buffer<T> of_layer(buffer<T> all, layer_id layer, std::int64_t stride) const noexcept {
+    return {all.data + layer.value * heads_ * stride, heads_ * stride};
+  }
+  buffer<std::int32_t> open_begin() const noexcept { return {state_.get().data + sequences_, sequences_}; }
+  sentence_state state() const noexcept {
+    return {
+        ends_.get(), {state_.get().data, sequences_}, open_begin(), {state_.get().data + 2 * sequences_, sequences_}, most_};
+  }
+  sentence_units units_of(layer_id layer) const noexcept {
+    return {of_layer(means_.get(), layer, most_ * shape_.head_dim),
+            of_layer(rank_ends_.get(), layer, most_),
+            {counts_.get().data + layer.value * 2 * heads_, heads_}};
+  }
+  vector_rows sums_as_queries(buffer<float> sums) const noexcept {
+    vector_rows made{};
+    made.base = sums.data;
+    made.elements = sums.size;
+    made.sequence_stride = shape_.kv_heads * shape_.head_dim;
+    made.head_stride = shape_.head_dim;
+    return made;
+  }
+  batch_rows means_as_rows(buffer<float> means) const noexcept {
+    batch_rows made{};
+    made.base = means.data;
+    made.elements = means.size;
+    made.type = element_type::f32;
+    made.heads = static_cast<std::int32_t>(shape_.kv_heads);
+    made.head_dim = static_cast<std::int32_t>(shape_.head_dim);
+    made.sequence_stride = shape_.kv_heads * most_ * shape_.head_dim;
+    made.head_stride = most_ * shape_.head_dim;
+    made.token_stride = shape_.head_dim;
+    return finished(made);
+  }
+  token_lists units_as_lists() const noexcept {
+    token_lists made{};
+    made.tail.all = 0;
+    made.tokens.values = {state_.get().data, sequences_};
+    return made;
+  }
+  void launch_logits(D& device, vector_rows const& queries, batch_rows const& means, token_lists const& all) const {
+    list_weights a{};
+    a.queries = queries;
+    a.keys = means;
+    a.lists = all;
+    a.sequences = sequences_;
+    a.most_tokens = most_;
+    launch_list_logits(device, a, scores_.get());
+  }
+
+  cache_shape shape_;
+  std::int64_t sequences_;
+  std::int64_t heads_;  ///< of all sequences
+  std::int64_t most_;   ///< sentences of a sequence
+  std::int64_t boundary_size_ = 0;
+  step_numbers<D> budgets_;  ///< of each layer
+  std::vector<segment::sentence_marks> marks_;
+  array_of<D, std::uint8_t> boundary_;
+  array_of<D, std::int32_t> ends_;       ///< `[sequences, sentences]`
+  array_of<D, std::int32_t> state_;      ///< `[3, sequences]`: sentences, first token of the open one, whether it closes
+  array_of<D, float> means_;             ///< `[layers, sequences, kv_heads, sentences, head_dim]`
+  array_of<D, std::int32_t> rank_ends_;  ///< `[layers, sequences, kv_heads, sentences]`
+  array_of<D, std::int32_t> counts_;     ///< `[layers, 2, sequences, kv_heads]`: sentences that are in, queries in the sum
+  array_of<D, float> sums_;              ///< `[layers, sequences, kv_heads, head_dim]`
+  array_of<D, float> scores_;            ///< `[sequences, kv_heads, sentences]`
+  array_of<D, std::int32_t> lists_;      ///< `[layers, sequences, kv_heads, max_tokens]`
+  array_of<D, std::int32_t> named_;      ///< `[layers, sequences, kv_heads]`
+};
+
+}  // namespace kvpolicy::cuda

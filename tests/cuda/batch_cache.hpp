@@ -1,0 +1,93 @@
+// A paged pool with several sequences' caches, pages in random order, on the host: what a decoder reads under the checked
+// model.
+#pragma once
+
+#include <numeric>
+#include <vector>
+
+#include "conformance/random_cache.hpp"
+#include "kvpolicy/cuda/decode/batch.hpp"
+
+namespace kvpolicy_test {
+
+/// Every page that no sequence has is NaN; so are rows that are not written yet.
+class batch_cache {
+ public:
+  batch_cache(cache_shape const& shape, std::int64_t sequences, std::int32_t page_size, page_layout layout,
+              random_source& random, bool whole)
+      : shape_(shape),
+        whole_(whole),
+        page_size_(page_size),
+        layout_(layout),
+        table_stride_((shape.max_tokens + page_size - 1) / page_size + 1) {
+    std::int64_t const pages = sequences * table_stride_ + 2;
+    std::vector<std::int32_t> all(static_cast<std::size_t>(pages));
+    std::iota(all.begin(), all.end(), 0);
+    for (std::size_t i = all.size(); i > 1; --i) {
+      std::swap(all[i - 1], all[static_cast<std::size_t>(random.between(0, static_cast<std::int64_t>(i) - 1))]);
+    }
+    pages_.assign(all.begin(), all.begin() + sequences * table_stride_);
+    page_elements_ = shape.kv_heads * page_size * shape.head_dim;
+    layer_elements_ = pages * page_elements_;
+    std::size_t const bytes = static_cast<std::size_t>(shape.layers * layer_elements_ * size_of(shape.type));
+    for (auto& half : halves_) {
+      half.resize(bytes / 16 + 1);
+      std::memset(half.data(), 0xff, half.size() * 16);
+    }
+  }
+
+  cuda::paged_batch view() const {
+    return {.cache = shape_,
+            .key_base = halves_[0].data(),
+            .value_base = halves_[1].data(),
+            .elements = shape_.layers * layer_elements_,
+            .layer_stride = layer_elements_,
+            .page_stride = page_elements_,
+            .page_size = page_size_,
+            .layout = layout_,
+            .pages = {pages_.data(), std::ssize(pages_)},
+            .table_stride = table_stride_};
+  }
+
+  /// A token's keys and values in every layer and head: whole numbers, so that every score is exact in fp32, or reals, which
+  /// seldom tie.
+  void write(std::int64_t sequence, std::int64_t token, random_source& random) {
+    for (std::int64_t l = 0; l < shape_.layers; ++l) write(sequence, token, l, random);
+  }
+  void write(std::int64_t sequence, std::int64_t token, std::int64_t layer, random_source& random) {
+    std::int64_t const page = pages_[static_cast<std::size_t>(sequence * table_stride_ + token / page_size_)];
+    std::int64_t const slot = token % page_size_;
+    for (auto& half : halves_) {
+      for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
+        std::int64_t const row = layout_ == page_layout::nhd ? slot * shape_.kv_heads + h : h * page_size_ + slot;
+        for (std::int64_t d = 0; d < shape_.head_dim; ++d) {
+          put(half, layer * layer_elements_ + page * page_elements_ + row * shape_.head_dim + d,
+              whole_ ? static_cast<float>(random.between(-2, 2)) : random.real());
+        }
+      }
+    }
+  }
+
+ private:
+  void put(std::vector<cuda::pack>& half, std::int64_t element, float value) {
+    auto* const at = reinterpret_cast<std::byte*>(half.data()) + element * size_of(shape_.type);
+    if (shape_.type == element_type::f32) {
+      std::memcpy(at, &value, sizeof value);
+      return;
+    }
+    std::uint16_t const bits = shape_.type == element_type::f16 ? float_to_half(value) : float_to_bfloat(value);
+    std::memcpy(at, &bits, sizeof bits);
+  }
+
+  cache_shape shape_;
+  bool whole_;
+  std::int32_t page_size_;
+  page_layout layout_;
+  std::int64_t table_stride_;
+  std::int64_t page_elements_ = 0;
+  std::int64_t layer_elements_ = 0;
+  std::vector<std::int32_t> pages_;
+  std::vector<cuda::pack> halves_[2];
+};
+
+}  // namespace kvpolicy_test

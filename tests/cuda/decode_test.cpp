@@ -1,0 +1,327 @@
+#include "kvpolicy/cuda/decode.hpp"
+
+#include <catch2/catch_template_test_macros.hpp>
+#include <catch2/catch_test_macros.hpp>
+#include <cmath>
+#include <optional>
+
+#include "cuda/batch_cache.hpp"
+#include "cuda/emulated.hpp"
+#include "kvpolicy/kvpolicy.hpp"
+
+namespace kvpolicy_test {
+namespace {
+
+std::vector<std::int32_t> tokens_of(range_list const& list) {
+  std::vector<std::int32_t> made;
+  for (token_range const& range : list) {
+    for (std::int32_t t = range.begin; t < range.end; ++t) made.push_back(t);
+  }
+  return made;
+}
+
+/// What list `head` of a sequence names, read on the host as kernels read it.
+std::vector<std::int32_t> tokens_of(cuda::token_lists const& lists, std::int64_t sequence, std::int64_t head) {
+  auto const number = [&](cuda::per_sequence const& of) -> std::int64_t {
+    return of.values.data == nullptr ? of.all : of.values.data[sequence];
+  };
+  std::int64_t const list = sequence * lists.lists + (lists.lists == 1 ? 0 : head);
+  std::vector<std::int32_t> made;
+  for (std::int32_t i = 0; lists.named.data != nullptr && i < lists.named.data[list]; ++i) {
+    made.push_back(lists.units.data[list * lists.stride + i / lists.unit_size] * lists.unit_size + i % lists.unit_size);
+  }
+  for (std::int64_t t = number(lists.tail); t < number(lists.tokens); ++t) made.push_back(static_cast<std::int32_t>(t));
+  return made;
+}
+
+/// One sequence of the batch, run by the four verbs on the oracle.
+template <class Policy>
+struct oracle {
+  Policy const& policy;
+  policy_state<parts_t<Policy>> state;
+  host_exec exec;
+
+  oracle(Policy const& p, cache_shape const& shape) : policy(p), state(start(p, shape)) {}
+};
+
+constexpr std::int64_t vocabulary = 21;
+
+template <class Policy>
+class batch_run {
+  using view_type = cuda::sequence_view<cuda::paged_batch, host_memory>;
+
+ public:
+  batch_run(Policy const& policy, cache_shape const& shape, std::int64_t sequences, bool whole, random_source& random)
+      : policy_(policy),
+        shape_(shape),
+        random_(random),
+        whole_(whole),
+        cache_(shape, sequences, static_cast<std::int32_t>(random.between(1, 20)),
+               random.one_in(2) ? page_layout::nhd : page_layout::hnd, random, whole),
+        device_(static_cast<std::uint64_t>(random.between(1, 1000))),
+        decoder_(policy, shape, sequences, device_),
+        tokens_(static_cast<std::size_t>(sequences)),
+        oracles_(static_cast<std::size_t>(sequences)) {}
+
+  /// A new request in a slot; in two pieces in one case of two.
+  void begin(std::int64_t sequence, std::int64_t tokens) {
+    auto& mine = oracles_[static_cast<std::size_t>(sequence)];
+    mine.emplace(policy_, shape_);
+    for (std::int64_t t = 0; t < tokens; ++t) cache_.write(sequence, t, random_);
+    std::int64_t const cut = tokens > 1 && random_.one_in(2) ? random_.between(1, tokens - 1) : tokens;
+    piece(sequence, 0, cut, *mine);
+    if (cut < tokens) piece(sequence, cut, tokens, *mine);
+    tokens_[static_cast<std::size_t>(sequence)] = static_cast<std::int32_t>(tokens);
+  }
+  void end(std::int64_t sequence) {
+    oracles_[static_cast<std::size_t>(sequence)].reset();
+    tokens_[static_cast<std::size_t>(sequence)] = 0;
+  }
+
+  /// One step of the sequences that are there; what differs from the oracle's, or nothing.
+  std::string step() {
+    for (std::int32_t& n : tokens_) n += n > 0 ? 1 : 0;
+    decoder_.plan(tokens_);
+    std::vector<float> const queries = numbers(std::ssize(tokens_) * shape_.q_heads * shape_.head_dim);
+    std::vector<std::int32_t> ids(tokens_.size());
+    for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random_.between(0, vocabulary - 1));
+    for (std::int64_t l = 0; l < shape_.layers; ++l) {
+      for (std::size_t s = 0; s < tokens_.size(); ++s) {
+        if (tokens_[s] > 0) cache_.write(static_cast<std::int64_t>(s), tokens_[s] - 1, l, random_);
+      }
+      cuda::vector_rows heads{};
+      heads.base = const_cast<float*>(queries.data());
+      heads.elements = std::ssize(queries);
+      heads.sequence_stride = shape_.q_heads * shape_.head_dim;
+      heads.head_stride = shape_.head_dim;
+      cuda::token_lists const lists = decoder_.choose(cache_.view(), {l}, heads, .125f, {ids.data(), std::ssize(ids)});
+      std::vector<float> out(queries.size(), 7);
+      cuda::vector_rows to = heads;
+      to.base = out.data();
+      decoder_.attend(cache_.view(), {l}, lists, heads, .125f, to);
+      for (std::size_t s = 0; s < tokens_.size(); ++s) {
+        std::string const fault = compare(static_cast<std::int64_t>(s), l, lists, queries, ids[s], out);
+        if (!fault.empty()) return "layer " + std::to_string(l) + " sequence " + std::to_string(s) + ": " + fault;
+      }
+    }
+    std::vector<float> logits = numbers(std::ssize(tokens_) * vocabulary);
+    cuda::vector_rows rows_of{};
+    rows_of.base = logits.data();
+    rows_of.elements = std::ssize(logits);
+    rows_of.sequence_stride = vocabulary;
+    decoder_.observe(rows_of, vocabulary);
+    for (std::size_t s = 0; s < tokens_.size(); ++s) {
+      auto& mine = oracles_[s];
+      if (mine) observe(policy_, mine->state, {std::span<float const>(logits).subspan(s * vocabulary, vocabulary)}, mine->exec);
+    }
+    return {};
+  }
+
+  std::int64_t most_tokens() const { return *std::max_element(tokens_.begin(), tokens_.end()); }
+
+ private:
+  view_type view(std::int64_t sequence, std::int64_t tokens) const { return {cache_.view(), shape_, sequence, tokens}; }
+  std::vector<float> numbers(std::int64_t count) {
+    std::vector<float> made(static_cast<std::size_t>(count));
+    for (float& x : made) x = whole_ ? static_cast<float>(random_.between(-2, 2)) : random_.real();
+    return made;
+  }
+
+  void piece(std::int64_t sequence, std::int64_t first, std::int64_t tokens, oracle<Policy>& mine) {
+    std::int64_t const window = std::min<std::int64_t>(prompt_queries(policy_), tokens - first);
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens - first));
+    for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random_.between(0, vocabulary - 1));
+    for (std::int64_t l = 0; l < shape_.layers; ++l) {
+      std::vector<float> const queries = numbers(window * shape_.q_heads * shape_.head_dim);
+      prompt_signals prompt{};
+      prompt.first = first;
+      prompt.token_ids = ids;
+      prompt.queries = {queries.data(), window, shape_.q_heads, shape_.q_heads * shape_.head_dim, shape_.head_dim, .125f};
+      prompt.turned = {frequency_, 0, rotation::pairing::halves};
+      decoder_.prefill(sequence, cache_.view(), tokens, {l}, prompt, emulated_);
+      prefill(policy_, mine.state, view(sequence, tokens), {l}, prompt, mine.exec);
+    }
+  }
+
+  std::string compare(std::int64_t s, std::int64_t l, cuda::token_lists const& lists, std::vector<float> const& queries,
+                      std::int32_t id, std::vector<float> const& out) {
+    std::int64_t const size = shape_.q_heads * shape_.head_dim;
+    auto& mine = oracles_[static_cast<std::size_t>(s)];
+    if (!mine) {
+      for (std::int64_t i = 0; i < size; ++i) {
+        if (out[static_cast<std::size_t>(s * size + i)] != 0) return "an empty slot has an output";
+      }
+      return {};
+    }
+    std::int64_t const n = tokens_[static_cast<std::size_t>(s)];
+    query_heads const heads{queries.data() + s * size, shape_.q_heads, shape_.head_dim, .125f};
+    selection const kept = choose(policy_, mine->state, view(s, n), {l}, step_signals{heads, id}, mine->exec);
+    for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
+      std::vector<std::int32_t> const want = tokens_of(kept.of({h}));
+      std::vector<std::int32_t> const got = tokens_of(lists, s, h);
+      if (want != got)
+        return "head " + std::to_string(h) + " of " + std::to_string(n) + " tokens reads " + text(got) + " for " + text(want);
+    }
+    std::vector<float> expected(static_cast<std::size_t>(size));
+    attend(heads, view(s, n).keys({l}), view(s, n).values({l}), kept,
+           table<float>{expected.data(), shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, mine->exec);
+    for (std::int64_t i = 0; i < size; ++i) {
+      if (!(std::abs(out[static_cast<std::size_t>(s * size + i)] - expected[static_cast<std::size_t>(i)]) <= 1e-4f)) {
+        return "output " + std::to_string(i) + " is " + std::to_string(out[static_cast<std::size_t>(s * size + i)]) + " for " +
+               std::to_string(expected[static_cast<std::size_t>(i)]);
+      }
+    }
+    return {};
+  }
+  static std::string text(std::vector<std::int32_t> const& list) {
+    std::string made = "{";
+    for (std::int32_t const t : list) made += std::to_string(t) + " ";
+    return made + "}";
+  }
+
+  Policy const& policy_;
+  cache_shape shape_;
+  random_source& random_;
+  bool whole_;
+  batch_cache cache_;
+  emulated_device device_;
+  emulated_exec emulated_;
+  cuda::decoder<Policy, emulated_device> decoder_;
+  std::vector<std::int32_t> tokens_;
+  std::vector<std::optional<oracle<Policy>>> oracles_;
+  float frequency_[1] = {1};
+};
+
+cache_shape batch_shape(random_source& random, std::int64_t most_tokens) {
+  constexpr std::array<std::int64_t, 5> dims{8, 16, 24, 5, 64};
+  constexpr std::array<std::int64_t, 4> groups{1, 2, 3, 8};
+  std::int64_t const heads = random.between(1, 3);
+  return {.layers = random.between(1, 3),
+          .q_heads = heads * random.pick(groups),
+          .kv_heads = heads,
+          .head_dim = random.pick(dims),
+          .max_tokens = most_tokens,
+          .type = random.pick(types)};
+}
+
+template <class Policy, class Make>
+void run_batches(std::uint64_t seed, int rounds, Make make, bool whole = true) {
+  random_source random(seed);
+  for (int round = 0; round < rounds; ++round) {
+    cache_shape const shape = batch_shape(random, 120);
+    Policy const policy = make(random, shape);
+    std::int64_t const sequences = random.between(1, 3);
+    batch_run<Policy> run(policy, shape, sequences, whole, random);
+    for (std::int64_t s = 0; s < sequences; ++s) {
+      if (s == 0 || !random.one_in(4)) run.begin(s, random.between(1, 90));
+    }
+    for (int step = 0; step < 10; ++step) {
+      if (step == 5) run.begin(sequences - 1, random.between(1, 60));
+      if (step == 7 && sequences > 1) run.end(0);
+      std::string const fault = run.step();
+      INFO("round " << round << " step " << step << ": " << fault);
+      REQUIRE(fault.empty());
+    }
+  }
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: full", "[cuda]") {
+  run_batches<presets::full>(1, 6, [](random_source&, cache_shape const&) { return presets::full{}; });
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: streaming_llm", "[cuda]") {
+  run_batches<presets::streaming_llm>(2, 10, [](random_source& random, cache_shape const&) {
+    presets::streaming_llm made{.tokens = static_cast<std::int32_t>(random.between(8, 60)),
+                                .sinks = static_cast<std::int32_t>(random.between(0, 5))};
+    if (random.one_in(3)) made.ratio = .4;
+    return made;
+  });
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: snapkv", "[cuda]") {
+  run_batches<presets::snapkv>(3, 10, [](random_source& random, cache_shape const& shape) {
+    presets::snapkv made{.tokens = static_cast<std::int32_t>(random.between(20, 60)),
+                         .window = static_cast<std::int32_t>(random.between(1, 9))};
+    made.layers.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers));
+    if (random.one_in(3)) made.ratio = .4;
+    return made;
+  });
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: quest", "[cuda]") {
+  run_batches<presets::quest>(4, 24, [](random_source& random, cache_shape const& shape) {
+    presets::quest made = random.one_in(2) ? presets::quest::paper() : presets::quest{};
+    made.page = static_cast<std::int32_t>(random.between(1, 12));
+    made.tokens = static_cast<std::int32_t>(random.between(3 * made.page, 60));
+    made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, 1)),
+                   .reuse = static_cast<std::int32_t>(random.between(1, 2))};
+    made.metadata = pool::bounds::kind::range;  // exact; spreads are not
+    if (random.one_in(4)) made.ratio = .5;
+    static_cast<void>(shape);
+    return made;
+  });
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: chess", "[cuda]") {
+  run_batches<presets::chess>(5, 24, [](random_source& random, cache_shape const&) {
+    presets::chess made = random.one_in(3)   ? presets::chess{}
+                          : random.one_in(2) ? presets::chess::aggressive()
+                                             : presets::chess::moderate();
+    made.units = {.page = static_cast<std::int32_t>(random.between(2, 8)),
+                  .pages_per_chunk = static_cast<std::int32_t>(random.between(1, 4)),
+                  .chunks_per_grid = static_cast<std::int32_t>(random.between(1, 3))};
+    made.recent_pages = static_cast<std::int32_t>(random.between(1, 3));
+    made.depth = static_cast<std::int32_t>(random.between(1, 3));
+    made.fractions.tokens = random.one_in(2) ? 0 : static_cast<std::int32_t>(random.between(4 * made.units.page, 60));
+    made.every = static_cast<std::int32_t>(random.between(0, 3));
+    made.entropy = 1.5f;
+    made.varentropy = .2f;
+    return made;
+  });
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: sentencekv", "[cuda]") {
+  static constexpr std::array<std::uint8_t, 19> boundary{0, 1, 0, 0, 1, 0, 0, 0, 0, 1};
+  run_batches<presets::sentencekv>(
+      6, 24,
+      [](random_source& random, cache_shape const& shape) {
+        presets::sentencekv made{.tokens = static_cast<std::int32_t>(random.between(14, 40)),
+                                 .keep = random.one_in(2) ? 1.5 : 1};
+        made.sentences.boundary = boundary;
+        made.sentences.shortest = static_cast<std::int32_t>(random.between(1, 3));
+        made.sentences.longest = static_cast<std::int32_t>(random.between(3, 20));
+        made.all_after_boundary = random.one_in(3);
+        made.layers.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers - 1));
+        if (random.one_in(4)) made.ratio = .5;
+        return made;
+      },
+      false);
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: h2o", "[cuda]") {
+  run_batches<presets::h2o>(
+      7, 16,
+      [](random_source& random, cache_shape const& shape) {
+        presets::h2o made{.tokens = static_cast<std::int32_t>(random.between(10, 50))};
+        if (random.one_in(2)) made.reduce = select::merge::mean;
+        if (random.one_in(3)) made.ratio = .5;
+        made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers - 1)),
+                       .reuse = static_cast<std::int32_t>(random.between(1, 2))};
+        return made;
+      },
+      false);
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: tova", "[cuda]") {
+  run_batches<presets::tova>(
+      8, 16,
+      [](random_source& random, cache_shape const&) {
+        presets::tova made{.tokens = static_cast<std::int32_t>(random.between(10, 50))};
+        if (random.one_in(3)) made.ratio = .5;
+        return made;
+      },
+      false);
+}
+
+}  // namespace
+}  // namespace kvpolicy_test
