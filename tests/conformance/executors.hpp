@@ -4,12 +4,17 @@
 #include <thread>
 #include <utility>
 
-#include "cuda/emulated.hpp"
+#include "cuda/test_device.hpp"
 #include "kvpolicy/exec/host.hpp"
+
+#if defined(KVPOLICY_TEST_GPU)
+#define KVPOLICY_TEST_EXECUTORS kvpolicy_test::on_gpu
+#else
 #include "kvpolicy/exec/simd.hpp"
 
 #define KVPOLICY_TEST_EXECUTORS \
   kvpolicy_test::on_host, kvpolicy_test::on_simd, kvpolicy_test::on_team, kvpolicy_test::on_cuda_model
+#endif
 
 namespace kvpolicy_test {
 
@@ -24,6 +29,7 @@ struct on_host {
   host_exec exec;
 };
 
+#if !defined(KVPOLICY_TEST_GPU)
 struct on_simd {
   explicit on_simd(cache_shape const& shape) : exec(shape) {}
   template <class Work>
@@ -47,5 +53,6 @@ struct on_team {
   team threads{2};
   simd_exec exec;
 };
+#endif
 
 }  // namespace kvpolicy_test

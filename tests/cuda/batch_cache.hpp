@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "conformance/random_cache.hpp"
+#include "cuda/test_device.hpp"
 #include "kvpolicy/cuda/decode/batch.hpp"
 
 namespace kvpolicy_test {
@@ -69,7 +70,7 @@ class batch_cache {
   }
 
  private:
-  void put(std::vector<cuda::pack>& half, std::int64_t element, float value) {
+  void put(shared_vector<cuda::pack>& half, std::int64_t element, float value) {
     auto* const at = reinterpret_cast<std::byte*>(half.data()) + element * size_of(shape_.type);
     if (shape_.type == element_type::f32) {
       std::memcpy(at, &value, sizeof value);
@@ -86,8 +87,8 @@ class batch_cache {
   std::int64_t table_stride_;
   std::int64_t page_elements_ = 0;
   std::int64_t layer_elements_ = 0;
-  std::vector<std::int32_t> pages_;
-  std::vector<cuda::pack> halves_[2];
+  shared_vector<std::int32_t> pages_;
+  shared_vector<cuda::pack> halves_[2];
 };
 
 }  // namespace kvpolicy_test

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "cuda/batch_cache.hpp"
-#include "cuda/emulated.hpp"
+#include "cuda/test_device.hpp"
 #include "kvpolicy/kvpolicy.hpp"
 
 namespace kvpolicy_test {
@@ -61,6 +61,11 @@ class batch_run {
         device_(static_cast<std::uint64_t>(random.between(1, 1000))),
         decoder_(policy, shape, sequences, device_),
         tokens_(static_cast<std::size_t>(sequences)),
+        queries_(static_cast<std::size_t>(shape.layers * layer_size())),
+        out_(queries_.size(), 7),
+        logits_(static_cast<std::size_t>(sequences * vocabulary)),
+        ids_(static_cast<std::size_t>(sequences)),
+        lists_(static_cast<std::size_t>(shape.layers)),
         oracles_(static_cast<std::size_t>(sequences)) {}
 
   /// A new request in a slot; in two pieces in one case of two.
@@ -78,41 +83,42 @@ class batch_run {
     tokens_[static_cast<std::size_t>(sequence)] = 0;
   }
 
-  /// One step of the sequences that are there; what differs from the oracle's, or nothing.
+  /// One step of the sequences that are there; what differs from the oracle's, or nothing. On a GPU the first step is captured,
+  /// and every step a replay of it.
   std::string step() {
     for (std::int32_t& n : tokens_) n += n > 0 ? 1 : 0;
     decoder_.plan(tokens_);
-    std::vector<float> const queries = numbers(std::ssize(tokens_) * shape_.q_heads * shape_.head_dim);
-    std::vector<std::int32_t> ids(tokens_.size());
-    for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random_.between(0, vocabulary - 1));
+    fill(queries_);
+    fill(logits_);
+    for (std::int32_t& id : ids_) id = static_cast<std::int32_t>(random_.between(0, vocabulary - 1));
+    // A step run layer by layer must do without the later layers' keys; one that is replayed has them all.
+    for (std::int64_t l = 0; on_real_gpu && l < shape_.layers; ++l) write(l);
+    captured_.run(device_.on(), [&] {
+      for (std::int64_t l = 0; l < shape_.layers; ++l) {
+        if (!on_real_gpu) write(l);
+        cuda::vector_rows const heads = rows_of(queries_.data() + l * layer_size(), layer_size());
+        lists_[static_cast<std::size_t>(l)] =
+            decoder_.choose(cache_.view(), {l}, heads, .125f, {ids_.data(), std::ssize(ids_)});
+        decoder_.attend(cache_.view(), {l}, lists_[static_cast<std::size_t>(l)], heads, .125f,
+                        rows_of(out_.data() + l * layer_size(), layer_size()));
+      }
+      cuda::vector_rows logits{};
+      logits.base = logits_.data();
+      logits.elements = std::ssize(logits_);
+      logits.sequence_stride = vocabulary;
+      decoder_.observe(logits, vocabulary);
+    });
+    device_.wait();
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
       for (std::size_t s = 0; s < tokens_.size(); ++s) {
-        if (tokens_[s] > 0) cache_.write(static_cast<std::int64_t>(s), tokens_[s] - 1, l, random_);
-      }
-      cuda::vector_rows heads{};
-      heads.base = const_cast<float*>(queries.data());
-      heads.elements = std::ssize(queries);
-      heads.sequence_stride = shape_.q_heads * shape_.head_dim;
-      heads.head_stride = shape_.head_dim;
-      cuda::token_lists const lists = decoder_.choose(cache_.view(), {l}, heads, .125f, {ids.data(), std::ssize(ids)});
-      std::vector<float> out(queries.size(), 7);
-      cuda::vector_rows to = heads;
-      to.base = out.data();
-      decoder_.attend(cache_.view(), {l}, lists, heads, .125f, to);
-      for (std::size_t s = 0; s < tokens_.size(); ++s) {
-        std::string const fault = compare(static_cast<std::int64_t>(s), l, lists, queries, ids[s], out);
+        std::string const fault = compare(static_cast<std::int64_t>(s), l);
         if (!fault.empty()) return "layer " + std::to_string(l) + " sequence " + std::to_string(s) + ": " + fault;
       }
     }
-    std::vector<float> logits = numbers(std::ssize(tokens_) * vocabulary);
-    cuda::vector_rows rows_of{};
-    rows_of.base = logits.data();
-    rows_of.elements = std::ssize(logits);
-    rows_of.sequence_stride = vocabulary;
-    decoder_.observe(rows_of, vocabulary);
     for (std::size_t s = 0; s < tokens_.size(); ++s) {
       auto& mine = oracles_[s];
-      if (mine) observe(policy_, mine->state, {std::span<float const>(logits).subspan(s * vocabulary, vocabulary)}, mine->exec);
+      std::span<float const> const logits(logits_.data() + static_cast<std::int64_t>(s) * vocabulary, vocabulary);
+      if (mine) observe(policy_, mine->state, {logits}, mine->exec);
     }
     return {};
   }
@@ -121,9 +127,28 @@ class batch_run {
 
  private:
   view_type view(std::int64_t sequence, std::int64_t tokens) const { return {cache_.view(), shape_, sequence, tokens}; }
+  float number() { return whole_ ? static_cast<float>(random_.between(-2, 2)) : random_.real(); }
+  void fill(shared_vector<float>& with) {
+    for (float& x : with) x = number();
+  }
   std::vector<float> numbers(std::int64_t count) {
     std::vector<float> made(static_cast<std::size_t>(count));
-    for (float& x : made) x = whole_ ? static_cast<float>(random_.between(-2, 2)) : random_.real();
+    for (float& x : made) x = number();
+    return made;
+  }
+  void write(std::int64_t layer) {
+    for (std::size_t s = 0; s < tokens_.size(); ++s) {
+      if (tokens_[s] > 0) cache_.write(static_cast<std::int64_t>(s), tokens_[s] - 1, layer, random_);
+    }
+  }
+  /// Queries or outputs of a layer, floats.
+  std::int64_t layer_size() const { return std::ssize(tokens_) * shape_.q_heads * shape_.head_dim; }
+  cuda::vector_rows rows_of(float* data, std::int64_t size) const {
+    cuda::vector_rows made{};
+    made.base = data;
+    made.elements = size;
+    made.sequence_stride = shape_.q_heads * shape_.head_dim;
+    made.head_stride = shape_.head_dim;
     return made;
   }
 
@@ -138,27 +163,29 @@ class batch_run {
       prompt.token_ids = ids;
       prompt.queries = {queries.data(), window, shape_.q_heads, shape_.q_heads * shape_.head_dim, shape_.head_dim, .125f};
       prompt.turned = {frequency_, 0, rotation::pairing::halves};
-      decoder_.prefill(sequence, cache_.view(), tokens, {l}, prompt, emulated_);
+      decoder_.prefill(sequence, cache_.view(), tokens, {l}, prompt, exec_);
       prefill(policy_, mine.state, view(sequence, tokens), {l}, prompt, mine.exec);
     }
   }
 
-  std::string compare(std::int64_t s, std::int64_t l, cuda::token_lists const& lists, std::vector<float> const& queries,
-                      std::int32_t id, std::vector<float> const& out) {
+  std::string compare(std::int64_t s, std::int64_t l) {
+    float const* const queries = queries_.data() + l * layer_size();
+    float const* const out = out_.data() + l * layer_size();
     std::int64_t const size = shape_.q_heads * shape_.head_dim;
     auto& mine = oracles_[static_cast<std::size_t>(s)];
     if (!mine) {
       for (std::int64_t i = 0; i < size; ++i) {
-        if (out[static_cast<std::size_t>(s * size + i)] != 0) return "an empty slot has an output";
+        if (out[s * size + i] != 0) return "an empty slot has an output";
       }
       return {};
     }
     std::int64_t const n = tokens_[static_cast<std::size_t>(s)];
-    query_heads const heads{queries.data() + s * size, shape_.q_heads, shape_.head_dim, .125f};
-    selection const kept = choose(policy_, mine->state, view(s, n), {l}, step_signals{heads, id}, mine->exec);
+    query_heads const heads{queries + s * size, shape_.q_heads, shape_.head_dim, .125f};
+    selection const kept =
+        choose(policy_, mine->state, view(s, n), {l}, step_signals{heads, ids_[static_cast<std::size_t>(s)]}, mine->exec);
     for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
       std::vector<std::int32_t> const want = tokens_of(kept.of({h}));
-      std::vector<std::int32_t> const got = tokens_of(lists, s, h);
+      std::vector<std::int32_t> const got = tokens_of(lists_[static_cast<std::size_t>(l)], s, h);
       if (want != got)
         return "head " + std::to_string(h) + " of " + std::to_string(n) + " tokens reads " + text(got) + " for " + text(want);
     }
@@ -166,8 +193,8 @@ class batch_run {
     attend(heads, view(s, n).keys({l}), view(s, n).values({l}), kept,
            table<float>{expected.data(), shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, mine->exec);
     for (std::int64_t i = 0; i < size; ++i) {
-      if (!(std::abs(out[static_cast<std::size_t>(s * size + i)] - expected[static_cast<std::size_t>(i)]) <= 1e-4f)) {
-        return "output " + std::to_string(i) + " is " + std::to_string(out[static_cast<std::size_t>(s * size + i)]) + " for " +
+      if (!(std::abs(out[s * size + i] - expected[static_cast<std::size_t>(i)]) <= 1e-4f)) {
+        return "output " + std::to_string(i) + " is " + std::to_string(out[s * size + i]) + " for " +
                std::to_string(expected[static_cast<std::size_t>(i)]);
       }
     }
@@ -184,10 +211,16 @@ class batch_run {
   random_source& random_;
   bool whole_;
   batch_cache cache_;
-  emulated_device device_;
-  emulated_exec emulated_;
-  cuda::decoder<Policy, emulated_device> decoder_;
+  test_device device_;
+  test_exec exec_;
+  captured_step captured_;
+  cuda::decoder<Policy, test_device> decoder_;
   std::vector<std::int32_t> tokens_;
+  shared_vector<float> queries_;  ///< `[layers, sequences, q_heads, head_dim]`
+  shared_vector<float> out_;
+  shared_vector<float> logits_;
+  shared_vector<std::int32_t> ids_;
+  std::vector<cuda::token_lists> lists_;  ///< of each layer
   std::vector<std::optional<oracle<Policy>>> oracles_;
   float frequency_[1] = {1};
 };

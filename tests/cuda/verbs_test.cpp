@@ -2,7 +2,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <iterator>
 
-#include "cuda/emulated.hpp"
+#include "cuda/test_device.hpp"
 #include "kvpolicy/kvpolicy.hpp"
 #include "methods/naive_world.hpp"
 
@@ -66,7 +66,7 @@ compared compare(std::uint64_t seed, int rounds, content kind, Make make) {
     std::vector<float> const logits = random.reals(50, 4);
     std::int64_t const prompt = random.between(40, shape.max_tokens - 12);
     host_exec host;
-    emulated_exec kernels(static_cast<std::uint64_t>(round + 1));
+    test_exec kernels(static_cast<std::uint64_t>(round + 1));
     auto const want = lists_of(policy, w, prompt, 10, logits, host);
     auto const got = lists_of(policy, w, prompt, 10, logits, kernels);
     REQUIRE(want.size() == got.size());

@@ -132,6 +132,7 @@ TEMPLATE_TEST_CASE("attend over rows by rank is attend over the tokens that the 
   }
 }
 
+#if !defined(KVPOLICY_TEST_GPU)
 TEST_CASE("attend gives the same bits whether one thread worked or two", "[primitive]") {
   random_source random(33);
   for (int round = 0; round < 40; ++round) {
@@ -148,6 +149,7 @@ TEST_CASE("attend gives the same bits whether one thread worked or two", "[primi
     REQUIRE(one.log_sum_exp == two.log_sum_exp);
   }
 }
+#endif
 
 }  // namespace
 }  // namespace kvpolicy_test

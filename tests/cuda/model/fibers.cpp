@@ -102,7 +102,6 @@ void fibers::run(unsigned count, random_bits& random, std::function<void(unsigne
                  std::function<std::exception_ptr()> const& stuck) {
   body_ = &body;
   error_ = nullptr;
-  working_ = 0;
   ready_.clear();
   wake(0, count);
   std::size_t ended = 0;
@@ -120,8 +119,8 @@ void fibers::run(unsigned count, random_bits& random, std::function<void(unsigne
     if (!next.working) ++ended;
   }
   if (!error_) return;
-  for (unsigned i = 0; i < count; ++i) {
-    if (at(i).working) resume(at(i));
+  for (unsigned i = 0; i < count && i < all_.size(); ++i) {
+    if (all_[i]->working) resume(*all_[i]);
   }
   std::rethrow_exception(std::exchange(error_, nullptr));
 }

@@ -11,7 +11,7 @@
 
 namespace kvpolicy_test {
 
-/// splitmix64: one multiplication chain per number, and any seed will do.
+/// splitmix64: any seed will do.
 class random_bits {
  public:
   explicit random_bits(std::uint64_t seed) : state_(seed) {}
@@ -58,7 +58,6 @@ class fibers {
   fiber* running_ = nullptr;
   std::function<void(unsigned)> const* body_ = nullptr;
   std::exception_ptr error_;
-  unsigned working_ = 0;
   // What AddressSanitizer wants to know of the thread's own stack.
   void* fake_stack_ = nullptr;
   void const* bottom_ = nullptr;

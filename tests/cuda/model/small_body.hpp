@@ -1,9 +1,11 @@
 // Little bodies for tests of the model: what they have in common, and what is required of them for many seeds.
 #pragma once
 
+#include <array>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <numeric>
+#include <string>
 
 #include "cuda/model/checked_device.hpp"
 

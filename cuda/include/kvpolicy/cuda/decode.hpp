@@ -117,6 +117,9 @@ class decoder {
     retrieve_.upload(*device_);
   }
 
+  /// Tokens of each sequence at this step, on the device; for the engine's own kernels.
+  per_sequence lengths() const noexcept { return lengths_.of(0); }
+
   /// Before a layer's attention: each sequence's current key is written. `queries` are `[sequences, q_heads, head_dim]`; `ids`
   /// the current tokens' vocabulary ids, `[sequences]`, where the policy needs them. The lists are valid until the next step.
   template <batch_view V>

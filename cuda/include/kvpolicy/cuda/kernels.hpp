@@ -20,12 +20,13 @@
 #define KVPOLICY_EACH_TYPE(X, body) X(body<element_type::f32>) X(body<element_type::f16>) X(body<element_type::bf16>)
 #define KVPOLICY_EACH_GROUP(X, type)                                                   \
   X(attend_body<element_type::type, 1>) X(attend_body<element_type::type, 2>)          \
-  X(attend_body<element_type::type, 4>) X(attend_body<element_type::type, 8>)
+  X(attend_body<element_type::type, 4>) X(attend_body<element_type::type, 8>)          \
+  X(attend_body<element_type::type, 1, false>)
 
 #define KVPOLICY_UNIT_KERNELS(X)                                                       \
   KVPOLICY_EACH_TYPE(X, pool_mean_body) KVPOLICY_EACH_TYPE(X, pool_bounds_body)        \
   KVPOLICY_EACH_TYPE(X, pool_spread_body) KVPOLICY_EACH_TYPE(X, score_bounds_body)     \
-  X(score_dot_body) X(top_k_body<1>) X(top_k_body<16>)                                 \
+  X(score_dot_body) X(top_k_body<1>) X(top_k_body<32>)                                 \
   X(entropy_body) X(page_trigger_body)                                                 \
   X(cascade_due_body) X(page_anchor_body) X(refresh_range_body)                        \
   X(cascade_children_body) X(cascade_pages_body) X(page_list_body)                     \

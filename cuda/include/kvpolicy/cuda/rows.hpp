@@ -114,27 +114,36 @@ class row_reader {
     return at + token * rows_.token_stride;
   }
 
+  /// The same as it lies, where rows are packed: 8 channels in one or two packs.
+  struct raw {
+    pack word[E == element_type::f32 ? 2 : 1];
+  };
+  KVPOLICY_KERNEL raw load_raw(std::int64_t offset, std::int32_t part) const {
+    raw made;
+    made.word[0] = data_.load(offset + part * 8);
+    if constexpr (E == element_type::f32) made.word[1] = data_.load(offset + part * 8 + 4);
+    return made;
+  }
+  KVPOLICY_KERNEL static void widen(raw const& from, float (&x)[8]) {
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (E == element_type::f32) {
+        x[i] = __builtin_bit_cast(float, from.word[0].word[i]);
+        x[i + 4] = __builtin_bit_cast(float, from.word[1].word[i]);
+      } else {
+        x[2 * i] = widened<E>(static_cast<std::uint16_t>(from.word[0].word[i]));
+        x[2 * i + 1] = widened<E>(static_cast<std::uint16_t>(from.word[0].word[i] >> 16));
+      }
+    }
+  }
+
   /// Channels [8 part, 8 part + 8) of the row at `offset`; zeros behind head_dim.
   KVPOLICY_KERNEL void load(std::int64_t offset, std::int32_t part, float (&x)[8]) const {
-    std::int64_t const at = offset + part * 8;
-    if (rows_.packed) {
-      pack const first = data_.load(at);
-      if constexpr (E == element_type::f32) {
-        pack const second = data_.load(at + 4);
-        KVPOLICY_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          x[i] = __builtin_bit_cast(float, first.word[i]);
-          x[i + 4] = __builtin_bit_cast(float, second.word[i]);
-        }
-      } else {
-        KVPOLICY_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          x[2 * i] = widened<E>(static_cast<std::uint16_t>(first.word[i]));
-          x[2 * i + 1] = widened<E>(static_cast<std::uint16_t>(first.word[i] >> 16));
-        }
-      }
-      return;
-    }
+    if (rows_.packed) return widen(load_raw(offset, part), x);
+    load_apart(offset, part, x);
+  }
+  /// Element by element, whatever the strides.
+  KVPOLICY_KERNEL void load_apart(std::int64_t offset, std::int32_t part, float (&x)[8]) const {
     KVPOLICY_UNROLL
     for (int i = 0; i < 8; ++i) {
       x[i] = 0;

@@ -66,7 +66,8 @@ inline constexpr float no_logit = -1e30f;
 
 /// Splits of each list; Group query heads of a KV head share the loads of its rows, `group` of them real in the last of
 /// `tiles` groups. A warp's lanes share rows, warps take turns; each keeps a softmax of its own until the end.
-template <element_type E, int Group>
+/// Packed: 16-byte loads, the next turn's on their way while this one's are worked on.
+template <element_type E, int Group, bool Packed = true>
 struct attend_body {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "attend";
@@ -132,23 +133,49 @@ struct attend_body {
     std::int64_t const turns_of_split = (turns + a.splits - 1) / a.splits;
     std::int64_t const first = block.x() * turns_of_split;
     std::int64_t const last = first + turns_of_split < turns ? first + turns_of_split : turns;
-    for (std::int64_t turn = first + tile.index(); turn < last; turn += warps) {
-      float key[2][8];
-      float value[2][8];
+    struct turn_rows {
+      typename row_reader<E, B>::raw key[2];
+      typename row_reader<E, B>::raw value[2];
+      float key_apart[Packed ? 1 : 2][8];
+      float value_apart[Packed ? 1 : 2][8];
       bool there[2];
+    };
+    auto const fetch = [&](std::int64_t turn) {
+      turn_rows rows = {};
       KVPOLICY_UNROLL
       for (int r = 0; r < 2; ++r) {
         std::int64_t const i = turn * at_once + r * share.rows_of_warp() + lane / share.lanes;
-        there[r] = i < list.count();
-        KVPOLICY_UNROLL
-        for (int c = 0; c < 8; ++c) {
-          key[r][c] = 0;
-          value[r][c] = 0;
+        rows.there[r] = turn < last && i < list.count();
+        if (!rows.there[r] || !reads) continue;
+        std::int64_t const token = list.token(i);
+        if constexpr (Packed) {
+          rows.key[r] = keys.load_raw(keys.offset(kv_head, token), part);
+          rows.value[r] = values.load_raw(values.offset(kv_head, token), part);
+        } else {
+          keys.load(keys.offset(kv_head, token), part, rows.key_apart[r]);
+          values.load(values.offset(kv_head, token), part, rows.value_apart[r]);
         }
-        if (there[r] && reads) {
-          std::int64_t const token = list.token(i);
-          keys.load(keys.offset(kv_head, token), part, key[r]);
-          values.load(values.offset(kv_head, token), part, value[r]);
+      }
+      return rows;
+    };
+    turn_rows next = fetch(first + tile.index());
+    for (std::int64_t turn = first + tile.index(); turn < last; turn += warps) {
+      turn_rows const rows = next;
+      next = fetch(turn + warps);
+      float key[2][8];
+      float value[2][8];
+      bool const(&there)[2] = rows.there;
+      KVPOLICY_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        if constexpr (Packed) {
+          row_reader<E, B>::widen(rows.key[r], key[r]);
+          row_reader<E, B>::widen(rows.value[r], value[r]);
+        } else {
+          KVPOLICY_UNROLL
+          for (int c = 0; c < 8; ++c) {
+            key[r][c] = rows.key_apart[r][c];
+            value[r][c] = rows.value_apart[r][c];
+          }
         }
       }
       KVPOLICY_UNROLL

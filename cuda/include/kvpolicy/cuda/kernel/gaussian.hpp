@@ -7,6 +7,22 @@
 
 namespace kvpolicy::cuda {
 
+/// Of an angle in turns, 0 to 1. sinf and cosf would keep a table for huge angles in local memory.
+KVPOLICY_KERNEL float sine(float turns) {
+#if defined(__CUDA_ARCH__)
+  return sinpif(2 * turns);
+#else
+  return sinf(turns * 6.28318531f);
+#endif
+}
+KVPOLICY_KERNEL float cosine(float turns) {
+#if defined(__CUDA_ARCH__)
+  return cospif(2 * turns);
+#else
+  return cosf(turns * 6.28318531f);
+#endif
+}
+
 /// plain(q, t, :) = the query before its rotation.
 struct unrotate_body {
   static constexpr unsigned threads = 128;
@@ -36,11 +52,11 @@ struct unrotate_body {
       float const frequency = block.global(a.inverse_frequency)[i];
       // Positions go to millions of radians: the turns before the point are taken off in double precision.
       double const turns = static_cast<double>(a.first + t) * static_cast<double>(frequency) * 0.15915494309189535;
-      auto const angle = static_cast<float>((turns - floor(turns)) * 6.283185307179586);
+      auto const angle = static_cast<float>(turns - floor(turns));
       float const u = get(block, a.queries, from + x);
       float const v = get(block, a.queries, from + y);
-      plain[to + x] = cosf(angle) * u + sinf(angle) * v;
-      plain[to + y] = cosf(angle) * v - sinf(angle) * u;
+      plain[to + x] = cosine(angle) * u + sine(angle) * v;
+      plain[to + y] = cosine(angle) * v - sine(angle) * u;
     }
     for (std::int32_t i = 2 * a.pairs + static_cast<std::int32_t>(block.thread()); i < a.head_dim; i += B::threads) {
       plain[to + i] = get(block, a.queries, from + i);

@@ -66,7 +66,7 @@ KVPOLICY_KERNEL radix_threshold select_threshold(B& block, radix_shared<B>& s, s
 /// `Items` keys of a row in registers; longer rows are read again for each of the four digits.
 template <int Items>
 struct top_k_body {
-  static constexpr unsigned threads = 1024;
+  static constexpr unsigned threads = Items > 1 ? 512 : 1024;
   static constexpr char const* name = Items > 1 ? "top_k in registers" : "top_k";
   struct arguments {
     buffer<float const> scores;

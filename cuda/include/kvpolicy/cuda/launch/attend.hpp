@@ -31,7 +31,7 @@ inline std::int32_t splits_of(decode_attention const& a, std::int64_t blocks_wan
       std::clamp<std::int64_t>(divided_up(blocks_wanted, lists), 1, std::min<std::int64_t>(useful, 256)));
 }
 
-template <int Group, device D>
+template <int Group, bool Packed = true, device D>
 void launch_attend_tiles(D& device, decode_attention const& a) {
   std::int32_t const splits = splits_of(a, device.blocks_wanted());
   std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
@@ -40,7 +40,7 @@ void launch_attend_tiles(D& device, decode_attention const& a) {
       splits > 1 ? device.template scratch<float>(a.sequences * q_heads * splits * (a.keys.head_dim + 2)) : buffer<float>{};
   auto const tiles = static_cast<std::int32_t>(divided_up(a.group, Group));
   with_type(a.keys.type, [&]<element_type E>() {
-    device.template launch<attend_body<E, Group>>(
+    device.template launch<attend_body<E, Group, Packed>>(
         {splits, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences},
         {a.queries, a.scale, a.group, tiles, a.keys, a.values, a.lists, splits, a.out, a.log_sum_exp, partial});
   });
@@ -52,7 +52,8 @@ void launch_attend_tiles(D& device, decode_attention const& a) {
 template <device D>
 void launch_attend(D& device, decode_attention const& a) {
   expect_row("attend", a.keys.head_dim);
-  if (a.group == 1) launch_attend_tiles<1>(device, a);
+  if (!a.keys.packed || !a.values.packed) launch_attend_tiles<1, false>(device, a);
+  else if (a.group == 1) launch_attend_tiles<1>(device, a);
   else if (a.group == 2) launch_attend_tiles<2>(device, a);
   else if (a.group <= 4) launch_attend_tiles<4>(device, a);
   else launch_attend_tiles<8>(device, a);

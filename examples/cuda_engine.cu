@@ -1,0 +1,212 @@
+// A GPU engine's decode step: its paged cache as it is, pages chosen by CHESS or sentences by SentenceKV on the device, the
+// whole step captured in one CUDA graph and replayed while sequences grow.
+#include <kvpolicy/cuda/decode.hpp>
+#include <kvpolicy/cuda/exec.hpp>
+#include <kvpolicy/kvpolicy.hpp>
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+namespace kv = kvpolicy;
+
+void check(cudaError_t result) {
+  if (result != cudaSuccess) throw std::runtime_error(cudaGetErrorString(result));
+}
+
+// What the engine has: one pool of pages of 16 tokens for all sequences, `[layer][page][token][head][dim]`, and page tables.
+constexpr kv::cache_shape shape{
+    .layers = 4, .q_heads = 8, .kv_heads = 2, .head_dim = 128, .max_tokens = 4096, .type = kv::element_type::bf16};
+constexpr int sequences = 4, page = 16, table_pages = 4096 / page, pool_pages = sequences * table_pages, vocabulary = 1000;
+constexpr int row = 2 * 128, page_elements = page * row;
+
+template <class T>
+T* device_memory(std::size_t count) {
+  void* at = nullptr;
+  check(cudaMalloc(&at, count * sizeof(T)));
+  return static_cast<T*>(at);
+}
+
+// The engine's kernels; this "model" makes its keys, values, queries and logits up from positions.
+__device__ float made_up(unsigned a, unsigned b, unsigned c) {
+  unsigned x = a * 2654435761u ^ b * 2246822519u ^ c * 3266489917u;
+  x ^= x >> 15;
+  x *= 2246822519u;
+  x ^= x >> 13;
+  return static_cast<float>(x & 0xffffu) / 32768.0f - 1.0f;
+}
+__global__ void write_tokens(__nv_bfloat16* keys, __nv_bfloat16* values, int const* tables, int layer, int const* lengths,
+                             int back) {
+  int const s = blockIdx.x, token = lengths[s] - 1 - back;
+  if (token < 0) return;
+  long const at =
+      (static_cast<long>(layer) * pool_pages + tables[s * table_pages + token / page]) * page_elements + token % page * row;
+  for (int i = threadIdx.x; i < row; i += blockDim.x) {
+    keys[at + i] = __float2bfloat16(made_up(s + 97 * layer, token, i));
+    values[at + i] = __float2bfloat16(made_up(s + 89 * layer, token, i + 7));
+  }
+}
+__global__ void make_step(float* queries, float* logits, int* ids, int const* lengths) {
+  int const s = blockIdx.x;
+  for (int i = threadIdx.x; i < 8 * 128; i += blockDim.x) queries[s * 8 * 128 + i] = made_up(s, lengths[s], i);
+  for (int i = threadIdx.x; i < vocabulary; i += blockDim.x) logits[s * vocabulary + i] = 4 * made_up(lengths[s], s, i);
+  if (threadIdx.x == 0) ids[s] = lengths[s] % 19 == 0 ? 1 : 2;  // 1 ends a sentence
+}
+
+// An engine with any policy that has kernels for every step.
+template <class Policy>
+class engine {
+  using decoder = kv::cuda::decoder<Policy, kv::cuda::stream_device>;
+
+ public:
+  explicit engine(Policy const& policy) : policy_(policy) {
+    check(cudaStreamCreate(&stream_));
+    exec_ = std::make_unique<kv::cuda_exec>(stream_);
+    decoder_ = std::make_unique<decoder>(policy, shape, sequences, exec_->device());
+    keys_ = device_memory<__nv_bfloat16>(shape.layers * pool_pages * page_elements);
+    values_ = device_memory<__nv_bfloat16>(shape.layers * pool_pages * page_elements);
+    queries_ = device_memory<float>(sequences * 8 * 128);
+    out_ = device_memory<float>(sequences * 8 * 128);
+    logits_ = device_memory<float>(sequences * vocabulary);
+    ids_ = device_memory<int>(sequences);
+    lengths_ = device_memory<int>(sequences);
+    std::vector<int> table(pool_pages);
+    for (int i = 0; i < pool_pages; ++i)
+      table[static_cast<std::size_t>(i)] = static_cast<int>(i * 37L % pool_pages);  // scattered
+    tables_ = device_memory<int>(pool_pages);
+    check(cudaMemcpy(tables_, table.data(), table.size() * sizeof(int), cudaMemcpyHostToDevice));
+  }
+  engine(engine const&) = delete;
+  engine& operator=(engine const&) = delete;
+  ~engine() {
+    cudaStreamSynchronize(stream_);
+    if (step_ != nullptr) cudaGraphExecDestroy(step_);
+    for (void* p :
+         {static_cast<void*>(keys_), static_cast<void*>(values_), static_cast<void*>(queries_), static_cast<void*>(out_),
+          static_cast<void*>(logits_), static_cast<void*>(ids_), static_cast<void*>(lengths_), static_cast<void*>(tables_)})
+      cudaFree(p);
+    cudaStreamDestroy(stream_);
+  }
+
+  // What kvpolicy needs to know of the cache.
+  kv::cuda::paged_batch view() const {
+    return {.cache = shape,
+            .key_base = keys_,
+            .value_base = values_,
+            .elements = shape.layers * pool_pages * page_elements,
+            .layer_stride = pool_pages * page_elements,
+            .page_stride = page_elements,
+            .page_size = page,
+            .layout = kv::page_layout::nhd,
+            .pages = {tables_, pool_pages},
+            .table_stride = table_pages};
+  }
+
+  // Prompts of different lengths, all sequences at once here.
+  void prompts() {
+    for (int s = 0; s < sequences; ++s) tokens_.push_back(1500 + 300 * s);
+    check(cudaMemcpy(lengths_, tokens_.data(), tokens_.size() * sizeof(int), cudaMemcpyHostToDevice));
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      for (int back = 0; back < 2400; ++back)
+        write_tokens<<<sequences, 128, 0, stream_>>>(keys_, values_, tables_, layer, lengths_, back);
+    }
+    make_step<<<sequences, 128, 0, stream_>>>(queries_, logits_, ids_, lengths_);
+    std::vector<std::int32_t> const ids(2400, 2);
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      for (int s = 0; s < sequences; ++s) {
+        kv::prompt_signals prompt{};
+        prompt.queries = {queries_ + s * 8 * 128, 1, 8, 8 * 128, 128, .088f};  // the last query; an engine gives its window
+        prompt.token_ids = std::span(ids).first(static_cast<std::size_t>(tokens_[static_cast<std::size_t>(s)]));
+        decoder_->prefill(s, view(), tokens_[static_cast<std::size_t>(s)], {layer}, prompt, *exec_);
+      }
+    }
+  }
+
+  // One token of every sequence. The kernels' arguments never change: they are captured at the first step.
+  void step() {
+    for (int& n : tokens_) ++n;
+    decoder_->plan(tokens_);
+    check(cudaMemcpyAsync(lengths_, tokens_.data(), tokens_.size() * sizeof(int), cudaMemcpyHostToDevice, stream_));
+    if (step_ == nullptr) {
+      cudaGraph_t graph = nullptr;
+      check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+      enqueue();
+      check(cudaStreamEndCapture(stream_, &graph));
+      check(cudaGraphInstantiate(&step_, graph, 0));
+      cudaGraphDestroy(graph);
+    }
+    check(cudaGraphLaunch(step_, stream_));
+  }
+
+  // Tokens that the first sequence's first head reads in the last layer.
+  int read() {
+    int named = 0;
+    if (lists_.named.data == nullptr) return tokens_[0];
+    check(cudaStreamSynchronize(stream_));
+    check(cudaMemcpy(&named, lists_.named.data, sizeof named, cudaMemcpyDeviceToHost));
+    int tail = tokens_[0];
+    if (lists_.tail.values.data != nullptr)
+      check(cudaMemcpy(&tail, lists_.tail.values.data, sizeof tail, cudaMemcpyDeviceToHost));
+    return named + tokens_[0] - tail;
+  }
+  int tokens() const { return tokens_[0]; }
+
+ private:
+  void enqueue() {
+    kv::cuda::vector_rows const queries{queries_, sequences * 8 * 128, kv::element_type::f32, 8 * 128, 0, 128};
+    kv::cuda::vector_rows out = queries;
+    out.base = out_;
+    make_step<<<sequences, 128, 0, stream_>>>(queries_, logits_, ids_, lengths_);
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      write_tokens<<<sequences, 128, 0, stream_>>>(keys_, values_, tables_, layer, lengths_, 0);
+      lists_ = decoder_->choose(view(), {layer}, queries, .088f, {ids_, sequences});
+      decoder_->attend(view(), {layer}, lists_, queries, .088f, out);
+    }
+    decoder_->observe({logits_, sequences * vocabulary, kv::element_type::f32, vocabulary, 0, 0}, vocabulary);
+  }
+
+  Policy policy_;
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<kv::cuda_exec> exec_;
+  std::unique_ptr<decoder> decoder_;
+  __nv_bfloat16* keys_ = nullptr;
+  __nv_bfloat16* values_ = nullptr;
+  float* queries_ = nullptr;
+  float* out_ = nullptr;
+  float* logits_ = nullptr;
+  int* ids_ = nullptr;
+  int* lengths_ = nullptr;
+  int* tables_ = nullptr;
+  std::vector<int> tokens_;
+  kv::cuda::token_lists lists_{};
+  cudaGraphExec_t step_ = nullptr;
+};
+
+template <class Policy>
+void run(char const* name, Policy const& policy) {
+  engine<Policy> one(policy);
+  one.prompts();
+  for (int i = 0; i < 100; ++i) one.step();
+  int const read = one.read();
+  std::printf("%s: %d of %d tokens after 100 replays of one graph\n", name, read, one.tokens());
+}
+
+int main() try {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::puts("no CUDA device here: compiled and linked, not run");
+    return 0;
+  }
+  run("chess", kv::presets::chess{});
+  static std::vector<std::uint8_t> const boundary{0, 1};
+  kv::presets::sentencekv sentences{.window = 1};
+  sentences.sentences.boundary = boundary;
+  run("sentencekv", sentences);
+} catch (std::exception const& e) {
+  std::fprintf(stderr, "cuda_engine: %s\n", e.what());
+  return 1;
+}

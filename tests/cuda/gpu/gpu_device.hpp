@@ -1,0 +1,99 @@
+// A real GPU behind the same tests as the checked model: rows and tables on the host are copied, what tests share with kernels
+// is managed memory.
+#pragma once
+
+#include <cstddef>
+#include <new>
+
+#include "kvpolicy/cuda/basic_exec.hpp"
+#include "kvpolicy/cuda/stream_device.hpp"
+
+namespace kvpolicy_test {
+
+using namespace kvpolicy;
+namespace cuda = kvpolicy::cuda;  // not libcu++'s
+
+void* allocate_managed(std::size_t bytes);
+void free_managed(void* at) noexcept;
+cuda::stream test_stream();
+void wait_for(cuda::stream on);
+
+template <class T>
+struct managed_allocator {
+  using value_type = T;
+
+  managed_allocator() = default;
+  template <class U>
+  managed_allocator(managed_allocator<U> const&) noexcept {}
+  T* allocate(std::size_t count) { return static_cast<T*>(allocate_managed(count * sizeof(T))); }
+  void deallocate(T* at, std::size_t) noexcept { free_managed(at); }
+  template <class U>
+  bool operator==(managed_allocator<U> const&) const noexcept {
+    return true;
+  }
+};
+
+/// Models cuda::staging_device and cuda::owning_device. Its rows are the host's, so that suites written for the host run on it.
+class gpu_device : public cuda::stream_device {
+ public:
+  using memory = host_memory;
+
+  explicit gpu_device(std::uint64_t = 0) : stream_device(test_stream(), std::int64_t{1} << 30) {}
+
+  /// Managed, so that a test can look into it after wait().
+  template <class T>
+  struct owned {
+    std::vector<T, managed_allocator<T>> storage;
+    cuda::buffer<T> get() const { return {const_cast<T*>(storage.data()), std::ssize(storage)}; }
+  };
+  template <class T>
+  owned<T> allocate(std::int64_t count) const {
+    return {std::vector<T, managed_allocator<T>>(static_cast<std::size_t>(count))};
+  }
+  void wait() const { wait_for(on()); }
+};
+
+using gpu_exec = cuda::basic_exec<gpu_device>;
+
+static_assert(executor<gpu_exec>);
+
+/// For suites that are instantiated for every executor.
+struct on_gpu {
+  explicit on_gpu(cache_shape const&) {}
+  template <class Work>
+  void run(Work work) {
+    work(exec);
+  }
+  gpu_exec exec;
+};
+
+/// Calls `enqueue` once to capture it, and replays it at every call.
+class captured_step {
+ public:
+  captured_step() = default;
+  captured_step(captured_step const&) = delete;
+  captured_step& operator=(captured_step const&) = delete;
+  ~captured_step();
+
+  template <class Enqueue>
+  void run(cuda::stream on, Enqueue enqueue) {
+    if (step_ == nullptr) {
+      begin(on);
+      enqueue();
+      end(on);
+    }
+    replay(on);
+  }
+
+ private:
+  static void begin(cuda::stream on);
+  void end(cuda::stream on);
+  void replay(cuda::stream on);
+
+  void* step_ = nullptr;
+};
+
+/// Writes one float behind a buffer's end: what compute-sanitizer must report.
+void write_past_the_end();
+
+}  // namespace kvpolicy_test

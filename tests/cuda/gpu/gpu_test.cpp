@@ -1,0 +1,72 @@
+// What needs a real GPU: long captured runs, addresses above 2^31, errors that come from the device.
+#include <catch2/catch_test_macros.hpp>
+#include <cmath>
+
+#include "cuda/gpu/gpu_device.hpp"
+#include "kvpolicy/cuda/launch/attend.hpp"
+
+namespace kvpolicy_test {
+namespace {
+
+// Hidden: tests/cuda/gpu.sh runs it under compute-sanitizer, which must report it, or it was not looking.
+TEST_CASE("planted: a write behind a buffer's end", "[.planted]") { write_past_the_end(); }
+
+TEST_CASE("a workspace that is too small is refused by name", "[gpu]") {
+  cuda::stream_device device(test_stream(), 1 << 20);
+  REQUIRE_THROWS_AS(device.scratch<float>(1 << 20), cuda::workspace_exceeded);
+}
+
+TEST_CASE("a grid beyond the device's limits is refused by the kernel's name", "[gpu]") {
+  gpu_device device;
+  cuda::attend_merge_body::arguments a{};
+  a.splits = 1;
+  try {
+    device.launch<cuda::attend_merge_body>({1, 70000, 1}, a);
+    FAIL("70,000 blocks in y were launched");
+  } catch (cuda::device_error const& e) {
+    REQUIRE(std::string(e.what()).find("attend_merge on 1 x 70000 x 1") != std::string::npos);
+  }
+}
+
+// Rows behind 2^31 elements: one head of 128 channels, the last of 20 million tokens.
+TEST_CASE("attention reaches rows above 2^31", "[gpu]") {
+  constexpr std::int64_t tokens = 20'000'000;
+  constexpr std::int64_t dim = 128;
+  gpu_device device;
+  auto const cache = device.allocate<std::uint16_t>(tokens * dim);
+  auto const list = device.allocate<std::int32_t>(4);
+  auto const named = device.allocate<std::int32_t>(1);
+  auto const queries = device.allocate<float>(dim);
+  auto const out = device.allocate<float>(dim);
+  for (int i = 0; i < 4; ++i) {
+    std::int64_t const token = tokens - 4 + i;
+    list.get().data[i] = static_cast<std::int32_t>(token);
+    for (std::int64_t d = 0; d < dim; ++d) cache.get().data[token * dim + d] = float_to_half(static_cast<float>(i));
+  }
+  named.get().data[0] = 4;
+  for (std::int64_t d = 0; d < dim; ++d) queries.get().data[d] = 0;
+  cuda::decode_attention a{};
+  a.queries.base = queries.get().data;
+  a.queries.elements = dim;
+  a.queries.sequence_stride = a.queries.head_stride = dim;
+  a.keys.base = cache.get().data;
+  a.keys.elements = tokens * dim;
+  a.keys.heads = 1;
+  a.keys.head_dim = dim;
+  a.keys.token_stride = dim;
+  a.keys = cuda::finished(a.keys);
+  a.values = a.keys;
+  a.lists.units = list.get();
+  a.lists.stride = 4;
+  a.lists.named = named.get();
+  a.lists.tokens.all = tokens;
+  a.most_tokens = 4;
+  a.out = a.queries;
+  a.out.base = out.get().data;
+  cuda::launch_attend(device, a);
+  device.wait();
+  for (std::int64_t d = 0; d < dim; ++d) REQUIRE(std::abs(out.get().data[d] - 1.5f) <= 1e-5f);  // equal weights: the mean
+}
+
+}  // namespace
+}  // namespace kvpolicy_test

@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Reads what nvcc says of the library's kernels: no spills, no local memory, static shared memory that fits, and rows that are read
+16 bytes at a time. Prints the table of docs/kernels.md with --table.
+
+    resources.py NVCC SOURCE_DIR [--table]
+"""
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+
+GROUPS = ("unit", "attend", "prompt")
+REGISTERS, SHARED, THREADS, BLOCKS = 65536, 233472, 2048, 32  # of an sm_90 multiprocessor
+
+
+def compile_group(nvcc, root, group, folder):
+    common = [nvcc, "-std=c++20", "-arch=sm_90", "--expt-relaxed-constexpr", f"-I{root}/cuda/include", f"-I{root}/include"]
+    source = f"{root}/cuda/src/{group}_kernels.cu"
+    cubin = subprocess.run([*common, "-cubin", "-Xptxas=-v", source, "-o", f"{folder}/{group}.cubin"], capture_output=True, text=True)
+    if cubin.returncode != 0:
+        sys.exit(f"resources.py: {source} does not compile:\n{cubin.stderr}")
+    subprocess.run([*common, "-ptx", source, "-o", f"{folder}/{group}.ptx"], check=True)
+    with open(f"{folder}/{group}.ptx") as file:
+        return cubin.stderr, file.read()
+
+
+def demangled(names):
+    out = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout.split("\n")
+    return dict(zip(names, out))
+
+
+def short(name):
+    body = re.search(r"kernel_of<(.*?)>\(", name).group(1)
+    body = body.replace("kvpolicy::cuda::", "").replace("kvpolicy::", "")
+    for number, type_name in enumerate(("f32", "f16", "bf16")):
+        body = body.replace(f"(element_type){number}", type_name)
+    return re.sub(r"\s+", "", body).replace("_body", "")
+
+
+def kernels(report, ptx):
+    """One entry a kernel: registers, shared memory, spills, stack; whether its PTX has 128-bit loads and stores of global memory."""
+    found = {}
+    pattern = re.compile(r"Compiling entry function '(\w+)' for 'sm_90'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+                         r"(\d+) bytes spill loads.*?Used (\d+) registers(?:.*?(\d+) bytes smem)?[^\n]*", re.S)
+    for part in re.split(r"(?=ptxas info\s*: Compiling entry function)", report):
+        match = pattern.search(part)
+        if match:
+            name, stack, stores, loads, registers, shared = match.groups()
+            found[name] = dict(stack=int(stack), spills=int(stores) + int(loads), registers=int(registers), shared=int(shared or 0))
+    for part in re.split(r"(?=\.(?:visible|weak) \.entry )", ptx):
+        match = re.match(r"\.(?:visible|weak) \.entry (\w+)\(", part)
+        if match and match.group(1) in found:
+            found[match.group(1)]["wide"] = len(re.findall(r"ld\.global(?:\.nc)?\.v4\.(?:u32|b32|f32)", part))
+            found[match.group(1)]["local"] = ".local .align" in part
+            found[match.group(1)]["threads"] = int(re.search(r"\.maxntid (\d+)", part).group(1))
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("nvcc")
+    parser.add_argument("root")
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    every = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for group in GROUPS:
+            every |= kernels(*compile_group(arguments.nvcc, arguments.root, group, folder))
+    names = demangled(list(every))
+    faults = []
+    rows = []
+    for mangled, kernel in sorted(every.items(), key=lambda item: short(names[item[0]])):
+        name = short(names[mangled])
+        size = kernel["threads"]
+        blocks = min(REGISTERS // (-(-kernel["registers"] // 8) * 8 * size), SHARED // (kernel["shared"] + 1024), THREADS // size, BLOCKS)
+        rows.append((name, size, kernel["registers"], kernel["shared"], blocks, f"{100 * blocks * size // THREADS} %"))
+        if kernel["spills"] or kernel["stack"] or kernel["local"]:
+            faults.append(f"{name}: {kernel['spills']} bytes spilled, {kernel['stack']} bytes of stack")
+        if blocks == 0:
+            faults.append(f"{name}: {kernel['registers']} registers and {kernel['shared']} bytes of shared memory fit no multiprocessor")
+        apart = name.endswith("false>")  # element by element: any strides
+        reads_rows = not apart and re.match(r"(pool_\w+|score_dot|score_bounds|attend|list_logits|window_\w+|row_norms|direction_sums|cosines|"
+                              r"partition_spread|following_queries|gaussian_logits|sentence_means)\b", name)
+        if reads_rows and kernel["wide"] == 0:
+            faults.append(f"{name}: rows are not read 16 bytes at a time")
+    if arguments.table:
+        print("| kernel | threads | registers | shared, bytes | blocks on an sm_90 multiprocessor | occupancy |")
+        print("|---|---|---|---|---|---|")
+        for row in rows:
+            print("| " + " | ".join(str(cell) for cell in row) + " |")
+    for fault in faults:
+        print(f"resources.py: {fault}", file=sys.stderr)
+    print(f"{len(every)} kernels, {len(faults)} faults", file=sys.stderr)
+    return 1 if faults or len(every) < 60 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

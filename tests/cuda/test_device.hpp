@@ -1,0 +1,35 @@
+// The device that decoders are tested on: the checked model of a GPU, or, in the programs of tests/cuda/gpu, a GPU.
+#pragma once
+
+#if defined(KVPOLICY_TEST_GPU)
+#include "cuda/gpu/gpu_device.hpp"
+#else
+#include "cuda/emulated.hpp"
+#endif
+
+namespace kvpolicy_test {
+
+#if defined(KVPOLICY_TEST_GPU)
+using test_device = gpu_device;
+using test_exec = gpu_exec;
+template <class T>
+using shared_vector = std::vector<T, managed_allocator<T>>;
+inline constexpr bool on_real_gpu = true;
+#else
+using test_device = emulated_device;
+using test_exec = emulated_exec;
+/// What kernels and the test both reach.
+template <class T>
+using shared_vector = std::vector<T>;
+inline constexpr bool on_real_gpu = false;
+
+/// A step that is not captured: it is run.
+struct captured_step {
+  template <class Enqueue>
+  void run(int, Enqueue enqueue) {
+    enqueue();
+  }
+};
+#endif
+
+}  // namespace kvpolicy_test
