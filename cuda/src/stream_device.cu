@@ -41,6 +41,23 @@ device_array::~device_array() {
   if (data_ != nullptr) cudaFree(data_);
 }
 
+pinned_memory::pinned_memory(void* data, std::int64_t bytes, std::int64_t piece) {
+  auto* const first = static_cast<std::byte*>(data);
+  for (std::int64_t at = 0; at < bytes; at += piece) {
+    std::int64_t const size = bytes - at < piece ? bytes - at : piece;
+    cudaError_t const result = cudaHostRegister(first + at, static_cast<std::size_t>(size), cudaHostRegisterMapped);
+    if (result != cudaSuccess) {
+      for (void* const before : pieces_) cudaHostUnregister(before);
+      check(result, "pinning " + std::to_string(size) + " of " + std::to_string(bytes) + " bytes of host memory");
+    }
+    pieces_.push_back(first + at);
+  }
+}
+
+pinned_memory::~pinned_memory() {
+  for (void* const piece : pieces_) cudaHostUnregister(piece);
+}
+
 stream_device::stream_device(stream on, std::int64_t workspace_bytes) : stream_(on), workspace_(workspace_bytes) {
   int device = 0;
   int processors = 0;

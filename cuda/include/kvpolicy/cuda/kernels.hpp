@@ -4,6 +4,7 @@
 #include "kvpolicy/cuda/kernel/attend.hpp"
 #include "kvpolicy/cuda/kernel/entropy.hpp"
 #include "kvpolicy/cuda/kernel/evict.hpp"
+#include "kvpolicy/cuda/kernel/gather.hpp"
 #include "kvpolicy/cuda/kernel/gaussian.hpp"
 #include "kvpolicy/cuda/kernel/hierarchy.hpp"
 #include "kvpolicy/cuda/kernel/pool.hpp"
@@ -31,7 +32,8 @@
   X(cascade_due_body) X(page_anchor_body) X(refresh_range_body)                        \
   X(cascade_children_body) X(cascade_pages_body) X(page_list_body)                     \
   X(sentence_step_body) KVPOLICY_EACH_TYPE(X, sentence_means_body)                     \
-  X(query_sums_body) X(sentence_fill_body) X(evict_body)
+  X(query_sums_body) X(sentence_fill_body) X(evict_body)                               \
+  X(resolve_slots_body) KVPOLICY_EACH_TYPE(X, gather_rows_body)
 
 #define KVPOLICY_ATTEND_KERNELS(X)                                                     \
   KVPOLICY_EACH_GROUP(X, f32) KVPOLICY_EACH_GROUP(X, f16) KVPOLICY_EACH_GROUP(X, bf16) \

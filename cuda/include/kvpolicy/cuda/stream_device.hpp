@@ -46,6 +46,22 @@ class device_array {
   std::int64_t bytes_ = 0;
 };
 
+/// Host memory that kernels read and write in place, pinned while this lives, in pieces: one registration of hundreds of GiB
+/// may be refused where many are not. Movable. Throws device_error; what was pinned of it is released.
+class pinned_memory {
+ public:
+  pinned_memory(void* data, std::int64_t bytes, std::int64_t piece = std::int64_t{1} << 30);
+  pinned_memory(pinned_memory&&) noexcept = default;
+  pinned_memory& operator=(pinned_memory&& other) noexcept {
+    std::swap(pieces_, other.pieces_);
+    return *this;
+  }
+  ~pinned_memory();
+
+ private:
+  std::vector<void*> pieces_;
+};
+
 /// As many elements, owned.
 template <class T>
 class device_buffer {

@@ -139,6 +139,7 @@ requires Score::after_attention class decode_retain<
     made.stride = shape_.max_tokens;
     made.named = of_layer(named_.get(), leader, lists_);
     made.lists = static_cast<std::int32_t>(lists_);
+    made.about = act.budget.most_tokens(shape_);
     return made;
   }
 

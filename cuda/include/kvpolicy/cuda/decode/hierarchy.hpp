@@ -135,6 +135,7 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
     made.tail = numbers_.of(tail);
     made.tokens = lengths;
     made.unit_size = act.segment.page;
+    made.about = act.budget.tokens;
     return made;
   }
 

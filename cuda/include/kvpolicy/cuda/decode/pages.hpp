@@ -166,6 +166,7 @@ class decode_retrieve<keep<segment::pages, pool::bounds, score::upper_bound, Bud
     made.tail = numbers_.of(layer.value * 4 + 3);
     if (act.layers.dense(layer)) return made;
     layer_id const leader = act.layers.leader(layer);
+    made.about = act.budget.most_tokens(shape_);
     made.units = of_layer(chosen_.get(), leader, units_);
     made.stride = units_;
     made.named = of_layer(named_.get(), leader, 1);

@@ -109,7 +109,7 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
   void choose(act_type const&, layer_id, batch_rows const&, vector_rows const&, float, per_sequence const&, D&) const noexcept {
   }
 
-  token_lists lists(act_type const&, layer_id layer, per_sequence const& lengths) const noexcept {
+  token_lists lists(act_type const& act, layer_id layer, per_sequence const& lengths) const noexcept {
     std::int64_t const first = act_type::how_fine == scope::request ? 0 : layer.value * sequences_ * lists_;
     std::int64_t const all = sequences_ * lists_;
     token_lists made{};
@@ -119,6 +119,8 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
     made.tail = tails_.of(act_type::how_fine == scope::request ? 0 : layer.value);
     made.tokens = lengths;
     made.lists = static_cast<std::int32_t>(lists_);
+    // Every token since the prompt comes on top: a thousand are reckoned with.
+    if (!act.layers.dense(layer)) made.about = act.budget.most_tokens(shape_) + 1024;
     return made;
   }
 
@@ -166,8 +168,9 @@ class decode_retain<keep<segment::tokens, pool::none, score::recency, Budget, se
   void choose(act_type const&, layer_id, batch_rows const&, vector_rows const&, float, per_sequence const&, D&) const noexcept {
   }
 
-  token_lists lists(act_type const&, layer_id, per_sequence const& lengths) const noexcept {
+  token_lists lists(act_type const& act, layer_id, per_sequence const& lengths) const noexcept {
     token_lists made{};
+    made.about = act.budget.most_tokens(shape_);
     made.units = ids_.get();
     made.named = numbers_.of(1).values;
     made.tail = numbers_.of(0);

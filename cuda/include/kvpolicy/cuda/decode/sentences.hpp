@@ -127,6 +127,7 @@ class decode_retrieve<
     made.named = of_layer(named_.get(), layer, 1);
     made.tokens = there.tokens;
     made.lists = static_cast<std::int32_t>(shape_.kv_heads);
+    made.about = act.budget.most_tokens(shape_) + act.segment.longest;
     return made;
   }
 

@@ -17,6 +17,7 @@ struct token_lists {
   per_sequence tokens;               ///< of the sequence; 0: it is not there, and reads nothing
   std::int32_t lists = 1;            ///< of a sequence: 1, or one for each KV head
   std::int32_t unit_size = 1;
+  std::int64_t about = 0;  ///< tokens that a list has at most, or not many more: how finely attention is split; 0: not known
 
   static constexpr std::int64_t no_tail = INT32_MAX;
 };
