@@ -1,0 +1,267 @@
+#include "gpu.hpp"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "graph.hpp"
+#include "streaming.hpp"
+
+namespace kvpolicy::bench {
+namespace {
+
+std::string quoted(std::string const& value) {
+  std::string made = "\"";
+  for (char const c : value) {
+    if (c == '"' || c == '\\') made += '\\';
+    made += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return made + "\"";
+}
+
+void print(std::vector<field> const& fields) {
+  std::string line = "{";
+  for (field const& f : fields) line += (line.size() > 1 ? ", " : "") + quoted(f.name) + ": " + f.json;
+  std::printf("%s}\n", line.c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+field number(std::string name, double value) {
+  char digits[32];
+  std::snprintf(digits, sizeof digits, "%.9g", value);
+  return {std::move(name), digits};
+}
+field text(std::string name, std::string const& value) { return {std::move(name), quoted(value)}; }
+
+options options_of(int count, char const* const* arguments) {
+  options made;
+  for (int i = 1; i < count; i += 2) {
+    std::string_view const name = arguments[i];
+    KVPOLICY_EXPECTS(i + 1 < count, std::string(name) + " needs a value");
+    std::string const value = arguments[i + 1];
+    if (name == "--only") made.only = value;
+    else if (name == "--batch") made.batches.push_back(std::stoll(value));
+    else if (name == "--context") made.contexts.push_back(std::stoll(value));
+    else if (name == "--layout") made.layout = value == "hnd" ? page_layout::hnd : page_layout::nhd;
+    else if (name == "--replays") made.replays = std::max(1, std::stoi(value));
+    else
+      throw invalid_value("unknown option " + std::string(name) + "; --only, --batch, --context, --layout and --replays are");
+  }
+  return made;
+}
+
+bool gpu::there() noexcept {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+}
+
+gpu::gpu(options const& wanted) : wanted_(wanted), sink_(256) {
+  int device = 0;
+  int processors = 0;
+  int cache = 0;
+  check(cudaGetDevice(&device), "asking for the current device");
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "asking for the device's size");
+  check(cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, device), "asking for the device's cache");
+  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+  processors_ = processors;
+  cache_bytes_ = std::max(cache, 32 << 20);
+  evicting_ = cuda::device_array(4 * cache_bytes_);
+  fill(stream_, 8 * processors_, {reinterpret_cast<std::uint32_t*>(evicting_.data()), evicting_.bytes() / 4}, seed_++, false);
+  print_facts();
+  measure_ceiling();
+}
+
+gpu::~gpu() {
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+void gpu::print_facts() {
+  int device = 0;
+  int driver = 0;
+  int runtime = 0;
+  cudaDeviceProp facts{};
+  check(cudaGetDevice(&device), "asking for the current device");
+  check(cudaGetDeviceProperties(&facts, device), "asking for the device's properties");
+  check(cudaDriverGetVersion(&driver), "asking for the driver's version");
+  check(cudaRuntimeGetVersion(&runtime), "asking for the runtime's version");
+  print({text("device", facts.name), number("processors", static_cast<double>(processors_)),
+         number("cache_bytes", static_cast<double>(cache_bytes_)),
+         number("memory_bytes", static_cast<double>(facts.totalGlobalMem)), number("driver", driver),
+         number("runtime", runtime), text("shape", "Llama-3.1-8B: 32 layers, 32/8 heads x 128, bf16"),
+         number("floor_gbps", llama_8b::floor_speed / 1e9),
+         text("layout", wanted_.layout == page_layout::nhd ? "nhd" : "hnd")});
+}
+
+/// The fastest of a few ways to read, and to copy.
+void gpu::measure_ceiling() {
+  std::int64_t const bytes = std::min<std::int64_t>(std::int64_t{4} << 30, free_bytes() / 4) / 64 * 64;
+  cuda::device_buffer<float> const memory = floats(bytes / 4);
+  auto* const from = reinterpret_cast<std::byte*>(memory.get().data);
+  timing read{};
+  timing copy{};
+  auto const tried = [&](timing& best, auto launch) {
+    timing const found = time([&](int) { launch(); }, 4);
+    if (best.replays == 0 || found.us < best.us) best = found;
+  };
+  for (std::int64_t const blocks : {2, 4, 8, 16}) {
+    for (int const loads : {4, 8}) {
+      streaming const how{blocks * processors_, loads};
+      tried(read, [&] { read_all(stream_, how, from, bytes, sink_.data()); });
+      tried(copy, [&] { copy_all(stream_, how, from, bytes / 2, from + bytes / 2); });
+    }
+  }
+  ceiling_ = static_cast<double>(bytes) / read.us * 1e6;
+  std::string const before = only({});  // all shares hang on it
+  run("ceiling read", 1, 0, [&] { return outcome{static_cast<double>(bytes), read}; });
+  run("ceiling copy", 1, 0, [&] { return outcome{static_cast<double>(bytes), copy}; });
+  static_cast<void>(only(before));
+}
+
+std::int64_t gpu::free_bytes() const {
+  std::size_t free = 0;
+  std::size_t all = 0;
+  check(cudaMemGetInfo(&free, &all), "asking for free memory");
+  return static_cast<std::int64_t>(free);
+}
+
+cuda::device_buffer<float> gpu::floats(std::int64_t count) {
+  cuda::device_buffer<float> made(count);
+  fill(stream_, 8 * processors_, {reinterpret_cast<std::uint32_t*>(made.get().data), count}, seed_++, false);
+  return made;
+}
+
+cuda::device_buffer<std::uint16_t> gpu::halves(std::int64_t count) {
+  cuda::device_buffer<std::uint16_t> made((count + 1) / 2 * 2);
+  fill(stream_, 8 * processors_, {reinterpret_cast<std::uint32_t*>(made.get().data), made.get().size / 2}, seed_++, true);
+  return made;
+}
+
+cuda::device_buffer<std::int32_t> gpu::numbers(std::vector<std::int32_t> const& values) {
+  cuda::device_buffer<std::int32_t> made(std::ssize(values));
+  check(cudaMemcpyAsync(made.get().data, values.data(), values.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice, stream_),
+        "copying numbers to the device");
+  check(cudaStreamSynchronize(stream_), "waiting for the device");
+  return made;
+}
+
+std::vector<std::int32_t> gpu::on_host(cuda::buffer<std::int32_t const> from) {
+  std::vector<std::int32_t> made(static_cast<std::size_t>(from.size));
+  check(cudaMemcpyAsync(made.data(), from.data, made.size() * sizeof(std::int32_t), cudaMemcpyDeviceToHost, stream_),
+        "copying numbers from the device");
+  check(cudaStreamSynchronize(stream_), "waiting for the device");
+  return made;
+}
+
+int gpu::copies(double touched, double memory) const {
+  double const wanted = 8.0 * static_cast<double>(cache_bytes_) / std::max(touched, 1.0);
+  double const room = .4 * static_cast<double>(free_bytes()) / std::max(memory, 1.0);
+  return static_cast<int>(std::clamp(std::min(std::ceil(wanted), std::floor(room)), 1.0, static_cast<double>(repetitions)));
+}
+
+/// Reads, so that nothing is left to be written back while something is timed; long enough to launch a graph meanwhile.
+void gpu::evict() {
+  for (int pass = 0; pass < 8; ++pass) {
+    read_all(stream_, {.blocks = 8 * processors_}, evicting_.data(), evicting_.bytes(), sink_.data());
+  }
+}
+
+timing gpu::time(std::function<void(int)> const& enqueue, int most) {
+  event begin;
+  event end;
+  enqueue(0);  // loads its kernels, which a capture can't
+  check(cudaStreamSynchronize(stream_), "running a case");
+  begin.record(stream_);
+  enqueue(1);
+  end.record(stream_);
+  double const about = std::max(end.us_since(begin), 1.0);
+  timing made;
+  made.repetitions = static_cast<int>(std::clamp(1e5 / about, 1.0, static_cast<double>(most)));
+  double const replays = 2e6 / (about * made.repetitions);
+  made.replays =
+      static_cast<int>(std::clamp(replays, std::min(3.0, double(wanted_.replays)), static_cast<double>(wanted_.replays)));
+  captured_graph graph(stream_, [&] {
+    for (int turn = 0; turn < made.repetitions; ++turn) enqueue(turn);
+  });
+  graph.launch(stream_);
+  check(cudaStreamSynchronize(stream_), "running a graph");
+  std::vector<double> found;
+  for (int i = 0; i < made.replays; ++i) {
+    evict();
+    begin.record(stream_);
+    graph.launch(stream_);
+    end.record(stream_);
+    found.push_back(end.us_since(begin) / made.repetitions);
+  }
+  std::ranges::sort(found);
+  made.us = found[found.size() / 2];
+  made.least = found.front();
+  made.most = found.back();
+  return made;
+}
+
+bool gpu::run(std::string const& name, std::int64_t batch, std::int64_t context, std::function<outcome()> const& work) {
+  if (name.find(wanted_.only) == std::string::npos) return false;
+  std::vector<field> line{
+      text("name", name), number("batch", static_cast<double>(batch)), {"context", std::to_string(context)}};
+  try {
+    outcome const found = work();
+    double const speed = found.bytes / found.time.us * 1e6;
+    line.push_back(number("us", found.time.us));
+    line.push_back(number("bytes", found.bytes));
+    line.push_back(number("gbps", speed / 1e9));
+    line.push_back(number("share_of_ceiling", speed / ceiling_));
+    line.push_back(number("floor_us", found.bytes / llama_8b::floor_speed * 1e6));
+    line.push_back(number("us_least", found.time.least));
+    line.push_back(number("us_most", found.time.most));
+    line.push_back(number("repetitions", found.time.repetitions));
+    line.push_back(number("replays", found.time.replays));
+    line.insert(line.end(), found.more.begin(), found.more.end());
+    print(line);
+    return true;
+  } catch (std::exception const& e) {
+    // The last error is forgotten when it is asked for; one that broke the context stays, and every case from here on fails.
+    bool const no_room = cudaGetLastError() == cudaErrorMemoryAllocation;
+    if (!no_room) failed_ = true;
+    line.push_back(text(no_room ? "skipped" : "failed", e.what()));
+    print(line);
+    return false;
+  }
+}
+
+void gpu::each(std::vector<std::int64_t> const& wanted, std::vector<std::int64_t> const& all,
+               std::function<void(std::int64_t)> const& work) {
+  for (std::int64_t const value : all) {
+    if (wanted.empty() || std::ranges::find(wanted, value) != wanted.end()) work(value);
+  }
+}
+
+void gpu::each_cell(std::vector<std::int64_t> const& batches, std::vector<std::int64_t> const& contexts,
+                    std::function<void(std::int64_t, std::int64_t)> const& work) const {
+  each(wanted_.contexts, contexts,
+       [&](std::int64_t context) { each(wanted_.batches, batches, [&](std::int64_t batch) { work(batch, context); }); });
+}
+
+int main_of(int count, char const* const* arguments, std::function<void(gpu&)> const& work) {
+  try {
+    options const wanted = options_of(count, arguments);
+    if (!gpu::there()) {
+      std::fprintf(stderr, "no GPU here\n");
+      return 77;
+    }
+    gpu on(wanted);
+    work(on);
+    return on.failed() ? 1 : 0;
+  } catch (std::exception const& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
+  }
+}
+
+}  // namespace kvpolicy::bench

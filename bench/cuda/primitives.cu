@@ -1,0 +1,17 @@
+// Each CUDA kernel at Llama-3.1-8B's shape, one layer where it is of a layer: one JSON line a case. Options: gpu.hpp.
+#include "primitives.hpp"
+
+int main(int count, char** arguments) {
+  using namespace kvpolicy::bench;
+  return main_of(count, arguments, [](gpu& on) {
+    pooling(on);
+    scores(on);
+    cascades(on);
+    top_ks(on);
+    attention(on);
+    list_weight_cases(on);
+    window_attention_cases(on);
+    sentence_scores(on);
+    entropies(on);
+  });
+}
