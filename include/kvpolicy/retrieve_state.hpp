@@ -39,6 +39,12 @@ class retrieve_state {
   }
   std::span<range_list const> lists(layer_id layer) const noexcept { return kept_.of(layer); }
 
+  /// Calls visit(begin, end) for each chosen range of a layer's list, ascending, by rank.
+  template <class Visit>
+  void each_chosen(layer_id layer, std::size_t list, Visit visit) noexcept {
+    for (rank_range const& range : choices_of(layer)[list].ranges) visit(range.begin, range.end);
+  }
+
   void restart() noexcept { trigger.restart(); }
 
   /// Forgets what lies behind the first `tokens` tokens, of a layer's heads, counted by rank.

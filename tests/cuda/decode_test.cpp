@@ -356,5 +356,32 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: tova", "[cuda]")
       false);
 }
 
+TEST_CASE("a decoder's steps choose what the four verbs choose: heterocache", "[cuda]") {
+  std::vector<head_profile> profile;
+  run_batches<presets::heterocache>(
+      9, 24,
+      [&](random_source& random, cache_shape const& shape) {
+        profile.clear();
+        for (std::int64_t l = 0; l < shape.layers; ++l) {
+          for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+            head_role const role = h == 0 ? head_role::pivot : random.one_in(3) ? head_role::anchor : head_role::satellite;
+            profile.push_back({.role = role,
+                               .pivot = role == head_role::satellite ? 0 : -1,
+                               .stability = .1f + std::abs(random.real())});
+          }
+        }
+        return presets::heterocache{.heads = profile,
+                                    .tokens = static_cast<std::int32_t>(random.between(60, 90)),
+                                    .full_share = .6,
+                                    .window = random.one_in(2) ? 1 : 3,
+                                    .drift = .9f,
+                                    .chance_corrected = random.one_in(3),
+                                    .observe = static_cast<std::int32_t>(random.between(1, 4)),
+                                    .monitor_smooth = random.one_in(2) ? 1 : 3,
+                                    .least = 4};
+      },
+      false);
+}
+
 }  // namespace
 }  // namespace kvpolicy_test

@@ -10,6 +10,7 @@
 #include "kvpolicy/cuda/decode/hierarchy.hpp"
 #include "kvpolicy/cuda/decode/pages.hpp"
 #include "kvpolicy/cuda/decode/retained.hpp"
+#include "kvpolicy/cuda/decode/satellites.hpp"
 #include "kvpolicy/cuda/decode/sentences.hpp"
 #include "kvpolicy/cuda/launch/attend.hpp"
 #include "kvpolicy/policy.hpp"
@@ -88,7 +89,9 @@ class decoder {
     check_sequence(sequence);
     sequence_view<V, typename Exec::memory> const one{view, shape_, sequence, tokens};
     retain_.prefill(parts_.retain, sequence, one, layer, prompt, exec);
-    retrieve_.prefill(parts_.retrieve, sequence, tokens, view.keys(layer), layer, prompt, *device_);
+    prompt_piece<sequence_view<V, typename Exec::memory>> const piece{sequence, one, view.keys(layer), layer, prompt,
+                                                                      retain_.kept(sequence, layer)};
+    retrieve_.prefill(parts_.retrieve, piece, exec, *device_);
     tokens_[static_cast<std::size_t>(sequence)] = tokens;
     prompts_[static_cast<std::size_t>(sequence)] = tokens;
   }
@@ -133,7 +136,7 @@ class decoder {
     } else if constexpr (decode_retrieve<decltype(parts_type::retrieve), D>::by_rank) {
       KVPOLICY_EXPECTS(ids.data != nullptr || !contains(parts_type::needs, signals::token_ids),
                        "the policy needs the current tokens' ids, and was given none");
-      retrieve_.choose(parts_.retrieve, layer, view.keys(layer), there, ids, queries, lengths, *device_);
+      retrieve_.choose(parts_.retrieve, layer, view.keys(layer), there, ids, queries, scale, lengths, *device_);
       return retrieve_.lists(parts_.retrieve, layer, there);
     } else {
       retrieve_.choose(parts_.retrieve, layer, view.keys(layer), queries, scale, lengths, *device_);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kvpolicy/cuda/kernel/attend.hpp"
+#include "kvpolicy/cuda/kernel/drift.hpp"
 #include "kvpolicy/cuda/kernel/entropy.hpp"
 #include "kvpolicy/cuda/kernel/evict.hpp"
 #include "kvpolicy/cuda/kernel/gather.hpp"
@@ -33,6 +34,7 @@
   X(cascade_children_body) X(cascade_pages_body) X(page_list_body)                     \
   X(sentence_step_body) KVPOLICY_EACH_TYPE(X, sentence_means_body)                     \
   X(query_sums_body) X(sentence_fill_body) X(evict_body)                               \
+  X(keep_queries_body) X(smooth_rows_body) X(drift_body) X(satellites_due_body)        \
   X(resolve_slots_body) KVPOLICY_EACH_TYPE(X, gather_rows_body)
 
 #define KVPOLICY_ATTEND_KERNELS(X)                                                     \

@@ -92,6 +92,7 @@ requires Score::after_attention class decode_retain<
     last = tokens;
   }
   void upload(D& device) const { numbers_.upload(device); }
+  std::span<range_list const> kept(std::int64_t, layer_id) const noexcept { return {}; }  // no retrieve goes with it
 
   void choose(act_type const& act, layer_id layer, batch_rows const& keys, vector_rows const& queries, float scale,
               per_sequence const& lengths, D& device) {

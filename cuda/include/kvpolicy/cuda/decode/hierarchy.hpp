@@ -60,18 +60,18 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
     for (std::int64_t s = 0; s < sequences; ++s) forget(s, device);
   }
 
-  void prefill(act_type const& act, std::int64_t sequence, std::int64_t tokens, batch_rows const& keys, layer_id layer,
-               prompt_signals const& prompt, D& device) {
-    if (layer.value == 0) {
-      if (prompt.first == 0) forget(sequence, device);
-      restart(sequence, device);
+  template <class View, class Exec>
+  void prefill(act_type const& act, prompt_piece<View> const& piece, Exec&, D& device) {
+    if (piece.layer.value == 0) {
+      if (piece.prompt.first == 0) forget(piece.sequence, device);
+      restart(piece.sequence, device);
     }
     pooled_tokens what{};
-    what.last.all = tokens;
-    what.newest = tokens - prompt.first / act.segment.page * act.segment.page;
+    what.last.all = piece.view.tokens();
+    what.newest = piece.view.tokens() - piece.prompt.first / act.segment.page * act.segment.page;
     what.unit_size = act.segment.page;
     what.units = divided_up(what.newest, act.segment.page);
-    pool(of_sequence(keys, sequence), what, 1, layer, sequence, device);
+    pool(of_sequence(piece.keys, piece.sequence), what, 1, piece.layer, piece.sequence, device);
   }
 
   void plan(act_type const& act, std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {

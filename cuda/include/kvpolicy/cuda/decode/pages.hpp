@@ -15,8 +15,19 @@
 
 namespace kvpolicy::cuda {
 
+/// What a retrieve's part is told of a layer of one sequence's prompt.
+template <class View>
+struct prompt_piece {
+  std::int64_t sequence = 0;
+  View const& view;  ///< of the sequence alone
+  batch_rows keys;   ///< of all sequences
+  layer_id layer{};
+  prompt_signals const& prompt;
+  std::span<range_list const> retained{};  ///< what the retain left, where it is not everything
+};
+
 /// A retrieve's part of a decoder: one specialisation for each kind of act.
-/// Requires: as decode_retain; `choose(act, layer, keys, queries, scale, lengths, device)`, which enqueues the choice;
+/// Requires: as decode_retain, but `prefill(act, piece, exec, device)`; `choose(act, layer, keys, queries, scale, lengths, device)`, which enqueues the choice;
 /// `observe` where it needs logits. Semantics: `plan` is told of one new token at a time.
 template <class Act, owning_device D>
 class decode_retrieve;
@@ -27,7 +38,8 @@ class decode_retrieve<keep_all, D> {
   static constexpr bool by_rank = false;
 
   decode_retrieve(keep_all const&, cache_shape const&, std::int64_t, D&) {}
-  void prefill(keep_all const&, std::int64_t, std::int64_t, batch_rows const&, layer_id, prompt_signals const&, D&) {}
+  template <class View, class Exec>
+  void prefill(keep_all const&, prompt_piece<View> const&, Exec&, D&) {}
   void plan(keep_all const&, std::int64_t, std::int64_t, std::int64_t) noexcept {}
   void upload(D&) const {}
 };
@@ -95,15 +107,16 @@ class decode_retrieve<keep<segment::pages, pool::bounds, score::upper_bound, Bud
         named_(device.template allocate<std::int32_t>(shape.layers * sequences * shape.kv_heads)) {}
 
   /// Bounds of a prompt's pages; a page that was open is made anew.
-  void prefill(act_type const& act, std::int64_t sequence, std::int64_t tokens, batch_rows const& keys, layer_id layer,
-               prompt_signals const& prompt, D& device) {
+  template <class View, class Exec>
+  void prefill(act_type const& act, prompt_piece<View> const& piece, Exec&, D& device) {
+    std::int64_t const tokens = piece.view.tokens();
     std::int64_t const page = act.segment.unit_size();
     pooled_tokens what{};
     what.last.all = tokens;
-    what.newest = tokens - prompt.first / page * page;
+    what.newest = tokens - piece.prompt.first / page * page;
     what.unit_size = static_cast<std::int32_t>(page);
     what.units = divided_up(what.newest, page);
-    pool(act, of_sequence(keys, sequence), what, 1, layer, sequence, device);
+    pool(act, of_sequence(piece.keys, piece.sequence), what, 1, piece.layer, piece.sequence, device);
   }
 
   void plan(act_type const& act, std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {

@@ -19,7 +19,8 @@ namespace kvpolicy::cuda {
 
 /// A retain's part of a decoder: one specialisation for each kind of act.
 /// Requires: `prefill(act, sequence, view, layer, prompt, exec)`, `plan(act, sequence, prompt, tokens)`, `upload(device)`,
-/// `choose(act, layer, keys, queries, scale, lengths, device)`, which enqueues a step's work, and `lists(act, layer, lengths)`,
+/// `choose(act, layer, keys, queries, scale, lengths, device)`, which enqueues a step's work, `kept(sequence, layer)`, what a prompt's
+/// end left where that is not everything, and `lists(act, layer, lengths)`,
 /// what is there for it.
 template <class Act, owning_device D>
 class decode_retain;
@@ -33,6 +34,7 @@ class decode_retain<keep_all, D> {
   void prefill(keep_all const&, std::int64_t, View const&, layer_id, prompt_signals const&, Exec&) {}
   void plan(keep_all const&, std::int64_t, std::int64_t, std::int64_t) noexcept {}
   void upload(D&) const {}
+  std::span<range_list const> kept(std::int64_t, layer_id) const noexcept { return {}; }
   void choose(keep_all const&, layer_id, batch_rows const&, vector_rows const&, float, per_sequence const&, D&) const noexcept {
   }
   token_lists lists(keep_all const&, layer_id, per_sequence const& lengths) const noexcept {
@@ -106,6 +108,9 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
     for (std::int64_t l = 0; tokens == 0 && l < shape_.layers; ++l) tails_.set(l, sequence, 0);
   }
   void upload(D& device) const { tails_.upload(device); }
+  std::span<range_list const> kept(std::int64_t sequence, layer_id layer) const noexcept {
+    return prompts_[static_cast<std::size_t>(sequence)]->retain.lists(layer);
+  }
   void choose(act_type const&, layer_id, batch_rows const&, vector_rows const&, float, per_sequence const&, D&) const noexcept {
   }
 
@@ -165,6 +170,7 @@ class decode_retain<keep<segment::tokens, pool::none, score::recency, Budget, se
     numbers_.set(1, sequence, std::min(mine.sinks, mine.begin));
   }
   void upload(D& device) const { numbers_.upload(device); }
+  std::span<range_list const> kept(std::int64_t, layer_id) const noexcept { return {}; }  // no retrieve goes with it
   void choose(act_type const&, layer_id, batch_rows const&, vector_rows const&, float, per_sequence const&, D&) const noexcept {
   }
 

@@ -54,8 +54,11 @@ class decode_retrieve<
   }
 
   /// The prompt's sentences; those of a layer that were there are made anew.
-  void prefill(act_type const& act, std::int64_t sequence, std::int64_t, batch_rows const&, layer_id layer,
-               prompt_signals const& prompt, D& device) {
+  template <class View, class Exec>
+  void prefill(act_type const& act, prompt_piece<View> const& piece, Exec&, D& device) {
+    std::int64_t const sequence = piece.sequence;
+    layer_id const layer = piece.layer;
+    prompt_signals const& prompt = piece.prompt;
     segment::sentence_marks& marks = marks_[static_cast<std::size_t>(sequence)];
     if (layer.value == 0) {
       if (prompt.first == 0) marks = segment::sentence_marks(act.segment, shape_.max_tokens);
@@ -84,7 +87,7 @@ class decode_retrieve<
 
   /// `ids`: each sequence's current token, where layer is 0.
   void choose(act_type const& act, layer_id layer, batch_rows const& keys, token_lists const& there,
-              buffer<std::int32_t const> ids, vector_rows const& queries, per_sequence const& lengths, D& device) {
+              buffer<std::int32_t const> ids, vector_rows const& queries, float, per_sequence const& lengths, D& device) {
     if (layer.value == 0) {
       device.template launch<sentence_step_body>({divided_up(sequences_, sentence_step_body::threads), 1, 1},
                                                  {state(),

@@ -15,7 +15,9 @@ struct list_logits_body {
   struct arguments {
     vector_rows queries;
     float scale = 1;
-    std::int32_t group = 1;
+    std::int32_t group = 1;         ///< query rows of a KV head that are worked on: [first_row, first_row + group)
+    std::int32_t rows_of_head = 1;  ///< of the queries and the logits
+    std::int32_t first_row = 0;
     batch_rows keys;
     token_lists lists;
     std::int64_t first = 0;  ///< of the list; logits begin there
@@ -58,7 +60,8 @@ struct list_logits_body {
       }
       dot = lane_sum(tile, dot, share.lanes);
       if (there && part == 0) {
-        std::int64_t const q = (static_cast<std::int64_t>(block.z()) * a.keys.heads + block.y()) * a.group + g;
+        std::int64_t const q =
+            (static_cast<std::int64_t>(block.z()) * a.keys.heads + block.y()) * a.rows_of_head + a.first_row + g;
         block.global(a.logits)[q * a.stride + i] = dot;
       }
     }
@@ -124,8 +127,9 @@ struct group_weights_body {
     token_lists lists;
     std::int64_t first = 0;
     std::int32_t group = 1;
-    std::int32_t heads = 1;
-    buffer<float> out;  ///< (s, h, i)
+    std::int32_t heads = 1;     ///< of the output
+    std::int32_t per_list = 1;  ///< of them share a list
+    buffer<float> out;          ///< (s, h, i)
     std::int64_t sequence_stride = 0;
     std::int64_t head_stride = 0;
   };
@@ -134,7 +138,7 @@ struct group_weights_body {
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    list_reader<B> const list(block, a.lists, block.z(), block.y());
+    list_reader<B> const list(block, a.lists, block.z(), block.y() / static_cast<unsigned>(a.per_list));
     std::int64_t const i = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
     if (i >= list.count() - a.first) return;
     auto const logits = block.global(a.logits);

@@ -79,6 +79,7 @@ struct top_k_body {
     std::int64_t index_stride = 0;
     buffer<std::int32_t> tokens;  ///< of each row: `unit_size` for every index that is written; or none
     std::int32_t unit_size = 1;
+    bool keeps_empty = false;  ///< a row without candidates is left as it is
   };
   template <class B>
   struct shared {
@@ -92,6 +93,7 @@ struct top_k_body {
     auto const first = static_cast<std::int32_t>(a.first.of(block, number));
     auto const columns = static_cast<std::int32_t>(a.columns.of(block, number));
     auto k = static_cast<std::int32_t>(a.k.of(block, number));
+    if (columns == 0 && a.keeps_empty) return;
     k = k < 0 ? 0 : k < columns ? k : columns;
     auto const scores = block.global(a.scores);
     auto const indices = block.global(a.indices);

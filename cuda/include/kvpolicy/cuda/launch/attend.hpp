@@ -70,31 +70,40 @@ struct list_weights {
   std::int64_t first = 0;
   std::int64_t sequences = 1;
   std::int64_t most_tokens = 0;  ///< of any list, from `first` on
+  std::int32_t window = 1;       ///< rows of query groups of each KV head: queries are (s, h, w, g), out is (s, h, w, i)
   buffer<float> out;
   std::int64_t sequence_stride = 0;
   std::int64_t head_stride = 0;
 };
 
-/// Softmax of logits `[sequences * q_heads, stride]`, and its mean over query groups.
+/// Softmax of logits `[sequences, kv_heads, window, group, stride]`, and its mean over query groups.
 template <device D>
 void launch_group_weights(D& device, buffer<float const> logits, std::int64_t stride, list_weights const& a) {
-  auto const q_heads = static_cast<std::int32_t>(a.keys.heads * a.group);
-  buffer<float> const statistics = device.template scratch<float>(a.sequences * q_heads * 2);
-  device.template launch<softmax_rows_body>({q_heads, a.sequences, 1},
-                                            {logits, stride, a.lists, a.first, q_heads, a.group, statistics});
+  std::int32_t const rows_of_head = a.group * a.window;
+  std::int32_t const rows = a.keys.heads * rows_of_head;
+  buffer<float> const statistics = device.template scratch<float>(a.sequences * rows * 2);
+  device.template launch<softmax_rows_body>({rows, a.sequences, 1},
+                                            {logits, stride, a.lists, a.first, rows, rows_of_head, statistics});
+  std::int32_t const heads = a.keys.heads * a.window;
   device.template launch<group_weights_body>(
-      {divided_up(a.most_tokens, group_weights_body::threads), a.keys.heads, a.sequences},
-      {logits, stride, statistics, a.lists, a.first, a.group, a.keys.heads, a.out, a.sequence_stride, a.head_stride});
+      {divided_up(a.most_tokens, group_weights_body::threads), heads, a.sequences},
+      {logits, stride, statistics, a.lists, a.first, a.group, heads, a.window, a.out, a.sequence_stride, a.head_stride});
 }
 
-/// scale q.k of the listed tokens: `[sequences, q_heads, most_tokens]`.
+/// scale q.k of the listed tokens: `[sequences, kv_heads, window, group, most_tokens]`. Keys are read once for as many queries as
+/// fit in shared memory.
 template <device D>
 void launch_list_logits(D& device, list_weights const& a, buffer<float> logits) {
+  std::int32_t const rows = a.group * a.window;
+  std::int32_t const at_once = 16 * most_head_dim / a.keys.head_dim;
   with_type(a.keys.type, [&]<element_type E>() {
     using body = list_logits_body<E>;
-    std::int64_t const at_once = body::threads / 32 * row_lanes(a.keys.parts()).rows_of_warp();
-    device.template launch<body>({divided_up(a.most_tokens, at_once), a.keys.heads, a.sequences},
-                                 {a.queries, a.scale, a.group, a.keys, a.lists, a.first, logits, a.most_tokens});
+    std::int64_t const tokens_of_block = body::threads / 32 * row_lanes(a.keys.parts()).rows_of_warp();
+    for (std::int32_t first = 0; first < rows; first += at_once) {
+      device.template launch<body>({divided_up(a.most_tokens, tokens_of_block), a.keys.heads, a.sequences},
+                                   {a.queries, a.scale, std::min(at_once, rows - first), rows, first, a.keys, a.lists, a.first,
+                                    logits, a.most_tokens});
+    }
   });
 }
 
@@ -103,8 +112,8 @@ void launch_list_weights(D& device, list_weights const& a) {
   expect_row("list_attention", a.keys.head_dim, a.group);
   if (a.most_tokens <= 0) return;
   scratch_scope const scope(device);
-  std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
-  buffer<float> const logits = device.template scratch<float>(a.sequences * q_heads * a.most_tokens);
+  std::int64_t const rows = static_cast<std::int64_t>(a.keys.heads) * a.group * a.window;
+  buffer<float> const logits = device.template scratch<float>(a.sequences * rows * a.most_tokens);
   launch_list_logits(device, a, logits);
   launch_group_weights(device, logits, a.most_tokens, a);
 }

@@ -51,7 +51,7 @@ void launch_top_k(D& device, top_k_body<1>::arguments const& a, std::int64_t row
   constexpr int items = 32;
   if (most_columns > top_k_body<items>::threads * items) return device.template launch<top_k_body<1>>({rows, 1, 1}, a);
   device.template launch<top_k_body<items>>({rows, 1, 1}, {a.scores, a.score_stride, a.first, a.columns, a.k, a.rows_of_number,
-                                                           a.indices, a.index_stride, a.tokens, a.unit_size});
+                                                           a.indices, a.index_stride, a.tokens, a.unit_size, a.keeps_empty});
 }
 
 }  // namespace kvpolicy::cuda
