@@ -47,12 +47,12 @@ struct row_norms_body {
     shared_row<B> const mine(block, a.rows);
     row_reader<E, B> const rows(block, a.rows, 0);
     float x[8] = {};
-    if (mine.token < a.tokens && mine.part < a.rows.parts()) rows.load(rows.offset(block.y(), mine.token), mine.part, x);
+    if (a.tokens > mine.token && a.rows.parts() > mine.part) rows.load(rows.offset(block.y(), mine.token), mine.part, x);
     float square = 0;
     KVPOLICY_UNROLL
     for (int i = 0; i < 8; ++i) square += x[i] * x[i];
     square = lane_sum(block.tile(), square, mine.share.lanes);
-    if (mine.token < a.tokens && mine.part == 0) block.global(a.norms)[block.y() * a.stride + mine.token] = sqrtf(square);
+    if (a.tokens > mine.token && mine.part == 0) block.global(a.norms)[block.y() * a.stride + mine.token] = sqrtf(square);
   }
 };
 
@@ -174,7 +174,7 @@ struct cosines_body {
     row_reader<E, B> const keys(block, a.keys, 0);
     auto const direction = block.global(a.direction);
     float x[8] = {};
-    if (mine.token < a.tokens && mine.part < a.keys.parts()) keys.load(keys.offset(block.y(), mine.token), mine.part, x);
+    if (a.tokens > mine.token && a.keys.parts() > mine.part) keys.load(keys.offset(block.y(), mine.token), mine.part, x);
     float square = 0;
     float product = 0;
     KVPOLICY_UNROLL
@@ -307,7 +307,7 @@ struct following_queries_body {
     bool const there = m < a.last;
     row_reader<E, B> const keys(block, a.keys, 0);
     float key[8] = {};
-    if (there && mine.part < a.keys.parts()) keys.load(keys.offset(block.y(), m), mine.part, key);
+    if (there && a.keys.parts() > mine.part) keys.load(keys.offset(block.y(), m), mine.part, key);
     std::int64_t next = m + 1;
     if (there && a.positions.data != nullptr) {
       std::int32_t const position = block.global(a.positions)[m];
