@@ -12,7 +12,9 @@ namespace kvpolicy::cuda {
 namespace {
 
 void check(cudaError_t result, std::string const& what) {
-  if (result != cudaSuccess) throw device_error(what + ": " + cudaGetErrorString(result));
+  if (result == cudaSuccess) return;
+  cudaGetLastError();  // it is told of here, and not again at the next call
+  throw device_error(what + ": " + cudaGetErrorString(result));
 }
 
 /// Whether kernels may read and write what lies there: device, managed and registered host memory.
@@ -26,6 +28,7 @@ bool on_device(void const* at) {
 
 void check_launch(char const* kernel, grid_size const& grid, cudaError_t result) {
   if (result == cudaSuccess) return;
+  cudaGetLastError();
   throw device_error(std::string("launching ") + kernel + " on " + std::to_string(grid.x) + " x " + std::to_string(grid.y) +
                      " x " + std::to_string(grid.z) + " blocks: " + cudaGetErrorString(result));
 }

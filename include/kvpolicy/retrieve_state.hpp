@@ -39,6 +39,8 @@ class retrieve_state {
   }
   std::span<range_list const> lists(layer_id layer) const noexcept { return kept_.of(layer); }
 
+  /// What the scorer remembers.
+  auto& memory() noexcept { return memory_; }
   /// Calls visit(begin, end) for each chosen range of a layer's list, ascending, by rank.
   template <class Visit>
   void each_chosen(layer_id layer, std::size_t list, Visit visit) noexcept {

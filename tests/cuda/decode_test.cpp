@@ -78,6 +78,14 @@ class batch_run {
     if (cut < tokens) piece(sequence, cut, tokens, *mine);
     tokens_[static_cast<std::size_t>(sequence)] = static_cast<std::int32_t>(tokens);
   }
+  /// More of the prompt, after what was decoded.
+  void extend(std::int64_t sequence, std::int64_t more) {
+    std::int32_t& tokens = tokens_[static_cast<std::size_t>(sequence)];
+    if (tokens == 0) return;
+    for (std::int64_t t = tokens; t < tokens + more; ++t) cache_.write(sequence, t, random_);
+    piece(sequence, tokens, tokens + more, *oracles_[static_cast<std::size_t>(sequence)]);
+    tokens += static_cast<std::int32_t>(more);
+  }
   void end(std::int64_t sequence) {
     oracles_[static_cast<std::size_t>(sequence)].reset();
     tokens_[static_cast<std::size_t>(sequence)] = 0;
@@ -226,7 +234,7 @@ class batch_run {
 };
 
 cache_shape batch_shape(random_source& random, std::int64_t most_tokens) {
-  constexpr std::array<std::int64_t, 5> dims{8, 16, 24, 5, 64};
+  constexpr std::array<std::int64_t, 7> dims{8, 16, 24, 5, 64, 128, 256};
   constexpr std::array<std::int64_t, 4> groups{1, 2, 3, 8};
   std::int64_t const heads = random.between(1, 3);
   return {.layers = random.between(1, 3),
@@ -238,17 +246,19 @@ cache_shape batch_shape(random_source& random, std::int64_t most_tokens) {
 }
 
 template <class Policy, class Make>
-void run_batches(std::uint64_t seed, int rounds, Make make, bool whole = true) {
+void run_batches(std::uint64_t seed, int rounds, Make make, bool whole = true, bool extends = true) {
   random_source random(seed);
   for (int round = 0; round < rounds; ++round) {
     cache_shape const shape = batch_shape(random, 120);
     Policy const policy = make(random, shape);
     std::int64_t const sequences = random.between(1, 3);
     batch_run<Policy> run(policy, shape, sequences, whole, random);
+    REQUIRE(run.step().empty());  // nobody is there yet: a step to warm up with, or to capture
     for (std::int64_t s = 0; s < sequences; ++s) {
-      if (s == 0 || !random.one_in(4)) run.begin(s, random.between(1, 90));
+      if (s == 0 || !random.one_in(4)) run.begin(s, random.between(1, 85));
     }
     for (int step = 0; step < 10; ++step) {
+      if (step == 4 && extends) run.extend(0, random.between(1, 15));
       if (step == 5) run.begin(sequences - 1, random.between(1, 60));
       if (step == 7 && sequences > 1) run.end(0);
       std::string const fault = run.step();
@@ -295,22 +305,28 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: quest", "[cuda]"
   });
 }
 
+/// Any of its settings; standardised scores are rounded.
+presets::chess some_chess(random_source& random, bool standardised) {
+  presets::chess made = standardised       ? presets::chess{}
+                        : random.one_in(2) ? presets::chess::aggressive()
+                                           : presets::chess::moderate();
+  made.units = {.page = static_cast<std::int32_t>(random.between(2, 8)),
+                .pages_per_chunk = static_cast<std::int32_t>(random.between(1, 4)),
+                .chunks_per_grid = static_cast<std::int32_t>(random.between(1, 3))};
+  made.recent_pages = static_cast<std::int32_t>(random.between(1, 3));
+  made.depth = static_cast<std::int32_t>(random.between(1, 3));
+  made.fractions.tokens = random.one_in(2) ? 0 : static_cast<std::int32_t>(random.between(4 * made.units.page, 60));
+  made.every = static_cast<std::int32_t>(random.between(0, 3));
+  made.entropy = 1.5f;
+  made.varentropy = .2f;
+  return made;
+}
+
 TEST_CASE("a decoder's steps choose what the four verbs choose: chess", "[cuda]") {
-  run_batches<presets::chess>(5, 24, [](random_source& random, cache_shape const&) {
-    presets::chess made = random.one_in(3)   ? presets::chess{}
-                          : random.one_in(2) ? presets::chess::aggressive()
-                                             : presets::chess::moderate();
-    made.units = {.page = static_cast<std::int32_t>(random.between(2, 8)),
-                  .pages_per_chunk = static_cast<std::int32_t>(random.between(1, 4)),
-                  .chunks_per_grid = static_cast<std::int32_t>(random.between(1, 3))};
-    made.recent_pages = static_cast<std::int32_t>(random.between(1, 3));
-    made.depth = static_cast<std::int32_t>(random.between(1, 3));
-    made.fractions.tokens = random.one_in(2) ? 0 : static_cast<std::int32_t>(random.between(4 * made.units.page, 60));
-    made.every = static_cast<std::int32_t>(random.between(0, 3));
-    made.entropy = 1.5f;
-    made.varentropy = .2f;
-    return made;
-  });
+  for (bool const standardised : {false, true}) {
+    run_batches<presets::chess>(
+        5, 20, [&](random_source& random, cache_shape const&) { return some_chess(random, standardised); }, false);
+  }
 }
 
 TEST_CASE("a decoder's steps choose what the four verbs choose: sentencekv", "[cuda]") {
@@ -328,7 +344,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: sentencekv", "[c
         if (random.one_in(4)) made.ratio = .5;
         return made;
       },
-      false);
+      false, false);
 }
 
 TEST_CASE("a decoder's steps choose what the four verbs choose: h2o", "[cuda]") {
@@ -365,15 +381,14 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: heterocache", "[
         for (std::int64_t l = 0; l < shape.layers; ++l) {
           for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
             head_role const role = h == 0 ? head_role::pivot : random.one_in(3) ? head_role::anchor : head_role::satellite;
-            profile.push_back({.role = role,
-                               .pivot = role == head_role::satellite ? 0 : -1,
-                               .stability = .1f + std::abs(random.real())});
+            profile.push_back(
+                {.role = role, .pivot = role == head_role::satellite ? 0 : -1, .stability = .1f + std::abs(random.real())});
           }
         }
         return presets::heterocache{.heads = profile,
                                     .tokens = static_cast<std::int32_t>(random.between(60, 90)),
                                     .full_share = .6,
-                                    .window = random.one_in(2) ? 1 : 3,
+                                    .window = 1 + 2 * static_cast<std::int32_t>(random.between(0, 2)),
                                     .drift = .9f,
                                     .chance_corrected = random.one_in(3),
                                     .observe = static_cast<std::int32_t>(random.between(1, 4)),
@@ -381,6 +396,72 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: heterocache", "[
                                     .least = 4};
       },
       false);
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: infllm", "[cuda]") {
+  run_batches<presets::infllm>(
+      10, 20,
+      [](random_source& random, cache_shape const& shape) {
+        presets::infllm made{};
+        made.block = static_cast<std::int32_t>(random.between(2, 7));
+        made.representatives = static_cast<std::int32_t>(random.between(1, made.block));
+        made.local = static_cast<std::int32_t>(random.between(1, 9));
+        made.tokens = static_cast<std::int32_t>(random.between(5 * made.block, 60));
+        made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers - 1)),
+                       .reuse = static_cast<std::int32_t>(random.between(1, 2))};
+        return made;
+      },
+      false, false);
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: quest by mean and spread", "[cuda]") {
+  run_batches<presets::quest>(
+      11, 12,
+      [](random_source& random, cache_shape const&) {
+        return presets::quest{.tokens = static_cast<std::int32_t>(random.between(24, 60))};
+      },
+      false);
+}
+
+TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cuda]") {
+  random_source random(12);
+  cache_shape const shape{.layers = 2, .q_heads = 2, .kv_heads = 1, .head_dim = 8, .max_tokens = 40};
+  batch_cache cache(shape, 2, 8, page_layout::nhd, random, true);
+  for (std::int64_t t = 0; t < 40; ++t) cache.write(0, t, random);
+  test_device device;
+  test_exec exec;
+  auto const made = [&](auto const& policy) {
+    return cuda::decoder<std::decay_t<decltype(policy)>, test_device>(policy, shape, 2, device);
+  };
+  auto quest = made(presets::quest{.tokens = 24});
+  auto const prefill = [&](auto& decoder, std::int64_t first, std::int64_t tokens, std::int64_t layer) {
+    prompt_signals prompt{};
+    prompt.first = first;
+    decoder.prefill(0, cache.view(), tokens, {layer}, prompt, exec);
+  };
+  auto const plan = [&](auto& decoder, std::vector<std::int32_t> const& tokens) { decoder.plan(tokens); };
+  REQUIRE_THROWS_AS(plan(quest, {5, 0}), invalid_value);  // no prompt
+  REQUIRE_THROWS_AS(prefill(quest, 0, 41, 0), invalid_value);
+  REQUIRE_THROWS_AS(prefill(quest, 5, 4, 0), invalid_value);
+  REQUIRE_THROWS_AS(prefill(quest, 0, 10, 1), invalid_value);  // layer 0 is first
+  prefill(quest, 0, 10, 0);
+  REQUIRE_THROWS_AS(plan(quest, {11, 0}), invalid_value);  // a layer is missing
+  prefill(quest, 0, 10, 1);
+  REQUIRE_THROWS_AS(prefill(quest, 0, 10, 2), invalid_value);
+  REQUIRE_THROWS_AS(plan(quest, {12, 0}), invalid_value);
+  REQUIRE_THROWS_AS(plan(quest, {11}), invalid_value);
+  REQUIRE_THROWS_AS(plan(quest, {11, 1}), invalid_value);
+  plan(quest, {11, 0});
+  plan(quest, {12, 0});
+  REQUIRE_THROWS_AS(plan(quest, {12, 0}), invalid_value);
+
+  REQUIRE_THROWS_AS(made(presets::chess{.paper_literal = true}), unsupported);
+  cache_shape wide = shape;
+  wide.q_heads = 17;
+  REQUIRE_THROWS_AS((cuda::decoder<presets::full, test_device>(presets::full{}, wide, 1, device)), unsupported);
+  presets::sentencekv const sentences{.tokens = 30};
+  auto by_sentence = made(sentences);
+  REQUIRE_THROWS_AS(by_sentence.choose(cache.view(), {0}, {}, 1), invalid_value);  // no ids
 }
 
 }  // namespace

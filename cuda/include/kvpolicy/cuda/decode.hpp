@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kvpolicy/cuda/decode/blocks.hpp"
 #include "kvpolicy/cuda/decode/evicted.hpp"
 #include "kvpolicy/cuda/decode/hierarchy.hpp"
 #include "kvpolicy/cuda/decode/pages.hpp"
@@ -77,6 +78,7 @@ class decoder {
         lengths_(device, 1, sequences),
         tokens_(static_cast<std::size_t>(sequences)),
         prompts_(static_cast<std::size_t>(sequences)),
+        next_layer_(static_cast<std::size_t>(sequences)),
         retain_(parts_.retain, shape, sequences, device),
         retrieve_(parts_.retrieve, shape, sequences, device) {
     expect_row("a decode step", shape.head_dim, shape.group());
@@ -86,14 +88,17 @@ class decoder {
   template <batch_view V, class Exec>
   void prefill(std::int64_t sequence, V const& view, std::int64_t tokens, layer_id layer, prompt_signals const& prompt,
                Exec& exec) {
-    check_sequence(sequence);
+    check_piece(sequence, tokens, layer, prompt.first);
+    auto const s = static_cast<std::size_t>(sequence);
+    tokens_[s] = 0;  // no step before all layers are there
     sequence_view<V, typename Exec::memory> const one{view, shape_, sequence, tokens};
     retain_.prefill(parts_.retain, sequence, one, layer, prompt, exec);
-    prompt_piece<sequence_view<V, typename Exec::memory>> const piece{sequence, one, view.keys(layer), layer, prompt,
-                                                                      retain_.kept(sequence, layer)};
+    prompt_piece<sequence_view<V, typename Exec::memory>> const piece{sequence, one,    view.keys(layer),
+                                                                      layer,    prompt, retain_.kept(sequence, layer)};
     retrieve_.prefill(parts_.retrieve, piece, exec, *device_);
-    tokens_[static_cast<std::size_t>(sequence)] = tokens;
-    prompts_[static_cast<std::size_t>(sequence)] = tokens;
+    if (++next_layer_[s] < shape_.layers) return;
+    next_layer_[s] = 0;
+    tokens_[s] = prompts_[s] = tokens;
   }
 
   /// Before a step: how many tokens each sequence has with the one that is decoded now; 0 where a slot is empty. Not captured.
@@ -169,9 +174,17 @@ class decoder {
   }
 
  private:
-  void check_sequence(std::int64_t sequence) const {
+  void check_piece(std::int64_t sequence, std::int64_t tokens, layer_id layer, std::int64_t first) {
     KVPOLICY_EXPECTS(sequence >= 0 && sequence < sequences_,
                      "sequence " + std::to_string(sequence) + " of a decoder for " + std::to_string(sequences_));
+    KVPOLICY_EXPECTS(first >= 0 && first <= tokens && tokens >= 1 && tokens <= shape_.max_tokens,
+                     "a prompt's piece from token " + std::to_string(first) + " to " + std::to_string(tokens) +
+                         "; this decoder has room for 1 to " + std::to_string(shape_.max_tokens));
+    std::int64_t& next = next_layer_[static_cast<std::size_t>(sequence)];
+    if (layer.value == 0) next = 0;
+    KVPOLICY_EXPECTS(layer.value == next && next < shape_.layers,
+                     "layer " + std::to_string(layer.value) + " of " + std::to_string(shape_.layers) + " where layer " +
+                         std::to_string(next) + " is next; give a prompt's layers in order");
   }
 
   parts_type parts_;
@@ -181,6 +194,7 @@ class decoder {
   step_numbers<D> lengths_;
   std::vector<std::int64_t> tokens_;
   std::vector<std::int64_t> prompts_;
+  std::vector<std::int64_t> next_layer_;  ///< of the prompt that is being taken in
   decode_retain<decltype(parts_type::retain), D> retain_;
   decode_retrieve<decltype(parts_type::retrieve), D> retrieve_;
 };

@@ -18,9 +18,12 @@ void stream_device::launch(grid_size grid, typename Body::arguments const& argum
   if (grid.x <= 0 || grid.y <= 0 || grid.z <= 0) return;
   if (grid.x > INT32_MAX || grid.y > 65535 || grid.z > 65535)
     return check_launch(Body::name, grid, cudaErrorInvalidConfiguration);
-  kernel_of<Body><<<dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z)),
-                    Body::threads, 0, stream_>>>(arguments);
-  check_launch(Body::name, grid, cudaGetLastError());
+  // The return value is this launch's own; cudaGetLastError() would also report what failed before.
+  void* pointers[] = {const_cast<typename Body::arguments*>(&arguments)};
+  dim3 const blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z));
+  check_launch(
+      Body::name, grid,
+      cudaLaunchKernel(reinterpret_cast<void const*>(&kernel_of<Body>), blocks, dim3(Body::threads), pointers, 0, stream_));
 }
 
 }  // namespace kvpolicy::cuda

@@ -10,6 +10,7 @@
 #include "kvpolicy/cuda/kernel/hierarchy.hpp"
 #include "kvpolicy/cuda/kernel/pool.hpp"
 #include "kvpolicy/cuda/kernel/prompt_attention.hpp"
+#include "kvpolicy/cuda/kernel/representatives.hpp"
 #include "kvpolicy/cuda/kernel/row_scores.hpp"
 #include "kvpolicy/cuda/kernel/score.hpp"
 #include "kvpolicy/cuda/kernel/sentences.hpp"
@@ -35,6 +36,7 @@
   X(sentence_step_body) KVPOLICY_EACH_TYPE(X, sentence_means_body)                     \
   X(query_sums_body) X(sentence_fill_body) X(evict_body)                               \
   X(keep_queries_body) X(smooth_rows_body) X(drift_body) X(satellites_due_body)        \
+  X(block_queries_body) KVPOLICY_EACH_TYPE(X, represent_body) X(sum_heads_body)        \
   X(resolve_slots_body) KVPOLICY_EACH_TYPE(X, gather_rows_body)
 
 #define KVPOLICY_ATTEND_KERNELS(X)                                                     \

@@ -7,3 +7,13 @@
 #include "kvpolicy/cuda/exec.hpp"           // cuda_exec, for the four verbs
 #include "kvpolicy/cuda/kernels.hpp"        // the library's own kernels
 #include "kvpolicy/kvpolicy.hpp"
+
+// The library's kernels are compiled in it, not again in every file that includes this.
+namespace kvpolicy::cuda {
+#define KVPOLICY_ELSEWHERE(...) \
+  extern template void stream_device::launch<__VA_ARGS__>(grid_size, typename __VA_ARGS__::arguments const&);
+KVPOLICY_UNIT_KERNELS(KVPOLICY_ELSEWHERE)
+KVPOLICY_ATTEND_KERNELS(KVPOLICY_ELSEWHERE)
+KVPOLICY_PROMPT_KERNELS(KVPOLICY_ELSEWHERE)
+#undef KVPOLICY_ELSEWHERE
+}  // namespace kvpolicy::cuda

@@ -84,6 +84,8 @@ class stream_device {
   explicit stream_device(stream on, std::int64_t workspace_bytes = std::int64_t{64} << 20);
 
   stream on() const noexcept { return stream_; }
+  /// From here on another stream. What was enqueued before must be ordered before what is enqueued there: scratch is shared.
+  void on(stream other) noexcept { stream_ = other; }
 
   /// Enqueues a body of kernel/; a body of your own from a .cu that includes kvpolicy/cuda/kvpolicy.cuh.
   template <class Body>

@@ -123,7 +123,7 @@ requires Score::after_attention class decode_retain<
     w.keys = keys;
     w.lists = lists(act, layer, lengths);
     w.sequences = sequences_;
-    w.most_tokens = shape_.max_tokens;
+    w.most_tokens = std::min(shape_.max_tokens, act.budget.most_tokens(shape_) + 1);  // with the step's own token
     w.out = weights;
     w.sequence_stride = shape_.kv_heads * shape_.max_tokens;
     w.head_stride = shape_.max_tokens;

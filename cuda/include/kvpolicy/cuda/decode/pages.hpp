@@ -27,8 +27,8 @@ struct prompt_piece {
 };
 
 /// A retrieve's part of a decoder: one specialisation for each kind of act.
-/// Requires: as decode_retain, but `prefill(act, piece, exec, device)`; `choose(act, layer, keys, queries, scale, lengths, device)`, which enqueues the choice;
-/// `observe` where it needs logits. Semantics: `plan` is told of one new token at a time.
+/// Requires: as decode_retain, but `prefill(act, piece, exec, device)`; `choose(act, layer, keys, queries, scale, lengths,
+/// device)`, which enqueues the choice; `observe` where it needs logits. Semantics: `plan` is told of one new token at a time.
 template <class Act, owning_device D>
 class decode_retrieve;
 

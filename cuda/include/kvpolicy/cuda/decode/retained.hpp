@@ -19,9 +19,8 @@ namespace kvpolicy::cuda {
 
 /// A retain's part of a decoder: one specialisation for each kind of act.
 /// Requires: `prefill(act, sequence, view, layer, prompt, exec)`, `plan(act, sequence, prompt, tokens)`, `upload(device)`,
-/// `choose(act, layer, keys, queries, scale, lengths, device)`, which enqueues a step's work, `kept(sequence, layer)`, what a prompt's
-/// end left where that is not everything, and `lists(act, layer, lengths)`,
-/// what is there for it.
+/// `choose(act, layer, keys, queries, scale, lengths, device)`, which enqueues a step's work, `kept(sequence, layer)`, what a
+/// prompt's end left where that is not everything, and `lists(act, layer, lengths)`, what is there for it.
 template <class Act, owning_device D>
 class decode_retain;
 

@@ -18,11 +18,11 @@ namespace kvpolicy::cuda {
 
 /// A prompt's end is decided on the host, as the verb does; from then on pivots look, and satellites are scored, on the device.
 template <owning_device D>
-class decode_retrieve<keep<segment::tokens, pool::none, score::last_attention, budget::by_head_role, select::top, window::tokens,
-                           trigger::drift>,
-                      D> {
-  using act_type =
-      keep<segment::tokens, pool::none, score::last_attention, budget::by_head_role, select::top, window::tokens, trigger::drift>;
+class decode_retrieve<
+    keep<segment::tokens, pool::none, score::last_attention, budget::by_head_role, select::top, window::tokens, trigger::drift>,
+    D> {
+  using act_type = keep<segment::tokens, pool::none, score::last_attention, budget::by_head_role, select::top, window::tokens,
+                        trigger::drift>;
   using host_policy = policy<keep_all, act_type>;
   enum number { prompt_tokens, seen, rows };
   /// Rows of integers of each layer, `[sequences, kv_heads]`.
@@ -83,9 +83,8 @@ class decode_retrieve<keep<segment::tokens, pool::none, score::last_attention, b
       }
       range_list& list = lists[static_cast<std::size_t>(h)];
       if (follows || piece.retained.empty()) {
-        state->retrieve.each_chosen(piece.layer, static_cast<std::size_t>(h), [&](std::int64_t begin, std::int64_t end) {
-          append(list, begin, end, reason::scored);
-        });
+        state->retrieve.each_chosen(piece.layer, static_cast<std::size_t>(h),
+                                    [&](std::int64_t begin, std::int64_t end) { append(list, begin, end, reason::scored); });
       } else {
         list = piece.retained[piece.retained.size() == 1 ? 0 : static_cast<std::size_t>(h)];
       }
@@ -163,10 +162,10 @@ class decode_retrieve<keep<segment::tokens, pool::none, score::last_attention, b
     device.upload(buffer<std::int32_t>{row(layer, which).data + sequence * shape_.kv_heads + head, 1}, &value, 1);
   }
 
-  /// `smoothed_` = the attention over the first `counts` tokens, mean over the group, smoothed: a row for each of `window` query
-  /// groups of each head. Heads whose count is 0 read nothing.
-  void attended(vector_rows const& queries, float scale, batch_rows const& keys, buffer<std::int32_t> counts, std::int32_t window,
-                smoothing smooth, D& device) {
+  /// `smoothed_` = the attention over the first `counts` tokens, mean over the group, smoothed: a row for each of `window`
+  /// query groups of each head. Heads whose count is 0 read nothing.
+  void attended(vector_rows const& queries, float scale, batch_rows const& keys, buffer<std::int32_t> counts,
+                std::int32_t window, smoothing smooth, D& device) {
     list_weights a{};
     a.queries = queries;
     a.scale = scale;

@@ -61,6 +61,11 @@ class decode_retrieve<
     prompt_signals const& prompt = piece.prompt;
     segment::sentence_marks& marks = marks_[static_cast<std::size_t>(sequence)];
     if (layer.value == 0) {
+      KVPOLICY_EXPECTS(prompt.first <= marks.tokens || prompt.first == 0,
+                       "a piece from token " + std::to_string(prompt.first) +
+                           " on, behind decoded tokens: which of them ended a "
+                           "sentence is known on the device alone, after " +
+                           std::to_string(marks.tokens) + " tokens of the prompt; begin the sequence anew with first = 0");
       if (prompt.first == 0) marks = segment::sentence_marks(act.segment, shape_.max_tokens);
       marks.extend(act.segment, prompt.first, prompt.token_ids);
       buffer<std::int32_t> to = ends_.get();

@@ -1,4 +1,5 @@
-// The overlap monitor: what pivots attended to over a window of steps against what they did when their satellites were last fetched.
+// The overlap monitor: what pivots attended to over a window of steps against what they did when their satellites were last
+// fetched.
 #pragma once
 
 #include "kvpolicy/cuda/kernel/attend.hpp"
@@ -48,8 +49,8 @@ struct keep_queries_body {
     for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < size; i += B::threads) {
       std::int32_t const g = i / a.head_dim;
       block.global(a.kept)[(row * a.window + seen) * size + i] =
-          get(block, a.queries, block.y() * a.queries.sequence_stride + (block.x() * a.group + g) * a.queries.head_stride +
-                                    (i - g * a.head_dim));
+          get(block, a.queries,
+              block.y() * a.queries.sequence_stride + (block.x() * a.group + g) * a.queries.head_stride + (i - g * a.head_dim));
     }
   }
 };
@@ -90,8 +91,8 @@ struct smooth_rows_body {
   }
 };
 
-/// Whether a pivot has drifted: the median over the window of its sets' overlap with the baseline. Where it has, the last set is
-/// the baseline from here on. One block a head and sequence.
+/// Whether a pivot has drifted: the median over the window of its sets' overlap with the baseline. Where it has, the last set
+/// is the baseline from here on. One block a head and sequence.
 struct drift_body {
   static constexpr unsigned threads = 256;
   static constexpr char const* name = "drift";

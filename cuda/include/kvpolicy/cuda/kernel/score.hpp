@@ -6,7 +6,7 @@
 
 namespace kvpolicy::cuda {
 
-/// scores(s, i) = anchor(s) . vectors(s, units(s, i)): one block for each unit that is named.
+/// scores(s, i) = anchor(s) . vectors(s, units(s, i)): a block has every `blocks`-th of the units that are named.
 struct score_dot_body {
   static constexpr unsigned threads = 256;
   static constexpr char const* name = "score_dot";
@@ -22,6 +22,7 @@ struct score_dot_body {
     per_sequence count;
     buffer<float> scores;  ///< `[sequences, stride]`
     std::int64_t stride = 0;
+    std::int64_t blocks = 1;  ///< of a sequence
   };
   template <class B>
   struct shared {
@@ -31,35 +32,37 @@ struct score_dot_body {
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
     std::int64_t const sequence = block.y();
-    std::int64_t const i = block.x();
-    if (i >= a.count.of(block, block.y())) return;
-    std::int64_t unit = i;
-    if (a.units.data != nullptr) {
-      std::int32_t const named = block.global(a.units)[sequence * a.stride + i];
-      unit = named;
-    }
+    std::int64_t const count = a.count.of(block, block.y());
     auto const anchor = block.global(a.anchor);
     auto const vectors = block.global(a.vectors);
     std::int64_t const from = sequence * a.anchor_stride;
-    std::int64_t const at = sequence * a.vector_sequence_stride + unit * a.vector_stride;
-    float sum = 0;
-    if (a.packed) {
-      KVPOLICY_UNROLL_4
-      for (std::int64_t d = block.thread() * 4; d < a.dims; d += B::threads * 4) {
-        pack const x = anchor.load(from + d);
-        pack const y = vectors.load(at + d);
-        KVPOLICY_UNROLL
-        for (int j = 0; j < 4; ++j) sum += __builtin_bit_cast(float, x.word[j]) * __builtin_bit_cast(float, y.word[j]);
+    for (std::int64_t i = block.x(); i < count; i += a.blocks) {
+      std::int64_t unit = i;
+      if (a.units.data != nullptr) {
+        std::int32_t const named = block.global(a.units)[sequence * a.stride + i];
+        unit = named;
       }
-    } else {
-      for (std::int64_t d = block.thread(); d < a.dims; d += B::threads) {
-        float const x = anchor[from + d];
-        float const y = vectors[at + d];
-        sum += x * y;
+      std::int64_t const at = sequence * a.vector_sequence_stride + unit * a.vector_stride;
+      float sum = 0;
+      if (a.packed) {
+        KVPOLICY_UNROLL_4
+        for (std::int64_t d = block.thread() * 4; d < a.dims; d += B::threads * 4) {
+          pack const x = anchor.load(from + d);
+          pack const y = vectors.load(at + d);
+          KVPOLICY_UNROLL
+          for (int j = 0; j < 4; ++j) sum += __builtin_bit_cast(float, x.word[j]) * __builtin_bit_cast(float, y.word[j]);
+        }
+      } else {
+        for (std::int64_t d = block.thread(); d < a.dims; d += B::threads) {
+          float const x = anchor[from + d];
+          float const y = vectors[at + d];
+          sum += x * y;
+        }
       }
+      float const total = block.reduce(s.sums, sum, [](float x, float y) { return x + y; });
+      if (block.thread() == 0) block.global(a.scores)[sequence * a.stride + i] = total;
+      block.sync();
     }
-    float const total = block.reduce(s.sums, sum, [](float x, float y) { return x + y; });
-    if (block.thread() == 0) block.global(a.scores)[sequence * a.stride + i] = total;
   }
 };
 

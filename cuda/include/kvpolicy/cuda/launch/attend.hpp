@@ -53,6 +53,11 @@ void launch_attend_tiles(D& device, decode_attention const& a) {
 template <device D>
 void launch_attend(D& device, decode_attention const& a) {
   expect_row("attend", a.keys.head_dim);
+  if (a.values.type != a.keys.type || a.values.head_dim != a.keys.head_dim || a.values.heads != a.keys.heads) {
+    throw unsupported("attend reads values of the keys' type, heads and head size; got " + std::to_string(a.values.heads) +
+                      " x " + std::to_string(a.values.head_dim) + " beside " + std::to_string(a.keys.heads) + " x " +
+                      std::to_string(a.keys.head_dim));
+  }
   if (!a.keys.packed || !a.values.packed) launch_attend_tiles<1, false>(device, a);
   else if (a.group == 1) launch_attend_tiles<1>(device, a);
   else if (a.group == 2) launch_attend_tiles<2>(device, a);
@@ -90,8 +95,8 @@ void launch_group_weights(D& device, buffer<float const> logits, std::int64_t st
       {logits, stride, statistics, a.lists, a.first, a.group, heads, a.window, a.out, a.sequence_stride, a.head_stride});
 }
 
-/// scale q.k of the listed tokens: `[sequences, kv_heads, window, group, most_tokens]`. Keys are read once for as many queries as
-/// fit in shared memory.
+/// scale q.k of the listed tokens: `[sequences, kv_heads, window, group, most_tokens]`. Keys are read once for as many queries
+/// as fit in shared memory.
 template <device D>
 void launch_list_logits(D& device, list_weights const& a, buffer<float> logits) {
   std::int32_t const rows = a.group * a.window;
@@ -100,9 +105,9 @@ void launch_list_logits(D& device, list_weights const& a, buffer<float> logits) 
     using body = list_logits_body<E>;
     std::int64_t const tokens_of_block = body::threads / 32 * row_lanes(a.keys.parts()).rows_of_warp();
     for (std::int32_t first = 0; first < rows; first += at_once) {
-      device.template launch<body>({divided_up(a.most_tokens, tokens_of_block), a.keys.heads, a.sequences},
-                                   {a.queries, a.scale, std::min(at_once, rows - first), rows, first, a.keys, a.lists, a.first,
-                                    logits, a.most_tokens});
+      device.template launch<body>(
+          {divided_up(a.most_tokens, tokens_of_block), a.keys.heads, a.sequences},
+          {a.queries, a.scale, std::min(at_once, rows - first), rows, first, a.keys, a.lists, a.first, logits, a.most_tokens});
     }
   });
 }

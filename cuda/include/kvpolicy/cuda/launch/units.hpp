@@ -1,6 +1,8 @@
 // Launches that summarise and score units: pooling, dot products, bounds; top-k.
 #pragma once
 
+#include <algorithm>
+
 #include "kvpolicy/cuda/kernel/pool.hpp"
 #include "kvpolicy/cuda/kernel/score.hpp"
 #include "kvpolicy/cuda/kernel/top_k.hpp"
@@ -25,7 +27,9 @@ void launch_score_dot(D& device, score_dot_body::arguments a, std::int64_t most_
   auto const aligned = [](void const* p) { return std::bit_cast<std::uintptr_t>(p) % 16 == 0; };
   a.packed = aligned(a.anchor.data) && aligned(a.vectors.data) && a.dims % 4 == 0 && a.anchor_stride % 4 == 0 &&
              a.vector_stride % 4 == 0 && a.vector_sequence_stride % 4 == 0;
-  device.template launch<score_dot_body>({most_units, sequences, 1}, a);
+  // Where a cascade is not due its counts are 0: no more blocks than fill the device.
+  a.blocks = std::min(most_units, 4 * device.blocks_wanted());
+  device.template launch<score_dot_body>({a.blocks, sequences, 1}, a);
 }
 
 /// `bounds`' rows: of unit u, 2u the maxima and 2u + 1 the minima.
