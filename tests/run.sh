@@ -16,6 +16,10 @@ esac
 cmake/bootstrap.sh packages
 cmake/bootstrap.sh engine
 
+if ! command -v nvcc >/dev/null; then
+  echo "run.sh: no nvcc here: kvpolicy::cuda is not built; its kernels are tested on the checked model of a GPU alone"
+fi
+
 passed=0 failed=0 skipped=0
 for stage in "${stages[@]}"; do
   echo "== $stage"
