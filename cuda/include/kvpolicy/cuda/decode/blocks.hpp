@@ -30,7 +30,7 @@ class decode_retrieve<
         sequences_(sequences),
         heads_(sequences * shape.kv_heads),
         blocks_(shape.max_tokens / act.score.block + 1),
-        prompts_(static_cast<std::size_t>(sequences)),
+        prompts_(sequences),
         given_(static_cast<std::size_t>(sequences)),
         numbers_(device, shape.layers * rows, sequences),
         vectors_(device.template allocate<float>(shape.layers * heads_ * blocks_ * shape.head_dim)),
@@ -47,10 +47,6 @@ class decode_retrieve<
 
   template <class View, class Exec>
   void prefill(act_type const& act, prompt_piece<View> const& piece, Exec& exec, D& device) {
-    host_policy const host{keep_all{}, act};
-    auto& state = prompts_[static_cast<std::size_t>(piece.sequence)];
-    if (piece.layer.value == 0 && piece.prompt.first == 0) state.emplace(start(host, shape_));
-    if (!state) throw_no_prompt(piece.sequence);
     std::int64_t& given = given_[static_cast<std::size_t>(piece.sequence)];
     if (piece.layer.value == 0) {
       KVPOLICY_EXPECTS(piece.prompt.first <= given || piece.prompt.first == 0,
@@ -60,8 +56,9 @@ class decode_retrieve<
                            std::to_string(given) + " tokens of the prompt; begin the sequence anew with first = 0");
       given = piece.view.tokens();
     }
-    kvpolicy::prefill(host, *state, piece.view, piece.layer, piece.prompt, exec);
-    auto& memory = state->retrieve.memory();
+    auto& state =
+        prompts_.prefill(host_policy{keep_all{}, act}, shape_, piece.sequence, piece.view, piece.layer, piece.prompt, exec);
+    auto& memory = state.retrieve.memory();
     for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
       std::int64_t const row = piece.sequence * shape_.kv_heads + h;
       upload(of_layer(vectors_.get(), piece.layer, heads_ * blocks_ * shape_.head_dim), row * blocks_ * shape_.head_dim,
@@ -161,7 +158,7 @@ class decode_retrieve<
   std::int64_t sequences_;
   std::int64_t heads_;   ///< of all sequences
   std::int64_t blocks_;  ///< of a sequence, at most
-  std::vector<std::optional<policy_state<host_policy>>> prompts_;
+  host_prompts<host_policy> prompts_;
   std::vector<std::int64_t> given_;  ///< tokens of each prompt
   step_numbers<D> numbers_;
   array_of<D, float> vectors_;        ///< `[layers, sequences, kv_heads, blocks, head_dim]`

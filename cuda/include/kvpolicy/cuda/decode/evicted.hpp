@@ -30,7 +30,7 @@ requires Score::after_attention class decode_retain<
       : shape_(shape),
         sequences_(sequences),
         lists_(act_type::how_fine == scope::head ? shape.kv_heads : 1),
-        prompts_(static_cast<std::size_t>(sequences)),
+        prompts_(sequences),
         stepped_(static_cast<std::size_t>(sequences)),
         numbers_(device, shape.layers * rows, sequences),
         device_(&device),
@@ -45,17 +45,13 @@ requires Score::after_attention class decode_retain<
   template <class View, class Exec>
   void prefill(act_type const& act, std::int64_t sequence, View const& view, layer_id layer, prompt_signals const& prompt,
                Exec& exec) {
-    host_policy const host{act, keep_all{}};
-    auto& state = prompts_[static_cast<std::size_t>(sequence)];
-    if (layer.value == 0 && prompt.first == 0) state.emplace(start(host, shape_));
-    if (!state) throw_no_prompt(sequence);
-    kvpolicy::prefill(host, *state, view, layer, prompt, exec);
+    auto& state = prompts_.prefill(host_policy{act, keep_all{}}, shape_, sequence, view, layer, prompt, exec);
     stepped_[static_cast<std::size_t>(sequence)] = 0;
     if (act.layers.dense(layer)) return;
     std::int64_t const first = (layer.value * sequences_ + sequence) * lists_;
-    upload_lists(*device_, state->retain.lists(layer), ids_.get(), named_.get(), first, shape_.max_tokens);
+    upload_lists(*device_, state.retain.lists(layer), ids_.get(), named_.get(), first, shape_.max_tokens);
     if constexpr (sums) {
-      auto& memory = state->retain.memory();
+      auto& memory = state.retain.memory();
       numbers_.set(layer.value * rows + first_query, sequence, memory.first_query);
       for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
         buffer<float> to = sums_.get();
@@ -154,7 +150,7 @@ requires Score::after_attention class decode_retain<
   cache_shape shape_;
   std::int64_t sequences_;
   std::int64_t lists_;
-  std::vector<std::optional<policy_state<host_policy>>> prompts_;
+  host_prompts<host_policy> prompts_;
   std::vector<std::int64_t> stepped_;  ///< tokens at the last step since the prompt, or 0
   step_numbers<D> numbers_;
   D* device_;

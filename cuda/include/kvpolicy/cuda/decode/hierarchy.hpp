@@ -11,6 +11,7 @@
 #include "kvpolicy/cuda/decode/pages.hpp"
 #include "kvpolicy/cuda/kernel/entropy.hpp"
 #include "kvpolicy/cuda/kernel/hierarchy.hpp"
+#include "kvpolicy/cuda/kernel/page_trigger.hpp"
 #include "kvpolicy/pool/hierarchical_mean.hpp"
 #include "kvpolicy/score/anchor_affinity.hpp"
 #include "kvpolicy/select/cascade.hpp"

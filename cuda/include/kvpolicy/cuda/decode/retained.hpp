@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kvpolicy/cuda/decode/batch.hpp"
-#include "kvpolicy/cuda/kernel/attend.hpp"
+#include "kvpolicy/cuda/kernel/lists.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/pool/none.hpp"
 #include "kvpolicy/score/recency.hpp"
@@ -62,9 +62,31 @@ void upload_lists(D& device, std::span<range_list const> lists, buffer<std::int3
   device.upload(buffer<std::int32_t>{named.data + first, std::ssize(counts)}, counts.data(), std::ssize(counts));
 }
 
-[[noreturn]] inline void throw_no_prompt(std::int64_t sequence) {
-  throw invalid_value("sequence " + std::to_string(sequence) + " has no prompt yet; begin it with layer 0 and first = 0");
-}
+/// The host's states of each sequence's prompt, where acts are decided by the four verbs' own parts.
+template <class Policy>
+class host_prompts {
+ public:
+  explicit host_prompts(std::int64_t sequences) : states_(static_cast<std::size_t>(sequences)) {}
+
+  /// The verb of that name, on a fresh state where a prompt begins. Throws invalid_value where none has begun.
+  template <class View, class Exec>
+  policy_state<Policy>& prefill(Policy const& policy, cache_shape const& shape, std::int64_t sequence, View const& view,
+                                layer_id layer, prompt_signals const& prompt, Exec& exec) {
+    auto& state = states_[static_cast<std::size_t>(sequence)];
+    if (layer.value == 0 && prompt.first == 0) state.emplace(start(policy, shape));
+    if (!state) {
+      throw invalid_value("sequence " + std::to_string(sequence) + " has no prompt yet; begin it with layer 0 and first = 0");
+    }
+    kvpolicy::prefill(policy, *state, view, layer, prompt, exec);
+    return *state;
+  }
+  policy_state<Policy> const& operator[](std::int64_t sequence) const noexcept {
+    return *states_[static_cast<std::size_t>(sequence)];
+  }
+
+ private:
+  std::vector<std::optional<policy_state<Policy>>> states_;
+};
 
 /// Chosen at the prompt's end: the prompt's tokens that were kept, then every token since. No kernel runs at a step.
 template <class Segment, class Pool, class Score, class Budget, class Select, class Window, owning_device D>
@@ -77,7 +99,7 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
       : shape_(shape),
         sequences_(sequences),
         lists_(act_type::how_fine == scope::head ? shape.kv_heads : 1),
-        prompts_(static_cast<std::size_t>(sequences)),
+        prompts_(sequences),
         tails_(device, shape.layers, sequences),
         device_(&device),
         ids_(device.template allocate<std::int32_t>(shape.layers * sequences * lists_ * shape.max_tokens)),
@@ -90,14 +112,10 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
   template <class View, class Exec>
   void prefill(act_type const& act, std::int64_t sequence, View const& view, layer_id layer, prompt_signals const& prompt,
                Exec& exec) {
-    host_policy const host{act, keep_all{}};
-    auto& state = prompts_[static_cast<std::size_t>(sequence)];
-    if (layer.value == 0 && prompt.first == 0) state.emplace(start(host, shape_));
-    if (!state) throw_no_prompt(sequence);
-    kvpolicy::prefill(host, *state, view, layer, prompt, exec);
+    auto& state = prompts_.prefill(host_policy{act, keep_all{}}, shape_, sequence, view, layer, prompt, exec);
     bool const dense = act.layers.dense(layer);
     tails_.set(layer.value, sequence, dense ? 0 : view.tokens());
-    std::span<range_list const> lists = state->retain.lists(layer);
+    std::span<range_list const> lists = state.retain.lists(layer);
     std::vector<range_list> const none(lists.size());
     if (dense) lists = none;
     upload_lists(*device_, lists, ids_.get(), named_.get(), (layer.value * sequences_ + sequence) * lists_, shape_.max_tokens);
@@ -108,7 +126,7 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
   }
   void upload(D& device) const { tails_.upload(device); }
   std::span<range_list const> kept(std::int64_t sequence, layer_id layer) const noexcept {
-    return prompts_[static_cast<std::size_t>(sequence)]->retain.lists(layer);
+    return prompts_[sequence].retain.lists(layer);
   }
   void choose(act_type const&, layer_id, batch_rows const&, vector_rows const&, float, per_sequence const&, D&) const noexcept {
   }
@@ -132,7 +150,7 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
   cache_shape shape_;
   std::int64_t sequences_;
   std::int64_t lists_;
-  std::vector<std::optional<policy_state<host_policy>>> prompts_;
+  host_prompts<host_policy> prompts_;
   step_numbers<D> tails_;
   D* device_;
   array_of<D, std::int32_t> ids_;    ///< `[layers, sequences, lists, max_tokens]`

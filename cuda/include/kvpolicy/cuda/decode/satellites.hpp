@@ -36,7 +36,7 @@ class decode_retrieve<
         sequences_(sequences),
         heads_(sequences * shape.kv_heads),
         window_(act.trigger.window),
-        prompts_(static_cast<std::size_t>(sequences)),
+        prompts_(sequences),
         numbers_(device, rows, sequences),
         of_layers_(device.template allocate<std::int32_t>(shape.layers * layer_rows * heads_)),
         of_step_(device.template allocate<std::int32_t>(3 * heads_)),
@@ -58,11 +58,8 @@ class decode_retrieve<
 
   template <class View, class Exec>
   void prefill(act_type const& act, prompt_piece<View> const& piece, Exec& exec, D& device) {
-    host_policy const host{keep_all{}, act};
-    auto& state = prompts_[static_cast<std::size_t>(piece.sequence)];
-    if (piece.layer.value == 0 && piece.prompt.first == 0) state.emplace(start(host, shape_));
-    if (!state) throw_no_prompt(piece.sequence);
-    kvpolicy::prefill(host, *state, piece.view, piece.layer, piece.prompt, exec);
+    auto& state =
+        prompts_.prefill(host_policy{keep_all{}, act}, shape_, piece.sequence, piece.view, piece.layer, piece.prompt, exec);
     std::int64_t const tokens = piece.view.tokens();
     std::int64_t const kv_heads = shape_.kv_heads;
     std::vector<std::int64_t> lengths(act.budget.heads.size());
@@ -71,7 +68,7 @@ class decode_retrieve<
     for (std::int64_t h = 0; h < kv_heads; ++h) {
       auto const head = static_cast<std::size_t>(piece.layer.value * kv_heads + h);
       bool const follows = act.budget.follows(head, tokens, kv_heads);
-      std::vector<std::int32_t> const& set = state->retrieve.trigger.baseline[head];
+      std::vector<std::int32_t> const& set = state.retrieve.trigger.baseline[head];
       bool const looks = act.budget.heads[head].role == head_role::pivot && act.budget.whole(head, tokens);
       put(piece.layer, base, piece.sequence, h, looks ? static_cast<std::int32_t>(set.size()) : 0, device);
       put(piece.layer, pivot, piece.sequence, h, follows ? act.budget.heads[head].pivot : -1, device);
@@ -83,8 +80,8 @@ class decode_retrieve<
       }
       range_list& list = lists[static_cast<std::size_t>(h)];
       if (follows || piece.retained.empty()) {
-        state->retrieve.each_chosen(piece.layer, static_cast<std::size_t>(h),
-                                    [&](std::int64_t begin, std::int64_t end) { append(list, begin, end, reason::scored); });
+        state.retrieve.each_chosen(piece.layer, static_cast<std::size_t>(h),
+                                   [&](std::int64_t begin, std::int64_t end) { append(list, begin, end, reason::scored); });
       } else {
         list = piece.retained[piece.retained.size() == 1 ? 0 : static_cast<std::size_t>(h)];
       }
@@ -192,7 +189,7 @@ class decode_retrieve<
   std::int64_t sequences_;
   std::int64_t heads_;  ///< of all sequences
   std::int32_t window_;
-  std::vector<std::optional<policy_state<host_policy>>> prompts_;
+  host_prompts<host_policy> prompts_;
   step_numbers<D> numbers_;
   array_of<D, std::int32_t> of_layers_;  ///< `[layers, layer_rows, sequences, kv_heads]`
   array_of<D, std::int32_t> of_step_;    ///< `[3, sequences, kv_heads]`: looks, fired, due

@@ -6,7 +6,7 @@
 
 #include "kvpolicy/budget/tokens.hpp"
 #include "kvpolicy/cuda/decode/pages.hpp"
-#include "kvpolicy/cuda/kernel/sentences.hpp"
+#include "kvpolicy/cuda/kernel/sentence_fill.hpp"
 #include "kvpolicy/cuda/launch/attend.hpp"
 #include "kvpolicy/pool/unit_mean.hpp"
 #include "kvpolicy/score/query_mean_dot.hpp"

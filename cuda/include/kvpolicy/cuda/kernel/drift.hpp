@@ -2,7 +2,7 @@
 // fetched.
 #pragma once
 
-#include "kvpolicy/cuda/kernel/attend.hpp"
+#include "kvpolicy/cuda/kernel/lists.hpp"
 
 namespace kvpolicy::cuda {
 

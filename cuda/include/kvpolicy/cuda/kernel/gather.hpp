@@ -1,7 +1,7 @@
 // Rows from host memory that the device can read, into slots on the device: first who gets which slot, then the copies.
 #pragma once
 
-#include "kvpolicy/cuda/kernel/attend.hpp"
+#include "kvpolicy/cuda/kernel/lists.hpp"
 #include "kvpolicy/cuda/kernel/top_k.hpp"
 
 namespace kvpolicy::cuda {

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "kvpolicy/cuda/kernel/attend.hpp"
+#include "kvpolicy/cuda/kernel/lists.hpp"
 
 namespace kvpolicy::cuda {
 

@@ -6,6 +6,7 @@
 #include "kvpolicy/cuda/kernel/gaussian.hpp"
 #include "kvpolicy/cuda/kernel/prompt_attention.hpp"
 #include "kvpolicy/cuda/kernel/row_scores.hpp"
+#include "kvpolicy/cuda/kernel/similarity.hpp"
 #include "kvpolicy/cuda/launch/attend.hpp"
 #include "kvpolicy/primitive/window_attention.hpp"
 
