@@ -41,7 +41,7 @@ class scratch_scope {
 
 constexpr std::int64_t divided_up(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
-/// Calls work.template operator()<E>() for the type.
+/// Calls `work.template operator()<E>()` for the type.
 template <class Work>
 void with_type(element_type type, Work work) {
   switch (type) {
