@@ -67,7 +67,8 @@ struct on_gpu {
   gpu_exec exec;
 };
 
-/// Calls `enqueue` once to capture it, and replays it at every call.
+/// Calls `enqueue` once to load its kernels, which a capture may not do, and once to capture it; replays that at every call.
+/// The first call's plan must be of nobody: its step is run twice.
 class captured_step {
  public:
   captured_step() = default;
@@ -78,6 +79,7 @@ class captured_step {
   template <class Enqueue>
   void run(cuda::stream on, Enqueue enqueue) {
     if (step_ == nullptr) {
+      enqueue();
       begin(on);
       enqueue();
       end(on);
