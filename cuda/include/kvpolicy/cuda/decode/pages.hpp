@@ -101,7 +101,8 @@ class decode_retrieve<keep<segment::pages, pool::bounds, score::upper_bound, Bud
         units_((shape.max_tokens + act.segment.unit_size() - 1) / act.segment.unit_size()),
         numbers_(device, shape.layers * 4, sequences),
         bounds_(device.template allocate<pack>(divided_up(shape.layers * layer_size() * size_of(shape.type), 16))),
-        moments_(device.template allocate<float>(act.pool.how == pool::bounds::kind::spread ? shape.layers * layer_size() : 0)),
+        moments_(
+            device.template allocate<float>(act.pool.how == pool::bounds::kind::spread ? shape.layers * moments_size() : 0)),
         scores_(device.template allocate<float>(sequences * shape.kv_heads * units_)),
         chosen_(device.template allocate<std::int32_t>(shape.layers * sequences * shape.kv_heads * units_)),
         named_(device.template allocate<std::int32_t>(shape.layers * sequences * shape.kv_heads)) {}
@@ -191,6 +192,7 @@ class decode_retrieve<keep<segment::pages, pool::bounds, score::upper_bound, Bud
  private:
   /// Elements of a KV head's bounds, and of a layer's, which is a multiple of 8.
   std::int64_t head_size() const noexcept { return units_ * 2 * shape_.head_dim; }
+  std::int64_t moments_size() const noexcept { return sequences_ * shape_.kv_heads * 2 * shape_.head_dim; }
   std::int64_t layer_size() const noexcept { return divided_up(sequences_ * shape_.kv_heads * head_size(), 8) * 8; }
   template <class T>
   buffer<T> of_layer(buffer<T> all, layer_id layer, std::int64_t stride) const noexcept {
@@ -211,7 +213,9 @@ class decode_retrieve<keep<segment::pages, pool::bounds, score::upper_bound, Bud
     } else {
       launch_pool<pool_spread_body>(device, keys, what, sequences, [&](auto& a) {
         a.bounds = to;
-        a.moments = {moments_.get().data + first, to.elements};
+        std::int64_t const skipped = first_sequence * shape_.kv_heads * 2 * shape_.head_dim;
+        a.moments = {moments_.get().data + layer.value * moments_size() + skipped, moments_size() - skipped};
+        a.open_alone = true;
       });
     }
   }
@@ -221,7 +225,7 @@ class decode_retrieve<keep<segment::pages, pool::bounds, score::upper_bound, Bud
   std::int64_t units_;                ///< of a sequence, at most
   step_numbers<D> numbers_;           ///< of each layer: first candidate, candidates, taken, first token of the tail
   array_of<D, pack> bounds_;          ///< `[layers, sequences, kv_heads, units, 2, head_dim]`, of the cache's type
-  array_of<D, float> moments_;        ///< the same, where bounds are spreads
+  array_of<D, float> moments_;        ///< `[layers, sequences, kv_heads, 2, head_dim]` of open pages, where bounds are spreads
   array_of<D, float> scores_;         ///< `[sequences, kv_heads, units]`
   array_of<D, std::int32_t> chosen_;  ///< `[layers, sequences, kv_heads, units]`
   array_of<D, std::int32_t> named_;   ///< `[layers, sequences, kv_heads]` tokens

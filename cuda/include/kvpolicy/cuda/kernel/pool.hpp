@@ -172,7 +172,10 @@ struct pool_spread_body {
   struct arguments {
     batch_rows keys;
     pooled_tokens what;
-    buffer<float> moments;  ///< as the bounds, with their strides: means, then sums of squared differences
+    /// Means, then sums of squared differences: of every unit, with the bounds' strides; or, `open_alone`, of each sequence's
+    /// and head's open unit, `[sequences, heads, 2, head_dim]`: what is complete is not continued.
+    buffer<float> moments;
+    bool open_alone = false;
     batch_bounds bounds;
   };
   template <class B>
@@ -187,6 +190,8 @@ struct pool_spread_body {
     auto const bounds = block.global(buffer<stored<E>>{static_cast<stored<E>*>(a.bounds.base), a.bounds.elements});
     std::int32_t const dim = a.keys.head_dim;
     std::int64_t const at = a.bounds.at(block.z(), block.y(), mine.unit, dim) + mine.part * 8;
+    std::int64_t const kept =
+        a.open_alone ? (static_cast<std::int64_t>(block.z()) * a.keys.heads + block.y()) * 2 * dim + mine.part * 8 : at;
     float mean[8];
     float squares[8];
     KVPOLICY_UNROLL
@@ -194,8 +199,8 @@ struct pool_spread_body {
       mean[i] = 0;
       squares[i] = 0;
       if (mine.already > 0 && mine.part * 8 + i < dim) {
-        mean[i] = moments[at + i];
-        squares[i] = moments[at + dim + i];
+        mean[i] = moments[kept + i];
+        squares[i] = moments[kept + dim + i];
       }
     }
     auto count = static_cast<float>(mine.already);
@@ -218,8 +223,10 @@ struct pool_spread_body {
       float const deviation = sqrtf(squares[i] / count);
       float const high = mean[i] + deviation;
       float const low = mean[i] - deviation;
-      moments[at + i] = mean[i];
-      moments[at + dim + i] = squares[i];
+      if (!a.open_alone || mine.already + mine.end - mine.begin < a.what.unit_size) {
+        moments[kept + i] = mean[i];
+        moments[kept + dim + i] = squares[i];
+      }
       bounds[at + i] = narrowed<E>(high > most ? most : high < -most ? -most : high);
       bounds[at + dim + i] = narrowed<E>(low > most ? most : low < -most ? -most : low);
     }
