@@ -464,5 +464,17 @@ TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cud
   REQUIRE_THROWS_AS(by_sentence.choose(cache.view(), {0}, {}, 1), invalid_value);  // no ids
 }
 
+// What is known at compile time: which policies have kernels for every step.
+template <class Retain, class Retrieve>
+constexpr bool served = cuda::decodable<policy<Retain, Retrieve>, test_device>;
+using snapkv_retain = decltype(presets::snapkv{}.parts().retain);
+using h2o_retain = decltype(presets::h2o{}.parts().retain);
+using sentence_retrieve = decltype(presets::sentencekv{}.parts().retrieve);
+using quest_retrieve = decltype(presets::quest{}.parts().retrieve);
+static_assert(served<keep_all, keep_all> && served<snapkv_retain, keep_all> && served<keep_all, quest_retrieve>);
+static_assert(served<snapkv_retain, sentence_retrieve>);
+static_assert(!served<snapkv_retain, quest_retrieve>);  // pages of ranks
+static_assert(!served<h2o_retain, sentence_retrieve>);  // ranks that change at every step
+
 }  // namespace
 }  // namespace kvpolicy_test

@@ -57,8 +57,9 @@ concept decodable = requires {
   sizeof(decode_retain<decltype(parts_t<Policy>::retain), D>);
   sizeof(decode_retrieve<decltype(parts_t<Policy>::retrieve), D>);
 }
-&&(std::same_as<decltype(parts_t<Policy>::retain), keep_all> || std::same_as<decltype(parts_t<Policy>::retrieve), keep_all> ||
-   decode_retrieve<decltype(parts_t<Policy>::retrieve), D>::by_rank);
+&&(std::same_as<decltype(parts_t<Policy>::retrieve), keep_all> || std::same_as<decltype(parts_t<Policy>::retain), keep_all> ||
+   (decode_retain<decltype(parts_t<Policy>::retain), D>::stays &&
+    decode_retrieve<decltype(parts_t<Policy>::retrieve), D>::by_rank));
 
 /// A policy's state for a batch of sequences, on the device. The constructor allocates; prefill() waits; plan() copies numbers
 /// to the device; choose() enqueues kernels whose arguments are the same at every step, so that a step can be captured once and

@@ -26,6 +26,8 @@ requires Score::after_attention class decode_retain<
   enum number { last_tokens, most, sink_end, recent_begin, first_query, tail, rows };
 
  public:
+  static constexpr bool stays = false;
+
   decode_retain(act_type const&, cache_shape const& shape, std::int64_t sequences, D& device)
       : shape_(shape),
         sequences_(sequences),

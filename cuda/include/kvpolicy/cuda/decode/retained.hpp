@@ -17,7 +17,7 @@
 
 namespace kvpolicy::cuda {
 
-/// A retain's part of a decoder: one specialisation for each kind of act.
+/// A retain's part of a decoder: one specialisation for each kind of act. `stays`: what it keeps of a prompt is there for good.
 /// Requires: `prefill(act, sequence, view, layer, prompt, exec)`, `plan(act, sequence, prompt, tokens)`, `upload(device)`,
 /// `choose(act, layer, keys, queries, scale, lengths, device)`, which enqueues a step's work, `kept(sequence, layer)`, what a
 /// prompt's end left where that is not everything, and `lists(act, layer, lengths)`, what is there for it.
@@ -28,6 +28,8 @@ class decode_retain;
 template <owning_device D>
 class decode_retain<keep_all, D> {
  public:
+  static constexpr bool stays = true;
+
   decode_retain(keep_all const&, cache_shape const&, std::int64_t, D&) {}
   template <class View, class Exec>
   void prefill(keep_all const&, std::int64_t, View const&, layer_id, prompt_signals const&, Exec&) {}
@@ -95,6 +97,8 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
   using host_policy = policy<act_type, keep_all>;
 
  public:
+  static constexpr bool stays = true;
+
   decode_retain(act_type const&, cache_shape const& shape, std::int64_t sequences, D& device)
       : shape_(shape),
         sequences_(sequences),
@@ -163,6 +167,8 @@ class decode_retain<keep<segment::tokens, pool::none, score::recency, Budget, se
   using act_type = keep<segment::tokens, pool::none, score::recency, Budget, select::top, Window, trigger::every_step>;
 
  public:
+  static constexpr bool stays = false;
+
   decode_retain(act_type const&, cache_shape const& shape, std::int64_t sequences, D& device)
       : shape_(shape),
         numbers_(device, 2, sequences),
