@@ -1,12 +1,11 @@
 // The CUDA umbrella: executor, decoder, and what a kernel body of your own is written over. For nvcc; the .hpp headers that it
-// names are for any compiler.
+// names are for any compiler. Policies: kvpolicy/kvpolicy.hpp.
 #pragma once
 
 #include "kvpolicy/cuda/decode.hpp"         // a batch's decode steps, chosen on the device
 #include "kvpolicy/cuda/device_launch.cuh"  // how a body runs on a GPU
 #include "kvpolicy/cuda/exec.hpp"           // cuda_exec, for the four verbs
 #include "kvpolicy/cuda/kernels.hpp"        // the library's own kernels
-#include "kvpolicy/kvpolicy.hpp"
 
 // The library's kernels are compiled in it, not again in every file that includes this.
 namespace kvpolicy::cuda {
