@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kvpolicy/cuda/kernel/attend.hpp"
+#include "kvpolicy/cuda/kernel/attend_merge.hpp"
 #include "kvpolicy/cuda/kernel/drift.hpp"
 #include "kvpolicy/cuda/kernel/entropy.hpp"
 #include "kvpolicy/cuda/kernel/evict.hpp"

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kvpolicy/cuda/kernel/attend.hpp"
+#include "kvpolicy/cuda/kernel/attend_merge.hpp"
 #include "kvpolicy/cuda/kernel/softmax.hpp"
 #include "kvpolicy/cuda/launch/device.hpp"
 
