@@ -43,6 +43,9 @@ class policy_runner {
     return policy_runner(std::make_unique<model<Policy>>(policy), calls_of<Policy>);
   }
 
+  /// The same policy, not started.
+  policy_runner another() const { return calls_.another(self_.get()); }
+
   /// What this policy needs; less than its type's, perhaps, where parts are chosen at run time.
   signals needs() const noexcept { return calls_.needs(self_.get()); }
   /// Queries of a prompt that the policy looks at, 0 where it needs none.
@@ -71,6 +74,7 @@ class policy_runner {
     std::optional<policy_state<parts_t<Policy>>> state;
   };
   struct calls {
+    policy_runner (*another)(any_model*);
     signals (*needs)(any_model*);
     std::int64_t (*window_queries)(any_model*);
     void (*check)(any_model*, cache_shape const&);
@@ -88,6 +92,7 @@ class policy_runner {
 
   template <class Policy>
   static constexpr calls calls_of{
+      .another = [](any_model* self) { return of(as<Policy>(self).policy); },
       .needs = [](any_model* self) { return needs_of(as<Policy>(self).policy); },
       .window_queries = [](any_model* self) -> std::int64_t { return prompt_queries(as<Policy>(self).policy); },
       .check = [](any_model* self, cache_shape const& shape) { kvpolicy::check(as<Policy>(self).policy, shape); },
