@@ -1,22 +1,13 @@
 #include "engine.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
 
 namespace kvpolicy::llama {
 namespace {
-
-constexpr std::int64_t nothing_due = std::numeric_limits<std::int64_t>::max();
-constexpr std::int64_t print_every = 64;  // tokens
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 void check_parameters(llama_context_params const& params, llama_model const* model) {
   KVPOLICY_EXPECTS(model != nullptr, "attach needs the model that the context will be made from");
@@ -43,7 +34,7 @@ void check_parameters(llama_context_params const& params, llama_model const* mod
 }  // namespace
 
 session::engine::engine(policy_runner runner, session_options options)
-    : runner_(std::move(runner)), options_(std::move(options)), due_from_(0) {
+    : runner_(std::move(runner)), options_(std::move(options)) {
   KVPOLICY_EXPECTS(options_.window_queries >= 0,
                    "window_queries is " + std::to_string(options_.window_queries) + "; it can't be negative");
 }
@@ -72,8 +63,7 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
     hook.layer = l;
     hook.dummy = ggml_custom_4d(dummies_, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, &on_attention, GGML_N_TASKS_MAX, &hook);
   }
-  keys_.resize(hooks_.size());
-  values_.resize(hooks_.size());
+  unified_ = params.kv_unified;
   team_.emplace(std::max(1, params.n_threads));
   threads_seen_ = team_->size();
   caller_abort_ = params.abort_callback;
@@ -86,27 +76,41 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
 }
 
 void session::engine::use(policy_runner runner) {
-  if (shape_.max_tokens != 0) {
-    runner.check(shape_);
-    runner.start(shape_);
+  if (shape_.max_tokens != 0) runner.check(shape_);
+  for (auto const& s : sequences_) {
+    if (s) s->use(runner.another());
   }
   runner_ = std::move(runner);
-  make_prompt_room();
   attached_ = true;
   failure_ = nullptr;
-  steps_ = 0;
-  forget_all();
 }
 
-saved_prompt session::engine::save() const { return prompt_.save(); }
+void session::engine::use(policy_runner runner, llama_seq_id of) {
+  sequence_of(of).use(std::move(runner));
+  attached_ = true;
+  failure_ = nullptr;
+}
 
-void session::engine::load(saved_prompt const& saved) {
-  if (shape_.max_tokens == 0) {
-    loaded_ = saved;
-    return;
+saved_prompt session::engine::save(llama_seq_id of) const {
+  sequence const* const found = find(of);
+  return found != nullptr ? found->save() : saved_prompt{};
+}
+
+sequence const* session::engine::find(llama_seq_id of) const noexcept {
+  auto const at = static_cast<std::size_t>(of);
+  return of >= 0 && at < sequences_.size() ? sequences_[at].get() : nullptr;
+}
+
+sequence& session::engine::sequence_of(llama_seq_id id) {
+  KVPOLICY_EXPECTS(id >= 0, "there is no sequence " + std::to_string(id));
+  auto const at = static_cast<std::size_t>(id);
+  if (at >= sequences_.size()) sequences_.resize(at + 1);
+  if (sequences_[at] == nullptr) {
+    auto made = std::make_unique<sequence>(id, runner_.another(), options_, rotary_);
+    if (shape_.max_tokens != 0) made->begin(shape_);
+    sequences_[at] = std::move(made);
   }
-  forget_all();
-  prompt_.load(saved);
+  return *sequences_[at];
 }
 
 void session::engine::check() {
@@ -115,23 +119,15 @@ void session::engine::check() {
   std::rethrow_exception(failure);
 }
 
+bool session::engine::anyone_needs(signals which) const noexcept {
+  return contains(runner_.needs(), which) ||
+         std::ranges::any_of(sequences_, [&](auto const& s) { return s != nullptr && contains(s->needs(), which); });
+}
+
 void session::engine::forget_all() noexcept {
-  forget(0);
-  due_from_ = 0;
-  for (layer_hook& hook : hooks_) hook.prefill_due = true;
-}
-
-/// Tokens from `tokens` on are gone; the policy is told when it next runs.
-void session::engine::forget(std::int64_t tokens) noexcept {
-  tokens_ = std::min(tokens_, tokens);
-  if (due_from_ != nothing_due) due_from_ = std::min(due_from_, tokens);
-  prompt_.forget(tokens);
-  while (!prints_.empty() && prints_.back().token >= tokens) prints_.pop_back();
-}
-
-void session::engine::prompt_due(std::int64_t from) noexcept {
-  due_from_ = std::min(due_from_, from);
-  for (layer_hook& hook : hooks_) hook.prefill_due = true;
+  for (auto const& s : sequences_) {
+    if (s) s->forget_all();
+  }
 }
 
 bool session::engine::on_node(ggml_tensor* node, bool ask, void* self) noexcept {
@@ -153,31 +149,42 @@ bool session::engine::on_abort(void* self) noexcept {
 
 void session::engine::fail() noexcept {
   failure_ = std::current_exception();
+  announced_.drop();
   forget_all();
 }
-
-bool session::engine::active() const noexcept { return attached_ && failure_ == nullptr; }
 
 bool session::engine::ask(ggml_tensor* node) {
   switch (node->op) {
     case GGML_OP_SET_ROWS:
-      if (active() && key_cache_layer(node) == 0) begin_graph(cells_of(node));
+      if (active() && key_cache_layer(node) == 0) graph_.written = written_cells(node);
       return false;
     case GGML_OP_FLASH_ATTN_EXT:
-      return active() && ask_attention(node);
+      if (!active()) return false;
+      check_attention(node);
+      return ask_attention(node, hook_of_layer(node));
     case GGML_OP_CUSTOM:
-      if (!active()) restore(node);
-      else if (layer_hook* const hook = hook_of(node)) see_rows(node, *hook);
+      if (layer_hook* const hook = hook_of(node)) {
+        restore(node, *hook);
+        return active() && ask_attention(node, *hook);
+      }
       return false;
     case GGML_OP_GET_ROWS:
-      if (std::string_view(node->src[1]->name) == "inp_tokens") {
-        graph_ids_ = {static_cast<std::int32_t const*>(node->src[1]->data), static_cast<std::size_t>(node->src[1]->ne[0])};
+      if (std::string_view const name = node->src[1]->name; name == "inp_tokens" || name == "inp_out_ids") {
+        auto& into = name == "inp_tokens" ? graph_.ids : outputs_;
+        into = {static_cast<std::int32_t const*>(node->src[1]->data), static_cast<std::size_t>(node->src[1]->ne[0])};
       }
       return false;
     case GGML_OP_ROPE:
       if (!active()) return false;
-      if (key_cache_layer(node)) forget_all();  // llama_memory_seq_add turned the cached keys
-      else if (contains(runner_.needs(), signals::rotation) && !prompt_.knows_rotation()) prompt_.learn_rotation(node);
+      if (key_cache_layer(node)) {
+        forget_all();  // llama_memory_seq_add turned the cached keys
+        return false;
+      }
+      if (node->src[1]->data != nullptr) {
+        graph_.positions = {static_cast<std::int32_t const*>(node->src[1]->data),
+                            static_cast<std::size_t>(node->src[1]->ne[0])};
+      }
+      if (!rotary_.known() && anyone_needs(signals::rotation)) rotary_.learn(node);
       return false;
     case GGML_OP_SOFT_MAX:
       if (active() && std::string_view(node->name).starts_with("kq_soft_max")) {
@@ -185,60 +192,53 @@ bool session::engine::ask(ggml_tensor* node) {
       }
       return false;
     default:
-      return active() && contains(runner_.needs(), signals::logits) && graph_.count == 1 &&
-             std::string_view(node->name) == "result_output";
+      return active() && std::string_view(node->name) == "result_output" &&
+             std::ranges::any_of(steps_, [](sequence const* s) { return contains(s->needs(), signals::logits); });
   }
 }
 
-/// A node that was asked for is there: the prompt's queries of a layer, or a step's logits.
-void session::engine::computed(ggml_tensor const* node) {
+/// A node that was asked for is there: attention of prompts, with steps among them perhaps, or a step's logits.
+void session::engine::computed(ggml_tensor* node) {
   if (!active()) return;
-  if (node->op == GGML_OP_FLASH_ATTN_EXT) return prompt_.keep(*key_cache_layer(node->src[1]), node->src[0], graph_);
-  if (std::string_view(node->name) != "result_output" || node->type != GGML_TYPE_F32) return;
-  auto const start = std::chrono::steady_clock::now();
-  auto const* const logits = static_cast<float const*>(node->data);
-  auto const vocabulary = static_cast<std::size_t>(node->ne[0]);
-  if (node->ne[1] == 1) runner_.observe({.logits = std::span(logits, vocabulary)}, *solo_);
-  statistics_.choose_seconds += seconds_since(start);
-}
-
-/// A graph is about to run; its inputs are set, nothing of it is computed.
-void session::engine::begin_graph(written_cells const& written) {
-  graph_ = written;
-  if (threads_seen_ != team_->size()) team_.emplace(threads_seen_);
-  forget(written.first);
-  prompt_.keep_ids(graph_ids_, written.first);
-  // Somebody replaced the cache: what the keys say is learnt anew.
-  if (!prints_.empty() && prints_.back().hash != hash_of(prints_.back().token)) forget_all();
-  if (written.first > tokens_) prompt_due(tokens_);
-  if (written.count > 1) {
-    prompt_due(written.first);
-    tokens_ = written.first + written.count;
+  if (node->op != GGML_OP_FLASH_ATTN_EXT) return observe(node);
+  layer_hook& hook = hook_of_layer(node);
+  graph_queries const queries{node->src[0]};
+  for (sequence* const s : prompts_) {
+    if (s->keeps_queries()) s->keep_queries(hook.layer, queries);
   }
-}
-
-bool session::engine::ask_attention(ggml_tensor* node) {
-  check_attention(node);
-  std::int64_t const layer = *key_cache_layer(node->src[1]);
-  if (layer >= std::ssize(hooks_)) {
-    throw unsupported("the cache has a layer " + std::to_string(layer) + ", the model " + std::to_string(hooks_.size()));
-  }
-  layer_hook& hook = hooks_[static_cast<std::size_t>(layer)];
-  if (shape_.max_tokens == 0) begin(node);
-  see_rows(node, hook);
-  if (node->src[0]->ne[1] != 1) {
-    ggml_tensor const* const mask = node->src[3];
-    if (layer == 0 && mask->op == GGML_OP_NONE && mask->data != nullptr) check_mask(mask, graph_);
-    return prompt_.keeps_queries();
-  }
+  if (steps_.empty()) return;
   std::memcpy(&hook.scale, node->op_params, sizeof hook.scale);
-  std::memcpy(hook.own_params.data(), node->op_params, sizeof node->op_params);
-  std::memcpy(node->op_params, hook.dummy->op_params, sizeof node->op_params);
-  node->op = GGML_OP_CUSTOM;
-  return false;
+  team_->lead_alone([&] { steps(node, hook); });
 }
 
-/// The first graph: now the cache's shape is known, and everything is allocated.
+void session::engine::observe(ggml_tensor const* logits) {
+  if (logits->type != GGML_TYPE_F32) return;
+  auto const vocabulary = static_cast<std::size_t>(logits->ne[0]);
+  for (std::int64_t row = 0; row < logits->ne[1]; ++row) {
+    std::int64_t const place = outputs_.empty() ? row : outputs_[static_cast<std::size_t>(row)];
+    for (sequence* const s : steps_) {
+      if (s->place() != place || !contains(s->needs(), signals::logits)) continue;
+      auto const* const values = reinterpret_cast<float const*>(static_cast<char const*>(logits->data) +
+                                                                static_cast<std::size_t>(row) * logits->nb[1]);
+      s->observe({values, vocabulary}, *solo_);
+    }
+  }
+}
+
+bool session::engine::ask_attention(ggml_tensor* node, layer_hook& hook) {
+  if (hook.layer == 0) {
+    if (shape_.max_tokens == 0) begin(node);
+    begin_graph(node);
+  }
+  see_rows(node, hook);
+  if (prompts_.empty()) {
+    rewrite(node, hook);
+    return false;
+  }
+  return !steps_.empty() || std::ranges::any_of(prompts_, [](sequence const* s) { return s->keeps_queries(); });
+}
+
+/// The first graph: now the cache's shape is known.
 void session::engine::begin(ggml_tensor const* attention) {
   ggml_tensor const* const keys = attention->src[1];
   cache_shape const shape{.layers = std::ssize(hooks_),
@@ -246,38 +246,97 @@ void session::engine::begin(ggml_tensor const* attention) {
                           .kv_heads = keys->ne[2],
                           .head_dim = keys->ne[0],
                           .max_tokens = storage_of(keys)->ne[1],
-                          .type = rows_of(keys).type};
-  runner_.check(shape);
-  runner_.start(shape);
+                          .type = all_rows_of(keys).type};
   exec_.emplace(shape, &*team_);
-  if (options_.rows != nullptr) resident_.emplace(*options_.rows, shape, options_.resident);
+  cells_.reserve(static_cast<std::size_t>(shape.max_tokens));
   solo_.emplace(cache_shape{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 1, .max_tokens = 1});
-  prints_.reserve(static_cast<std::size_t>(2 * shape.max_tokens / print_every + 2));
-  shape_ = shape;
-  make_prompt_room();
-  if (loaded_) {
-    load(std::exchange(loaded_, std::nullopt).value());
-    prompt_.keep_ids(graph_ids_, graph_.first);
+  for (auto const& s : sequences_) {
+    if (s) s->begin(shape);
   }
+  shape_ = shape;
 }
 
-/// For the queries that the policy wants, or that later ones may.
-void session::engine::make_prompt_room() {
-  if (shape_.max_tokens != 0) prompt_.reserve(shape_, std::max(options_.window_queries, runner_.window_queries()));
+/// A graph is about to run; its inputs are set, nothing of it is computed. Divides its tokens among sequences.
+void session::engine::begin_graph(ggml_tensor const* attention) {
+  graph_.stream_cells = shape_.max_tokens;
+  if (threads_seen_ != team_->size()) team_.emplace(threads_seen_);
+  if (std::ssize(graph_.ids) != std::ssize(graph_.written)) graph_.ids = {};
+  if (std::ssize(graph_.positions) != std::ssize(graph_.written)) graph_.positions = {};
+  prompts_.clear();
+  steps_.clear();
+  outputs_ = {};
+  graph_mask const mask(attention);
+  announced_.owners(graph_, unified_, owners_);
+  for (std::size_t i = 0; i < owners_.size(); ++i) {
+    llama_seq_id const of = owners_[i];
+    if (of < 0) continue;
+    places_.clear();
+    for (std::size_t j = i; j < owners_.size(); ++j) {
+      if (owners_[j] != of) continue;
+      places_.push_back(static_cast<std::int32_t>(j));
+      owners_[j] = -1;
+    }
+    add(of, mask);
+  }
+  graph_.ids = graph_.positions = {};  // the next graph may have none
+}
+
+/// The graph writes tokens of this sequence, at places_.
+void session::engine::add(llama_seq_id of, graph_mask const& mask) {
+  sequence& s = sequence_of(of);
+  std::int32_t const first = places_.front();
+  auto const seen = [&](std::int32_t place) {
+    cells_.clear();
+    for (std::int64_t cell = 0; cell < mask.cells(); ++cell) {
+      if (mask.visible(place, cell)) cells_.push_back(static_cast<std::int32_t>(cell));
+    }
+  };
+  seen(first);
+  if (std::erase(cells_, graph_.cell(first)) != 1) throw unsupported("attention is not causal: a token does not see itself");
+  s.follow({mask, first, graph_.cell(first), graph_.stream(first), graph_.position(first), cells_}, sequences_);
+  std::int64_t const before = s.tokens();
+  if (places_.size() == 1 && announced_.brings(of) <= 1) {
+    s.add_step(first, graph_);
+    steps_.push_back(&s);
+    return;
+  }
+  s.add_prompt(places_, graph_);
+  prompts_.push_back(&s);
+  // Tokens see those before them and not the next: the last one's cells are counted, the others read at their edges.
+  seen(places_.back());
+  bool causal = std::ssize(cells_) == before + std::ssize(places_);
+  for (std::size_t i = 0; i + 1 < places_.size(); ++i) {
+    causal =
+        causal && mask.visible(places_[i], graph_.cell(places_[i])) && !mask.visible(places_[i], graph_.cell(places_[i + 1]));
+  }
+  if (!causal) {
+    throw unsupported("tokens of sequence " + std::to_string(of) +
+                      " do not see exactly those before them: only causal attention is supported, and several sequences in one "
+                      "unified cache need announce(batch) before llama_decode");
+  }
 }
 
 /// Where a layer's rows are now; the same as in all other layers, or refused.
 void session::engine::see_rows(ggml_tensor const* node, layer_hook const& hook) {
-  auto const at = static_cast<std::size_t>(hook.layer);
-  keys_[at] = rows_of(node->src[1]);
-  values_[at] = rows_of(node->src[2]);
-  for (rows const& r : {keys_[at], values_[at]}) {
+  rows const keys = all_rows_of(node->src[1]);
+  rows const values = all_rows_of(node->src[2]);
+  for (rows const& r : {keys, values}) {
     if (r.heads != shape_.kv_heads || r.head_dim != shape_.head_dim || r.type != shape_.type ||
         node->src[0]->ne[2] != shape_.q_heads) {
       throw unsupported("layer " + std::to_string(hook.layer) +
                         " has other heads than layer 0; layers of equal shape are supported");
     }
   }
+  for (sequence* const s : prompts_) s->see(hook.layer, keys, values, shape_.max_tokens);
+  for (sequence* const s : steps_) s->see(hook.layer, keys, values, shape_.max_tokens);
+}
+
+session::engine::layer_hook& session::engine::hook_of_layer(ggml_tensor const* attention) {
+  std::int64_t const layer = *key_cache_layer(attention->src[1]);
+  if (layer >= std::ssize(hooks_)) {
+    throw unsupported("the cache has a layer " + std::to_string(layer) + ", the model " + std::to_string(hooks_.size()));
+  }
+  return hooks_[static_cast<std::size_t>(layer)];
 }
 
 session::engine::layer_hook* session::engine::hook_of(ggml_tensor const* node) noexcept {
@@ -287,11 +346,17 @@ session::engine::layer_hook* session::engine::hook_of(ggml_tensor const* node) n
   return nullptr;
 }
 
-/// Graphs are used again: what was rewritten while attached comes back, and must be the engine's again.
-void session::engine::restore(ggml_tensor* node) noexcept {
-  layer_hook const* const hook = hook_of(node);
-  if (hook == nullptr) return;
-  std::memcpy(node->op_params, hook->own_params.data(), sizeof node->op_params);
+/// The policies' attention in place of the engine's, for this graph.
+void session::engine::rewrite(ggml_tensor* node, layer_hook& hook) noexcept {
+  std::memcpy(&hook.scale, node->op_params, sizeof hook.scale);
+  std::memcpy(hook.own_params.data(), node->op_params, sizeof node->op_params);
+  std::memcpy(node->op_params, hook.dummy->op_params, sizeof node->op_params);
+  node->op = GGML_OP_CUSTOM;
+}
+
+/// Graphs are used again: what was rewritten for another one is the engine's again.
+void session::engine::restore(ggml_tensor* node, layer_hook const& hook) noexcept {
+  std::memcpy(node->op_params, hook.own_params.data(), sizeof node->op_params);
   node->op = GGML_OP_FLASH_ATTN_EXT;
 }
 
@@ -305,7 +370,7 @@ void session::engine::on_attention(ggml_tensor* node, int rank, int threads, voi
   }
   auto const work = [&]() noexcept {
     try {
-      if (self.failure_ == nullptr) return self.step(node, hook);
+      if (self.failure_ == nullptr) return self.steps(node, hook);
     } catch (...) {
       self.fail();
     }
@@ -316,104 +381,13 @@ void session::engine::on_attention(ggml_tensor* node, int rank, int threads, voi
   else self.team_->lead_alone(work);
 }
 
-/// One layer's attention of a decode step.
-void session::engine::step(ggml_tensor* node, layer_hook& hook) {
-  layer_id const layer{hook.layer};
-  std::int64_t const tokens = graph_.first + 1;
-  if (layer.value == 0) {
-    check_mask(node->src[3], graph_);
-    statistics_ = {.tokens = tokens};
+/// One layer's attention of every sequence that makes a step; `node` is `[head_dim, q_heads, tokens]`, streams and all.
+void session::engine::steps(ggml_tensor* node, layer_hook const& hook) {
+  graph_queries const queries{node->src[0]};
+  for (sequence* const s : steps_) {
+    auto* const out = static_cast<float*>(node->data) + s->place() * shape_.q_heads * shape_.head_dim;
+    s->step({hook.layer}, queries, hook.scale, out, *exec_);
   }
-  bool const prompted = hook.prefill_due;
-  if (prompted) {
-    auto const start = std::chrono::steady_clock::now();
-    if (tokens > 1) {
-      runner_.prefill(view_of(tokens - 1), layer, prompt_of(layer.value, tokens - 1), *exec_);
-    }
-    hook.prefill_due = false;
-    statistics_.prefill_seconds += seconds_since(start);
-  }
-  auto const start = std::chrono::steady_clock::now();
-  ggml_tensor const* const q = node->src[0];
-  query_heads const queries{.data = static_cast<float const*>(q->data),
-                            .heads = q->ne[2],
-                            .head_stride = static_cast<std::int64_t>(q->nb[2] / sizeof(float)),
-                            .scale = hook.scale};
-  layer_table_view const view = view_of(tokens);
-  if (options_.on_queries) options_.on_queries(layer, view, queries, *exec_);
-  selection kept = runner_.choose(view, layer, {queries, graph_ids_.empty() ? -1 : graph_ids_.back()}, *exec_);
-  statistics_.choose_seconds += seconds_since(start);
-  rows keys = view.keys(layer);
-  rows values = view.values(layer);
-  if (resident_) {
-    auto const fetching = std::chrono::steady_clock::now();
-    if (prompted) resident_->store(view_of(tokens - 1), layer, runner_.retained(layer));
-    kept = resident_->ready(view, layer, kept);
-    keys = resident_->keys(layer);
-    values = resident_->values(layer);
-    (prompted ? statistics_.prefill_seconds : statistics_.fetch_seconds) += seconds_since(fetching);
-  }
-  statistics_.tokens_read += static_cast<double>(kept.tokens()) / static_cast<double>(shape_.kv_heads * shape_.layers);
-  if (options_.on_choice) options_.on_choice(layer, tokens, kept);
-  auto const attending = std::chrono::steady_clock::now();
-  table<float> const out{static_cast<float*>(node->data), shape_.q_heads, shape_.head_dim, shape_.head_dim};
-  attend(queries, keys, values, kept, out, {}, *exec_);
-  statistics_.attend_seconds += seconds_since(attending);
-  if (layer.value + 1 == shape_.layers) {
-    if (due_from_ != nothing_due) {
-      std::int64_t const known = prints_.empty() ? 0 : prints_.back().token + 1;
-      for (std::int64_t t = known; t < graph_.first; ++t) {
-        if (t % print_every == print_every - 1 || t + 1 == graph_.first) remember(t, true);
-      }
-    }
-    remember(graph_.first, graph_.first % print_every == print_every - 1);
-    due_from_ = nothing_due;
-    tokens_ = tokens;
-    ++steps_;
-  }
-}
-
-/// What prefill is told of the prompt that ends before token `tokens`. Throws unsupported where it is not known.
-prompt_signals session::engine::prompt_of(std::int64_t layer, std::int64_t tokens) const {
-  signals const needs = runner_.needs();
-  prompt_signals prompt{.first = due_from_,
-                        .queries = prompt_.window_of(layer, tokens, hooks_[static_cast<std::size_t>(layer)].scale),
-                        .turned = prompt_.turned(),
-                        .token_ids = prompt_.ids_of(due_from_, tokens)};
-  if (contains(needs, signals::token_ids) && std::ssize(prompt.token_ids) != tokens - due_from_) {
-    throw unsupported(
-        "the policy needs the prompt's token ids, and they were not observed: decode it as tokens, not embeddings, "
-        "with the policy attached");
-  }
-  if (contains(needs, signals::rotation) && !prompt_.knows_rotation()) {
-    throw unsupported("the policy needs the keys' rotary embedding, and this model has none");
-  }
-  return prompt;
-}
-
-layer_table_view session::engine::view_of(std::int64_t tokens) const noexcept {
-  return {.cache = shape_, .count = tokens, .key_rows = keys_.data(), .value_rows = values_.data()};
-}
-
-void session::engine::remember(std::int64_t token, bool stays) noexcept {
-  if (!prints_.empty() && !prints_.back().stays) prints_.pop_back();
-  prints_.push_back({token, hash_of(token), stays});
-}
-
-/// FNV-1a over the last layer's keys of one token, eight bytes at a time.
-std::uint64_t session::engine::hash_of(std::int64_t token) const noexcept {
-  rows const& keys = keys_.back();
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (std::int64_t h = 0; h < keys.heads; ++h) {
-    std::byte const* const key = keys.address({h}, {token});
-    for (std::int64_t at = 0; at < keys.head_dim * size_of(keys.type); at += 8) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, key + at,
-                  static_cast<std::size_t>(std::min<std::int64_t>(8, keys.head_dim * size_of(keys.type) - at)));
-      hash = (hash ^ word) * 0x100000001b3u;
-    }
-  }
-  return hash;
 }
 
 }  // namespace kvpolicy::llama

@@ -22,34 +22,24 @@ std::optional<std::int64_t> key_cache_layer(ggml_tensor const* tensor) noexcept 
   return std::strtoll(name.data() + prefix.size(), nullptr, 10);
 }
 
-written_cells cells_of(ggml_tensor const* set_rows) {
+std::span<std::int64_t const> written_cells(ggml_tensor const* set_rows) {
   ggml_tensor const* const indices = set_rows->src[1];
   if (indices == nullptr || indices->type != GGML_TYPE_I64 || indices->data == nullptr) {
     throw unsupported("this llama.cpp writes its cache in a way that kvpolicy does not know; 0.5 to 0.7 are known");
   }
-  std::int64_t const count = indices->ne[0];
-  auto const* const cells = static_cast<std::int64_t const*>(indices->data);
-  for (std::int64_t i = 1; i < count; ++i) {
-    if (cells[i] != cells[0] + i) {
-      throw unsupported("the batch is written to scattered cells (" + std::to_string(cells[i - 1]) + " then " +
-                        std::to_string(cells[i]) + "): several sequences, or a cache with holes, are not supported");
-    }
-  }
-  if (cells[0] + count > storage_of(set_rows)->ne[1]) {
-    throw unsupported("the batch is written to another sequence's stream; one sequence a context is supported");
-  }
-  return {cells[0], count};
+  return {static_cast<std::int64_t const*>(indices->data), static_cast<std::size_t>(indices->ne[0])};
 }
 
-rows rows_of(ggml_tensor const* source) {
+rows all_rows_of(ggml_tensor const* source) {
   if (source->type != GGML_TYPE_F16 && source->type != GGML_TYPE_BF16) {
     throw unsupported(std::string("a cache of type ") + ggml_type_name(source->type) +
                       " is not supported; set type_k and type_v to f16 or bf16");
   }
-  return {.base = static_cast<std::byte const*>(source->data),
+  ggml_tensor const* const storage = storage_of(source);
+  return {.base = static_cast<std::byte const*>(storage->data),
           .type = source->type == GGML_TYPE_F16 ? element_type::f16 : element_type::bf16,
           .heads = source->ne[2],
-          .tokens = source->ne[1],
+          .tokens = storage->ne[1] * storage->ne[2],
           .head_dim = source->ne[0],
           .head_stride = static_cast<std::int64_t>(source->nb[2]),
           .token_stride = static_cast<std::int64_t>(source->nb[1]),
@@ -67,9 +57,6 @@ void check_attention(ggml_tensor const* node) {
   if (node->src[3] == nullptr || !key_cache_layer(keys)) {
     throw unsupported("attention without an ordinary KV cache (an encoder, or a cache of another kind) is not supported");
   }
-  if (node->src[0]->ne[3] != 1 || keys->ne[3] != 1) {
-    throw unsupported("several sequences in one decode batch are not supported yet; decode one sequence a context");
-  }
   if (keys->ne[0] != values->ne[0]) {
     throw unsupported("keys of " + std::to_string(keys->ne[0]) + " and values of " + std::to_string(values->ne[0]) +
                       " elements: heads of unequal size are not supported");
@@ -83,12 +70,19 @@ void check_attention(ggml_tensor const* node) {
   }
 }
 
-namespace {
+graph_mask::graph_mask(ggml_tensor const* attention) : input_(attention->src[3]), per_stream_(attention->src[0]->ne[1]) {
+  // The engine may convert its F32 input to F16 first, which is not computed yet.
+  while (input_->op != GGML_OP_NONE && input_->src[0] != nullptr) input_ = input_->src[0];
+  if (input_->data == nullptr || (input_->type != GGML_TYPE_F32 && input_->type != GGML_TYPE_F16)) {
+    throw unsupported("this llama.cpp masks its attention in a way that kvpolicy does not know; 0.5 to 0.7 are known");
+  }
+}
 
-bool visible(ggml_tensor const* mask, std::int64_t row, std::int64_t cell) {
-  auto const* const at = static_cast<char const*>(mask->data) + static_cast<std::size_t>(row) * mask->nb[1] +
-                         static_cast<std::size_t>(cell) * mask->nb[0];
-  if (mask->type == GGML_TYPE_F32) {
+bool graph_mask::visible(std::int64_t token, std::int64_t cell) const noexcept {
+  auto const* const at =
+      static_cast<char const*>(input_->data) + static_cast<std::size_t>(token % per_stream_) * input_->nb[1] +
+      static_cast<std::size_t>(token / per_stream_) * input_->nb[3] + static_cast<std::size_t>(cell) * input_->nb[0];
+  if (input_->type == GGML_TYPE_F32) {
     float value = 0;
     std::memcpy(&value, at, sizeof value);
     return value == 0;
@@ -96,25 +90,6 @@ bool visible(ggml_tensor const* mask, std::int64_t row, std::int64_t cell) {
   std::uint16_t value = 0;
   std::memcpy(&value, at, sizeof value);
   return (value & 0x7fffu) == 0;
-}
-
-}  // namespace
-
-void check_mask(ggml_tensor const* mask, written_cells const& written) {
-  for (std::int64_t t = 0; t < written.count; ++t) {
-    std::int64_t const seen = written.first + t + 1;
-    // Rows differ by one cell: the last is read whole, the others at its edge.
-    std::int64_t const from = t + 1 == written.count ? 0 : seen - 1;
-    std::int64_t const to = t + 1 == written.count ? mask->ne[0] : std::min(seen + 1, mask->ne[0]);
-    for (std::int64_t cell = from; cell < to; ++cell) {
-      if (visible(mask, t, cell) != (cell < seen)) {
-        throw unsupported("token " + std::to_string(seen - 1) + (cell < seen ? " does not see cell " : " sees cell ") +
-                          std::to_string(cell) +
-                          ": only one causal sequence without holes, in cells of its own order, is supported (several "
-                          "sequences, llama_memory_seq_rm from the middle, sliding windows and encoders are not)");
-      }
-    }
-  }
 }
 
 }  // namespace kvpolicy::llama

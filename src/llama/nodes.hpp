@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "kvpolicy/view.hpp"
 
@@ -16,22 +17,42 @@ std::optional<std::int64_t> key_cache_layer(ggml_tensor const* tensor) noexcept;
 /// The tensor at the foot of a chain of views.
 ggml_tensor const* storage_of(ggml_tensor const* tensor) noexcept;
 
-/// Which cells a SET_ROWS node is about to write: consecutive ones. Throws unsupported for any others.
-struct written_cells {
-  std::int64_t first = 0;
-  std::int64_t count = 0;
-};
-written_cells cells_of(ggml_tensor const* set_rows);
+/// Which cells a SET_ROWS node is about to write, one for each token of the micro-batch: stream * cells of a stream + cell.
+/// Throws unsupported for another engine's way of writing.
+std::span<std::int64_t const> written_cells(ggml_tensor const* set_rows);
 
-/// K or V source of a FLASH_ATTN_EXT node, `[dim, cells, heads]`, as rows. Throws unsupported for types but f16 and bf16.
-rows rows_of(ggml_tensor const* source);
+/// All cells of all streams behind the K or V source of a FLASH_ATTN_EXT node, as rows: `[dim, cells of all streams, heads]`.
+/// Throws unsupported for types but f16 and bf16.
+rows all_rows_of(ggml_tensor const* source);
 
-/// Throws unsupported unless the node is attention that kvpolicy computes exactly: one stream, no bias, no soft cap, no
-/// learned sinks, host memory.
+/// Throws unsupported unless the node is attention that kvpolicy computes exactly: no bias, no soft cap, no learned sinks, host
+/// memory.
 void check_attention(ggml_tensor const* node);
 
-/// Throws unsupported unless token `first + t` of the batch sees exactly cells 0 .. first + t: one causal sequence without
-/// holes, whose cells are in order.
-void check_mask(ggml_tensor const* mask, written_cells const& written);
+/// Query heads of a micro-batch's tokens as a FLASH_ATTN_EXT node has them, `[dim, tokens, heads, streams]`.
+struct graph_queries {
+  ggml_tensor const* tensor;
+
+  std::int64_t tokens() const noexcept { return tensor->ne[1] * tensor->ne[3]; }
+  float const* at(std::int64_t token, std::int64_t head) const noexcept {
+    return reinterpret_cast<float const*>(
+        static_cast<char const*>(tensor->data) + static_cast<std::size_t>(token % tensor->ne[1]) * tensor->nb[1] +
+        static_cast<std::size_t>(head) * tensor->nb[2] + static_cast<std::size_t>(token / tensor->ne[1]) * tensor->nb[3]);
+  }
+};
+
+/// Which cells of its stream each token of a micro-batch sees, as far as the graph reads: `[cells, tokens, 1, streams]`.
+class graph_mask {
+ public:
+  /// Of a FLASH_ATTN_EXT node, before anything is computed: the input that its mask is converted from.
+  explicit graph_mask(ggml_tensor const* attention);
+
+  std::int64_t cells() const noexcept { return input_->ne[0]; }
+  bool visible(std::int64_t token, std::int64_t cell) const noexcept;
+
+ private:
+  ggml_tensor const* input_;
+  std::int64_t per_stream_;
+};
 
 }  // namespace kvpolicy::llama

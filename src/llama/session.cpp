@@ -9,11 +9,23 @@ session::~session() = default;
 void session::attach(llama_context_params& params, llama_model const* model) { engine_->attach(params, model); }
 void session::detach() noexcept { engine_->detach(); }
 void session::use(policy_runner runner) { engine_->use(std::move(runner)); }
-saved_prompt session::save() const { return engine_->save(); }
-void session::load(saved_prompt const& saved) { engine_->load(saved); }
+void session::use(policy_runner runner, llama_seq_id of) { engine_->use(std::move(runner), of); }
+void session::announce(llama_batch const& batch) { engine_->announce(batch); }
+saved_prompt session::save(llama_seq_id of) const { return engine_->save(of); }
+void session::load(saved_prompt const& saved, llama_seq_id of) { engine_->load(saved, of); }
 void session::check() { engine_->check(); }
-step_statistics const& session::last_step() const noexcept { return engine_->last_step(); }
-tier::resident_statistics session::tier_statistics() const noexcept { return engine_->tier_statistics(); }
-std::int64_t session::steps() const noexcept { return engine_->steps(); }
+
+step_statistics session::last_step(llama_seq_id of) const noexcept {
+  sequence const* const found = engine_->find(of);
+  return found != nullptr ? found->last_step() : step_statistics{};
+}
+tier::resident_statistics session::tier_statistics(llama_seq_id of) const noexcept {
+  sequence const* const found = engine_->find(of);
+  return found != nullptr ? found->tier_statistics() : tier::resident_statistics{};
+}
+std::int64_t session::steps(llama_seq_id of) const noexcept {
+  sequence const* const found = engine_->find(of);
+  return found != nullptr ? found->steps() : 0;
+}
 
 }  // namespace kvpolicy::llama

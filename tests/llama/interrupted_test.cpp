@@ -101,7 +101,7 @@ TEST_CASE("a decode that the caller stopped at any node is repeated as if nothin
 TEST_CASE("an exception of on_choice stops the decode and comes out of check") {
   model_owner const model = tiny_llama();
   bool angry = false;
-  session policy(presets::quest{.tokens = 64}, {.on_choice = [&](layer_id layer, std::int64_t, selection const&) {
+  session policy(presets::quest{.tokens = 64}, {.on_choice = [&](llama_seq_id, layer_id layer, std::int64_t, selection const&) {
                    if (angry && layer.value == 1) throw std::domain_error("enough");
                  }});
   decoder ours(model.get(), &policy, {.threads = 2});

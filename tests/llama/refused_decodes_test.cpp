@@ -37,36 +37,31 @@ void check_refused_and_intact(llama_model* model, session& policy, decoder& ours
   CHECK(identical(decode_each(ours, random_tokens(10, 3)), decode_each(engine, random_tokens(10, 3))));
 }
 
-TEST_CASE("several sequences are refused when they are decoded, and the engine stays intact") {
+TEST_CASE("sequences of a unified cache that are not announced are refused where they meet, and the engine stays intact") {
   model_owner const model = tiny_llama();
-  bool const unified = GENERATE(false, true);
-  CAPTURE(unified);
-  context_options const options{.sequences = 2, .unified = unified};
+  context_options const options{.sequences = 2, .unified = true};
   session policy(small_quest);
   decoder ours(model.get(), &policy, options);
-  int status = 0;
-  auto const refused = [&](char const* message) {
-    check_refused_and_intact(model.get(), policy, ours, options, status, message);
-  };
   SECTION("in one batch, from the start") {
-    status = ours.status_of(random_tokens(4), {0, 0, 1, 1});
-    refused(unified ? "only one causal sequence" : "several sequences");
+    int const status = ours.status_of(random_tokens(4), {0, 0, 1, 1});
+    check_refused_and_intact(model.get(), policy, ours, options, status, "need announce(batch)");
   }
   SECTION("in one batch of one token each, after a prompt") {
     ours.feed(random_tokens(100));
-    status = ours.status_of(random_tokens(2), {0, 1});
-    refused("sequence");
+    int const status = ours.status_of(random_tokens(2), {0, 1});
+    check_refused_and_intact(model.get(), policy, ours, options, status, "need announce(batch)");
   }
-  SECTION("a second prompt beside the first") {
-    ours.feed(random_tokens(100));
-    status = ours.status_of(random_tokens(50), std::vector<llama_seq_id>(50, 1));
-    refused("sequence");
+  SECTION("with other tokens than were announced") {
+    token_list other = random_tokens(4);
+    policy.announce(llama_batch_get_one(other.data(), 4));
+    int const status = ours.status_of(random_tokens(4, 3), {0, 0, 1, 1});
+    check_refused_and_intact(model.get(), policy, ours, options, status, "announce each batch before its llama_decode");
   }
-  SECTION("a second sequence of one token") {
-    ours.feed(random_tokens(100));
-    ours.feed(1);
-    status = ours.status_of({1}, {1});
-    refused("sequence");
+  SECTION("with more tokens than were announced") {
+    token_list few = random_tokens(2);
+    policy.announce(llama_batch_get_one(few.data(), 2));
+    int const status = ours.status_of(random_tokens(4), {0, 0, 1, 1});
+    check_refused_and_intact(model.get(), policy, ours, options, status, "more tokens than the 2 that were announced");
   }
 }
 
@@ -78,7 +73,7 @@ TEST_CASE("interleaved sequences that the engine alone decoded are refused when 
   policy.detach();
   REQUIRE(ours.status_of(random_tokens(6), {0, 1, 0, 1, 0, 1}) == 0);
   policy.use(small_quest);
-  check_refused_and_intact(model.get(), policy, ours, options, ours.status_of({1}), "only one causal sequence without holes");
+  check_refused_and_intact(model.get(), policy, ours, options, ours.status_of({1}), "did not see them written");
 }
 
 TEST_CASE("a hole in the middle is refused, and the engine stays intact") {
@@ -97,7 +92,7 @@ TEST_CASE("a hole in the middle is refused, and the engine stays intact") {
   }
   SECTION("before a batch that fits into it") {
     REQUIRE(llama_memory_seq_rm(ours.memory(), 0, 50, 60));
-    check_refused_and_intact(model.get(), policy, ours, {}, ours.status_of(random_tokens(5)), "without holes");
+    check_refused_and_intact(model.get(), policy, ours, {}, ours.status_of(random_tokens(5)), "there are holes");
   }
   SECTION("before a batch that does not fit into it") {
     REQUIRE(llama_memory_seq_rm(ours.memory(), 0, 50, 60));

@@ -114,7 +114,7 @@ void profile(options const& o) {
   bool on = false;
   llama::session session(presets::full{}, {.window_queries = 1,
                                            .on_choice = {},
-                                           .on_queries = [&](layer_id layer, layer_table_view const& view,
+                                           .on_queries = [&](llama_seq_id, layer_id layer, layer_table_view const& view,
                                                              query_heads const& queries, simd_exec& exec) {
                                              if (on) watch(layer, view, queries, exec);
                                            }});

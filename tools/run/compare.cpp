@@ -77,7 +77,7 @@ class comparison {
         model_(model),
         rows_(make_tier(options.tier, model.cache(context))),
         session_(presets::full{}, {.window_queries = window_queries(options),
-                                   .on_choice = [this](layer_id layer, std::int64_t tokens,
+                                   .on_choice = [this](llama_seq_id, layer_id layer, std::int64_t tokens,
                                                        selection const& kept) { watch_(layer, tokens, kept); },
                                    .on_queries = {},
                                    .rows = rows_ ? &*rows_ : nullptr,

@@ -46,22 +46,24 @@ struct session_options {
   /// layers * tokens * q_heads * head_dim floats.
   std::int64_t window_queries = 0;
   /// Called at every step for every layer, with what was chosen; on one of the engine's threads.
-  std::function<void(layer_id, std::int64_t tokens, selection const&)> on_choice{};
+  std::function<void(llama_seq_id, layer_id, std::int64_t tokens, selection const&)> on_choice{};
   /// Called before each choice with what it is made from; on one of the engine's threads.
-  std::function<void(layer_id, layer_table_view const&, query_heads const&, simd_exec&)> on_queries{};
+  std::function<void(llama_seq_id, layer_id, layer_table_view const&, query_heads const&, simd_exec&)> on_queries{};
   /// Where the prompt's retained rows live; steps read only what was fetched from there. Null: the engine's own cells. Its
-  /// blocks hold a key and a value; it must outlive the session.
+  /// blocks hold a key and a value; it must outlive the session. Sequence s is request `resident.request + s` there.
   tier::any_tier* rows = nullptr;
   tier::resident_options resident{};
 };
 
-/// Runs a policy inside one llama_context. Decode steps (micro-batches of one token) attend over what the policy chooses, as
-/// a ggml custom op over the engine's own cells, zero copy; everything else is the engine's. The engine is not modified, nor
-/// is any of its memory beside the nodes of its current graph.
+/// Runs policies inside one llama_context. Decode steps (one token of a sequence in a micro-batch) attend over what the
+/// sequence's policy chooses, as a ggml custom op over the engine's own cells, zero copy; everything else is the engine's. The
+/// engine is not modified, nor is any of its memory beside the nodes of its current graph.
 ///
-/// One sequence a context; causal transformer models with an ordinary cache of f16 or bf16 on the CPU, flash attention not
-/// disabled. Everything else is refused by name: at attach where it can be seen there, else by the llama_decode that would
-/// have gone wrong, which then returns 2 with the cache as it was before, and check() throws the reason.
+/// Each sequence has its own state, and its own policy where it is given one. Sequences may share a batch, join, leave and
+/// share prefixes (llama_memory_seq_cp); in a unified cache, announce() each batch that is not all sequence 0's. Causal
+/// transformer models with an ordinary cache of f16 or bf16 on the CPU, flash attention not disabled. Everything else is
+/// refused by name: at attach where it can be seen there, else by the llama_decode that would have gone wrong, which then
+/// returns 2 with the cache as it was before, and check() throws the reason.
 /// After llama_state_set_data or the like, call load(). Not thread-safe. Must outlive the context it is attached to.
 class session {
  public:
@@ -80,29 +82,40 @@ class session {
   /// From the next llama_decode on, the engine runs as if it had never been attached, bit by bit.
   void detach() noexcept;
 
-  /// Another policy from the next llama_decode on (also after detach). What is in the cache stays known to policies that
-  /// need keys alone; one that needs the prompt's queries must see a prompt first, or load(). Throws invalid_value.
+  /// Another policy from the next llama_decode on (also after detach), for all sequences. What is in the cache stays known to
+  /// policies that need keys alone; one that needs the prompt's queries must see a prompt first, or load(). Throws
+  /// invalid_value.
   template <policy_like Policy>
     requires serves<adapter, parts_t<Policy>>
   void use(Policy const& policy) { use(policy_runner::of(policy)); }
+  /// The same for one sequence, and those alone that it is named for.
+  template <policy_like Policy>
+    requires serves<adapter, parts_t<Policy>>
+  void use(Policy const& policy, llama_seq_id of) { use(policy_runner::of(policy), of); }
 
-  /// What the session knows of the prompt, for load() after the engine's state was restored to that prompt's end.
-  saved_prompt save() const;
-  /// The engine's state was replaced: by the one that `saved` belongs to, or, without it, by one the session knows nothing of.
-  void load(saved_prompt const& saved = {});
+  /// The next llama_decode brings this batch. A unified cache (kv_unified) does not tell the session whose a token is: call it
+  /// there before each llama_decode once there are sequences beside 0. Elsewhere it may be left out; a prompt whose last
+  /// micro-batch is one token is then taken for a prompt and a step.
+  void announce(llama_batch const& batch);
+
+  /// What the session knows of a sequence's prompt, for load() after the engine's state was restored to that prompt's end.
+  saved_prompt save(llama_seq_id of = 0) const;
+  /// A sequence's state was replaced: by the one that `saved` belongs to, or, without it, by one the session knows nothing of.
+  void load(saved_prompt const& saved = {}, llama_seq_id of = 0);
 
   /// Throws what stopped the last llama_decode, once; returns if nothing did.
   void check();
 
-  step_statistics const& last_step() const noexcept;
-  /// Since the session began, or all zero without a tier.
-  tier::resident_statistics tier_statistics() const noexcept;
-  /// Of the running policy's last step, the tokens of its sequence; 0 before the first.
-  std::int64_t steps() const noexcept;
+  step_statistics last_step(llama_seq_id of = 0) const noexcept;
+  /// Since the sequence began, or all zero without a tier.
+  tier::resident_statistics tier_statistics(llama_seq_id of = 0) const noexcept;
+  /// Of the running policy, since it was given to the sequence.
+  std::int64_t steps(llama_seq_id of = 0) const noexcept;
 
  private:
   session(policy_runner runner, session_options options);
   void use(policy_runner runner);
+  void use(policy_runner runner, llama_seq_id of);
 
   class engine;
   std::unique_ptr<engine> engine_;

@@ -1,0 +1,50 @@
+// The micro-batch that a graph computes: which cell each token is written to, and whose token it is.
+#pragma once
+
+#include <llama.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvpolicy::llama {
+
+/// What the graph's inputs say of its tokens; valid while it runs.
+struct graph_tokens {
+  std::span<std::int64_t const> written;    ///< see written_cells
+  std::int64_t stream_cells = 0;            ///< cells of a stream
+  std::span<std::int32_t const> ids;        ///< of the vocabulary; empty for embeddings
+  std::span<std::int32_t const> positions;  ///< empty where the model does not tell
+
+  std::int64_t stream(std::int32_t place) const noexcept { return written[static_cast<std::size_t>(place)] / stream_cells; }
+  std::int32_t cell(std::int32_t place) const noexcept {
+    return static_cast<std::int32_t>(written[static_cast<std::size_t>(place)] % stream_cells);
+  }
+  std::int32_t id(std::int32_t place) const noexcept { return ids.empty() ? -1 : ids[static_cast<std::size_t>(place)]; }
+  std::int32_t position(std::int32_t place) const noexcept {
+    return positions.empty() ? -1 : positions[static_cast<std::size_t>(place)];
+  }
+};
+
+/// Follows llama_decode through an announced batch, micro-batch by micro-batch.
+class announced_batch {
+ public:
+  void announce(llama_batch const& batch);
+  void drop() noexcept { tokens_.clear(); }
+
+  /// Writes the sequence of each of the graph's tokens: in a cache of streams, the stream's; in a unified one, as it was
+  /// announced, in the batch's order; or 0. Throws unsupported where the batch is not the one that was announced.
+  void owners(graph_tokens const& graph, bool unified, std::vector<llama_seq_id>& of);
+  /// Tokens that the whole batch brings of a sequence; 0: it was not announced.
+  std::int64_t brings(llama_seq_id sequence) const noexcept;
+
+ private:
+  struct token {
+    std::int32_t id;  ///< -1: an embedding
+    llama_seq_id sequence;
+  };
+  std::vector<token> tokens_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace kvpolicy::llama

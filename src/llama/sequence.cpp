@@ -1,0 +1,288 @@
+#include "sequence.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <iterator>
+#include <limits>
+#include <string>
+#include <utility>
+
+namespace kvpolicy::llama {
+namespace {
+
+constexpr std::int64_t nothing_due = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t print_every = 64;  // tokens
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+bool one_run(std::span<std::int32_t const> cells) noexcept {
+  return cells.empty() || cells.back() - cells.front() + 1 == std::ssize(cells);
+}
+
+}  // namespace
+
+sequence::sequence(llama_seq_id id, policy_runner runner, session_options const& options, rotary const& turned)
+    : id_(id), runner_(std::move(runner)), options_(options), turned_(turned) {}
+
+void sequence::begin(cache_shape const& shape) {
+  runner_.check(shape);
+  runner_.start(shape);
+  if (options_.rows != nullptr) {
+    tier::resident_options own = options_.resident;
+    own.request += static_cast<std::uint64_t>(id_);
+    resident_.emplace(*options_.rows, shape, own);
+  }
+  auto const layers = static_cast<std::size_t>(shape.layers);
+  keys_.resize(layers);
+  values_.resize(layers);
+  prefill_due_.assign(layers, 1);
+  cells_.reserve(static_cast<std::size_t>(shape.max_tokens));
+  prints_.reserve(static_cast<std::size_t>(2 * shape.max_tokens / print_every + 2));
+  shape_ = shape;
+  make_room();
+  if (loaded_) load(std::exchange(loaded_, std::nullopt).value());
+}
+
+void sequence::use(policy_runner runner) {
+  if (shape_.max_tokens != 0) {
+    runner.check(shape_);
+    runner.start(shape_);
+  }
+  runner_ = std::move(runner);
+  make_room();
+  steps_ = 0;
+  forget_all();
+}
+
+void sequence::load(saved_prompt const& saved) {
+  if (shape_.max_tokens == 0) {
+    loaded_ = saved;
+    return;
+  }
+  forget(0);  // whichever cells the state was put into
+  forget_all();
+  prompt_.load(saved);
+}
+
+/// For the queries that the policy wants, or that later ones may.
+void sequence::make_room() {
+  if (shape_.max_tokens != 0) prompt_.reserve(shape_, std::max(options_.window_queries, runner_.window_queries()));
+}
+
+/// What was learnt of all tokens; their cells stay known.
+void sequence::forget_all() noexcept {
+  prompt_.forget(0);
+  prints_.clear();
+  prompt_due(0);
+}
+
+/// Tokens from `tokens` on are gone; the policy is told when it next runs.
+void sequence::forget(std::int64_t tokens) noexcept {
+  if (tokens < this->tokens()) {
+    cells_.resize(static_cast<std::size_t>(tokens));
+    in_a_row_ = in_a_row_ || std::ranges::adjacent_find(cells_, [](auto a, auto b) { return a + 1 != b; }) == cells_.end();
+  }
+  if (due_from_ != nothing_due) due_from_ = std::min(due_from_, tokens);
+  prompt_.forget(tokens);
+  while (!prints_.empty() && prints_.back().token >= tokens) prints_.pop_back();
+}
+
+void sequence::prompt_due(std::int64_t from) noexcept {
+  due_from_ = std::min(due_from_, from);
+  std::ranges::fill(prefill_due_, 1);
+}
+
+void sequence::append(std::int32_t cell) {
+  in_a_row_ = in_a_row_ && (cells_.empty() || cells_.back() + 1 == cell);
+  cells_.push_back(cell);
+}
+
+/// Whether the first `count` tokens are here, and are seen.
+bool sequence::holds(seen_cells const& now, std::int64_t count) const noexcept {
+  return count <= tokens() && std::all_of(cells_.begin(), cells_.begin() + count, [&](std::int32_t cell) {
+           return cell != now.cell && cell < now.mask.cells() && now.mask.visible(now.place, cell);
+         });
+}
+
+void sequence::follow(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others) {
+  auto const count = std::ssize(now.visible);
+  if (now.stream != stream_) {
+    stream_ = now.stream;
+    forget(0);
+    forget_all();
+  }
+  auto const known_to = [&](auto const& other) { return other != nullptr && other->holds(now, count); };
+  if (holds(now, count)) {
+    forget(count);
+  } else if (auto const other = std::ranges::find_if(others, known_to); other != others.end()) {
+    copy(**other, count);
+  } else {
+    learn(now);
+  }
+  // Somebody replaced the cache: what the keys say is learnt anew.
+  if (!prints_.empty() && prints_.back().hash != hash_of(prints_.back().token)) forget_all();
+}
+
+/// llama_memory_seq_cp: what is known of the other's tokens is true of these.
+void sequence::copy(sequence const& other, std::int64_t tokens) {
+  forget(0);
+  forget_all();
+  for (std::int32_t const cell : std::span(other.cells_).first(static_cast<std::size_t>(tokens))) append(cell);
+  prompt_.load(other.prompt_.save(tokens));
+}
+
+/// Cells that no session saw written: they are taken to be in order if they are one run with nothing missing before it, which
+/// a stream's first cell or the position tells.
+void sequence::learn(seen_cells const& now) {
+  auto const count = std::ssize(now.visible);
+  bool const whole = now.position == count || (count > 0 && now.visible.front() == 0);
+  std::vector<std::int32_t> known = cells_;
+  std::ranges::sort(known);
+  std::vector<std::int32_t> rest;
+  std::ranges::set_difference(now.visible, known, std::back_inserter(rest));
+  if (whole && tokens() + std::ssize(rest) == count && one_run(rest)) {
+    prompt_due(tokens());
+    for (std::int32_t const cell : rest) append(cell);
+  } else if (whole && one_run(now.visible)) {
+    forget(0);
+    forget_all();
+    for (std::int32_t const cell : now.visible) append(cell);
+  } else {
+    throw unsupported("token " + std::to_string(now.position < 0 ? count : now.position) + " of sequence " +
+                      std::to_string(id_) + " sees " + std::to_string(count) +
+                      " cells that the session can't put in order: it did not see them written, or there are holes "
+                      "(llama_memory_seq_rm from the middle), or the batch has several sequences in one unified cache and "
+                      "announce(batch) was not called");
+  }
+}
+
+void sequence::see(std::int64_t layer, rows const& keys, rows const& values, std::int64_t stream_cells) noexcept {
+  keys_[static_cast<std::size_t>(layer)] = placed(keys, stream_cells);
+  values_[static_cast<std::size_t>(layer)] = placed(values, stream_cells);
+}
+
+/// This sequence's tokens among all cells.
+rows sequence::placed(rows all, std::int64_t stream_cells) const noexcept {
+  all.base += stream_ * stream_cells * all.token_stride;
+  if (in_a_row_) {
+    all.base += (cells_.empty() ? 0 : cells_.front()) * all.token_stride;
+  } else {
+    all.pages = cells_.data();
+    all.page_size = 1;
+    all.page_stride = all.token_stride;
+  }
+  return all;
+}
+
+void sequence::add_prompt(std::span<std::int32_t const> places, graph_tokens const& graph) {
+  places_.assign(places.begin(), places.end());
+  prompt_due(tokens());
+  for (std::int32_t const place : places) {
+    if (!graph.ids.empty()) prompt_.keep_id(tokens(), graph.id(place));
+    append(graph.cell(place));
+  }
+}
+
+void sequence::add_step(std::int32_t place, graph_tokens const& graph) {
+  places_.assign(1, place);
+  token_id_ = graph.id(place);
+  if (!graph.ids.empty()) prompt_.keep_id(tokens(), token_id_);
+  append(graph.cell(place));
+}
+
+void sequence::step(layer_id layer, graph_queries const& q, float scale, float* out, simd_exec& exec) {
+  if (layer.value == 0) statistics_ = {.tokens = tokens()};
+  char& due = prefill_due_[static_cast<std::size_t>(layer.value)];
+  bool const prompted = due != 0;
+  if (prompted) {
+    auto const start = std::chrono::steady_clock::now();
+    if (tokens() > 1) runner_.prefill(view_of(tokens() - 1), layer, prompt_of(layer, tokens() - 1, scale), exec);
+    due = 0;
+    statistics_.prefill_seconds += seconds_since(start);
+  }
+  auto const start = std::chrono::steady_clock::now();
+  query_heads const queries{
+      .data = q.at(place(), 0), .heads = shape_.q_heads, .head_stride = q.at(place(), 1) - q.at(place(), 0), .scale = scale};
+  layer_table_view const view = view_of(tokens());
+  if (options_.on_queries) options_.on_queries(id_, layer, view, queries, exec);
+  selection kept = runner_.choose(view, layer, {queries, token_id_}, exec);
+  statistics_.choose_seconds += seconds_since(start);
+  rows keys = view.keys(layer);
+  rows values = view.values(layer);
+  if (resident_) {
+    auto const fetching = std::chrono::steady_clock::now();
+    if (prompted) resident_->store(view_of(tokens() - 1), layer, runner_.retained(layer));
+    kept = resident_->ready(view, layer, kept);
+    keys = resident_->keys(layer);
+    values = resident_->values(layer);
+    (prompted ? statistics_.prefill_seconds : statistics_.fetch_seconds) += seconds_since(fetching);
+  }
+  statistics_.tokens_read += static_cast<double>(kept.tokens()) / static_cast<double>(shape_.kv_heads * shape_.layers);
+  if (options_.on_choice) options_.on_choice(id_, layer, tokens(), kept);
+  auto const attending = std::chrono::steady_clock::now();
+  attend(queries, keys, values, kept, table<float>{out, shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, exec);
+  statistics_.attend_seconds += seconds_since(attending);
+  if (layer.value + 1 == shape_.layers) end_step();
+}
+
+void sequence::end_step() {
+  std::int64_t const last = tokens() - 1;
+  if (due_from_ != nothing_due) {
+    for (std::int64_t t = prints_.empty() ? 0 : prints_.back().token + 1; t < last; ++t) {
+      if (t % print_every == print_every - 1 || t + 1 == last) remember(t, true);
+    }
+  }
+  remember(last, last % print_every == print_every - 1);
+  due_from_ = nothing_due;
+  ++steps_;
+}
+
+void sequence::observe(std::span<float const> logits, simd_exec& exec) {
+  auto const start = std::chrono::steady_clock::now();
+  runner_.observe({.logits = logits}, exec);
+  statistics_.choose_seconds += seconds_since(start);
+}
+
+/// What prefill is told of the prompt that ends before token `tokens`. Throws unsupported where it is not known.
+prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float scale) const {
+  signals const needs = runner_.needs();
+  prompt_signals prompt{.first = due_from_,
+                        .queries = prompt_.window_of(layer.value, tokens, scale),
+                        .turned = turned_.turned(),
+                        .token_ids = prompt_.ids_of(due_from_, tokens)};
+  if (contains(needs, signals::token_ids) && std::ssize(prompt.token_ids) != tokens - due_from_) {
+    throw unsupported(
+        "the policy needs the prompt's token ids, and they were not observed: decode it as tokens, not embeddings, "
+        "with the policy attached");
+  }
+  if (contains(needs, signals::rotation) && !turned_.known()) {
+    throw unsupported("the policy needs the keys' rotary embedding, and this model has none");
+  }
+  return prompt;
+}
+
+void sequence::remember(std::int64_t token, bool stays) {
+  if (!prints_.empty() && !prints_.back().stays) prints_.pop_back();
+  prints_.push_back({token, hash_of(token), stays});
+}
+
+/// FNV-1a over the last layer's keys of one token, eight bytes at a time.
+std::uint64_t sequence::hash_of(std::int64_t token) const noexcept {
+  rows const& keys = keys_.back();
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (std::int64_t h = 0; h < keys.heads; ++h) {
+    std::byte const* const key = keys.address({h}, {token});
+    for (std::int64_t at = 0; at < keys.head_dim * size_of(keys.type); at += 8) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, key + at,
+                  static_cast<std::size_t>(std::min<std::int64_t>(8, keys.head_dim * size_of(keys.type) - at)));
+      hash = (hash ^ word) * 0x100000001b3u;
+    }
+  }
+  return hash;
+}
+
+}  // namespace kvpolicy::llama
