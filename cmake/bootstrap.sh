@@ -22,8 +22,17 @@ wanted_packages() {
   echo ca-certificates git g++ cmake ninja-build python3 python3-venv python3-dev
   echo libhwy-dev libcli11-dev nlohmann-json3-dev libbenchmark-dev librapidcheck-dev catch2
   echo liblmdb-dev libxxhash-dev libboost-context-dev
+  echo libopenmpi-dev openmpi-bin libdlpack-dev python3-numpy
   echo clang doxygen
 }
+
+# The Python example runs on NumPy alone where the distribution has no PyTorch.
+optional_packages() {
+  installed python3-torch && return
+  case "$(candidate python3-torch)" in ''|'(none)') ;; *) echo python3-torch ;; esac
+}
+
+candidate() { apt-cache policy "$1" 2>/dev/null | awk '/Candidate:/ {print $2}'; }
 
 as_root() {
   if [ "$(id -u)" -eq 0 ]; then "$@"
@@ -47,7 +56,7 @@ installed() { dpkg-query -W -f '${Status}' "$1" 2>/dev/null | grep -q '^install 
 
 # Debian 12 itself has Catch2 2; version 3 is in its backports, on the mirror that this machine uses already.
 catch2_source() {
-  case "$(apt-cache policy catch2 | awk '/Candidate:/ {print $2}')" in
+  case "$(candidate catch2)" in
     ''|'(none)'|2.*) ;;
     *) echo catch2; return ;;
   esac
@@ -70,10 +79,11 @@ packages() {
     installed "$package" || missing+=("$package")
   done
   case "$(dpkg-query -W -f '${Version}' catch2 2>/dev/null)" in 2.*) missing+=(catch2) ;; esac
-  [ ${#missing[@]} -gt 0 ] || return 0
+  [ ${#missing[@]} -gt 0 ] || [ -n "$(optional_packages)" ] || return 0
   command -v apt-get >/dev/null || die "this machine has no apt-get; install by hand: ${missing[*]}"
-  say "installing ${missing[*]}"
   quietly as_root apt-get update -qq
+  missing+=($(optional_packages))
+  say "installing ${missing[*]}"
   local names=()
   for package in "${missing[@]}"; do
     if [ "$package" = catch2 ]; then names+=("$(catch2_source)"); else names+=("$package"); fi
