@@ -102,7 +102,9 @@ sequence const* session::engine::find(llama_seq_id of) const noexcept {
 }
 
 sequence& session::engine::sequence_of(llama_seq_id id) {
-  KVPOLICY_EXPECTS(id >= 0, "there is no sequence " + std::to_string(id));
+  auto const most = static_cast<llama_seq_id>(llama_max_parallel_sequences());
+  KVPOLICY_EXPECTS(id >= 0 && id < most,
+                   "there is no sequence " + std::to_string(id) + "; llama.cpp has 0 to " + std::to_string(most - 1));
   auto const at = static_cast<std::size_t>(id);
   if (at >= sequences_.size()) sequences_.resize(at + 1);
   if (sequences_[at] == nullptr) {

@@ -235,6 +235,7 @@ TEST_CASE("every sequence may have a policy of its own") {
   for (llama_seq_id s = 0; s < 3; ++s) CHECK(policy.last_step(s).tokens_read <= 72);
   CHECK(policy.last_step(7).tokens == 0);
   CHECK_THROWS_AS(policy.use(small_quest, -1), invalid_value);
+  CHECK_THROWS_AS(policy.use(small_quest, 1 << 30), invalid_value);
   CHECK_THROWS_AS(policy.use(presets::quest{.tokens = -5}, 1), invalid_value);
   step(40);
   CHECK(policy.last_step(1).tokens_read <= 72);
