@@ -2,6 +2,7 @@
 // whole step captured in one CUDA graph and replayed while sequences grow.
 #include <kvpolicy/cuda/decode.hpp>
 #include <kvpolicy/cuda/exec.hpp>
+#include <kvpolicy/interop/flashinfer.hpp>
 #include <kvpolicy/kvpolicy.hpp>
 
 #include <cuda_bf16.h>
@@ -99,14 +100,8 @@ class engine {
 
   // What kvpolicy needs to know of the cache.
   kv::cuda::paged_batch view() const {
-    return {.cache = shape,
-            .key_base = keys_,
-            .value_base = values_,
-            .elements = shape.layers * pool_pages * page_elements,
-            .layer_stride = pool_pages * page_elements,
-            .page_stride = page_elements,
-            .page_size = page,
-            .layout = kv::page_layout::nhd,
+    return {.pool = kv::flashinfer::view<kv::device_memory>(kv::page_layout::nhd, shape, page, keys_, values_,
+                                                            pool_pages * page_elements * kv::size_of(shape.type)),
             .pages = {tables_, pool_pages},
             .table_stride = table_pages};
   }

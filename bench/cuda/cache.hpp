@@ -9,6 +9,7 @@
 #include "gpu.hpp"
 #include "kvpolicy/cuda/decode/batch.hpp"
 #include "kvpolicy/cuda/kernel/attend.hpp"
+#include "kvpolicy/interop/flashinfer.hpp"
 
 namespace kvpolicy::bench {
 
@@ -35,16 +36,11 @@ class paged_cache {
   cuda::paged_batch layer(std::int64_t l) const {
     auto const pool = static_cast<std::size_t>(l % pools());
     cuda::buffer<std::int32_t> const tables = tables_.get();
-    return {.cache = llama_8b::shape(context_),
-            .key_base = keys_[pool].get().data,
-            .value_base = (values_.empty() ? keys_ : values_)[pool].get().data,
-            .elements = elements(),
-            .layer_stride = 0,
-            .page_stride = llama_8b::page * llama_8b::layer_dims,
-            .page_size = static_cast<std::int32_t>(llama_8b::page),
-            .layout = layout_,
+    return {.pool = flashinfer::view<device_memory>(layout_, llama_8b::shape(context_), llama_8b::page, keys_[pool].get().data,
+                                                    (values_.empty() ? keys_ : values_)[pool].get().data),
             .pages = {tables.data + l % shifts, tables.size - l % shifts},
-            .table_stride = stride()};
+            .table_stride = stride(),
+            .elements = elements()};
   }
   cuda::batch_rows keys(std::int64_t l) const { return layer(l).keys({0}); }
   cuda::batch_rows values(std::int64_t l) const { return layer(l).values({0}); }

@@ -2,95 +2,12 @@
 #pragma once
 
 #include <concepts>
-#include <cstring>
-#include <span>
 #include <string>
 #include <type_traits>
 
-#include "kvpolicy/types.hpp"
+#include "kvpolicy/rows.hpp"
 
 namespace kvpolicy {
-
-/// The fixed sizes of one sequence's cache, known when a request begins.
-struct cache_shape {
-  std::int64_t layers = 0;
-  std::int64_t q_heads = 0;     ///< query heads of a layer, a multiple of kv_heads
-  std::int64_t kv_heads = 0;    ///< KV heads of a layer
-  std::int64_t head_dim = 0;    ///< elements of a key or value row
-  std::int64_t max_tokens = 0;  ///< the most tokens that the sequence can ever hold
-  element_type type = element_type::f16;
-
-  constexpr std::int64_t group() const noexcept { return q_heads / kv_heads; }
-  bool operator==(cache_shape const&) const = default;
-};
-
-/// Key or value rows of one layer, `[heads, tokens, head_dim]`, where they lie. Offsets are 64-bit throughout.
-/// With a page table, token t of head h is row t % page_size of page pages[t / page_size]. With ranks, "token" r of head h is
-/// token ranks[h * rank_stride + r] of all that: rows of a few tokens, as if the others did not exist.
-template <class Memory>
-struct basic_rows {
-  using memory = Memory;
-
-  std::byte const* base = nullptr;
-  element_type type = element_type::f16;
-  std::int64_t heads = 0;
-  std::int64_t tokens = 0;
-  std::int64_t head_dim = 0;
-  std::int64_t head_stride = 0;   ///< bytes
-  std::int64_t token_stride = 0;  ///< bytes, within a page where there are pages
-  std::int64_t dim_stride = 0;    ///< bytes; size_of(type) for contiguous rows
-
-  std::int32_t const* pages = nullptr;  ///< `[ceil(tokens / page_size)]` physical pages, or null: no pages
-  std::int64_t page_size = 0;           ///< tokens
-  std::int64_t page_stride = 0;         ///< bytes
-
-  std::int32_t const* ranks = nullptr;  ///< `[heads, rank_stride]` tokens, or null: every token is its own rank
-  std::int64_t rank_stride = 0;         ///< elements; 0: the same for all heads
-
-  constexpr bool contiguous() const noexcept { return dim_stride == size_of(type); }
-
-  /// Address of the row's first element; no bounds check.
-  constexpr std::byte const* address(head_id head, token_index token) const noexcept {
-    std::int64_t offset = head.value * head_stride;
-    if (ranks != nullptr) token.value = ranks[head.value * rank_stride + token.value];
-    if (pages == nullptr) return base + offset + token.value * token_stride;
-    offset += static_cast<std::int64_t>(pages[token.value / page_size]) * page_stride;
-    return base + offset + (token.value % page_size) * token_stride;
-  }
-
-  /// The rows of a few heads.
-  constexpr basic_rows of(head_range few) const noexcept {
-    basic_rows result = *this;
-    result.base += few.first * head_stride;
-    result.heads = few.count;
-    if (ranks != nullptr) result.ranks += few.first * rank_stride;
-    return result;
-  }
-
-  /// The row as floats: `[head_dim]`. Host rows only.
-  void load(head_id head, token_index token, std::span<float> row) const noexcept requires std::same_as<Memory, host_memory> {
-    std::byte const* element = address(head, token);
-    for (std::int64_t i = 0; i < head_dim; ++i, element += dim_stride) {
-      std::uint16_t half = 0;
-      float& out = row[static_cast<std::size_t>(i)];
-      switch (type) {
-        case element_type::f32:
-          std::memcpy(&out, element, sizeof out);
-          break;
-        case element_type::f16:
-          std::memcpy(&half, element, sizeof half);
-          out = half_to_float(half);
-          break;
-        case element_type::bf16:
-          std::memcpy(&half, element, sizeof half);
-          out = bfloat_to_float(half);
-          break;
-      }
-    }
-  }
-};
-
-using rows = basic_rows<host_memory>;
 
 /// A non-owning description of one sequence's cache.
 ///
@@ -112,9 +29,30 @@ concept kv_cache_view = std::is_trivially_copyable_v<V> && requires(V const& vie
 struct byte_strides {
   std::int64_t layer = 0;
   std::int64_t head = 0;
-  std::int64_t token = 0;
+  std::int64_t token = 0;  ///< within a page where there are pages
   std::int64_t dim = 0;
+  std::int64_t page = 0;
+  std::int64_t pack = 0;         ///< elements of a run of channels; 0: `dim` holds for all of a row
+  std::int64_t pack_stride = 0;  ///< between such runs
 };
+
+/// A layer's rows by those strides, without pages.
+template <class Memory>
+constexpr basic_rows<Memory> rows_at(void const* base, byte_strides const& s, cache_shape const& cache, layer_id layer,
+                                     std::int64_t tokens) noexcept {
+  basic_rows<Memory> made{};
+  made.base = static_cast<std::byte const*>(base) + layer.value * s.layer;
+  made.type = cache.type;
+  made.heads = cache.kv_heads;
+  made.tokens = tokens;
+  made.head_dim = cache.head_dim;
+  made.head_stride = s.head;
+  made.token_stride = s.token;
+  made.dim_stride = s.dim;
+  made.pack = s.pack;
+  made.pack_stride = s.pack_stride;
+  return made;
+}
 
 /// A cache without pages, any strides (Hugging Face `[H, L, D]`, llama.cpp `[L, H, D]`, transposed values, ...).
 template <class Memory = host_memory>
@@ -123,67 +61,68 @@ struct strided_view {
 
   cache_shape cache{};
   std::int64_t token_count = 0;
-  std::byte const* key_base = nullptr;
-  std::byte const* value_base = nullptr;
+  void const* key_base = nullptr;
+  void const* value_base = nullptr;
   byte_strides key_strides{};
   byte_strides value_strides{};
 
   constexpr cache_shape shape() const noexcept { return cache; }
   constexpr std::int64_t tokens() const noexcept { return token_count; }
-  constexpr basic_rows<Memory> keys(layer_id layer) const noexcept { return at(key_base, key_strides, layer); }
-  constexpr basic_rows<Memory> values(layer_id layer) const noexcept { return at(value_base, value_strides, layer); }
-
- private:
-  constexpr basic_rows<Memory> at(std::byte const* base, byte_strides const& s, layer_id layer) const noexcept {
-    return {.base = base + layer.value * s.layer,
-            .type = cache.type,
-            .heads = cache.kv_heads,
-            .tokens = token_count,
-            .head_dim = cache.head_dim,
-            .head_stride = s.head,
-            .token_stride = s.token,
-            .dim_stride = s.dim};
+  constexpr basic_rows<Memory> keys(layer_id layer) const noexcept {
+    return rows_at<Memory>(key_base, key_strides, cache, layer, token_count);
+  }
+  constexpr basic_rows<Memory> values(layer_id layer) const noexcept {
+    return rows_at<Memory>(value_base, value_strides, cache, layer, token_count);
   }
 };
 
 /// Order of a page's axes: `[page_size, heads, head_dim]` or `[heads, page_size, head_dim]`. Explicit, never inferred.
 enum class page_layout : std::uint8_t { nhd, hnd };
 
-/// A paged cache: contiguous rows, one page table for all layers and heads; K and V in pools of their own or packed.
+/// Strides of a pool `[pages, page_size, heads, head_dim]` or `[pages, heads, page_size, head_dim]`; `layer` between layers'
+/// pools. Where more lies in a page than its keys or values, set `page` (and `layer`) to what that makes it.
+constexpr byte_strides strides_of(page_layout how, cache_shape const& cache, std::int64_t page_size,
+                                  std::int64_t layer = 0) noexcept {
+  std::int64_t const size = size_of(cache.type);
+  std::int64_t const row = cache.head_dim * size;
+  bool const by_token = how == page_layout::nhd;
+  return {.layer = layer,
+          .head = by_token ? row : page_size * row,
+          .token = by_token ? cache.kv_heads * row : row,
+          .dim = size,
+          .page = cache.kv_heads * page_size * row};
+}
+
+/// A paged cache, any strides; one page table for all layers and heads, or one for keys and one for values.
 template <class Memory = host_memory>
 struct paged_view {
   using memory = Memory;
 
   cache_shape cache{};
   std::int64_t token_count = 0;
-  std::byte const* key_base = nullptr;    ///< page 0 of layer 0
-  std::byte const* value_base = nullptr;  ///< the same for values; key_base + one page's keys where they are packed
-  std::int64_t layer_stride = 0;          ///< bytes between layers, keys and values alike
-  std::int64_t page_stride = 0;           ///< bytes between pages, keys and values alike
-  std::int64_t page_size = 0;             ///< tokens
-  page_layout layout = page_layout::nhd;
-  std::int32_t const* pages = nullptr;  ///< `[ceil(tokens / page_size)]`
+  void const* key_base = nullptr;    ///< page 0 of layer 0
+  void const* value_base = nullptr;  ///< the same for values
+  byte_strides key_strides{};
+  byte_strides value_strides{};
+  std::int64_t page_size = 0;                 ///< tokens
+  std::int32_t const* pages = nullptr;        ///< `[ceil(tokens / page_size)]`
+  std::int32_t const* value_pages = nullptr;  ///< the same for values; null: they lie in the keys' pages
 
   constexpr cache_shape shape() const noexcept { return cache; }
   constexpr std::int64_t tokens() const noexcept { return token_count; }
-  constexpr basic_rows<Memory> keys(layer_id layer) const noexcept { return at(key_base, layer); }
-  constexpr basic_rows<Memory> values(layer_id layer) const noexcept { return at(value_base, layer); }
+  constexpr basic_rows<Memory> keys(layer_id layer) const noexcept { return at(key_base, key_strides, pages, layer); }
+  constexpr basic_rows<Memory> values(layer_id layer) const noexcept {
+    return at(value_base, value_strides, value_pages == nullptr ? pages : value_pages, layer);
+  }
 
  private:
-  constexpr basic_rows<Memory> at(std::byte const* base, layer_id layer) const noexcept {
-    std::int64_t const row = cache.head_dim * size_of(cache.type);
-    bool const by_token = layout == page_layout::nhd;
-    return {.base = base + layer.value * layer_stride,
-            .type = cache.type,
-            .heads = cache.kv_heads,
-            .tokens = token_count,
-            .head_dim = cache.head_dim,
-            .head_stride = by_token ? row : page_size * row,
-            .token_stride = by_token ? cache.kv_heads * row : row,
-            .dim_stride = size_of(cache.type),
-            .pages = pages,
-            .page_size = page_size,
-            .page_stride = page_stride};
+  constexpr basic_rows<Memory> at(void const* base, byte_strides const& strides, std::int32_t const* table,
+                                  layer_id layer) const noexcept {
+    basic_rows<Memory> made = rows_at<Memory>(base, strides, cache, layer, token_count);
+    made.pages = table;
+    made.page_size = page_size;
+    made.page_stride = strides.page;
+    return made;
   }
 };
 

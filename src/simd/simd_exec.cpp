@@ -34,7 +34,7 @@ void simd_exec::pool_mean(rows const& keys, pooling const& what, table<float> me
       if (keys.contiguous()) {
         w.run.blend(row, keys.type, keys.head_dim, weight, mean);
       } else {
-        for (std::int64_t i = 0; i < keys.head_dim; ++i) w.run.blend(row + i * keys.dim_stride, keys.type, 1, weight, mean + i);
+        for (std::int64_t i = 0; i < keys.head_dim; ++i) w.run.blend(row + keys.offset_of(i), keys.type, 1, weight, mean + i);
       }
     }
   });
@@ -63,7 +63,8 @@ void simd_exec::pool_bounds(rows const& keys, pooling const& what, bounds_table 
         std::int64_t const size = size_of(keys.type);
         for (std::int64_t i = 0; i < keys.head_dim; ++i) {
           w.run.bound(address.data(), count, keys.type, 1, fresh, high + i * size, high + half + i * size);
-          for (std::int64_t r = 0; r < count; ++r) address[static_cast<std::size_t>(r)] += keys.dim_stride;
+          std::int64_t const step = keys.offset_of(i + 1) - keys.offset_of(i);
+          for (std::int64_t r = 0; r < count; ++r) address[static_cast<std::size_t>(r)] += step;
         }
       }
       first += count;

@@ -62,14 +62,15 @@ TEST_CASE("keys and values packed into one page are told apart by their bases", 
   for (int i = 0; i < 24; ++i) pool.push_back(static_cast<float>(i));
   std::vector<std::int32_t> const pages{1, 0};
   auto const* const base = reinterpret_cast<std::byte const*>(pool.data());
+  byte_strides strides = strides_of(page_layout::hnd, {1, 1, 1, 3, 4, element_type::f32}, 2);
+  strides.page = 12 * 4;
   paged_view<> const view{.cache = {1, 1, 1, 3, 4, element_type::f32},
                           .token_count = 4,
                           .key_base = base,
                           .value_base = base + 6 * 4,
-                          .layer_stride = 0,
-                          .page_stride = 12 * 4,
+                          .key_strides = strides,
+                          .value_strides = strides,
                           .page_size = 2,
-                          .layout = page_layout::hnd,
                           .pages = pages.data()};
   std::vector<float> row(3);
   view.keys({0}).load({0}, {1}, row);
@@ -89,14 +90,14 @@ TEST_CASE("an address beyond 2^32 bytes and 2^31 elements does not wrap", "[view
   strided_view<> const strided{{4, 3, 3, 64, 1 << 30, element_type::f16}, 1 << 30, base, base, strides, strides};
   REQUIRE(offset(strided.keys({3}), 2, 1000003) == 3 * 3 * far + 2 * far + 1000003 * (far / 4));
   std::vector<std::int32_t> pages(4, 2000000000);
+  byte_strides const in_pages = strides_of(page_layout::hnd, {4, 8, 8, 128, 64, element_type::f16}, 16, far);
   paged_view<> const paged{.cache = {4, 8, 8, 128, 64, element_type::f16},
                            .token_count = 64,
                            .key_base = base,
                            .value_base = base,
-                           .layer_stride = far,
-                           .page_stride = 8 * 16 * 128 * 2,
+                           .key_strides = in_pages,
+                           .value_strides = in_pages,
                            .page_size = 16,
-                           .layout = page_layout::hnd,
                            .pages = pages.data()};
   REQUIRE(offset(paged.values({3}), 5, 37) ==
           3 * far + std::int64_t{2000000000} * (8 * 16 * 128 * 2) + 5 * 16 * 128 * 2 + 5 * 128 * 2);

@@ -8,6 +8,7 @@
 #include "conformance/random_cache.hpp"
 #include "cuda/test_device.hpp"
 #include "kvpolicy/cuda/decode/batch.hpp"
+#include "kvpolicy/interop/flashinfer.hpp"
 
 namespace kvpolicy_test {
 
@@ -38,16 +39,11 @@ class batch_cache {
   }
 
   cuda::paged_batch view() const {
-    return {.cache = shape_,
-            .key_base = halves_[0].data(),
-            .value_base = halves_[1].data(),
-            .elements = shape_.layers * layer_elements_,
-            .layer_stride = layer_elements_,
-            .page_stride = page_elements_,
-            .page_size = page_size_,
-            .layout = layout_,
+    return {.pool = flashinfer::view<device_memory>(layout_, shape_, page_size_, halves_[0].data(), halves_[1].data(),
+                                                    layer_elements_ * size_of(shape_.type)),
             .pages = {pages_.data(), std::ssize(pages_)},
-            .table_stride = table_stride_};
+            .table_stride = table_stride_,
+            .elements = shape_.layers * layer_elements_};
   }
 
   /// A token's keys and values in every layer and head: whole numbers, so that every score is exact in fp32, or reals, which

@@ -354,18 +354,7 @@ class basic_exec {
   template <class Memory>
   batch_rows rows_of(basic_rows<Memory> const& from, std::int64_t tokens) {
     std::int64_t const size = size_of(from.type);
-    auto const elements = [&](std::int64_t bytes) {
-      KVPOLICY_EXPECTS(bytes % size == 0, "a stride of " + std::to_string(bytes) + " bytes is no multiple of an element's " +
-                                              std::to_string(size));
-      return bytes / size;
-    };
-    batch_rows made{};
-    made.type = from.type;
-    made.heads = static_cast<std::int32_t>(from.heads);
-    made.head_dim = static_cast<std::int32_t>(from.head_dim);
-    made.head_stride = elements(from.head_stride);
-    made.token_stride = elements(from.token_stride);
-    made.dim_stride = elements(from.dim_stride);
+    batch_rows made = in_elements(from);
     made.elements = extent_of(from, tokens) / size;
     if constexpr (std::same_as<Memory, device_memory>) made.base = from.base;
     else made.base = device_.in(from.base, made.elements * size).data;
@@ -374,8 +363,6 @@ class basic_exec {
       made.ranks = device_.in(from.ranks, from.rank_stride == 0 ? tokens : (from.heads - 1) * from.rank_stride + tokens);
     }
     if (from.pages != nullptr) {
-      made.page_size = static_cast<std::int32_t>(from.page_size);
-      made.page_stride = elements(from.page_stride);
       made.pages = device_.in(from.pages, divided_up(tokens_behind(from, tokens), from.page_size));
     }
     return finished(made);

@@ -31,7 +31,7 @@ std::int64_t extent_of(basic_rows<Memory> const& from, std::int64_t tokens) {
   if constexpr (std::same_as<Memory, host_memory>) {
     std::int64_t const there = tokens_behind(from, tokens);
     if (there == 0) return 0;
-    std::int64_t const row = (from.heads - 1) * from.head_stride + (from.head_dim - 1) * from.dim_stride + size_of(from.type);
+    std::int64_t const row = (from.heads - 1) * from.head_stride + from.offset_of(from.head_dim - 1) + size_of(from.type);
     if (from.pages == nullptr) return row + (there - 1) * from.token_stride;
     std::int64_t most = 0;
     for (std::int64_t t = 0; t < there; ++t) {

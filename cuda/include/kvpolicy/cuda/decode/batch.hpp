@@ -19,38 +19,28 @@ concept batch_view = std::is_trivially_copyable_v<V> && requires(V const& view, 
   { view.values(layer) } -> std::same_as<batch_rows>;
 };
 
-/// One page pool for all sequences, contiguous rows. Strides are in elements.
+/// One page pool for all sequences, as paged_view describes it: `pool` is its view, without a sequence's pages and tokens.
 struct paged_batch {
-  cache_shape cache{};
-  void const* key_base = nullptr;    ///< page 0 of layer 0
-  void const* value_base = nullptr;  ///< the same for values
-  std::int64_t elements = 0;         ///< from either base on; only the checked model asks
-  std::int64_t layer_stride = 0;
-  std::int64_t page_stride = 0;
-  std::int32_t page_size = 16;
-  page_layout layout = page_layout::nhd;
+  paged_view<device_memory> pool{};
   buffer<std::int32_t const> pages;  ///< `[sequences, table_stride]`
   std::int64_t table_stride = 0;
+  buffer<std::int32_t const> value_pages{};  ///< the same for values; none: they lie in the keys' pages
+  std::int64_t elements = 0;                 ///< from either base on; only the checked model asks
 
-  batch_rows keys(layer_id layer) const noexcept { return at(key_base, layer); }
-  batch_rows values(layer_id layer) const noexcept { return at(value_base, layer); }
+  batch_rows keys(layer_id layer) const { return at(pool.key_base, pool.key_strides, pages, layer); }
+  batch_rows values(layer_id layer) const {
+    return at(pool.value_base, pool.value_strides, value_pages.data == nullptr ? pages : value_pages, layer);
+  }
 
  private:
-  batch_rows at(void const* base, layer_id layer) const noexcept {
-    bool const by_token = layout == page_layout::nhd;
-    batch_rows made{};
-    std::int64_t const first = layer.value * layer_stride;
-    made.base = static_cast<std::byte const*>(base) + first * size_of(cache.type);
-    made.elements = elements - first;
-    made.type = cache.type;
-    made.heads = static_cast<std::int32_t>(cache.kv_heads);
-    made.head_dim = static_cast<std::int32_t>(cache.head_dim);
-    made.head_stride = by_token ? cache.head_dim : page_size * cache.head_dim;
-    made.token_stride = by_token ? cache.kv_heads * cache.head_dim : cache.head_dim;
-    made.pages = pages;
+  batch_rows at(void const* base, byte_strides const& strides, buffer<std::int32_t const> table, layer_id layer) const {
+    basic_rows<device_memory> rows = rows_at<device_memory>(base, strides, pool.cache, layer, 0);
+    rows.page_size = pool.page_size;
+    rows.page_stride = strides.page;
+    batch_rows made = in_elements(rows);
+    made.elements = elements - layer.value * strides.layer / size_of(pool.cache.type);
+    made.pages = table;
     made.page_table_stride = table_stride;
-    made.page_size = page_size;
-    made.page_stride = page_stride;
     return finished(made);
   }
 };

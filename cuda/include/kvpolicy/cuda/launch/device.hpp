@@ -9,6 +9,7 @@
 
 #include "kvpolicy/cuda/rows.hpp"
 #include "kvpolicy/error.hpp"
+#include "kvpolicy/view.hpp"
 
 namespace kvpolicy::cuda {
 
@@ -52,6 +53,35 @@ void with_type(element_type type, Work work) {
     case element_type::bf16:
       return work.template operator()<element_type::bf16>();
   }
+}
+
+/// The strides and sizes of a view's rows, as kernels take them. Throws invalid_value where a stride is not of whole elements,
+/// and unsupported where channels are packed: kernels read rows whose channels are one stride apart.
+template <class Memory>
+batch_rows in_elements(basic_rows<Memory> const& from) {
+  std::int64_t const size = size_of(from.type);
+  auto const elements = [&](std::int64_t bytes) {
+    KVPOLICY_EXPECTS(bytes % size == 0,
+                     "a stride of " + std::to_string(bytes) + " bytes is no multiple of an element's " + std::to_string(size));
+    return bytes / size;
+  };
+  if (from.pack != 0) {
+    throw unsupported("no kernel reads rows in runs of " + std::to_string(from.pack) +
+                      " channels; choose on the host, or in a layout that does not pack keys");
+  }
+  batch_rows made{};
+  made.base = from.base;
+  made.type = from.type;
+  made.heads = static_cast<std::int32_t>(from.heads);
+  made.head_dim = static_cast<std::int32_t>(from.head_dim);
+  made.head_stride = elements(from.head_stride);
+  made.token_stride = elements(from.token_stride);
+  made.dim_stride = elements(from.dim_stride);
+  if (from.page_size > 0) {
+    made.page_size = static_cast<std::int32_t>(from.page_size);
+    made.page_stride = elements(from.page_stride);
+  }
+  return made;
 }
 
 /// Sets the fields that follow from others: page_shift and packed.

@@ -1,0 +1,103 @@
+// Key or value rows where an engine has them: strides, pages, packed channels, ranks.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstring>
+#include <span>
+
+#include "kvpolicy/types.hpp"
+
+namespace kvpolicy {
+
+/// The fixed sizes of one sequence's cache, known when a request begins.
+struct cache_shape {
+  std::int64_t layers = 0;
+  std::int64_t q_heads = 0;     ///< query heads of a layer, a multiple of kv_heads
+  std::int64_t kv_heads = 0;    ///< KV heads of a layer
+  std::int64_t head_dim = 0;    ///< elements of a key or value row
+  std::int64_t max_tokens = 0;  ///< the most tokens that the sequence can ever hold
+  element_type type = element_type::f16;
+
+  constexpr std::int64_t group() const noexcept { return q_heads / kv_heads; }
+  bool operator==(cache_shape const&) const = default;
+};
+
+/// Key or value rows of one layer, `[heads, tokens, head_dim]`, where they lie. Offsets are 64-bit throughout.
+/// With a page table, token t of head h is row t % page_size of page pages[t / page_size]. With ranks, "token" r of head h is
+/// token ranks[h * rank_stride + r] of all that: rows of a few tokens, as if the others did not exist.
+template <class Memory>
+struct basic_rows {
+  using memory = Memory;
+
+  std::byte const* base = nullptr;
+  element_type type = element_type::f16;
+  std::int64_t heads = 0;
+  std::int64_t tokens = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t head_stride = 0;   ///< bytes
+  std::int64_t token_stride = 0;  ///< bytes, within a page where there are pages
+  std::int64_t dim_stride = 0;    ///< bytes; size_of(type) for contiguous rows
+  std::int64_t pack = 0;          ///< elements that lie dim_stride apart before the next pack_stride begins; 0: all of a row
+  std::int64_t pack_stride = 0;   ///< bytes from one such run to the next
+
+  std::int32_t const* pages = nullptr;  ///< `[ceil(tokens / page_size)]` physical pages, or null: no pages
+  std::int64_t page_size = 0;           ///< tokens
+  std::int64_t page_stride = 0;         ///< bytes
+
+  std::int32_t const* ranks = nullptr;  ///< `[heads, rank_stride]` tokens, or null: every token is its own rank
+  std::int64_t rank_stride = 0;         ///< elements; 0: the same for all heads
+
+  /// Whether a row is one run of neighbours: what is read by address alone has to be.
+  constexpr bool contiguous() const noexcept { return pack == 0 && dim_stride == size_of(type); }
+
+  /// Bytes from a row's first element to element i.
+  constexpr std::int64_t offset_of(std::int64_t i) const noexcept {
+    return pack == 0 ? i * dim_stride : i / pack * pack_stride + i % pack * dim_stride;
+  }
+
+  /// Address of the row's first element; no bounds check.
+  constexpr std::byte const* address(head_id head, token_index token) const noexcept {
+    std::int64_t offset = head.value * head_stride;
+    if (ranks != nullptr) token.value = ranks[head.value * rank_stride + token.value];
+    if (pages == nullptr) return base + offset + token.value * token_stride;
+    offset += static_cast<std::int64_t>(pages[token.value / page_size]) * page_stride;
+    return base + offset + (token.value % page_size) * token_stride;
+  }
+
+  /// The rows of a few heads.
+  constexpr basic_rows of(head_range few) const noexcept {
+    basic_rows result = *this;
+    result.base += few.first * head_stride;
+    result.heads = few.count;
+    if (ranks != nullptr) result.ranks += few.first * rank_stride;
+    return result;
+  }
+
+  /// The row as floats: `[head_dim]`. Host rows only.
+  void load(head_id head, token_index token, std::span<float> row) const noexcept requires std::same_as<Memory, host_memory> {
+    std::byte const* const first = address(head, token);
+    for (std::int64_t i = 0; i < head_dim; ++i) {
+      std::byte const* const element = first + offset_of(i);
+      std::uint16_t half = 0;
+      float& out = row[static_cast<std::size_t>(i)];
+      switch (type) {
+        case element_type::f32:
+          std::memcpy(&out, element, sizeof out);
+          break;
+        case element_type::f16:
+          std::memcpy(&half, element, sizeof half);
+          out = half_to_float(half);
+          break;
+        case element_type::bf16:
+          std::memcpy(&half, element, sizeof half);
+          out = bfloat_to_float(half);
+          break;
+      }
+    }
+  }
+};
+
+using rows = basic_rows<host_memory>;
+
+}  // namespace kvpolicy
