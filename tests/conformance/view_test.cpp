@@ -3,6 +3,7 @@
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
 
+#include "conformance/engine_batch.hpp"
 #include "conformance/executors.hpp"
 #include "conformance/naive.hpp"
 #include "kvpolicy/interop/policy_runner.hpp"
@@ -53,6 +54,136 @@ TEST_CASE("strided, paged, table-of-layers and a user's own view give the same r
       values.push_back(cache.values(l, shape.max_tokens));
     }
     REQUIRE(holds(layer_table_view{shape, n, keys.data(), values.data()}, cache, n));
+  }
+}
+
+/// Rows of one layer are what was written to the engine's tensor.
+bool holds(rows const& keys, rows const& values, engine_batch const& batch, std::int64_t s, std::int64_t l, std::int64_t n) {
+  cache_shape const& shape = batch.shape();
+  bool same = keys.tokens == n && values.tokens == n && keys.heads == shape.kv_heads && values.head_dim == shape.head_dim;
+  std::vector<float> key(static_cast<std::size_t>(shape.head_dim));
+  std::vector<float> value(key.size());
+  for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+    for (std::int64_t t = 0; t < n; ++t) {
+      keys.load({h}, {t}, key);
+      values.load({h}, {t}, value);
+      for (std::int64_t d = 0; d < shape.head_dim; ++d) {
+        same = same && key[static_cast<std::size_t>(d)] == batch.content(0, s, l, h, t, d) &&
+               value[static_cast<std::size_t>(d)] == batch.content(1, s, l, h, t, d);
+      }
+    }
+  }
+  return same;
+}
+
+cache_shape engine_shape(random_source& random) {
+  constexpr std::array<std::int64_t, 5> dims{8, 24, 5, 64, 30};
+  std::int64_t const heads = random.between(1, 3);
+  return {.layers = random.between(1, 3),
+          .q_heads = heads * random.between(1, 3),
+          .kv_heads = heads,
+          .head_dim = random.pick(dims),
+          .max_tokens = random.between(1, 60),
+          .type = random.pick(types)};
+}
+
+TEST_CASE("views of every engine's layout give the rows that its tensor holds", "[view]") {
+  random_source random(103);
+  for (int round = 0; round < 110; ++round) {
+    engine const which = engines[static_cast<std::size_t>(round) % engines.size()];
+    cache_shape const shape = engine_shape(random);
+    bool const one = which == engine::llama_cpp || which == engine::llama_cpp_transposed;
+    engine_batch const batch(which, shape, one ? 1 : random.between(1, 3), std::int64_t{1} << random.between(0, 4), random);
+    std::int64_t const n = random.between(1, shape.max_tokens);
+    INFO("round " << round);
+    for (std::int64_t s = 0; s < batch.sequences(); ++s) {
+      for (std::int64_t l = 0; l < shape.layers; ++l) {
+        if (batch.paged()) {
+          paged_view<> const view = batch.view_in_pages(s, n);
+          REQUIRE(shape_of(view) == shape);
+          REQUIRE(holds(view.keys({l}), view.values({l}), batch, s, l, n));
+        } else {
+          strided_view<> const view = batch.view_of_cells(s, n);
+          REQUIRE(shape_of(view) == shape);
+          REQUIRE(holds(view.keys({l}), view.values({l}), batch, s, l, n));
+        }
+      }
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("pooling and attention read every engine's layout as they read plain rows", "[view]",
+                   KVPOLICY_TEST_EXECUTORS) {
+  random_source random(104);
+  for (int round = 0; round < 44; ++round) {
+    engine const which = engines[static_cast<std::size_t>(round) % engines.size()];
+    cache_shape shape = engine_shape(random);
+    shape.layers = 1;
+    engine_batch const batch(which, shape, 1, std::int64_t{1} << random.between(0, 4), random);
+    std::int64_t const n = shape.max_tokens;
+    std::int64_t const dim = shape.head_dim;
+    rows const keys = batch.paged() ? batch.view_in_pages(0, n).keys({0}) : batch.view_of_cells(0, n).keys({0});
+    rows const values = batch.paged() ? batch.view_in_pages(0, n).values({0}) : batch.view_of_cells(0, n).values({0});
+    // The same content in plain rows of floats.
+    std::vector<float> plain[2];
+    for (std::int64_t v = 0; v < 2; ++v) {
+      for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+        for (std::int64_t t = 0; t < n; ++t) {
+          for (std::int64_t d = 0; d < dim; ++d) plain[v].push_back(batch.content(v, 0, 0, h, t, d));
+        }
+      }
+    }
+    cache_shape floats = shape;
+    floats.type = element_type::f32;
+    strided_view<> flat = hugging_face::view(floats, n, plain[0].data(), plain[1].data());
+    flat.token_count = n;
+    std::vector<float> const queries = random.reals(shape.q_heads * dim);
+    std::vector<range_list> const lists{{{0, static_cast<std::int32_t>(n), reason::scored}}};
+    std::int64_t const units = (n + 6) / 7;
+    struct results {
+      std::vector<float> means, bounds, out;
+    };
+    auto const run = [&](rows const& k, rows const& v) {
+      results made{std::vector<float>(static_cast<std::size_t>(units * shape.kv_heads * dim)),
+                   {},
+                   std::vector<float>(static_cast<std::size_t>(shape.q_heads * dim))};
+      bounds_table bounds{nullptr, k.type, shape.kv_heads, units, dim};
+      std::vector<std::byte> storage(static_cast<std::size_t>(bounds.bytes()));
+      bounds.data = storage.data();
+      TestType on(shape);
+      on.run([&](auto& exec) {
+        pool_mean(k, {7, 0, n}, table<float>{made.means.data(), units, shape.kv_heads * dim, shape.kv_heads * dim}, 0, exec);
+        pool_bounds(k, {7, 0, n}, bounds, exec);
+        attend({queries.data(), shape.q_heads, dim, .3f}, k, v, selection(scope::layer, lists, shape.kv_heads),
+               table<float>{made.out.data(), shape.q_heads, dim, dim}, {}, exec);
+      });
+      for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+        for (std::int64_t u = 0; u < units; ++u) {
+          rows const both{.base = bounds.unit(h, u),
+                          .type = k.type,
+                          .heads = 1,
+                          .tokens = 1,
+                          .head_dim = 2 * dim,
+                          .dim_stride = size_of(k.type)};
+          std::vector<float> row(static_cast<std::size_t>(2 * dim));
+          both.load({0}, {0}, row);
+          made.bounds.insert(made.bounds.end(), row.begin(), row.end());
+        }
+      }
+      return made;
+    };
+    INFO("round " << round);
+    if constexpr (std::same_as<TestType, on_cuda_model>) {
+      if (keys.pack != 0) {
+        REQUIRE_THROWS_AS(run(keys, values), unsupported);
+        continue;
+      }
+    }
+    results const got = run(keys, values);
+    results const want = run(flat.keys({0}), flat.values({0}));
+    for (std::size_t i = 0; i < want.means.size(); ++i) REQUIRE(std::abs(got.means[i] - want.means[i]) < 1e-5);
+    for (std::size_t i = 0; i < want.out.size(); ++i) REQUIRE(std::abs(got.out[i] - want.out[i]) < 1e-4);
+    REQUIRE(got.bounds == want.bounds);
   }
 }
 

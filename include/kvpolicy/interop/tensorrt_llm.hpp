@@ -1,0 +1,97 @@
+// TensorRT-LLM's block pool: a view of it, block offsets for its attention, and what its sparse hooks return.
+// Format: cpp/tensorrt_llm/kernels/{kvCacheUtils,sparseAttentionKernels}.*; "Sparse Attention Development Guide".
+#pragma once
+
+#include "kvpolicy/interop/batch_table.hpp"
+
+namespace kvpolicy::tensorrt_llm {
+
+/// A pool of blocks `[blocks, H, N, D]`, a token's keys in one block and its values in another: `pages` and `value_pages` are
+/// rows 0 and 1 of the sequence's block offsets `[2, M]`. Throws invalid_value where N is no power of two.
+template <class Memory = host_memory>
+constexpr paged_view<Memory> view(cache_shape const& cache, std::int64_t tokens_per_block, void const* pool,
+                                  std::int64_t layer_stride = 0) {
+  KVPOLICY_EXPECTS(tokens_per_block >= 1 && (tokens_per_block & (tokens_per_block - 1)) == 0,
+                   "blocks of " + std::to_string(tokens_per_block) + " tokens; TensorRT-LLM's are powers of two");
+  byte_strides const strides = strides_of(page_layout::hnd, cache, tokens_per_block, layer_stride);
+  return {.cache = cache,
+          .key_base = pool,
+          .value_base = pool,
+          .key_strides = strides,
+          .value_strides = strides,
+          .page_size = tokens_per_block};
+}
+
+/// Writes kv_cache_block_offsets `[B, W, 2, M]` (W: beams; `batch` has B * W sequences) and sequence lengths `[B * W]`: row 0
+/// of each pair names keys' blocks, row 1 values'. What lies behind a row's entries stays as it is. Throws as write_rows,
+/// before anything is written, and where a sequence has no table of its own for values.
+inline void emit(std::span<paged_sequence const> batch, table_entries const& how, std::int64_t max_blocks,
+                 std::span<std::int32_t> block_offsets, std::span<std::int32_t> sequence_lengths) {
+  std::int64_t const wanted = row_count(batch, how);
+  KVPOLICY_EXPECTS(std::ssize(block_offsets) >= wanted * 2 * max_blocks,
+                   "block offsets of " + std::to_string(block_offsets.size()) + " for " + std::to_string(wanted) + " x 2 x " +
+                       std::to_string(max_blocks));
+  for (paged_sequence const& of : batch) {
+    KVPOLICY_EXPECTS(of.tokens == 0 || !of.value_pages.empty(),
+                     "a sequence without value_pages; they are row 1 of its block offsets");
+  }
+  write_rows(batch, how, {block_offsets.data(), wanted, max_blocks, 2 * max_blocks}, sequence_lengths);
+  each_row(batch, how, [&](table_row const& row) {
+    row.write(how, row.of.value_pages, block_offsets.data() + (2 * row.index + 1) * max_blocks);
+  });
+}
+
+/// What a sparse_attn_predict hook returns: sparse_attn_indices `[H, columns]`, the logical blocks of each KV head, ascending,
+/// and sparse_attn_offsets `[B + 1]`, the same for all heads, with sparse_attn_indices_block_size = tokens_per_block. The
+/// engine reads a head's indices as a set, so a head with fewer blocks repeats its last one. Returns the columns used. Throws
+/// before anything is written: invalid_value where a list is not whole blocks up to the sequence's end, where one head of a
+/// sequence reads nothing while another reads, or where an array is too small.
+inline std::int64_t sparse_indices(std::span<paged_sequence const> batch, std::int64_t tokens_per_block,
+                                   table<std::int32_t> indices, std::span<std::int32_t> offsets) {
+  KVPOLICY_EXPECTS(std::ssize(offsets) == std::ssize(batch) + 1, "offsets of " + std::to_string(offsets.size()) + " for " +
+                                                                     std::to_string(batch.size()) + " sequences; one more");
+  KVPOLICY_EXPECTS(tokens_per_block >= 1, "blocks of " + std::to_string(tokens_per_block) + " tokens");
+  std::int64_t const heads = indices.rows;
+  auto const most_of = [&](paged_sequence const& of) {
+    std::int64_t most = 0;
+    std::int64_t least = INT64_MAX;
+    for (std::int64_t h = 0; of.tokens > 0 && h < heads; ++h) {
+      KVPOLICY_EXPECTS(of.kept.kv_heads() == heads, "a sequence chosen for " + std::to_string(of.kept.kv_heads()) +
+                                                        " KV heads; the table is for " + std::to_string(heads));
+      std::int64_t count = 0;
+      each_page(of.kept.of({h}), tokens_per_block, [&](std::int64_t first, std::int64_t tokens) {
+        ++count;
+        KVPOLICY_EXPECTS(first + tokens <= of.tokens && (tokens == tokens_per_block || first + tokens == of.tokens),
+                         "tokens " + std::to_string(first) + ".." + std::to_string(first + tokens) + " of " +
+                             std::to_string(of.tokens) + " are a part of a block; TensorRT-LLM reads all of it");
+      });
+      most = std::max(most, count);
+      least = std::min(least, count);
+    }
+    KVPOLICY_EXPECTS(most == 0 || least > 0, "a KV head that reads nothing beside one that reads " + std::to_string(most) +
+                                                 " blocks; let the policy keep a recent page in every head");
+    return most;
+  };
+  std::int64_t columns = 0;
+  for (paged_sequence const& of : batch) columns += most_of(of);
+  KVPOLICY_EXPECTS(columns <= indices.columns,
+                   std::to_string(columns) + " indices of a head; there is room for " + std::to_string(indices.columns));
+  std::int64_t at = 0;
+  for (std::size_t s = 0; s < batch.size(); ++s) {
+    paged_sequence const& of = batch[s];
+    std::int64_t const most = most_of(of);
+    offsets[s] = static_cast<std::int32_t>(at);
+    for (std::int64_t h = 0; most > 0 && h < heads; ++h) {
+      std::int64_t i = at;
+      each_page(of.kept.of({h}), tokens_per_block, [&](std::int64_t first, std::int64_t) {
+        indices(h, i++) = static_cast<std::int32_t>(first / tokens_per_block);
+      });
+      for (; i < at + most; ++i) indices(h, i) = indices(h, i - 1);
+    }
+    at += most;
+  }
+  offsets[batch.size()] = static_cast<std::int32_t>(at);
+  return columns;
+}
+
+}  // namespace kvpolicy::tensorrt_llm

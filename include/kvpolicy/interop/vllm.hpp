@@ -1,0 +1,54 @@
+// vLLM's paged KV cache: views of its tensors, and the block_table and seq_lens that its attention backends read.
+// Format: vllm/v1/attention/backends/flash_attn.py; K and V are packed into the content dimension since 2026-08.
+#pragma once
+
+#include "kvpolicy/interop/batch_table.hpp"
+
+namespace kvpolicy::vllm {
+
+/// `[L, B, H, N, 2D]`: a row is a token's key, then its value. `pages` and `token_count` are the caller's to set.
+template <class Memory = host_memory>
+constexpr paged_view<Memory> view(cache_shape const& cache, std::int64_t block_size, void const* pool,
+                                  std::int64_t layer_stride = 0) noexcept {
+  std::int64_t const size = size_of(cache.type);
+  std::int64_t const row = 2 * cache.head_dim * size;
+  byte_strides const strides{
+      .layer = layer_stride, .head = block_size * row, .token = row, .dim = size, .page = cache.kv_heads * block_size * row};
+  return {.cache = cache,
+          .key_base = pool,
+          .value_base = static_cast<std::byte const*>(pool) + cache.head_dim * size,
+          .key_strides = strides,
+          .value_strides = strides,
+          .page_size = block_size};
+}
+
+/// The layout of paged_attention_v1/v2: keys `[B, H, D/x, N, x]` (x = 16 bytes of elements), values `[B, H, D, N]`. Throws
+/// invalid_value where x does not divide the head size.
+template <class Memory = host_memory>
+constexpr paged_view<Memory> x_packed_view(cache_shape const& cache, std::int64_t block_size, std::int64_t x, void const* keys,
+                                           void const* values, std::int64_t layer_stride = 0) {
+  KVPOLICY_EXPECTS(x >= 1 && cache.head_dim % x == 0, "runs of " + std::to_string(x) + " channels in rows of " +
+                                                          std::to_string(cache.head_dim) + "; x divides the head size");
+  std::int64_t const size = size_of(cache.type);
+  std::int64_t const head = cache.head_dim * block_size * size;
+  byte_strides strides{.layer = layer_stride, .head = head, .page = cache.kv_heads * head};
+  paged_view<Memory> made{.cache = cache, .key_base = keys, .value_base = values, .page_size = block_size};
+  made.value_strides = strides;
+  made.value_strides.token = size;
+  made.value_strides.dim = block_size * size;
+  made.key_strides = strides;
+  made.key_strides.token = x * size;
+  made.key_strides.dim = size;
+  made.key_strides.pack = x;
+  made.key_strides.pack_stride = block_size * x * size;
+  return made;
+}
+
+/// Writes block_table `[max_reqs, max_blocks]` and seq_lens `[max_reqs]`, int32. All heads share a request's row, or each has a
+/// row of its own (folded; the backend then sees requests of one KV head). Throws as write_rows, before anything is written.
+inline void emit(std::span<paged_sequence const> batch, table_entries const& how, table<std::int32_t> block_table,
+                 std::span<std::int32_t> seq_lens) {
+  write_rows(batch, how, block_table, seq_lens);
+}
+
+}  // namespace kvpolicy::vllm
