@@ -196,6 +196,11 @@ class batch_run {
       std::vector<std::int32_t> const got = tokens_of(lists_[static_cast<std::size_t>(l)], s, h);
       if (want != got)
         return "head " + std::to_string(h) + " of " + std::to_string(n) + " tokens reads " + text(got) + " for " + text(want);
+      if constexpr (cuda::known_counts<Policy, test_device>) {
+        if (decoder_.listed({l}, s, {h}) != std::ssize(want))
+          return "the host counts " + std::to_string(decoder_.listed({l}, s, {h})) + " tokens for " +
+                 std::to_string(want.size());
+      }
     }
     std::vector<float> expected(static_cast<std::size_t>(size));
     attend(heads, view(s, n).keys({l}), view(s, n).values({l}), kept,

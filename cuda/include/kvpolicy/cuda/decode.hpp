@@ -61,6 +61,16 @@ concept decodable = requires {
    (decode_retain<decltype(parts_t<Policy>::retain), D>::stays &&
     decode_retrieve<decltype(parts_t<Policy>::retrieve), D>::by_rank));
 
+/// Whether the host knows, when a step is planned, how many tokens each of its lists will name (decoder::listed).
+template <class Policy, class D>
+concept known_counts = decodable<Policy, D> &&
+    (std::same_as<decltype(parts_t<Policy>::retrieve), keep_all>
+         ? requires(decode_retain<decltype(parts_t<Policy>::retain), D> const& r,
+                    parts_t<Policy> const& p) { r.listed(p.retain, layer_id{}, std::int64_t{}, head_id{}, std::int64_t{}); }
+         : requires(decode_retrieve<decltype(parts_t<Policy>::retrieve), D> const& r, parts_t<Policy> const& p) {
+             r.listed(p.retrieve, layer_id{}, std::int64_t{}, head_id{}, std::int64_t{});
+           });
+
 /// A policy's state for a batch of sequences, on the device. The constructor allocates; prefill() waits; plan() copies numbers
 /// to the device; choose() enqueues kernels whose arguments are the same at every step, so that a step can be captured once and
 /// replayed after each plan(). Owned by the engine; not thread-safe.
@@ -128,6 +138,18 @@ class decoder {
 
   /// Tokens of each sequence at this step, on the device; for the engine's own kernels.
   per_sequence lengths() const noexcept { return lengths_.of(0); }
+
+  /// Tokens that KV head `head` of a sequence reads at the planned step, known on the host before choose() runs: what an engine
+  /// that plans its attention on the host needs. For policies whose counts follow from lengths and prompts; for others (a
+  /// choice that logits trigger, sentences, evictions) only the device knows, and this is not there.
+  std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head) const requires known_counts<Policy, D> {
+    std::int64_t const tokens = tokens_[static_cast<std::size_t>(sequence)];
+    if constexpr (std::same_as<decltype(parts_type::retrieve), keep_all>) {
+      return retain_.listed(parts_.retain, layer, sequence, head, tokens);
+    } else {
+      return retrieve_.listed(parts_.retrieve, layer, sequence, head, tokens);
+    }
+  }
 
   /// Before a layer's attention: each sequence's current key is written. `queries` are `[sequences, q_heads, head_dim]`; `ids`
   /// the current tokens' vocabulary ids, `[sequences]`, where the policy needs them. The lists are valid until the next step.

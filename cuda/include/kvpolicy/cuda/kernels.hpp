@@ -9,6 +9,7 @@
 #include "kvpolicy/cuda/kernel/gather.hpp"
 #include "kvpolicy/cuda/kernel/gaussian.hpp"
 #include "kvpolicy/cuda/kernel/hierarchy.hpp"
+#include "kvpolicy/cuda/kernel/page_table.hpp"
 #include "kvpolicy/cuda/kernel/page_trigger.hpp"
 #include "kvpolicy/cuda/kernel/pool.hpp"
 #include "kvpolicy/cuda/kernel/prompt_attention.hpp"
@@ -41,7 +42,8 @@
   X(query_sums_body) X(sentence_fill_body) X(evict_body)                               \
   X(keep_queries_body) X(smooth_rows_body) X(drift_body) X(satellites_due_body)        \
   X(block_queries_body) KVPOLICY_EACH_TYPE(X, represent_body) X(sum_heads_body)        \
-  X(resolve_slots_body) KVPOLICY_EACH_TYPE(X, gather_rows_body)
+  X(resolve_slots_body) KVPOLICY_EACH_TYPE(X, gather_rows_body)                        \
+  X(page_table_body)
 
 #define KVPOLICY_ATTEND_KERNELS(X)                                                     \
   KVPOLICY_EACH_GROUP(X, f32) KVPOLICY_EACH_GROUP(X, f16) KVPOLICY_EACH_GROUP(X, bf16) \

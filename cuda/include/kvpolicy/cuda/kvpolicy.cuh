@@ -2,10 +2,11 @@
 // names are for any compiler. Policies: kvpolicy/kvpolicy.hpp.
 #pragma once
 
-#include "kvpolicy/cuda/decode.hpp"         // a batch's decode steps, chosen on the device
-#include "kvpolicy/cuda/device_launch.cuh"  // how a body runs on a GPU
-#include "kvpolicy/cuda/exec.hpp"           // cuda_exec, for the four verbs
-#include "kvpolicy/cuda/kernels.hpp"        // the library's own kernels
+#include "kvpolicy/cuda/decode.hpp"             // a batch's decode steps, chosen on the device
+#include "kvpolicy/cuda/device_launch.cuh"      // how a body runs on a GPU
+#include "kvpolicy/cuda/exec.hpp"               // cuda_exec, for the four verbs
+#include "kvpolicy/cuda/kernels.hpp"            // the library's own kernels
+#include "kvpolicy/cuda/launch/page_table.hpp"  // engines' page tables from a step's lists
 
 // The library's kernels are compiled in it, not again in every file that includes this.
 namespace kvpolicy::cuda {

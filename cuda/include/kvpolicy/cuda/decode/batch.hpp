@@ -72,6 +72,9 @@ class step_numbers {
   void set(std::int64_t row, std::int64_t sequence, std::int64_t value) noexcept {
     host_[static_cast<std::size_t>(row * sequences_ + sequence)] = static_cast<std::int32_t>(value);
   }
+  std::int64_t get(std::int64_t row, std::int64_t sequence) const noexcept {
+    return host_[static_cast<std::size_t>(row * sequences_ + sequence)];
+  }
   per_sequence of(std::int64_t row) const noexcept { return {{device_.get().data + row * sequences_, sequences_}, 0}; }
   void upload(D& device) const { device.upload(device_.get(), host_.data(), std::ssize(host_)); }
 

@@ -130,6 +130,13 @@ class decode_retrieve<
     launch_top_k(device, top, sequences_, blocks_);
   }
 
+  std::int64_t listed(act_type const& act, layer_id layer, std::int64_t sequence, head_id, std::int64_t tokens) const noexcept {
+    if (tokens == 0 || act.layers.dense(layer)) return tokens;
+    std::int64_t const from = act.layers.leader(layer).value * rows;
+    return (numbers_.get(from + first, sequence) + numbers_.get(from + taken, sequence)) * act.score.block + tokens -
+           numbers_.get(layer.value * rows + tail, sequence);
+  }
+
   token_lists lists(act_type const& act, layer_id layer, per_sequence const& lengths) const noexcept {
     token_lists made{};
     made.tokens = lengths;

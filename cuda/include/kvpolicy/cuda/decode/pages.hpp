@@ -28,7 +28,8 @@ struct prompt_piece {
 
 /// A retrieve's part of a decoder: one specialisation for each kind of act.
 /// Requires: as decode_retain, but `prefill(act, piece, exec, device)`; `choose(act, layer, keys, queries, scale, lengths,
-/// device)`, which enqueues the choice; `observe` where it needs logits. Semantics: `plan` is told of one new token at a time.
+/// device)`, which enqueues the choice; `observe` where it needs logits; `listed` as there. Semantics: `plan` is told of one
+/// new token at a time.
 template <class Act, owning_device D>
 class decode_retrieve;
 
@@ -172,6 +173,13 @@ class decode_retrieve<keep<segment::pages, pool::bounds, score::upper_bound, Bud
     top.tokens = of_layer(named_.get(), layer, 1);
     top.unit_size = static_cast<std::int32_t>(act.segment.unit_size());
     launch_top_k(device, top, sequences_ * heads, units_);
+  }
+
+  std::int64_t listed(act_type const& act, layer_id layer, std::int64_t sequence, head_id, std::int64_t tokens) const noexcept {
+    std::int64_t const tail = tokens - numbers_.get(layer.value * 4 + 3, sequence);
+    if (tokens == 0 || act.layers.dense(layer)) return tokens;
+    std::int64_t const from = act.layers.leader(layer).value * 4;
+    return (numbers_.get(from, sequence) + numbers_.get(from + 2, sequence)) * act.segment.unit_size() + tail;
   }
 
   token_lists lists(act_type const& act, layer_id layer, per_sequence const& lengths) const noexcept {

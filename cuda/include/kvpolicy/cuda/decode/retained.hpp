@@ -20,7 +20,8 @@ namespace kvpolicy::cuda {
 /// A retain's part of a decoder: one specialisation for each kind of act. `stays`: what it keeps of a prompt is there for good.
 /// Requires: `prefill(act, sequence, view, layer, prompt, exec)`, `plan(act, sequence, prompt, tokens)`, `upload(device)`,
 /// `choose(act, layer, keys, queries, scale, lengths, device)`, which enqueues a step's work, `kept(sequence, layer)`, what a
-/// prompt's end left where that is not everything, and `lists(act, layer, lengths)`, what is there for it.
+/// prompt's end left where that is not everything, and `lists(act, layer, lengths)`, what is there for it. Where lengths alone
+/// decide how many tokens a planned step's list names, `listed(act, layer, sequence, head, tokens)` says it on the host.
 template <class Act, owning_device D>
 class decode_retain;
 
@@ -38,6 +39,7 @@ class decode_retain<keep_all, D> {
   std::span<range_list const> kept(std::int64_t, layer_id) const noexcept { return {}; }
   void choose(keep_all const&, layer_id, batch_rows const&, vector_rows const&, float, per_sequence const&, D&) const noexcept {
   }
+  std::int64_t listed(keep_all const&, layer_id, std::int64_t, head_id, std::int64_t tokens) const noexcept { return tokens; }
   token_lists lists(keep_all const&, layer_id, per_sequence const& lengths) const noexcept {
     token_lists made{};
     made.tail.all = 0;
@@ -135,6 +137,13 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
   void choose(act_type const&, layer_id, batch_rows const&, vector_rows const&, float, per_sequence const&, D&) const noexcept {
   }
 
+  std::int64_t listed(act_type const& act, layer_id layer, std::int64_t sequence, head_id head, std::int64_t tokens) const {
+    if (tokens == 0 || act.layers.dense(layer)) return tokens;
+    std::span const lists = kept(sequence, layer);
+    std::int64_t const since = tokens - tails_.get(act_type::how_fine == scope::request ? 0 : layer.value, sequence);
+    return token_count(lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(head.value)]) + since;
+  }
+
   token_lists lists(act_type const& act, layer_id layer, per_sequence const& lengths) const noexcept {
     std::int64_t const first = act_type::how_fine == scope::request ? 0 : layer.value * sequences_ * lists_;
     std::int64_t const all = sequences_ * lists_;
@@ -195,6 +204,10 @@ class decode_retain<keep<segment::tokens, pool::none, score::recency, Budget, se
   void upload(D& device) const { numbers_.upload(device); }
   std::span<range_list const> kept(std::int64_t, layer_id) const noexcept { return {}; }  // no retrieve goes with it
   void choose(act_type const&, layer_id, batch_rows const&, vector_rows const&, float, per_sequence const&, D&) const noexcept {
+  }
+
+  std::int64_t listed(act_type const&, layer_id, std::int64_t sequence, head_id, std::int64_t tokens) const noexcept {
+    return numbers_.get(1, sequence) + tokens - numbers_.get(0, sequence);
   }
 
   token_lists lists(act_type const& act, layer_id, per_sequence const& lengths) const noexcept {
