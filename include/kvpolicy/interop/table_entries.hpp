@@ -1,6 +1,7 @@
 // What an entry of an engine's page table stands for: a page or a token, of all KV heads or of one.
 #pragma once
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 
@@ -30,22 +31,19 @@ struct table_entries {
   bool by_slot = false;           ///< the sequences' own tables name each token's slot (page * page_size + place), not pages
 
   bool operator==(table_entries const&) const = default;
+
+  /// The smallest step that reaches every page (and head, and token) of these strides, and how many of it each is.
+  static table_entries counted_by(byte_strides const& s, entry_size size, head_rows heads) {
+    std::int64_t unit = s.page;
+    if (heads == head_rows::folded) unit = std::gcd(unit, s.head);
+    if (size == entry_size::token) unit = std::gcd(unit, s.token);
+    KVPOLICY_EXPECTS(unit > 0, "a pool without a page stride has no page table; set byte_strides::page");
+    return {.of_page = s.page / unit,
+            .of_head = heads == head_rows::folded ? s.head / unit : 0,
+            .of_slot = size == entry_size::token ? s.token / unit : 0,
+            .key_stride = unit};
+  }
 };
-
-namespace detail {
-
-inline table_entries counted_by(byte_strides const& s, entry_size size, head_rows heads) {
-  std::int64_t unit = s.page;
-  if (heads == head_rows::folded) unit = std::gcd(unit, s.head);
-  if (size == entry_size::token) unit = std::gcd(unit, s.token);
-  KVPOLICY_EXPECTS(unit > 0, "a pool without a page stride has no page table; set byte_strides::page");
-  return {.of_page = s.page / unit,
-          .of_head = heads == head_rows::folded ? s.head / unit : 0,
-          .of_slot = size == entry_size::token ? s.token / unit : 0,
-          .key_stride = unit};
-}
-
-}  // namespace detail
 
 /// Entries for an engine's pool. Folded heads: page * H + h where pages are `[H, N, D]`, page * N * H + h where they are
 /// `[N, H, D]`. Throws unsupported where keys and values lie so differently that one entry can't name both, and, for entries
@@ -58,8 +56,8 @@ table_entries entries_of(paged_view<Memory> const& pool, entry_size size = entry
     throw unsupported("rows in runs of " + std::to_string(std::max(pool.key_strides.pack, pool.value_strides.pack)) +
                       " channels can't be read as pages of one token; choose with a policy that selects whole pages");
   }
-  table_entries made = detail::counted_by(pool.key_strides, size, heads);
-  table_entries const values = detail::counted_by(pool.value_strides, size, heads);
+  table_entries made = table_entries::counted_by(pool.key_strides, size, heads);
+  table_entries const values = table_entries::counted_by(pool.value_strides, size, heads);
   if (made.of_page != values.of_page || made.of_head != values.of_head || made.of_slot != values.of_slot) {
     throw unsupported("keys and values lie differently (an entry would be page * " + std::to_string(made.of_page) +
                       " + head * " + std::to_string(made.of_head) + " + slot * " + std::to_string(made.of_slot) +
