@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <concepts>
+#include <optional>
 #include <string>
 #include <type_traits>
 
@@ -80,7 +81,8 @@ struct step_signals {
 
 /// What observe is told of a step.
 struct step_outcome {
-  std::span<float const> logits;  ///< `[vocabulary]`, where the policy needs them
+  std::span<float const> logits{};  ///< `[vocabulary]`, where the policy needs them
+  std::optional<float> entropy{};   ///< of the logits, in nats, in place of them: computed once, for every rank
 };
 
 /// What a scorer may read. `heads` are the KV heads that it is asked for; queries are theirs alone.

@@ -5,13 +5,10 @@
 
 #include "conformance/executors.hpp"
 #include "conformance/naive.hpp"
+#include "kvpolicy/act.hpp"
 
 namespace kvpolicy_test {
 namespace {
-
-struct outcome {
-  std::span<float const> logits;
-};
 
 TEMPLATE_TEST_CASE("the trigger is due after a page whose mean entropy or varentropy passed, and at no other time", "[trigger]",
                    KVPOLICY_TEST_EXECUTORS) {
@@ -28,7 +25,7 @@ TEMPLATE_TEST_CASE("the trigger is due after a page whose mean entropy or varent
     for (std::int64_t n = random.between(1, 30), end = n + 60; n < end; ++n) {
       std::vector<float> const logits = random.reals(13, 3 + 2 * random.real());
       entropies.push_back(naive::entropy(logits).first);
-      on.run([&](auto& exec) { trigger.observe(state, n, outcome{logits}, exec); });
+      on.run([&](auto& exec) { trigger.observe(state, n, step_outcome{.logits = logits}, exec); });
       if (n % page != 0) {
         REQUIRE_FALSE(trigger.due(state, {0}, {0}, 1));
         continue;
@@ -60,12 +57,32 @@ TEMPLATE_TEST_CASE("an entropy that is NaN makes the choice anew", "[trigger]", 
     trigger::entropy const trigger{.mean = 100, .variance = 100, .page = 2};
     auto state = trigger.start({});
     on.run([&](auto& exec) {
-      trigger.observe(state, 1, outcome{logits}, exec);
-      trigger.observe(state, 2, outcome{logits}, exec);
+      trigger.observe(state, 1, step_outcome{.logits = logits}, exec);
+      trigger.observe(state, 2, step_outcome{.logits = logits}, exec);
     });
     INFO(words << " words");
     REQUIRE(trigger.due(state, {0}, {0}, 1));
   }
+}
+
+TEMPLATE_TEST_CASE("an entropy that is given stands for the logits that it is of", "[trigger]", KVPOLICY_TEST_EXECUTORS) {
+  random_source random(153);
+  TestType on({1, 1, 1, 1, 1, element_type::f32});
+  trigger::entropy const trigger{.mean = 1.8f, .variance = .2f, .page = 4};
+  auto of_logits = trigger.start({});
+  auto of_entropy = trigger.start({});
+  int fired = 0;
+  for (std::int64_t n = 1; n <= 200; ++n) {
+    std::vector<float> const logits = random.reals(13, 3 + 2 * random.real());
+    on.run([&](auto& exec) {
+      trigger.observe(of_logits, n, step_outcome{.logits = logits}, exec);
+      trigger.observe(of_entropy, n, step_outcome{.logits = {}, .entropy = entropy(logits, exec).entropy}, exec);
+    });
+    REQUIRE(trigger.due(of_entropy, {0}, {0}, 1) == trigger.due(of_logits, {0}, {0}, 1));
+    fired += trigger.due(of_logits, {0}, {0}, 1) ? 1 : 0;
+  }
+  REQUIRE(fired > 5);
+  REQUIRE(fired < 45);
 }
 
 /// The q-quantile as numpy.quantile(values, q) has it: the n values stand at 0, 1/(n-1), ..., 1.

@@ -66,9 +66,9 @@ struct entropy {
 
   template <class Outcome, executor Exec>
   void observe(state& s, std::int64_t tokens, Outcome const& outcome, Exec& exec) const {
-    if (outcome.logits.empty()) return;
-    s.fired = s.pages.add(kvpolicy::entropy(outcome.logits, exec).entropy, tokens, page) &&
-              !(s.pages.last().entropy <= mean && s.pages.last().varentropy <= variance);
+    if (outcome.logits.empty() && !outcome.entropy) return;
+    float const nats = outcome.entropy ? *outcome.entropy : kvpolicy::entropy(outcome.logits, exec).entropy;
+    s.fired = s.pages.add(nats, tokens, page) && !(s.pages.last().entropy <= mean && s.pages.last().varentropy <= variance);
   }
 };
 
