@@ -186,29 +186,36 @@ class retrieve_state {
     std::int64_t wanted = 0;
     for (std::int64_t h = heads.first; h < heads.first + heads.count; ++h) wanted += due(h) ? 1 : 0;
     if (wanted == 0) return;
-    if (!by_head) choices[0].at = now;
     if (!by_head || wanted == heads.count) {
+      decide(act, ranks, layer, heads, known, prompt, queries, nullptr, exec);
+      if (!by_head) choices[0].at = now;
       for (std::int64_t h = heads.first; by_head && h < heads.first + heads.count; ++h)
         choices[static_cast<std::size_t>(h)].at = now;
-      return decide(act, ranks, layer, heads, known, prompt, queries, nullptr, exec);
+      return;
     }
     for (std::int64_t h = heads.first; h < heads.first + heads.count; ++h) {
       if (!due(h)) continue;
-      choices[static_cast<std::size_t>(h)].at = now;
       decide(act, ranks, layer, {h, 1}, known, prompt, queries.of({h - heads.first, 1}, shape_.group()), nullptr, exec);
+      choices[static_cast<std::size_t>(h)].at = now;
     }
   }
 
+  /// Where the selector throws before it has emitted anything, the choice that was made before stands.
   template <class Ranks, class Exec>
   void decide(Act const& act, Ranks const& ranks, layer_id layer, head_range heads, std::int64_t tokens, std::int64_t prompt,
               query_heads const& queries, prompt_signals const* at_prompt, Exec& exec) {
     std::span const choices = choices_of(layer);
     std::size_t const first = by_head ? static_cast<std::size_t>(heads.first) : 0;
     std::size_t const count = by_head ? static_cast<std::size_t>(heads.count) : 1;
-    for (choice& c : choices.subspan(first, count)) {
-      c.ranges.clear();
-      c.decided = true;
-    }
+    bool begun = false;
+    auto const begin_anew = [&] {
+      if (begun) return;
+      begun = true;
+      for (choice& c : choices.subspan(first, count)) {
+        c.ranges.clear();
+        c.decided = false;
+      }
+    };
     score_input<Ranks, decltype(summaries), memory_type> input{ranks,     layer,   heads,   tokens,   prompt_,
                                                                summaries, memory_, queries, at_prompt};
     protected_tokens const safe = act.window.at(tokens, prompt);
@@ -218,8 +225,11 @@ class retrieve_state {
       else ranges.push_back({static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)});
     };
     act.select.select(act, scratch_, input, safe, exec, [&](std::int64_t list, std::int64_t begin, std::int64_t end) {
+      begin_anew();
       add(first + static_cast<std::size_t>(list), begin, end);
     });
+    begin_anew();
+    for (choice& c : choices.subspan(first, count)) c.decided = true;
     for (std::size_t list = first; at_prompt != nullptr && list < first + count;
          ++list) {  // the window moves on, the choice stands
       add(list, std::max<std::int64_t>(safe.recent_begin, choices[list].ranges.empty() ? 0 : choices[list].ranges.back().end),
