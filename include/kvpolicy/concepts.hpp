@@ -162,6 +162,12 @@ concept executor = requires(E& e, basic_rows<typename E::memory> r, table<float>
 template <class E, class View>
 concept executor_for = executor<E> && std::same_as<typename E::memory, typename View::memory>;
 
+/// An executor on one of several ranks: `sum(values)` adds up what all ranks give, in place (exec/ranked.hpp).
+template <class E>
+concept summing_executor = executor<E> && requires(E& e, std::span<float> s) {
+  e.sum(s);
+};
+
 // What an adapter must feed. One concept a signal, so that the compiler's message names the one that is missing.
 template <class Adapter, class Policy>
 constexpr bool feeds(signals which) noexcept {

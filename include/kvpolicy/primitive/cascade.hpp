@@ -41,11 +41,11 @@ inline std::int64_t fraction_of(float fraction, std::int64_t live) noexcept {
 }
 
 /// Keeps the best `fraction` of the live units of each level, coarse to fine; a unit is live if its parent was kept
-/// (CHESS, Algorithm 1; dead units count as -inf, see docs/methods.md). Returns the kept units of the finest level,
-/// ascending, in `scratch`. Reads vectors of live units only. Deterministic, ties to the smaller index.
-template <class Exec>
-std::span<std::int32_t const> cascade(std::span<float const> anchor, std::span<cascade_level const> levels,
-                                      cascade_scratch& scratch, Exec& exec) {
+/// (CHESS, Algorithm 1; dead units count as -inf, see docs/methods.md). `score(level index, units, out)` writes the units'
+/// scores. Returns the kept units of the finest level, ascending, in `scratch`. Deterministic, ties to the smaller index.
+template <class Score, class Exec>
+std::span<std::int32_t const> cascade_by(Score score, std::span<cascade_level const> levels, cascade_scratch& scratch,
+                                         Exec& exec) {
   std::int64_t live = levels.empty() ? 0 : levels.front().vectors.rows;
   for (std::int64_t u = 0; u < live; ++u) scratch.live[static_cast<std::size_t>(u)] = static_cast<std::int32_t>(u);
   for (std::size_t l = 0; l < levels.size(); ++l) {
@@ -54,7 +54,7 @@ std::span<std::int32_t const> cascade(std::span<float const> anchor, std::span<c
         static_cast<std::int32_t>(std::min(fraction_of(level.fraction, live), std::max<std::int64_t>(level.most, 1)))};
     std::span const units = std::span(scratch.live).first(static_cast<std::size_t>(live));
     if (k[0] < live || l + 1 == levels.size()) {
-      score_dot(anchor, level.vectors, units, scratch.scores, exec);
+      score(l, std::span<std::int32_t const>(units), std::span(scratch.scores));
       top_k(table<float const>{scratch.scores.data(), 1, live, live}, k,
             table<std::int32_t>{scratch.kept.data(), 1, k[0], k[0]}, exec);
       for (std::int32_t i = 0; i < k[0]; ++i) {
@@ -73,6 +73,16 @@ std::span<std::int32_t const> cascade(std::span<float const> anchor, std::span<c
     }
   }
   return {};
+}
+
+/// The same, by dot product with the anchor. Reads vectors of live units only.
+template <class Exec>
+std::span<std::int32_t const> cascade(std::span<float const> anchor, std::span<cascade_level const> levels,
+                                      cascade_scratch& scratch, Exec& exec) {
+  auto const score = [&](std::size_t l, std::span<std::int32_t const> units, std::span<float> out) {
+    score_dot(anchor, levels[l].vectors, units, out, exec);
+  };
+  return cascade_by(score, levels, scratch, exec);
 }
 
 }  // namespace kvpolicy

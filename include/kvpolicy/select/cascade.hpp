@@ -11,6 +11,7 @@
 #include "kvpolicy/concepts.hpp"
 #include "kvpolicy/pool/hierarchical_mean.hpp"
 #include "kvpolicy/primitive/cascade.hpp"
+#include "kvpolicy/select/rank_scores.hpp"
 
 namespace kvpolicy::select {
 
@@ -29,6 +30,7 @@ struct cascade {
     std::vector<std::int32_t> all;
     std::vector<char> live;
     std::vector<char> kept;
+    rank_scores shared;
   };
 
   template <class Keep>
@@ -44,7 +46,8 @@ struct cascade {
                  .sorted = {},
                  .all = {},
                  .live = {},
-                 .kept = {}};
+                 .kept = {},
+                 .shared = rank_scores(keep.segment, shape.max_tokens, static_cast<std::size_t>(depth))};
     if (paper_literal) {
       made.scores.resize(units);
       made.sorted.resize(units);
@@ -61,7 +64,8 @@ struct cascade {
     return (shape.max_tokens + size - 1) / size;
   }
 
-  /// Calls emit(0, begin, end) for each kept page, ascending; protected pages may be among them.
+  /// Calls emit(0, begin, end) for each kept page, ascending; protected pages may be among them. On one of several ranks
+  /// whatever ends this before the sum must follow from tokens and parameters alone: they are the same on all.
   template <class Keep, class Input, executor Exec, class Emit>
   void select(Keep const& keep, scratch& s, Input& input, protected_tokens const& safe, Exec& exec, Emit emit) const {
     auto& summaries = input.summaries;
@@ -81,25 +85,41 @@ struct cascade {
       levels.back().fraction = 1;
       levels.back().most = left / summaries.page;
     }
-    for (std::int32_t const page :
-         paper_literal ? literal(anchor, levels, s, exec) : kvpolicy::cascade(anchor, levels, s.buffers, exec)) {
-      emit(0, page * summaries.page, (page + 1) * summaries.page);
-    }
+    auto const local = [&](std::size_t l, std::span<std::int32_t const> units, std::span<float> out) {
+      score_dot(anchor, levels[l].vectors, units, out, exec);
+    };
+    auto const pages = [&] {
+      if constexpr (summing_executor<Exec>) {
+        s.shared.sum(levels, input.tokens, s.buffers.live, local, exec);
+        auto const given = [&](std::size_t l, std::span<std::int32_t const> units, std::span<float> out) {
+          for (std::size_t i = 0; i < units.size(); ++i) out[i] = s.shared.of(l)[units[i]];
+        };
+        return chosen(given, levels, s, exec);
+      } else {
+        return chosen(local, levels, s, exec);
+      }
+    }();
+    for (std::int32_t const page : pages) emit(0, page * summaries.page, (page + 1) * summaries.page);
   }
 
  private:
-  template <executor Exec>
-  static std::span<std::int32_t const> literal(std::span<float const> anchor, std::span<cascade_level const> levels, scratch& s,
-                                               Exec& exec) {
+  template <class Score, executor Exec>
+  std::span<std::int32_t const> chosen(Score score, std::span<cascade_level const> levels, scratch& s, Exec& exec) const {
+    return paper_literal ? literal(score, levels, s) : cascade_by(score, levels, s.buffers, exec);
+  }
+
+  template <class Score>
+  static std::span<std::int32_t const> literal(Score score, std::span<cascade_level const> levels, scratch& s) {
     std::int64_t fan_out = 0;
-    for (cascade_level const& level : levels) {
+    for (std::size_t l = 0; l < levels.size(); ++l) {
+      cascade_level const& level = levels[l];
       std::int64_t const units = level.vectors.rows;
       auto const count = static_cast<std::size_t>(units);
       for (std::size_t u = 0; u < count; ++u) {
         s.all[u] = static_cast<std::int32_t>(u);
         s.live[u] = fan_out == 0 || s.kept[u / static_cast<std::size_t>(fan_out)] != 0;
       }
-      score_dot(anchor, level.vectors, std::span(s.all).first(count), s.scores, exec);
+      score(l, std::span<std::int32_t const>(s.all).first(count), std::span(s.scores));
       for (std::size_t u = 0; u < count; ++u) s.scores[u] *= s.live[u] != 0 ? 1.0f : 0.0f;
       float const threshold = quantile(std::span(s.scores).first(count), 1.0 - static_cast<double>(level.fraction), s.sorted);
       for (std::size_t u = 0; u < count; ++u) s.kept[u] = s.live[u] != 0 && s.scores[u] >= threshold;
