@@ -242,5 +242,28 @@ TEST_CASE("chess chooses anew after a page that passed a threshold, and not befo
   }
 }
 
+// Algorithm 1 to the letter: of seven keys pages 4 to 6 are kept; the eighth turns all scores negative, and nothing is.
+TEST_CASE("a choice that keeps nothing takes the place of one that kept pages", "[presets]") {
+  std::array<float, 9> const keys{1, 2, 2, 3, 5, 5, 5, -1, 0};
+  auto const* const base = reinterpret_cast<std::byte const*>(keys.data());
+  byte_strides const strides{.layer = 36, .head = 4, .token = 4, .dim = 4};
+  presets::chess const policy{.fractions = {.5f, .5f, .5f},
+                              .units = {1, 2, 2},
+                              .sink_pages = 0,
+                              .recent_pages = 1,
+                              .every = 1,
+                              .depth = 3,
+                              .standardised = false,
+                              .paper_literal = true};
+  auto const view = [&](std::int64_t tokens) {
+    return strided_view<>{{1, 1, 1, 1, 9, element_type::f32}, tokens, base, base, strides, strides};
+  };
+  host_exec exec;
+  auto state = start(policy, view(0).shape());
+  prefill(policy, state, view(7), {0}, {}, exec);
+  REQUIRE(token_count(choose(policy, state, view(8), {0}, {}, exec).of({0})) == 4);
+  REQUIRE(token_count(choose(policy, state, view(9), {0}, {}, exec).of({0})) == 1);
+}
+
 }  // namespace
 }  // namespace kvpolicy_test
