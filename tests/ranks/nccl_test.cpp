@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "conformance/communicator.hpp"
+#include "kvpolicy/cuda/exec.hpp"
 #include "kvpolicy/exec/ranked.hpp"
 #include "split_request.hpp"
 
@@ -45,6 +46,16 @@ std::vector<std::string> on_gpus(int size, std::chrono::milliseconds deadline, W
   }
   for (std::thread& thread : threads) thread.join();
   return thrown;
+}
+
+/// Device rows on device executors: compiled here, linked where kvpolicy::cuda is.
+[[maybe_unused]] inline void on_device_rows(nccl_communicator& all, cuda::stream stream,
+                                            strided_view<device_memory> const& view) {
+  ranked<cuda_exec, nccl_communicator> exec(all, stream);
+  presets::chess const policy{};
+  auto state = start(policy, shape_of(view));
+  prefill(policy, state, view, {0}, {}, exec);
+  choose(policy, state, view, {0}, {}, exec);
 }
 
 void require(bool holds, std::string const& what) {

@@ -75,7 +75,7 @@ struct hierarchical_mean {
   void update(summaries& into, View const& view, layer_id layer, head_range, std::int64_t tokens, Exec& exec) const {
     std::int64_t& folded = into.folded[static_cast<std::size_t>(layer.value)];
     if (folded >= tokens) return;
-    rows const keys = view.keys(layer);
+    auto const keys = view.keys(layer);
     table<float> const pages{into.levels[0].means.data(), (tokens + into.page - 1) / into.page, into.dims, into.dims};
     pool_mean(keys, {.unit_size = into.page, .first = folded, .last = tokens}, pages, layer.value * keys.heads * keys.head_dim,
               exec);

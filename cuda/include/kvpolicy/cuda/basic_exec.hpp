@@ -66,7 +66,8 @@ class basic_exec {
     device_.finish();
   }
 
-  void pool_spread(basic_rows<memory> const& keys, pooling const& what, float* moments, bounds_table const& bounds) {
+  template <class Memory>
+  void pool_spread(basic_rows<Memory> const& keys, pooling const& what, float* moments, bounds_table const& bounds) {
     if (what.first >= what.last) return;
     call const scope(*this);
     std::int64_t const size = bounds.heads * bounds.units * 2 * bounds.head_dim;
