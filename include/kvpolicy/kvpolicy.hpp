@@ -56,7 +56,8 @@
 #include "kvpolicy/window/tokens.hpp"
 
 // What runs them. Included by name, because their users are few or their targets compiled: exec/simd.hpp and exec/team.hpp,
-// interop/page_table.hpp, flashinfer.hpp, vllm.hpp, sglang.hpp, tensorrt_llm.hpp, dense.hpp and llama.hpp there.
+// exec/ranked.hpp with interop/mpi.hpp or interop/nccl.hpp; interop/page_table.hpp, flashinfer.hpp, vllm.hpp, sglang.hpp,
+// tensorrt_llm.hpp, dense.hpp and llama.hpp there.
 #include "kvpolicy/exec/host.hpp"
 
 // Published methods, as compositions.
