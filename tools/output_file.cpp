@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <sstream>
 #include <utility>
 
 namespace kvpolicy {
@@ -35,17 +34,6 @@ void output_file::commit() {
   if (!written || file_.fail()) throw error("'" + path_ + "' could not be written whole: " + std::strerror(reason));
   if (written_ != path_) std::filesystem::rename(written_, path_);
   committed_ = true;
-}
-
-std::string read_file(std::string const& path) {
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) throw invalid_value("'" + path + "' is a folder, not a file");
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw invalid_value("'" + path + "' can't be read: " + std::strerror(errno));
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (file.bad()) throw invalid_value("'" + path + "' can't be read: " + std::strerror(errno));
-  return text.str();
 }
 
 }  // namespace kvpolicy

@@ -27,7 +27,4 @@ class output_file {
   bool committed_ = false;
 };
 
-/// The whole file. Throws invalid_value where it can't be read.
-std::string read_file(std::string const& path);
-
 }  // namespace kvpolicy

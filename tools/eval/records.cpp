@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "output_file.hpp"
+#include "read_file.hpp"
 
 namespace kvpolicy {
 namespace {

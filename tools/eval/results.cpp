@@ -7,7 +7,7 @@
 #include <map>
 #include <sstream>
 
-#include "output_file.hpp"
+#include "read_file.hpp"
 #include "text_table.hpp"
 
 namespace kvpolicy {

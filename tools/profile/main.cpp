@@ -12,6 +12,7 @@
 #include "output_file.hpp"
 #include "profile_file.hpp"
 #include "progress.hpp"
+#include "read_file.hpp"
 #include "text_model.hpp"
 #include "tool_main.hpp"
 

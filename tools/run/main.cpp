@@ -8,7 +8,7 @@
 
 #include "compare.hpp"
 #include "generate.hpp"
-#include "output_file.hpp"
+#include "read_file.hpp"
 #include "tool_main.hpp"
 
 namespace {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "output_file.hpp"
+#include "read_file.hpp"
 
 namespace kvpolicy {
 namespace {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "output_file.hpp"
+#include "read_file.hpp"
 
 namespace kvpolicy {
 namespace {
