@@ -7,44 +7,22 @@
 #include <utility>
 
 #include "kvpolicy/exec/simd.hpp"
+#include "kvpolicy/interop/layer_table_view.hpp"
 #include "kvpolicy/policy.hpp"
 
 namespace kvpolicy {
 
-/// A host view that is a table of its layers' rows; `layers` of each, patched to `count` tokens when asked.
-struct layer_table_view {
-  using memory = host_memory;
-
-  cache_shape cache{};
-  std::int64_t count = 0;
-  rows const* key_rows = nullptr;    ///< `[layers]`
-  rows const* value_rows = nullptr;  ///< `[layers]`
-
-  cache_shape shape() const noexcept { return cache; }
-  std::int64_t tokens() const noexcept { return count; }
-  rows keys(layer_id layer) const noexcept { return at(key_rows, layer); }
-  rows values(layer_id layer) const noexcept { return at(value_rows, layer); }
-
- private:
-  rows at(rows const* of, layer_id layer) const noexcept {
-    rows result = of[layer.value];
-    result.tokens = count;
-    return result;
-  }
-};
-
-static_assert(kv_cache_view<layer_table_view>);
-
 /// Owns a policy and, from start() on, its state. The verbs' contracts are those of policy.hpp.
-class policy_runner {
+template <executor Exec, kv_cache_view View>
+class basic_policy_runner {
  public:
   template <policy_like Policy>
-  static policy_runner of(Policy const& policy) {
-    return policy_runner(std::make_unique<model<Policy>>(policy), calls_of<Policy>);
+  static basic_policy_runner of(Policy const& policy) {
+    return basic_policy_runner(std::make_unique<model<Policy>>(policy), calls_of<Policy>);
   }
 
   /// The same policy, not started.
-  policy_runner another() const { return calls_.another(self_.get()); }
+  basic_policy_runner another() const { return calls_.another(self_.get()); }
 
   /// What this policy needs; less than its type's, perhaps, where parts are chosen at run time.
   signals needs() const noexcept { return calls_.needs(self_.get()); }
@@ -53,15 +31,17 @@ class policy_runner {
   /// Throws what start would.
   void check(cache_shape const& shape) const { calls_.check(self_.get(), shape); }
   void start(cache_shape const& shape) { calls_.start(self_.get(), shape); }
-  void prefill(layer_table_view const& view, layer_id layer, prompt_signals const& prompt, simd_exec& exec) {
+  void prefill(View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
     calls_.prefill(self_.get(), view, layer, prompt, exec);
   }
-  selection choose(layer_table_view const& view, layer_id layer, step_signals const& signals, simd_exec& exec) {
+  selection choose(View const& view, layer_id layer, step_signals const& signals, Exec& exec) {
     return calls_.choose(self_.get(), view, layer, signals, exec);
   }
+  /// What the last choose of this layer returned.
+  selection kept(layer_id layer) const { return calls_.kept(self_.get(), layer); }
   /// What is there at all, read or not; after choose.
   selection retained(layer_id layer) const { return calls_.retained(self_.get(), layer); }
-  void observe(step_outcome const& outcome, simd_exec& exec) { calls_.observe(self_.get(), outcome, exec); }
+  void observe(step_outcome const& outcome, Exec& exec) { calls_.observe(self_.get(), outcome, exec); }
 
  private:
   struct any_model {
@@ -74,15 +54,16 @@ class policy_runner {
     std::optional<policy_state<parts_t<Policy>>> state;
   };
   struct calls {
-    policy_runner (*another)(any_model*);
+    basic_policy_runner (*another)(any_model*);
     signals (*needs)(any_model*);
     std::int64_t (*window_queries)(any_model*);
     void (*check)(any_model*, cache_shape const&);
     void (*start)(any_model*, cache_shape const&);
-    void (*prefill)(any_model*, layer_table_view const&, layer_id, prompt_signals const&, simd_exec&);
-    selection (*choose)(any_model*, layer_table_view const&, layer_id, step_signals const&, simd_exec&);
+    void (*prefill)(any_model*, View const&, layer_id, prompt_signals const&, Exec&);
+    selection (*choose)(any_model*, View const&, layer_id, step_signals const&, Exec&);
+    selection (*kept)(any_model*, layer_id);
     selection (*retained)(any_model*, layer_id);
-    void (*observe)(any_model*, step_outcome const&, simd_exec&);
+    void (*observe)(any_model*, step_outcome const&, Exec&);
   };
 
   template <class Policy>
@@ -101,21 +82,25 @@ class policy_runner {
             as<Policy>(self).state.emplace(kvpolicy::start(as<Policy>(self).policy, shape));
           },
       .prefill =
-          [](any_model* self, layer_table_view const& view, layer_id layer, prompt_signals const& prompt, simd_exec& exec) {
+          [](any_model* self, View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
             kvpolicy::prefill(as<Policy>(self).policy, *as<Policy>(self).state, view, layer, prompt, exec);
           },
       .choose =
-          [](any_model* self, layer_table_view const& view, layer_id layer, step_signals const& signals, simd_exec& exec) {
+          [](any_model* self, View const& view, layer_id layer, step_signals const& signals, Exec& exec) {
             return kvpolicy::choose(as<Policy>(self).policy, *as<Policy>(self).state, view, layer, signals, exec);
           },
+      .kept = [](any_model* self, layer_id layer) { return as<Policy>(self).state->kept(layer); },
       .retained = [](any_model* self, layer_id layer) { return as<Policy>(self).state->retained(layer); },
       .observe = [](any_model* self, step_outcome const& outcome,
-                    simd_exec& exec) { kvpolicy::observe(as<Policy>(self).policy, *as<Policy>(self).state, outcome, exec); }};
+                    Exec& exec) { kvpolicy::observe(as<Policy>(self).policy, *as<Policy>(self).state, outcome, exec); }};
 
-  policy_runner(std::unique_ptr<any_model> self, calls const& functions) : self_(std::move(self)), calls_(functions) {}
+  basic_policy_runner(std::unique_ptr<any_model> self, calls const& functions) : self_(std::move(self)), calls_(functions) {}
 
   std::unique_ptr<any_model> self_;
   calls calls_;
 };
+
+/// The one for CPU engines.
+using policy_runner = basic_policy_runner<simd_exec, layer_table_view>;
 
 }  // namespace kvpolicy
