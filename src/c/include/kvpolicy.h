@@ -1,0 +1,192 @@
+/* kvpolicy for C and for whatever speaks C: policies from text, the four verbs over tensors where they lie.
+ *
+ *   kvpolicy_policy_parse("snapkv:tokens=512", NULL, 0, &policy);
+ *   kvpolicy_start(policy, &shape, &state);                        a state for each sequence
+ *   kvpolicy_bind(state, layer, &keys, &values, NULL);             each layer, and again where its memory moved
+ *   kvpolicy_prefill(state, layer, tokens, &prompt);               each layer in order, when its prompt is written
+ *   kvpolicy_choose(state, layer, tokens, &queries, scale, id);    each layer in order, before attention of one token
+ *   kvpolicy_list(state, layer, kv_head, &ranges, &count);         which tokens this step reads
+ *   kvpolicy_attend(state, layer, &queries, scale, &out);          or your own attention
+ *   kvpolicy_observe(state, &logits);
+ *
+ * Every call that can fail returns a status; where it is not KVPOLICY_OK, kvpolicy_message() says why, on the same thread. No
+ * exception crosses, nothing aborts. A call that is refused leaves what it was given as it was; only where a device or memory
+ * fails within prefill or choose does the state want its prompt again, from token 0.
+ *
+ * Policies are immutable, and shared by threads as they are. States are independent of each other; one state is used by one
+ * thread at a time, and works on that thread alone. Tensors are borrowed, their descriptors copied: memory must live while it is
+ * bound, all else for the call. Nothing but parse and start allocates, errors aside. */
+#ifndef KVPOLICY_H
+#define KVPOLICY_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define KVPOLICY_API __attribute__((visibility("default")))
+#else
+#define KVPOLICY_API
+#endif
+
+typedef enum kvpolicy_status {
+  KVPOLICY_OK = 0,
+  KVPOLICY_INVALID = 1,     /* a value that no engine could serve, or a call out of order */
+  KVPOLICY_UNSUPPORTED = 2, /* refused by name by this version */
+  KVPOLICY_NO_MEMORY = 3,
+  KVPOLICY_FAILED = 4 /* anything else: a device, say */
+} kvpolicy_status;
+
+/* What keys and values are stored as. */
+typedef enum kvpolicy_type { KVPOLICY_F32 = 0, KVPOLICY_F16 = 1, KVPOLICY_BF16 = 2 } kvpolicy_type;
+
+/* What a policy needs beside the token counts: a set of these. */
+typedef enum kvpolicy_need {
+  KVPOLICY_NEEDS_KEYS = 1,
+  KVPOLICY_NEEDS_VALUES = 2,
+  KVPOLICY_NEEDS_QUERIES = 4,        /* of the current token, at choose */
+  KVPOLICY_NEEDS_PROMPT_QUERIES = 8, /* the last kvpolicy_window_queries() of a prompt, at prefill */
+  KVPOLICY_NEEDS_ROTATION = 16,      /* at prefill */
+  KVPOLICY_NEEDS_LOGITS = 32,        /* at observe */
+  KVPOLICY_NEEDS_TOKEN_IDS = 64      /* at prefill and at choose */
+} kvpolicy_need;
+
+/* Why tokens are read. OPEN: their unit is not complete yet, or they came after the choice. */
+typedef enum kvpolicy_reason {
+  KVPOLICY_SINK = 0,
+  KVPOLICY_SCORED = 1,
+  KVPOLICY_RECENT = 2,
+  KVPOLICY_OPEN = 3
+} kvpolicy_reason;
+
+/* How a rotary embedding pairs channels: (i, i + pairs), or (2 i, 2 i + 1). */
+typedef enum kvpolicy_pairing { KVPOLICY_HALVES = 0, KVPOLICY_NEIGHBOURS = 1 } kvpolicy_pairing;
+
+typedef struct kvpolicy_device {
+  int32_t type; /* 1 CPU, 2 CUDA, 3 the host's memory that CUDA pinned: as 1 */
+  int32_t id;
+} kvpolicy_device;
+
+typedef struct kvpolicy_dtype {
+  uint8_t code; /* 0 int, 2 float, 4 bfloat */
+  uint8_t bits;
+  uint16_t lanes; /* 1 */
+} kvpolicy_dtype;
+
+/* The same bytes as DLPack's DLTensor (0.2 to 1.x): a DLTensor* may be passed as it is, cast. */
+typedef struct kvpolicy_tensor {
+  void* data;
+  kvpolicy_device device;
+  int32_t ndim;
+  kvpolicy_dtype dtype;
+  int64_t const* shape;
+  int64_t const* strides; /* in elements, none negative; or NULL: dense, the last axis innermost */
+  uint64_t byte_offset;
+} kvpolicy_tensor;
+
+/* Tokens [begin, end) of a sequence. */
+typedef struct kvpolicy_range {
+  int32_t begin;
+  int32_t end;
+  uint8_t why; /* a kvpolicy_reason */
+} kvpolicy_range;
+
+/* The fixed sizes of one sequence's cache. */
+typedef struct kvpolicy_shape {
+  int64_t layers;
+  int64_t q_heads; /* of a layer, a multiple of kv_heads */
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t max_tokens; /* the most that the sequence can ever hold */
+  kvpolicy_type type;
+} kvpolicy_shape;
+
+/* What prefill is told beside the cache. Tensors that the policy does not need may be NULL. */
+typedef struct kvpolicy_prompt {
+  int64_t first;                              /* tokens that were there before; 0 for a new prompt */
+  kvpolicy_tensor const* queries;             /* [n, q_heads, head_dim] f32: of the last n tokens, oldest first, after rotation */
+  float scale;                                /* multiplies q.k, 1 / sqrt(head_dim) in most models */
+  kvpolicy_pairing pairing;                   /* of the rotation */
+  kvpolicy_tensor const* inverse_frequencies; /* [pairs] f32: pair i turns by position * inverse_frequencies[i] */
+  kvpolicy_tensor const* token_ids;           /* [tokens - first] int32 */
+} kvpolicy_prompt;
+
+typedef struct kvpolicy_policy kvpolicy_policy;
+typedef struct kvpolicy_state kvpolicy_state;
+
+/* "0.1.0" */
+KVPOLICY_API char const* kvpolicy_version(void);
+
+/* Why the last call that failed on this thread did; "" before the first. Valid until the next failure on this thread. */
+KVPOLICY_API char const* kvpolicy_message(void);
+
+/* The policies' names, then NULL. */
+KVPOLICY_API char const* const* kvpolicy_policies(void);
+
+/* A policy from text as on the command line: NAME[:key=value,...][+NAME...]. `boundary` [vocabulary] is not 0 where a token ends a
+ * sentence; for sentencekv, NULL and 0 for others; it is copied. A profile that is named in the text is read now. */
+KVPOLICY_API kvpolicy_status kvpolicy_policy_parse(char const* text, uint8_t const* boundary, int64_t vocabulary,
+                                                   kvpolicy_policy** policy);
+/* States that were started with it live on. NULL is nothing. */
+KVPOLICY_API void kvpolicy_policy_free(kvpolicy_policy* policy);
+
+/* A set of kvpolicy_need; 0 for NULL. */
+KVPOLICY_API uint32_t kvpolicy_policy_needs(kvpolicy_policy const* policy);
+
+/* How many of a prompt's last queries prefill must be given (all, where the prompt is shorter); 2147483647 for every one. */
+KVPOLICY_API int64_t kvpolicy_window_queries(kvpolicy_policy const* policy);
+
+/* A sequence begins: its tensors are in host memory. */
+KVPOLICY_API kvpolicy_status kvpolicy_start(kvpolicy_policy const* policy, kvpolicy_shape const* shape, kvpolicy_state** state);
+
+/* A sequence begins: keys and values are on CUDA device `device`, which must be the calling thread's at every call; work goes to
+ * `stream` (a cudaStream_t) and has been done when a call returns. Queries, logits and `out` may be on that device or on the host,
+ * where those on the device are copied first; all else is on the host. UNSUPPORTED in a library that was built without CUDA. */
+KVPOLICY_API kvpolicy_status kvpolicy_start_cuda(kvpolicy_policy const* policy, kvpolicy_shape const* shape, int32_t device,
+                                                 void* stream, kvpolicy_state** state);
+KVPOLICY_API void kvpolicy_state_free(kvpolicy_state* state);
+
+/* Where a layer's rows are, of the shape's type, any strides: keys and values [kv_heads, tokens, head_dim], tokens being what there is
+ * room for. With `pages`, int32 [ceil(tokens / page_size)] in host memory, they are [pages, kv_heads, page_size, head_dim] and token t is
+ * row t % page_size of page pages[t / page_size]; the table is read at every call. Batches are sliced by the caller: a pointer and
+ * strides. `values` may be NULL where the policy does not need them and attend is not called. */
+KVPOLICY_API kvpolicy_status kvpolicy_bind(kvpolicy_state* state, int64_t layer, kvpolicy_tensor const* keys,
+                                           kvpolicy_tensor const* values, kvpolicy_tensor const* pages);
+
+/* The keys of a prompt, or of a further piece of one, are written: the sequence has `tokens` tokens now. Every layer, in order, with the
+ * same tokens and first. What lay behind `first` is forgotten. */
+KVPOLICY_API kvpolicy_status kvpolicy_prefill(kvpolicy_state* state, int64_t layer, int64_t tokens, kvpolicy_prompt const* prompt);
+
+/* Before attention of one token, the last of `tokens`, whose key is written in this layer. Every layer, in order; layer 0 begins a step. One
+ * token more than before, or as many or fewer where a tail was removed. `queries` [q_heads, head_dim] f32 and `token_id` where needed. */
+KVPOLICY_API kvpolicy_status kvpolicy_choose(kvpolicy_state* state, int64_t layer, int64_t tokens, kvpolicy_tensor const* queries,
+                                             float scale, int32_t token_id);
+
+/* The tokens that a KV head reads in this step, after choose of the layer: ascending, disjoint. Valid until the next prefill, choose
+ * or free. */
+KVPOLICY_API kvpolicy_status kvpolicy_list(kvpolicy_state const* state, int64_t layer, int64_t kv_head,
+                                           kvpolicy_range const** ranges, int64_t* count);
+
+/* The tokens that are there at all, read or not, after prefill or choose of the layer: what an engine that frees rows keeps. */
+KVPOLICY_API kvpolicy_status kvpolicy_retained(kvpolicy_state const* state, int64_t layer, int64_t kv_head,
+                                               kvpolicy_range const** ranges, int64_t* count);
+
+/* The physical pages of kvpolicy_list, in order: at most `room` are written to `pages`; all but the last are whole, that holds
+ * `last_page_tokens`. INVALID for lists that are not made of whole pages of the bound table's size. */
+KVPOLICY_API kvpolicy_status kvpolicy_page_table(kvpolicy_state const* state, int64_t layer, int64_t kv_head, int32_t* pages,
+                                                 int64_t room, int64_t* count, int32_t* last_page_tokens);
+
+/* One token's attention over the layer's lists: out [q_heads, head_dim] f32. */
+KVPOLICY_API kvpolicy_status kvpolicy_attend(kvpolicy_state* state, int64_t layer, kvpolicy_tensor const* queries, float scale,
+                                             kvpolicy_tensor const* out);
+
+/* After a step: its logits [vocabulary] f32, NULL where the policy does not need them. */
+KVPOLICY_API kvpolicy_status kvpolicy_observe(kvpolicy_state* state, kvpolicy_tensor const* logits);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

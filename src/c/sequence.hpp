@@ -1,0 +1,342 @@
+// One sequence behind the C ABI: a policy's state, where its rows are, and the order of calls. All checks come before any
+// change.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvpolicy/interop/page_table.hpp"
+#include "kvpolicy/interop/policy_runner.hpp"
+#include "policy_text.hpp"
+#include "status.hpp"
+#include "tensor.hpp"
+
+namespace kvpolicy::c {
+
+/// A policy and what it points into.
+struct parsed_policy {
+  model_facts facts;
+  named_policy chosen;
+};
+
+/// Backend: `executor`; `runner_of(policy)`; `exec`; `enter()` before each call; `rows`, `vectors`: where those may be;
+/// `on_host(tensor, axes)`, the same floats where the host reads them, until the next call.
+template <class Backend>
+class sequence {
+  using memory = typename Backend::executor::memory;
+  using rows = basic_rows<memory>;
+  using view = basic_layer_table_view<memory>;
+
+ public:
+  template <class... Args>
+  sequence(std::shared_ptr<parsed_policy const> policy, cache_shape const& shape, Args const&... args)
+      : policy_(std::move(policy)),
+        shape_(shape),
+        needs_(needs_of(policy_->chosen.policy)),
+        all_layers_at_once_(contains(needs_, signals::keys) && scope_of(policy_->chosen.policy.retain) == scope::request &&
+                            scope_of(policy_->chosen.policy.retrieve) == scope::request),
+        backend_(shape, args...),
+        runner_(Backend::runner_of(policy_->chosen.policy)),
+        keys_(static_cast<std::size_t>(shape.layers)),
+        values_(keys_.size()),
+        room_(keys_.size()) {
+    runner_.start(shape);
+    whole_.reserve(1);
+  }
+
+  void bind(std::int64_t layer, kvpolicy_tensor const* keys, kvpolicy_tensor const* values, kvpolicy_tensor const* pages) {
+    backend_.enter();
+    check_layer(layer);
+    room space;
+    rows paged;
+    if (pages != nullptr) {
+      tensor const table = checked(pages, {.name = "pages", .layer = layer, .dtype = int32, .dense_last = true}, {{"pages"}});
+      paged.pages = reinterpret_cast<std::int32_t const*>(table.data);
+      space.table = table.extent[0];
+    }
+    rows const key_rows = bound(keys, "keys", layer, paged, space);
+    rows const value_rows = values == nullptr ? rows{} : bound(values, "values", layer, paged, space);
+    if (values != nullptr && paged.pages != nullptr && value_rows.page_size != key_rows.page_size) {
+      throw invalid_value("values of layer " + std::to_string(layer) + ": page_size (axis 2) has " +
+                          std::to_string(value_rows.page_size) + " elements; the keys' pages have " +
+                          std::to_string(key_rows.page_size));
+    }
+    auto const at = static_cast<std::size_t>(layer);
+    keys_[at] = key_rows;
+    values_[at] = value_rows;
+    room_[at] = space;
+  }
+
+  void prefill(std::int64_t layer, std::int64_t tokens, kvpolicy_prompt const* prompt) {
+    backend_.enter();
+    check_layer(layer);
+    required(prompt, "prompt");
+    std::int64_t const first = prompt->first;
+    KVPOLICY_EXPECTS(tokens >= 1 && tokens <= shape_.max_tokens && first >= 0 && first < tokens,
+                     "a prompt of tokens " + std::to_string(first) + ".." + std::to_string(tokens) +
+                         "; this state was started for up to " + std::to_string(shape_.max_tokens) +
+                         ", and it needs a new one");
+    if (layer == 0) {
+      KVPOLICY_EXPECTS(first <= known_, "a prompt's piece begins at token " + std::to_string(first) +
+                                            ", of those before only " + std::to_string(known_) +
+                                            " are known; prefill them first");
+    } else {
+      KVPOLICY_EXPECTS(layer == prefilled_ && tokens == known_ && first == first_,
+                       "prefill of layer " + std::to_string(layer) + ", tokens " + std::to_string(first) + ".." +
+                           std::to_string(tokens) + ", after " + std::to_string(prefilled_) + " layers of tokens " +
+                           std::to_string(first_) + ".." + std::to_string(known_) +
+                           "; layers go in order, with the same tokens");
+    }
+    prompt_signals told{.first = first};
+    if (contains(needs_, signals::window_queries)) told.queries = queries_of(*prompt, layer, tokens);
+    if (contains(needs_, signals::rotation)) told.turned = rotation_of(*prompt, layer);
+    if (contains(needs_, signals::token_ids)) {
+      tensor const ids = checked(prompt->token_ids, {.name = "token ids", .dtype = int32, .dense_last = true},
+                                 {{"tokens - first", tokens - first}});
+      told.token_ids = {reinterpret_cast<std::int32_t const*>(ids.data), static_cast<std::size_t>(tokens - first)};
+    }
+    check_rows(layer, tokens, contains(needs_, signals::keys), contains(needs_, signals::values));
+    if (layer == 0) {
+      known_ = tokens;
+      first_ = first;
+      prefilled_ = 0;
+      chosen_ = 0;
+    }
+    attempt([&] { runner_.prefill(view_of(tokens), {layer}, told, backend_.exec); });
+    prefilled_ = layer + 1;
+  }
+
+  void choose(std::int64_t layer, std::int64_t tokens, kvpolicy_tensor const* queries, float scale, std::int32_t token_id) {
+    backend_.enter();
+    check_layer(layer);
+    if (layer == 0) {
+      KVPOLICY_EXPECTS(prefilled_ == shape_.layers, "prefill was called for " + std::to_string(prefilled_) + " of " +
+                                                        std::to_string(shape_.layers) + " layers; choose needs all of them");
+      KVPOLICY_EXPECTS(tokens >= 2 && tokens <= std::min(known_ + 1, shape_.max_tokens),
+                       "a step on " + std::to_string(tokens) + " tokens after one on " + std::to_string(known_) +
+                           "; it must be 2 to " + std::to_string(std::min(known_ + 1, shape_.max_tokens)) +
+                           ", the last of them the current one");
+    } else {
+      KVPOLICY_EXPECTS(layer == chosen_ && tokens == known_,
+                       "choose for layer " + std::to_string(layer) + " on " + std::to_string(tokens) + " tokens, after " +
+                           std::to_string(chosen_) + " layers of a step on " + std::to_string(known_) +
+                           "; layers go in order, with the same tokens, from layer 0");
+    }
+    step_signals told{{}, token_id};
+    if (contains(needs_, signals::queries)) told.queries = queries_of(queries, layer, scale, true);
+    check_rows(layer, tokens, contains(needs_, signals::keys), contains(needs_, signals::values));
+    // One choice for all layers is made from all layers' keys of the tokens before.
+    for (std::int64_t l = 1; all_layers_at_once_ && layer == 0 && l < shape_.layers; ++l)
+      check_rows(l, tokens - 1, true, false);
+    if (layer == 0) known_ = tokens;
+    attempt([&] { runner_.choose(view_of(tokens), {layer}, told, backend_.exec); });
+    chosen_ = layer + 1;
+  }
+
+  range_list const& list(std::int64_t layer, std::int64_t kv_head) const {
+    check_chosen(layer);
+    check_head(kv_head);
+    return runner_.kept({layer}).of({kv_head});
+  }
+
+  range_list const& retained(std::int64_t layer, std::int64_t kv_head) {
+    check_layer(layer);
+    check_head(kv_head);
+    KVPOLICY_EXPECTS(layer < prefilled_, "layer " + std::to_string(layer) + " has no prompt yet; call prefill first");
+    if (!keeps_all(policy_->chosen.policy.retain)) return runner_.retained({layer}).of({kv_head});
+    whole_.clear();
+    append(whole_, 0, known_, reason::open);
+    return whole_;
+  }
+
+  page_list pages(std::int64_t layer, std::int64_t kv_head, std::span<std::int32_t> out) const {
+    range_list const& kept = list(layer, kv_head);
+    auto const at = static_cast<std::size_t>(layer);
+    KVPOLICY_EXPECTS(keys_[at].pages != nullptr, "layer " + std::to_string(layer) + " has no page table; bind it with one");
+    check_rows(layer, known_, true, false);
+    return page_table(kept, keys_[at].page_size, {keys_[at].pages, static_cast<std::size_t>(room_[at].table)}, out);
+  }
+
+  void attend(std::int64_t layer, kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* out) {
+    backend_.enter();
+    check_chosen(layer);
+    query_heads const heads = queries_of(queries, layer, scale, false);
+    tensor const to = checked(
+        out, {.name = "out", .layer = layer, .dtype = float32, .where = backend_.vectors, .dense_last = true, .written = true},
+        {{"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
+    check_rows(layer, known_, true, true);
+    view const cache = view_of(known_);
+    kvpolicy::attend(heads, cache.keys({layer}), cache.values({layer}), runner_.kept({layer}),
+                     table<float>{reinterpret_cast<float*>(to.data), shape_.q_heads, shape_.head_dim, to.stride[0] / 4}, {},
+                     backend_.exec);
+  }
+
+  void observe(kvpolicy_tensor const* logits) {
+    backend_.enter();
+    KVPOLICY_EXPECTS(chosen_ > 0, "observe before the first step; call choose first");
+    step_outcome outcome;
+    if (contains(needs_, signals::logits)) {
+      tensor const from = checked(logits, {.name = "logits", .dtype = float32, .where = backend_.vectors, .dense_last = true},
+                                  {{"vocabulary"}});
+      KVPOLICY_EXPECTS(from.extent[0] >= 1, "logits: axis 0 (vocabulary) has 0 elements; it must have at least 1");
+      outcome.logits = {reinterpret_cast<float const*>(from.data), static_cast<std::size_t>(from.extent[0])};
+    }
+    runner_.observe(outcome, backend_.exec);
+  }
+
+ private:
+  /// What a layer's tensors have room for.
+  struct room {
+    std::int64_t tokens = 0;         ///< without pages
+    std::int64_t table = 0;          ///< pages in the table
+    std::int64_t pages = INT32_MAX;  ///< physical
+  };
+
+  rows bound(kvpolicy_tensor const* given, char const* name, std::int64_t layer, rows const& paged, room& space) const {
+    tensor_rule const rule{.name = name, .layer = layer, .dtype = dtype_of(shape_.type), .where = backend_.rows};
+    axis const heads{"kv_heads", shape_.kv_heads};
+    axis const dims{"head_dim", shape_.head_dim};
+    rows made = paged;
+    tensor t;
+    std::size_t at = 0;  // of kv_heads
+    if (paged.pages == nullptr) {
+      t = checked(given, rule, {heads, {"tokens"}, dims});
+      space.tokens = space.tokens == 0 ? t.extent[1] : std::min(space.tokens, t.extent[1]);
+    } else {
+      t = checked(given, rule, {{"pages"}, heads, {"page_size"}, dims});
+      at = 1;
+      made.page_size = t.extent[2];
+      made.page_stride = t.stride[0];
+      space.pages = std::min(space.pages, t.extent[0]);
+      KVPOLICY_EXPECTS(made.page_size >= 1, rule.named() + ": axis 2 (page_size) has 0 elements; it must have at least 1");
+    }
+    made.base = t.data;
+    made.type = shape_.type;
+    made.heads = shape_.kv_heads;
+    made.head_dim = shape_.head_dim;
+    made.head_stride = t.stride[at];
+    made.token_stride = t.stride[at + 1];
+    made.dim_stride = t.stride[at + 2];
+    constexpr std::int64_t most = 8192;  // the executor's limit
+    KVPOLICY_EXPECTS(made.contiguous() || shape_.head_dim <= most,
+                     rule.named() + ": the stride of head_dim is " + std::to_string(made.dim_stride / size_of(shape_.type)) +
+                         "; rows of more than " + std::to_string(most) + " elements must be contiguous");
+    return made;
+  }
+
+  query_heads queries_of(kvpolicy_tensor const* given, std::int64_t layer, float scale, bool on_host) {
+    tensor t =
+        checked(given, {.name = "queries", .layer = layer, .dtype = float32, .where = backend_.vectors, .dense_last = true},
+                {{"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
+    check_scale(scale);
+    if (on_host) t = backend_.on_host(t, 2);
+    return {reinterpret_cast<float const*>(t.data), shape_.q_heads, t.stride[0] / 4, scale};
+  }
+
+  query_window queries_of(kvpolicy_prompt const& prompt, std::int64_t layer, std::int64_t tokens) {
+    tensor t =
+        checked(prompt.queries,
+                {.name = "prompt queries", .layer = layer, .dtype = float32, .where = backend_.vectors, .dense_last = true},
+                {{"tokens"}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
+    std::int64_t const least = std::min(prompt_queries(policy_->chosen.policy), tokens - prompt.first);
+    KVPOLICY_EXPECTS(t.extent[0] >= least && t.extent[0] <= tokens,
+                     "prompt queries of layer " + std::to_string(layer) + ": axis 0 (tokens) has " +
+                         std::to_string(t.extent[0]) + " elements; it must have " + std::to_string(least) + " to " +
+                         std::to_string(tokens) + ", those of the prompt's last tokens");
+    check_scale(prompt.scale);
+    t = backend_.on_host(t, 3);
+    return {
+        reinterpret_cast<float const*>(t.data), t.extent[0], shape_.q_heads, t.stride[0] / 4, t.stride[1] / 4, prompt.scale};
+  }
+
+  rotation rotation_of(kvpolicy_prompt const& prompt, std::int64_t layer) const {
+    tensor const t =
+        checked(prompt.inverse_frequencies,
+                {.name = "inverse frequencies", .layer = layer, .dtype = float32, .dense_last = true}, {{"pairs"}});
+    KVPOLICY_EXPECTS(t.extent[0] <= shape_.head_dim / 2, "inverse frequencies of layer " + std::to_string(layer) +
+                                                             ": axis 0 (pairs) has " + std::to_string(t.extent[0]) +
+                                                             " elements; rows of " + std::to_string(shape_.head_dim) +
+                                                             " channels have at most " + std::to_string(shape_.head_dim / 2));
+    KVPOLICY_EXPECTS(prompt.pairing == KVPOLICY_HALVES || prompt.pairing == KVPOLICY_NEIGHBOURS,
+                     "pairing is " + std::to_string(prompt.pairing) + "; it must be KVPOLICY_HALVES or KVPOLICY_NEIGHBOURS");
+    return {reinterpret_cast<float const*>(t.data), t.extent[0],
+            prompt.pairing == KVPOLICY_HALVES ? rotation::pairing::halves : rotation::pairing::neighbours};
+  }
+
+  void check_layer(std::int64_t layer) const {
+    KVPOLICY_EXPECTS(layer >= 0 && layer < shape_.layers,
+                     "layer " + std::to_string(layer) + "; there are 0 to " + std::to_string(shape_.layers - 1));
+  }
+  void check_head(std::int64_t head) const {
+    KVPOLICY_EXPECTS(head >= 0 && head < shape_.kv_heads,
+                     "KV head " + std::to_string(head) + "; there are 0 to " + std::to_string(shape_.kv_heads - 1));
+  }
+  void check_chosen(std::int64_t layer) const {
+    check_layer(layer);
+    KVPOLICY_EXPECTS(layer < chosen_, "layer " + std::to_string(layer) + " has made no choice in this step; call choose first");
+  }
+  static void check_scale(float scale) {
+    KVPOLICY_EXPECTS(std::isfinite(scale), "scale is " + std::to_string(scale) + "; it must be a finite number");
+  }
+
+  /// Whether the layer's rows are there for the first `tokens` tokens.
+  void check_rows(std::int64_t layer, std::int64_t tokens, bool with_keys, bool with_values) const {
+    auto const at = static_cast<std::size_t>(layer);
+    room const& space = room_[at];
+    auto const named = [&](char const* what) { return std::string(what) + " of layer " + std::to_string(layer); };
+    KVPOLICY_EXPECTS(!with_keys || keys_[at].heads > 0, named("keys") + ": none are bound; call bind first");
+    KVPOLICY_EXPECTS(!with_values || values_[at].heads > 0, named("values") + ": none are bound; call bind with values first");
+    if (!with_keys && !with_values) return;
+    rows const& any = with_keys ? keys_[at] : values_[at];
+    if (any.pages == nullptr) {
+      KVPOLICY_EXPECTS(tokens <= space.tokens, named("keys and values") + ": they have room for " +
+                                                   std::to_string(space.tokens) + " tokens, the sequence has " +
+                                                   std::to_string(tokens));
+      return;
+    }
+    std::int64_t const used = (tokens + any.page_size - 1) / any.page_size;
+    KVPOLICY_EXPECTS(used <= space.table, named("pages") + ": axis 0 (pages) has " + std::to_string(space.table) +
+                                              " elements; " + std::to_string(tokens) + " tokens in pages of " +
+                                              std::to_string(any.page_size) + " need " + std::to_string(used));
+    for (std::int64_t p = 0; p < used; ++p) {
+      KVPOLICY_EXPECTS(any.pages[p] >= 0 && any.pages[p] < space.pages,
+                       named("pages") + ": entry " + std::to_string(p) + " is page " + std::to_string(any.pages[p]) +
+                           "; keys and values have 0 to " + std::to_string(space.pages - 1));
+    }
+  }
+
+  view view_of(std::int64_t tokens) const noexcept { return {shape_, tokens, keys_.data(), values_.data()}; }
+
+  /// What fails within a verb leaves a state that knows nothing.
+  template <class Verb>
+  void attempt(Verb verb) {
+    try {
+      verb();
+    } catch (...) {
+      known_ = prefilled_ = chosen_ = 0;
+      throw;
+    }
+  }
+
+  std::shared_ptr<parsed_policy const> policy_;
+  cache_shape shape_;
+  signals needs_;
+  bool all_layers_at_once_;
+  Backend backend_;
+  decltype(Backend::runner_of(std::declval<any_policy const&>())) runner_;
+  std::vector<rows> keys_;    ///< `[layers]`; no heads where nothing is bound
+  std::vector<rows> values_;  ///< `[layers]`
+  std::vector<room> room_;    ///< `[layers]`
+  range_list whole_;
+  std::int64_t known_ = 0;      ///< tokens
+  std::int64_t first_ = 0;      ///< of the last prompt
+  std::int64_t prefilled_ = 0;  ///< layers of the last prompt
+  std::int64_t chosen_ = 0;     ///< layers of the last step
+};
+
+}  // namespace kvpolicy::c

@@ -1,0 +1,62 @@
+// A caller's tensor, checked before anything reads it: every refusal names the tensor.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "kvpolicy.h"
+#include "kvpolicy/types.hpp"
+
+namespace kvpolicy::c {
+
+/// One axis of what is wanted: its name, and its extent or `any`.
+struct axis {
+  static constexpr std::int64_t any = -1;
+  char const* name;
+  std::int64_t extent = any;
+};
+
+/// Where a tensor may be. Device 2 counts with its id alone.
+struct place {
+  bool host = true;
+  bool cuda = false;
+  std::int32_t cuda_id = 0;
+};
+
+/// What a tensor must be.
+struct tensor_rule {
+  char const* name;  ///< "keys"
+  std::int64_t layer = -1;
+  kvpolicy_dtype dtype{};
+  place where{};
+  bool dense_last = false;  ///< elements of the last axis must be neighbours
+  bool written = false;     ///< no two elements may share a place
+
+  std::string named() const { return layer < 0 ? std::string(name) : std::string(name) + " of layer " + std::to_string(layer); }
+};
+
+/// A tensor that passed. Strides of axes with one element are what dense ones would be.
+struct tensor {
+  static constexpr std::size_t most_axes = 4;
+
+  std::byte* data = nullptr;
+  std::array<std::int64_t, most_axes> extent{};
+  std::array<std::int64_t, most_axes> stride{};  ///< bytes
+  bool on_device = false;
+};
+
+constexpr kvpolicy_dtype float32{2, 32, 1};
+constexpr kvpolicy_dtype int32{0, 32, 1};
+
+constexpr kvpolicy_dtype dtype_of(element_type type) noexcept {
+  if (type == element_type::f32) return float32;
+  return {static_cast<std::uint8_t>(type == element_type::f16 ? 2 : 4), 16, 1};
+}
+
+/// Throws invalid_value that names the tensor and what is wrong with it. Reads the descriptor alone, never the data.
+tensor checked(kvpolicy_tensor const* given, tensor_rule const& rule, std::initializer_list<axis> axes);
+
+}  // namespace kvpolicy::c
