@@ -100,7 +100,7 @@ typedef struct kvpolicy_shape {
   int64_t kv_heads;
   int64_t head_dim;
   int64_t max_tokens; /* the most that the sequence can ever hold */
-  kvpolicy_type type;
+  int32_t type; /* of keys and values: a kvpolicy_type */
 } kvpolicy_shape;
 
 /* What prefill is told beside the cache. Tensors that the policy does not need may be NULL. */
@@ -108,7 +108,7 @@ typedef struct kvpolicy_prompt {
   int64_t first;                              /* tokens that were there before; 0 for a new prompt */
   kvpolicy_tensor const* queries;             /* [n, q_heads, head_dim] f32: of the last n tokens, oldest first, after rotation */
   float scale;                                /* multiplies q.k, 1 / sqrt(head_dim) in most models */
-  kvpolicy_pairing pairing;                   /* of the rotation */
+  int32_t pairing;                            /* of the rotation: a kvpolicy_pairing */
   kvpolicy_tensor const* inverse_frequencies; /* [pairs] f32: pair i turns by position * inverse_frequencies[i] */
   kvpolicy_tensor const* token_ids;           /* [tokens - first] int32 */
 } kvpolicy_prompt;
