@@ -1,0 +1,97 @@
+"""python_golden.py EXAMPLES CASES: what policies keep of the golden cases through examples/python/kvpolicy.py, against kvpress's sets
+(tests/golden/README.md). Rows are bound where they lie, transposed, on NumPy and on PyTorch in turn. 77 where NumPy is missing."""
+import collections
+import json
+import pathlib
+import sys
+
+try:
+    import numpy as np
+except ImportError:
+    print("no NumPy here: the Python binding is not tested")
+    sys.exit(77)
+try:
+    import torch
+except ImportError:
+    print("no PyTorch here: NumPy alone")
+    torch = None
+
+sys.path[:0] = [sys.argv[1] + "/python", str(pathlib.Path(sys.argv[2]).parent)]
+import compare
+import kvpolicy
+
+OBSERVING = "snapkv", "pyramidkv", "adakv", "chunkkv"  # their published settings are what kvpress's options change
+
+
+def read_case(path):
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + size])
+    tensors = {}
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            begin, end = (8 + size + offset for offset in tensor["data_offsets"])
+            tensors[name] = np.frombuffer(data, np.float32, (end - begin) // 4, begin).reshape(tensor["shape"])
+    return {k: int(v) for k, v in header["__metadata__"].items() if k in ("layers", "tokens", "q_heads", "kv_heads", "head_dim")}, tensors
+
+
+def text_of(entry, tokens):
+    name, options = entry["policy"], dict(entry["options"])
+    if name == "chunkkv" and tokens < int(options["chunk"]):  # kvpress then chooses single tokens
+        name, options = "snapkv", {key: options[key] for key in ("window", "kernel")}
+    items = ["paper", "smooth=average"] if name in OBSERVING else []
+    items += ["reuse=1"] if name == "chunkkv" else []
+    items += [f"ratio={entry['ratio']}"] + [f"{key.replace('-', '_')}={value}" for key, value in options.items()]
+    return name + ":" + ",".join(items)
+
+
+def kept_of(text, sizes, tensors):
+    policy, tokens = kvpolicy.Policy(text), sizes["tokens"]
+    state = kvpolicy.Sequence(policy, max_tokens=tokens, **{k: v for k, v in sizes.items() if k != "tokens"})
+    for layer in range(sizes["layers"]):
+        keys, values = (tensors[f"{what}.{layer}"].swapaxes(0, 1) for what in ("keys", "values"))
+        state.bind(layer, keys, values)
+        queries = tensors[f"queries.{layer}"][max(0, tokens - policy.window_queries):]
+        state.prefill(layer, tokens, queries=queries, scale=sizes["head_dim"]**-.5, inverse_frequencies=tensors["rope.inv_freq"])
+    return [[state.tokens(layer, head, retained=True) for head in range(sizes["kv_heads"])] for layer in range(sizes["layers"])]
+
+
+def main():
+    tally, failures = collections.Counter(), []
+    for path in sorted(pathlib.Path(sys.argv[2]).glob("case-*.json")):
+        sizes, tensors = read_case(path.with_suffix(".safetensors"))
+        on_torch = {name: torch.from_numpy(array) for name, array in tensors.items()} if torch else tensors
+        for number, entry in enumerate(json.loads(path.read_text())):
+            outcome, layer, text = "identical", None, text_of(entry, sizes["tokens"])
+            try:
+                for layer, kept in enumerate(kept_of(text, sizes, on_torch if number % 2 else tensors)):
+                    if kept != entry["kept"][layer]:
+                        compare.check_layer(entry, layer, kept, path.with_suffix(".scores.safetensors"))
+                        outcome = "excused"
+            except (compare.Different, kvpolicy.Error) as wrong:
+                outcome = "different"
+                failures.append(f"{path.name}, {text}, layer {layer}: {wrong}")
+            tally[entry["policy"], outcome] += 1
+    for policy in dict.fromkeys(name for name, _ in tally):
+        print(f"{policy:<20}" + ", ".join(f"{tally[policy, outcome]} {outcome}" for outcome in ("identical", "excused", "different")))
+    print(*failures[:10], sep="\n")
+    if failures or not tally:
+        sys.exit(1)
+
+    # What is bound is the caller's memory, not a copy of it.
+    array = np.ones((1, 8, 4), np.float32)
+    state = kvpolicy.Sequence(kvpolicy.Policy("knorm:ratio=0.5"), 1, 1, 1, 4, 8)
+    state.bind(0, array)
+    array[0, [1, 3, 5, 7]] = 9
+    state.prefill(0, 8)
+    assert state.tokens(0, 0, retained=True) == [0, 2, 4, 6]
+    for wrong in (np.ones((1, 8, 4)), np.ones((1, 8, 4), np.float32)[:, ::-1], np.ones((2, 8, 4), np.float32)):
+        try:
+            state.bind(0, wrong)
+        except kvpolicy.Error as refusal:
+            assert str(refusal).startswith("keys of layer 0: "), refusal
+        else:
+            sys.exit("a tensor that can't be was bound")
+
+
+main()
