@@ -21,11 +21,13 @@ head_role role_of(std::string const& name, std::string const& where) {
 
 }  // namespace
 
-profile_file read_profile(std::string const& path) {
-  std::string const where = "profile '" + path + "'";
+profile_file read_profile(std::string const& path) { return parse_profile(read_file(path), path); }
+
+profile_file parse_profile(std::string const& text, std::string const& name) {
+  std::string const where = "profile '" + name + "'";
   ordered_json json;
   try {
-    json = ordered_json::parse(read_file(path));
+    json = ordered_json::parse(text);
     profile_file profile{.model = json.value("model", ""),
                          .layers = json.at("layers").get<std::int64_t>(),
                          .kv_heads = json.at("kv_heads").get<std::int64_t>(),

@@ -17,7 +17,9 @@ struct profile_file {
   std::vector<head_profile> heads;  ///< `[layers * kv_heads]`
 };
 
-/// Throws invalid_value that says what is wrong, and where.
+/// From its JSON. Throws invalid_value that says what is wrong, and where: `name` stands for the file.
+profile_file parse_profile(std::string const& json, std::string const& name);
+
 profile_file read_profile(std::string const& path);
 
 std::string to_json(profile_file const& profile);

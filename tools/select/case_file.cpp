@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "read_file.hpp"
 
@@ -12,7 +13,7 @@ namespace {
 /// The tensors of one .safetensors file: 8 bytes of header length, a JSON header, the data.
 class tensors {
  public:
-  explicit tensors(std::string const& path) : where_("case '" + path + "'"), bytes_(read_file(path)) {
+  tensors(std::string bytes, std::string const& name) : where_("case '" + name + "'"), bytes_(std::move(bytes)) {
     std::uint64_t length = 0;
     if (bytes_.size() < sizeof length) fail("is too short for a .safetensors file");
     std::memcpy(&length, bytes_.data(), sizeof length);
@@ -72,8 +73,10 @@ class tensors {
 
 }  // namespace
 
-case_file read_case(std::string const& path) {
-  tensors const file(path);
+case_file read_case(std::string const& path) { return parse_case(read_file(path), path); }
+
+case_file parse_case(std::string bytes, std::string const& name) {
+  tensors const file(std::move(bytes), name);
   if (file.metadata("format") != "kvpolicy-case/1")
     file.fail("is of format '" + file.metadata("format") + "', not kvpolicy-case/1");
   case_file result;

@@ -19,7 +19,9 @@ struct case_file {
   strided_view<> view(std::int64_t tokens) const noexcept;
 };
 
-/// Throws invalid_value that names the file and what is wrong with it.
+/// From a file's bytes. Throws invalid_value that names the file and what is wrong with it.
+case_file parse_case(std::string bytes, std::string const& name);
+
 case_file read_case(std::string const& path);
 
 }  // namespace kvpolicy
