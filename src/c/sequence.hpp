@@ -192,9 +192,9 @@ class sequence {
  private:
   /// What a layer's tensors have room for.
   struct room {
-    std::int64_t tokens = 0;         ///< without pages
-    std::int64_t table = 0;          ///< pages in the table
-    std::int64_t pages = INT32_MAX;  ///< physical
+    std::int64_t tokens = INT64_MAX;  ///< without pages
+    std::int64_t table = 0;           ///< pages in the table
+    std::int64_t pages = INT32_MAX;   ///< physical
   };
 
   rows bound(kvpolicy_tensor const* given, char const* name, std::int64_t layer, rows const& paged, room& space) const {
@@ -206,7 +206,7 @@ class sequence {
     std::size_t at = 0;  // of kv_heads
     if (paged.pages == nullptr) {
       t = checked(given, rule, {heads, {"tokens"}, dims});
-      space.tokens = space.tokens == 0 ? t.extent[1] : std::min(space.tokens, t.extent[1]);
+      space.tokens = std::min(space.tokens, t.extent[1]);
     } else {
       t = checked(given, rule, {{"pages"}, heads, {"page_size"}, dims});
       at = 1;

@@ -1,5 +1,6 @@
 #include "profile_file.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -19,6 +20,13 @@ head_role role_of(std::string const& name, std::string const& where) {
   throw invalid_value(where + ": role '" + name + "'; it must be anchor, volatile, pivot or satellite");
 }
 
+/// A whole number; JSON's others do not convert.
+std::int64_t whole(ordered_json const& json, char const* name, std::string const& where) {
+  if (!json.is_number_integer())
+    throw invalid_value(where + ": " + name + " is " + json.dump() + "; it must be a whole number");
+  return json.get<std::int64_t>();
+}
+
 }  // namespace
 
 profile_file read_profile(std::string const& path) { return parse_profile(read_file(path), path); }
@@ -29,8 +37,8 @@ profile_file parse_profile(std::string const& text, std::string const& name) {
   try {
     json = ordered_json::parse(text);
     profile_file profile{.model = json.value("model", ""),
-                         .layers = json.at("layers").get<std::int64_t>(),
-                         .kv_heads = json.at("kv_heads").get<std::int64_t>(),
+                         .layers = whole(json.at("layers"), "layers", where),
+                         .kv_heads = whole(json.at("kv_heads"), "kv_heads", where),
                          .thresholds = {json.value("tau_stable", .5f), json.value("tau_sim", .5f)},
                          .heads = {}};
     if (json.value("format", "") != format) throw invalid_value(where + " is not of format " + format);
@@ -45,12 +53,13 @@ profile_file parse_profile(std::string const& text, std::string const& name) {
     }
     for (std::size_t i = 0; i < heads.size(); ++i) {
       std::string const here = where + ", head " + std::to_string(i);
+      std::int64_t const pivot = heads[i].contains("pivot") ? whole(heads[i].at("pivot"), "pivot", here) : -1;
       head_profile head{.role = role_of(heads[i].at("role").get<std::string>(), here),
-                        .pivot = heads[i].value("pivot", -1),
+                        .pivot = static_cast<std::int32_t>(std::clamp<std::int64_t>(pivot, -1, profile.kv_heads)),
                         .stability = heads[i].at("stability").get<float>()};
       if (!(head.stability >= 0 && head.stability <= 1)) throw invalid_value(here + ": stability is not in 0..1");
       if ((head.role == head_role::satellite) != (head.pivot >= 0) || head.pivot >= profile.kv_heads) {
-        throw invalid_value(here + ": pivot " + std::to_string(head.pivot) +
+        throw invalid_value(here + ": pivot " + std::to_string(pivot) +
                             "; a satellite has a KV head of its layer, others have none");
       }
       profile.heads.push_back(head);

@@ -268,6 +268,10 @@ TEST_CASE("rows that do not reach are refused: short tensors, short page tables,
   REQUIRE(kvpolicy_bind(state.get(), 0, w.keys, few, nullptr) == KVPOLICY_OK);
   refused(kvpolicy_prefill(state.get(), 0, 40, &all), "room for 39 tokens");
 
+  c_tensor const nothing(w.rows, {2, 0, 8});
+  REQUIRE(kvpolicy_bind(state.get(), 0, nothing, w.keys, nullptr) == KVPOLICY_OK);
+  refused(kvpolicy_prefill(state.get(), 0, 40, &all), "room for 0 tokens");
+
   c_tensor const three(w.table.data(), c_int, {3});
   REQUIRE(kvpolicy_bind(state.get(), 0, w.paged, nullptr, three) == KVPOLICY_OK);
   refused(kvpolicy_prefill(state.get(), 0, 49, &all),

@@ -112,10 +112,10 @@ described describe(input& in, std::vector<std::int64_t> const& shape, kvpolicy_d
         d.given = false;
         break;
       case 10:
-        d.strides[axis] += 1;
+        d.strides[axis] ^= 1;
         break;
       default:
-        d.shape[axis] += 1;
+        d.shape[axis] ^= 1;
         break;
     }
   }

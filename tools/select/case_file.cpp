@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cstring>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -49,22 +50,38 @@ class tensors {
     try {
       if (found->at("dtype") != "F32")
         fail("has " + name + " in " + found->at("dtype").get<std::string>() + "; it must be F32");
-      if (found->at("shape").get<std::vector<std::int64_t>>() != shape)
-        fail("has " + name + " of another shape than its metadata says");
-      auto const begin = found->at("data_offsets").at(0).get<std::uint64_t>();
-      auto const end = found->at("data_offsets").at(1).get<std::uint64_t>();
+      if (found->at("shape") != nlohmann::json(shape)) fail("has " + name + " of another shape than its metadata says");
+      std::uint64_t const begin = offset(found->at("data_offsets").at(0));
+      std::uint64_t const end = offset(found->at("data_offsets").at(1));
       std::uint64_t size = sizeof(float);
       for (std::int64_t const extent : shape) size *= static_cast<std::uint64_t>(extent);
       if (begin > end || end > bytes_.size() - data_ || end - begin != size) fail("is cut: " + name + " lies outside of it");
-      std::memcpy(to, bytes_.data() + data_ + begin, static_cast<std::size_t>(size));
+      if (size > 0) std::memcpy(to, bytes_.data() + data_ + begin, static_cast<std::size_t>(size));
     } catch (nlohmann::json::exception const&) {
       fail("has a malformed header at " + name);
     }
   }
 
+  /// Of one tensor of that shape, which the file must be able to hold.
+  std::int64_t elements(std::initializer_list<std::int64_t> shape) const {
+    auto const most = static_cast<std::int64_t>(bytes_.size() / sizeof(float));
+    std::int64_t count = 1;
+    for (std::int64_t const extent : shape) {
+      if (extent > most / count) fail("is cut: its metadata says tensors that are larger than it");
+      count *= extent;
+    }
+    return count;
+  }
+
   [[noreturn]] void fail(std::string const& what) const { throw invalid_value(where_ + " " + what); }
 
  private:
+  /// JSON's other numbers do not convert.
+  std::uint64_t offset(nlohmann::json const& json) const {
+    if (!json.is_number_unsigned()) fail("has a data offset of " + json.dump() + "; it must be a whole number from 0");
+    return json.get<std::uint64_t>();
+  }
+
   std::string where_;
   std::string bytes_;
   std::size_t data_ = 0;
@@ -88,15 +105,15 @@ case_file parse_case(std::string bytes, std::string const& name) {
        .max_tokens = file.number("tokens"),
        .type = element_type::f32};
   shape_of(strided_view<>{.cache = s});
-  std::int64_t const layer_size = s.max_tokens * s.kv_heads * s.head_dim;
-  for (std::int64_t l = 0; l < s.layers;
-       ++l) {  // shapes are checked against the file's own size before anything is allocated for them
-    std::string const layer = std::to_string(l);
-    if (!file.has("queries." + layer)) file.fail("has no tensor queries." + layer);
+  // Before anything is allocated, sizes are checked against the file's own.
+  std::int64_t const layer_size = file.elements({s.max_tokens, s.kv_heads, s.head_dim});
+  std::int64_t const query_size = file.elements({s.max_tokens, s.q_heads, s.head_dim});
+  for (std::int64_t l = 0; l < s.layers; ++l) {
+    if (!file.has("queries." + std::to_string(l))) file.fail("has no tensor queries." + std::to_string(l));
   }
   for (std::int64_t l = 0; l < s.layers; ++l) {
     std::string const layer = std::to_string(l);
-    std::vector<float>& queries = result.queries.emplace_back(static_cast<std::size_t>(s.max_tokens * s.q_heads * s.head_dim));
+    std::vector<float>& queries = result.queries.emplace_back(static_cast<std::size_t>(query_size));
     file.copy("queries." + layer, {s.max_tokens, s.q_heads, s.head_dim}, queries.data());
     result.keys.resize(static_cast<std::size_t>((l + 1) * layer_size));
     result.values.resize(static_cast<std::size_t>((l + 1) * layer_size));
