@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every code block whose first line is `// from PATH` has its lines in that file, in that order (comments and spaces aside).
+"""Every code block whose first line is `// from PATH` (or `# from PATH`) has its lines in that file, in that order (comments and spaces aside).
 
     snippets.py SOURCE_DIR DOCUMENT...
 """
@@ -8,7 +8,7 @@ import sys
 
 
 def bare(text):
-    return re.sub(r"\s+", "", re.sub(r"//[^\n]*", "", text))
+    return re.sub(r"\s+", "", re.sub(r"//[^\n]*|/\*.*?\*/", "", text))
 
 
 def main():
@@ -17,7 +17,7 @@ def main():
     for document in documents:
         with open(f"{root}/{document}") as file:
             text = file.read()
-        for path, block in re.findall(r"^```\w+\n// from (\S+)[^\n]*\n(.*?)^```", text, re.S | re.M):
+        for path, block in re.findall(r"^```\w+\n(?://|#) from (\S+)[^\n]*\n(.*?)^```", text, re.S | re.M):
             blocks += 1
             with open(f"{root}/{path}") as file:
                 source = bare(file.read())
