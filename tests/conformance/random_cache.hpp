@@ -127,8 +127,8 @@ class random_cache {
   }
   paged_view<> in_pages(std::int64_t tokens) const {
     std::int64_t const page = shape_.kv_heads * page_size_ * shape_.head_dim * size_of(shape_.type);
-    byte_strides const strides = strides_of(how_ == layout::paged_nhd ? page_layout::nhd : page_layout::hnd, shape_, page_size_,
-                                            physical_ * page);
+    byte_strides const strides =
+        strides_of(how_ == layout::paged_nhd ? page_layout::nhd : page_layout::hnd, shape_, page_size_, physical_ * page);
     return {.cache = shape_,
             .token_count = tokens,
             .key_base = halves_[0].bytes.data(),
