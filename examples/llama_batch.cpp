@@ -35,9 +35,8 @@ struct plan {
 };
 
 struct outcome {
-  double seconds = 0;       // of all batches
-  double step_seconds = 0;  // of those that were steps alone
-  std::int64_t steps = 0;   // their tokens
+  double seconds = 0;             // of all batches
+  std::vector<double> per_token;  // seconds, of each batch that was steps alone and full
   std::vector<double> agreement;
   double read = 0;  // mean of the requests' last steps
 };
@@ -107,10 +106,7 @@ outcome play(llama_model* model, llama_context_params params, kv::llama::session
     llama_synchronize(context.get());
     double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     result.seconds += seconds;
-    if (only_steps) {
-      result.step_seconds += seconds;
-      result.steps += batch.n_tokens;
-    }
+    if (only_steps && batch.n_tokens == p.slots) result.per_token.push_back(seconds / p.slots);
 
     for (std::size_t s = 0; s < slots.size(); ++s) {
       if (row[s] < 0) continue;
@@ -134,8 +130,16 @@ outcome play(llama_model* model, llama_context_params params, kv::llama::session
   return result;
 }
 
+/// Tokens a second of the median step.
+double rate_of(outcome o) {
+  if (o.per_token.empty()) return 0;
+  auto const middle = o.per_token.begin() + std::ssize(o.per_token) / 2;
+  std::nth_element(o.per_token.begin(), middle, o.per_token.end());
+  return 1 / *middle;
+}
+
 void print(std::string const& name, bool unified, outcome const& o, double best) {
-  double const rate = static_cast<double>(o.steps) / o.step_seconds;
+  double const rate = rate_of(o);
   std::string const read = o.read > 0 ? std::to_string(static_cast<int>(o.read)) : "all";
   std::printf("| %-26s | %-7s | %6s | %7.1f | %5.2fx | %6.1f |", name.c_str(), unified ? "unified" : "streams", read.c_str(),
               rate, best > 0 ? rate / best : 1.0, o.seconds);
@@ -219,7 +223,7 @@ int main(int argc, char** argv) try {
       params.kv_unified = unified;
       params.flash_attn_type = flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
       outcome const o = play(model.get(), params, nullptr, day, requests);
-      best = std::max(best, static_cast<double>(o.steps) / o.step_seconds);
+      best = std::max(best, rate_of(o));
       print(flash ? "dense, flash attention on" : "dense, flash attention off", unified, o, 0);
     }
   }
