@@ -52,7 +52,8 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
                  .q_heads = heads,
                  .kv_heads = llama_model_n_head_kv(model),
                  .head_dim = llama_model_n_embd(model) / std::max<std::int64_t>(heads, 1),
-                 .max_tokens = params.n_ctx != 0 ? params.n_ctx : llama_model_n_ctx_train(model)});
+                 .max_tokens = (params.n_ctx != 0 ? params.n_ctx : llama_model_n_ctx_train(model)) /
+                               (params.kv_unified ? 1 : std::max<std::int64_t>(params.n_seq_max, 1))});
 
   dummies_ = ggml_init(
       {.mem_size = ggml_tensor_overhead() * static_cast<std::size_t>(layers + 1), .mem_buffer = nullptr, .no_alloc = true});
@@ -64,8 +65,7 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
     hook.dummy = ggml_custom_4d(dummies_, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, &on_attention, GGML_N_TASKS_MAX, &hook);
   }
   unified_ = params.kv_unified;
-  team_.emplace(std::max(1, params.n_threads));
-  threads_seen_ = team_->size();
+  threads_seen_ = std::max(1, params.n_threads);
   caller_abort_ = params.abort_callback;
   caller_abort_data_ = params.abort_callback_data;
   params.cb_eval = &on_node;
@@ -108,7 +108,7 @@ sequence& session::engine::sequence_of(llama_seq_id id) {
   auto const at = static_cast<std::size_t>(id);
   if (at >= sequences_.size()) sequences_.resize(at + 1);
   if (sequences_[at] == nullptr) {
-    auto made = std::make_unique<sequence>(id, runner_.another(), options_, rotary_);
+    auto made = std::make_unique<sequence>(id, runner_.another(), options_, rotary_, cache_);
     if (shape_.max_tokens != 0) made->begin(shape_);
     sequences_[at] = std::move(made);
   }
@@ -144,7 +144,7 @@ bool session::engine::on_node(ggml_tensor* node, bool ask, void* self) noexcept 
 }
 
 bool session::engine::on_abort(void* self) noexcept {
-  auto const& engine = *static_cast<session::engine const*>(self);
+  auto& engine = *static_cast<session::engine*>(self);
   if (engine.attached_ && engine.failure_ != nullptr) return true;
   return engine.caller_abort_ != nullptr && engine.caller_abort_(engine.caller_abort_data_);
 }
@@ -152,7 +152,10 @@ bool session::engine::on_abort(void* self) noexcept {
 void session::engine::fail() noexcept {
   failure_ = std::current_exception();
   announced_.drop();
-  forget_all();
+  // Steps of others are repeated as they were; a prompt's window was cut in the middle.
+  if (served_ == nullptr) return forget_all();
+  served_->forget_all();
+  for (sequence* const s : prompts_) s->forget_all();
 }
 
 bool session::engine::ask(ggml_tensor* node) {
@@ -171,10 +174,7 @@ bool session::engine::ask(ggml_tensor* node) {
       }
       return false;
     case GGML_OP_GET_ROWS:
-      if (std::string_view const name = node->src[1]->name; name == "inp_tokens" || name == "inp_out_ids") {
-        auto& into = name == "inp_tokens" ? graph_.ids : outputs_;
-        into = {static_cast<std::int32_t const*>(node->src[1]->data), static_cast<std::size_t>(node->src[1]->ne[0])};
-      }
+      if (active()) see_input(node);
       return false;
     case GGML_OP_ROPE:
       if (!active()) return false;
@@ -207,10 +207,23 @@ void session::engine::computed(ggml_tensor* node) {
   graph_queries const queries{node->src[0]};
   for (sequence* const s : prompts_) {
     if (s->keeps_queries()) s->keep_queries(hook.layer, queries);
+    if (hook.layer + 1 == shape_.layers) s->end_prompt();
   }
   if (steps_.empty()) return;
   std::memcpy(&hook.scale, node->op_params, sizeof hook.scale);
-  team_->lead_alone([&] { steps(node, hook); });
+  crew& alone = *crews_.front();
+  alone.together.lead_alone([&] { steps(node, hook, *alone.exec); });
+}
+
+/// A GET_ROWS node that picks by one of the graph's inputs: the tokens' ids, or the places of those that have logits.
+void session::engine::see_input(ggml_tensor const* get_rows) {
+  ggml_tensor const* const places = get_rows->src[1];
+  bool const input = places->op == GGML_OP_NONE && (places->flags & GGML_TENSOR_FLAG_INPUT) != 0 && places->data != nullptr;
+  // For embeddings, the engine has its tokens' rows in the graph too, and does not compute them.
+  if (!input || places->type != GGML_TYPE_I32 || (get_rows->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) return;
+  std::span const values(static_cast<std::int32_t const*>(places->data), static_cast<std::size_t>(places->ne[0]));
+  if (std::string_view(places->name) == "inp_tokens") graph_.ids = values;
+  else if (get_rows->src[0]->op != GGML_OP_NONE) outputs_.assign(values.begin(), values.end());
 }
 
 void session::engine::observe(ggml_tensor const* logits) {
@@ -222,6 +235,7 @@ void session::engine::observe(ggml_tensor const* logits) {
       if (s->place() != place || !contains(s->needs(), signals::logits)) continue;
       auto const* const values = reinterpret_cast<float const*>(static_cast<char const*>(logits->data) +
                                                                 static_cast<std::size_t>(row) * logits->nb[1]);
+      served_ = s;
       s->observe({values, vocabulary}, *solo_);
     }
   }
@@ -237,7 +251,8 @@ bool session::engine::ask_attention(ggml_tensor* node, layer_hook& hook) {
     rewrite(node, hook);
     return false;
   }
-  return !steps_.empty() || std::ranges::any_of(prompts_, [](sequence const* s) { return s->keeps_queries(); });
+  return !steps_.empty() || hook.layer + 1 == shape_.layers ||
+         std::ranges::any_of(prompts_, [](sequence const* s) { return s->keeps_queries(); });
 }
 
 /// The first graph: now the cache's shape is known.
@@ -249,7 +264,8 @@ void session::engine::begin(ggml_tensor const* attention) {
                           .head_dim = keys->ne[0],
                           .max_tokens = storage_of(keys)->ne[1],
                           .type = all_rows_of(keys).type};
-  exec_.emplace(shape, &*team_);
+  cache_.per_stream = shape.max_tokens;
+  cache_.writes.resize(static_cast<std::size_t>(all_rows_of(keys).tokens));
   cells_.reserve(static_cast<std::size_t>(shape.max_tokens));
   solo_.emplace(cache_shape{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 1, .max_tokens = 1});
   for (auto const& s : sequences_) {
@@ -261,12 +277,16 @@ void session::engine::begin(ggml_tensor const* attention) {
 /// A graph is about to run; its inputs are set, nothing of it is computed. Divides its tokens among sequences.
 void session::engine::begin_graph(ggml_tensor const* attention) {
   graph_.stream_cells = shape_.max_tokens;
-  if (threads_seen_ != team_->size()) team_.emplace(threads_seen_);
+  served_ = nullptr;
+  if (crew_of(threads_seen_) == nullptr) {
+    crews_.push_back(std::make_unique<crew>(threads_seen_));
+    crews_.back()->exec.emplace(shape_, &crews_.back()->together);
+  }
   if (std::ssize(graph_.ids) != std::ssize(graph_.written)) graph_.ids = {};
   if (std::ssize(graph_.positions) != std::ssize(graph_.written)) graph_.positions = {};
   prompts_.clear();
   steps_.clear();
-  outputs_ = {};
+  outputs_.clear();
   graph_mask const mask(attention);
   announced_.owners(graph_, unified_, owners_);
   for (std::size_t i = 0; i < owners_.size(); ++i) {
@@ -280,12 +300,14 @@ void session::engine::begin_graph(ggml_tensor const* attention) {
     }
     add(of, mask);
   }
+  served_ = nullptr;
   graph_.ids = graph_.positions = {};  // the next graph may have none
 }
 
 /// The graph writes tokens of this sequence, at places_.
 void session::engine::add(llama_seq_id of, graph_mask const& mask) {
   sequence& s = sequence_of(of);
+  served_ = &s;
   std::int32_t const first = places_.front();
   auto const seen = [&](std::int32_t place) {
     cells_.clear();
@@ -297,6 +319,9 @@ void session::engine::add(llama_seq_id of, graph_mask const& mask) {
   if (std::erase(cells_, graph_.cell(first)) != 1) throw unsupported("attention is not causal: a token does not see itself");
   s.follow({mask, first, graph_.cell(first), graph_.stream(first), graph_.position(first), cells_}, sequences_);
   std::int64_t const before = s.tokens();
+  for (std::int32_t const place : places_) {
+    ++cache_.writes[static_cast<std::size_t>(graph_.written[static_cast<std::size_t>(place)])];
+  }
   if (places_.size() == 1 && announced_.brings(of) <= 1) {
     s.add_step(first, graph_);
     steps_.push_back(&s);
@@ -329,8 +354,9 @@ void session::engine::see_rows(ggml_tensor const* node, layer_hook const& hook) 
                         " has other heads than layer 0; layers of equal shape are supported");
     }
   }
-  for (sequence* const s : prompts_) s->see(hook.layer, keys, values, shape_.max_tokens);
-  for (sequence* const s : steps_) s->see(hook.layer, keys, values, shape_.max_tokens);
+  if (hook.layer + 1 == shape_.layers) cache_.last_keys = keys;
+  for (sequence* const s : prompts_) s->see(hook.layer, keys, values);
+  for (sequence* const s : steps_) s->see(hook.layer, keys, values);
 }
 
 session::engine::layer_hook& session::engine::hook_of_layer(ggml_tensor const* attention) {
@@ -365,31 +391,39 @@ void session::engine::restore(ggml_tensor* node, layer_hook const& hook) noexcep
 void session::engine::on_attention(ggml_tensor* node, int rank, int threads, void* hook_data) noexcept {
   auto& hook = *static_cast<layer_hook*>(hook_data);
   engine& self = *hook.self;
-  bool const together = threads == self.team_->size() && threads > 1;
+  crew* const all = threads > 1 ? self.crew_of(threads) : nullptr;
   if (rank != 0) {
-    if (together) self.team_->follow();
+    if (all != nullptr) all->together.follow();
     return;
   }
+  crew& lead = all != nullptr ? *all : *self.crews_.front();
   auto const work = [&]() noexcept {
     try {
-      if (self.failure_ == nullptr) return self.steps(node, hook);
+      if (self.failure_ == nullptr) return self.steps(node, hook, *lead.exec);
     } catch (...) {
       self.fail();
     }
     std::memset(node->data, 0, ggml_nbytes(node));  // never read: the step is aborted
   };
   self.threads_seen_ = threads;
-  if (together) self.team_->lead(work);
-  else self.team_->lead_alone(work);
+  if (all != nullptr) all->together.lead(work);
+  else lead.together.lead_alone(work);
+}
+
+session::engine::crew* session::engine::crew_of(int threads) const noexcept {
+  auto const found = std::ranges::find(crews_, threads, [](auto const& c) { return c->together.size(); });
+  return found != crews_.end() ? found->get() : nullptr;
 }
 
 /// One layer's attention of every sequence that makes a step; `node` is `[head_dim, q_heads, tokens]`, streams and all.
-void session::engine::steps(ggml_tensor* node, layer_hook const& hook) {
+void session::engine::steps(ggml_tensor* node, layer_hook const& hook, simd_exec& exec) {
   graph_queries const queries{node->src[0]};
   for (sequence* const s : steps_) {
     auto* const out = static_cast<float*>(node->data) + s->place() * shape_.q_heads * shape_.head_dim;
-    s->step({hook.layer}, queries, hook.scale, out, *exec_);
+    served_ = s;
+    s->step({hook.layer}, queries, hook.scale, out, exec);
   }
+  served_ = nullptr;
 }
 
 }  // namespace kvpolicy::llama

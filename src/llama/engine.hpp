@@ -48,12 +48,20 @@ class session::engine {
     float scale = 1;
   };
 
+  /// The engine's threads, as many as it runs a graph on: graphs of one token and of several may differ.
+  struct crew {
+    explicit crew(int threads) : together(threads) {}
+    team together;
+    std::optional<simd_exec> exec;  ///< from its first graph on
+  };
+
   static bool on_node(ggml_tensor* node, bool ask, void* self) noexcept;
   static bool on_abort(void* self) noexcept;
   static void on_attention(ggml_tensor* node, int rank, int threads, void* hook) noexcept;
 
   bool ask(ggml_tensor* node);
   void computed(ggml_tensor* node);
+  void see_input(ggml_tensor const* get_rows);
   bool ask_attention(ggml_tensor* node, layer_hook& hook);
   void begin(ggml_tensor const* attention);
   void begin_graph(ggml_tensor const* attention);
@@ -63,9 +71,10 @@ class session::engine {
   layer_hook* hook_of(ggml_tensor const* node) noexcept;
   void rewrite(ggml_tensor* node, layer_hook& hook) noexcept;
   void restore(ggml_tensor* node, layer_hook const& hook) noexcept;
-  void steps(ggml_tensor* node, layer_hook const& hook);
+  void steps(ggml_tensor* node, layer_hook const& hook, simd_exec& exec);
   void observe(ggml_tensor const* logits);
   sequence& sequence_of(llama_seq_id id);
+  crew* crew_of(int threads) const noexcept;
   bool anyone_needs(signals which) const noexcept;
   void forget_all() noexcept;
   void fail() noexcept;
@@ -83,18 +92,19 @@ class session::engine {
   bool unified_ = true;            ///< one stream for all sequences
   cache_shape shape_{};            ///< max_tokens is 0 until the first graph
   rotary rotary_;
-  std::optional<team> team_;
+  std::vector<std::unique_ptr<crew>> crews_;
   int threads_seen_ = 1;
-  std::optional<simd_exec> exec_;  ///< on the team
   std::optional<simd_exec> solo_;  ///< for logits, between graphs
 
+  cache_cells cache_;
   std::vector<std::unique_ptr<sequence>> sequences_;  ///< by id, null where it was never decoded
   announced_batch announced_;
+  sequence* served_ = nullptr;  ///< whose fault it is if something throws now; null: nobody's
 
   // Of the graph that runs now.
   graph_tokens graph_;
-  std::span<std::int32_t const> outputs_;  ///< places of the tokens that have logits; empty: all
-  std::vector<sequence*> prompts_;         ///< that get tokens which are not a step
+  std::vector<std::int32_t> outputs_;  ///< places of the tokens that have logits; empty: all
+  std::vector<sequence*> prompts_;     ///< that get tokens which are not a step
   std::vector<sequence*> steps_;
   std::vector<llama_seq_id> owners_;  ///< scratch
   std::vector<std::int32_t> places_;  ///< scratch

@@ -7,6 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "kvpolicy/rows.hpp"
+
 namespace kvpolicy::llama {
 
 /// What the graph's inputs say of its tokens; valid while it runs.
@@ -26,6 +28,20 @@ struct graph_tokens {
   }
 };
 
+/// All cells of a cache, stream after stream.
+struct cache_cells {
+  std::int64_t per_stream = 0;
+  std::vector<std::uint32_t> writes;  ///< how often each was written, as far as the session saw it
+  rows last_keys{};                   ///< of the last layer; they depend on every token before
+
+  std::int64_t index(std::int64_t stream, std::int32_t cell) const noexcept { return stream * per_stream + cell; }
+  std::uint32_t written(std::int64_t stream, std::int32_t cell) const noexcept {
+    return writes[static_cast<std::size_t>(index(stream, cell))];
+  }
+  /// FNV-1a over the last layer's keys of a cell; 0 where they are not known.
+  std::uint64_t hash(std::int64_t stream, std::int32_t cell) const noexcept;
+};
+
 /// Follows llama_decode through an announced batch, micro-batch by micro-batch.
 class announced_batch {
  public:
@@ -33,15 +49,24 @@ class announced_batch {
   void drop() noexcept { tokens_.clear(); }
 
   /// Writes the sequence of each of the graph's tokens: in a cache of streams, the stream's; in a unified one, as it was
-  /// announced, in the batch's order; or 0. Throws unsupported where the batch is not the one that was announced.
+  /// announced, in the batch's order; or 0. What was announced and is not what comes is refused (unsupported) in a unified
+  /// cache, and dropped in streams, which can do without.
   void owners(graph_tokens const& graph, bool unified, std::vector<llama_seq_id>& of);
   /// Tokens that the whole batch brings of a sequence; 0: it was not announced.
   std::int64_t brings(llama_seq_id sequence) const noexcept;
 
  private:
   struct token {
-    std::int32_t id;  ///< -1: an embedding
+    std::int32_t id;        ///< -1: an embedding
+    std::int32_t position;  ///< -1: the engine's to find
     llama_seq_id sequence;
+
+    /// Whether the graph may mean this token.
+    bool is(graph_tokens const& graph, std::int32_t place) const noexcept {
+      std::int32_t const given = graph.id(place);
+      std::int32_t const at = graph.position(place);
+      return (id < 0 || given < 0 || id == given) && (position < 0 || at < 0 || position == at);
+    }
   };
   std::vector<token> tokens_;
   std::size_t next_ = 0;

@@ -24,8 +24,9 @@ bool one_run(std::span<std::int32_t const> cells) noexcept {
 
 }  // namespace
 
-sequence::sequence(llama_seq_id id, policy_runner runner, session_options const& options, rotary const& turned)
-    : id_(id), runner_(std::move(runner)), options_(options), turned_(turned) {}
+sequence::sequence(llama_seq_id id, policy_runner runner, session_options const& options, rotary const& turned,
+                   cache_cells const& cache)
+    : id_(id), runner_(std::move(runner)), options_(options), turned_(turned), cache_(cache) {}
 
 void sequence::begin(cache_shape const& shape) {
   runner_.check(shape);
@@ -40,6 +41,7 @@ void sequence::begin(cache_shape const& shape) {
   values_.resize(layers);
   prefill_due_.assign(layers, 1);
   cells_.reserve(static_cast<std::size_t>(shape.max_tokens));
+  writes_.reserve(static_cast<std::size_t>(shape.max_tokens));
   prints_.reserve(static_cast<std::size_t>(2 * shape.max_tokens / print_every + 2));
   shape_ = shape;
   make_room();
@@ -65,6 +67,7 @@ void sequence::load(saved_prompt const& saved) {
   forget(0);  // whichever cells the state was put into
   forget_all();
   prompt_.load(saved);
+  restored_ = true;
 }
 
 /// For the queries that the policy wants, or that later ones may.
@@ -83,6 +86,7 @@ void sequence::forget_all() noexcept {
 void sequence::forget(std::int64_t tokens) noexcept {
   if (tokens < this->tokens()) {
     cells_.resize(static_cast<std::size_t>(tokens));
+    writes_.resize(static_cast<std::size_t>(tokens));
     in_a_row_ = in_a_row_ || std::ranges::adjacent_find(cells_, [](auto a, auto b) { return a + 1 != b; }) == cells_.end();
   }
   if (due_from_ != nothing_due) due_from_ = std::min(due_from_, tokens);
@@ -98,32 +102,58 @@ void sequence::prompt_due(std::int64_t from) noexcept {
 void sequence::append(std::int32_t cell) {
   in_a_row_ = in_a_row_ && (cells_.empty() || cells_.back() + 1 == cell);
   cells_.push_back(cell);
+  writes_.push_back(cache_.written(stream_, cell));
 }
 
-/// Whether the first `count` tokens are here, and are seen.
+/// Whether the first `count` tokens are here, and are seen by this token.
 bool sequence::holds(seen_cells const& now, std::int64_t count) const noexcept {
-  return count <= tokens() && std::all_of(cells_.begin(), cells_.begin() + count, [&](std::int32_t cell) {
+  return count <= tokens() && same_rows(now.stream, count) &&
+         std::all_of(cells_.begin(), cells_.begin() + count, [&](std::int32_t cell) {
            return cell != now.cell && cell < now.mask.cells() && now.mask.visible(now.place, cell);
          });
 }
 
+/// Whether a stream has this sequence's first `count` tokens in the cells that they have here: nobody wrote to them since, or,
+/// copied to another stream, the last one's keys are the same.
+bool sequence::same_rows(std::int64_t stream, std::int64_t count) const noexcept {
+  if (count == 0) return true;
+  if (stream != stream_) {
+    std::int32_t const last = cells_[static_cast<std::size_t>(count - 1)];
+    return cache_.last_keys.base != nullptr && cache_.hash(stream, last) == cache_.hash(stream_, last);
+  }
+  for (std::size_t t = 0; t < static_cast<std::size_t>(count); ++t) {
+    if (writes_[t] != cache_.written(stream_, cells_[t])) return false;
+  }
+  return true;
+}
+
 void sequence::follow(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others) {
   auto const count = std::ssize(now.visible);
-  if (now.stream != stream_) {
-    stream_ = now.stream;
+  if (now.stream != stream_ && !restored_) {
     forget(0);
     forget_all();
   }
-  auto const known_to = [&](auto const& other) { return other != nullptr && other->holds(now, count); };
+  stream_ = now.stream;
+  auto const known_to = [&](auto const& other) {
+    return other != nullptr && other->holds(now, count) && other->is_printed(count);
+  };
   if (holds(now, count)) {
     forget(count);
+  } else if (restored_) {
+    learn(now);
   } else if (auto const other = std::ranges::find_if(others, known_to); other != others.end()) {
     copy(**other, count);
   } else {
     learn(now);
   }
-  // Somebody replaced the cache: what the keys say is learnt anew.
-  if (!prints_.empty() && prints_.back().hash != hash_of(prints_.back().token)) forget_all();
+  restored_ = false;
+  if (!is_printed(tokens())) forget_all();  // somebody replaced the cache: what the keys say is learnt anew
+}
+
+/// Whether the last of the first `count` tokens that was printed has the keys that it had then.
+bool sequence::is_printed(std::int64_t count) const noexcept {
+  auto const after = std::ranges::lower_bound(prints_, count, {}, &history_print::token);
+  return after == prints_.begin() || std::prev(after)->hash == hash_of(std::prev(after)->token);
 }
 
 /// llama_memory_seq_cp: what is known of the other's tokens is true of these.
@@ -159,14 +189,14 @@ void sequence::learn(seen_cells const& now) {
   }
 }
 
-void sequence::see(std::int64_t layer, rows const& keys, rows const& values, std::int64_t stream_cells) noexcept {
-  keys_[static_cast<std::size_t>(layer)] = placed(keys, stream_cells);
-  values_[static_cast<std::size_t>(layer)] = placed(values, stream_cells);
+void sequence::see(std::int64_t layer, rows const& keys, rows const& values) noexcept {
+  keys_[static_cast<std::size_t>(layer)] = placed(keys);
+  values_[static_cast<std::size_t>(layer)] = placed(values);
 }
 
 /// This sequence's tokens among all cells.
-rows sequence::placed(rows all, std::int64_t stream_cells) const noexcept {
-  all.base += stream_ * stream_cells * all.token_stride;
+rows sequence::placed(rows all) const noexcept {
+  all.base += stream_ * cache_.per_stream * all.token_stride;
   if (in_a_row_) {
     all.base += (cells_.empty() ? 0 : cells_.front()) * all.token_stride;
   } else {
@@ -183,6 +213,12 @@ void sequence::add_prompt(std::span<std::int32_t const> places, graph_tokens con
   for (std::int32_t const place : places) {
     if (!graph.ids.empty()) prompt_.keep_id(tokens(), graph.id(place));
     append(graph.cell(place));
+  }
+}
+
+void sequence::end_prompt() {
+  for (std::int64_t t = tokens() - std::ssize(places_); t < tokens(); ++t) {
+    if (t % print_every == print_every - 1 || t + 1 == tokens()) remember(t, true);
   }
 }
 
@@ -267,22 +303,6 @@ prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float sc
 void sequence::remember(std::int64_t token, bool stays) {
   if (!prints_.empty() && !prints_.back().stays) prints_.pop_back();
   prints_.push_back({token, hash_of(token), stays});
-}
-
-/// FNV-1a over the last layer's keys of one token, eight bytes at a time.
-std::uint64_t sequence::hash_of(std::int64_t token) const noexcept {
-  rows const& keys = keys_.back();
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (std::int64_t h = 0; h < keys.heads; ++h) {
-    std::byte const* const key = keys.address({h}, {token});
-    for (std::int64_t at = 0; at < keys.head_dim * size_of(keys.type); at += 8) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, key + at,
-                  static_cast<std::size_t>(std::min<std::int64_t>(8, keys.head_dim * size_of(keys.type) - at)));
-      hash = (hash ^ word) * 0x100000001b3u;
-    }
-  }
-  return hash;
 }
 
 }  // namespace kvpolicy::llama

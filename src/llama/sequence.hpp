@@ -27,8 +27,9 @@ struct seen_cells {
 
 class sequence {
  public:
-  /// `options` and `turned` must outlive it.
-  sequence(llama_seq_id id, policy_runner runner, session_options const& options, rotary const& turned);
+  /// What it refers to must outlive it.
+  sequence(llama_seq_id id, policy_runner runner, session_options const& options, rotary const& turned,
+           cache_cells const& cache);
 
   llama_seq_id id() const noexcept { return id_; }
   /// Tokens whose cells are known.
@@ -52,11 +53,13 @@ class sequence {
   /// another sequence knows (llama_memory_seq_cp), or, where nobody saw them written, cells in order. Throws unsupported where
   /// none of it is so.
   void follow(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others);
-  /// Where layer `layer` of the whole cache is, with `stream_cells` cells to a stream.
-  void see(std::int64_t layer, rows const& keys, rows const& values, std::int64_t stream_cells) noexcept;
+  /// Where a layer's rows of the whole cache are.
+  void see(std::int64_t layer, rows const& keys, rows const& values) noexcept;
   /// The graph writes tokens of a prompt, at these places of its micro-batch.
   void add_prompt(std::span<std::int32_t const> places, graph_tokens const& graph);
   bool keeps_queries() const noexcept { return prompt_.keeps_queries(); }
+  /// The last layer's keys of those tokens are written.
+  void end_prompt();
   void keep_queries(std::int64_t layer, graph_queries const& q) {
     prompt_.keep(layer, q, places_, tokens() - std::ssize(places_));
   }
@@ -83,26 +86,32 @@ class sequence {
   void copy(sequence const& other, std::int64_t tokens);
   void learn(seen_cells const& now);
   bool holds(seen_cells const& now, std::int64_t count) const noexcept;
+  bool is_printed(std::int64_t count) const noexcept;
+  bool same_rows(std::int64_t stream, std::int64_t count) const noexcept;
   void append(std::int32_t cell);
-  rows placed(rows all, std::int64_t stream_cells) const noexcept;
+  rows placed(rows all) const noexcept;
   void end_step();
   prompt_signals prompt_of(layer_id layer, std::int64_t tokens, float scale) const;
   layer_table_view view_of(std::int64_t tokens) const noexcept {
     return {.cache = shape_, .count = tokens, .key_rows = keys_.data(), .value_rows = values_.data()};
   }
   void remember(std::int64_t token, bool stays);
-  std::uint64_t hash_of(std::int64_t token) const noexcept;
+  std::uint64_t hash_of(std::int64_t token) const noexcept {
+    return cache_.hash(stream_, cells_[static_cast<std::size_t>(token)]);
+  }
 
   llama_seq_id id_;
   policy_runner runner_;
   session_options const& options_;
   rotary const& turned_;
+  cache_cells const& cache_;
   cache_shape shape_{};  ///< max_tokens is 0 until begin()
 
-  std::int64_t stream_ = 0;
-  std::vector<std::int32_t> cells_;  ///< of each token, within its stream
-  bool in_a_row_ = true;             ///< each cell follows the one before
-  std::vector<rows> keys_;           ///< `[layers]`, of this sequence's tokens
+  std::int64_t stream_ = -1;           ///< not known
+  std::vector<std::int32_t> cells_;    ///< of each token, within its stream
+  std::vector<std::uint32_t> writes_;  ///< the cell's, when the token was written
+  bool in_a_row_ = true;               ///< each cell follows the one before
+  std::vector<rows> keys_;             ///< `[layers]`, of this sequence's tokens
   std::vector<rows> values_;
 
   std::int64_t due_from_ = 0;         ///< first token of the prompt that the policy has not seen
@@ -111,6 +120,7 @@ class sequence {
   std::int32_t token_id_ = -1;        ///< of the step that runs now
   prompt_memory prompt_;
   std::optional<saved_prompt> loaded_;  ///< before begin()
+  bool restored_ = false;               ///< load() was the last that was heard of the sequence
   std::vector<history_print> prints_;   ///< ascending: every 64th token's, each prompt's last, and the last token's
 
   std::optional<tier::resident_rows<tier::any_tier>> resident_;  ///< where rows live in a tier

@@ -7,6 +7,7 @@
 #include "decoding.hpp"
 #include "kvpolicy/presets/full.hpp"
 #include "kvpolicy/presets/quest.hpp"
+#include "kvpolicy/presets/sentencekv.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
 #include "tiny_model.hpp"
 
@@ -25,6 +26,7 @@ void check_refused_and_intact(llama_model* model, session& policy, decoder& ours
   CHECK_NOTHROW(policy.check());
 
   ours.clear();
+  policy.use(small_quest);
   session fresh(small_quest);
   decoder other(model, &fresh, options);
   CHECK(identical(ours.feed(random_tokens(250)), other.feed(random_tokens(250))));
@@ -102,6 +104,27 @@ TEST_CASE("a hole in the middle is refused, and the engine stays intact") {
     REQUIRE(llama_memory_seq_rm(ours.memory(), 0, 0, 10));
     check_refused_and_intact(model.get(), policy, ours, {}, ours.status_of({1}), "holes");
   }
+}
+
+TEST_CASE("a prompt given as embeddings is refused for a policy that reads token ids") {
+  model_owner const model = tiny_llama();
+  session policy(presets::sentencekv{.tokens = 64, .sentences = {.longest = 20}});
+  decoder ours(model.get(), &policy);
+  ours.feed(random_tokens(50));
+  ours.clear();
+  int const width = llama_model_n_embd(model.get());
+  llama_batch batch = llama_batch_init(100, width, 1);
+  for (std::int32_t i = 0; i < 100; ++i) {
+    for (int c = 0; c < width; ++c) batch.embd[i * width + c] = static_cast<float>((i * 31 + c * 7) % 17) / 17 - .5f;
+    batch.pos[i] = i;
+    batch.n_seq_id[i] = 1;
+    batch.seq_id[i][0] = 0;
+    batch.logits[i] = i == 99;
+  }
+  batch.n_tokens = 100;
+  CHECK(llama_decode(ours.context(), batch) == 0);
+  llama_batch_free(batch);
+  check_refused_and_intact(model.get(), policy, ours, {}, ours.status_of({1}), "token ids");
 }
 
 TEST_CASE("a refused decode leaves the cache as it was before") {

@@ -1,4 +1,5 @@
 // Several sequences in one context: in one batch or not, joining, leaving, sharing prefixes; each with its own policy.
+#include <array>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers.hpp>
@@ -12,6 +13,7 @@
 #include "kvpolicy/presets/quest.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
 #include "kvpolicy/presets/streaming_llm.hpp"
+#include "kvpolicy/trigger/every.hpp"
 #include "tiny_model.hpp"
 
 namespace kvpolicy::llama::testing {
@@ -320,6 +322,142 @@ TEST_CASE("detach among sequences gives the engine's logits bit by bit") {
   for (event const& e : busy_day(unified)) CHECK(identical(play(ours, e), play(engine, e)));
 }
 
+/// What snapkv answers alone to this prompt and these tokens.
+logits alone_after(llama_model* model, token_list const& prompt, token_list const& rest) {
+  session single(small_snapkv);
+  decoder alone(model, &single, {.tokens = 1024});
+  alone.feed(prompt);
+  logits last;
+  for (llama_token const token : rest) last = alone.feed(token);
+  return last;
+}
+
+TEST_CASE("what is known of a sequence that ended is nobody's, though its cells are another one's") {
+  model_owner const model = tiny_llama();
+  session policy(small_snapkv);
+  server ours(model.get(), &policy, {.tokens = 1024, .sequences = 3, .unified = true});
+  ours.decode({{0, random_tokens(200, 1)}});
+  bool const stepped = GENERATE(true, false);
+  if (stepped) ours.decode({{0, {3}}});
+  REQUIRE(llama_memory_seq_rm(ours.memory(), 0, -1, -1));
+  ours.decode({{1, random_tokens(200, 2)}});
+  llama_seq_id const to = GENERATE(0, 2);
+  llama_memory_seq_cp(ours.memory(), 1, to, -1, -1);
+  CHECK(difference(ours.decode({{to, {5}}}).front(), alone_after(model.get(), random_tokens(200, 2), {5})) < tolerance);
+  CHECK(difference(ours.decode({{1, {5}}}).front(), alone_after(model.get(), random_tokens(200, 2), {5})) < tolerance);
+}
+
+TEST_CASE("a saved prompt is loaded into any sequence, and a state without it is refused where the prompt was needed") {
+  model_owner const model = tiny_llama();
+  bool const unified = GENERATE(false, true);
+  context_options const options{.tokens = unified ? 1024u : 2048u, .sequences = 2, .unified = unified};
+  std::vector<std::uint8_t> state;
+  saved_prompt saved;
+  {
+    session first(small_snapkv);
+    decoder prompted(model.get(), &first, options);
+    prompted.feed(random_tokens(200, 2));
+    state = prompted.state();
+    saved = first.save();
+  }
+  bool const beside = GENERATE(false, true);
+  bool const ended = beside && unified;
+  bool const loads = GENERATE(true, false);
+  CAPTURE(unified, beside, loads);
+  session policy(small_snapkv);
+  server ours(model.get(), &policy, options);
+  if (beside) ours.decode({{0, random_tokens(200, 1)}});
+  if (ended) REQUIRE(llama_memory_seq_rm(ours.memory(), 0, -1, -1));
+  REQUIRE(llama_state_seq_set_data(ours.with().context(), state.data(), state.size(), 1) != 0);
+  if (!loads) {
+    CHECK_THROWS_WITH(ours.decode({{1, {5}}}), ContainsSubstring("quer"));
+    return;
+  }
+  policy.load(saved, 1);
+  CHECK(difference(ours.decode({{1, {5}}}).front(), alone_after(model.get(), random_tokens(200, 2), {5})) < tolerance);
+  CHECK(policy.save(1).tokens == 200);
+}
+
+TEST_CASE("a state that was replaced before any step is noticed") {
+  model_owner const model = tiny_llama();
+  decoder engine(model.get(), nullptr, {.tokens = 1024});
+  engine.feed(random_tokens(200, 2));
+  session policy(small_snapkv);
+  server ours(model.get(), &policy, {.tokens = 1024});
+  ours.decode({{0, random_tokens(200, 1)}});
+  ours.with().restore(engine.state());
+  CHECK_THROWS_WITH(ours.decode({{0, {5}}}), ContainsSubstring("quer"));
+}
+
+/// Chooses anew at every step, and writes down what it observes.
+struct observer {
+  static constexpr signals needs = signals::logits;
+  std::vector<logits>* into = nullptr;
+
+  static constexpr signals wants() noexcept { return needs; }
+  static constexpr trigger::every::state start(cache_shape const&) noexcept { return {}; }
+  static constexpr bool due(trigger::every::state const&, layer_id, head_id, std::int64_t) noexcept { return true; }
+  template <class Outcome, executor Exec>
+  void observe(trigger::every::state&, std::int64_t, Outcome const& outcome, Exec&) const {
+    into->emplace_back(outcome.logits.begin(), outcome.logits.end());
+  }
+};
+
+auto observed_quest(std::vector<logits>& into) {
+  auto const quest = small_quest.parts().retrieve;
+  return kvpolicy::policy{
+      keep_all{}, keep{quest.segment, quest.pool, quest.score, quest.budget, quest.select, quest.window, observer{&into}}};
+}
+
+TEST_CASE("every sequence observes its own logits, whatever else is in the batch") {
+  bool const unified = GENERATE(true, false);
+  model_owner const model = tiny_llama();
+  std::array<std::vector<logits>, 2> observed;
+  session policy(presets::full{});
+  server ours(model.get(), &policy, {.tokens = unified ? 1024u : 4096u, .sequences = 4, .unified = unified});
+  policy.use(observed_quest(observed[0]), 0);
+  policy.use(observed_quest(observed[1]), 2);
+  ours.decode({{0, random_tokens(102, 1)}, {1, random_tokens(50, 2)}, {2, random_tokens(102, 3)}});
+  CHECK(observed[0].empty());
+  std::vector<logits> first = ours.decode({{2, {1}}, {0, {1}}});
+  // Behind a prompt's piece, whose tokens have no logits but for the last.
+  std::vector<logits> second = ours.decode({{3, random_tokens(7, 4)}, {0, {2}}, {1, {2}}, {2, {2}}});
+  std::vector<logits> third = ours.decode({{1, {3}}, {0, {3}}, {3, {3}}});
+  CHECK(identical(observed[0], {first[1], second[1], third[1]}));
+  CHECK(identical(observed[1], {first[0], second[3]}));
+}
+
+TEST_CASE("an announcement of a decode that did not take place is not the next one's") {
+  model_owner const model = tiny_llama();
+  session policy(small_quest);
+  server ours(model.get(), &policy, {.tokens = 512, .sequences = 2});
+  ours.decode({{0, random_tokens(100, 1)}, {1, random_tokens(100, 2)}});
+  llama_batch batch = llama_batch_init(300, 0, 1);
+  for (std::int32_t i = 0; i < 300; ++i) {
+    batch.token[i] = 5;
+    batch.pos[i] = 100 + i;
+    batch.n_seq_id[i] = 1;
+    batch.seq_id[i][0] = 0;
+    batch.logits[i] = i == 299;
+  }
+  batch.n_tokens = 300;
+  policy.announce(batch);
+  CHECK(llama_decode(ours.with().context(), batch) == 1);  // no room
+  llama_batch_free(batch);
+  CHECK_NOTHROW(policy.check());
+  ours.decode({{0, {6}}}, false);
+  CHECK(policy.steps(0) == 1);
+}
+
+TEST_CASE("streams are checked against a budget for one stream's cells") {
+  model_owner const model = tiny_llama();
+  session policy(presets::quest{.tokens = 1500});
+  llama_context_params params = parameters({.tokens = 2048, .sequences = 2});
+  CHECK_THROWS_AS(policy.attach(params, model.get()), invalid_value);
+  params.kv_unified = true;
+  CHECK_NOTHROW(policy.attach(params, model.get()));
+}
+
 TEST_CASE("a sequence that a policy can't serve stops the batch, and the engine stays as it was") {
   model_owner const model = tiny_llama();
   context_options const options{.tokens = 1024, .sequences = 2, .unified = true};
@@ -334,6 +472,18 @@ TEST_CASE("a sequence that a policy can't serve stops the batch, and the engine 
   ours.decode({{0, {1}}, {1, {2}}});
   CHECK(policy.last_step(0).tokens_read == 101);
   CHECK(policy.last_step(1).tokens_read < 80);
+}
+
+TEST_CASE("a refused sequence takes nothing from the others") {
+  model_owner const model = tiny_llama();
+  session policy(small_snapkv);
+  server ours(model.get(), &policy, {.tokens = 1024, .sequences = 2, .unified = true});
+  ours.decode({{0, random_tokens(100, 1)}, {1, random_tokens(100, 2)}});
+  ours.decode({{0, {1}}, {1, {2}}});
+  REQUIRE(llama_memory_seq_rm(ours.memory(), 1, 50, 60));
+  CHECK_THROWS_WITH(ours.decode({{0, {1}}, {1, {2}}}), ContainsSubstring("holes"));
+  REQUIRE(llama_memory_seq_rm(ours.memory(), 1, -1, -1));
+  CHECK(difference(ours.decode({{0, {1}}}).front(), alone_after(model.get(), random_tokens(100, 1), {1, 1})) < tolerance);
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ struct session_options {
 /// share prefixes (llama_memory_seq_cp); in a unified cache, announce() each batch that is not all sequence 0's. Causal
 /// transformer models with an ordinary cache of f16 or bf16 on the CPU, flash attention not disabled. Everything else is
 /// refused by name: at attach where it can be seen there, else by the llama_decode that would have gone wrong, which then
-/// returns 2 with the cache as it was before, and check() throws the reason.
+/// returns 2 with the failed micro-batch undone, and check() throws the reason.
 /// After llama_state_set_data or the like, call load(). Not thread-safe. Must outlive the context it is attached to.
 class session {
  public:
@@ -94,8 +94,8 @@ class session {
   void use(Policy const& policy, llama_seq_id of) { use(policy_runner::of(policy), of); }
 
   /// The next llama_decode brings this batch. A unified cache (kv_unified) does not tell the session whose a token is: call it
-  /// there before each llama_decode once there are sequences beside 0. Elsewhere it may be left out; a prompt whose last
-  /// micro-batch is one token is then taken for a prompt and a step.
+  /// there before each llama_decode once there are sequences beside 0. Elsewhere it may be left out; a micro-batch that has one
+  /// token of a prompt is then taken for a step.
   void announce(llama_batch const& batch);
 
   /// What the session knows of a sequence's prompt, for load() after the engine's state was restored to that prompt's end.
