@@ -60,7 +60,7 @@ void simd_exec::workspace::attention_of_window(query_window const& queries, rows
 /// One KV head's scores from its query heads' rows in `window`: each smoothed, then their mean.
 void simd_exec::workspace::smooth_into(table<float> scores, std::int64_t head, std::int64_t group, std::int64_t before,
                                        smoothing how) {
-  std::int64_t const reach = how.how == smoothing::kind::none ? 0 : how.width / 2;
+  std::int64_t const reach = how.how == smoothing::kind::none ? 0 : std::min(how.width / 2, before);
   float* const out = scores.row(head);
   std::fill_n(out, before, 0.0f);
   std::array<float, 512> smoothed;

@@ -113,7 +113,7 @@ bool assign(value_pointer at, std::string_view text) {
       if (text == "all") *v = all_queries;
       return text == "all" || (parse_number(text, *v) && *v >= 0);
     }
-    bool operator()(std::int64_t* v) const { return parse_number(text, *v) && *v >= 1 && *v % 2 == 1; }
+    bool operator()(std::int64_t* v) const { return parse_number(text, *v) && *v >= 1 && *v <= INT32_MAX && *v % 2 == 1; }
     bool operator()(float* v) const { return parse_number(text, *v) && std::isfinite(*v); }
     bool operator()(double* v) const { return parse_number(text, *v) && std::isfinite(*v); }
     bool operator()(std::optional<double>* v) const {

@@ -127,9 +127,11 @@ described describe(input& in, std::vector<std::int64_t> const& shape, kvpolicy_d
   for (std::int32_t i = t.ndim - 1; sane && i >= 0; --i) {
     auto const at = static_cast<std::size_t>(i);
     empty = empty || d.shape[at] <= 0;
+    sane = d.shape[at] >= 0 && d.shape[at] < most_bytes;
+    if (!sane) break;
     __int128 const stride = t.strides == nullptr ? dense : d.strides[at];
     dense *= d.shape[at];
-    if (d.shape[at] > 1) sane = sane && stride >= 0 && stride < most_bytes && d.shape[at] < most_bytes && dense < most_bytes;
+    if (d.shape[at] > 1) sane = sane && stride >= 0 && stride < most_bytes;
     if (sane && d.shape[at] > 1) end += stride * (d.shape[at] - 1);
   }
   sane = sane && t.byte_offset < static_cast<std::uint64_t>(most_bytes);

@@ -1,6 +1,8 @@
 // Preset sentencekv: retains what the prompt's end attends to, reads it sentence by sentence (Zhu et al., SentenceKV).
 #pragma once
 
+#include <algorithm>
+
 #include "kvpolicy/budget/tokens.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/pool/none.hpp"
@@ -35,7 +37,7 @@ struct sentencekv {
   }
 
   constexpr auto parts() const {
-    auto const many = static_cast<std::int32_t>(std::min<double>(keep * tokens, INT32_MAX));
+    auto const many = static_cast<std::int32_t>(std::clamp<double>(keep * tokens, 0, INT32_MAX));
     std::optional<double> rest{};
     if (ratio) rest = std::max(0.0, 1 - keep * (1 - *ratio));
     return policy{

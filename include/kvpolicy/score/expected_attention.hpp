@@ -33,6 +33,9 @@ struct expected_attention {
     void cut(layer_id, head_range, std::int64_t) noexcept {}
   };
   memory start(cache_shape const& shape) const {
+    constexpr std::int32_t farthest = 1 << 20;
+    KVPOLICY_EXPECTS(future >= 0 && future <= farthest, "queries expected at " + std::to_string(future) +
+                                                            " positions; it must be 0 to " + std::to_string(farthest));
     auto const sizes = static_cast<std::size_t>(shape.q_heads * shape.head_dim);
     return {std::vector<float>(sizes), std::vector<float>(covariance ? sizes * static_cast<std::size_t>(shape.head_dim) : 0),
             std::vector<double>(static_cast<std::size_t>(shape.head_dim)),

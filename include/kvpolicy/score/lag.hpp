@@ -28,7 +28,7 @@ struct lag {
   };
   memory start(cache_shape const& shape) const {
     return {std::vector<float>(static_cast<std::size_t>(shape.kv_heads * shape.max_tokens)),
-            std::vector<std::int32_t>(static_cast<std::size_t>(size))};
+            std::vector<std::int32_t>(static_cast<std::size_t>(std::min<std::int64_t>(size, shape.max_tokens)))};
   }
   template <class Input, executor Exec>
   void begin(Input const&, Exec&) const noexcept {}

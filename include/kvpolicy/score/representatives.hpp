@@ -142,7 +142,8 @@ struct representatives {
     memory& m = input.memory;
     auto keys = input.view.keys(input.layer).of({head, 1});
     std::int64_t const first = which * block;
-    following_queries(queries, begin, keys, first, first + block, local, by_position ? keys.ranks : nullptr,
+    std::int64_t const counted = std::min<std::int64_t>(local, input.view.shape().max_tokens);
+    following_queries(queries, begin, keys, first, first + block, counted, by_position ? keys.ranks : nullptr,
                       table<float>{m.scores.data(), 1, block, block}, exec);
     std::array const k{count};
     top_k(table<float const>{m.scores.data(), 1, block, block}, k, table<std::int32_t>{m.chosen.data(), 1, count, count}, exec);
