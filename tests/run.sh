@@ -29,8 +29,9 @@ for stage in "${stages[@]}"; do
   targets=() only=()
   case $stage in
     asan)
-      targets=(--target kvpolicy_tests kvpolicy_tier_tests kvpolicy_tier_io_tests kvpolicy_llama_tests)
-      only=(--tests-regex "^(kvpolicy|tier|llama):" --exclude-regex "500 kills" --label-exclude model) ;;
+      targets=(--target kvpolicy_tests kvpolicy_tier_tests kvpolicy_tier_io_tests kvpolicy_llama_tests kvpolicy_c_tests
+               kvpolicy_fuzz_policy_text kvpolicy_fuzz_profile kvpolicy_fuzz_safetensors kvpolicy_fuzz_tensors)
+      only=(--tests-regex "^(kvpolicy|tier|llama|c|fuzz):" --exclude-regex "500 kills" --label-exclude model) ;;
     tsan)
       targets=(--target kvpolicy_tier_tests)
       only=(--tests-regex "^tier:" --exclude-regex "500 kills") ;;
