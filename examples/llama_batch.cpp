@@ -36,7 +36,7 @@ struct plan {
 
 struct outcome {
   double seconds = 0;             // of all batches
-  std::vector<double> per_token;  // seconds, of each batch that was steps alone and full
+  std::vector<double> per_token;  // seconds, of each batch that was steps alone
   std::vector<double> agreement;
   double read = 0;  // mean of the requests' last steps
 };
@@ -106,7 +106,7 @@ outcome play(llama_model* model, llama_context_params params, kv::llama::session
     llama_synchronize(context.get());
     double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     result.seconds += seconds;
-    if (only_steps && batch.n_tokens == p.slots) result.per_token.push_back(seconds / p.slots);
+    if (only_steps) result.per_token.push_back(seconds / batch.n_tokens);
 
     for (std::size_t s = 0; s < slots.size(); ++s) {
       if (row[s] < 0) continue;

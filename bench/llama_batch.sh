@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Several sequences in one llama.cpp context: the tables of docs/results.md, "Several sequences". About 20 minutes on 2 cores.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+cmake/bootstrap.sh packages
+cmake/bootstrap.sh engine
+cmake --preset release >/dev/null
+cmake --build --preset release --target llama_batch >/dev/null
+
+mkdir -p build/batch
+# Writes prompts of so many words each, a fact hidden deeper by `step` tenths in each.
+prompts() {
+  local name=$1 seed=$2 step=$3 i=0
+  shift 3
+  for words in "$@"; do
+    i=$((i + 1))
+    python3 examples/haystack.py --words "$words" --depth "0.$((step * i))" --seed $((seed + i)) >"build/batch/$name-$i.txt"
+  done
+}
+prompts long 40 2 2850 2850 2850 2850
+prompts request 20 1 400 600 800 1000 1200 1400 500 900
+
+export OMP_NUM_THREADS=2
+build/release/examples/llama_batch build/engine/model.gguf --slots 4 --new 48 --every 0 build/batch/long-?.txt
+echo
+build/release/examples/llama_batch build/engine/model.gguf --slots 4 --new 48 --every 8 build/batch/request-?.txt
