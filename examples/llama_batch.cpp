@@ -215,7 +215,7 @@ int main(int argc, char** argv) try {
   std::printf("%zu requests, up to %zu tokens, %d answered each, %d at once, one every %d batches\n\n", requests.size(),
               longest, day.fresh, day.slots, day.every);
   std::printf("| %-26s | %-7s | %6s | %7s | %6s | %6s | top-1 agreement of each request, %% |\n", "", "cache", "read", "step/s",
-              "", "all, s");
+              "speed", "all, s");
   std::puts("|---|---|--:|--:|--:|--:|---|");
   double best = 0;
   for (bool const unified : {true, false}) {
