@@ -77,7 +77,8 @@ int main(int argc, char** argv) try {
   // At the first decode step every layer's keys pass by.
   kv::host_exec exec;
   kv::llama::session_options watch;
-  watch.on_queries = [&](llama_seq_id, kv::layer_id layer, kv::layer_table_view const& view, kv::query_heads const&, kv::simd_exec&) {
+  watch.on_queries = [&](llama_seq_id, kv::layer_id layer, kv::layer_table_view const& view, kv::query_heads const&,
+                         kv::simd_exec&) {
     kv::rows const keys = view.keys(layer);
     if (layer.value == 0) {
       found.pages = view.tokens() / found.page;

@@ -1,5 +1,5 @@
-// A kernel of a user's own, through the umbrella: compiled to see that nothing else is needed. The same body runs on the checked model
-// in own_body_test.cpp.
+// A kernel of a user's own, through the umbrella: compiled to see that nothing else is needed. The same body runs on the
+// checked model in own_body_test.cpp.
 #include "cuda/own_body.hpp"
 
 #include "kvpolicy/cuda/kvpolicy.cuh"

@@ -53,7 +53,9 @@ void generate(run_options const& options) {
   recorder watch;
   if (trace) watch.start(chosen.name, options.prompts.front().name, &trace->stream(), 0, 0);
   llama::session_options session_options;
-  session_options.on_choice = [&](llama_seq_id, layer_id layer, std::int64_t tokens, selection const& kept) { watch(layer, tokens, kept); };
+  session_options.on_choice = [&](llama_seq_id, layer_id layer, std::int64_t tokens, selection const& kept) {
+    watch(layer, tokens, kept);
+  };
   std::int64_t const context_size = context_tokens(model, options, prompt.size());
   std::optional<tier::any_tier> row_tier = make_tier(options.tier, model.cache(context_size));
   if (row_tier) session_options.rows = &*row_tier;

@@ -14,8 +14,8 @@
  * fails within prefill or choose does the state want its prompt again, from token 0.
  *
  * Policies are immutable, and shared by threads as they are. States are independent of each other; one state is used by one
- * thread at a time, and works on that thread alone. Tensors are borrowed, their descriptors copied: memory must live while it is
- * bound, all else for the call. Nothing but parse and start allocates, errors aside. */
+ * thread at a time, and works on that thread alone. Tensors are borrowed, their descriptors copied: memory must live while it
+ * is bound, all else for the call. Nothing but parse and start allocates, errors aside. */
 #ifndef KVPOLICY_H
 #define KVPOLICY_H
 
@@ -54,12 +54,7 @@ typedef enum kvpolicy_need {
 } kvpolicy_need;
 
 /* Why tokens are read. OPEN: their unit is not complete yet, or they came after the choice. */
-typedef enum kvpolicy_reason {
-  KVPOLICY_SINK = 0,
-  KVPOLICY_SCORED = 1,
-  KVPOLICY_RECENT = 2,
-  KVPOLICY_OPEN = 3
-} kvpolicy_reason;
+typedef enum kvpolicy_reason { KVPOLICY_SINK = 0, KVPOLICY_SCORED = 1, KVPOLICY_RECENT = 2, KVPOLICY_OPEN = 3 } kvpolicy_reason;
 
 /* How a rotary embedding pairs channels: (i, i + pairs), or (2 i, 2 i + 1). */
 typedef enum kvpolicy_pairing { KVPOLICY_HALVES = 0, KVPOLICY_NEIGHBOURS = 1 } kvpolicy_pairing;
@@ -100,15 +95,15 @@ typedef struct kvpolicy_shape {
   int64_t kv_heads;
   int64_t head_dim;
   int64_t max_tokens; /* the most that the sequence can ever hold */
-  int32_t type; /* of keys and values: a kvpolicy_type */
+  int32_t type;       /* of keys and values: a kvpolicy_type */
 } kvpolicy_shape;
 
 /* What prefill is told beside the cache. Tensors that the policy does not need may be NULL. */
 typedef struct kvpolicy_prompt {
-  int64_t first;                              /* tokens that were there before; 0 for a new prompt */
-  kvpolicy_tensor const* queries;             /* [n, q_heads, head_dim] f32: of the last n tokens, oldest first, after rotation */
-  float scale;                                /* multiplies q.k, 1 / sqrt(head_dim) in most models */
-  int32_t pairing;                            /* of the rotation: a kvpolicy_pairing */
+  int64_t first;                  /* tokens that were there before; 0 for a new prompt */
+  kvpolicy_tensor const* queries; /* [n, q_heads, head_dim] f32: of the last n tokens, oldest first, after rotation */
+  float scale;                    /* multiplies q.k, 1 / sqrt(head_dim) in most models */
+  int32_t pairing;                /* of the rotation: a kvpolicy_pairing */
   kvpolicy_tensor const* inverse_frequencies; /* [pairs] f32: pair i turns by position * inverse_frequencies[i] */
   kvpolicy_tensor const* token_ids;           /* [tokens - first] int32 */
 } kvpolicy_prompt;
@@ -125,8 +120,8 @@ KVPOLICY_API char const* kvpolicy_message(void);
 /* The policies' names, then NULL. */
 KVPOLICY_API char const* const* kvpolicy_policies(void);
 
-/* A policy from text as on the command line: NAME[:key=value,...][+NAME...]. `boundary` [vocabulary] is not 0 where a token ends a
- * sentence; for sentencekv, NULL and 0 for others; it is copied. A profile that is named in the text is read now. */
+/* A policy from text as on the command line: NAME[:key=value,...][+NAME...]. `boundary` [vocabulary] is not 0 where a token
+ * ends a sentence; for sentencekv, NULL and 0 for others; it is copied. A profile that is named in the text is read now. */
 KVPOLICY_API kvpolicy_status kvpolicy_policy_parse(char const* text, uint8_t const* boundary, int64_t vocabulary,
                                                    kvpolicy_policy** policy);
 /* States that were started with it live on. NULL is nothing. */
@@ -141,31 +136,34 @@ KVPOLICY_API int64_t kvpolicy_window_queries(kvpolicy_policy const* policy);
 /* A sequence begins: its tensors are in host memory. */
 KVPOLICY_API kvpolicy_status kvpolicy_start(kvpolicy_policy const* policy, kvpolicy_shape const* shape, kvpolicy_state** state);
 
-/* A sequence begins: keys and values are on CUDA device `device`, which must be the calling thread's at every call; work goes to
- * `stream` (a cudaStream_t) and has been done when a call returns. Queries, logits and `out` may be on that device or on the host,
- * where those on the device are copied first; all else is on the host. UNSUPPORTED in a library that was built without CUDA. */
+/* A sequence begins: keys and values are on CUDA device `device`, which must be the calling thread's at every call; work goes
+ * to `stream` (a cudaStream_t) and has been done when a call returns. Queries, logits and `out` may be on that device or on the
+ * host, where those on the device are copied first; all else is on the host. UNSUPPORTED in a library that was built without
+ * CUDA. */
 KVPOLICY_API kvpolicy_status kvpolicy_start_cuda(kvpolicy_policy const* policy, kvpolicy_shape const* shape, int32_t device,
                                                  void* stream, kvpolicy_state** state);
 KVPOLICY_API void kvpolicy_state_free(kvpolicy_state* state);
 
-/* Where a layer's rows are, of the shape's type, any strides: keys and values [kv_heads, tokens, head_dim], tokens being what there is
- * room for. With `pages`, int32 [ceil(tokens / page_size)] in host memory, they are [pages, kv_heads, page_size, head_dim] and token t is
- * row t % page_size of page pages[t / page_size]; the table is read at every call. Batches are sliced by the caller: a pointer and
- * strides. `values` may be NULL where the policy does not need them and attend is not called. */
+/* Where a layer's rows are, of the shape's type, any strides: keys and values [kv_heads, tokens, head_dim], tokens being what
+ * there is room for. With `pages`, int32 [ceil(tokens / page_size)] in host memory, they are [pages, kv_heads, page_size,
+ * head_dim] and token t is row t % page_size of page pages[t / page_size]; the table is read at every call. Batches are sliced
+ * by the caller: a pointer and strides. `values` may be NULL where the policy does not need them and attend is not called. */
 KVPOLICY_API kvpolicy_status kvpolicy_bind(kvpolicy_state* state, int64_t layer, kvpolicy_tensor const* keys,
                                            kvpolicy_tensor const* values, kvpolicy_tensor const* pages);
 
-/* The keys of a prompt, or of a further piece of one, are written: the sequence has `tokens` tokens now. Every layer, in order, with the
- * same tokens and first. What lay behind `first` is forgotten. */
-KVPOLICY_API kvpolicy_status kvpolicy_prefill(kvpolicy_state* state, int64_t layer, int64_t tokens, kvpolicy_prompt const* prompt);
+/* The keys of a prompt, or of a further piece of one, are written: the sequence has `tokens` tokens now. Every layer, in order,
+ * with the same tokens and first. What lay behind `first` is forgotten. */
+KVPOLICY_API kvpolicy_status kvpolicy_prefill(kvpolicy_state* state, int64_t layer, int64_t tokens,
+                                              kvpolicy_prompt const* prompt);
 
-/* Before attention of one token, the last of `tokens`, whose key is written in this layer. Every layer, in order; layer 0 begins a step. One
- * token more than before, or as many or fewer where a tail was removed. `queries` [q_heads, head_dim] f32 and `token_id` where needed. */
-KVPOLICY_API kvpolicy_status kvpolicy_choose(kvpolicy_state* state, int64_t layer, int64_t tokens, kvpolicy_tensor const* queries,
-                                             float scale, int32_t token_id);
+/* Before attention of one token, the last of `tokens`, whose key is written in this layer. Every layer, in order; layer 0
+ * begins a step. One token more than before, or as many or fewer where a tail was removed. `queries` [q_heads, head_dim] f32
+ * and `token_id` where needed. */
+KVPOLICY_API kvpolicy_status kvpolicy_choose(kvpolicy_state* state, int64_t layer, int64_t tokens,
+                                             kvpolicy_tensor const* queries, float scale, int32_t token_id);
 
-/* The tokens that a KV head reads in this step, after choose of the layer: ascending, disjoint. Valid until the next prefill, choose
- * or free. */
+/* The tokens that a KV head reads in this step, after choose of the layer: ascending, disjoint. Valid until the next prefill,
+ * choose or free. */
 KVPOLICY_API kvpolicy_status kvpolicy_list(kvpolicy_state const* state, int64_t layer, int64_t kv_head,
                                            kvpolicy_range const** ranges, int64_t* count);
 
