@@ -41,6 +41,14 @@ struct by_head_role {
     KVPOLICY_EXPECTS(heads.size() == wanted && wanted <= most_heads,
                      "a profile of " + std::to_string(heads.size()) + " heads for a model of " + std::to_string(wanted) +
                          "; profile this model (at most " + std::to_string(most_heads) + " heads)");
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      if (heads[h].role != head_role::satellite) continue;
+      bool const there = heads[h].pivot >= 0 && heads[h].pivot < shape.kv_heads;
+      KVPOLICY_EXPECTS(there && heads[pivot_of(h, shape.kv_heads)].role == head_role::pivot,
+                       "head " + std::to_string(h) + " of the profile follows KV head " + std::to_string(heads[h].pivot) +
+                           " of its layer, which is no pivot of a model with " + std::to_string(shape.kv_heads) +
+                           "; profile this model");
+    }
     KVPOLICY_EXPECTS(count > 0 && least > 0 && floor > 0 && full_share >= 0 && full_share <= 1,
                      "a budget by role needs tokens, a least length and a floor above 0, and a share of whole heads in 0..1");
     KVPOLICY_EXPECTS(!ratio || (*ratio >= 0 && *ratio < 1),
