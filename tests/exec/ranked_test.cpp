@@ -238,16 +238,20 @@ TEST_CASE("a deadline is at least a millisecond", "[ranks]") {
 
 TEST_CASE("ranks that are not in step are found out, all of them", "[ranks]") {
   random_source random(4110);
-  request const r = plain_request(random, 1);
-  std::vector<std::string> const thrown = on_ranks(2, patient, [&](auto& all) {
-    auto const rank = static_cast<std::size_t>(all.rank());
-    request mine = r;
-    mine.steps.assign(1, rank == 0 ? 41 : 42);
-    ranked<host_exec, local_communicator> exec(all);
-    run(mine, rank, exec);
-  });
-  REQUIRE(thrown[0].find("chooses among 40 tokens") != std::string::npos);
-  REQUIRE(thrown[1].find("chooses among 41 tokens") != std::string::npos);
+  request r = plain_request(random, 1);
+  r.shape.max_tokens = 128;
+  r.cells = random.reals(4 * 2 * 128 * 3);
+  for (std::int64_t const other : {42, 105}) {
+    std::vector<std::string> const thrown = on_ranks(2, patient, [&](auto& all) {
+      auto const rank = static_cast<std::size_t>(all.rank());
+      request mine = r;
+      mine.steps.assign(1, rank == 0 ? 41 : other);
+      ranked<host_exec, local_communicator> exec(all);
+      run(mine, rank, exec);
+    });
+    REQUIRE(thrown[0].find("chooses among 40 tokens") != std::string::npos);
+    REQUIRE(thrown[1].find("chooses among " + std::to_string(other - 1) + " tokens") != std::string::npos);
+  }
 }
 
 /// What one stage of a pipeline hands the next.

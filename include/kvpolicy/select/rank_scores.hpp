@@ -48,11 +48,10 @@ class rank_scores {
       score(l, std::span<std::int32_t const>(units), std::span(values_).subspan(first_[l], units.size()));
     }
     std::span const step = std::span(values_).last(steps);
-    auto const mine = static_cast<std::size_t>(tokens) % steps;
-    step[mine] = 1;
+    for (std::size_t bit = 0; bit < steps / 2; ++bit) step[2 * bit + ((tokens >> bit) & 1)] = 1;
     exec.sum(std::span(values_));
-    for (std::size_t i = 0; i < steps; ++i) {
-      if (i == mine || step[i] == 0) continue;
+    for (std::size_t bit = 0; bit < steps / 2; ++bit) {
+      if (step[2 * bit] == 0 || step[2 * bit + 1] == 0) continue;
       throw error("this rank chooses among " + std::to_string(tokens) +
                   " tokens, another rank among more or fewer; every rank must call the same verbs in the same order");
     }
@@ -62,7 +61,7 @@ class rank_scores {
   float const* of(std::size_t level) const noexcept { return values_.data() + first_[level]; }
 
  private:
-  static constexpr std::size_t steps = 64;
+  static constexpr std::size_t steps = 62;  // of the number of tokens, an int32, each bit's zeros and ones
 
   std::array<std::size_t, 4> first_{};  ///< of each level, coarse to fine
   std::vector<float> values_;
