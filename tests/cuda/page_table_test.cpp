@@ -218,6 +218,12 @@ TEST_CASE("what a table can't say is counted, and what has no room is not writte
   REQUIRE(run(8, own.tables) == 0);
   REQUIRE(lengths[0] == 12);
   REQUIRE(run(8, {}) == 1);
+  numbers hostile{-1, 64, 3, 3, 3, 3, 3, 3};  // a page that is freed, and one behind the pool
+  named[0] = 16;
+  REQUIRE(run(8, {of(hostile), 8}) == 2);
+  REQUIRE(entries[0] == 0);
+  REQUIRE(entries[1] == 0);
+  named[0] = 12;
   numbers indptr{0, 3}, last = filled(1);
   test_device device;
   misfits[0] = 0;

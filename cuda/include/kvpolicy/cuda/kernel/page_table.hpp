@@ -41,6 +41,7 @@ struct page_table_body {
     table_entries how;
     own_tables own;
     table_rows to;
+    std::int64_t pool_pages = 0;
   };
   template <class B>
   struct shared {};
@@ -103,7 +104,9 @@ struct page_table_body {
       std::int32_t const named = block.global(pages)[sequence * a.own.stride + (a.how.by_slot ? token : page)];
       page = a.how.by_slot ? named / page_size : named;
       if (a.how.by_slot) slot = named - page * page_size;
-      if (a.how.by_slot && a.how.tokens > 1 && slot != 0) block.global(a.to.misfits).atomic_add(0, 1);
+      bool const there = named >= 0 && page < a.pool_pages;
+      if (!there || (a.how.by_slot && a.how.tokens > 1 && slot != 0)) block.global(a.to.misfits).atomic_add(0, 1);
+      if (!there) page = slot = 0;  // a reader stays within the pool
     }
     return static_cast<std::int32_t>(page * a.how.of_page + head * a.how.of_head + slot * a.how.of_slot);
   }

@@ -46,7 +46,8 @@ inline table_rows block_offset_rows(table_entries const& how, buffer<std::int32_
 }
 
 /// TensorRT-LLM's sparse_attn_indices `[kv_heads, columns]` under sparse_attn_offsets `[sequences + 1]`, which the host knew:
-/// every head of a sequence has as many blocks. Entries are logical: own_tables stay empty.
+/// every head of a sequence has as many blocks. Entries are logical: own_tables stay empty, and of blocks of N tokens `how` is
+/// {.page_size = N, .tokens = N, .kv_heads = H, .rows = H}.
 inline table_rows sparse_index_rows(buffer<std::int32_t const> offsets, buffer<std::int32_t> indices, std::int64_t columns,
                                     buffer<std::int32_t> misfits) noexcept {
   table_rows made{};
@@ -72,10 +73,12 @@ void launch_page_table(D& device, token_lists const& lists, table_entries const&
                                              std::to_string(highest) + ", which no int32 table holds; use smaller pools");
   KVPOLICY_EXPECTS(!how.by_slot || pool_pages <= INT32_MAX / how.page_size,
                    "a pool of " + std::to_string(pool_pages * how.page_size) + " slots; int32 numbers fewer");
+  KVPOLICY_EXPECTS(own.pages.data != nullptr || (how.of_page == 1 && how.of_head == 0 && how.of_slot == 0),
+                   "no page table, and entries that are more than logical pages; give the engine's, or entries of_page 1");
   if (sequences == 0) return;
   std::int64_t const entries = std::max<std::int64_t>(1, divided_up(most_tokens, how.tokens));
   device.template launch<page_table_body>({divided_up(entries, page_table_body::threads), how.rows, sequences},
-                                          {lists, how, own, to});
+                                          {lists, how, own, to, pool_pages});
 }
 
 }  // namespace kvpolicy::cuda
