@@ -19,6 +19,8 @@ def main():
             text = file.read()
         for path, block in re.findall(r"^```\w+\n(?://|#) from (\S+)[^\n]*\n(.*?)^```", text, re.S | re.M):
             blocks += 1
+            if path.endswith(".py"):
+                compile(block, document, "exec")
             with open(f"{root}/{path}") as file:
                 source = bare(file.read())
             at = 0

@@ -1,6 +1,6 @@
 """A Hugging Face-style attention loop: a prompt, then steps over what a policy keeps, beside dense attention.
 
-    KVPOLICY_LIBRARY=build/host/src/c/libkvpolicy.so python3 examples/python/attention_loop.py [POLICY] [--numpy]
+    KVPOLICY_LIBRARY=build/host/src/c/libkvpolicy.so python3 examples/python/attention_loop.py [POLICY] [--numpy | --torch]
 """
 import sys
 import types
@@ -99,4 +99,7 @@ def main(text="snapkv:tokens=96,window=16", use_numpy=False, tokens=300, steps=8
 
 
 if __name__ == "__main__":
-    main(*[a for a in sys.argv[1:] if a != "--numpy"], use_numpy="--numpy" in sys.argv)
+    if "--torch" in sys.argv and torch is None:
+        print("no PyTorch here")
+        sys.exit(77)
+    main(*[a for a in sys.argv[1:] if a not in ("--numpy", "--torch")], use_numpy="--numpy" in sys.argv)
