@@ -10,8 +10,9 @@
  *   kvpolicy_observe(state, &logits);
  *
  * Every call that can fail returns a status; where it is not KVPOLICY_OK, kvpolicy_message() says why, on the same thread. No
- * exception crosses, nothing aborts. A call that is refused leaves what it was given as it was; only where a device or memory
- * fails within prefill or choose does the state want its prompt again, from token 0.
+ * exception crosses, nothing aborts. A call that is refused leaves what it was given as it was; only where a device, memory
+ * or a policy (heterocache, of a prompt that its budget can't hold) fails within prefill or choose does the state want its
+ * prompt again, from token 0.
  *
  * Policies are immutable, and shared by threads as they are. States are independent of each other; one state is used by one
  * thread at a time, and works on that thread alone. Tensors are borrowed, their descriptors copied: memory must live while it
