@@ -28,10 +28,13 @@ wanted_packages() {
   echo clang doxygen
 }
 
-# The Python example runs on NumPy alone where the distribution has no PyTorch.
+# The Python example runs on NumPy alone where the distribution has no PyTorch; clang's run-time libraries are for tests/fuzz/run.sh.
 optional_packages() {
-  installed python3-torch && return
-  case "$(candidate python3-torch)" in ''|'(none)') ;; *) echo python3-torch ;; esac
+  local package
+  for package in python3-torch libclang-rt-dev; do
+    installed "$package" && continue
+    case "$(candidate "$package")" in ''|'(none)') ;; *) echo "$package" ;; esac
+  done
 }
 
 candidate() { apt-cache policy "$1" 2>/dev/null | awk '/Candidate:/ {print $2}'; }
