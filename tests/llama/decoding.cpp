@@ -89,6 +89,21 @@ token_list random_tokens(std::int64_t count, std::uint64_t seed) {
   return tokens;
 }
 
+token_list journey(llama_model const* model, std::size_t days) {
+  std::string text = "<|im_start|>user\nHere are notes from a journey.\n";
+  char const* const towns[] = {"Aarhus", "Bergen", "Cork", "Delft", "Espoo", "Faro", "Ghent", "Halle", "Ipswich", "Jena"};
+  for (std::size_t day = 0; day < days; ++day) {
+    text += "On day " + std::to_string(day + 1) + " we came to " + towns[day % 10] + " and paid " +
+            std::to_string(day * 37 % 91 + 10) + " crowns for the night.\n";
+  }
+  text += "Write a short story about this journey.<|im_end|>\n<|im_start|>assistant\n";
+  token_list tokens(2000);
+  int const count = llama_tokenize(llama_model_get_vocab(model), text.data(), static_cast<std::int32_t>(text.size()),
+                                   tokens.data(), static_cast<std::int32_t>(tokens.size()), false, true);
+  tokens.resize(static_cast<std::size_t>(std::max(count, 0)));
+  return tokens;
+}
+
 std::vector<logits> decode_each(decoder& with, token_list const& tokens) {
   std::vector<logits> all;
   for (llama_token const token : tokens) all.push_back(with.feed(token));

@@ -64,6 +64,9 @@ class decoder {
 /// `count` tokens below the tiny vocabulary; the same seed gives the same tokens, and a longer list begins with the shorter.
 token_list random_tokens(std::int64_t count, std::uint64_t seed = 7);
 
+/// A chat prompt of a real model: notes from a journey of so many days.
+token_list journey(llama_model const* model, std::size_t days);
+
 /// The logits after each of `tokens`, which are decoded one by one.
 std::vector<logits> decode_each(decoder& with, token_list const& tokens);
 

@@ -27,22 +27,6 @@ model_owner real_model() {
   return model;
 }
 
-token_list prompt_of(llama_model const* model) {
-  std::string text = "<|im_start|>user\nHere are notes from a journey.\n";
-  char const* const towns[] = {"Aarhus", "Bergen", "Cork", "Delft", "Espoo", "Faro", "Ghent", "Halle", "Ipswich", "Jena"};
-  for (std::size_t day = 0; day < 20; ++day) {
-    text += "On day " + std::to_string(day + 1) + " we came to " + towns[day % 10] + " and paid " +
-            std::to_string(day * 37 % 91 + 10) + " crowns for the night.\n";
-  }
-  text += "Write a short story about this journey.<|im_end|>\n<|im_start|>assistant\n";
-  token_list tokens(2000);
-  int const count = llama_tokenize(llama_model_get_vocab(model), text.data(), static_cast<std::int32_t>(text.size()),
-                                   tokens.data(), static_cast<std::int32_t>(tokens.size()), false, true);
-  REQUIRE(count > 300);
-  tokens.resize(static_cast<std::size_t>(count));
-  return tokens;
-}
-
 llama_token best_of(logits const& all) { return static_cast<llama_token>(std::ranges::max_element(all) - all.begin()); }
 
 struct generated {
@@ -63,7 +47,8 @@ generated greedy(decoder& with, token_list const& prompt, std::size_t count) {
 
 TEST_CASE("full writes the engine's 64 tokens with the real model", "[model]") {
   model_owner const model = real_model();
-  token_list const prompt = prompt_of(model.get());
+  token_list const prompt = journey(model.get(), 20);
+  REQUIRE(prompt.size() > 300);
   decoder engine(model.get(), nullptr, options);
   session policy(presets::full{});
   decoder ours(model.get(), &policy, options);
@@ -91,7 +76,8 @@ TEST_CASE("full writes the engine's 64 tokens with the real model", "[model]") {
 
 TEST_CASE("the policies run with the real model, and detached the engine's results are its own", "[model]") {
   model_owner const model = real_model();
-  token_list const prompt = prompt_of(model.get());
+  token_list const prompt = journey(model.get(), 20);
+  REQUIRE(prompt.size() > 300);
   decoder engine(model.get(), nullptr, options);
   session policy(presets::full{}, {.window_queries = 16});
   decoder ours(model.get(), &policy, options);

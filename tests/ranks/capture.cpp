@@ -16,25 +16,10 @@ namespace {
 
 using kvpolicy_test::ranks::captured_keys;
 
-token_list prompt_of(llama_model const* model) {
-  std::string text = "<|im_start|>user\nHere are notes from a journey.\n";
-  char const* const towns[] = {"Aarhus", "Bergen", "Cork", "Delft", "Espoo", "Faro", "Ghent", "Halle", "Ipswich", "Jena"};
-  for (std::size_t day = 0; day < 16; ++day) {
-    text += "On day " + std::to_string(day + 1) + " we came to " + towns[day % 10] + " and paid " +
-            std::to_string(day * 37 % 91 + 10) + " crowns for the night.\n";
-  }
-  text += "Write a short story about this journey.<|im_end|>\n<|im_start|>assistant\n";
-  token_list tokens(2000);
-  int const count = llama_tokenize(llama_model_get_vocab(model), text.data(), static_cast<std::int32_t>(text.size()),
-                                   tokens.data(), static_cast<std::int32_t>(tokens.size()), false, true);
-  tokens.resize(static_cast<std::size_t>(std::max(count, 0)));
-  return tokens;
-}
-
 captured_keys capture(char const* path) {
   model_owner const model = load_model(path);
   if (model == nullptr) throw std::runtime_error(std::string("can't load ") + path);
-  token_list const prompt = prompt_of(model.get());
+  token_list const prompt = journey(model.get(), 16);
   captured_keys made{.layers = llama_model_n_layer(model.get()),
                      .kv_heads = llama_model_n_head_kv(model.get()),
                      .head_dim = llama_model_n_embd(model.get()) / llama_model_n_head(model.get()),
