@@ -50,14 +50,14 @@ struct engine {
 
 /// Policies' states; a request's prompt is taken in with the first view of it.
 struct chooser {
-  std::vector<kv::policy_state<kv::parts_t<kv::presets::quest>>> states;
+  std::vector<kv::request_of<kv::presets::quest>> states;
   kv::host_exec exec;
 
   template <class View>
   kv::selection choose(engine const& e, View const& view) {
     states.push_back(kv::start(policy, kv::shape_of(view)));
-    kv::prefill(policy, states.back(), view, layer, {}, exec);
-    return kv::choose(policy, states.back(), view, layer, e.queries, exec);
+    states.back().prefill(view, layer, {}, exec);
+    return states.back().choose(view, layer, e.queries, exec);
   }
   chooser() { states.reserve(requests); }
 };

@@ -59,13 +59,13 @@ int main() {
   engine_view const view{&cache};
   kv::host_exec exec;
   auto state = kv::start(policy, kv::shape_of(view));  // the only allocation
-  for (std::int64_t l = 0; l < cache.layers; ++l) kv::prefill(policy, state, view, {l}, {}, exec);
+  for (std::int64_t l = 0; l < cache.layers; ++l) state.prefill(view, {l}, {}, exec);
 
   std::vector<float> logits(1000);
   std::vector<std::int32_t> pages(256);
   for (int step = 0; step < 48; ++step) {
     ++cache.tokens;  // the engine has a slot for the token that it decodes
-    kv::selection const kept = kv::choose(policy, state, view, kv::layer_id{0}, {}, exec);
+    kv::selection const kept = state.choose(view, kv::layer_id{0}, {}, exec);
     kv::page_list const list = kv::page_table(kept.of({0}), cache.page, cache.table, pages);
     if (step % 16 == 0) {
       std::printf("step %2d: %lld of %lld tokens, pages", step, static_cast<long long>(kv::token_count(kept.of({0}))),
@@ -74,6 +74,6 @@ int main() {
       std::printf(", the last one holds %d\n", list.last_page_tokens);
     }
     for (float& logit : logits) logit = normal(random);  // here the engine attends over these pages, and decodes
-    kv::observe(policy, state, {.logits = logits}, exec);
+    state.observe({.logits = logits}, exec);
   }
 }

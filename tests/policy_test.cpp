@@ -49,8 +49,8 @@ TEMPLATE_TEST_CASE("choose reads no key that is not written yet", "[policy]", qu
     auto want = start(policy, shape);
     auto got = start(policy, shape);
     for (std::int64_t l = 0; l < 3; ++l) {
-      prefill(policy, want, own_view{&complete, prompt}, {l}, {0, window}, exec);
-      prefill(policy, got, own_view{&partial, prompt}, {l}, {0, window}, exec);
+      want.prefill(own_view{&complete, prompt}, {l}, {0, window}, exec);
+      got.prefill(own_view{&partial, prompt}, {l}, {0, window}, exec);
     }
     std::vector<float> const logits = random.reals(5);
     for (std::int64_t n = prompt + 1; n <= prompt + 8; ++n) {
@@ -58,12 +58,12 @@ TEMPLATE_TEST_CASE("choose reads no key that is not written yet", "[policy]", qu
         for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
           for (std::int64_t d = 0; d < shape.head_dim; ++d) partial.set_key(l, h, n - 1, d, complete.key(l, h, n - 1, d));
         }
-        lists_copy const right = copy_of(choose(policy, want, own_view{&complete, n}, {l}, heads, exec));
+        lists_copy const right = copy_of(want.choose(own_view{&complete, n}, {l}, heads, exec));
         INFO("round " << round << " layer " << l << " tokens " << n);
-        REQUIRE(copy_of(choose(policy, got, own_view{&partial, n}, {l}, heads, exec)) == right);
+        REQUIRE(copy_of(got.choose(own_view{&partial, n}, {l}, heads, exec)) == right);
       }
-      observe(policy, want, {logits}, exec);
-      observe(policy, got, {logits}, exec);
+      want.observe({logits}, exec);
+      got.observe({logits}, exec);
     }
   }
 }
@@ -94,13 +94,13 @@ TEMPLATE_TEST_CASE("prefill may come layer by layer, each right before the layer
     host_exec exec;
     auto before = start(policy, shape);
     auto between = start(policy, shape);
-    for (std::int64_t l = 0; l < 3; ++l) prefill(policy, before, own_view{&cache, prompt}, {l}, {0, window}, exec);
+    for (std::int64_t l = 0; l < 3; ++l) before.prefill(own_view{&cache, prompt}, {l}, {0, window}, exec);
     for (std::int64_t n = prompt + 1; n <= prompt + 8; ++n) {
       for (std::int64_t l = 0; l < 3; ++l) {
-        if (n == prompt + 1) prefill(policy, between, own_view{&cache, prompt}, {l}, {0, window}, exec);
-        lists_copy const right = copy_of(choose(policy, before, own_view{&cache, n}, {l}, heads, exec));
+        if (n == prompt + 1) between.prefill(own_view{&cache, prompt}, {l}, {0, window}, exec);
+        lists_copy const right = copy_of(before.choose(own_view{&cache, n}, {l}, heads, exec));
         INFO("round " << round << " layer " << l << " tokens " << n);
-        REQUIRE(copy_of(choose(policy, between, own_view{&cache, n}, {l}, heads, exec)) == right);
+        REQUIRE(copy_of(between.choose(own_view{&cache, n}, {l}, heads, exec)) == right);
       }
     }
   }
@@ -114,9 +114,10 @@ TEST_CASE("a step on more tokens than the state was started for is refused, and 
   presets::quest const policy{.tokens = 16, .page = 16, .sink_pages = 0};
   std::vector<float> const query(4, 1);
   auto state = start(policy, shorter);
-  REQUIRE_NOTHROW(choose(policy, state, own_view{&cache, 20}, {0}, {query.data(), 1, 4, 1}, exec));
-  REQUIRE_THROWS_AS(choose(policy, state, own_view{&cache, 21}, {0}, {query.data(), 1, 4, 1}, exec), invalid_value);
-  REQUIRE_THROWS_AS(choose(policy, state, own_view{&cache, 0}, {0}, {query.data(), 1, 4, 1}, exec), invalid_value);
+  prefill_all(state, own_view{&cache, 19}, exec);
+  REQUIRE_NOTHROW(state.choose(own_view{&cache, 20}, {0}, {query.data(), 1, 4, 1}, exec));
+  REQUIRE_THROWS_AS(state.choose(own_view{&cache, 21}, {0}, {query.data(), 1, 4, 1}, exec), invalid_value);
+  REQUIRE_THROWS_AS(state.choose(own_view{&cache, 0}, {0}, {query.data(), 1, 4, 1}, exec), invalid_value);
 }
 
 // 25 tokens still fit the two pages that 20 tokens need, so that nothing is overwritten if it is let through.
@@ -127,15 +128,15 @@ TEST_CASE("a prompt of more tokens than the state was started for is refused", "
   cache_shape const shorter{1, 1, 1, 4, 20, element_type::f32};
   presets::quest const policy{.tokens = 16, .page = 16, .sink_pages = 0};
   auto state = start(policy, shorter);
-  REQUIRE_THROWS_AS(prefill(policy, state, own_view{&cache, 25}, {0}, {}, exec), invalid_value);
+  REQUIRE_THROWS_AS(state.prefill(own_view{&cache, 25}, {0}, {}, exec), invalid_value);
 }
 
 TEST_CASE("a policy knows which of its acts decides", "[policy]") {
-  STATIC_REQUIRE(parts_t<presets::snapkv>::retains);
-  STATIC_REQUIRE_FALSE(parts_t<presets::quest>::retains);
-  STATIC_REQUIRE(parts_t<presets::full>::keeps_all);
-  STATIC_REQUIRE_FALSE(parts_t<presets::chess>::keeps_all);
-  STATIC_REQUIRE_FALSE(snapkv_quest_model::preset::keeps_all);
+  REQUIRE_FALSE(facts_of(presets::snapkv{}.parts().retain).keeps_all);
+  REQUIRE(facts_of(presets::snapkv{}.parts().retrieve).keeps_all);
+  REQUIRE(facts_of(presets::quest{}.parts().retain).keeps_all);
+  REQUIRE(facts_of(presets::full{}).keeps_all);
+  REQUIRE_FALSE(facts_of(presets::chess{}).keeps_all);
   STATIC_REQUIRE(snapkv_quest_model::preset::needs == (signals::keys | signals::queries | signals::window_queries));
   STATIC_REQUIRE(std::same_as<parts_t<decltype(presets::quest{}.parts())>, parts_t<presets::quest>>);
 }
@@ -154,8 +155,8 @@ TEST_CASE("a composed policy without a name runs as its preset does", "[policy]"
   for (std::int64_t n = 1; n <= 90; ++n) {
     std::vector<float> const queries = random.reals(32);
     query_heads const heads{queries.data(), 4, 8, 1};
-    lists_copy const lists = copy_of(choose(named, one, own_view{&cache, n}, {0}, heads, exec));
-    REQUIRE(copy_of(choose(composed, two, own_view{&cache, n}, {0}, heads, exec)) == lists);
+    lists_copy const lists = copy_of(one.choose(own_view{&cache, n}, {0}, heads, exec));
+    REQUIRE(copy_of(two.choose(own_view{&cache, n}, {0}, heads, exec)) == lists);
   }
 }
 
@@ -201,12 +202,11 @@ TEMPLATE_TEST_CASE("quest on what another policy retains reads what it would of 
     std::int64_t const prompt = random.between(1, shape.max_tokens - 12);
     std::vector<float> const window = random.reals(shape.q_heads * shape.head_dim);
     query_window const last{window.data(), 1, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, 1};
-    for (std::int64_t l = 0; l < 2; ++l) prefill(both, state, own_view{&cache, prompt}, {l}, {.queries = last}, exec);
+    for (std::int64_t l = 0; l < 2; ++l) state.prefill(own_view{&cache, prompt}, {l}, {.queries = last}, exec);
     for (std::int64_t n = prompt + 1; n <= prompt + 12; ++n) {
       std::vector<float> const queries = random.reals(shape.q_heads * shape.head_dim);
       for (std::int64_t l = 0; l < 2; ++l) {
-        selection const kept =
-            choose(both, state, own_view{&cache, n}, {l}, {queries.data(), shape.q_heads, shape.head_dim, 1}, exec);
+        selection const kept = state.choose(own_view{&cache, n}, {l}, {queries.data(), shape.q_heads, shape.head_dim, 1}, exec);
         for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
           range_list const& there = state.retained({l}).of({h});
           REQUIRE(within(kept.of({h}), there));
@@ -216,7 +216,8 @@ TEMPLATE_TEST_CASE("quest on what another policy retains reads what it would of 
           query_heads const own{queries.data() + h * shape.group() * shape.head_dim, shape.group(), shape.head_dim, 1};
           std::vector<std::int64_t> const ids = tokens_of(there);
           std::vector<std::int64_t> want;
-          selection const by_rank = choose(quest, fresh, own_view{&alone, std::ssize(ids)}, {0}, own, exec);
+          prefill_all(fresh, own_view{&alone, std::ssize(ids) - 1}, exec);
+          selection const by_rank = fresh.choose(own_view{&alone, std::ssize(ids)}, {0}, own, exec);
           for (std::int64_t const rank : tokens_of(by_rank.of({0}))) want.push_back(ids[static_cast<std::size_t>(rank)]);
           INFO("round " << round << " tokens " << n << " layer " << l << " head " << h);
           REQUIRE(tokens_of(kept.of({h})) == want);
@@ -277,16 +278,16 @@ TEST_CASE("a choice that is due every few steps stays so after a tail was remove
   presets::chess const policy{.fractions = {1, 1, .2f}, .units = {4, 2, 2}, .sink_pages = 0, .recent_pages = 1, .every = 4};
   host_exec exec;
   auto state = start(policy, shape);
-  prefill(policy, state, own_view{&cache, 199}, {0}, {}, exec);
-  choose(policy, state, own_view{&cache, 200}, {0}, {}, exec);
+  state.prefill(own_view{&cache, 199}, {0}, {}, exec);
+  state.choose(own_view{&cache, 200}, {0}, {}, exec);
   cache.fill(100, 300, random);
-  for (std::int64_t n = 101; n <= 104; ++n) choose(policy, state, own_view{&cache, n}, {0}, {}, exec);
+  for (std::int64_t n = 101; n <= 104; ++n) state.choose(own_view{&cache, n}, {0}, {}, exec);
   int same = 0;
   for (std::int64_t n = 105; n <= 108; ++n) {
-    lists_copy const here = copy_of(choose(policy, state, own_view{&cache, n}, {0}, {}, exec));
+    lists_copy const here = copy_of(state.choose(own_view{&cache, n}, {0}, {}, exec));
     auto fresh = start(policy, shape);
-    prefill(policy, fresh, own_view{&cache, n - 1}, {0}, {}, exec);
-    same += copy_of(choose(policy, fresh, own_view{&cache, n}, {0}, {}, exec)) == here ? 1 : 0;
+    fresh.prefill(own_view{&cache, n - 1}, {0}, {}, exec);
+    same += copy_of(fresh.choose(own_view{&cache, n}, {0}, {}, exec)) == here ? 1 : 0;
   }
   REQUIRE(same >= 1);
 }

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "policy_text.hpp"
+#include "published.hpp"
 
 namespace kvpolicy {
 
@@ -38,7 +38,7 @@ class text_model {
   /// The cache of a context of so many tokens, with parameters()' types.
   cache_shape cache(std::int64_t tokens) const noexcept;
   /// What policies read of the model beside its cache.
-  model_facts const& facts() const noexcept { return facts_; }
+  policy_facts const& facts() const noexcept { return facts_; }
 
   /// Parameters for one sequence of up to `tokens` tokens.
   llama_context_params parameters(std::int64_t tokens, int threads, bool flash_attention) const noexcept;
@@ -46,7 +46,7 @@ class text_model {
 
  private:
   std::unique_ptr<llama_model, free_model> model_;
-  model_facts facts_;
+  policy_facts facts_;
 };
 
 /// llama_decode in batches; `failed` is asked for the reason when it does not return 0. progress(done) after each batch.

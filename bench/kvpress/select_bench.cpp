@@ -81,7 +81,7 @@ void add(char const* name, Policy const& policy) {
       simd_exec exec(p.shape());
       auto held = start(policy, p.shape());
       for (auto _ : state) {
-        prefill(policy, held, p.view(), {0}, p.signals(), exec);
+        held.prefill(p.view(), {0}, p.signals(), exec);
         benchmark::ClobberMemory();
       }
     })->UseRealTime();

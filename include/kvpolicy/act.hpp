@@ -3,12 +3,10 @@
 
 #include <algorithm>
 #include <concepts>
-#include <optional>
 #include <string>
 #include <type_traits>
 
-#include "kvpolicy/concepts.hpp"
-#include "kvpolicy/trigger/prefill.hpp"
+#include "kvpolicy/score_input.hpp"
 
 namespace kvpolicy {
 
@@ -24,17 +22,52 @@ struct layering {
   }
 };
 
+/// What an engine and a request must know of an act, with its parameters.
+struct act_facts {
+  signals needs = signals::none;
+  scope how_fine = scope::request;
+  std::int64_t prompt_queries = 0;  ///< of the prompt's, the last ones that it looks at; all_queries for every one
+  bool keeps_all = false;
+  bool evicts = false;         ///< drops tokens while decoding
+  bool fixed_indices = false;  ///< can't do with a retain that does so
+  layering layers{};
+};
+
+/// Chooses units by their scores, within a budget.
+/// Requires: `coarsest`, the finest scope that it chooses at; `fits<Score, Pool, Segment, Budget>()`, which refuses parts that
+/// lack what it asks of them, by name; of a whole act `check(act, shape)`, which throws invalid_value, `most_ranges(act,
+/// shape)`, the most ranges of a list, `start(act, shape)`, its scratch, and `select(act, scratch, input, protected, exec,
+/// emit)`, which calls emit(list, begin, end) for what it takes, ascending. Model: select::top. Not a model: a selector that
+/// reads keys.
+template <class S, class Act>
+concept selector = part<S> && requires(S const& select, Act const& act, cache_shape const& shape) {
+  select.check(act, shape);
+  { select.most_ranges(act, shape) } -> std::convertible_to<std::int64_t>;
+  select.start(act, shape);
+};
+
 /// The parts of an act, in the order in which data passes through them: which units exist, how they are summarised and scored,
 /// how many are kept, which, what is kept in any case, when the choice is made anew, and how layers differ.
-template <segmenter Segment, pooler<Segment> Pool, scorer Score, budgeter Budget, part Select, window_part Window,
-          trigger_part Trigger>
+template <class Segment, class Pool, class Score, class Budget, class Select, class Window, class Trigger>
 struct keep {
+  static_assert(segmenter<Segment>, "the segmenter lacks one of: unit_size(), ragged, check()");
+  static_assert(pooler<Pool, Segment>, "the pool lacks one of: needs, start(shape, segment) for this segmenter, its cut()");
+  static_assert(updates<Pool, Segment>, "the pool lacks update(summaries, view, layer, heads, tokens, exec)");
+  static_assert(scorer<Score>, "the scorer lacks one of: needs, how_fine, of, start(shape), its memory's truncate(tokens)");
+  static_assert(budgeter<Budget>,
+                "the budget lacks one of: reads_scores, relative(), most_tokens(shape), of(request), check(shape)");
+  static_assert(part<Select>, "the selector is no aggregate of parameters");
+  static_assert(Select::template fits<Score, Pool, Segment, Budget>());
+  static_assert(window_part<Window>, "the window lacks one of: at(tokens, prompt, budget), check(unit_size)");
+  static_assert(trigger_part<Trigger>, "the trigger lacks one of: needs, while_decoding, start(shape), wants()");
+
   static constexpr signals needs = Pool::needs | Score::needs | Trigger::needs;
   static constexpr scope how_fine = std::min(Score::how_fine, Select::coarsest);
   using pool_type = Pool;
   using budget_type = Budget;
   using score_type = Score;
   using segment_type = Segment;
+  using select_type = Select;
   using trigger_type = Trigger;
 
   Segment segment{};
@@ -45,6 +78,13 @@ struct keep {
   Window window{};
   Trigger trigger{};
   layering layers{};
+
+  /// The same with another trigger.
+  template <class Other>
+  constexpr auto with(Other const& when) const {
+    return keep<Segment, Pool, Score, Budget, Select, Window, Other>{segment, pool,   score, budget,
+                                                                     select,  window, when,  layers};
+  }
 };
 
 template <class Segment, class Pool, class Score, class Budget, class Select, class Window, class Trigger>
@@ -59,108 +99,56 @@ struct keep_all {
   static constexpr scope how_fine = scope::request;
 };
 
-/// What prefill is told beside the view.
-struct prompt_signals {
-  std::int64_t first = 0;                     ///< the first token that is new; 0 for a new prompt
-  query_window queries{};                     ///< the last queries, where the policy needs them
-  rotation turned{};                          ///< the keys' rotary embedding, where the policy needs it
-  std::span<std::int32_t const> token_ids{};  ///< `[tokens - first]`, where the policy needs them
-};
-
-/// What choose is told of a step.
-struct step_signals {
-  query_heads queries{};       ///< of the current token, in this layer
-  std::int32_t token_id = -1;  ///< the current token's, where the policy needs it
-
-  constexpr step_signals() noexcept = default;
-  constexpr step_signals(query_heads const& heads, std::int32_t id = -1) noexcept : queries(heads), token_id(id) {}
-  /// query_heads' members.
-  constexpr step_signals(float const* data, std::int64_t heads, std::int64_t head_stride, float scale) noexcept
-      : queries{data, heads, head_stride, scale} {}
-};
-
-/// What observe is told of a step.
-struct step_outcome {
-  std::span<float const> logits{};  ///< `[vocabulary]`, where the policy needs them
-  std::optional<float> entropy{};   ///< of the logits, in nats, in place of them: computed once, for every rank
-};
-
-/// What a scorer may read. `heads` are the KV heads that it is asked for; queries are theirs alone.
-template <class View, class Summaries, class Memory>
-struct score_input {
-  View const& view;
-  layer_id layer{};
-  head_range heads{};
-  std::int64_t tokens = 0;         ///< how many tokens of the view the choice is made among
-  std::int64_t prompt_tokens = 0;  ///< of the sequence
-  Summaries& summaries;
-  Memory& memory;
-  query_heads queries{};           ///< while decoding
-  prompt_signals const* prompt{};  ///< at prefill
-};
-
-/// A scorer that needs the prompt's queries says of how many tokens: `window`.
+/// What a retain, or a retrieve, asks beyond its parts' own concepts. One static_assert a rule.
 template <class Act>
-constexpr std::int64_t prompt_queries(Act const& act) noexcept {
-  if constexpr (contains(Act::needs, signals::window_queries)) return act.score.window;
-  else return 0;
+consteval bool fits_as_retain() {
+  if constexpr (requires { typename Act::score_type; }) {
+    using score = typename Act::score_type;
+    using trigger = typename Act::trigger_type;
+    static_assert(selector<typename Act::select_type, Act>,
+                  "the selector lacks one of: check(act, shape), most_ranges(act, shape), start(act, shape)");
+    static_assert(!trigger::while_decoding || scores_kept<score, typename Act::pool_type, typename Act::segment_type>,
+                  "the retain's trigger fires while decoding, and its scorer can't say which token to drop then: it lacks "
+                  "after_attention or score_kept(input, lists, out, exec); use trigger::prefill");
+    static_assert(contains(signals::logits, trigger::needs), "the retain's trigger reads queries, which only a retrieve's may");
+    static_assert(!Act::segment_type::ragged, "a retain's units are of one size; ragged ones are a retrieve's");
+  }
+  return true;
+}
+template <class Act>
+consteval bool fits_as_retrieve() {
+  if constexpr (requires { typename Act::score_type; }) {
+    using score = typename Act::score_type;
+    static_assert(selector<typename Act::select_type, Act>,
+                  "the selector lacks one of: check(act, shape), most_ranges(act, shape), start(act, shape)");
+    static_assert(!contains(score::needs, signals::window_queries) || contains(score::needs, signals::queries) ||
+                      !Act::trigger_type::while_decoding,
+                  "the retrieve's scorer reads the prompt's queries alone, and its trigger fires while decoding; use "
+                  "trigger::prefill");
+  }
+  return true;
 }
 
-/// Every query of the prompt.
-inline constexpr std::int32_t all_queries = INT32_MAX;
-
-/// What an act needs and how finely it selects, where that is known only at run time (act_of, exchanged by name).
-constexpr signals needs_of(keep_all const&) noexcept { return signals::none; }
+inline act_facts facts_of(keep_all const&) noexcept { return {.keeps_all = true}; }
 template <class... Parts>
-constexpr signals needs_of(keep<Parts...> const& act) noexcept {
+act_facts facts_of(keep<Parts...> const& act) noexcept {
   using type = keep<Parts...>;
-  return type::pool_type::needs | type::score_type::needs | act.trigger.wants();
-}
-template <class Act>
-constexpr scope scope_of(Act const&) noexcept {
-  return Act::how_fine;
-}
-
-constexpr bool keeps_all(keep_all const&) noexcept { return true; }
-template <class... Parts>
-constexpr bool keeps_all(keep<Parts...> const&) noexcept {
-  return false;
-}
-/// Whether an act drops tokens while decoding, and whether an act can't do with that.
-constexpr bool evicts(keep_all const&) noexcept { return false; }
-template <class... Parts>
-constexpr bool evicts(keep<Parts...> const&) noexcept {
-  return evicting_scorer<typename keep<Parts...>::score_type> &&
-         !std::same_as<typename keep<Parts...>::trigger_type, trigger::prefill>;
-}
-constexpr bool needs_ranks(keep_all const&) noexcept { return false; }
-template <class... Parts>
-constexpr bool needs_ranks(keep<Parts...> const& act) noexcept {
-  return decltype(act.score.start(cache_shape{}))::by_rank;
-}
-constexpr layering layers_of(keep_all const&) noexcept { return {}; }
-template <class... Parts>
-constexpr layering layers_of(keep<Parts...> const& act) noexcept {
-  return act.layers;
+  act_facts facts{.needs = type::pool_type::needs | type::score_type::needs | act.trigger.wants(), .how_fine = type::how_fine};
+  if constexpr (contains(type::score_type::needs, signals::window_queries)) facts.prompt_queries = act.score.window;
+  facts.evicts = evicting_scorer<typename type::score_type> && type::trigger_type::while_decoding;
+  facts.fixed_indices = memory_of<typename type::score_type>::by_rank;
+  facts.layers = act.layers;
+  return facts;
 }
 
 inline void check(keep_all const&, cache_shape const&) noexcept {}
-inline void check_window(keep_all const&, cache_shape const&) noexcept {}
-
-/// A retrieve must read the current token. Throws invalid_value where its window does not protect it.
-template <class... Parts>
-void check_window(keep<Parts...> const& act, cache_shape const& shape) {
-  KVPOLICY_EXPECTS(act.window.at(shape.max_tokens, shape.max_tokens).recent_begin < shape.max_tokens,
-                   "the window of a retrieve must hold the current token; give it at least 1 recent token or page");
-}
 
 /// Throws invalid_value for parameters that can't be, on a cache of this shape.
 template <class... Parts>
 void check(keep<Parts...> const& act, cache_shape const& shape) {
-  std::int64_t const unit = act.segment.unit_size();
-  KVPOLICY_EXPECTS(unit >= 1, "a unit of " + std::to_string(unit) + " tokens; it needs at least 1");
+  act.segment.check();
   act.budget.check(shape);
-  act.window.check(unit);
+  act.window.check(act.segment.unit_size());
   if constexpr (contains(keep<Parts...>::needs, signals::window_queries)) {
     KVPOLICY_EXPECTS(act.score.window >= 1,
                      "a window of " + std::to_string(act.score.window) + " queries; it needs at least 1");
@@ -174,6 +162,15 @@ void check(keep<Parts...> const& act, cache_shape const& shape) {
                      "layers can't differ under a policy that makes one choice for the whole request");
   }
   act.select.check(act, shape);
+}
+
+inline void check_retrieve(keep_all const&, cache_shape const&) noexcept {}
+/// check(), and that a retrieve reads the current token.
+template <class... Parts>
+void check_retrieve(keep<Parts...> const& act, cache_shape const& shape) {
+  check(act, shape);
+  KVPOLICY_EXPECTS(act.window.at(shape.max_tokens, shape.max_tokens).recent_begin < shape.max_tokens,
+                   "the window of a retrieve must hold the current token; give it at least 1 recent token or page");
 }
 
 }  // namespace kvpolicy

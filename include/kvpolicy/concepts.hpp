@@ -24,20 +24,26 @@ namespace kvpolicy {
 template <class P>
 concept part = std::is_trivially_copyable_v<P> && std::is_aggregate_v<P>;
 
-/// The memory of a part that remembers nothing.
+/// The memory of a scorer that remembers nothing, and what others inherit to say only how they differ. `hears_prompts`,
+/// `hears_steps`: the scorer has begin(input, exec), watch(input, exec). `by_rank`: it can't do without the retained tokens'
+/// indices staying as they are.
 struct no_memory {
   static constexpr bool by_rank = false;
+  static constexpr bool hears_prompts = false;
+  static constexpr bool hears_steps = false;
   void truncate(std::int64_t) noexcept {}
   void cut(layer_id, head_range, std::int64_t) noexcept {}
 };
 
-/// Cuts a sequence into units of consecutive tokens. `unit_size()`: tokens of every unit but the last, at least 1; or, with
-/// `ragged`, of the longest. Ragged units end where the segmenter's `ends(token id)` says so.
+/// Cuts a sequence into units of consecutive tokens. `unit_size()`: tokens of every unit but the last; or, with `ragged`, of
+/// the longest. Ragged units end where the segmenter's `ends(token id)` says so. `check()` throws invalid_value for parameters
+/// that can't be.
 /// Model: segment::pages; segment::sentences (ragged). Not a model: a splitter that looks at text.
 template <class S>
 concept segmenter = part<S> && requires(S const& segment) {
   { segment.unit_size() } -> std::convertible_to<std::int64_t>;
   { S::ragged } -> std::convertible_to<bool>;
+  segment.check();
 };
 
 /// Summarises units. `start` makes the summaries' owner, the only allocation; `update` folds in what the view has more.
@@ -48,18 +54,18 @@ concept segmenter = part<S> && requires(S const& segment) {
 template <class P, class Segment>
 concept pooler = part<P> && requires(P const& pool, cache_shape const& shape, Segment const& segment) {
   { P::needs } -> std::convertible_to<signals>;
-  {pool.start(shape, segment).cut(layer_id{}, head_range{}, std::int64_t{})};
+  pool.start(shape, segment).cut(layer_id{}, head_range{}, std::int64_t{});
 };
 
 /// Whose scores a scorer writes: one for each token, which the selector merges into units, or one for each unit.
 enum class scored : std::uint8_t { tokens, units };
 
-/// Says how much each unit matters. Besides these facts, a scorer has `start(shape)`, its memory (no_memory; or another, and
-/// then `begin(input, exec)` and `watch(input, exec)`, told of prompts and of a retrieve's steps; `truncate(tokens)` by
-/// position, `cut(layer, heads, ranks)` by rank, as for pools; `by_rank`, whether it can't do without the ranks staying as they
-/// are), and `score(input, out, exec)`, which writes out(list, column) for every column below out.columns (select::top,
-/// select::fill), or `anchor(summaries, exec)` (select::cascade). Semantics: reads no signal that it does not name; same input,
-/// same scores. Larger is better; NaN ranks last. Model: score::upper_bound. Not a model: a scorer with a hidden counter.
+/// Says how much each unit matters. Besides these facts, a scorer has `start(shape)`, its memory (no_memory or what inherits
+/// it: `truncate(tokens)` by position, `cut(layer, heads, indices)` by index, as for pools), and `score(input, out, exec)`,
+/// which writes out(list, column) for every column below out.columns (select::top, select::fill), a list for each of
+/// input.heads or one for all, or `anchor(summaries, exec)` (select::cascade). Semantics: reads no signal that it does not
+/// name; same input, same scores. Larger is better; NaN ranks last. Model: score::upper_bound. Not a model: a scorer with a
+/// hidden counter.
 template <class S>
 concept scorer = part<S> && requires(S const& score, cache_shape const& shape) {
   { S::needs } -> std::convertible_to<signals>;
@@ -124,7 +130,7 @@ concept window_part = part<W> && requires(W const& window, std::int64_t tokens) 
 
 /// Says when the choice is made anew during decoding; after prefill it always is.
 /// Requires: `start(shape)` giving a memory with `restart()`, which forgets what was observed of tokens that are gone;
-/// `due(memory, layer, head, since)`, `since` steps after the last choice; `observe(memory, tokens, outcome, exec)` after a
+/// `due(memory, layer, head, since)`, `since` steps after the last choice; `tokens.observe(outcome, exec)` after a
 /// step, where `needs` names logits; `begin` and `watch` (memory, input, prompt, exec) at prefill and before attention, where
 /// it names queries; `wants()`, what of its needs these parameters have use for. Model: trigger::entropy. Not a model: a
 /// trigger that reads a clock (not reproducible).

@@ -13,9 +13,8 @@
 #include "kvpolicy/act.hpp"
 #include "kvpolicy/concepts.hpp"
 #include "kvpolicy/head_profile.hpp"
-#include "kvpolicy/one_of.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/policy_state.hpp"
+#include "kvpolicy/request.hpp"
 
 // Parts, in the order in which data passes through them.
 #include "kvpolicy/budget/adaptive.hpp"
@@ -61,20 +60,4 @@
 #include "kvpolicy/exec/host.hpp"
 
 // Published methods, as compositions.
-#include "kvpolicy/presets/adakv.hpp"
-#include "kvpolicy/presets/chess.hpp"
-#include "kvpolicy/presets/chunkkv.hpp"
-#include "kvpolicy/presets/expected_attention.hpp"
-#include "kvpolicy/presets/full.hpp"
-#include "kvpolicy/presets/h2o.hpp"
-#include "kvpolicy/presets/heterocache.hpp"
-#include "kvpolicy/presets/infllm.hpp"
-#include "kvpolicy/presets/keydiff.hpp"
-#include "kvpolicy/presets/knorm.hpp"
-#include "kvpolicy/presets/lagkv.hpp"
-#include "kvpolicy/presets/pyramidkv.hpp"
-#include "kvpolicy/presets/quest.hpp"
-#include "kvpolicy/presets/sentencekv.hpp"
-#include "kvpolicy/presets/snapkv.hpp"
-#include "kvpolicy/presets/streaming_llm.hpp"
-#include "kvpolicy/presets/tova.hpp"
+#include "kvpolicy/presets/all.hpp"

@@ -35,6 +35,27 @@ class layer_lists {
   std::vector<range_list> all_;
 };
 
+/// Which tokens a retrieve chose for one list, by their index among the retained: ascending ranges, neighbours merged.
+struct choice {
+  struct range {
+    std::int64_t begin;
+    std::int64_t end;
+  };
+  std::vector<range> ranges;
+  bool decided = false;
+  std::int64_t at = 0;  ///< tokens of the sequence at that time
+
+  void clear() noexcept {
+    ranges.clear();
+    decided = false;
+  }
+  std::int64_t end() const noexcept { return ranges.empty() ? 0 : ranges.back().end; }
+  void add(std::int64_t begin, std::int64_t end) {
+    if (!ranges.empty() && ranges.back().end == begin) ranges.back().end = end;
+    else ranges.push_back({begin, end});
+  }
+};
+
 /// Of protected tokens, as many as a list may keep at all: sinks first, then the most recent.
 inline protected_tokens clipped(protected_tokens safe, std::int64_t tokens, std::int64_t most) noexcept {
   if (safe.counted <= most) return safe;

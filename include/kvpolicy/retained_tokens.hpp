@@ -29,7 +29,7 @@ template <kv_cache_view View, class Work>
 void each_group(View const& view, retained_tokens const& there, std::int64_t kv_heads, bool by_head, Work work) {
   if (there.all()) return work(view, head_range{0, kv_heads});
   for (std::int64_t h = 0; h < (by_head ? kv_heads : 1); ++h) {
-    ranked_view<View> const ranks{view, there.counts[there.list(h)], there.of(h), 0};
+    indexed_view<View> const ranks{view, there.counts[there.list(h)], there.of(h), 0};
     work(ranks, by_head ? head_range{h, 1} : head_range{0, kv_heads});
   }
 }

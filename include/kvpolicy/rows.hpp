@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <span>
+#include <string>
 
 #include "kvpolicy/types.hpp"
 
@@ -22,6 +23,29 @@ struct cache_shape {
   constexpr std::int64_t group() const noexcept { return q_heads / kv_heads; }
   bool operator==(cache_shape const&) const = default;
 };
+
+/// The most tokens that a request can be started for: beyond this no size of its state is safe.
+inline constexpr std::int64_t longest_sequence = std::int64_t{1} << 26;
+
+/// "30 layers, 9/3 heads x 64"
+inline std::string text_of(cache_shape const& shape) {
+  return std::to_string(shape.layers) + " layers, " + std::to_string(shape.q_heads) + "/" + std::to_string(shape.kv_heads) +
+         " heads x " + std::to_string(shape.head_dim) +
+         (shape.type == element_type::f32   ? " of f32"
+          : shape.type == element_type::f16 ? " of f16"
+                                            : " of bf16");
+}
+
+/// Throws invalid_value where the shape makes no sense.
+inline void check(cache_shape const& shape) {
+  KVPOLICY_EXPECTS(shape.layers > 0 && shape.kv_heads > 0 && shape.q_heads > 0 && shape.head_dim > 0,
+                   "a cache needs layers, heads and a head size; got " + text_of(shape));
+  KVPOLICY_EXPECTS(shape.q_heads % shape.kv_heads == 0, std::to_string(shape.q_heads) + " query heads are no multiple of " +
+                                                            std::to_string(shape.kv_heads) + " KV heads");
+  KVPOLICY_EXPECTS(
+      shape.max_tokens > 0 && shape.max_tokens <= longest_sequence,
+      "max_tokens is " + std::to_string(shape.max_tokens) + ", it must be in 1.." + std::to_string(longest_sequence));
+}
 
 /// Key or value rows of one layer, `[heads, tokens, head_dim]`, where they lie. Offsets are 64-bit throughout.
 /// With a page table, token t of head h is row t % page_size of page pages[t / page_size]. With ranks, "token" r of head h is

@@ -1,5 +1,10 @@
-// What a policy may ask an engine for.
+// What a policy may ask an engine for, and how the verbs are told.
 #pragma once
+
+#include <optional>
+#include <span>
+
+#include "kvpolicy/types.hpp"
 
 namespace kvpolicy {
 
@@ -15,6 +20,9 @@ enum class signals : unsigned {
   token_ids = 1u << 6,       ///< vocabulary ids: of the prompt at prefill, of the current token at choose
 };
 
+/// Every one of them.
+inline constexpr signals all_signals{(1u << 7) - 1};
+
 constexpr signals operator|(signals a, signals b) noexcept {
   return static_cast<signals>(static_cast<unsigned>(a) | static_cast<unsigned>(b));
 }
@@ -23,5 +31,34 @@ constexpr signals operator&(signals a, signals b) noexcept {
 }
 /// Whether every signal of `few` is in `many`.
 constexpr bool contains(signals many, signals few) noexcept { return (many & few) == few; }
+
+/// Every query of the prompt.
+inline constexpr std::int32_t all_queries = INT32_MAX;
+
+/// What prefill is told beside the view.
+struct prompt_signals {
+  std::int64_t first = 0;                     ///< the first token that is new; 0 for a new prompt
+  query_window queries{};                     ///< the last queries, where the policy needs them
+  rotation turned{};                          ///< the keys' rotary embedding, where the policy needs it
+  std::span<std::int32_t const> token_ids{};  ///< `[tokens - first]`, where the policy needs them
+};
+
+/// What choose is told of a step.
+struct step_signals {
+  query_heads queries{};       ///< of the current token, in this layer
+  std::int32_t token_id = -1;  ///< the current token's, where the policy needs it
+
+  constexpr step_signals() noexcept = default;
+  constexpr step_signals(query_heads const& heads, std::int32_t id = -1) noexcept : queries(heads), token_id(id) {}
+  /// query_heads' members.
+  constexpr step_signals(float const* data, std::int64_t heads, std::int64_t head_stride, float scale) noexcept
+      : queries{data, heads, head_stride, scale} {}
+};
+
+/// What observe is told of a step.
+struct step_outcome {
+  std::span<float const> logits{};  ///< `[vocabulary]`, where the policy needs them
+  std::optional<float> entropy{};   ///< of the logits, in nats, in place of them: computed once, for every rank
+};
 
 }  // namespace kvpolicy

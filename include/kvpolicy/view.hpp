@@ -126,24 +126,16 @@ struct paged_view {
   }
 };
 
-/// What start() needs to know of a cache: its shape. Throws invalid_value where the shape makes no sense.
+/// What start() needs to know of a cache: its shape. Throws as check() does.
 template <kv_cache_view View>
 cache_shape shape_of(View const& view) {
-  cache_shape const shape = view.shape();
-  KVPOLICY_EXPECTS(shape.layers > 0 && shape.kv_heads > 0 && shape.q_heads > 0 && shape.head_dim > 0,
-                   "a cache needs layers, heads and a head size; got " + std::to_string(shape.layers) + " layers, " +
-                       std::to_string(shape.q_heads) + "/" + std::to_string(shape.kv_heads) + " heads x " +
-                       std::to_string(shape.head_dim));
-  KVPOLICY_EXPECTS(shape.q_heads % shape.kv_heads == 0, std::to_string(shape.q_heads) + " query heads are no multiple of " +
-                                                            std::to_string(shape.kv_heads) + " KV heads");
-  KVPOLICY_EXPECTS(shape.max_tokens > 0 && shape.max_tokens <= INT32_MAX,
-                   "max_tokens is " + std::to_string(shape.max_tokens) + ", it must be in 1..2147483647");
-  return shape;
+  check(view.shape());
+  return view.shape();
 }
 
 /// A view of a few of another view's tokens: those that a policy retained, in rank order.
 template <kv_cache_view View>
-struct ranked_view {
+struct indexed_view {
   using memory = typename View::memory;
 
   View all{};

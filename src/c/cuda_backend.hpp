@@ -4,22 +4,21 @@
 #include <vector>
 
 #include "kvpolicy/cuda/exec.hpp"
-#include "kvpolicy/interop/policy_runner.hpp"
-#include "policy_text.hpp"
+#include "published.hpp"
 #include "tensor.hpp"
 
 namespace kvpolicy::c {
 
-using cuda_policy_runner = basic_policy_runner<cuda_exec, basic_layer_table_view<device_memory>>;
+using cuda_policy_list = policy_list<basic_layer_table_view<device_memory>, cuda_exec>;
+
+/// The published policies, on a device; plugins' know the host alone. In a file of its own: it instantiates every policy.
+cuda_policy_list const& cuda_policies();
 
 struct cuda_backend {
   using executor = cuda_exec;
 
   /// Throws invalid_value where `device` is not the calling thread's, device_error where there is none.
   cuda_backend(cache_shape const&, std::int32_t device, cuda::stream stream);
-
-  /// In a file of its own: it instantiates every policy.
-  static cuda_policy_runner runner_of(any_policy const& policy);
 
   void enter() const { check_current(rows.cuda_id); }
   /// Some scorers read queries on the host, so all are copied there; waits for the stream.

@@ -3,11 +3,13 @@
 
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "host_backend.hpp"
+#include "kvpolicy/version.hpp"
 #include "sequence.hpp"
 #include "status.hpp"
 #ifdef KVPOLICY_C_HAS_CUDA
@@ -18,7 +20,8 @@ using namespace kvpolicy;
 using namespace kvpolicy::c;
 
 struct kvpolicy_policy {
-  std::shared_ptr<parsed_policy const> parsed;
+  policy_facts facts;
+  named_host_policy chosen;
 };
 
 struct kvpolicy_state {
@@ -51,6 +54,19 @@ static_assert(KVPOLICY_NEEDS_KEYS == static_cast<int>(signals::keys) &&
               KVPOLICY_NEEDS_LOGITS == static_cast<int>(signals::logits) &&
               KVPOLICY_NEEDS_TOKEN_IDS == static_cast<int>(signals::token_ids));
 
+/// The names that this process knows: the published ones, and those of the plugins that it loaded.
+struct process_policies {
+  std::mutex one_at_a_time;
+  host_policy_list list = published_policies<layer_table_view, simd_exec>();
+  std::vector<std::unique_ptr<std::string const>> texts;                ///< of names that were handed out; they stay
+  std::vector<std::unique_ptr<std::vector<char const*> const>> handed;  ///< and the lists of them
+};
+
+process_policies& known() {
+  static process_policies all;
+  return all;
+}
+
 cache_shape shape_from(kvpolicy_shape const* given) {
   required(given, "shape");
   KVPOLICY_EXPECTS(given->type == KVPOLICY_F32 || given->type == KVPOLICY_F16 || given->type == KVPOLICY_BF16,
@@ -61,7 +77,7 @@ cache_shape shape_from(kvpolicy_shape const* given) {
                           .head_dim = given->head_dim,
                           .max_tokens = given->max_tokens,
                           .type = static_cast<element_type>(given->type)};
-  shape_of(strided_view<>{.cache = shape});
+  check(shape);
   // Within these no size of any state overflows.
   constexpr std::int64_t most = std::int64_t{1} << 16;
   constexpr std::int64_t most_channels = std::int64_t{1} << 28;
@@ -109,17 +125,30 @@ char const* kvpolicy_message(void) { return message(); }
 char const* const* kvpolicy_policies(void) {
   static constexpr char const* none = nullptr;
   try {
-    static std::vector<std::string> const names = policy_names();
-    static std::vector<char const*> const list = [] {
-      std::vector<char const*> made;
-      for (std::string const& name : names) made.push_back(name.c_str());
-      made.push_back(nullptr);
-      return made;
-    }();
-    return list.data();
+    process_policies& all = known();
+    std::lock_guard const lock(all.one_at_a_time);
+    if (all.handed.empty() || all.handed.back()->size() != all.list.entries().size() + 1) {
+      auto names = std::make_unique<std::vector<char const*>>();
+      for (auto const& entry : all.list.entries()) {
+        all.texts.push_back(std::make_unique<std::string const>(entry.name));
+        names->push_back(all.texts.back()->c_str());
+      }
+      names->push_back(nullptr);
+      all.handed.push_back(std::move(names));
+    }
+    return all.handed.back()->data();
   } catch (...) {  // out of memory
     return &none;
   }
+}
+
+kvpolicy_status kvpolicy_plugin_load(char const* path) {
+  return guarded([&] {
+    required(path, "path");
+    process_policies& all = known();
+    std::lock_guard const lock(all.one_at_a_time);
+    load_plugin(all.list, path);
+  });
 }
 
 kvpolicy_status kvpolicy_policy_parse(char const* text, uint8_t const* boundary, int64_t vocabulary, kvpolicy_policy** policy) {
@@ -129,26 +158,27 @@ kvpolicy_status kvpolicy_policy_parse(char const* text, uint8_t const* boundary,
     KVPOLICY_EXPECTS(vocabulary >= 0 && (boundary != nullptr || vocabulary == 0),
                      "a boundary table of " + std::to_string(vocabulary) + " tokens" +
                          (boundary == nullptr ? " that is NULL" : "") + "; it needs one byte for each, or NULL and 0");
-    auto parsed = std::make_shared<parsed_policy>();
-    parsed->facts.boundary.assign(boundary, boundary + vocabulary);
-    parsed->chosen = parse_policy(text, parsed->facts);
-    *policy = new kvpolicy_policy{std::move(parsed)};
+    policy_facts facts = facts_for({boundary, boundary + vocabulary});
+    process_policies& all = known();
+    std::lock_guard const lock(all.one_at_a_time);
+    named_host_policy chosen = all.list.parse(text, facts);
+    *policy = new kvpolicy_policy{std::move(facts), std::move(chosen)};
   });
 }
 
 void kvpolicy_policy_free(kvpolicy_policy* policy) { delete policy; }
 
 uint32_t kvpolicy_policy_needs(kvpolicy_policy const* policy) {
-  return policy == nullptr ? 0 : static_cast<uint32_t>(needs_of(policy->parsed->chosen.policy));
+  return policy == nullptr ? 0 : static_cast<uint32_t>(needs_of(policy->chosen.policy));
 }
 
 int64_t kvpolicy_window_queries(kvpolicy_policy const* policy) {
-  return policy == nullptr ? 0 : prompt_queries(policy->parsed->chosen.policy);
+  return policy == nullptr ? 0 : prompt_queries(policy->chosen.policy);
 }
 
 kvpolicy_status kvpolicy_start(kvpolicy_policy const* policy, kvpolicy_shape const* shape, kvpolicy_state** state) {
   return start(policy, shape, state, [&](cache_shape const& checked_shape) {
-    return new kvpolicy_state(std::in_place_type<sequence<host_backend>>, policy->parsed, checked_shape);
+    return new kvpolicy_state(std::in_place_type<sequence<host_backend>>, policy->chosen, checked_shape);
   });
 }
 
@@ -156,7 +186,8 @@ kvpolicy_status kvpolicy_start_cuda(kvpolicy_policy const* policy, kvpolicy_shap
                                     kvpolicy_state** state) {
   return start(policy, shape, state, [&](cache_shape const& checked_shape) -> kvpolicy_state* {
 #ifdef KVPOLICY_C_HAS_CUDA
-    return new kvpolicy_state(std::in_place_type<sequence<cuda_backend>>, policy->parsed, checked_shape, device,
+    auto chosen = cuda_policies().parse(policy->chosen.text, policy->facts);
+    return new kvpolicy_state(std::in_place_type<sequence<cuda_backend>>, std::move(chosen), checked_shape, device,
                               static_cast<cuda::stream>(stream));
 #else
     static_cast<void>(checked_shape);

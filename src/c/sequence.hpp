@@ -11,43 +11,32 @@
 #include <vector>
 
 #include "kvpolicy/interop/page_table.hpp"
-#include "kvpolicy/interop/policy_runner.hpp"
-#include "policy_text.hpp"
+#include "published.hpp"
 #include "status.hpp"
 #include "tensor.hpp"
 
 namespace kvpolicy::c {
 
-/// A policy and what it points into.
-struct parsed_policy {
-  model_facts facts;
-  named_policy chosen;
-};
-
-/// Backend: `executor`; `runner_of(policy)`; `exec`; `enter()` before each call; `rows`, `vectors`: where those may be;
+/// Backend: `executor`; `policy_of(text, facts)`; `exec`; `enter()` before each call; `rows`, `vectors`: where those may be;
 /// `on_host(tensor, axes)`, the same floats where the host reads them, until the next call.
 template <class Backend>
 class sequence {
-  using memory = typename Backend::executor::memory;
+  using executor = typename Backend::executor;
+  using memory = typename executor::memory;
   using rows = basic_rows<memory>;
   using view = basic_layer_table_view<memory>;
 
  public:
   template <class... Args>
-  sequence(std::shared_ptr<parsed_policy const> policy, cache_shape const& shape, Args const&... args)
+  sequence(named_policy<view, executor> policy, cache_shape const& shape, Args const&... args)
       : policy_(std::move(policy)),
+        facts_(facts_of(policy_.policy)),
         shape_(shape),
-        needs_(needs_of(policy_->chosen.policy)),
-        all_layers_at_once_(contains(needs_, signals::keys) && scope_of(policy_->chosen.policy.retain) == scope::request &&
-                            scope_of(policy_->chosen.policy.retrieve) == scope::request),
         backend_(shape, args...),
-        runner_(Backend::runner_of(policy_->chosen.policy)),
+        request_(start(policy_.policy, shape)),
         keys_(static_cast<std::size_t>(shape.layers)),
         values_(keys_.size()),
-        room_(keys_.size()) {
-    runner_.start(shape);
-    whole_.reserve(1);
-  }
+        room_(keys_.size()) {}
 
   void bind(std::int64_t layer, kvpolicy_tensor const* keys, kvpolicy_tensor const* values, kvpolicy_tensor const* pages) {
     backend_.enter();
@@ -77,88 +66,51 @@ class sequence {
     check_layer(layer);
     required(prompt, "prompt");
     std::int64_t const first = prompt->first;
-    KVPOLICY_EXPECTS(tokens >= 1 && tokens <= shape_.max_tokens && first >= 0 && first < tokens,
-                     "a prompt of tokens " + std::to_string(first) + ".." + std::to_string(tokens) +
-                         "; this state was started for up to " + std::to_string(shape_.max_tokens) +
-                         ", and it needs a new one");
-    if (layer == 0) {
-      KVPOLICY_EXPECTS(first <= known_, "a prompt's piece begins at token " + std::to_string(first) +
-                                            ", of those before only " + std::to_string(known_) +
-                                            " are known; prefill them first");
-    } else {
-      KVPOLICY_EXPECTS(layer == prefilled_ && tokens == known_ && first == first_,
-                       "prefill of layer " + std::to_string(layer) + ", tokens " + std::to_string(first) + ".." +
-                           std::to_string(tokens) + ", after " + std::to_string(prefilled_) + " layers of tokens " +
-                           std::to_string(first_) + ".." + std::to_string(known_) +
-                           "; layers go in order, with the same tokens");
-    }
+    request_.check_prompt({layer}, first, tokens);
     prompt_signals told{.first = first};
-    if (contains(needs_, signals::window_queries)) told.queries = queries_of(*prompt, layer, tokens);
-    if (contains(needs_, signals::rotation)) told.turned = rotation_of(*prompt, layer);
-    if (contains(needs_, signals::token_ids)) {
+    if (contains(facts_.needs, signals::window_queries)) told.queries = queries_of(*prompt, layer, tokens);
+    if (contains(facts_.needs, signals::rotation)) told.turned = rotation_of(*prompt, layer);
+    if (contains(facts_.needs, signals::token_ids)) {
       tensor const ids = checked(prompt->token_ids, {.name = "token ids", .dtype = int32, .dense_last = true},
                                  {{"tokens - first", tokens - first}});
       told.token_ids = {reinterpret_cast<std::int32_t const*>(ids.data), static_cast<std::size_t>(tokens - first)};
     }
-    check_rows(layer, tokens, contains(needs_, signals::keys), contains(needs_, signals::values));
-    if (layer == 0) {
-      known_ = tokens;
-      first_ = first;
-      prefilled_ = 0;
-      chosen_ = 0;
-    }
-    attempt([&] { runner_.prefill(view_of(tokens), {layer}, told, backend_.exec); });
-    prefilled_ = layer + 1;
+    check_rows(layer, tokens, contains(facts_.needs, signals::keys), contains(facts_.needs, signals::values));
+    request_.prefill(view_of(tokens), {layer}, told, backend_.exec);
   }
 
   void choose(std::int64_t layer, std::int64_t tokens, kvpolicy_tensor const* queries, float scale, std::int32_t token_id) {
     backend_.enter();
     check_layer(layer);
-    if (layer == 0) {
-      KVPOLICY_EXPECTS(prefilled_ == shape_.layers, "prefill was called for " + std::to_string(prefilled_) + " of " +
-                                                        std::to_string(shape_.layers) + " layers; choose needs all of them");
-      KVPOLICY_EXPECTS(tokens >= 2 && tokens <= std::min(known_ + 1, shape_.max_tokens),
-                       "a step on " + std::to_string(tokens) + " tokens after one on " + std::to_string(known_) +
-                           "; it must be 2 to " + std::to_string(std::min(known_ + 1, shape_.max_tokens)) +
-                           ", the last of them the current one");
-    } else {
-      KVPOLICY_EXPECTS(layer == chosen_ && tokens == known_,
-                       "choose for layer " + std::to_string(layer) + " on " + std::to_string(tokens) + " tokens, after " +
-                           std::to_string(chosen_) + " layers of a step on " + std::to_string(known_) +
-                           "; layers go in order, with the same tokens, from layer 0");
-    }
+    request_.check_step({layer}, tokens);
     step_signals told{{}, token_id};
-    if (contains(needs_, signals::queries)) told.queries = queries_of(queries, layer, scale, true);
-    check_rows(layer, tokens, contains(needs_, signals::keys), contains(needs_, signals::values));
+    if (contains(facts_.needs, signals::queries)) told.queries = queries_of(queries, layer, scale, true);
+    check_rows(layer, tokens, contains(facts_.needs, signals::keys), contains(facts_.needs, signals::values));
     // One choice for all layers is made from all layers' keys of the tokens before.
-    for (std::int64_t l = 1; all_layers_at_once_ && layer == 0 && l < shape_.layers; ++l)
-      check_rows(l, tokens - 1, true, false);
-    if (layer == 0) known_ = tokens;
-    attempt([&] { runner_.choose(view_of(tokens), {layer}, told, backend_.exec); });
-    chosen_ = layer + 1;
+    bool const all_layers = layer == 0 && facts_.how_fine == scope::request && contains(facts_.needs, signals::keys);
+    for (std::int64_t l = 1; all_layers && l < shape_.layers; ++l) check_rows(l, tokens - 1, true, false);
+    request_.choose(view_of(tokens), {layer}, told, backend_.exec);
   }
 
   range_list const& list(std::int64_t layer, std::int64_t kv_head) const {
     check_chosen(layer);
     check_head(kv_head);
-    return runner_.kept({layer}).of({kv_head});
+    return request_.kept({layer}).of({kv_head});
   }
 
   range_list const& retained(std::int64_t layer, std::int64_t kv_head) {
     check_layer(layer);
     check_head(kv_head);
-    KVPOLICY_EXPECTS(layer < prefilled_, "layer " + std::to_string(layer) + " has no prompt yet; call prefill first");
-    if (!keeps_all(policy_->chosen.policy.retain)) return runner_.retained({layer}).of({kv_head});
-    whole_.clear();
-    append(whole_, 0, known_, reason::open);
-    return whole_;
+    KVPOLICY_EXPECTS(layer < request_.prefilled() || layer < request_.chosen(),
+                     "layer " + std::to_string(layer) + " has no prompt yet; call prefill first");
+    return request_.retained({layer}).of({kv_head});
   }
 
   page_list pages(std::int64_t layer, std::int64_t kv_head, std::span<std::int32_t> out) const {
     range_list const& kept = list(layer, kv_head);
     auto const at = static_cast<std::size_t>(layer);
     KVPOLICY_EXPECTS(keys_[at].pages != nullptr, "layer " + std::to_string(layer) + " has no page table; bind it with one");
-    check_rows(layer, known_, true, false);
+    check_rows(layer, request_.tokens(), true, false);
     return page_table(kept, keys_[at].page_size, {keys_[at].pages, static_cast<std::size_t>(room_[at].table)}, out);
   }
 
@@ -169,24 +121,24 @@ class sequence {
     tensor const to = checked(
         out, {.name = "out", .layer = layer, .dtype = float32, .where = backend_.vectors, .dense_last = true, .written = true},
         {{"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
-    check_rows(layer, known_, true, true);
-    view const cache = view_of(known_);
-    kvpolicy::attend(heads, cache.keys({layer}), cache.values({layer}), runner_.kept({layer}),
+    check_rows(layer, request_.tokens(), true, true);
+    view const cache = view_of(request_.tokens());
+    kvpolicy::attend(heads, cache.keys({layer}), cache.values({layer}), request_.kept({layer}),
                      table<float>{reinterpret_cast<float*>(to.data), shape_.q_heads, shape_.head_dim, to.stride[0] / 4}, {},
                      backend_.exec);
   }
 
   void observe(kvpolicy_tensor const* logits) {
     backend_.enter();
-    KVPOLICY_EXPECTS(chosen_ > 0, "observe before the first step; call choose first");
+    request_.check_outcome();
     step_outcome outcome;
-    if (contains(needs_, signals::logits)) {
+    if (contains(facts_.needs, signals::logits)) {
       tensor const from = checked(logits, {.name = "logits", .dtype = float32, .where = backend_.vectors, .dense_last = true},
                                   {{"vocabulary"}});
       KVPOLICY_EXPECTS(from.extent[0] >= 1, "logits: axis 0 (vocabulary) has 0 elements; it must have at least 1");
       outcome.logits = {reinterpret_cast<float const*>(from.data), static_cast<std::size_t>(from.extent[0])};
     }
-    runner_.observe(outcome, backend_.exec);
+    request_.observe(outcome, backend_.exec);
   }
 
  private:
@@ -243,7 +195,7 @@ class sequence {
         checked(prompt.queries,
                 {.name = "prompt queries", .layer = layer, .dtype = float32, .where = backend_.vectors, .dense_last = true},
                 {{"tokens"}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
-    std::int64_t const least = std::min(prompt_queries(policy_->chosen.policy), tokens - prompt.first);
+    std::int64_t const least = std::min(facts_.prompt_queries, tokens - prompt.first);
     KVPOLICY_EXPECTS(t.extent[0] >= least && t.extent[0] <= tokens,
                      "prompt queries of layer " + std::to_string(layer) + ": axis 0 (tokens) has " +
                          std::to_string(t.extent[0]) + " elements; it must have " + std::to_string(least) + " to " +
@@ -278,7 +230,8 @@ class sequence {
   }
   void check_chosen(std::int64_t layer) const {
     check_layer(layer);
-    KVPOLICY_EXPECTS(layer < chosen_, "layer " + std::to_string(layer) + " has made no choice in this step; call choose first");
+    KVPOLICY_EXPECTS(layer < request_.chosen(),
+                     "layer " + std::to_string(layer) + " has made no choice in this step; call choose first");
   }
   static void check_scale(float scale) {
     KVPOLICY_EXPECTS(std::isfinite(scale), "scale is " + std::to_string(scale) + "; it must be a finite number");
@@ -312,31 +265,14 @@ class sequence {
 
   view view_of(std::int64_t tokens) const noexcept { return {shape_, tokens, keys_.data(), values_.data()}; }
 
-  /// What fails within a verb leaves a state that knows nothing.
-  template <class Verb>
-  void attempt(Verb verb) {
-    try {
-      verb();
-    } catch (...) {
-      known_ = prefilled_ = chosen_ = 0;
-      throw;
-    }
-  }
-
-  std::shared_ptr<parsed_policy const> policy_;
+  named_policy<view, executor> policy_;
+  act_facts facts_;
   cache_shape shape_;
-  signals needs_;
-  bool all_layers_at_once_;
   Backend backend_;
-  decltype(Backend::runner_of(std::declval<any_policy const&>())) runner_;
+  any_request<view, executor> request_;
   std::vector<rows> keys_;    ///< `[layers]`; no heads where nothing is bound
   std::vector<rows> values_;  ///< `[layers]`
   std::vector<room> room_;    ///< `[layers]`
-  range_list whole_;
-  std::int64_t known_ = 0;      ///< tokens
-  std::int64_t first_ = 0;      ///< of the last prompt
-  std::int64_t prefilled_ = 0;  ///< layers of the last prompt
-  std::int64_t chosen_ = 0;     ///< layers of the last step
 };
 
 }  // namespace kvpolicy::c

@@ -33,8 +33,8 @@ void check_parameters(llama_context_params const& params, llama_model const* mod
 
 }  // namespace
 
-session::engine::engine(policy_runner runner, session_options options)
-    : runner_(std::move(runner)), options_(std::move(options)) {
+session::engine::engine(host_policy policy, session_options options)
+    : policy_(std::move(policy)), options_(std::move(options)) {
   KVPOLICY_EXPECTS(options_.window_queries >= 0,
                    "window_queries is " + std::to_string(options_.window_queries) + "; it can't be negative");
 }
@@ -48,12 +48,12 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
   check_parameters(params, model);
   std::int64_t const layers = llama_model_n_layer(model);
   std::int64_t const heads = llama_model_n_head(model);
-  runner_.check({.layers = layers,
-                 .q_heads = heads,
-                 .kv_heads = llama_model_n_head_kv(model),
-                 .head_dim = llama_model_n_embd(model) / std::max<std::int64_t>(heads, 1),
-                 .max_tokens = (params.n_ctx != 0 ? params.n_ctx : llama_model_n_ctx_train(model)) /
-                               (params.kv_unified ? 1 : std::max<std::int64_t>(params.n_seq_max, 1))});
+  kvpolicy::check(policy_, {.layers = layers,
+                            .q_heads = heads,
+                            .kv_heads = llama_model_n_head_kv(model),
+                            .head_dim = llama_model_n_embd(model) / std::max<std::int64_t>(heads, 1),
+                            .max_tokens = (params.n_ctx != 0 ? params.n_ctx : llama_model_n_ctx_train(model)) /
+                                          (params.kv_unified ? 1 : std::max<std::int64_t>(params.n_seq_max, 1))});
 
   dummies_ = ggml_init(
       {.mem_size = ggml_tensor_overhead() * static_cast<std::size_t>(layers + 1), .mem_buffer = nullptr, .no_alloc = true});
@@ -75,18 +75,18 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
   attached_ = true;
 }
 
-void session::engine::use(policy_runner runner) {
-  if (shape_.max_tokens != 0) runner.check(shape_);
+void session::engine::use(host_policy policy) {
+  if (shape_.max_tokens != 0) kvpolicy::check(policy, shape_);
   for (auto const& s : sequences_) {
-    if (s) s->use(runner.another());
+    if (s) s->use(policy);
   }
-  runner_ = std::move(runner);
+  policy_ = std::move(policy);
   attached_ = true;
   failure_ = nullptr;
 }
 
-void session::engine::use(policy_runner runner, llama_seq_id of) {
-  sequence_of(of).use(std::move(runner));
+void session::engine::use(host_policy policy, llama_seq_id of) {
+  sequence_of(of).use(std::move(policy));
   attached_ = true;
   failure_ = nullptr;
 }
@@ -108,7 +108,7 @@ sequence& session::engine::sequence_of(llama_seq_id id) {
   auto const at = static_cast<std::size_t>(id);
   if (at >= sequences_.size()) sequences_.resize(at + 1);
   if (sequences_[at] == nullptr) {
-    auto made = std::make_unique<sequence>(id, runner_.another(), options_, rotary_, cache_);
+    auto made = std::make_unique<sequence>(id, policy_, options_, rotary_, cache_);
     if (shape_.max_tokens != 0) made->begin(shape_);
     sequences_[at] = std::move(made);
   }
@@ -122,7 +122,7 @@ void session::engine::check() {
 }
 
 bool session::engine::anyone_needs(signals which) const noexcept {
-  return contains(runner_.needs(), which) ||
+  return contains(needs_of(policy_), which) ||
          std::ranges::any_of(sequences_, [&](auto const& s) { return s != nullptr && contains(s->needs(), which); });
 }
 

@@ -22,15 +22,15 @@ namespace kvpolicy::llama {
 
 class session::engine {
  public:
-  engine(policy_runner runner, session_options options);
+  engine(host_policy policy, session_options options);
   ~engine();
   engine(engine const&) = delete;
   engine& operator=(engine const&) = delete;
 
   void attach(llama_context_params& params, llama_model const* model);
   void detach() noexcept { attached_ = false; }
-  void use(policy_runner runner);
-  void use(policy_runner runner, llama_seq_id of);
+  void use(host_policy policy);
+  void use(host_policy policy, llama_seq_id of);
   void announce(llama_batch const& batch) { announced_.announce(batch); }
   saved_prompt save(llama_seq_id of) const;
   void load(saved_prompt const& saved, llama_seq_id of) { sequence_of(of).load(saved); }
@@ -80,7 +80,7 @@ class session::engine {
   void fail() noexcept;
   bool active() const noexcept { return attached_ && failure_ == nullptr; }
 
-  policy_runner runner_;  ///< never started: each sequence has its own
+  host_policy policy_;  ///< each sequence starts its own request of it
   session_options options_;
   bool attached_ = false;
   ggml_abort_callback caller_abort_ = nullptr;

@@ -24,13 +24,12 @@ bool one_run(std::span<std::int32_t const> cells) noexcept {
 
 }  // namespace
 
-sequence::sequence(llama_seq_id id, policy_runner runner, session_options const& options, rotary const& turned,
+sequence::sequence(llama_seq_id id, host_policy policy, session_options const& options, rotary const& turned,
                    cache_cells const& cache)
-    : id_(id), runner_(std::move(runner)), options_(options), turned_(turned), cache_(cache) {}
+    : id_(id), policy_(std::move(policy)), facts_(facts_of(policy_)), options_(options), turned_(turned), cache_(cache) {}
 
 void sequence::begin(cache_shape const& shape) {
-  runner_.check(shape);
-  runner_.start(shape);
+  request_.emplace(start(policy_, shape));
   if (options_.rows != nullptr) {
     tier::resident_options own = options_.resident;
     own.request += static_cast<std::uint64_t>(id_);
@@ -48,12 +47,10 @@ void sequence::begin(cache_shape const& shape) {
   if (loaded_) load(std::exchange(loaded_, std::nullopt).value());
 }
 
-void sequence::use(policy_runner runner) {
-  if (shape_.max_tokens != 0) {
-    runner.check(shape_);
-    runner.start(shape_);
-  }
-  runner_ = std::move(runner);
+void sequence::use(host_policy policy) {
+  if (shape_.max_tokens != 0) request_.emplace(start(policy, shape_));
+  policy_ = std::move(policy);
+  facts_ = facts_of(policy_);
   make_room();
   steps_ = 0;
   forget_all();
@@ -72,7 +69,7 @@ void sequence::load(saved_prompt const& saved) {
 
 /// For the queries that the policy wants, or that later ones may.
 void sequence::make_room() {
-  if (shape_.max_tokens != 0) prompt_.reserve(shape_, std::max(options_.window_queries, runner_.window_queries()));
+  if (shape_.max_tokens != 0) prompt_.reserve(shape_, std::max(options_.window_queries, facts_.prompt_queries));
 }
 
 /// What was learnt of all tokens; their cells stay known.
@@ -224,6 +221,8 @@ void sequence::end_prompt() {
 
 void sequence::add_step(std::int32_t place, graph_tokens const& graph) {
   places_.assign(1, place);
+  if (std::ranges::find(prefill_due_, 1) != prefill_due_.end())
+    std::ranges::fill(prefill_due_, 1);  // one was cut in the middle
   token_id_ = graph.id(place);
   if (!graph.ids.empty()) prompt_.keep_id(tokens(), token_id_);
   append(graph.cell(place));
@@ -235,7 +234,7 @@ void sequence::step(layer_id layer, graph_queries const& q, float scale, float* 
   bool const prompted = due != 0;
   if (prompted) {
     auto const start = std::chrono::steady_clock::now();
-    if (tokens() > 1) runner_.prefill(view_of(tokens() - 1), layer, prompt_of(layer, tokens() - 1, scale), exec);
+    if (tokens() > 1) request_->prefill(view_of(tokens() - 1), layer, prompt_of(layer, tokens() - 1, scale), exec);
     due = 0;
     statistics_.prefill_seconds += seconds_since(start);
   }
@@ -244,13 +243,13 @@ void sequence::step(layer_id layer, graph_queries const& q, float scale, float* 
       .data = q.at(place(), 0), .heads = shape_.q_heads, .head_stride = q.at(place(), 1) - q.at(place(), 0), .scale = scale};
   layer_table_view const view = view_of(tokens());
   if (options_.on_queries) options_.on_queries(id_, layer, view, queries, exec);
-  selection kept = runner_.choose(view, layer, {queries, token_id_}, exec);
+  selection kept = request_->choose(view, layer, {queries, token_id_}, exec);
   statistics_.choose_seconds += seconds_since(start);
   rows keys = view.keys(layer);
   rows values = view.values(layer);
   if (resident_) {
     auto const fetching = std::chrono::steady_clock::now();
-    if (prompted) resident_->store(view_of(tokens() - 1), layer, runner_.retained(layer));
+    if (prompted) resident_->store(view_of(tokens() - 1), layer, request_->retained(layer));
     kept = resident_->ready(view, layer, kept);
     keys = resident_->keys(layer);
     values = resident_->values(layer);
@@ -278,13 +277,13 @@ void sequence::end_step() {
 
 void sequence::observe(std::span<float const> logits, simd_exec& exec) {
   auto const start = std::chrono::steady_clock::now();
-  runner_.observe({.logits = logits}, exec);
+  request_->observe({.logits = logits}, exec);
   statistics_.choose_seconds += seconds_since(start);
 }
 
 /// What prefill is told of the prompt that ends before token `tokens`. Throws unsupported where it is not known.
 prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float scale) const {
-  signals const needs = runner_.needs();
+  signals const needs = facts_.needs;
   prompt_signals prompt{.first = due_from_,
                         .queries = prompt_.window_of(layer.value, tokens, scale),
                         .turned = turned_.turned(),

@@ -28,13 +28,12 @@ struct seen_cells {
 class sequence {
  public:
   /// What it refers to must outlive it.
-  sequence(llama_seq_id id, policy_runner runner, session_options const& options, rotary const& turned,
-           cache_cells const& cache);
+  sequence(llama_seq_id id, host_policy policy, session_options const& options, rotary const& turned, cache_cells const& cache);
 
   llama_seq_id id() const noexcept { return id_; }
   /// Tokens whose cells are known.
   std::int64_t tokens() const noexcept { return std::ssize(cells_); }
-  signals needs() const noexcept { return runner_.needs(); }
+  signals needs() const noexcept { return facts_.needs; }
   step_statistics const& last_step() const noexcept { return statistics_; }
   std::int64_t steps() const noexcept { return steps_; }
   tier::resident_statistics tier_statistics() const noexcept {
@@ -44,7 +43,7 @@ class sequence {
   /// The cache's shape is known. Throws what the policy's start throws.
   void begin(cache_shape const& shape);
   /// Another policy. Throws what its check throws; nothing has changed then.
-  void use(policy_runner runner);
+  void use(host_policy policy);
   saved_prompt save() const { return prompt_.save(); }
   void load(saved_prompt const& saved);
   void forget_all() noexcept;
@@ -101,7 +100,9 @@ class sequence {
   }
 
   llama_seq_id id_;
-  policy_runner runner_;
+  host_policy policy_;
+  act_facts facts_;  ///< of the policy
+  std::optional<host_request> request_;
   session_options const& options_;
   rotary const& turned_;
   cache_cells const& cache_;

@@ -2,14 +2,14 @@
 
 namespace kvpolicy::llama {
 
-session::session(policy_runner runner, session_options options)
-    : engine_(std::make_unique<engine>(std::move(runner), std::move(options))) {}
+session::session(host_policy policy, session_options options)
+    : engine_(std::make_unique<engine>(std::move(policy), std::move(options))) {}
 session::~session() = default;
 
 void session::attach(llama_context_params& params, llama_model const* model) { engine_->attach(params, model); }
 void session::detach() noexcept { engine_->detach(); }
-void session::use(policy_runner runner) { engine_->use(std::move(runner)); }
-void session::use(policy_runner runner, llama_seq_id of) { engine_->use(std::move(runner), of); }
+void session::use(host_policy policy) { engine_->use(std::move(policy)); }
+void session::use(host_policy policy, llama_seq_id of) { engine_->use(std::move(policy), of); }
 void session::announce(llama_batch const& batch) { engine_->announce(batch); }
 saved_prompt session::save(llama_seq_id of) const { return engine_->save(of); }
 void session::load(saved_prompt const& saved, llama_seq_id of) { engine_->load(saved, of); }

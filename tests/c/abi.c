@@ -8,6 +8,7 @@
 char const* (*const version)(void) = kvpolicy_version;
 char const* (*const message)(void) = kvpolicy_message;
 char const* const* (*const policies)(void) = kvpolicy_policies;
+kvpolicy_status (*const plugin_load)(char const*) = kvpolicy_plugin_load;
 kvpolicy_status (*const parse)(char const*, uint8_t const*, int64_t, kvpolicy_policy**) = kvpolicy_policy_parse;
 void (*const policy_free)(kvpolicy_policy*) = kvpolicy_policy_free;
 uint32_t (*const needs)(kvpolicy_policy const*) = kvpolicy_policy_needs;

@@ -216,7 +216,7 @@ TEST_CASE("prompts are refused where they do not fit: order, room, pages, and ea
   REQUIRE(kvpolicy_bind(state.get(), 1, w.keys, w.keys, nullptr) == KVPOLICY_OK);
   refused(kvpolicy_prefill(state.get(), 0, 40, nullptr), "prompt is NULL");
   refused(prefill(0, 0), "a prompt of tokens 0..0");
-  refused(prefill(0, 65), "this state was started for up to 64");
+  refused(prefill(0, 65), "this request was started for 1 to 64");
   refused(prefill(1, 40), "prefill of layer 1, tokens 0..40, after 0 layers");
   all.first = 3;
   refused(prefill(0, 40), "begins at token 3, of those before only 0 are known");
@@ -249,7 +249,8 @@ TEST_CASE("prompts are refused where they do not fit: order, room, pages, and ea
   refused(prefill(1, 39), "prefill of layer 1, tokens 0..39, after 1 layers of tokens 0..40");
   CHECK(prefill(1, 40) == KVPOLICY_OK);
 
-  c_state const sentences = started(parsed("sentencekv:tokens=24,window=4"), w.shape);
+  std::vector<std::uint8_t> const boundary{0, 1, 0};
+  c_state const sentences = started(parsed("sentencekv:tokens=24,window=4", boundary), w.shape);
   for (std::int64_t l = 0; l < 2; ++l) kvpolicy_bind(sentences.get(), l, w.keys, w.keys, nullptr);
   all = w.prompt();
   refused(kvpolicy_prefill(sentences.get(), 0, 41, &all),
@@ -313,7 +314,8 @@ TEST_CASE("one choice for all layers wants all of their rows", "[c]") {
 TEST_CASE("steps out of order are refused, and what they ask for by its name", "[c]") {
   world w;
   c_state const fresh = started(parsed("quest:tokens=24,page=8"), w.shape);
-  refused(kvpolicy_choose(fresh.get(), 0, 2, w.queries, 1, -1), "prefill was called for 0 of 2 layers");
+  refused(kvpolicy_choose(fresh.get(), 0, 2, w.queries, 1, -1),
+          "a step on 2 tokens, the current one included, where 0 are known");
   c_state const state = w.ready("quest:tokens=24,page=8");
   kvpolicy_range const* ranges = nullptr;
   std::int64_t count = 0;
@@ -321,10 +323,11 @@ TEST_CASE("steps out of order are refused, and what they ask for by its name", "
   std::int32_t last = 0;
   refused(kvpolicy_list(state.get(), 0, 0, &ranges, &count), "layer 0 has made no choice in this step");
   refused(kvpolicy_attend(state.get(), 0, w.queries, 1, w.out), "layer 0 has made no choice in this step");
-  refused(kvpolicy_observe(state.get(), w.logits), "observe before the first step");
+  refused(kvpolicy_observe(state.get(), w.logits), "observe after 0 of 2 layers of a step");
   refused(kvpolicy_choose(state.get(), 1, 41, w.queries, 1, -1), "choose for layer 1 on 41 tokens, after 0 layers");
-  refused(kvpolicy_choose(state.get(), 0, 42, w.queries, 1, -1), "a step on 42 tokens after one on 40; it must be 2 to 41");
-  refused(kvpolicy_choose(state.get(), 0, 1, w.queries, 1, -1), "a step on 1 tokens");
+  refused(kvpolicy_choose(state.get(), 0, 42, w.queries, 1, -1),
+          "a step on 42 tokens, the current one included, where 40 are known; it may be up to 41");
+  refused(kvpolicy_choose(state.get(), 0, 0, w.queries, 1, -1), "a step on 0 tokens");
   refused(kvpolicy_choose(state.get(), 0, 41, nullptr, 1, -1), "queries of layer 0: no tensor was given");
   refused(kvpolicy_choose(state.get(), 0, 41, w.prompt_queries, 1, -1),
           "queries of layer 0: 3 axes; it must have 2: [q_heads, head_dim]");

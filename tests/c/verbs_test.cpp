@@ -8,9 +8,8 @@
 
 #include "c/c_api.hpp"
 #include "kvpolicy/interop/page_table.hpp"
-#include "kvpolicy/interop/policy_runner.hpp"
-#include "policy_text.hpp"
 #include "profile_file.hpp"
+#include "published.hpp"
 
 namespace kvpolicy_test {
 namespace {
@@ -69,7 +68,7 @@ struct told {
       prompt.push_back(random.reals(s.max_tokens * s.q_heads * s.head_dim));
       current.push_back(random.reals(s.q_heads * s.head_dim));
     }
-    for (std::int64_t t = 0; t < s.max_tokens; ++t) ids.push_back(static_cast<std::int32_t>(random.between(-1, vocabulary)));
+    for (std::int64_t t = 0; t < s.max_tokens; ++t) ids.push_back(static_cast<std::int32_t>(random.between(0, vocabulary - 1)));
     for (std::int64_t i = 0; i < s.head_dim / 2; ++i) frequencies.push_back(1 / static_cast<float>(i + 1));
     step(random);
   }
@@ -85,17 +84,15 @@ struct told {
 class twin {
  public:
   twin(std::string const& text, std::vector<std::uint8_t> const& boundary, random_cache const& cache, told const& said)
-      : facts_{boundary},
-        named_(parse_policy(text, facts_)),
+      : named_(known_policies().parse(text, facts_for(boundary))),
         cache_(cache),
         said_(said),
-        runner_(policy_runner::of(named_.policy)),
+        state_(start(named_.policy, cache.shape())),
         exec_(cache.shape()) {
     for (std::int64_t l = 0; l < cache.shape().layers; ++l) {
       keys_.push_back(cache.keys(l, cache.shape().max_tokens));
       values_.push_back(cache.values(l, cache.shape().max_tokens));
     }
-    runner_.start(cache.shape());
   }
 
   void prefill(std::int64_t layer, std::int64_t first, std::int64_t tokens, std::int64_t queries, float scale) {
@@ -107,11 +104,11 @@ class twin {
         .queries = {of_layer.data() + (tokens - queries) * row, queries, s.q_heads, row, s.head_dim, scale},
         .turned = {said_.frequencies.data(), std::ssize(said_.frequencies)},
         .token_ids = std::span(said_.ids).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(tokens - first))};
-    runner_.prefill(view(tokens), {layer}, prompt, exec_);
+    state_.prefill(view(tokens), {layer}, prompt, exec_);
   }
   selection choose(std::int64_t layer, std::int64_t tokens, float scale) {
-    return runner_.choose(view(tokens), {layer}, {queries(layer, scale), said_.ids[static_cast<std::size_t>(tokens - 1)]},
-                          exec_);
+    return state_.choose(view(tokens), {layer}, {queries(layer, scale), said_.ids[static_cast<std::size_t>(tokens - 1)]},
+                         exec_);
   }
   std::vector<float> attend(std::int64_t layer, std::int64_t tokens, float scale, selection const& kept) {
     cache_shape const& s = cache_.shape();
@@ -121,11 +118,8 @@ class twin {
                      table<float>{out.data(), s.q_heads, s.head_dim, s.head_dim}, {}, exec_);
     return out;
   }
-  void observe() { runner_.observe({said_.logits}, exec_); }
-  range_list retained(std::int64_t layer, std::int64_t head, std::int64_t tokens) const {
-    if (keeps_all(named_.policy.retain)) return {{0, static_cast<std::int32_t>(tokens), reason::open}};
-    return runner_.retained({layer}).of({head});
-  }
+  void observe() { state_.observe({said_.logits}, exec_); }
+  range_list retained(std::int64_t layer, std::int64_t head) const { return state_.retained({layer}).of({head}); }
   rows const& keys(std::int64_t layer) const { return keys_[static_cast<std::size_t>(layer)]; }
 
  private:
@@ -135,11 +129,10 @@ class twin {
     return {said_.current[static_cast<std::size_t>(layer)].data(), s.q_heads, s.head_dim, scale};
   }
 
-  model_facts facts_;
-  named_policy named_;
+  named_host_policy named_;
   random_cache const& cache_;
   told const& said_;
-  policy_runner runner_;
+  host_request state_;
   simd_exec exec_;
   std::vector<rows> keys_;
   std::vector<rows> values_;
@@ -187,7 +180,7 @@ class pair {
                                    (needs_ & KVPOLICY_NEEDS_TOKEN_IDS) != 0 ? &ids.t : nullptr};
       ok(kvpolicy_prefill(state_.get(), l, tokens, &prompt));
       twin_.prefill(l, first, tokens, queries, scale);
-      compare_retained(l, tokens);
+      compare_retained(l);
     }
   }
 
@@ -206,7 +199,7 @@ class pair {
         REQUIRE(same(ranges, count, kept.of({h})));
         compare_pages(l, h, tokens, kept.of({h}));
       }
-      compare_retained(l, tokens);
+      compare_retained(l);
       std::vector<float> out(mine.size(), -1);
       c_tensor const to(out, {s.q_heads, s.head_dim});
       ok(kvpolicy_attend(state_.get(), l, q, scale, to));
@@ -224,12 +217,12 @@ class pair {
     INFO(kvpolicy_message());
     REQUIRE(status == KVPOLICY_OK);
   }
-  void compare_retained(std::int64_t layer, std::int64_t tokens) {
+  void compare_retained(std::int64_t layer) {
     for (std::int64_t h = 0; h < cache_.shape().kv_heads; ++h) {
       kvpolicy_range const* ranges = nullptr;
       std::int64_t count = -1;
       ok(kvpolicy_retained(state_.get(), layer, h, &ranges, &count));
-      REQUIRE(same(ranges, count, twin_.retained(layer, h, tokens)));
+      REQUIRE(same(ranges, count, twin_.retained(layer, h)));
     }
   }
   void compare_pages(std::int64_t layer, std::int64_t head, std::int64_t tokens, range_list const& list) {
@@ -345,11 +338,11 @@ TEST_CASE("every name that is listed parses, says what it needs, and says so aga
     c_policy const policy = parsed(*name);
     INFO(*name);
     REQUIRE(policy != nullptr);
-    named_policy const same_one = parse_policy(*name);
+    named_host_policy const same_one = known_policies().parse(*name);
     REQUIRE(kvpolicy_policy_needs(policy.get()) == static_cast<unsigned>(needs_of(same_one.policy)));
     REQUIRE(kvpolicy_window_queries(policy.get()) == prompt_queries(same_one.policy));
   }
-  REQUIRE(names == static_cast<int>(policy_names().size()));
+  REQUIRE(names == static_cast<int>(known_policies().entries().size()));
   REQUIRE(kvpolicy_policy_needs(nullptr) == 0);
   REQUIRE(kvpolicy_window_queries(nullptr) == 0);
   REQUIRE(std::string(kvpolicy_version()).find('.') != std::string::npos);

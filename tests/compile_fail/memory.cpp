@@ -7,7 +7,7 @@ using namespace kvpolicy;
 #define MEMORY host_memory
 #endif
 
-selection choose_on_host(presets::quest const& policy, policy_state<parts_t<presets::quest>>& state,
-                         strided_view<MEMORY> const& view, host_exec& exec) {
-  return choose(policy, state, view, {0}, query_heads{}, exec);
+selection choose_on_host(presets::quest const& policy, request_of<presets::quest>& state, strided_view<MEMORY> const& view,
+                         host_exec& exec) {
+  return state.choose(view, {0}, query_heads{}, exec);
 }

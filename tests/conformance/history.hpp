@@ -44,6 +44,12 @@ inline std::string fault_of(range_list const& list, std::int64_t tokens) {
   return list.empty() || end != tokens ? "the current token is missing" : "";
 }
 
+/// A request's tokens [first, last), as a prompt that tells nothing beside the keys.
+template <class State, class View, class Exec>
+void prefill_all(State& state, View const& view, Exec& exec, std::int64_t first = 0) {
+  for (std::int64_t l = 0; l < view.shape().layers && view.tokens() > 0; ++l) state.prefill(view, {l}, {.first = first}, exec);
+}
+
 /// Where in a request's history a step stands.
 struct moment {
   std::int64_t layer = 0;
@@ -332,7 +338,7 @@ class history {
   }
 
  private:
-  using state_type = policy_state<parts_t<typename Model::preset>>;
+  using state_type = request_of<typename Model::preset>;
 
   bool allowed() const {
     try {
@@ -351,10 +357,10 @@ class history {
 
   void prompt(std::int64_t first) {
     tokens_ = random_.between(first + 1, shape_.max_tokens - 1);
-    window_tokens_ = random_.between(1, std::min<std::int64_t>(tokens_ - first, 14));
+    window_tokens_ = std::min(tokens_, std::max(prompt_queries(policy_), random_.between(1, 14)));
     window_ = random_.reals(window_tokens_ * shape_.q_heads * shape_.head_dim, 3);
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
-      prefill(policy_, *state_, own_view{&cache_, tokens_}, {l}, {first, window()}, exec_);
+      state_->prefill(own_view{&cache_, tokens_}, {l}, {first, window()}, exec_);
     }
     at_ = {.tokens = tokens_, .prompt = tokens_};
     stepped_ = false;
@@ -387,9 +393,9 @@ class history {
     ++tokens_;
     at_.tokens = tokens_;
     at_.rebuilt = !stepped_;
-    if constexpr (requires { state_->retrieve.trigger.second.fired; }) {
+    if constexpr (requires { state_->retrieve().trigger().second.fired; }) {
       bool const often = at_.untouched && policy_.every > 0 && tokens_ - chosen_at_ >= policy_.every;
-      at_.rebuilt |= often || state_->retrieve.trigger.second.fired;
+      at_.rebuilt |= often || state_->retrieve().trigger().second.fired;
       if (at_.rebuilt) chosen_at_ = tokens_;
     }
     stepped_ = true;
@@ -406,15 +412,15 @@ class history {
     if (compared && !fresh) return "no state to compare with";
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
       at_.layer = l;
-      selection const kept = choose(policy_, *state_, view, {l}, heads, exec_);
+      selection const kept = state_->choose(view, {l}, heads, exec_);
       if (std::string const fault = fault_of_layer(kept); !fault.empty()) return fault;
       if (compared) {
         lists_copy const here = copy_of(kept);
-        if (copy_of(choose(policy_, *fresh, view, {l}, heads, exec_)) != here) return "not what a fresh state chooses";
+        if (copy_of(fresh->choose(view, {l}, heads, exec_)) != here) return "not what a fresh state chooses";
       }
     }
     std::vector<float> const logits = random_.reals(9, random_.one_in(2) ? .1f : 9.0f);
-    observe(policy_, *state_, {logits}, exec_);
+    state_->observe({logits}, exec_);
     return "";
   }
 
@@ -456,10 +462,16 @@ class history {
 
   /// The same tokens in one go: what was decided on is the prompt where the policy retains, else all before this step.
   void replay(state_type& fresh) {
-    std::int64_t const known = parts_t<typename Model::preset>::retains ? at_.prompt : tokens_ - 1;
+    std::int64_t const known = !facts_of(parts_of(policy_).retain).keeps_all ? at_.prompt : tokens_ - 1;
     if (known == 0) return;
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
-      prefill(policy_, fresh, own_view{&cache_, known}, {l}, {0, window()}, exec_);
+      fresh.prefill(own_view{&cache_, known}, {l}, {0, window()}, exec_);
+    }
+    for (std::int64_t n = known + 1; n < tokens_; ++n) {  // kept, whatever their queries are
+      std::vector<float> const queries(static_cast<std::size_t>(shape_.q_heads * shape_.head_dim));
+      for (std::int64_t l = 0; l < shape_.layers; ++l) {
+        fresh.choose(own_view{&cache_, n}, {l}, {queries.data(), shape_.q_heads, shape_.head_dim, .5f}, exec_);
+      }
     }
   }
 

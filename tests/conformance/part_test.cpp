@@ -101,8 +101,8 @@ TEST_CASE("a window that can't be, or cuts units apart, is refused", "[part]") {
 // A retain may lose it: it is there until the step is over. A retrieve would not read it.
 TEST_CASE("a window that could lose the current token is refused to a retrieve, and to no retain", "[part]") {
   cache_shape const shape{1, 1, 1, 8, 100, element_type::f16};
-  keep act{segment::tokens{},           pool::none{},          score::key_norm{}, budget::tokens{50}, select::top{},
-           window::tokens{.recent = 0}, trigger::every_step{}, layering{}};
+  keep act{segment::tokens{},           pool::none{},       score::key_norm{}, budget::tokens{50}, select::top{},
+           window::tokens{.recent = 0}, trigger::prefill{}, layering{}};
   REQUIRE_NOTHROW(check(policy{act, keep_all{}}, shape));
   REQUIRE_THROWS_AS(check(policy{keep_all{}, act}, shape), invalid_value);
   act.window.recent = 1;

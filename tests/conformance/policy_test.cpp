@@ -52,10 +52,10 @@ std::vector<lists_copy> selections_of(cache_shape const& shape, random_cache con
   auto state = start(policy, shape);
   query_window const window{queries.data(), 1, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, 1};
   query_heads const heads{queries.data(), shape.q_heads, shape.head_dim, 1};
-  for (std::int64_t l = 0; l < shape.layers; ++l) prefill(policy, state, own_view{&cache, prompt}, {l}, {0, window}, exec);
+  for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(own_view{&cache, prompt}, {l}, {0, window}, exec);
   for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + 12); ++n) {
     for (std::int64_t l = 0; l < shape.layers; ++l) {
-      made.push_back(copy_of(choose(policy, state, own_view{&cache, n}, {l}, heads, exec)));
+      made.push_back(copy_of(state.choose(own_view{&cache, n}, {l}, heads, exec)));
     }
   }
   return made;
@@ -106,16 +106,16 @@ TEMPLATE_TEST_CASE("a tail that is removed between the prompt and the first step
     std::vector<float> const queries = random.reals(4);
     query_heads const heads{queries.data(), 1, 4, 1};
     auto state = start(policy, shape);
-    prefill(policy, state, own_view{&cache, 40}, {0}, {}, exec);
+    state.prefill(own_view{&cache, 40}, {0}, {}, exec);
     cache.fill(16, 48, random);  // the tail from 16 on is replaced, token by token
     lists_copy got;
     for (std::int64_t n = 17; n <= 30; ++n) {
-      if constexpr (std::is_same_v<TestType, chess_model>) state.retrieve.forget_choice();
-      got = copy_of(choose(policy, state, own_view{&cache, n}, {0}, heads, exec));
+      if constexpr (std::is_same_v<TestType, chess_model>) state.retrieve().forget_choice();
+      got = copy_of(state.choose(own_view{&cache, n}, {0}, heads, exec));
     }
     auto fresh = start(policy, shape);
-    prefill(policy, fresh, own_view{&cache, 29}, {0}, {}, exec);
-    if (copy_of(choose(policy, fresh, own_view{&cache, 30}, {0}, heads, exec)) != got) ++differed;
+    fresh.prefill(own_view{&cache, 29}, {0}, {}, exec);
+    if (copy_of(fresh.choose(own_view{&cache, 30}, {0}, heads, exec)) != got) ++differed;
   }
   REQUIRE(differed == 0);
 }

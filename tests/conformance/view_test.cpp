@@ -6,7 +6,7 @@
 #include "conformance/engine_batch.hpp"
 #include "conformance/executors.hpp"
 #include "conformance/naive.hpp"
-#include "kvpolicy/interop/policy_runner.hpp"
+#include "kvpolicy/interop/layer_table_view.hpp"
 #include "kvpolicy/kvpolicy.hpp"
 
 namespace kvpolicy_test {

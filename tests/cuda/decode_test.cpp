@@ -38,7 +38,7 @@ std::vector<std::int32_t> tokens_of(cuda::token_lists const& lists, std::int64_t
 template <class Policy>
 struct oracle {
   Policy const& policy;
-  policy_state<parts_t<Policy>> state;
+  request_of<Policy> state;
   host_exec exec;
 
   oracle(Policy const& p, cache_shape const& shape) : policy(p), state(start(p, shape)) {}
@@ -126,7 +126,7 @@ class batch_run {
     for (std::size_t s = 0; s < tokens_.size(); ++s) {
       auto& mine = oracles_[s];
       std::span<float const> const logits(logits_.data() + static_cast<std::int64_t>(s) * vocabulary, vocabulary);
-      if (mine) observe(policy_, mine->state, {logits}, mine->exec);
+      if (mine) mine->state.observe({logits}, mine->exec);
     }
     return {};
   }
@@ -172,7 +172,7 @@ class batch_run {
       prompt.queries = {queries.data(), window, shape_.q_heads, shape_.q_heads * shape_.head_dim, shape_.head_dim, .125f};
       prompt.turned = {frequency_, 0, rotation::pairing::halves};
       decoder_.prefill(sequence, cache_.view(), tokens, {l}, prompt, exec_);
-      prefill(policy_, mine.state, view(sequence, tokens), {l}, prompt, mine.exec);
+      mine.state.prefill(view(sequence, tokens), {l}, prompt, mine.exec);
     }
   }
 
@@ -190,7 +190,7 @@ class batch_run {
     std::int64_t const n = tokens_[static_cast<std::size_t>(s)];
     query_heads const heads{queries + s * size, shape_.q_heads, shape_.head_dim, .125f};
     selection const kept =
-        choose(policy_, mine->state, view(s, n), {l}, step_signals{heads, ids_[static_cast<std::size_t>(s)]}, mine->exec);
+        mine->state.choose(view(s, n), {l}, step_signals{heads, ids_[static_cast<std::size_t>(s)]}, mine->exec);
     for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
       std::vector<std::int32_t> const want = tokens_of(kept.of({h}));
       std::vector<std::int32_t> const got = tokens_of(lists_[static_cast<std::size_t>(l)], s, h);
@@ -464,7 +464,8 @@ TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cud
   cache_shape wide = shape;
   wide.q_heads = 17;
   REQUIRE_THROWS_AS((cuda::decoder<presets::full, test_device>(presets::full{}, wide, 1, device)), unsupported);
-  presets::sentencekv const sentences{.tokens = 30};
+  std::vector<std::uint8_t> const boundary{0, 1};
+  presets::sentencekv const sentences{.tokens = 30, .sentences = {.boundary = boundary}};
   auto by_sentence = made(sentences);
   REQUIRE_THROWS_AS(by_sentence.choose(cache.view(), {0}, {}, 1), invalid_value);  // no ids
 }

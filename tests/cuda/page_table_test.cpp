@@ -271,7 +271,7 @@ TEST_CASE("a decoder's lists become FlashInfer's indices, planned on the host fr
   test_exec exec;
   cuda::decoder<presets::quest, test_device> decoder(policy, shape, sequences, device);
   host_exec oracle;
-  std::vector<policy_state<parts_t<presets::quest>>> states;
+  std::vector<request_of<presets::quest>> states;
   std::vector<std::int32_t> tokens{90, 17};
   for (std::int64_t s = 0; s < sequences; ++s) {
     states.push_back(start(policy, shape));
@@ -279,7 +279,7 @@ TEST_CASE("a decoder's lists become FlashInfer's indices, planned on the host fr
     for (std::int64_t t = 0; t < n; ++t) cache.write(s, t, random);
     decoder.prefill(s, view, n, {0}, {}, exec);
     cuda::sequence_view<cuda::paged_batch, host_memory> const one{view, shape, s, n};
-    prefill(policy, states.back(), one, {0}, {}, oracle);
+    states.back().prefill(one, {0}, {}, oracle);
   }
   table_entries const how = entries_of(view.pool, entry_size::page, head_rows::folded);
   for (int step = 0; step < 12; ++step) {
@@ -310,7 +310,7 @@ TEST_CASE("a decoder's lists become FlashInfer's indices, planned on the host fr
       std::int64_t const n = tokens[static_cast<std::size_t>(s)];
       cuda::sequence_view<cuda::paged_batch, host_memory> const one{view, shape, s, n};
       query_heads const query{queries.data() + s * 4 * 16, 4, 16, .25f};
-      batch.push_back({choose(policy, states[static_cast<std::size_t>(s)], one, {0}, query, oracle), n,
+      batch.push_back({states[static_cast<std::size_t>(s)].choose(one, {0}, query, oracle), n,
                        std::span(view.pages.data + s * view.table_stride, static_cast<std::size_t>(view.table_stride))});
     }
     numbers want_indptr(5), want_last(4), want = filled(indptr[4]);

@@ -23,12 +23,12 @@ std::vector<std::vector<std::int32_t>> lists_of(Policy const& policy, world cons
     std::int64_t const window = std::min<std::int64_t>(prompt_queries(policy), prompt);
     told.queries = w.window(l, prompt - window, prompt);
     told.turned = {frequency.data(), w.shape.head_dim / 2, rotation::pairing::halves};
-    prefill(policy, state, w.view(prompt), {l}, told, exec);
+    state.prefill(w.view(prompt), {l}, told, exec);
   }
   for (std::int64_t n = prompt + 1; n <= prompt + steps; ++n) {
     for (std::int64_t l = 0; l < w.shape.layers; ++l) {
       selection const kept =
-          choose(policy, state, w.view(n), {l}, step_signals{w.heads(l, n - 1), w.ids[static_cast<std::size_t>(n - 1)]}, exec);
+          state.choose(w.view(n), {l}, step_signals{w.heads(l, n - 1), w.ids[static_cast<std::size_t>(n - 1)]}, exec);
       for (range_list const& list : kept.lists()) {
         std::vector<std::int32_t>& tokens = made.emplace_back();
         for (token_range const& range : list) {
@@ -36,7 +36,7 @@ std::vector<std::vector<std::int32_t>> lists_of(Policy const& policy, world cons
         }
       }
     }
-    observe(policy, state, {std::span<float const>(logits)}, exec);
+    state.observe({std::span<float const>(logits)}, exec);
   }
   return made;
 }

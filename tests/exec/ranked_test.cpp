@@ -131,9 +131,9 @@ TEST_CASE("policies that choose for each head have nothing to sum", "[ranks]") {
   alone counted;
   ranked<host_exec, alone> exec(counted);
   auto state = start(policy, r.shape);
-  for (std::int64_t l = 0; l < 4; ++l) prefill(policy, state, r.view(40), {l}, {}, exec);
+  for (std::int64_t l = 0; l < 4; ++l) state.prefill(r.view(40), {l}, {}, exec);
   for (std::int64_t l = 0; l < 4; ++l) {
-    selection const kept = choose(policy, state, r.view(41), {l}, {query.data(), 2, 3, 1}, exec);
+    selection const kept = state.choose(r.view(41), {l}, {query.data(), 2, 3, 1}, exec);
     REQUIRE(token_count(kept.of({0})) < 41);
   }
   REQUIRE(counted.sums.empty());
@@ -160,20 +160,20 @@ TEST_CASE("a sum that fails leaves the choice that stood, and the step can be ma
     alone link{.sums = {}, .fails_at = fails_at};
     ranked<host_exec, alone> exec(link);
     auto state = start(r.policy, r.shape);
-    for (std::int64_t l = 0; l < 4; ++l) prefill(r.policy, state, r.view(40), {l}, {}, exec);
+    for (std::int64_t l = 0; l < 4; ++l) state.prefill(r.view(40), {l}, {}, exec);
     int failed = 0;
     for (std::size_t i = 0; i < r.steps.size(); ++i) {
       range_list const before = state.kept({0}).of({0});
       bool threw = false;
       try {
-        choose(r.policy, state, r.view(r.steps[i]), {0}, {}, exec);
+        state.choose(r.view(r.steps[i]), {0}, {}, exec);
       } catch (ranks_error const&) {
         threw = true;
       }
       if (threw) {
         ++failed;
         REQUIRE(state.kept({0}).of({0}) == before);
-        choose(r.policy, state, r.view(r.steps[i]), {0}, {}, exec);
+        state.choose(r.view(r.steps[i]), {0}, {}, exec);
       }
       REQUIRE(state.kept({0}).of({0}) == want[i]);
     }
@@ -181,7 +181,7 @@ TEST_CASE("a sum that fails leaves the choice that stood, and the step can be ma
   }
 }
 
-TEST_CASE("behind a failed sum the old choice serves until the next is due, and that is tried again", "[ranks]") {
+TEST_CASE("a step whose sum failed is made again before the next, and the choice then stands until one is due", "[ranks]") {
   random_source random(4108);
   request const r = plain_request(random, 4);
   host_exec plain;
@@ -189,15 +189,14 @@ TEST_CASE("behind a failed sum the old choice serves until the next is due, and 
   alone link{.sums = {}, .fails_at = 2};  // at 45 tokens
   ranked<host_exec, alone> exec(link);
   auto state = start(r.policy, r.shape);
-  for (std::int64_t l = 0; l < 4; ++l) prefill(r.policy, state, r.view(40), {l}, {}, exec);
-  for (std::int64_t n = 41; n <= 44; ++n) choose(r.policy, state, r.view(n), {0}, {}, exec);
-  REQUIRE_THROWS_AS(choose(r.policy, state, r.view(45), {0}, {}, exec), ranks_error);
+  for (std::int64_t l = 0; l < 4; ++l) state.prefill(r.view(40), {l}, {}, exec);
+  for (std::int64_t n = 41; n <= 44; ++n) state.choose(r.view(n), {0}, {}, exec);
+  REQUIRE_THROWS_AS(state.choose(r.view(45), {0}, {}, exec), ranks_error);
   REQUIRE(state.kept({0}).of({0}) == want[3]);
-  REQUIRE_NOTHROW(choose(r.policy, state, r.view(46), {0}, {}, exec));  // overdue
+  REQUIRE_THROWS_AS(state.choose(r.view(46), {0}, {}, exec), invalid_value);
+  for (std::int64_t n = 45; n <= 48; ++n) REQUIRE_NOTHROW(state.choose(r.view(n), {0}, {}, exec));
   REQUIRE(link.sums.size() == 3);
-  REQUIRE_NOTHROW(choose(r.policy, state, r.view(49), {0}, {}, exec));
-  REQUIRE(link.sums.size() == 3);
-  REQUIRE_NOTHROW(choose(r.policy, state, r.view(50), {0}, {}, exec));
+  REQUIRE_NOTHROW(state.choose(r.view(49), {0}, {}, exec));
   REQUIRE(link.sums.size() == 4);
 }
 
@@ -245,7 +244,8 @@ TEST_CASE("ranks that are not in step are found out, all of them", "[ranks]") {
     std::vector<std::string> const thrown = on_ranks(2, patient, [&](auto& all) {
       auto const rank = static_cast<std::size_t>(all.rank());
       request mine = r;
-      mine.steps.assign(1, rank == 0 ? 41 : other);
+      mine.prompt = rank == 0 ? 40 : other - 1;
+      mine.steps.assign(1, mine.prompt + 1);
       ranked<host_exec, local_communicator> exec(all);
       run(mine, rank, exec);
     });
@@ -285,9 +285,9 @@ std::vector<std::string> run_pipeline(request const& r, bool chooses_first, mill
     auto const rank = static_cast<std::size_t>(all.rank());
     ranked<host_exec, local_communicator> exec(all);
     auto state = start(r.policy, r.view_of(rank, 0).shape());
-    prefill(r.policy, state, r.view_of(rank, r.prompt), {0}, {}, exec);
+    state.prefill(r.view_of(rank, r.prompt), {0}, {}, exec);
     for (std::size_t i = 0; i < r.steps.size(); ++i) {
-      auto const decide = [&] { choose(r.policy, state, r.view_of(rank, r.steps[i]), {0}, {}, exec); };
+      auto const decide = [&] { state.choose(r.view_of(rank, r.steps[i]), {0}, {}, exec); };
       if (chooses_first) decide();
       if (rank > 0 && !from[rank]->take(deadline)) throw error("no activations came");
       if (!chooses_first) decide();
@@ -295,7 +295,7 @@ std::vector<std::string> run_pipeline(request const& r, bool chooses_first, mill
       made[rank].push_back(state.kept({0}).of({0}));
       if (rank == 3) sampled.put();
       if (rank == 0 && !sampled.take(deadline)) throw error("no token came");
-      observe(r.policy, state, {.entropy = 1.f}, exec);
+      state.observe({.entropy = 1.f}, exec);
     }
   });
 }

@@ -81,18 +81,17 @@ TEMPLATE_TEST_CASE("after start nothing allocates: not prefill, choose, observe 
         for (std::int64_t n = first; n <= last; ++n) {
           for (std::int64_t l = 0; l < 2; ++l) {
             own_view const view{&cache, n};
-            selection const kept = choose(policy, state, view, {l}, heads, exec);
+            selection const kept = state.choose(view, {l}, heads, exec);
             table<float> const to{out.data(), shape.q_heads, shape.head_dim, shape.head_dim};
             attend(heads, view.keys({l}), view.values({l}), kept, to, sums, exec);
           }
-          observe(policy, state, {logits}, exec);
+          state.observe({logits}, exec);
         }
       };
-      for (std::int64_t l = 0; l < 2; ++l) prefill(policy, state, own_view{&cache, prompt}, {l}, {0, window}, exec);
+      for (std::int64_t l = 0; l < 2; ++l) state.prefill(own_view{&cache, prompt}, {l}, {0, window}, exec);
       steps(prompt + 1, prompt + 30);
       steps(prompt + 11, prompt + 20);  // a tail was removed
-      for (std::int64_t l = 0; l < 2; ++l)
-        prefill(policy, state, own_view{&cache, prompt + 40}, {l}, {prompt + 20, window}, exec);
+      for (std::int64_t l = 0; l < 2; ++l) state.prefill(own_view{&cache, prompt + 40}, {l}, {prompt + 20, window}, exec);
       steps(prompt + 41, prompt + 50);
       return allocations - before;
     };
@@ -118,10 +117,10 @@ TEST_CASE("a retrieve that reads what a retain broke up allocates nothing", "[si
   std::vector<float> const queries = random.reals(1000 * 16);
   auto state = start(both, shape);
   std::int64_t const before = allocations;
-  prefill(both, state, own_view{&cache, 600}, {0}, {.queries = {queries.data(), 1, 2, 16, 8, 1}}, exec);
+  state.prefill(own_view{&cache, 600}, {0}, {.queries = {queries.data(), 1, 2, 16, 8, 1}}, exec);
   std::size_t most = 0;
   for (std::int64_t n = 601; n <= 1600; ++n) {
-    selection const kept = choose(both, state, own_view{&cache, n}, {0}, {queries.data() + (n - 601) * 16, 2, 8, 1}, exec);
+    selection const kept = state.choose(own_view{&cache, n}, {0}, {queries.data() + (n - 601) * 16, 2, 8, 1}, exec);
     most = std::max(most, kept.of({0}).size());
   }
   REQUIRE(most > 45);

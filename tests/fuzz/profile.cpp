@@ -27,11 +27,10 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
     std::int64_t const row = shape.q_heads * 4;
     std::vector<float> const queries(static_cast<std::size_t>(40 * row), .25f);
     for (std::int64_t l = 0; l < shape.layers; ++l) {
-      prefill(policy, state, view, {l}, {.queries = {queries.data(), 40, shape.q_heads, row, 4, .5f}}, exec);
+      state.prefill(view, {l}, {.queries = {queries.data(), 40, shape.q_heads, row, 4, .5f}}, exec);
     }
     for (view.token_count = 41; view.token_count < 50; ++view.token_count) {
-      for (std::int64_t l = 0; l < shape.layers; ++l)
-        choose(policy, state, view, {l}, {queries.data(), shape.q_heads, 4, .5f}, exec);
+      for (std::int64_t l = 0; l < shape.layers; ++l) state.choose(view, {l}, {queries.data(), shape.q_heads, 4, .5f}, exec);
     }
   } catch (error const&) {
   }

@@ -101,19 +101,19 @@ void check_choices(watched_run const& run, Policy const& preset, std::int64_t la
     REQUIRE(std::ssize(queries) == prompt * row);
     std::int64_t const window = std::min<std::int64_t>(64, prompt);
     float const scale = 1 / std::sqrt(static_cast<float>(run.nodes[0].head_dim));
-    prefill(preset, state, before, {0},
-            {.first = 0,
-             .queries = {.data = queries.data() + (prompt - window) * row,
-                         .tokens = window,
-                         .heads = run.nodes[0].q_heads,
-                         .token_stride = row,
-                         .head_stride = run.nodes[0].head_dim,
-                         .scale = scale}},
-            exec);
+    state.prefill(before, {0},
+                  {.first = 0,
+                   .queries = {.data = queries.data() + (prompt - window) * row,
+                               .tokens = window,
+                               .heads = run.nodes[0].q_heads,
+                               .token_stride = row,
+                               .head_stride = run.nodes[0].head_dim,
+                               .scale = scale}},
+                  exec);
     for (std::size_t i = first; i < run.nodes.size(); i += static_cast<std::size_t>(layers)) {
       seen_attention const& node = run.nodes[i];
       strided_view<> const now = view_of(node, run.choices[i].tokens);
-      selection const kept = choose(preset, state, now, {0}, {node.q.data(), node.q_heads, node.head_dim, scale}, exec);
+      selection const kept = state.choose(now, {0}, {node.q.data(), node.q_heads, node.head_dim, scale}, exec);
       CAPTURE(layer, run.choices[i].tokens);
       REQUIRE(std::ranges::equal(kept.lists(), run.choices[i].lists));
     }

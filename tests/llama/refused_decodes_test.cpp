@@ -108,7 +108,8 @@ TEST_CASE("a hole in the middle is refused, and the engine stays intact") {
 
 TEST_CASE("a prompt given as embeddings is refused for a policy that reads token ids") {
   model_owner const model = tiny_llama();
-  session policy(presets::sentencekv{.tokens = 64, .sentences = {.longest = 20}});
+  std::vector<std::uint8_t> const boundary(256);
+  session policy(presets::sentencekv{.tokens = 64, .sentences = {.boundary = boundary, .longest = 20}});
   decoder ours(model.get(), &policy);
   ours.feed(random_tokens(50));
   ours.clear();

@@ -392,6 +392,7 @@ TEST_CASE("a state that was replaced before any step is noticed") {
 /// Chooses anew at every step, and writes down what it observes.
 struct observer {
   static constexpr signals needs = signals::logits;
+  static constexpr bool while_decoding = true;
   std::vector<logits>* into = nullptr;
 
   static constexpr signals wants() noexcept { return needs; }

@@ -67,7 +67,10 @@ TEST_CASE("a restored prompt is decoded as it was the first time") {
   SECTION("streaming_llm") { check_saved(presets::streaming_llm{.tokens = 64}); }
   SECTION("h2o") { check_saved(presets::h2o{.tokens = 64}); }
   SECTION("infllm") { check_saved(presets::infllm{.tokens = 96, .block = 16}); }
-  SECTION("sentencekv") { check_saved(presets::sentencekv{.tokens = 64, .sentences = {.longest = 20}}); }
+  SECTION("sentencekv") {
+    static std::vector<std::uint8_t> const boundary(256);
+    check_saved(presets::sentencekv{.tokens = 64, .sentences = {.boundary = boundary, .longest = 20}});
+  }
   SECTION("snapkv with quest") {
     check_saved(policy{presets::snapkv{.tokens = 96}.parts().retain, presets::quest{.tokens = 64}.parts().retrieve});
   }

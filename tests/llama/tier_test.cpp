@@ -31,7 +31,10 @@ constexpr std::array profile{head_profile{.role = head_role::pivot, .stability =
                              head_profile{.role = head_role::shifting, .stability = .2f}};
 
 presets::heterocache heterocache() { return {.heads = profile, .tokens = 96, .window = 3, .drift = .9f, .observe = 4}; }
-presets::sentencekv sentencekv() { return {.tokens = 64, .keep = 2}; }
+presets::sentencekv sentencekv() {
+  static std::vector<std::uint8_t> const none(256);  // no token ends a sentence: the longest do
+  return {.tokens = 64, .keep = 2, .sentences = {.boundary = none}};
+}
 auto snapkv_then_quest() {
   return policy{presets::snapkv{.tokens = 160}.parts().retain, presets::quest{.tokens = 64}.parts().retrieve};
 }

@@ -64,7 +64,7 @@ void run_chess(settings const& given, bool draws_fractions, std::uint64_t seed, 
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
     host_exec exec;
     auto state = start(policy, shape);
-    for (std::int64_t l = 0; l < shape.layers; ++l) prefill(policy, state, w.view(prompt), {l}, {}, exec);
+    for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, {}, exec);
     cascade_choice choice;
     naive_uncertainty page;
     bool due = true;
@@ -78,7 +78,7 @@ void run_chess(settings const& given, bool draws_fractions, std::uint64_t seed, 
       due = false;
       ints const want = chess_reading(choice, policy, n);
       for (std::int64_t l = 0; l < shape.layers; ++l) {
-        selection const kept = choose(policy, state, w.view(n), {l}, {}, exec);
+        selection const kept = state.choose(w.view(n), {l}, {}, exec);
         REQUIRE(kept.how_fine() == scope::request);
         ints const got = tokens_of(kept.of({0}));
         INFO("round " << round << " prompt " << prompt << " tokens " << n << " layer " << l << " page " << policy.units.page
@@ -90,12 +90,12 @@ void run_chess(settings const& given, bool draws_fractions, std::uint64_t seed, 
         if (l == 0) cases.add(got == want ? verdict::same : verdict::excused);
       }
       if (!by_entropy) {
-        observe(policy, state, {}, exec);
+        state.observe({}, exec);
         continue;
       }
       std::vector<float> const logits = random.reals(8, random.one_in(2) ? .1f : 3.f);
       page.add(logits);
-      observe(policy, state, {logits}, exec);
+      state.observe({logits}, exec);
       if (n % policy.units.page == 0) {
         due = page.mean() > policy.entropy || page.variance() > policy.varentropy;
         page.entropies.clear();
@@ -159,8 +159,8 @@ TEST_CASE("chess without grids, and without chunks, worked by hand", "[methods]"
                                 .standardised = false};
     host_exec exec;
     auto state = start(policy, shape);
-    prefill(policy, state, own_view{&cache, 11}, {0}, {}, exec);
-    REQUIRE(tokens_of(choose(policy, state, own_view{&cache, 12}, {0}, {}, exec).of({0})) == at(want, depth - 1));
+    state.prefill(own_view{&cache, 11}, {0}, {}, exec);
+    REQUIRE(tokens_of(state.choose(own_view{&cache, 12}, {0}, {}, exec).of({0})) == at(want, depth - 1));
   }
 }
 

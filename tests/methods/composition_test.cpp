@@ -15,13 +15,13 @@ void run(Policy const& policy, world const& w, std::int64_t prompt, Look look) {
   cache_shape const& shape = w.shape;
   host_exec exec;
   auto state = start(policy, shape);
-  for (std::int64_t l = 0; l < shape.layers; ++l) prefill(policy, state, w.view(prompt), {l}, w.prompt(l, prompt), exec);
+  for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, w.prompt(l, prompt), exec);
   for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + 10); ++n) {
     for (std::int64_t l = 0; l < shape.layers; ++l) {
-      selection const kept = choose(policy, state, w.view(n), {l}, w.step(l, n), exec);
+      selection const kept = state.choose(w.view(n), {l}, w.step(l, n), exec);
       look(state, n, l, kept);
     }
-    observe(policy, state, {}, exec);
+    state.observe({}, exec);
   }
 }
 
@@ -59,11 +59,10 @@ ints quest_alone(presets::quest const& policy, world const& w, std::int64_t l, s
   host_exec exec;
   auto state = start(policy, small.shape);
   std::int64_t const last = size_of(there) - 1;
-  if (last > 0) prefill(policy, state, own_view{&small.cache, last}, {0}, {}, exec);
+  if (last > 0) state.prefill(own_view{&small.cache, last}, {0}, {}, exec);
   query_heads const queries = w.heads(l, n - 1).of({h, 1}, w.group());
   ints made;
-  for (std::int64_t const rank :
-       tokens_of(choose(policy, state, own_view{&small.cache, last + 1}, {0}, queries, exec).of({0}))) {
+  for (std::int64_t const rank : tokens_of(state.choose(own_view{&small.cache, last + 1}, {0}, queries, exec).of({0}))) {
     made.push_back(at(there, rank));
   }
   return made;

@@ -26,7 +26,7 @@ TEST_CASE("h2o accumulates attention over what is kept and evicts after each ste
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
     host_exec exec;
     auto state = start(policy, shape);
-    for (std::int64_t l = 0; l < shape.layers; ++l) prefill(policy, state, w.view(prompt), {l}, w.prompt(l, prompt), exec);
+    for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, w.prompt(l, prompt), exec);
 
     std::vector<ints> there;             // what each list holds before a step
     std::vector<accumulated> attention;  // naive sums
@@ -57,7 +57,7 @@ TEST_CASE("h2o accumulates attention over what is kept and evicts after each ste
     // What a step evicted shows at the next one: what it reads, without its own token.
     for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + steps); ++n) {
       for (std::int64_t l = 0; l < shape.layers; ++l) {
-        selection const kept = choose(policy, state, w.view(n), {l}, w.step(l, n), exec);
+        selection const kept = state.choose(w.view(n), {l}, w.step(l, n), exec);
         for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
           ints const got = tokens_of(kept.of({h}));
           REQUIRE(got.back() == n - 1);
@@ -69,7 +69,7 @@ TEST_CASE("h2o accumulates attention over what is kept and evicts after each ste
           list = got;
         }
       }
-      observe(policy, state, {}, exec);
+      state.observe({}, exec);
     }
   }
   cases.require();
@@ -87,7 +87,7 @@ TEST_CASE("tova keeps one set a layer, by the mean over all its heads' last atte
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
     host_exec exec;
     auto state = start(policy, shape);
-    for (std::int64_t l = 0; l < shape.layers; ++l) prefill(policy, state, w.view(prompt), {l}, w.prompt(l, prompt), exec);
+    for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, w.prompt(l, prompt), exec);
     auto const look = [&](std::int64_t l, ints const& got, ints const& from, std::int64_t n) {
       reals scores = filled(size_of(from), 0.0);
       for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
@@ -109,7 +109,7 @@ TEST_CASE("tova keeps one set a layer, by the mean over all its heads' last atte
     }
     for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + steps); ++n) {
       for (std::int64_t l = 0; l < shape.layers; ++l) {
-        selection const kept = choose(policy, state, w.view(n), {l}, w.step(l, n), exec);
+        selection const kept = state.choose(w.view(n), {l}, w.step(l, n), exec);
         REQUIRE(kept.how_fine() == scope::layer);
         ints const got = tokens_of(kept.of({0}));
         REQUIRE(got.back() == n - 1);
@@ -133,10 +133,10 @@ TEST_CASE("streaming_llm reads the sinks and the most recent tokens, exactly its
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
     host_exec exec;
     auto state = start(policy, shape);
-    for (std::int64_t l = 0; l < shape.layers; ++l) prefill(policy, state, w.view(prompt), {l}, {}, exec);
+    for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, {}, exec);
     for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + steps); ++n) {
       for (std::int64_t l = 0; l < shape.layers; ++l) {
-        ints const got = tokens_of(choose(policy, state, w.view(n), {l}, {}, exec).of({0}));
+        ints const got = tokens_of(state.choose(w.view(n), {l}, {}, exec).of({0}));
         ints want;
         for (std::int64_t t = 0; t < n; ++t) {
           if (t < policy.sinks || t >= n - (policy.tokens - policy.sinks)) want.push_back(t);
@@ -172,9 +172,9 @@ TEST_CASE("h2o, worked by hand", "[methods]") {
   presets::h2o const policy{.tokens = 2};
   host_exec exec;
   auto state = start(policy, shape);
-  prefill(policy, state, own_view{&cache, 4}, {0}, {.queries = {queries.data(), 4, 1, 1, 1, scale}}, exec);
+  state.prefill(own_view{&cache, 4}, {0}, {.queries = {queries.data(), 4, 1, 1, 1, scale}}, exec);
   auto const step = [&](std::int64_t n) {
-    return tokens_of(choose(policy, state, own_view{&cache, n}, {0}, {queries.data() + n - 1, 1, 1, scale}, exec).of({0}));
+    return tokens_of(state.choose(own_view{&cache, n}, {0}, {queries.data() + n - 1, 1, 1, scale}, exec).of({0}));
   };
   REQUIRE(step(5) == ints{0, 3, 4});
   REQUIRE(step(6) == ints{0, 4, 5});
@@ -194,9 +194,9 @@ TEST_CASE("tova, worked by hand", "[methods]") {
   presets::tova const policy{.tokens = 2};
   host_exec exec;
   auto state = start(policy, shape);
-  prefill(policy, state, own_view{&cache, 4}, {0}, {.queries = {queries.data(), 4, 1, 1, 1, scale}}, exec);
+  state.prefill(own_view{&cache, 4}, {0}, {.queries = {queries.data(), 4, 1, 1, 1, scale}}, exec);
   auto const step = [&](std::int64_t n) {
-    return tokens_of(choose(policy, state, own_view{&cache, n}, {0}, {queries.data() + n - 1, 1, 1, scale}, exec).of({0}));
+    return tokens_of(state.choose(own_view{&cache, n}, {0}, {queries.data() + n - 1, 1, 1, scale}, exec).of({0}));
   };
   REQUIRE(step(5) == ints{1, 3, 4});
   REQUIRE(step(6) == ints{1, 4, 5});

@@ -88,7 +88,7 @@ tally run_heterocache(std::uint64_t seed, int rounds, double full_share, bool co
     if (r.budget.refused) {
       bool threw = false;
       try {
-        for (std::int64_t l = 0; l < shape.layers; ++l) prefill(policy, state, w.view(prompt), {l}, w.prompt(l, prompt), exec);
+        for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, w.prompt(l, prompt), exec);
       } catch (invalid_value const&) {
         threw = true;
       }
@@ -96,7 +96,7 @@ tally run_heterocache(std::uint64_t seed, int rounds, double full_share, bool co
       REQUIRE(threw);
       continue;
     }
-    for (std::int64_t l = 0; l < shape.layers; ++l) prefill(policy, state, w.view(prompt), {l}, w.prompt(l, prompt), exec);
+    for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, w.prompt(l, prompt), exec);
     r.lengths.resize(heads.size());
     policy.parts().retain.budget.lengths(prompt, r.lengths);
     auto const where = [&](std::int64_t n, std::int64_t l, std::int64_t h) {
@@ -126,7 +126,7 @@ tally run_heterocache(std::uint64_t seed, int rounds, double full_share, bool co
     }
     for (std::int64_t n = prompt + 1; n <= prompt + 18; ++n) {
       for (std::int64_t l = 0; l < shape.layers; ++l) {
-        selection const kept = choose(policy, state, w.view(n), {l}, w.step(l, n), exec);
+        selection const kept = state.choose(w.view(n), {l}, w.step(l, n), exec);
         std::vector<bool> fired = filled(shape.kv_heads, false);
         for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
           naive_drift& drift = at(r.drift, r.index(l, h));
@@ -160,7 +160,7 @@ tally run_heterocache(std::uint64_t seed, int rounds, double full_share, bool co
           chosen = of_prompt;
         }
       }
-      observe(policy, state, {}, exec);
+      state.observe({}, exec);
     }
   }
   return cases;
@@ -212,10 +212,10 @@ TEST_CASE("heterocache, worked by hand", "[methods]") {
   std::vector<float> const prompt(8, 1.f);
   host_exec exec;
   auto state = start(policy, shape);
-  prefill(policy, state, own_view{&cache, 4}, {0}, {.queries = {prompt.data(), 4, 2, 2, 1, 1.f}}, exec);
+  state.prefill(own_view{&cache, 4}, {0}, {.queries = {prompt.data(), 4, 2, 2, 1, 1.f}}, exec);
   auto const step = [&](std::int64_t n, float q) {
     std::vector<float> const queries{q, q};
-    selection const kept = choose(policy, state, own_view{&cache, n}, {0}, {queries.data(), 2, 1, 1.f}, exec);
+    selection const kept = state.choose(own_view{&cache, n}, {0}, {queries.data(), 2, 1, 1.f}, exec);
     REQUIRE(tokens_of(kept.of({1})) == range(0, n));
     return tokens_of(kept.of({0}));
   };
@@ -234,10 +234,10 @@ TEST_CASE("heterocache reads all of a prompt that is shorter than its budget", "
     presets::heterocache const policy{.heads = heads};
     host_exec exec;
     auto state = start(policy, shape);
-    for (std::int64_t l = 0; l < 2; ++l) prefill(policy, state, w.view(40), {l}, w.prompt(l, 40), exec);
+    for (std::int64_t l = 0; l < 2; ++l) state.prefill(w.view(40), {l}, w.prompt(l, 40), exec);
     for (std::int64_t n = 41; n <= 60; ++n) {
       for (std::int64_t l = 0; l < 2; ++l) {
-        selection const kept = choose(policy, state, w.view(n), {l}, w.step(l, n), exec);
+        selection const kept = state.choose(w.view(n), {l}, w.step(l, n), exec);
         for (std::int64_t h = 0; h < 4; ++h) {
           INFO("round " << round << " tokens " << n << " layer " << l << " head " << h << " "
                         << name_of(at(heads, l * 4 + h).role));

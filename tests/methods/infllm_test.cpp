@@ -36,10 +36,10 @@ TEST_CASE("infllm reads the blocks whose representatives the query wants, step b
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
     host_exec exec;
     auto state = start(policy, shape);
-    for (std::int64_t l = 0; l < shape.layers; ++l) prefill(policy, state, w.view(prompt), {l}, w.prompt(l, prompt), exec);
+    for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, w.prompt(l, prompt), exec);
     for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + 25); ++n) {
       for (std::int64_t l = 0; l < shape.layers; ++l) {
-        selection const kept = choose(policy, state, w.view(n), {l}, w.step(l, n), exec);
+        selection const kept = state.choose(w.view(n), {l}, w.step(l, n), exec);
         REQUIRE(kept.how_fine() == scope::layer);
         verdict const v = judge_infllm(kept.of({0}), w, policy, l, n, prompt);
         INFO("round " << round << " prompt " << prompt << " tokens " << n << " layer " << l << " block " << policy.block
@@ -72,8 +72,8 @@ TEST_CASE("infllm, worked by hand", "[methods]") {
   host_exec exec;
   for (float const q : {1.f, -1.f}) {
     auto state = start(policy, shape);
-    prefill(policy, state, own_view{&cache, 6}, {0}, {.queries = {queries.data(), 6, 1, 1, 1, 1.f}}, exec);
-    selection const kept = choose(policy, state, own_view{&cache, 7}, {0}, {&q, 1, 1, 1.f}, exec);
+    state.prefill(own_view{&cache, 6}, {0}, {.queries = {queries.data(), 6, 1, 1, 1, 1.f}}, exec);
+    selection const kept = state.choose(own_view{&cache, 7}, {0}, {&q, 1, 1, 1.f}, exec);
     REQUIRE(tokens_of(kept.of({0})) == (q > 0 ? ints{2, 3, 6} : ints{4, 5, 6}));
   }
 }
@@ -91,11 +91,11 @@ TEST_CASE("a block that closes while decoding asks its own queries alone, worked
   presets::infllm const policy{.tokens = 6, .block = 2, .representatives = 1, .local = 2, .sink_blocks = 0, .recent_blocks = 1};
   host_exec exec;
   auto state = start(policy, shape);
-  prefill(policy, state, own_view{&cache, 3}, {0}, {.queries = {queries.data(), 3, 1, 1, 1, 1.f}}, exec);
+  state.prefill(own_view{&cache, 3}, {0}, {.queries = {queries.data(), 3, 1, 1, 1, 1.f}}, exec);
   for (std::int64_t n = 4; n <= 6; ++n) {
-    choose(policy, state, own_view{&cache, n}, {0}, {queries.data() + n - 1, 1, 1, 1.f}, exec);
+    state.choose(own_view{&cache, n}, {0}, {queries.data() + n - 1, 1, 1, 1.f}, exec);
   }
-  selection const kept = choose(policy, state, own_view{&cache, 7}, {0}, {queries.data() + 6, 1, 1, 1.f}, exec);
+  selection const kept = state.choose(own_view{&cache, 7}, {0}, {queries.data() + 6, 1, 1, 1.f}, exec);
   REQUIRE(tokens_of(kept.of({0})) == ints{0, 1, 4, 5, 6});
 }
 

@@ -47,14 +47,14 @@ tally run_quest(std::uint64_t seed, std::int64_t rounds, content kind) {
     host_exec exec;
     auto state = start(policy, shape);
     if (piece > 0 && random.one_in(2)) {
-      for (std::int64_t l = 0; l < shape.layers; ++l) prefill(policy, state, w.view(piece), {l}, {}, exec);
-      for (std::int64_t l = 0; l < shape.layers; ++l) prefill(policy, state, w.view(prompt), {l}, {.first = piece}, exec);
+      for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(piece), {l}, {}, exec);
+      for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, {.first = piece}, exec);
     } else {
-      for (std::int64_t l = 0; l < shape.layers; ++l) prefill(policy, state, w.view(prompt), {l}, {}, exec);
+      for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, {}, exec);
     }
     for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + 8); ++n) {
       for (std::int64_t l = 0; l < shape.layers; ++l) {
-        selection const kept = choose(policy, state, w.view(n), {l}, w.step(l, n), exec);
+        selection const kept = state.choose(w.view(n), {l}, w.step(l, n), exec);
         for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
           verdict const v = judge_quest(kept.of({h}), w, policy, l, h, n);
           INFO("round " << round << " tokens " << n << " layer " << l << " head " << h << " page " << policy.page << " budget "
@@ -64,7 +64,7 @@ tally run_quest(std::uint64_t seed, std::int64_t rounds, content kind) {
           cases.add(v);
         }
       }
-      observe(policy, state, {}, exec);
+      state.observe({}, exec);
     }
   }
   return cases;
@@ -98,8 +98,8 @@ TEST_CASE("quest, worked by hand", "[methods]") {
   for (auto const metadata : {pool::bounds::kind::range, pool::bounds::kind::spread}) {
     presets::quest const policy{.tokens = 4, .page = 2, .sink_pages = 0, .metadata = metadata, .group = group_merge::mean};
     auto state = start(policy, shape);
-    prefill(policy, state, own_view{&cache, 6}, {0}, {}, exec);
-    selection const kept = choose(policy, state, own_view{&cache, 7}, {0}, {query.data(), 1, 2, 1.f}, exec);
+    state.prefill(own_view{&cache, 6}, {0}, {}, exec);
+    selection const kept = state.choose(own_view{&cache, 7}, {0}, {query.data(), 1, 2, 1.f}, exec);
     REQUIRE(tokens_of(kept.of({0})) == ints{2, 3, 6});
   }
 }

@@ -48,7 +48,7 @@ two_tallies run_sentencekv(std::uint64_t seed, int rounds, bool relative) {
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
     host_exec exec;
     auto state = start(policy, shape);
-    for (std::int64_t l = 0; l < shape.layers; ++l) prefill(policy, state, w.view(prompt), {l}, w.prompt(l, prompt), exec);
+    for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, w.prompt(l, prompt), exec);
     auto const where = [&](std::int64_t n, std::int64_t l, std::int64_t h) {
       return "round " + std::to_string(round) + " prompt " + std::to_string(prompt) + " tokens " + std::to_string(n) +
              " layer " + std::to_string(l) + " head " + std::to_string(h) + " tau " + std::to_string(policy.tokens) +
@@ -69,7 +69,7 @@ two_tallies run_sentencekv(std::uint64_t seed, int rounds, bool relative) {
     }
     for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + 24); ++n) {
       for (std::int64_t l = 0; l < shape.layers; ++l) {
-        selection const kept = choose(policy, state, w.view(n), {l}, w.step(l, n), exec);
+        selection const kept = state.choose(w.view(n), {l}, w.step(l, n), exec);
         for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
           ints const there = united(at(retained, l * shape.kv_heads + h), range(prompt, n));
           sentence_reading const want = read_sentences(w, l, h, n, prompt, there, policy);
@@ -81,7 +81,7 @@ two_tallies run_sentencekv(std::uint64_t seed, int rounds, bool relative) {
           cases.read.add(got == want.tokens ? verdict::same : verdict::excused);
         }
       }
-      observe(policy, state, {}, exec);
+      state.observe({}, exec);
     }
   }
   return cases;
@@ -109,7 +109,7 @@ TEST_CASE("what the prompt retains for sentencekv is the best of the whole promp
     host_exec exec;
     auto state = start(policy, w.shape);
     for (std::int64_t l = 0; l < w.shape.layers; ++l) {
-      prefill(policy, state, w.view(prompt), {l}, w.prompt(l, prompt), exec);
+      state.prefill(w.view(prompt), {l}, w.prompt(l, prompt), exec);
       for (std::int64_t h = 0; h < w.shape.kv_heads; ++h) {
         verdict const v = judge_retained(tokens_of(state.retained({l}).of({h})), w, policy, l, h, prompt);
         INFO("round " << round << " prompt " << prompt << " layer " << l << " head " << h);
@@ -148,9 +148,9 @@ TEST_CASE("sentencekv, worked by hand", "[methods]") {
                                      .all_after_boundary = all};
     host_exec exec;
     auto state = start(policy, shape);
-    prefill(policy, state, own_view{&cache, 9}, {0}, {.queries = {prompt.data(), 9, 1, 1, 1, 1.f}, .token_ids = ids}, exec);
+    state.prefill(own_view{&cache, 9}, {0}, {.queries = {prompt.data(), 9, 1, 1, 1, 1.f}, .token_ids = ids}, exec);
     auto const step = [&](std::int64_t n, float q, std::int32_t id) {
-      return tokens_of(choose(policy, state, own_view{&cache, n}, {0}, {{&q, 1, 1, 1.f}, id}, exec).of({0}));
+      return tokens_of(state.choose(own_view{&cache, n}, {0}, {{&q, 1, 1, 1.f}, id}, exec).of({0}));
     };
     REQUIRE(step(10, 1, 1) == ints{0, 3, 4, 8, 9});
     REQUIRE(step(11, -4, 0) == (all ? range(0, 11) : ints{5, 6, 7, 10}));
@@ -178,16 +178,16 @@ TEST_CASE("a prompt in two pieces is read as the prompt in one", "[methods]") {
       std::int64_t const window = std::min<std::int64_t>(last - first, 4);
       prompt_signals told{.first = first, .queries = w.window(0, last - window, last)};
       told.token_ids = std::span(w.ids).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first));
-      prefill(policy, state, w.view(last), {0}, told, exec);
+      state.prefill(w.view(last), {0}, told, exec);
     };
     give(whole, 0, n);
     give(pieces, 0, cut);
     give(pieces, cut, n);
     for (std::int64_t t = n; t < n + 8; ++t) {
       step_signals const now{w.heads(0, t), at(w.ids, t)};
-      selection const want = choose(policy, whole, w.view(t + 1), {0}, now, exec);
+      selection const want = whole.choose(w.view(t + 1), {0}, now, exec);
       std::vector<ints> const lists{tokens_of(want.of({0})), tokens_of(want.of({1}))};
-      selection const got = choose(policy, pieces, w.view(t + 1), {0}, now, exec);
+      selection const got = pieces.choose(w.view(t + 1), {0}, now, exec);
       INFO("round " << round << ": " << cut << " of " << n << ", token " << t);
       REQUIRE(tokens_of(got.of({0})) == lists[0]);
       REQUIRE(tokens_of(got.of({1})) == lists[1]);

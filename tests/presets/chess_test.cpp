@@ -143,9 +143,9 @@ template <class Exec>
 range_list chosen(presets::chess const& policy, random_cache const& cache, std::int64_t n, Exec& exec) {
   auto state = start(policy, cache.shape());
   if (n > 1) {
-    for (std::int64_t l = 0; l < cache.shape().layers; ++l) prefill(policy, state, own_view{&cache, n - 1}, {l}, {}, exec);
+    for (std::int64_t l = 0; l < cache.shape().layers; ++l) state.prefill(own_view{&cache, n - 1}, {l}, {}, exec);
   }
-  return choose(policy, state, own_view{&cache, n}, {0}, {}, exec).of({0});
+  return state.choose(own_view{&cache, n}, {0}, {}, exec).of({0});
 }
 
 TEMPLATE_TEST_CASE("chess keeps what the paper's equations say, with dead units at -inf or to the letter", "[presets]",
@@ -229,16 +229,16 @@ TEST_CASE("chess chooses anew after a page that passed a threshold, and not befo
       .fractions = {.5f, .2f, .1f}, .units = {4, 2, 2}, .recent_pages = 1, .entropy = 1.0f, .varentropy = 5.0f, .depth = 3};
   host_exec exec;
   auto state = start(policy, shape);
-  for (std::int64_t l = 0; l < 2; ++l) prefill(policy, state, own_view{&cache, 100}, {l}, {}, exec);
+  for (std::int64_t l = 0; l < 2; ++l) state.prefill(own_view{&cache, 100}, {l}, {}, exec);
   std::vector<float> const unsure(16, 0.0f);
   std::vector<float> sure(16, 0.0f);
   sure[0] = 60;
   for (std::int64_t n = 101; n <= 199; ++n) {
-    choose(policy, state, own_view{&cache, n}, {0}, {}, exec);
+    for (std::int64_t l = 0; l < 2; ++l) state.choose(own_view{&cache, n}, {l}, {}, exec);
     bool const page_is_unsure = (n - 1) / 4 % 3 == 0;
-    observe(policy, state, {page_is_unsure ? unsure : sure}, exec);
+    state.observe({page_is_unsure ? unsure : sure}, exec);
     INFO("token " << n);
-    REQUIRE(policy.parts().retrieve.trigger.due(state.retrieve.trigger, {0}, {0}, 1) == (n % 4 == 0 && page_is_unsure));
+    REQUIRE(policy.parts().retrieve.trigger.due(state.retrieve().trigger(), {0}, {0}, 1) == (n % 4 == 0 && page_is_unsure));
   }
 }
 
@@ -260,9 +260,9 @@ TEST_CASE("a choice that keeps nothing takes the place of one that kept pages", 
   };
   host_exec exec;
   auto state = start(policy, view(0).shape());
-  prefill(policy, state, view(7), {0}, {}, exec);
-  REQUIRE(token_count(choose(policy, state, view(8), {0}, {}, exec).of({0})) == 4);
-  REQUIRE(token_count(choose(policy, state, view(9), {0}, {}, exec).of({0})) == 1);
+  state.prefill(view(7), {0}, {}, exec);
+  REQUIRE(token_count(state.choose(view(8), {0}, {}, exec).of({0})) == 4);
+  REQUIRE(token_count(state.choose(view(9), {0}, {}, exec).of({0})) == 1);
 }
 
 }  // namespace

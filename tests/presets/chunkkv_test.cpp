@@ -26,7 +26,7 @@ range_list retained_by(presets::chunkkv policy) {
   float const query = 1;
   host_exec exec;
   auto state = start(policy, view.shape());
-  prefill(policy, state, view, {0}, {.queries = {&query, 1, 1, 1, 1, 1}}, exec);
+  state.prefill(view, {0}, {.queries = {&query, 1, 1, 1, 1, 1}}, exec);
   range_list list = state.retained({0}).of({0});
   return list;
 }

@@ -22,8 +22,8 @@ range_list read_of(Policy const& policy, std::array<float, Floats> const& keys) 
   };
   host_exec exec;
   auto state = start(policy, view(tokens).shape());
-  prefill(policy, state, view(tokens - 1), {0}, {}, exec);
-  return choose(policy, state, view(tokens), {0}, {}, exec).of({0});
+  state.prefill(view(tokens - 1), {0}, {}, exec);
+  return state.choose(view(tokens), {0}, {}, exec).of({0});
 }
 
 // Norms 5, 1, 13, 1, 2, 10, and the step's own token.

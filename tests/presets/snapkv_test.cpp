@@ -46,8 +46,8 @@ TEMPLATE_TEST_CASE("snapkv keeps what the prompt's last queries attend to, then 
     on.run([&](auto& exec) {
       auto state = start(policy, shape);
       query_window const window{queries.data(), given, shape.q_heads, width, shape.head_dim, .5f};
-      prefill(policy, state, own_view{&cache, n}, {0}, {0, window}, exec);
-      for (std::int64_t t = n + 1; t <= n + 5; ++t) lists = copy_of(choose(policy, state, own_view{&cache, t}, {0}, {}, exec));
+      state.prefill(own_view{&cache, n}, {0}, {0, window}, exec);
+      for (std::int64_t t = n + 1; t <= n + 5; ++t) lists = copy_of(state.choose(own_view{&cache, t}, {0}, {}, exec));
     });
     std::int64_t const recent = n - w;
     std::int64_t const sinks = std::min<std::int64_t>(policy.sinks, recent);
@@ -78,7 +78,7 @@ TEST_CASE("snapkv says so when no queries were observed", "[presets]") {
   presets::snapkv const policy{.tokens = 8, .window = 4};
   host_exec exec;
   auto state = start(policy, shape);
-  REQUIRE_THROWS_AS(prefill(policy, state, own_view{&cache, 40}, {0}, {}, exec), unsupported);
+  REQUIRE_THROWS_AS(state.prefill(own_view{&cache, 40}, {0}, {}, exec), unsupported);
 }
 
 TEST_CASE("snapkv's paper setting is window 64 and an average over 5", "[presets]") {

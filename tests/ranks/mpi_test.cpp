@@ -106,19 +106,19 @@ int run_faulty(milliseconds deadline, Odd odd) {
   auto const view = [&](std::int64_t tokens) { return r.view_of(rank, tokens); };
   ranked<host_exec, mpi_communicator> exec(all);
   auto state = start(r.policy, view(0).shape());
-  for (std::int64_t l = 0; l < view(0).shape().layers; ++l) prefill(r.policy, state, view(r.prompt), {l}, {}, exec);
+  for (std::int64_t l = 0; l < view(0).shape().layers; ++l) state.prefill(view(r.prompt), {l}, {}, exec);
   choices made;
   try {
     for (std::size_t i = 0; i < r.steps.size(); ++i) {
       if (i == 1 && rank == 2) odd();
-      choose(r.policy, state, view(r.steps[i]), {0}, {}, exec);
+      state.choose(view(r.steps[i]), {0}, {}, exec);
       made.push_back(state.kept({0}).of({0}));
     }
   } catch (ranks_error const& e) {
     say(e.what());
     bool again = false;
     try {
-      choose(r.policy, state, view(r.steps.back()), {0}, {}, exec);
+      state.choose(view(r.steps.back()), {0}, {}, exec);
     } catch (ranks_error const&) {
       again = true;
     }

@@ -54,8 +54,8 @@ std::vector<std::string> on_gpus(int size, std::chrono::milliseconds deadline, W
   ranked<cuda_exec, nccl_communicator> exec(all, stream);
   presets::chess const policy{};
   auto state = start(policy, shape_of(view));
-  prefill(policy, state, view, {0}, {}, exec);
-  choose(policy, state, view, {0}, {}, exec);
+  state.prefill(view, {0}, {}, exec);
+  state.choose(view, {0}, {}, exec);
 }
 
 void require(bool holds, std::string const& what) {

@@ -75,15 +75,15 @@ choices run(request const& r, std::optional<std::size_t> rank, Exec& exec) {
   };
   auto state = start(r.policy, shape_of(view(0)));
   std::int64_t const layers = view(0).shape().layers;
-  for (std::int64_t l = 0; l < layers; ++l) prefill(r.policy, state, view(r.prompt), {l}, {}, exec);
+  for (std::int64_t l = 0; l < layers; ++l) state.prefill(view(r.prompt), {l}, {}, exec);
   choices made;
   for (std::size_t i = 0; i < r.steps.size(); ++i) {
-    for (std::int64_t l = 0; l < layers; ++l) choose(r.policy, state, view(r.steps[i]), {l}, {}, exec);
+    for (std::int64_t l = 0; l < layers; ++l) state.choose(view(r.steps[i]), {l}, {}, exec);
     made.push_back(state.kept({0}).of({0}));
     host_exec once;
-    if (!r.entropies.empty()) observe(r.policy, state, {.entropy = r.entropies[i]}, exec);
-    else if (r.send_entropy && rank) observe(r.policy, state, {.entropy = entropy(r.logits[i], once).entropy}, exec);
-    else observe(r.policy, state, {.logits = r.logits[i]}, exec);
+    if (!r.entropies.empty()) state.observe({.entropy = r.entropies[i]}, exec);
+    else if (r.send_entropy && rank) state.observe({.entropy = entropy(r.logits[i], once).entropy}, exec);
+    else state.observe({.logits = r.logits[i]}, exec);
   }
   return made;
 }

@@ -19,10 +19,10 @@ TEST_CASE("what a satellite was given at the prompt's end stands until its pivot
   lists_copy first;
   for (int request = 0; request < 2; ++request) {  // with other queries after the same prompt
     auto state = start(policy, shape);
-    prefill(policy, state, own_view{&cache, 100}, {0}, {.queries = {last.data(), 1, 4, 32, 8, 1}}, exec);
+    state.prefill(own_view{&cache, 100}, {0}, {.queries = {last.data(), 1, 4, 32, 8, 1}}, exec);
     for (std::int64_t n = 101; n <= 130; ++n) {
       std::vector<float> const queries = random.reals(32);
-      range_list read = choose(policy, state, own_view{&cache, n}, {0}, {queries.data(), 4, 8, 1}, exec).of({1});
+      range_list read = state.choose(own_view{&cache, n}, {0}, {queries.data(), 4, 8, 1}, exec).of({1});
       truncate(read, 100);
       if (first.empty()) first = {read};
       INFO("request " << request << " tokens " << n);

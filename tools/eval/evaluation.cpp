@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "output_file.hpp"
-#include "policy_text.hpp"
 #include "progress.hpp"
+#include "published.hpp"
 #include "records.hpp"
 #include "results.hpp"
 #include "text_model.hpp"
@@ -25,12 +25,13 @@ using nlohmann::ordered_json;
 struct variant_of_policy {
   std::string label;        ///< as it was asked for, without the budget; "dense"
   std::int64_t budget = 0;  ///< tokens; 0: the policy has none
-  std::optional<named_policy> policy{};
+  std::optional<named_host_policy> policy{};
 };
 
 std::string parameters_of(variant_of_policy const& v) { return v.policy ? v.policy->parameters : ""; }
 
-std::vector<variant_of_policy> variants_of(eval_options const& options, model_facts const& facts) {
+std::vector<variant_of_policy> variants_of(eval_options const& options, host_policy_list const& known,
+                                           policy_facts const& facts) {
   std::vector<variant_of_policy> all{{.label = "dense"}};
   for (std::string const& text : options.policies) {
     std::string const name = text.substr(0, text.find_first_of(":+"));
@@ -41,17 +42,15 @@ std::vector<variant_of_policy> variants_of(eval_options const& options, model_fa
     if (given_to_it.find("tokens=") != std::string::npos) {
       throw invalid_value("'" + text + "': --budgets gives the last policy its tokens=; leave it out there");
     }
-    std::vector<std::string> const known = parameter_names(budgeted);
-    bool const has_budget =
-        std::ranges::find(known, "tokens") != known.end() && given_to_it.find("ratio=") == std::string::npos;
+    bool const has_budget = known.has_parameter(budgeted, "tokens") && given_to_it.find("ratio=") == std::string::npos;
     if (!has_budget) {
-      all.push_back({text, 0, parse_policy(text, facts)});
+      all.push_back({text, 0, known.parse(text, facts)});
       continue;
     }
     for (std::int64_t const budget : options.budgets) {
       std::string const given =
           text + (text.find(':', last) == std::string::npos ? ":" : ",") + "tokens=" + std::to_string(budget);
-      all.push_back({text, budget, parse_policy(given, facts)});
+      all.push_back({text, budget, known.parse(given, facts)});
     }
   }
   return all;
@@ -172,9 +171,11 @@ class evaluation {
 
 void evaluate(eval_options const& options) {
   std::vector<eval_record> const records = read_records(options.data, options.tasks, options.first, options.records);
-  for (std::string const& text : options.policies) parse_policy(text);  // what is misspelt is known before a model is loaded
+  host_policy_list const known = known_policies(options.plugins);
+  for (std::string const& text : options.policies)
+    known.parse(text, facts_for());  // what is misspelt is known before a model is loaded
   text_model const model(options.model);
-  std::vector<variant_of_policy> const variants = variants_of(options, model.facts());
+  std::vector<variant_of_policy> const variants = variants_of(options, known, model.facts());
   std::size_t longest = 0;
   for (eval_record const& record : records) {
     longest = std::max(longest, model.tokens_of(model.as_chat(record.prompt) + record.answer_prefix, true).size());

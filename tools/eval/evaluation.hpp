@@ -12,6 +12,7 @@ struct eval_options {
   std::string data;
   std::string out;
   std::vector<std::string> policies;
+  std::vector<std::string> plugins;
   std::vector<std::int64_t> budgets{128, 256, 512, 1024};
   std::vector<std::string> tasks;
   std::int64_t first = 0;

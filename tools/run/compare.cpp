@@ -110,7 +110,7 @@ class comparison {
  private:
   static std::int64_t window_queries(run_options const& options) {
     std::int64_t most = 0;
-    for (named_policy const& p : options.policies) most = std::max(most, prompt_queries(p.policy));
+    for (named_host_policy const& p : options.policies) most = std::max(most, prompt_queries(p.policy));
     return most;
   }
 
@@ -118,7 +118,7 @@ class comparison {
   void check_policies(std::int64_t context) const {
     cache_shape shape = model_.cache(context);
     shape.max_tokens = context;
-    for (named_policy const& p : options_.policies) check(p.policy, shape);
+    for (named_host_policy const& p : options_.policies) check(p.policy, shape);
   }
 
   void prefill(prompt_text const& prompt, std::vector<llama_token> const& tokens) {
@@ -295,10 +295,10 @@ ordered_json comparison::result() const {
         {"pass_through", timing(dense_[2], best)}}},
       {"policies", ordered_json::array()}};
   std::multiset<std::string> names;
-  for (named_policy const& p : options_.policies) names.insert(p.name);
+  for (named_host_policy const& p : options_.policies) names.insert(p.name);
   for (std::size_t i = 0; i < policies_.size(); ++i) {
     measured const& m = policies_[i];
-    named_policy const& p = options_.policies[i];
+    named_host_policy const& p = options_.policies[i];
     auto const compared = static_cast<double>(std::max<std::int64_t>(m.compared, 1));
     ordered_json entry{{"name", p.name},
                        {"label", names.count(p.name) > 1 ? p.name + " (" + std::to_string(i + 1) + ")" : p.name},
@@ -341,7 +341,7 @@ void compare(run_options const& options) {
   std::optional<output_file> trace;
   if (!options.trace.empty()) trace.emplace(options.trace);
   run_options bound = options;
-  for (named_policy& p : bound.policies) p = parse_policy(p.text, model.facts());
+  for (named_host_policy& p : bound.policies) p = options.known.parse(p.text, model.facts());
   comparison all(bound, model, context);
   for (std::size_t i = 0; i < tokens.size(); ++i) all.run(options.prompts[i], tokens[i], trace ? &trace->stream() : nullptr);
   ordered_json const result = all.result();

@@ -43,7 +43,7 @@ std::int64_t context_tokens(text_model const& model, run_options const& options,
 
 void generate(run_options const& options) {
   text_model const model(options.model);
-  named_policy const chosen = parse_policy(options.policies.front().text, model.facts());
+  named_host_policy const chosen = options.known.parse(options.policies.front().text, model.facts());
   std::vector<llama_token> const prompt = prompt_tokens(model, options, options.prompts.front());
   std::optional<output_file> trace;
   if (!options.trace.empty()) trace.emplace(options.trace);

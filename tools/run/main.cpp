@@ -18,6 +18,7 @@ struct arguments {
   std::vector<std::string> policies;
   std::vector<std::string> prompt_files;
   std::string prompt;
+  std::vector<std::string> plugins;
   bool compare = false;
   bool list = false;
 };
@@ -43,6 +44,8 @@ void declare(CLI::App& app, arguments& a) {
   app.add_flag("--compare", a.compare, "measure the policies against dense decoding; print a table");
   app.add_option("--json", a.options.json, "write everything that was measured");
   app.add_option("--trace", a.options.trace, "write one JSON line for each step and layer: what was kept, and why");
+  app.add_option("--plugin", a.plugins,
+                 "shared object with policies of one's own (docs/adding-a-part.md); there may be several");
   app.add_flag("--list-policies", a.list, "print each policy's parameters, defaults and source");
 }
 
@@ -50,8 +53,9 @@ std::string name_of_file(std::string const& path) { return path.substr(path.rfin
 
 void run(arguments& a) {
   using kvpolicy::invalid_value;
+  a.options.known = kvpolicy::known_policies(a.plugins);
   if (a.list) {
-    std::cout << kvpolicy::describe_policies();
+    std::cout << a.options.known.describe();
     return;
   }
   if (a.options.model.empty()) throw invalid_value("--model is missing: name a GGUF file");
@@ -60,10 +64,10 @@ void run(arguments& a) {
     throw invalid_value("several policies or prompts need --compare");
   }
   if (a.policies.empty()) {
-    a.policies = a.compare ? kvpolicy::policy_names() : std::vector<std::string>{"full"};
+    a.policies = a.compare ? a.options.known.names() : std::vector<std::string>{"full"};
     std::erase(a.policies, "heterocache");  // it needs a profile
   }
-  for (std::string const& text : a.policies) a.options.policies.push_back(kvpolicy::parse_policy(text));
+  for (std::string const& text : a.policies) a.options.policies.push_back(a.options.known.parse(text, kvpolicy::facts_for()));
   for (std::string const& path : a.prompt_files) a.options.prompts.push_back({name_of_file(path), kvpolicy::read_file(path)});
   if (a.prompt_files.empty()) {
     if (a.prompt.empty()) {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "policy_text.hpp"
+#include "published.hpp"
 
 namespace kvpolicy {
 
@@ -16,7 +16,8 @@ struct prompt_text {
 struct run_options {
   std::string model;
   std::vector<prompt_text> prompts;
-  std::vector<named_policy> policies;
+  host_policy_list known;  ///< the names that texts may use
+  std::vector<named_host_policy> policies;
   bool chat = false;
   std::string answer_prefix;  ///< how the answer begins; part of the prompt
   int predict = 64;

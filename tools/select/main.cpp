@@ -3,12 +3,11 @@
 #include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <string>
 
 #include "case_file.hpp"
 #include "kvpolicy/exec/simd.hpp"
-#include "policy_text.hpp"
+#include "published.hpp"
 #include "tool_main.hpp"
 
 namespace {
@@ -19,6 +18,7 @@ struct arguments {
   std::string path;
   std::string policy;
   std::string ratio;
+  std::vector<std::string> plugins;
   std::vector<std::pair<std::string, std::string>> options;  ///< "window", "64"
 };
 
@@ -26,6 +26,7 @@ void declare(CLI::App& app, arguments& a) {
   app.add_option("CASE", a.path, "the .safetensors file")->required();
   app.add_option("--policy", a.policy, "its name")->required();
   app.add_option("--ratio", a.ratio, "fraction removed, 0 <= R < 1");
+  app.add_option("--plugin", a.plugins, "shared object with policies of one's own; there may be several");
   app.allow_extras();
   app.footer("Every further --OPTION VALUE is a parameter of the policy (kvpolicy-run --list-policies).");
 }
@@ -52,7 +53,8 @@ std::vector<std::pair<std::string, std::string>> options_of(std::vector<std::str
 }
 
 /// The policy that is asked for. Its published setting is the base, so that the options given are all that differs.
-named_policy policy_of(arguments const& a, std::int64_t tokens) {
+named_host_policy policy_of(arguments const& a, std::int64_t tokens) {
+  host_policy_list const known = known_policies(a.plugins);
   std::string name = a.policy;
   std::string items;
   auto const value_of = [&](char const* option) -> std::string {
@@ -65,8 +67,7 @@ named_policy policy_of(arguments const& a, std::int64_t tokens) {
   bool const short_of_a_chunk = name == "chunkkv" && value_of("window_in_budget") == "1" && !value_of("chunk").empty() &&
                                 tokens < std::strtoll(value_of("chunk").c_str(), nullptr, 10);
   if (short_of_a_chunk) name = "snapkv";
-  std::vector<std::string> const known = parameter_names(name);
-  bool const observes = std::ranges::find(known, "smooth") != known.end() && name != "sentencekv" && name != "heterocache";
+  bool const observes = known.has_parameter(name, "smooth") && name != "sentencekv" && name != "heterocache";
   if (observes) items = "paper,smooth=average";
   if (name == "chunkkv") items += ",reuse=1";
   if (!a.ratio.empty()) items += (items.empty() ? "ratio=" : ",ratio=") + a.ratio;
@@ -74,17 +75,23 @@ named_policy policy_of(arguments const& a, std::int64_t tokens) {
     if (short_of_a_chunk && (key == "chunk" || key == "reduce" || key == "window_in_budget")) continue;
     items += (items.empty() ? "" : ",") + key + "=" + value;
   }
-  return parse_policy(name + (items.empty() ? "" : ":" + items));
+  return known.parse(name + (items.empty() ? "" : ":" + items), facts_for());
 }
 
-nlohmann::json kept_of(case_file const& prompt, any_policy const& policy) {
+nlohmann::json kept_of(case_file const& prompt, host_policy const& policy) {
   cache_shape const& shape = prompt.shape;
   std::int64_t const n = shape.max_tokens;
-  bool const retrieves = !keeps_all(policy.retrieve);
-  bool const everything = !retrieves && keeps_all(policy.retain);
+  bool const retrieves = !facts_of(policy.retrieve).keeps_all;
   if (retrieves && n < 2) throw invalid_value("a policy that retrieves needs a prompt of at least 2 tokens");
   // A retrieve chooses for the last token, behind a prompt of all others.
   std::int64_t const known = retrieves ? n - 1 : n;
+  std::vector<rows> keys;
+  std::vector<rows> values;
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    keys.push_back(prompt.view(n).keys({l}));
+    values.push_back(prompt.view(n).values({l}));
+  }
+  auto const view = [&](std::int64_t tokens) { return layer_table_view{shape, tokens, keys.data(), values.data()}; };
   simd_exec exec(shape);
   auto state = start(policy, shape);
   std::int64_t const row = shape.q_heads * shape.head_dim;
@@ -96,23 +103,18 @@ nlohmann::json kept_of(case_file const& prompt, any_policy const& policy) {
         .queries = {prompt.queries[static_cast<std::size_t>(l)].data(), known, shape.q_heads, row, shape.head_dim, scale},
         .turned = {prompt.inverse_frequency.data(), static_cast<std::int64_t>(prompt.inverse_frequency.size())},
         .token_ids = std::span(ids).first(static_cast<std::size_t>(known))};
-    prefill(policy, state, prompt.view(known), {l}, signals, exec);
+    state.prefill(view(known), {l}, signals, exec);
   }
   nlohmann::json layers = nlohmann::json::array();
   for (std::int64_t l = 0; l < shape.layers; ++l) {
     query_heads const last{prompt.queries[static_cast<std::size_t>(l)].data() + (n - 1) * row, shape.q_heads, shape.head_dim,
                            scale};
-    selection const kept = retrieves ? choose(policy, state, prompt.view(n), {l}, {last, -1}, exec) : state.retained({l});
+    selection const kept = retrieves ? state.choose(view(n), {l}, {last, -1}, exec) : state.retained({l});
     nlohmann::json heads = nlohmann::json::array();
     for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
       std::vector<std::int32_t> tokens;
-      if (everything) {
-        tokens.resize(static_cast<std::size_t>(n));
-        std::iota(tokens.begin(), tokens.end(), 0);
-      } else {
-        for (token_range const& range : kept.of({h})) {
-          for (std::int32_t t = range.begin; t < range.end; ++t) tokens.push_back(t);
-        }
+      for (token_range const& range : kept.of({h})) {
+        for (std::int32_t t = range.begin; t < range.end; ++t) tokens.push_back(t);
       }
       heads.push_back(std::move(tokens));
     }
@@ -123,7 +125,7 @@ nlohmann::json kept_of(case_file const& prompt, any_policy const& policy) {
 
 void run(arguments const& a) {
   case_file const prompt = read_case(a.path);
-  named_policy const chosen = policy_of(a, prompt.shape.max_tokens);
+  named_host_policy const chosen = policy_of(a, prompt.shape.max_tokens);
   nlohmann::ordered_json const result{{"policy", a.policy}, {"kept", kept_of(prompt, chosen.policy)}};
   std::cout << result.dump() << '\n' << std::flush;
   if (!std::cout) throw error("standard output could not be written whole");

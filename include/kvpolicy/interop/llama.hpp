@@ -8,9 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "kvpolicy/exec/simd.hpp"
-#include "kvpolicy/interop/policy_runner.hpp"
-#include "kvpolicy/policy.hpp"
+#include "kvpolicy/host_policy.hpp"
 #include "kvpolicy/tier/any_tier.hpp"
 #include "kvpolicy/tier/resident.hpp"
 
@@ -70,7 +68,8 @@ class session {
   template <policy_like Policy>
     requires serves<adapter, parts_t<Policy>>
   explicit session(Policy const& policy, session_options options = {})
-      : session(policy_runner::of(policy), std::move(options)) {}
+      : session(erase<layer_table_view, simd_exec>(policy), std::move(options)) {}
+  explicit session(host_policy policy, session_options options = {});
   ~session();
   session(session const&) = delete;
   session& operator=(session const&) = delete;
@@ -87,11 +86,13 @@ class session {
   /// invalid_value.
   template <policy_like Policy>
     requires serves<adapter, parts_t<Policy>>
-  void use(Policy const& policy) { use(policy_runner::of(policy)); }
+  void use(Policy const& policy) { use(erase<layer_table_view, simd_exec>(policy)); }
+  void use(host_policy policy);
   /// The same for one sequence, and those alone that it is named for.
   template <policy_like Policy>
     requires serves<adapter, parts_t<Policy>>
-  void use(Policy const& policy, llama_seq_id of) { use(policy_runner::of(policy), of); }
+  void use(Policy const& policy, llama_seq_id of) { use(erase<layer_table_view, simd_exec>(policy), of); }
+  void use(host_policy policy, llama_seq_id of);
 
   /// The next llama_decode brings this batch. A unified cache (kv_unified) does not tell the session whose a token is: call it
   /// there before each llama_decode once there are sequences beside 0. Elsewhere it may be left out; a micro-batch that has one
@@ -113,10 +114,6 @@ class session {
   std::int64_t steps(llama_seq_id of = 0) const noexcept;
 
  private:
-  session(policy_runner runner, session_options options);
-  void use(policy_runner runner);
-  void use(policy_runner runner, llama_seq_id of);
-
   class engine;
   std::unique_ptr<engine> engine_;
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "kvpolicy/concepts.hpp"
@@ -15,6 +16,7 @@ struct bounds {
 
   /// What bounds a channel.
   enum class kind : std::uint8_t { range, spread };
+  friend constexpr auto names_of(kind) noexcept { return std::array{"range", "spread"}; }
   kind how = kind::range;
 
   /// `[layers][kv_heads, units, 2, head_dim]` in the cache's own element type.

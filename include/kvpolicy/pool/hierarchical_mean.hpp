@@ -50,8 +50,7 @@ struct hierarchical_mean {
   };
 
   summaries start(cache_shape const& shape, segment::hierarchy const& segment) const {
-    KVPOLICY_EXPECTS(segment.page > 0 && segment.pages_per_chunk > 0 && segment.chunks_per_grid > 0,
-                     "a hierarchy needs at least one token a page, one page a chunk and one chunk a grid");
+    segment.check();
     summaries made;
     made.dims = shape.layers * shape.kv_heads * shape.head_dim;
     made.page = segment.page;

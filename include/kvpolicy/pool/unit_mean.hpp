@@ -47,9 +47,6 @@ struct unit_mean {
   };
 
   summaries start(cache_shape const& shape, segment::sentences const& segment) const {
-    KVPOLICY_EXPECTS(segment.shortest >= 1 && segment.longest >= segment.shortest,
-                     "sentences of " + std::to_string(segment.shortest) + " to " + std::to_string(segment.longest) +
-                         " tokens; give at least 1, and no less than that");
     summaries made{{segment, shape.max_tokens}, shape.layers, shape.kv_heads, shape.head_dim, {}, {}, {}};
     auto const rows = static_cast<std::size_t>(shape.layers * shape.kv_heads);
     made.folded.resize(rows);

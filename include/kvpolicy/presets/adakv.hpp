@@ -2,20 +2,35 @@
 #pragma once
 
 #include "kvpolicy/budget/adaptive.hpp"
+#include "kvpolicy/presets/parameters.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
 
 namespace kvpolicy::presets {
 
 struct adakv {
-  std::int32_t tokens = 512;      ///< kept of the prompt for each KV head, mean over the layer's heads
-  std::optional<double> ratio{};  ///< fraction removed, in place of `tokens`
-  std::int32_t window = 8;        ///< observing queries, always kept
+  static constexpr char const* name = "adakv";
+  static constexpr char const* source =
+      "snapkv with a layer's budget shared out over its heads (Feng et al. 2024, arXiv 2407.11550)";
+
+  std::int32_t tokens = 512;
+  std::optional<double> ratio{};
+  std::int32_t window = 8;
   smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
-  double alpha = .2;  ///< share of the budget that each head is sure of
+  double alpha = .2;
   layering layers{};
 
   /// The setting of the paper's public implementations.
   static constexpr adakv paper() noexcept { return {.window = 64, .smooth = {.how = smoothing::kind::average, .width = 5}}; }
+
+  template <class Self, class Visit>
+  static constexpr void parameters(Self& p, Visit visit) {
+    observation_parameters(p, visit);
+    visit("alpha", p.alpha, "share of the budget that each head is sure of");
+  }
+  template <class Visit>
+  static constexpr void settings(Visit visit) {
+    visit("paper", paper(), "the published setting: window 64, average over 5");
+  }
 
   constexpr auto parts() const {
     return policy{keep{segment::tokens{}, pool::none{}, score::window_attention{.window = window, .smooth = smooth},

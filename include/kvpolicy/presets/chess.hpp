@@ -18,16 +18,19 @@ namespace kvpolicy::presets {
 
 /// The defaults read what answers most on a small model (docs/results.md); the paper's settings are named.
 struct chess {
-  budget::fractions fractions{.tokens = 512};  ///< read in all; or fractions of each level's live units, where tokens is 0
+  static constexpr char const* name = "chess";
+  static constexpr char const* source = "hierarchical selection, renewed when the model is unsure (CHESS, Fei et al.)";
+
+  budget::fractions fractions{.tokens = 512};
   segment::hierarchy units{.page = 16};
   std::int32_t sink_pages = 1;
-  std::int32_t recent_pages = 2;  ///< W: read always, and what the anchor is the mean of
-  float entropy = 2.0f;           ///< nats; trigger::calibrate finds a model's own
-  float varentropy = 2.0f;        ///< nats squared
-  std::int32_t every = 0;         ///< steps after which the choice is made anew in any case; 0: none
-  std::int32_t depth = 1;         ///< levels: 1 pages alone, 2 chunks and pages, 3 with grids
-  bool standardised = true;       ///< rank pages by what sets them apart from each other; not in the paper
-  bool paper_literal = false;     ///< Algorithm 1 to the letter, for comparison
+  std::int32_t recent_pages = 2;
+  float entropy = 2.0f;
+  float varentropy = 2.0f;
+  std::int32_t every = 0;
+  std::int32_t depth = 1;
+  bool standardised = true;
+  bool paper_literal = false;
 
   /// The paper's method, by fractions of the live units.
   static constexpr chess of_paper(budget::fractions const& fractions) noexcept {
@@ -44,6 +47,33 @@ struct chess {
     made.entropy = made.varentropy = std::numeric_limits<float>::infinity();
     made.every = 192;
     return made;
+  }
+
+  template <class Self, class Visit>
+  static constexpr void parameters(Self& p, Visit visit) {
+    visit("grids", p.fractions.grids, "fraction of grids kept");
+    visit("chunks", p.fractions.chunks, "fraction of live chunks kept");
+    visit("pages", p.fractions.pages, "fraction of live pages kept");
+    visit("tokens", p.fractions.tokens, "read in all; 0: the fractions");
+    visit("page", p.units.page, "tokens of a page");
+    visit("pages_per_chunk", p.units.pages_per_chunk, "N_c");
+    visit("chunks_per_grid", p.units.chunks_per_grid, "N_g");
+    visit("sink_pages", p.sink_pages, "first pages, always read");
+    visit("recent_pages", p.recent_pages, "W: last pages, always read, the anchor");
+    visit("entropy", p.entropy, "threshold of a page's mean entropy, nats; trigger::calibrate finds a model's own");
+    visit("varentropy", p.varentropy, "threshold of its variance, nats squared");
+    visit("every", p.every, "steps after which the choice is renewed anyway, 0: none");
+    visit("depth", p.depth, "levels: 1 pages alone, 2 chunks and pages, 3 with grids");
+    visit("standardised", p.standardised, "rank pages by what sets them apart from each other; not in the paper");
+    visit("paper_literal", p.paper_literal, "Algorithm 1 to the letter, for comparison");
+  }
+  template <class Visit>
+  static constexpr void settings(Visit visit) {
+    visit("paper", paper(), "pages of 32, three levels, W 8, as printed; with the aggressive fractions");
+    visit("conservative", conservative(), "the paper's (.9, .9, .9)");
+    visit("moderate", moderate(), "the paper's (.8, .7, .7)");
+    visit("aggressive", aggressive(), "the paper's (.5, .2, .1)");
+    visit("fixed_interval", fixed_interval(), "renewed every six pages, the trigger's baseline");
   }
 
   constexpr auto parts() const {

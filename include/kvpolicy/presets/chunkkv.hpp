@@ -4,6 +4,7 @@
 #include "kvpolicy/budget/tokens.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/presets/parameters.hpp"
 #include "kvpolicy/score/window_attention.hpp"
 #include "kvpolicy/segment/pages.hpp"
 #include "kvpolicy/select/top.hpp"
@@ -13,13 +14,15 @@
 namespace kvpolicy::presets {
 
 struct chunkkv {
-  std::int32_t tokens = 512;      ///< kept of the prompt, the window included; the same for all heads of a layer
-  std::optional<double> ratio{};  ///< fraction removed, in place of `tokens`
-  std::int32_t chunk = 10;        ///< tokens
-  std::int32_t window = 8;        ///< observing queries, always kept
+  static constexpr char const* name = "chunkkv";
+  static constexpr char const* source = "whole chunks of the prompt (ChunkKV, Liu et al. 2025, arXiv 2502.00299)";
+
+  std::int32_t tokens = 512;
+  std::optional<double> ratio{};
+  std::int32_t chunk = 10;
+  std::int32_t window = 8;
   smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
-  select::merge reduce = select::merge::maximum;  ///< of a chunk's scores
-  /// The public implementation's way: the window competes, 1 above the best score; a share of the chunks is kept, nothing else.
+  select::merge reduce = select::merge::maximum;
   bool window_in_budget = false;
   layering layers{};
 
@@ -29,6 +32,19 @@ struct chunkkv {
             .smooth = {.how = smoothing::kind::average, .width = 5},
             .reduce = select::merge::sum,
             .layers = {.reuse = 2}};
+  }
+
+  template <class Self, class Visit>
+  static constexpr void parameters(Self& p, Visit visit) {
+    observation_parameters(p, visit);
+    visit("chunk", p.chunk, "tokens of a chunk");
+    visit("reduce", p.reduce, "of a chunk's scores: mean, sum or maximum");
+    visit("window_in_budget", p.window_in_budget,
+          "the window competes, as in kvpress: 1 above the best score; a share of the chunks is kept");
+  }
+  template <class Visit>
+  static constexpr void settings(Visit visit) {
+    visit("paper", paper(), "window 64, average over 5, choices shared by two layers");
   }
 
   constexpr auto parts() const {

@@ -6,6 +6,14 @@
 namespace kvpolicy::presets {
 
 struct full {
+  static constexpr char const* name = "full";
+  static constexpr char const* source = "reads every token";
+
+  template <class Self, class Visit>
+  static constexpr void parameters(Self&, Visit) noexcept {}
+  template <class Visit>
+  static constexpr void settings(Visit) noexcept {}
+
   static constexpr auto parts() noexcept { return policy{keep_all{}, keep_all{}}; }
 };
 

@@ -4,6 +4,7 @@
 #include "kvpolicy/budget/tokens.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/presets/parameters.hpp"
 #include "kvpolicy/score/accumulated_attention.hpp"
 #include "kvpolicy/segment/tokens.hpp"
 #include "kvpolicy/select/top.hpp"
@@ -13,12 +14,27 @@
 namespace kvpolicy::presets {
 
 struct h2o {
-  std::int32_t tokens = 512;                  ///< kept for each KV head, at every step; the step's own token comes on top
-  std::optional<double> ratio{};              ///< fraction removed, in place of `tokens`
-  double recent_share = .5;                   ///< of the budget, for the most recent tokens
-  select::merge reduce = select::merge::sum;  ///< of the queries' weights; mean: over those that saw the token
-  std::int32_t queries = all_queries;         ///< of the prompt's, the last ones that count
+  static constexpr char const* name = "h2o";
+  static constexpr char const* source =
+      "heavy hitters and recent tokens, one evicted at each step (Zhang et al. 2023, arXiv 2306.14048)";
+
+  std::int32_t tokens = 512;
+  std::optional<double> ratio{};
+  double recent_share = .5;
+  select::merge reduce = select::merge::sum;
+  std::int32_t queries = all_queries;
   layering layers{};
+
+  template <class Self, class Visit>
+  static constexpr void parameters(Self& p, Visit visit) {
+    budget_parameters(p, visit, "kept for each KV head; the step's own token comes on top");
+    visit("recent_share", p.recent_share, "of the budget, for the most recent tokens");
+    visit("reduce", p.reduce, "of the queries' weights: sum, or mean over those that saw the token");
+    visit("queries", p.queries, "of the prompt's, the last ones that count");
+    layer_parameters(p, visit);
+  }
+  template <class Visit>
+  static constexpr void settings(Visit) noexcept {}
 
   constexpr auto parts() const {
     return policy{keep{segment::tokens{}, pool::none{},

@@ -4,6 +4,7 @@
 #include "kvpolicy/budget/by_head_role.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/presets/parameters.hpp"
 #include "kvpolicy/score/last_attention.hpp"
 #include "kvpolicy/segment/tokens.hpp"
 #include "kvpolicy/select/top.hpp"
@@ -14,22 +15,44 @@
 namespace kvpolicy::presets {
 
 struct heterocache {
-  std::span<head_profile const> heads{};  ///< the model's profile (kvpolicy-profile), not owned
-  std::int32_t tokens = 512;              ///< kept of the prompt by a KV head, mean over all heads of all layers
-  std::optional<double> ratio{};          ///< fraction removed, in place of `tokens`
-  double full_share = .25;                ///< of the budget, the most that whole heads may take; 1: the paper
-  std::int32_t window = 5;                ///< W: steps between two looks at the pivots' attention, odd
-  float drift = .5f;                      ///< tau_drift: overlap below which satellites fetch anew
-  bool chance_corrected = false;          ///< overlap beyond what K of L tokens have by chance
-  std::int32_t observe = 8;               ///< of the prompt's queries, the last ones that say what is kept; the paper: 1
-  smoothing smooth{.how = smoothing::kind::maximum, .width = 31};  ///< of attention before a choice
-  std::int32_t monitor_smooth = 5;                                 ///< tokens that a pivot's attention is averaged over, odd
-  float floor = .05f;                                              ///< stability below which a head gets no more
-  std::int32_t least = 16;                                         ///< tokens that any head keeps
+  static constexpr char const* name = "heterocache";
+  static constexpr char const* source = "each head by its role, fetching when its pivot drifts (HeteroCache, Shi et al.)";
+
+  std::span<head_profile const> heads{};
+  std::int32_t tokens = 512;
+  std::optional<double> ratio{};
+  double full_share = .25;
+  std::int32_t window = 5;
+  float drift = .5f;
+  bool chance_corrected = false;
+  std::int32_t observe = 8;
+  smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
+  std::int32_t monitor_smooth = 5;
+  float floor = .05f;
+  std::int32_t least = 16;
 
   /// The paper's setting: one query, attention averaged over five tokens, every pivot and volatile head whole.
   static constexpr heterocache paper() noexcept {
     return {.full_share = 1, .observe = 1, .smooth = {.how = smoothing::kind::average, .width = 5}};
+  }
+
+  template <class Self, class Visit>
+  static constexpr void parameters(Self& p, Visit visit) {
+    visit("profile", p.heads, "the model's, made by kvpolicy-profile; not owned");
+    budget_parameters(p, visit, "kept of the prompt by a KV head, mean over all heads of all layers");
+    visit("full_share", p.full_share, "of the budget, the most for whole heads; 1: the paper");
+    visit("window", p.window, "W: steps between two looks at the pivots' attention, odd");
+    visit("drift", p.drift, "tau_drift: overlap below which satellites fetch anew");
+    visit("chance_corrected", p.chance_corrected, "overlap beyond what K of L tokens have by chance");
+    visit("observe", p.observe, "of the prompt's queries, the last ones that say what is kept; the paper: 1");
+    visit("kernel", p.smooth.width, "tokens that attention is smoothed over, odd");
+    visit("smooth", p.smooth.how, "none, average or maximum");
+    visit("floor", p.floor, "stability below which a head gets no more");
+    visit("least", p.least, "tokens that any head keeps");
+  }
+  template <class Visit>
+  static constexpr void settings(Visit visit) {
+    visit("paper", paper(), "one query, average over 5, every pivot and volatile head whole");
   }
 
   constexpr auto parts() const {

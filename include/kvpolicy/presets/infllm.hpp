@@ -4,6 +4,7 @@
 #include "kvpolicy/budget/tokens.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/presets/parameters.hpp"
 #include "kvpolicy/score/representatives.hpp"
 #include "kvpolicy/segment/pages.hpp"
 #include "kvpolicy/select/top.hpp"
@@ -13,17 +14,36 @@
 namespace kvpolicy::presets {
 
 struct infllm {
-  std::int32_t tokens = 512;         ///< read in each layer at each step, the open block counted as whole
-  std::optional<double> ratio{};     ///< fraction not read, in place of `tokens`
-  std::int32_t block = 32;           ///< tokens; the paper's 128 leave four blocks of 512 tokens
-  std::int32_t representatives = 4;  ///< tokens of a block that stand for it
-  std::int32_t local = 128;          ///< queries behind a token that say whether it represents its block
-  std::int32_t sink_blocks = 1;      ///< always read
-  std::int32_t recent_blocks = 2;    ///< the open block is one of them
+  static constexpr char const* name = "infllm";
+  static constexpr char const* source =
+      "blocks by their representative tokens, one ranking a layer (Xiao et al. 2024, arXiv 2402.04617)";
+
+  std::int32_t tokens = 512;
+  std::optional<double> ratio{};
+  std::int32_t block = 32;
+  std::int32_t representatives = 4;
+  std::int32_t local = 128;
+  std::int32_t sink_blocks = 1;
+  std::int32_t recent_blocks = 2;
   layering layers{};
 
   /// The paper's blocks.
   static constexpr infllm paper() noexcept { return {.block = 128, .recent_blocks = 1}; }
+
+  template <class Self, class Visit>
+  static constexpr void parameters(Self& p, Visit visit) {
+    budget_parameters(p, visit, "read in each layer at each step, the open block counted as whole");
+    visit("block", p.block, "tokens of a block; the paper's 128 leave four blocks of 512 tokens");
+    visit("representatives", p.representatives, "tokens that stand for a block");
+    visit("local", p.local, "queries behind a token that say whether it does");
+    visit("sink_blocks", p.sink_blocks, "first blocks, always read");
+    visit("recent_blocks", p.recent_blocks, "last blocks, always read; the open block is one");
+    layer_parameters(p, visit);
+  }
+  template <class Visit>
+  static constexpr void settings(Visit visit) {
+    visit("paper", paper(), "blocks of 128");
+  }
 
   constexpr auto parts() const {
     return policy{keep_all{}, keep{segment::pages{block}, pool::none{},

@@ -4,6 +4,7 @@
 #include "kvpolicy/budget/tokens.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/presets/parameters.hpp"
 #include "kvpolicy/score/lag.hpp"
 #include "kvpolicy/segment/tokens.hpp"
 #include "kvpolicy/select/top.hpp"
@@ -13,12 +14,27 @@
 namespace kvpolicy::presets {
 
 struct lagkv {
-  std::int32_t tokens = 512;      ///< kept of the prompt for each KV head; later tokens are all kept
-  std::optional<double> ratio{};  ///< fraction removed, in place of `tokens`
-  std::int32_t sinks = 4;         ///< first tokens, always kept
-  std::int32_t lag = 128;         ///< tokens of a partition
-  bool cross = false;             ///< compare scores across partitions, not just ranks within them
+  static constexpr char const* name = "lagkv";
+  static constexpr char const* source =
+      "tokens that spread most in the scale of those behind them (Liang et al. 2025, arXiv 2504.04704)";
+
+  std::int32_t tokens = 512;
+  std::optional<double> ratio{};
+  std::int32_t sinks = 4;
+  std::int32_t lag = 128;
+  bool cross = false;
   layering layers{};
+
+  template <class Self, class Visit>
+  static constexpr void parameters(Self& p, Visit visit) {
+    budget_parameters(p, visit, "kept of the prompt for each KV head");
+    visit("sinks", p.sinks, "first tokens, always kept");
+    visit("lag", p.lag, "tokens of a partition");
+    visit("cross", p.cross, "compare scores across partitions, not just their order within them");
+    layer_parameters(p, visit);
+  }
+  template <class Visit>
+  static constexpr void settings(Visit) noexcept {}
 
   constexpr auto parts() const {
     return policy{keep{segment::tokens{}, pool::none{}, score::lag{.sinks = sinks, .size = lag, .cross = cross},

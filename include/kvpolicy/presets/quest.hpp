@@ -4,6 +4,7 @@
 #include "kvpolicy/budget/tokens.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/pool/bounds.hpp"
+#include "kvpolicy/presets/parameters.hpp"
 #include "kvpolicy/score/upper_bound.hpp"
 #include "kvpolicy/segment/pages.hpp"
 #include "kvpolicy/select/top.hpp"
@@ -14,13 +15,17 @@ namespace kvpolicy::presets {
 
 /// The defaults are the setting that keeps most answers on small models: small pages, mean and spread.
 struct quest {
-  std::int32_t tokens = 512;      ///< read by each KV head at each step, the open page counted as whole
-  std::optional<double> ratio{};  ///< fraction not read, in place of `tokens`
-  std::int32_t page = 8;          ///< tokens
+  static constexpr char const* name = "quest";
+  static constexpr char const* source =
+      "pages that could matter most to this step's query (Tang et al. 2024, arXiv 2406.10774)";
+
+  std::int32_t tokens = 512;
+  std::optional<double> ratio{};
+  std::int32_t page = 8;
   std::int32_t sink_pages = 1;
-  std::int32_t recent_pages = 1;                             ///< the open page is one of them
-  pool::bounds::kind metadata = pool::bounds::kind::spread;  ///< of a page's keys: minima and maxima, or mean and spread
-  group_merge group = group_merge::maximum;                  ///< how the query heads of a KV head are merged
+  std::int32_t recent_pages = 1;
+  pool::bounds::kind metadata = pool::bounds::kind::spread;
+  group_merge group = group_merge::maximum;
   layering layers{};
 
   /// The paper's setting: pages of 16, minima and maxima, the first two layers dense.
@@ -30,6 +35,21 @@ struct quest {
             .metadata = pool::bounds::kind::range,
             .group = group_merge::mean,
             .layers = {.dense_first = 2}};
+  }
+
+  template <class Self, class Visit>
+  static constexpr void parameters(Self& p, Visit visit) {
+    budget_parameters(p, visit, "read by each KV head at each step, the open page counted as whole");
+    visit("page", p.page, "tokens of a page");
+    visit("sink_pages", p.sink_pages, "first pages, always read");
+    visit("recent_pages", p.recent_pages, "last pages, always read; the open page is one");
+    visit("metadata", p.metadata, "of a page: range (min and max) or spread (mean and std)");
+    visit("group", p.group, "of a KV head's query heads: mean or maximum");
+    layer_parameters(p, visit);
+  }
+  template <class Visit>
+  static constexpr void settings(Visit visit) {
+    visit("paper", paper(), "pages of 16, minima and maxima, the first two layers dense");
   }
 
   constexpr auto parts() const {

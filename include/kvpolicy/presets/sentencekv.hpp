@@ -7,6 +7,7 @@
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/pool/none.hpp"
 #include "kvpolicy/pool/unit_mean.hpp"
+#include "kvpolicy/presets/parameters.hpp"
 #include "kvpolicy/score/query_mean_dot.hpp"
 #include "kvpolicy/score/window_attention.hpp"
 #include "kvpolicy/segment/tokens.hpp"
@@ -21,19 +22,41 @@ namespace kvpolicy::presets {
 /// The defaults retain no more than a step reads, by a short window and wide neighbourhoods: what keeps answers on small
 /// models.
 struct sentencekv {
-  std::int32_t tokens = 512;      ///< tau: read by each KV head at each step, beside the sentence that is open
-  std::optional<double> ratio{};  ///< fraction not read, in place of `tokens`
-  double keep = 1;                ///< r: retained of the prompt, in multiples of that
-  std::int32_t sinks = 4;         ///< first tokens, always read
-  std::int32_t window = 8;        ///< observing queries; as many recent tokens are always read
+  static constexpr char const* name = "sentencekv";
+  static constexpr char const* source = "sentences near the one that is being generated (SentenceKV, Zhu et al.)";
+
+  std::int32_t tokens = 512;
+  std::optional<double> ratio{};
+  double keep = 1;
+  std::int32_t sinks = 4;
+  std::int32_t window = 8;
   smoothing smooth{.how = smoothing::kind::maximum, .width = 31, .of_group = true};
-  segment::sentences sentences{};   ///< give it the model's boundary table
-  bool all_after_boundary = false;  ///< the authors' code: right behind a boundary all that is retained is read
+  segment::sentences sentences{};
+  bool all_after_boundary = false;
   layering layers{};
 
   /// The paper's setting.
   static constexpr sentencekv paper() noexcept {
     return {.keep = 2, .window = 32, .smooth = {.how = smoothing::kind::maximum, .width = 7, .of_group = true}};
+  }
+
+  template <class Self, class Visit>
+  static constexpr void parameters(Self& p, Visit visit) {
+    budget_parameters(p, visit, "tau: read by each KV head at each step, beside the open sentence");
+    visit("keep", p.keep, "r: retained of the prompt, in multiples of tokens");
+    visit("sinks", p.sinks, "first tokens, always read");
+    visit("window", p.window, "observing queries; as many recent tokens are always read");
+    visit("kernel", p.smooth.width, "tokens that one score is smoothed over, odd");
+    visit("smooth", p.smooth.how, "none, average or maximum");
+    visit("longest", p.sentences.longest, "tokens of the longest sentence");
+    visit("shortest", p.sentences.shortest, "tokens of the shortest");
+    visit("all_after_boundary", p.all_after_boundary,
+          "the authors' code: right behind a boundary all that is retained is read");
+    layer_parameters(p, visit);
+  }
+  template <class Visit>
+  static constexpr void settings(Visit visit) {
+    visit("paper", paper(), "r = 2, window 32, maximum over 7");
   }
 
   constexpr auto parts() const {

@@ -4,6 +4,7 @@
 #include "kvpolicy/budget/tokens.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/presets/parameters.hpp"
 #include "kvpolicy/score/window_attention.hpp"
 #include "kvpolicy/segment/tokens.hpp"
 #include "kvpolicy/select/top.hpp"
@@ -14,16 +15,30 @@ namespace kvpolicy::presets {
 
 /// The defaults are the setting that keeps answers on small models: a short window and wide neighbourhoods.
 struct snapkv {
-  std::int32_t tokens = 512;      ///< kept of the prompt for each KV head, the window included; later tokens are all kept
-  std::optional<double> ratio{};  ///< fraction removed, in place of `tokens`
-  std::int32_t sinks = 0;         ///< first tokens, always kept
-  std::int32_t window = 8;        ///< observing queries, always kept
+  static constexpr char const* name = "snapkv";
+  static constexpr char const* source = "what the prompt's last queries attend to (Li et al. 2024, arXiv 2404.14469)";
+
+  std::int32_t tokens = 512;
+  std::optional<double> ratio{};
+  std::int32_t sinks = 0;
+  std::int32_t window = 8;
   smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
-  double taper = 0;  ///< PyramidKV's beta; 0: all layers the same
+  double taper = 0;
   layering layers{};
 
   /// The setting of the paper's public implementations: window 64, average pooling over 5 tokens.
   static constexpr snapkv paper() noexcept { return {.window = 64, .smooth = {.how = smoothing::kind::average, .width = 5}}; }
+
+  template <class Self, class Visit>
+  static constexpr void parameters(Self& p, Visit visit) {
+    observation_parameters(p, visit);
+    visit("sinks", p.sinks, "first tokens, always kept");
+    visit("taper", p.taper, "PyramidKV's beta: early layers keep more; 0: all alike");
+  }
+  template <class Visit>
+  static constexpr void settings(Visit visit) {
+    visit("paper", paper(), "the published setting: window 64, average over 5");
+  }
 
   constexpr auto parts() const {
     return policy{keep{segment::tokens{}, pool::none{}, score::window_attention{.window = window, .smooth = smooth},

@@ -1,6 +1,7 @@
 // Primitives score_dot and score_bounds: how much units matter, from their summaries.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 
@@ -18,6 +19,7 @@ void score_dot(std::span<float const> anchor, table<float const> vectors, std::s
 
 /// How the query heads of a KV head are merged. A NaN in any of them is the maximum.
 enum class group_merge : std::uint8_t { mean, maximum };
+constexpr auto names_of(group_merge) noexcept { return std::array{"mean", "maximum"}; }
 
 /// scores(h, u) = mean or maximum over KV head h's query heads of sum over channels of max(q min, q max): the largest q.k that
 /// any key of unit u could have (Quest, sec. 3.3). `[kv_heads, units]` from `[q_heads, head_dim]` x bounds.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <span>
 
@@ -13,6 +14,7 @@ namespace kvpolicy {
 /// ends; maximum pads with nothing.
 struct smoothing {
   enum class kind : std::uint8_t { none, average, maximum };
+  friend constexpr auto names_of(kind) noexcept { return std::array{"none", "average", "maximum"}; }
   kind how = kind::none;
   std::int64_t width = 1;  ///< tokens
   bool of_group = false;   ///< smooth the query group's mean, not each query head by itself

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "kvpolicy/act.hpp"
 #include "kvpolicy/score/window_attention.hpp"
+#include "kvpolicy/score_input.hpp"
 
 namespace kvpolicy::score {
 
@@ -19,15 +19,14 @@ struct accumulated_attention {
   std::int32_t window = all_queries;  ///< of the prompt's queries, the last ones that count
 
   /// Sums, `[layers, kv_heads, max_tokens]`.
-  struct memory {
-    static constexpr bool by_rank = false;
+  struct memory : no_memory {
+    static constexpr bool hears_prompts = true;
     std::vector<float> sums;
     std::int64_t heads = 0;
     std::int64_t tokens = 0;
     std::int64_t first_query = 0;  ///< of those that count
 
     float* row(layer_id layer, std::int64_t head) noexcept { return sums.data() + (layer.value * heads + head) * tokens; }
-    void cut(layer_id, head_range, std::int64_t) noexcept {}
     void truncate(std::int64_t from) noexcept {
       for (std::size_t i = 0; i < sums.size(); i += static_cast<std::size_t>(tokens)) {
         std::fill(sums.begin() + static_cast<std::ptrdiff_t>(i) + from, sums.begin() + static_cast<std::ptrdiff_t>(i) + tokens,
@@ -36,30 +35,30 @@ struct accumulated_attention {
     }
   };
   memory start(cache_shape const& shape) const {
-    return {std::vector<float>(static_cast<std::size_t>(shape.layers * shape.kv_heads * shape.max_tokens)), shape.kv_heads,
-            shape.max_tokens, 0};
+    return {{},
+            std::vector<float>(static_cast<std::size_t>(shape.layers * shape.kv_heads * shape.max_tokens)),
+            shape.kv_heads,
+            shape.max_tokens,
+            0};
   }
 
   /// At the prompt's end: the sums so far, of every token.
   template <class Input, executor Exec>
   void begin(Input const& input, Exec& exec) const {
-    query_window const queries = window_attention::queries_of(input, window);
-    auto keys = input.view.keys(input.layer);
-    keys.tokens = input.tokens;
-    table<float> const sums{input.memory.row(input.layer, 0), input.memory.heads, input.tokens, input.memory.tokens};
-    seen_attention(queries, keys, sums, exec);
+    query_window const queries = window_attention::queries_of(input, window).of(input.heads, input.view.shape().group());
+    table<float> const sums{input.memory.row(input.layer, input.heads.first), input.heads.count, input.tokens,
+                            input.memory.tokens};
+    seen_attention(queries, input.keys(), sums, exec);
     input.memory.first_query = input.tokens - queries.tokens;
     for (std::int64_t h = 0; h < sums.rows; ++h) {
       for (std::int64_t t = 0; t < input.tokens; ++t) sums(h, t) *= seen(input, t);
     }
   }
-  template <class Input, executor Exec>
-  void watch(Input const&, Exec&) const noexcept {}
 
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec&) const {
     for (std::int64_t h = 0; h < out.rows; ++h) {
-      float const* const sums = input.memory.row(input.layer, h);
+      float const* const sums = input.memory.row(input.layer, input.heads.first + h);
       for (std::int64_t t = 0; t < out.columns; ++t) out(h, t) = mean ? sums[t] / seen(input, t) : sums[t];
     }
   }
@@ -67,9 +66,9 @@ struct accumulated_attention {
   /// Adds the current query's attention, over what is kept.
   template <class Input, executor Exec>
   void score_kept(Input const& input, std::span<range_list const> lists, table<float> out, Exec& exec) const {
-    list_attention(input.queries, input.view.keys(input.layer), lists, out, exec);
+    list_attention(input.queries, input.keys(), lists, out, exec);
     for (std::int64_t h = 0; h < out.rows; ++h) {
-      float* const sums = input.memory.row(input.layer, h);
+      float* const sums = input.memory.row(input.layer, input.heads.first + h);
       std::int64_t i = 0;
       for (token_range const& range : lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(h)]) {
         for (std::int64_t t = range.begin; t < range.end; ++t, ++i) {

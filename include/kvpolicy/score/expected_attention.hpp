@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "kvpolicy/act.hpp"
 #include "kvpolicy/score/window_attention.hpp"
+#include "kvpolicy/score_input.hpp"
 
 namespace kvpolicy::score {
 
@@ -23,39 +23,34 @@ struct expected_attention {
   double epsilon = .02;       ///< added to the attention before that
   std::int32_t window = all_queries;
 
-  struct memory {
-    static constexpr bool by_rank = false;
+  struct memory : no_memory {
     std::vector<float> mean;        ///< `[q_heads, head_dim]`
     std::vector<float> covariance;  ///< `[q_heads, head_dim, head_dim]`
     std::vector<double> turns;      ///< `[head_dim]`: mean cosines of the rotation to come, mean sines
     std::vector<float> norms;       ///< `[kv_heads, max_tokens]`
-    void truncate(std::int64_t) noexcept {}
-    void cut(layer_id, head_range, std::int64_t) noexcept {}
   };
   memory start(cache_shape const& shape) const {
     constexpr std::int32_t farthest = 1 << 20;
     KVPOLICY_EXPECTS(future >= 0 && future <= farthest, "queries expected at " + std::to_string(future) +
                                                             " positions; it must be 0 to " + std::to_string(farthest));
     auto const sizes = static_cast<std::size_t>(shape.q_heads * shape.head_dim);
-    return {std::vector<float>(sizes), std::vector<float>(covariance ? sizes * static_cast<std::size_t>(shape.head_dim) : 0),
+    return {{},
+            std::vector<float>(sizes),
+            std::vector<float>(covariance ? sizes * static_cast<std::size_t>(shape.head_dim) : 0),
             std::vector<double>(static_cast<std::size_t>(shape.head_dim)),
             std::vector<float>(value_norm ? static_cast<std::size_t>(shape.kv_heads * shape.max_tokens) : 0)};
   }
-  template <class Input, executor Exec>
-  void begin(Input const&, Exec&) const noexcept {}
-  template <class Input, executor Exec>
-  void watch(Input const&, Exec&) const noexcept {}
 
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
-    query_window const queries = window_attention::queries_of(input, window);
-    rotation const& turned = input.prompt->turned;
     cache_shape const shape = input.view.shape();
+    query_window const queries = window_attention::queries_of(input, window).of(input.heads, shape.group());
+    rotation const& turned = input.prompt->turned;
     std::int64_t const n = input.tokens;
     std::int64_t const first = std::min<std::int64_t>(sinks, n);
     std::int64_t const skipped = std::max<std::int64_t>(0, first - (n - queries.tokens));
-    table<float> const mean{input.memory.mean.data(), shape.q_heads, shape.head_dim, shape.head_dim};
-    table<float> const spread{input.memory.covariance.data(), covariance ? shape.q_heads * shape.head_dim : 0, shape.head_dim,
+    table<float> const mean{input.memory.mean.data(), queries.heads, shape.head_dim, shape.head_dim};
+    table<float> const spread{input.memory.covariance.data(), covariance ? queries.heads * shape.head_dim : 0, shape.head_dim,
                               shape.head_dim};
     if (out.columns <= first || skipped >= queries.tokens) return;
     query_moments(queries.last(queries.tokens - skipped), turned, n - queries.tokens + skipped, mean, spread, exec);
@@ -83,21 +78,17 @@ struct expected_attention {
         b = static_cast<float>(s * x + c * y);
       }
     };
-    for (std::int64_t h = 0; h < shape.q_heads; ++h) {
+    for (std::int64_t h = 0; h < queries.heads; ++h) {
       turn(mean.row(h), 1);
       if (!covariance) continue;
       for (std::int64_t i = 0; i < shape.head_dim; ++i) turn(spread.row(h * shape.head_dim) + i, shape.head_dim);  // columns
       for (std::int64_t i = 0; i < shape.head_dim; ++i) turn(spread.row(h * shape.head_dim + i), 1);               // rows
     }
-    auto keys = input.view.keys(input.layer);
-    keys.tokens = n;
-    gaussian_attention(keys, {.mean = mean, .covariance = spread, .scale = queries.scale}, first,
+    gaussian_attention(input.keys(), {.mean = mean, .covariance = spread, .scale = queries.scale}, first,
                        table<float>{out.data + first, out.rows, n - first, out.row_stride}, exec);
     if (!value_norm) return;
-    auto values = input.view.values(input.layer);
-    values.tokens = n;
-    table<float> const norms{input.memory.norms.data(), shape.kv_heads, n, shape.max_tokens};
-    row_norms(values, norms, exec);
+    table<float> const norms{input.memory.norms.data(), out.rows, n, shape.max_tokens};
+    row_norms(input.values(), norms, exec);
     for (std::int64_t h = 0; h < out.rows; ++h) {
       for (std::int64_t t = first; t < n; ++t) out(h, t) = (out(h, t) + static_cast<float>(epsilon)) * norms(h, t);
     }

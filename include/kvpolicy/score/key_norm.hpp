@@ -14,7 +14,7 @@ struct key_norm {
 
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
-    auto keys = input.view.keys(input.layer).of(input.heads);
+    auto keys = input.keys();
     keys.tokens = out.columns;
     row_norms(keys, out, exec);
     for (std::int64_t h = 0; h < out.rows; ++h) {

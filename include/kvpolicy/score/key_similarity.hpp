@@ -15,10 +15,8 @@ struct key_similarity {
   /// Minus the cosine with the mean direction of all keys, protected ones included.
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
-    auto keys = input.view.keys(input.layer).of(input.heads);
-    keys.tokens = input.tokens;
     out.columns = input.tokens;
-    kvpolicy::key_similarity(keys, out, exec);
+    kvpolicy::key_similarity(input.keys(), out, exec);
     for (std::int64_t h = 0; h < out.rows; ++h) {
       for (std::int64_t t = 0; t < out.columns; ++t) out(h, t) = -out(h, t);
     }

@@ -19,21 +19,15 @@ struct lag {
   std::int32_t size = 128;  ///< tokens of a partition
   bool cross = false;       ///< compare scores across partitions, not just ranks within them
 
-  struct memory {
-    static constexpr bool by_rank = false;
+  struct memory : no_memory {
     std::vector<float> spread;  ///< `[kv_heads, max_tokens]`
     std::vector<std::int32_t> order;
-    void truncate(std::int64_t) noexcept {}
-    void cut(layer_id, head_range, std::int64_t) noexcept {}
   };
   memory start(cache_shape const& shape) const {
-    return {std::vector<float>(static_cast<std::size_t>(shape.kv_heads * shape.max_tokens)),
+    return {{},
+            std::vector<float>(static_cast<std::size_t>(shape.kv_heads * shape.max_tokens)),
             std::vector<std::int32_t>(static_cast<std::size_t>(std::min<std::int64_t>(size, shape.max_tokens)))};
   }
-  template <class Input, executor Exec>
-  void begin(Input const&, Exec&) const noexcept {}
-  template <class Input, executor Exec>
-  void watch(Input const&, Exec&) const noexcept {}
 
   /// Tokens from `sinks` on, partition by partition; the act's window protects all others.
   template <class Input, executor Exec>
@@ -42,8 +36,8 @@ struct lag {
     partitions const cut{.first = sinks, .size = size, .count = count};
     table<float> const scores{out.data + sinks, out.rows, count * size, out.row_stride};
     table<float> const values{input.memory.spread.data(), out.rows, count * size, count * size};
-    partition_spread(input.view.keys(input.layer), cut, scores, exec);
-    partition_spread(input.view.values(input.layer), cut, values, exec);
+    partition_spread(input.keys(), cut, scores, exec);
+    partition_spread(input.values(), cut, values, exec);
     for (std::int64_t h = 0; h < out.rows; ++h) {
       for (std::int64_t p = 0; p < count; ++p) {
         std::span const of_keys(scores.row(h) + p * size, static_cast<std::size_t>(size));

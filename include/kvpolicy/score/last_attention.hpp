@@ -18,21 +18,15 @@ struct last_attention {
   std::int32_t window = 1;  ///< of the prompt's queries, the last ones; protect as many tokens
   smoothing smooth{};       ///< of the weights before a selection; not of an eviction
 
-  struct memory {
-    static constexpr bool by_rank = false;
+  struct memory : no_memory {
     std::vector<float> weights;  ///< `[kv_heads, max_tokens]`
     std::int64_t tokens = 0;
     range_list all;
-    void truncate(std::int64_t) noexcept {}
-    void cut(layer_id, head_range, std::int64_t) noexcept {}
   };
   memory start(cache_shape const& shape) const {
-    return {std::vector<float>(static_cast<std::size_t>(shape.kv_heads * shape.max_tokens)), shape.max_tokens, range_list(1)};
+    return {
+        {}, std::vector<float>(static_cast<std::size_t>(shape.kv_heads * shape.max_tokens)), shape.max_tokens, range_list(1)};
   }
-  template <class Input, executor Exec>
-  void begin(Input const&, Exec&) const noexcept {}
-  template <class Input, executor Exec>
-  void watch(Input const&, Exec&) const noexcept {}
 
   /// The prompt's last queries at prefill; while decoding the current one, over the tokens that are scored alone.
   template <class Input, executor Exec>
@@ -42,8 +36,7 @@ struct last_attention {
     m.all.clear();
     append(m.all, 0, out.columns, reason::scored);
     table<float> const weights{m.weights.data(), out.rows, out.columns, m.tokens};
-    list_attention(input.queries, input.view.keys(input.layer).of(input.heads), std::span<range_list const>(&m.all, 1), weights,
-                   exec);
+    list_attention(input.queries, input.keys(), std::span<range_list const>(&m.all, 1), weights, exec);
     auto const count = static_cast<std::size_t>(out.columns);
     for (std::int64_t h = 0; h < out.rows; ++h)
       smooth_row(std::span<float const>(weights.row(h), count), smooth, std::span(out.row(h), count));
@@ -51,7 +44,7 @@ struct last_attention {
 
   template <class Input, executor Exec>
   void score_kept(Input const& input, std::span<range_list const> lists, table<float> out, Exec& exec) const {
-    list_attention(input.queries, input.view.keys(input.layer), lists, out, exec);
+    list_attention(input.queries, input.keys(), lists, out, exec);
   }
 };
 

@@ -16,8 +16,8 @@ struct query_mean_dot {
   static constexpr scope how_fine = scope::head;
   static constexpr scored of = scored::units;
 
-  struct memory {
-    static constexpr bool by_rank = false;
+  struct memory : no_memory {
+    static constexpr bool hears_steps = true;
     std::int64_t heads = 0;
     std::int64_t dim = 0;
     std::vector<float> sums;          ///< `[layers, kv_heads, head_dim]`: of the open sentence's queries, group and tokens
@@ -34,22 +34,18 @@ struct query_mean_dot {
     }
     /// The mean starts afresh: which of its queries are gone is not known.
     void truncate(std::int64_t) noexcept { std::ranges::fill(count, 0); }
-    void cut(layer_id, head_range, std::int64_t) noexcept {}
   };
   memory start(cache_shape const& shape) const {
     auto const rows = static_cast<std::size_t>(shape.layers * shape.kv_heads);
-    memory made{.heads = shape.kv_heads,
-                .dim = shape.head_dim,
-                .sums = std::vector<float>(rows * static_cast<std::size_t>(shape.head_dim)),
-                .count = std::vector<std::int64_t>(rows),
-                .all = std::vector<std::int32_t>(static_cast<std::size_t>(shape.max_tokens) + 1),
-                .scores = {}};
+    memory made;
+    made.heads = shape.kv_heads;
+    made.dim = shape.head_dim;
+    made.sums.resize(rows * static_cast<std::size_t>(shape.head_dim));
+    made.count.resize(rows);
+    made.all.resize(static_cast<std::size_t>(shape.max_tokens) + 1);
     std::iota(made.all.begin(), made.all.end(), 0);
     return made;
   }
-
-  template <class Input, executor Exec>
-  void begin(Input const&, Exec&) const noexcept {}
 
   /// Adds the current token's queries. A boundary was just before it where the open sentence has no other token.
   template <class Input, executor Exec>

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "kvpolicy/act.hpp"
 #include "kvpolicy/primitive/score.hpp"
 #include "kvpolicy/score/window_attention.hpp"
+#include "kvpolicy/score_input.hpp"
 
 namespace kvpolicy::score {
 
@@ -26,8 +26,10 @@ struct representatives {
   std::int32_t count = 4;    ///< representatives of a block
   std::int32_t local = 128;  ///< queries behind a token that count; a generated block has its own only
 
-  struct memory {
+  struct memory : no_memory {
     static constexpr bool by_rank = true;
+    static constexpr bool hears_prompts = true;
+    static constexpr bool hears_steps = true;
     std::int64_t heads = 0;
     std::int64_t dim = 0;
     std::int64_t blocks = 0;           ///< capacity
@@ -49,7 +51,6 @@ struct representatives {
     float* query(layer_id layer, std::int64_t head, std::int64_t token) noexcept {
       return queries.data() + (row(layer, head) * block + token % block) * dim;
     }
-    void truncate(std::int64_t) noexcept {}
     void cut(layer_id layer, head_range few, std::int64_t ranks) noexcept {
       for (std::int64_t h = few.first; h < few.first + few.count; ++h)
         done_of(layer, h) = std::min(done_of(layer, h), ranks / block);

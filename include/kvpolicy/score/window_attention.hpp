@@ -33,8 +33,7 @@ struct window_attention {
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
     query_window const queries = queries_of(input, window).of(input.heads, input.view.shape().group());
-    auto keys = input.view.keys(input.layer).of(input.heads);
-    keys.tokens = input.tokens;
+    auto const keys = input.keys();
     std::int64_t const before = keys.tokens - queries.tokens;
     std::int64_t const wanted = out.columns;
     KVPOLICY_EXPECTS((include_window || before >= wanted) && wanted <= out.row_stride,

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -19,6 +20,14 @@ struct sentences {
   std::int32_t shortest = 4;                 ///< tokens; it does not end before
 
   constexpr std::int64_t unit_size() const noexcept { return longest; }
+  void check() const {
+    KVPOLICY_EXPECTS(shortest >= 1 && longest >= shortest, "sentences of " + std::to_string(shortest) + " to " +
+                                                               std::to_string(longest) +
+                                                               " tokens; give at least 1, and no less than that");
+    KVPOLICY_EXPECTS(!boundary.empty(),
+                     "sentences without a boundary table, which says of each token of the vocabulary whether it ends one; set "
+                     "`boundary` (kvpolicy_policy_parse's second argument)");
+  }
 
   /// Whether a sentence that has `length` tokens with this last one ends. An id outside of the table ends none.
   constexpr bool ends(std::int32_t token_id, std::int64_t length) const noexcept {

@@ -9,6 +9,7 @@ struct tokens {
   static constexpr bool ragged = false;
 
   static constexpr std::int64_t unit_size() noexcept { return 1; }
+  static constexpr void check() noexcept {}
 };
 
 static_assert(segmenter<tokens>);

@@ -8,15 +8,30 @@
 #include <string>
 #include <vector>
 
-#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/budget/fractions.hpp"
 #include "kvpolicy/pool/hierarchical_mean.hpp"
 #include "kvpolicy/primitive/cascade.hpp"
+#include "kvpolicy/score_input.hpp"
 #include "kvpolicy/select/rank_scores.hpp"
 
 namespace kvpolicy::select {
 
 struct cascade {
   static constexpr scope coarsest = scope::request;
+
+  template <class Score, class Pool, class Segment, class Budget>
+  static consteval bool fits() {
+    static_assert(
+        requires(Pool const& pool, summaries_of<Pool, Segment>& s, archetype::executor& exec) {
+          pool.refresh(s, exec);
+          s.levels;
+        },
+        "select::cascade takes a hierarchy, whose pool has refresh(summaries, exec) and levels: pool::hierarchical_mean");
+    static_assert(std::same_as<Budget, budget::fractions>, "select::cascade spends budget::fractions, one a level");
+    static_assert(makes_anchor<Score, Pool, Segment>,
+                  "the scorer lacks anchor(summaries, exec) for this pool's summaries, which select::cascade calls");
+    return true;
+  }
 
   /// For comparison only: Algorithm 1 to the letter. Scores of dead units are zeroed rather than dropped, and thresholds
   /// are quantiles (linear interpolation) over live and dead together; a level may keep nothing.

@@ -5,13 +5,24 @@
 #include <span>
 #include <vector>
 
-#include "kvpolicy/concepts.hpp"
 #include "kvpolicy/primitive/fill.hpp"
+#include "kvpolicy/score_input.hpp"
 
 namespace kvpolicy::select {
 
 struct fill {
   static constexpr scope coarsest = scope::head;
+
+  template <class Score, class Pool, class Segment, class Budget>
+  static consteval bool fits() {
+    static_assert(writes_scores<Score, Pool, Segment>,
+                  "the scorer lacks score(input, out, exec) for this pool's summaries, which select::fill calls");
+    static_assert(
+        Segment::ragged && requires(summaries_of<Pool, Segment> & s) { s.rank_ends(layer_id{}, std::int64_t{}); },
+        "select::fill takes ragged units, whose pool has units(), tokens, open_begin() and rank_ends(layer, head): "
+        "pool::unit_mean");
+    return true;
+  }
 
   /// The authors' code: right behind a boundary everything that is retained is read.
   bool all_after_boundary = false;

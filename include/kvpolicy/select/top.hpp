@@ -2,22 +2,33 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/score_input.hpp"
 
 namespace kvpolicy::select {
 
 /// How scores of tokens become a unit's.
 enum class merge : std::uint8_t { mean, sum, maximum };
+constexpr auto names_of(merge) noexcept { return std::array{"mean", "sum", "maximum"}; }
 
 /// One list for each KV head, or, with scope::layer, one for the layer by the sum of its heads' scores.
 template <scope Finest>
 struct basic_top {
   static constexpr scope coarsest = Finest;
+
+  template <class Score, class Pool, class Segment, class Budget>
+  static consteval bool fits() {
+    static_assert(writes_scores<Score, Pool, Segment>,
+                  "the scorer lacks score(input, out, exec) for this pool's summaries, which select::top calls");
+    static_assert(allocates<Budget>, "the budget lacks allocate(request, scores, units, exec), which select::top calls");
+    static_assert(!Segment::ragged, "select::top takes units of one size; ragged ones are select::fill's");
+    return true;
+  }
 
   merge by = merge::mean;  ///< for scorers of tokens, where units are longer
 

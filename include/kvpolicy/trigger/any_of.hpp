@@ -1,8 +1,8 @@
 // Trigger: the choice is made anew when either of two triggers says so.
 #pragma once
 
-#include "kvpolicy/act.hpp"
 #include "kvpolicy/concepts.hpp"
+#include "kvpolicy/score_input.hpp"
 #include "kvpolicy/trigger/every.hpp"
 
 namespace kvpolicy::trigger {
@@ -10,6 +10,7 @@ namespace kvpolicy::trigger {
 template <trigger_part A, trigger_part B>
 struct any_of {
   static constexpr signals needs = A::needs | B::needs;
+  static constexpr bool while_decoding = A::while_decoding || B::while_decoding;
 
   A first{};
   B second{};

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "kvpolicy/act.hpp"
 #include "kvpolicy/budget/by_head_role.hpp"
 #include "kvpolicy/primitive/attended_set.hpp"
 #include "kvpolicy/primitive/overlap.hpp"
+#include "kvpolicy/score_input.hpp"
 
 namespace kvpolicy::trigger {
 
@@ -19,6 +19,7 @@ namespace kvpolicy::trigger {
 /// the pivot's satellites are due.
 struct drift {
   static constexpr signals needs = signals::keys | signals::queries | signals::window_queries;
+  static constexpr bool while_decoding = true;
   static constexpr std::int32_t longest_window = 15;
 
   budget::by_head_role roles{};

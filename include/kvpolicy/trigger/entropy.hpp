@@ -45,6 +45,7 @@ class page_statistics {
 /// The choice is made anew after a page whose mean entropy or varentropy passes its threshold (or is NaN).
 struct entropy {
   static constexpr signals needs = signals::logits;
+  static constexpr bool while_decoding = true;
 
   float mean = 2.0f;       ///< nats; calibrate() finds a model's own
   float variance = 2.0f;   ///< nats squared

@@ -7,6 +7,7 @@ namespace kvpolicy::trigger {
 
 struct every {
   static constexpr signals needs = signals::none;
+  static constexpr bool while_decoding = true;
 
   std::int32_t steps = 1;  ///< 0: never
 

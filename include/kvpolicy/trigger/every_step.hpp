@@ -7,6 +7,7 @@ namespace kvpolicy::trigger {
 
 struct every_step {
   static constexpr signals needs = signals::none;
+  static constexpr bool while_decoding = true;
   static constexpr signals wants() noexcept { return signals::none; }
   struct state {
     void restart() noexcept {}

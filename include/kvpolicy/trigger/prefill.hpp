@@ -7,6 +7,7 @@ namespace kvpolicy::trigger {
 
 struct prefill {
   static constexpr signals needs = signals::none;
+  static constexpr bool while_decoding = false;
   static constexpr signals wants() noexcept { return signals::none; }
   struct state {
     void restart() noexcept {}

@@ -118,8 +118,13 @@ KVPOLICY_API char const* kvpolicy_version(void);
 /* Why the last call that failed on this thread did; "" before the first. Valid until the next failure on this thread. */
 KVPOLICY_API char const* kvpolicy_message(void);
 
-/* The policies' names, then NULL. */
+/* The policies' names, then NULL. The list stays as it is; after a plugin was loaded another one is given. */
 KVPOLICY_API char const* const* kvpolicy_policies(void);
+
+/* The policies of a shared object that was made with KVPOLICY_PLUGIN (kvpolicy/text/plugin.hpp) have names from here on, in
+ * this process, for sequences in host memory. It stays loaded. INVALID where it can't be loaded, or has a name that there is.
+ */
+KVPOLICY_API kvpolicy_status kvpolicy_plugin_load(char const* path);
 
 /* A policy from text as on the command line: NAME[:key=value,...][+NAME...]. `boundary` [vocabulary] is not 0 where a token
  * ends a sentence; for sentencekv, NULL and 0 for others; it is copied. A profile that is named in the text is read now. */

@@ -58,7 +58,7 @@ class decode_retrieve<
     }
     auto& state =
         prompts_.prefill(host_policy{keep_all{}, act}, shape_, piece.sequence, piece.view, piece.layer, piece.prompt, exec);
-    auto& memory = state.retrieve.memory();
+    auto& memory = state.retrieve().memory();
     for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
       std::int64_t const row = piece.sequence * shape_.kv_heads + h;
       upload(of_layer(vectors_.get(), piece.layer, heads_ * blocks_ * shape_.head_dim), row * blocks_ * shape_.head_dim,

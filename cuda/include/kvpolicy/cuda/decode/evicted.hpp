@@ -51,9 +51,9 @@ requires Score::after_attention class decode_retain<
     stepped_[static_cast<std::size_t>(sequence)] = 0;
     if (act.layers.dense(layer)) return;
     std::int64_t const first = (layer.value * sequences_ + sequence) * lists_;
-    upload_lists(*device_, state.retain.lists(layer), ids_.get(), named_.get(), first, shape_.max_tokens);
+    upload_lists(*device_, state.retain().lists(layer), ids_.get(), named_.get(), first, shape_.max_tokens);
     if constexpr (sums) {
-      auto& memory = state.retain.memory();
+      auto& memory = state.retain().memory();
       numbers_.set(layer.value * rows + first_query, sequence, memory.first_query);
       for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
         buffer<float> to = sums_.get();

@@ -18,7 +18,7 @@
 namespace kvpolicy::cuda {
 
 /// A retain's part of a decoder: one specialisation for each kind of act. `stays`: what it keeps of a prompt is there for good.
-/// Requires: `prefill(act, sequence, view, layer, prompt, exec)`, `plan(act, sequence, prompt, tokens)`, `upload(device)`,
+/// Requires: `sequence.prefill(view, layer, prompt, exec)`, `plan(act, sequence, prompt, tokens)`, `upload(device)`,
 /// `choose(act, layer, keys, queries, scale, lengths, device)`, which enqueues a step's work, `kept(sequence, layer)`, what a
 /// prompt's end left where that is not everything, and `lists(act, layer, lengths)`, what is there for it. Where lengths alone
 /// decide how many tokens a planned step's list names, `listed(act, layer, sequence, head, tokens)` says it on the host.
@@ -70,26 +70,31 @@ void upload_lists(D& device, std::span<range_list const> lists, buffer<std::int3
 template <class Policy>
 class host_prompts {
  public:
-  explicit host_prompts(std::int64_t sequences) : states_(static_cast<std::size_t>(sequences)) {}
+  explicit host_prompts(std::int64_t sequences)
+      : states_(static_cast<std::size_t>(sequences)), known_(static_cast<std::size_t>(sequences)) {}
 
   /// The verb of that name, on a fresh state where a prompt begins. Throws invalid_value where none has begun.
   template <class View, class Exec>
-  policy_state<Policy>& prefill(Policy const& policy, cache_shape const& shape, std::int64_t sequence, View const& view,
-                                layer_id layer, prompt_signals const& prompt, Exec& exec) {
+  request_of<Policy>& prefill(Policy const& policy, cache_shape const& shape, std::int64_t sequence, View const& view,
+                              layer_id layer, prompt_signals const& prompt, Exec& exec) {
     auto& state = states_[static_cast<std::size_t>(sequence)];
     if (layer.value == 0 && prompt.first == 0) state.emplace(start(policy, shape));
     if (!state) {
       throw invalid_value("sequence " + std::to_string(sequence) + " has no prompt yet; begin it with layer 0 and first = 0");
     }
-    kvpolicy::prefill(policy, *state, view, layer, prompt, exec);
+    prompt_signals all = prompt;  // tokens of the steps since are new to the host's request
+    if (layer.value == 0) known_[static_cast<std::size_t>(sequence)] = std::min(prompt.first, state->tokens());
+    all.first = known_[static_cast<std::size_t>(sequence)];
+    state->prefill(view, layer, all, exec);
     return *state;
   }
-  policy_state<Policy> const& operator[](std::int64_t sequence) const noexcept {
+  request_of<Policy> const& operator[](std::int64_t sequence) const noexcept {
     return *states_[static_cast<std::size_t>(sequence)];
   }
 
  private:
-  std::vector<std::optional<policy_state<Policy>>> states_;
+  std::vector<std::optional<request_of<Policy>>> states_;
+  std::vector<std::int64_t> known_;  ///< first token that is new to each
 };
 
 /// Chosen at the prompt's end: the prompt's tokens that were kept, then every token since. No kernel runs at a step.
@@ -121,7 +126,7 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
     auto& state = prompts_.prefill(host_policy{act, keep_all{}}, shape_, sequence, view, layer, prompt, exec);
     bool const dense = act.layers.dense(layer);
     tails_.set(layer.value, sequence, dense ? 0 : view.tokens());
-    std::span<range_list const> lists = state.retain.lists(layer);
+    std::span<range_list const> lists = state.retain().lists(layer);
     std::vector<range_list> const none(lists.size());
     if (dense) lists = none;
     upload_lists(*device_, lists, ids_.get(), named_.get(), (layer.value * sequences_ + sequence) * lists_, shape_.max_tokens);
@@ -132,7 +137,7 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
   }
   void upload(D& device) const { tails_.upload(device); }
   std::span<range_list const> kept(std::int64_t sequence, layer_id layer) const noexcept {
-    return prompts_[sequence].retain.lists(layer);
+    return prompts_[sequence].retain().lists(layer);
   }
   void choose(act_type const&, layer_id, batch_rows const&, vector_rows const&, float, per_sequence const&, D&) const noexcept {
   }

@@ -68,7 +68,7 @@ class decode_retrieve<
     for (std::int64_t h = 0; h < kv_heads; ++h) {
       auto const head = static_cast<std::size_t>(piece.layer.value * kv_heads + h);
       bool const follows = act.budget.follows(head, tokens, kv_heads);
-      std::vector<std::int32_t> const& set = state.retrieve.trigger.baseline[head];
+      std::vector<std::int32_t> const& set = state.retrieve().trigger().baseline[head];
       bool const looks = act.budget.heads[head].role == head_role::pivot && act.budget.whole(head, tokens);
       put(piece.layer, base, piece.sequence, h, looks ? static_cast<std::int32_t>(set.size()) : 0, device);
       put(piece.layer, pivot, piece.sequence, h, follows ? act.budget.heads[head].pivot : -1, device);
@@ -80,8 +80,8 @@ class decode_retrieve<
       }
       range_list& list = lists[static_cast<std::size_t>(h)];
       if (follows || piece.retained.empty()) {
-        state.retrieve.each_chosen(piece.layer, static_cast<std::size_t>(h),
-                                   [&](std::int64_t begin, std::int64_t end) { append(list, begin, end, reason::scored); });
+        state.retrieve().each_chosen(piece.layer, static_cast<std::size_t>(h),
+                                     [&](std::int64_t begin, std::int64_t end) { append(list, begin, end, reason::scored); });
       } else {
         list = piece.retained[piece.retained.size() == 1 ? 0 : static_cast<std::size_t>(h)];
       }

@@ -1,4 +1,4 @@
-#include "kvpolicy/one_of.hpp"
+#include "kvpolicy/any_policy.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 
@@ -7,11 +7,8 @@
 namespace kvpolicy_test {
 namespace {
 
-using any_retain =
-    one_of<keep_all, decltype(presets::snapkv{}.parts().retain), decltype(presets::streaming_llm{}.parts().retain),
-           decltype(presets::h2o{}.parts().retain), decltype(presets::tova{}.parts().retain)>;
-using any_retrieve = one_of<keep_all, decltype(presets::quest{}.parts().retrieve), decltype(presets::chess{}.parts().retrieve)>;
-using any_policy = policy<any_retain, any_retrieve>;
+using any = any_policy<own_view, host_exec>;
+using act = any_act<own_view, host_exec>;
 
 /// Every list of a request with a further piece, steps, a removed tail and observations.
 template <class Policy>
@@ -25,7 +22,7 @@ std::vector<lists_copy> lists_of(Policy const& policy, random_cache const& cache
     std::vector<float> const queries = random.reals(9 * shape.q_heads * shape.head_dim);
     query_window const window{queries.data(), 9, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, .5f};
     for (std::int64_t l = 0; l < shape.layers; ++l) {
-      prefill(policy, state, own_view{&cache, tokens}, {l}, {.first = first, .queries = window}, exec);
+      state.prefill(own_view{&cache, tokens}, {l}, {.first = first, .queries = window}, exec);
     }
   };
   auto const steps = [&](std::int64_t first, std::int64_t last) {
@@ -33,11 +30,11 @@ std::vector<lists_copy> lists_of(Policy const& policy, random_cache const& cache
       std::vector<float> const queries = random.reals(shape.q_heads * shape.head_dim);
       for (std::int64_t l = 0; l < shape.layers; ++l) {
         step_signals const signals{{queries.data(), shape.q_heads, shape.head_dim, .5f}, 3};
-        made.push_back(copy_of(choose(policy, state, own_view{&cache, n}, {l}, signals, exec)));
+        made.push_back(copy_of(state.choose(own_view{&cache, n}, {l}, signals, exec)));
         made.push_back(copy_of(state.retained({l})));
       }
       std::vector<float> const logits = random.reals(7, 3);
-      observe(policy, state, {logits}, exec);
+      state.observe({logits}, exec);
     }
   };
   prompt(0, 60);
@@ -54,17 +51,17 @@ void check_same(Retain const& retain, Retrieve const& retrieve) {
   random_source random(201);
   random_cache const cache({3, 6, 2, 8, 120, element_type::f16}, layout::paged_hnd, 16, random);
   policy const plain{retain, retrieve};
-  any_policy const any{{retain}, {retrieve}};
-  REQUIRE(needs_of(any) == needs_of(plain));
-  REQUIRE(prompt_queries(any) == prompt_queries(plain));
-  REQUIRE(scope_of(any.retain) == Retain::how_fine);
-  REQUIRE(scope_of(any.retrieve) == Retrieve::how_fine);
+  any const erased = erase<own_view, host_exec>(plain);
+  REQUIRE(needs_of(erased) == needs_of(plain));
+  REQUIRE(prompt_queries(erased) == prompt_queries(plain));
+  REQUIRE(facts_of(erased.retain).how_fine == Retain::how_fine);
+  REQUIRE(facts_of(erased.retrieve).how_fine == Retrieve::how_fine);
   std::vector<lists_copy> const want = lists_of(plain, cache, 202);
   REQUIRE(want.size() == 2 * 3 * 60);
-  REQUIRE(lists_of(any, cache, 202) == want);
+  REQUIRE(lists_of(erased, cache, 202) == want);
 }
 
-TEST_CASE("an act that is chosen at run time does what it does by itself, with and without another one", "[one_of]") {
+TEST_CASE("an act that is chosen at run time does what it does by itself, with and without another one", "[any_policy]") {
   auto const snapkv = presets::snapkv{.tokens = 40}.parts().retain;
   auto const streaming = presets::streaming_llm{.tokens = 40}.parts().retain;
   auto const h2o = presets::h2o{.tokens = 30, .layers = {1, 2}}.parts().retain;
@@ -88,26 +85,28 @@ TEST_CASE("an act that is chosen at run time does what it does by itself, with a
   check_same(streaming, chess);
 }
 
-TEST_CASE("what an act refuses, and what a pair does, is refused of those chosen at run time", "[one_of]") {
+TEST_CASE("what an act refuses, and what a pair does, is refused of those chosen at run time", "[any_policy]") {
   cache_shape const shape{2, 4, 2, 8, 300, element_type::f16};
   auto const snapkv = presets::snapkv{.tokens = 64}.parts().retain;
   auto const chess = presets::chess{.fractions = {.5f, .5f, .2f}, .units = {8, 2, 2}, .recent_pages = 1}.parts().retrieve;
   auto const quest = [](std::int32_t tokens, std::int32_t reuse) {
     return presets::quest{.tokens = tokens, .layers = {.reuse = reuse}}.parts().retrieve;
   };
-  REQUIRE_NOTHROW(check(any_policy{}, shape));
-  REQUIRE_NOTHROW(check(any_policy{{snapkv}, {quest(64, 1)}}, shape));
-  REQUIRE_THROWS_AS(check(any_policy{{snapkv}, {chess}}, shape), unsupported);
-  REQUIRE_THROWS_AS(check(any_policy{{snapkv}, {quest(64, 2)}}, shape), unsupported);
-  REQUIRE_NOTHROW(check(any_policy{{}, {quest(64, 2)}}, shape));
-  REQUIRE_THROWS_AS(check(any_policy{{snapkv}, {quest(0, 1)}}, shape), invalid_value);
-  REQUIRE_THROWS_AS(start(any_policy{{presets::snapkv{.tokens = 1000}.parts().retain}, {}}, shape), invalid_value);
+  auto const pair = [](auto const& retain, auto const& retrieve) { return any{act::retain(retain), act::retrieve(retrieve)}; };
+  REQUIRE_NOTHROW(check(any{}, shape));
+  REQUIRE_NOTHROW(check(pair(snapkv, quest(64, 1)), shape));
+  REQUIRE_THROWS_AS(check(pair(snapkv, chess), shape), unsupported);
+  REQUIRE_THROWS_AS(check(pair(snapkv, quest(64, 2)), shape), unsupported);
+  REQUIRE_NOTHROW(check(pair(keep_all{}, quest(64, 2)), shape));
+  REQUIRE_THROWS_AS(check(pair(snapkv, quest(0, 1)), shape), invalid_value);
+  REQUIRE_THROWS_AS(start(pair(presets::snapkv{.tokens = 1000}.parts().retain, keep_all{}), shape), invalid_value);
 }
 
-TEST_CASE("what one of several acts may need is what any of them needs", "[one_of]") {
-  STATIC_REQUIRE(any_policy::needs == (signals::keys | signals::queries | signals::window_queries | signals::logits));
-  STATIC_REQUIRE(any_policy::how_fine == scope::head);
-  REQUIRE(needs_of(any_policy{}) == signals::none);
+TEST_CASE("what an act that is chosen at run time may need is everything; what it does need is its own", "[any_policy]") {
+  STATIC_REQUIRE(any::needs == all_signals);
+  STATIC_REQUIRE(any::how_fine == scope::head);
+  REQUIRE(needs_of(any{}) == signals::none);
+  REQUIRE(needs_of(erase<own_view, host_exec>(presets::quest{})) == (signals::keys | signals::queries));
 }
 
 }  // namespace

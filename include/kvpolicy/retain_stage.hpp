@@ -8,25 +8,25 @@
 #include <utility>
 #include <vector>
 
-#include "kvpolicy/act.hpp"
-#include "kvpolicy/layer_lists.hpp"
+#include "kvpolicy/stage.hpp"
 
 namespace kvpolicy {
 
-/// State of a retain. Tokens that come after the prompt are kept until the trigger is due; then an evicting scorer chooses
+/// A retain at work. Tokens that come after the prompt are kept until the trigger is due; then an evicting scorer chooses
 /// again among those that are still there.
 template <class Act>
-class retain_state {
+class retain_stage {
   static constexpr bool evicts = evicting_scorer<typename Act::score_type>;
 
  public:
-  retain_state(Act const& act, cache_shape const& shape)
-      : shape_(shape),
-        summaries_(act.pool.start(shape, act.segment)),
-        trigger_(act.trigger.start(shape)),
-        memory_(act.score.start(shape)),
-        scratch_(act.select.start(act, shape)),
-        kept_(Act::how_fine, shape, ranges(act, shape)),
+  retain_stage(Act const& act, cache_shape const& shape)
+      : act_(act),
+        shape_(shape),
+        summaries_(act_.pool.start(shape, act_.segment)),
+        trigger_(act_.trigger.start(shape)),
+        memory_(act_.score.start(shape)),
+        scratch_(act_.select.start(act_, shape)),
+        kept_(Act::how_fine, shape, static_cast<std::size_t>(most_ranges())),
         next_(kept_),
         among_(kept_.slots(), undecided),
         revisions_(kept_.slots()),
@@ -38,9 +38,10 @@ class retain_state {
       room_ = static_cast<std::int64_t>(most);
       scores_.resize(static_cast<std::size_t>(shape.kv_heads) * most);
       chosen_.resize(most);
-      for (range_list& list : next_.all()) list.reserve(ranges(act, shape));
     }
-    for (range_list& list : kept_.all()) list.reserve(ranges(act, shape));
+    for (layer_lists* const lists : {&kept_, &next_}) {
+      for (range_list& list : lists->all()) list.reserve(static_cast<std::size_t>(most_ranges()));
+    }
   }
 
   std::span<range_list const> lists(layer_id layer) const noexcept { return kept_.of(layer); }
@@ -48,10 +49,8 @@ class retain_state {
   auto& memory() noexcept { return memory_; }
   /// Changes where tokens of the layer's lists were dropped.
   std::int64_t revision(layer_id layer) const noexcept { return revisions_[kept_.slot(layer)]; }
-  /// The most ranges of a list.
-  static std::size_t ranges(Act const& act, cache_shape const& shape) {
-    return static_cast<std::size_t>(act.select.most_ranges(act, shape)) + 5;
-  }
+  /// The most ranges of a list: the window may cut it into as many more.
+  std::int64_t most_ranges() const { return act_.select.most_ranges(act_, shape_) + 5; }
 
   /// Forgets every token from `tokens` on. What was dropped of those before stays dropped.
   void truncate(std::int64_t tokens) {
@@ -63,23 +62,23 @@ class retain_state {
     for (std::int64_t& at : chosen_at_) at = std::min(at, tokens);
     for (std::int64_t& among : among_) among = tokens == 0 ? undecided : std::min(among, tokens);
   }
-
-  void restart() noexcept { trigger_.restart(); }
+  /// Nothing is kept by the index of what is retained.
+  void cut(layer_id, head_range, std::int64_t) noexcept {}
 
   template <class View, class Exec>
-  void prefill(Act const& act, View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
+  void prefill(View const& view, layer_id layer, retained_tokens const&, prompt_signals const& prompt, Exec& exec) {
     if (Act::how_fine == scope::request && layer.value != 0) return;
-    act.pool.update(summaries_, view, layer, {0, shape_.kv_heads}, view.tokens(), exec);
-    decide(act, view, layer, prompt, {}, exec);
+    act_.pool.update(summaries_, view, layer, {0, shape_.kv_heads}, view.tokens(), exec);
+    decide(view, layer, prompt, {}, exec);
   }
 
   /// The current token is there; before it is attended to.
   template <class View, class Exec>
-  void step(Act const& act, View const& view, layer_id layer, step_signals const& signals, Exec& exec) {
+  void choose(View const& view, layer_id layer, retained_tokens const&, step_signals const& signals, Exec& exec) {
     if (Act::how_fine == scope::request && layer.value != 0) return;
     std::int64_t const tokens = view.tokens();
     std::size_t const at = kept_.slot(layer);
-    if (among_[at] == undecided) return decide(act, view, layer, {}, signals.queries, exec);
+    if (among_[at] == undecided) return decide(view, layer, {}, signals.queries, exec);
     if (pending_[at]) {
       std::ranges::copy(next_.of(layer), kept_.of(layer).begin());
       pending_[at] = false;
@@ -88,17 +87,17 @@ class retain_state {
     for (range_list& list : kept_.of(layer)) append(list, among_[at], tokens, reason::open);
     among_[at] = tokens;
     if constexpr (evicts) {
-      if (!act.layers.dense(layer) && act.trigger.due(trigger_, layer, {0}, tokens - chosen_at_[at])) {
-        evict(act, view, layer, signals.queries, exec);
+      if (!act_.layers.dense(layer) && act_.trigger.due(trigger_, layer, {0}, tokens - chosen_at_[at])) {
+        evict(view, layer, signals.queries, exec);
         chosen_at_[at] = tokens;
       }
     }
   }
 
   template <class Exec>
-  void observe(Act const& act, std::int64_t tokens, step_outcome const& outcome, Exec& exec) {
+  void observe(std::int64_t tokens, step_outcome const& outcome, Exec& exec) {
     if constexpr (contains(Act::trigger_type::needs, signals::logits)) {
-      act.trigger.observe(trigger_, tokens, outcome, exec);
+      act_.trigger.observe(trigger_, tokens, outcome, exec);
     }
   }
 
@@ -106,15 +105,15 @@ class retain_state {
   static constexpr std::int64_t undecided = -1;
 
   /// What the window protects of `tokens` tokens, within what a list may keep; and that.
-  std::pair<protected_tokens, std::int64_t> protection(Act const& act, layer_id layer, std::int64_t tokens) const {
+  std::pair<protected_tokens, std::int64_t> protection(layer_id layer, std::int64_t tokens) const {
     budget_request request{.shape = shape_, .layer = layer, .heads = {0, shape_.kv_heads}, .tokens = tokens, .prompt = tokens};
-    request.recent = act.window.at(tokens, tokens, act.budget.of(request)).recent;
-    std::int64_t const most = act.budget.of(request);
-    return {clipped(act.window.at(tokens, tokens, most), tokens, most), most};
+    request.recent = act_.window.at(tokens, tokens, act_.budget.of(request)).recent;
+    std::int64_t const most = act_.budget.of(request);
+    return {clipped(act_.window.at(tokens, tokens, most), tokens, most), most};
   }
 
   template <class View, class Exec>
-  void decide(Act const& act, View const& view, layer_id layer, prompt_signals const& prompt, query_heads const& queries,
+  void decide(View const& view, layer_id layer, prompt_signals const& prompt, query_heads const& queries,
               Exec& exec) {
     std::int64_t const tokens = view.tokens();
     among_[kept_.slot(layer)] = tokens;
@@ -122,23 +121,23 @@ class retain_state {
     pending_[kept_.slot(layer)] = false;
     ++revisions_[kept_.slot(layer)];
     std::span const lists = kept_.of(layer);
-    if (layer_id const leader = act.layers.leader(layer); leader != layer) {
+    if (layer_id const leader = act_.layers.leader(layer); leader != layer) {
       std::ranges::copy(kept_.of(leader), lists.begin());
       return;
     }
     for (range_list& list : lists) list.clear();
-    if (act.layers.dense(layer)) {
+    if (act_.layers.dense(layer)) {
       for (range_list& list : lists) append(list, 0, tokens, reason::open);
       return;
     }
     score_input<View, decltype(summaries_), decltype(memory_)> input{
         view, layer, {0, shape_.kv_heads}, tokens, tokens, summaries_, memory_, queries, &prompt};
-    protected_tokens const safe = protection(act, layer, tokens).first;
+    protected_tokens const safe = protection(layer, tokens).first;
     for (range_list& list : lists) append(list, 0, safe.sink_end, reason::sink);
-    if constexpr (!std::same_as<decltype(memory_), no_memory>) {
-      if (prompt.queries.tokens > 0 || !contains(Act::needs, signals::window_queries)) act.score.begin(input, exec);
+    if constexpr (decltype(memory_)::hears_prompts) {
+      if (prompt.queries.tokens > 0 || !contains(Act::needs, signals::window_queries)) act_.score.begin(input, exec);
     }
-    act.select.select(act, scratch_, input, safe, exec, [&](std::int64_t list, std::int64_t begin, std::int64_t end) {
+    act_.select.select(act_, scratch_, input, safe, exec, [&](std::int64_t list, std::int64_t begin, std::int64_t end) {
       append(lists[static_cast<std::size_t>(list)], begin, std::min(end, safe.recent_begin), reason::scored);
     });
     for (range_list& list : lists) {
@@ -149,8 +148,8 @@ class retain_state {
 
   /// Chooses again among the tokens that are still there, the current one included.
   template <class View, class Exec>
-  void evict(Act const& act, View const& view, layer_id layer, query_heads const& queries, Exec& exec) {
-    if (layer_id const leader = act.layers.leader(layer); leader != layer) {
+  void evict(View const& view, layer_id layer, query_heads const& queries, Exec& exec) {
+    if (layer_id const leader = act_.layers.leader(layer); leader != layer) {
       bool const later = pending_[kept_.slot(leader)] != 0;
       std::ranges::copy(later ? next_.of(leader) : kept_.of(leader), later ? next_.of(layer).begin() : kept_.of(layer).begin());
       pending_[kept_.slot(layer)] = later;
@@ -158,7 +157,7 @@ class retain_state {
       return;
     }
     std::int64_t const tokens = view.tokens();
-    auto const bounds = protection(act, layer, tokens);
+    auto const bounds = protection(layer, tokens);
     protected_tokens const safe = bounds.first;
     std::int64_t const most = bounds.second;
     std::span const lists = kept_.of(layer);
@@ -166,7 +165,7 @@ class retain_state {
         view, layer, {0, shape_.kv_heads}, tokens, tokens, summaries_, memory_, queries};
     bool const by_head = Act::score_type::how_fine == scope::head;
     table<float> const scores{scores_.data(), by_head ? shape_.kv_heads : 1, room_, room_};
-    act.score.score_kept(input, std::span<range_list const>(lists), scores, exec);
+    act_.score.score_kept(input, std::span<range_list const>(lists), scores, exec);
     for (std::int64_t h = 1; std::ssize(lists) == 1 && h < scores.rows; ++h) {
       for (std::int64_t i = 0, count = token_count(lists.front()); i < count; ++i) scores(0, i) += scores(h, i);
     }
@@ -208,10 +207,11 @@ class retain_state {
     }
   }
 
+  Act act_;
   cache_shape shape_;
-  decltype(std::declval<Act const&>().pool.start(cache_shape{}, std::declval<Act const&>().segment)) summaries_;
+  summaries_of<typename Act::pool_type, typename Act::segment_type> summaries_;
   decltype(std::declval<Act const&>().trigger.start(cache_shape{})) trigger_;
-  decltype(std::declval<Act const&>().score.start(cache_shape{})) memory_;
+  memory_of<typename Act::score_type> memory_;
   decltype(std::declval<Act const&>().select.start(std::declval<Act const&>(), cache_shape{})) scratch_;
   layer_lists kept_;
   layer_lists next_;  ///< what an eviction left, for the next step
@@ -223,5 +223,10 @@ class retain_state {
   std::vector<float> scores_;
   std::vector<std::int32_t> chosen_;
 };
+
+template <class... Parts>
+retain_stage<keep<Parts...>> start_retain(keep<Parts...> const& act, cache_shape const& shape) {
+  return {act, shape};
+}
 
 }  // namespace kvpolicy

@@ -1,0 +1,116 @@
+// The retained tokens of all layers by index, kept up with what the retain leaves.
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "kvpolicy/layer_lists.hpp"
+#include "kvpolicy/retained_tokens.hpp"
+
+namespace kvpolicy {
+
+/// Empty where every token is retained.
+class indexed_tokens {
+ public:
+  indexed_tokens() = default;
+  indexed_tokens(scope how_fine, cache_shape const& shape)
+      : how_fine_(how_fine), shape_(shape), layers_(static_cast<std::size_t>(how_fine == scope::request ? 1 : shape.layers)) {
+    std::size_t const lists = how_fine == scope::head ? static_cast<std::size_t>(shape.kv_heads) : 1;
+    for (of_layer& one : layers_) {
+      one.ids.resize(lists * static_cast<std::size_t>(shape.max_tokens));
+      one.counts.resize(lists);
+    }
+  }
+
+  bool all() const noexcept { return layers_.empty(); }
+
+  /// Forgets every token from `tokens` on; calls cut(heads, how many of theirs are left) for each list of the layer.
+  template <class Cut>
+  void truncate(layer_id layer, std::int64_t tokens, Cut cut) {
+    of_layer& one = layers_[slot(layer)];
+    for (std::size_t i = 0; i < one.counts.size(); ++i) {
+      std::int32_t const* const ids = list(one, i);
+      std::int64_t const left = std::lower_bound(ids, ids + one.counts[i], tokens) - ids;
+      cut(heads_of(i), left);
+      if (how_fine_ != scope::request || layer.value + 1 == shape_.layers) one.counts[i] = left;
+    }
+    one.tokens = std::min(one.tokens, tokens);
+  }
+
+  /// The layer's tokens, brought up to date with its lists, which are of the first `tokens` tokens. Where tokens were dropped
+  /// (another revision), calls cut(layer, heads, how many of theirs are the same as before).
+  template <class Cut>
+  retained_tokens follow(layer_id layer, std::span<range_list const> lists, std::int64_t revision, std::int64_t tokens,
+                         Cut cut) {
+    of_layer& one = layers_[slot(layer)];
+    if (how_fine_ != scope::request || layer.value == 0) {
+      for (std::size_t i = 0; i < lists.size(); ++i) {
+        if (one.revision == revision) {
+          grow(one, i, lists[i]);
+          continue;
+        }
+        std::int64_t const before = one.counts[i];
+        std::int64_t const same = relist(one, i, lists[i]);
+        if (same == before) continue;
+        bool const everywhere = how_fine_ == scope::request;
+        for (std::int64_t l = everywhere ? 0 : layer.value; l < (everywhere ? shape_.layers : layer.value + 1); ++l) {
+          cut(layer_id{l}, heads_of(i), same);
+        }
+      }
+      one.revision = revision;
+      one.tokens = tokens;
+    }
+    return {one.ids.data(), shape_.max_tokens, one.counts};
+  }
+
+ private:
+  struct of_layer {
+    std::vector<std::int32_t> ids;     ///< `[lists, max_tokens]`
+    std::vector<std::int64_t> counts;  ///< `[lists]`
+    std::int64_t revision = -1;
+    std::int64_t tokens = 0;
+  };
+
+  std::size_t slot(layer_id layer) const noexcept {
+    return how_fine_ == scope::request ? 0 : static_cast<std::size_t>(layer.value);
+  }
+  head_range heads_of(std::size_t list) const noexcept {
+    return how_fine_ == scope::head ? head_range{static_cast<std::int64_t>(list), 1} : head_range{0, shape_.kv_heads};
+  }
+  std::int32_t* list(of_layer& one, std::size_t i) const noexcept {
+    return one.ids.data() + static_cast<std::int64_t>(i) * shape_.max_tokens;
+  }
+
+  /// Tokens that came behind the last ones.
+  void grow(of_layer& one, std::size_t i, range_list const& from) {
+    std::int32_t* const ids = list(one, i);
+    auto next = std::ranges::partition_point(from, [&](token_range const& range) { return range.end <= one.tokens; });
+    for (; next != from.end(); ++next) {
+      for (std::int64_t t = std::max<std::int64_t>(next->begin, one.tokens); t < next->end; ++t) {
+        ids[one.counts[i]++] = static_cast<std::int32_t>(t);
+      }
+    }
+  }
+
+  /// All tokens again. How many of the first ones are as before.
+  std::int64_t relist(of_layer& one, std::size_t i, range_list const& from) {
+    std::int32_t* const ids = list(one, i);
+    std::int64_t count = 0;
+    std::int64_t same = 0;
+    for (token_range const& range : from) {
+      for (std::int32_t t = range.begin; t < range.end; ++t, ++count) {
+        if (same == count && count < one.counts[i] && ids[count] == t) ++same;
+        ids[count] = t;
+      }
+    }
+    one.counts[i] = count;
+    return same;
+  }
+
+  scope how_fine_ = scope::request;
+  cache_shape shape_{};
+  std::vector<of_layer> layers_;
+};
+
+}  // namespace kvpolicy

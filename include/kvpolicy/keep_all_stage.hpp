@@ -1,0 +1,38 @@
+// The stage of an act that keeps everything.
+#pragma once
+
+#include "kvpolicy/stage.hpp"
+
+namespace kvpolicy {
+
+/// As a retain: every token stays. As a retrieve it is never asked: what is retained is read.
+class keep_all_stage {
+ public:
+  keep_all_stage() { kept_.reserve(1); }
+
+  std::span<range_list const> lists(layer_id) const noexcept { return {&kept_, 1}; }
+  std::int64_t revision(layer_id) const noexcept { return 0; }
+  std::int64_t most_ranges() const noexcept { return 1; }
+  void truncate(std::int64_t tokens) { kvpolicy::truncate(kept_, tokens); }
+  void cut(layer_id, head_range, std::int64_t) noexcept {}
+  template <class View, class Exec>
+  void prefill(View const& view, layer_id, retained_tokens const&, prompt_signals const&, Exec&) noexcept {
+    append(kept_, 0, view.tokens(), reason::open);
+  }
+  template <class View, class Exec>
+  void choose(View const& view, layer_id, retained_tokens const&, step_signals const&, Exec&) noexcept {
+    append(kept_, 0, view.tokens(), reason::open);
+  }
+  template <class Exec>
+  void observe(std::int64_t, step_outcome const&, Exec&) noexcept {}
+
+ private:
+  range_list kept_;
+};
+
+inline keep_all_stage start_retain(keep_all const&, cache_shape const&) { return {}; }
+inline keep_all_stage start_retrieve(keep_all const&, cache_shape const&, std::int64_t) { return {}; }
+
+static_assert(stage<keep_all_stage, archetype::view, archetype::executor>);
+
+}  // namespace kvpolicy

@@ -1,0 +1,143 @@
+// A request: a policy at work on one sequence, and the verbs that an engine calls: prefill, choose, observe.
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kvpolicy/indexed_tokens.hpp"
+#include "kvpolicy/keep_all_stage.hpp"
+#include "kvpolicy/retain_stage.hpp"
+#include "kvpolicy/retrieve_stage.hpp"
+#include "kvpolicy/signal_checks.hpp"
+#include "kvpolicy/verb_order.hpp"
+
+namespace kvpolicy {
+
+/// Made by start(); owns the acts of its policy, and everything of them that changes: what the retain left, what the retrieve
+/// chose of that. Not thread-safe; movable; nothing but its construction allocates.
+///
+/// Every verb checks its input before it reads or writes anything: invalid_value for a shape, a layer, a number of tokens or an
+/// order that can't be, unsupported for a signal that the policy needs and was not given. A verb that throws, then or later, is
+/// not counted: the prompt, or the step, may be begun again at layer 0.
+template <class Retain, class Retrieve>
+class request {
+ public:
+  request(Retain const& retain, Retrieve const& retrieve, cache_shape const& shape)
+      : retain_facts_(facts_of(retain)),
+        retrieve_facts_(facts_of(retrieve)),
+        shape_(shape),
+        order_(shape.layers, std::max(retain_facts_.how_fine, retrieve_facts_.how_fine) == scope::request ? 1 : shape.layers,
+               shape.max_tokens),
+        retain_(start_retain(retain, shape)),
+        retrieve_(start_retrieve(retrieve, shape, retain_.most_ranges())) {
+    if (!retain_facts_.keeps_all && retrieves()) retained_ = indexed_tokens(retain_facts_.how_fine, shape);
+  }
+
+  cache_shape const& shape() const noexcept { return shape_; }
+  /// Tokens of the sequence at the last verb, a step's own included.
+  std::int64_t tokens() const noexcept { return order_.tokens(); }
+  /// Layers that were prefilled with the last prompt, and that have chosen in the last step.
+  std::int64_t prefilled() const noexcept { return order_.prefilled(); }
+  std::int64_t chosen() const noexcept { return order_.chosen(); }
+  /// The checks of order that prefill, choose and observe begin with, for who has more to check before them.
+  void check_prompt(layer_id layer, std::int64_t first, std::int64_t tokens) const {
+    order_.check_prompt(layer, first, tokens);
+  }
+  void check_step(layer_id layer, std::int64_t tokens) const { order_.check_step(layer, tokens); }
+  void check_outcome() const { order_.check_outcome(); }
+  /// What this request needs of the verbs.
+  signals needs() const noexcept { return retain_facts_.needs | retrieve_facts_.needs; }
+
+  /// What a step reads in this layer; after choose.
+  selection kept(layer_id layer) const noexcept {
+    if (retrieves()) return {retrieve_facts_.how_fine, retrieve_.lists(layer), shape_.kv_heads};
+    return retained(layer);
+  }
+  /// What is there at all in this layer, read or not; after prefill.
+  selection retained(layer_id layer) const noexcept { return {retain_facts_.how_fine, retain_.lists(layer), shape_.kv_heads}; }
+
+  /// A layer's keys of a prompt, or of a further piece of one, are written: the view's tokens from prompt.first on. For every
+  /// layer, in order; each may be followed by its choose() at once. Whatever lay behind `first` is forgotten, so a shortened or
+  /// replaced tail is no special case. The retain decides among all rows of the view.
+  template <kv_cache_view View, executor_for<View> Exec>
+  void prefill(View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
+    std::int64_t const tokens = view.tokens();
+    order_.check_prompt(layer, prompt.first, tokens);
+    check_view(view, layer, needs(), shape_);
+    check_signals(prompt, needs(), tokens, shape_);
+    if (layer.value == 0) {
+      truncate(prompt.first);
+      order_.begin_prompt(prompt.first, tokens);
+    }
+    retain_.prefill(view, layer, {}, prompt, exec);
+    retrieve_.prefill(view, layer, follow_retain(layer, tokens), prompt, exec);
+    order_.prefilled_one();
+  }
+
+  /// Before attention of one token, which is the view's last: its key must be there for `layer`, and for no other layer. For
+  /// every layer, in order; a choice for the whole request is made at layer 0, from the tokens before this one, and further
+  /// layers may be left out. If the view has not more tokens than at the last call, its tail was removed: that is followed.
+  /// Without a prompt, a sequence begins with a step on one token. The selection holds until the next verb.
+  template <kv_cache_view View, executor_for<View> Exec>
+  selection choose(View const& view, layer_id layer, step_signals const& step, Exec& exec) {
+    std::int64_t const tokens = view.tokens();
+    order_.check_step(layer, tokens);
+    check_view(view, layer, needs(), shape_);
+    check_signals(step, needs(), shape_);
+    if (layer.value == 0) {
+      if (tokens <= order_.tokens()) truncate(tokens - 1);
+      order_.begin_step(tokens);
+    }
+    retain_.choose(view, layer, {}, step, exec);
+    if (retrieves()) retrieve_.choose(view, layer, follow_retain(layer, tokens), step, exec);
+    order_.chosen_one();
+    return kept(layer);
+  }
+
+  /// After a step: what came of it, for triggers.
+  template <executor Exec>
+  void observe(step_outcome const& outcome, Exec& exec) {
+    order_.check_outcome();
+    check_signals(outcome, needs());
+    retain_.observe(order_.tokens(), outcome, exec);
+    retrieve_.observe(order_.tokens(), outcome, exec);
+    order_.observed();
+  }
+
+  /// The acts at work, for those who go on from where the prompt left them (the decoder on a GPU).
+  auto& retain() noexcept { return retain_; }
+  auto const& retain() const noexcept { return retain_; }
+  auto& retrieve() noexcept { return retrieve_; }
+
+ private:
+  bool retrieves() const noexcept { return !retrieve_facts_.keeps_all; }
+
+  /// Forgets every token from `tokens` on. What was decided among the tokens before stands.
+  void truncate(std::int64_t tokens) {
+    retain_.truncate(tokens);
+    retrieve_.truncate(tokens);
+    for (std::int64_t l = 0; l < shape_.layers; ++l) {
+      if (retained_.all()) retrieve_.cut({l}, {0, shape_.kv_heads}, tokens);
+      else retained_.truncate({l}, tokens, [&](head_range heads, std::int64_t left) { retrieve_.cut({l}, heads, left); });
+    }
+  }
+
+  /// What the retain left of a layer's first `tokens` tokens, by index.
+  retained_tokens follow_retain(layer_id layer, std::int64_t tokens) {
+    if (retained_.all()) return {};
+    return retained_.follow(layer, retain_.lists(layer), retain_.revision(layer), tokens,
+                            [&](layer_id of, head_range heads, std::int64_t same) { retrieve_.cut(of, heads, same); });
+  }
+
+  act_facts retain_facts_;
+  act_facts retrieve_facts_;
+  cache_shape shape_;
+  verb_order order_;
+  decltype(start_retain(std::declval<Retain const&>(), cache_shape{})) retain_;
+  decltype(start_retrieve(std::declval<Retrieve const&>(), cache_shape{}, std::int64_t{})) retrieve_;
+  indexed_tokens retained_;  ///< where there are both acts
+};
+
+}  // namespace kvpolicy

@@ -1,0 +1,256 @@
+// A retrieve at work: summaries of the retained tokens, and which units were chosen, list by list.
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvpolicy/stage.hpp"
+
+namespace kvpolicy {
+
+/// A retrieve at work. It sees the retained tokens by index, as if there were no others.
+template <class Act>
+class retrieve_stage {
+  static constexpr bool for_request = Act::how_fine == scope::request;
+  static constexpr bool by_head = Act::how_fine == scope::head;
+
+ public:
+  /// `retained`: the most ranges that its retain breaks a list up into.
+  retrieve_stage(Act const& act, cache_shape const& shape, std::int64_t retained)
+      : act_(act),
+        shape_(shape),
+        summaries_(act_.pool.start(shape, act_.segment)),
+        trigger_(act_.trigger.start(shape)),
+        memory_(act_.score.start(shape)),
+        scratch_(act_.select.start(act_, shape)),
+        kept_(Act::how_fine, shape, static_cast<std::size_t>(most_ranges() + retained)),
+        choices_(kept_.all().size()) {
+    for (choice& c : choices_) c.ranges.reserve(static_cast<std::size_t>(most_ranges()));
+  }
+
+  std::span<range_list const> lists(layer_id layer) const noexcept { return kept_.of(layer); }
+  /// One range more each for sinks, recent and open; retained tokens may break any of them up.
+  std::int64_t most_ranges() const { return act_.select.most_ranges(act_, shape_) + 6; }
+  std::int64_t revision(layer_id) const noexcept { return 0; }
+
+  /// What the scorer, and the trigger, remember.
+  auto& memory() noexcept { return memory_; }
+  auto const& trigger() const noexcept { return trigger_; }
+  /// Calls visit(begin, end) for each chosen range of a layer's list, ascending, by rank.
+  template <class Visit>
+  void each_chosen(layer_id layer, std::size_t list, Visit visit) noexcept {
+    for (auto const& range : choices_of(layer)[list].ranges) visit(range.begin, range.end);
+  }
+
+  /// Forgets what lies behind the first `tokens` tokens, of a layer's heads, counted by rank.
+  void cut(layer_id layer, head_range heads, std::int64_t tokens) {
+    summaries_.cut(layer, heads, tokens);
+    memory_.cut(layer, heads, tokens);
+    if (tokens > 0) return;
+    for (choice& c : choices_of(layer)) c.decided = false;
+  }
+  void truncate(std::int64_t tokens) {
+    trigger_.restart();
+    memory_.truncate(tokens);
+    for (choice& c : choices_) c.at = std::min(c.at, tokens);
+    if constexpr (Act::segment_type::ragged) summaries_.truncate(tokens);
+  }
+
+  template <class View, class Exec>
+  void prefill(View const& view, layer_id layer, retained_tokens const& there, prompt_signals const& prompt, Exec& exec) {
+    prompt_ = view.tokens();
+    for (choice& c : choices_of(layer)) {
+      if (for_request && layer.value != 0) break;  // all layers' one choice may have been made since layer 0's prompt
+      c.decided = false;
+      c.at = prompt_;
+    }
+    if constexpr (Act::segment_type::ragged) {
+      if (layer.value == 0) summaries_.extend(act_.segment, prompt.first, prompt.token_ids);
+    }
+    each_group(view, there, shape_.kv_heads, by_head, [&](auto const& ranks, head_range heads) {
+      act_.pool.update(summaries_, ranks, layer, heads, ranks.tokens(), exec);
+      score_input<std::decay_t<decltype(ranks)>, summaries_type, memory_type> input{
+          ranks, layer, heads, ranks.tokens(), prompt_, summaries_, memory_, {}, &prompt};
+      if constexpr (memory_type::hears_prompts) act_.score.begin(input, exec);
+      if constexpr (contains(Act::trigger_type::needs, signals::queries)) {
+        act_.trigger.begin(trigger_, input, prompt_rank(there, heads), exec);
+      }
+      if constexpr (Act::score_type::of == scored::tokens && contains(Act::needs, signals::window_queries)) {
+        if (act_.layers.leader(layer) == layer && !act_.layers.dense(layer)) {
+          decide(ranks, layer, heads, ranks.tokens(), prompt_rank(there, heads), {}, &prompt, exec);
+        }
+      }
+    });
+  }
+
+  /// Chooses for the view's last token.
+  template <class View, class Exec>
+  void choose(View const& view, layer_id layer, retained_tokens const& there, step_signals const& signals, Exec& exec) {
+    if (for_request && layer.value != 0) return;
+    if constexpr (Act::segment_type::ragged) {
+      if (layer.value == 0) summaries_.extend(act_.segment, view.tokens() - 1, {&signals.token_id, 1});
+    }
+    layer_id const leader = act_.layers.leader(layer);
+    bool const chooses = !act_.layers.dense(layer) && leader == layer;
+    // All heads look before any of them chooses: one head's trigger may be another's query.
+    each_group(view, there, shape_.kv_heads, by_head, [&](auto const& ranks, head_range heads) {
+      if (!chooses) return;
+      if constexpr (for_request) {
+        for (std::int64_t l = 0; l < shape_.layers; ++l)
+          act_.pool.update(summaries_, ranks, {l}, heads, ranks.tokens() - 1, exec);
+      } else {
+        act_.pool.update(summaries_, ranks, layer, heads, ranks.tokens(), exec);
+      }
+      watch(ranks, layer, heads, signals.queries.of(heads, shape_.group()), prompt_rank(there, heads), exec);
+    });
+    each_group(view, there, shape_.kv_heads, by_head, [&](auto const& ranks, head_range heads) {
+      std::int64_t const tokens = ranks.tokens();
+      std::int64_t const prompt = prompt_rank(there, heads);
+      if (chooses) {
+        choose_due(ranks, layer, heads, for_request ? tokens - 1 : tokens, prompt, signals.queries.of(heads, shape_.group()),
+                   view.tokens(), exec);
+      }
+      compose(layer, leader, heads, there, tokens, prompt);
+    });
+  }
+
+  template <class Exec>
+  void observe(std::int64_t tokens, step_outcome const& outcome, Exec& exec) {
+    if constexpr (contains(Act::trigger_type::needs, signals::logits)) act_.trigger.observe(trigger_, tokens, outcome, exec);
+  }
+
+  /// The next step chooses anew.
+  void forget_choice() noexcept {
+    for (choice& c : choices_) c.decided = false;
+  }
+
+ private:
+  using memory_type = memory_of<typename Act::score_type>;
+  using summaries_type = summaries_of<typename Act::pool_type, typename Act::segment_type>;
+
+  std::span<choice> choices_of(layer_id layer) noexcept {
+    std::size_t const lists = kept_.of(layer).size();
+    return std::span(choices_).subspan(kept_.slot(layer) * lists, lists);
+  }
+
+  /// How many of the retained tokens are the prompt's.
+  std::int64_t prompt_rank(retained_tokens const& there, head_range heads) const noexcept {
+    return there.rank_of(heads.first, prompt_);
+  }
+
+  template <class Ranks, class Exec>
+  void watch(Ranks const& ranks, layer_id layer, head_range heads, query_heads const& queries, std::int64_t prompt,
+             Exec& exec) {
+    score_input<Ranks, summaries_type, memory_type> input{ranks,   layer,      heads,   ranks.tokens(),
+                                                          prompt_, summaries_, memory_, queries};
+    if constexpr (memory_type::hears_steps) act_.score.watch(input, exec);
+    if constexpr (contains(Act::trigger_type::needs, signals::queries)) act_.trigger.watch(trigger_, input, prompt, exec);
+  }
+
+  /// Chooses anew where that is due: for all heads at once, or head by head.
+  template <class Ranks, class Exec>
+  void choose_due(Ranks const& ranks, layer_id layer, head_range heads, std::int64_t known, std::int64_t prompt,
+                  query_heads const& queries, std::int64_t now, Exec& exec) {
+    std::span const choices = choices_of(layer);
+    auto const due = [&](std::int64_t h) {
+      choice const& c = choices[by_head ? static_cast<std::size_t>(h) : 0];
+      return !c.decided || act_.trigger.due(trigger_, layer, {h}, now - c.at);
+    };
+    std::int64_t wanted = 0;
+    for (std::int64_t h = heads.first; h < heads.first + heads.count; ++h) wanted += due(h) ? 1 : 0;
+    if (wanted == 0) return;
+    if (!by_head || wanted == heads.count) {
+      decide(ranks, layer, heads, known, prompt, queries, nullptr, exec);
+      if (!by_head) choices[0].at = now;
+      for (std::int64_t h = heads.first; by_head && h < heads.first + heads.count; ++h)
+        choices[static_cast<std::size_t>(h)].at = now;
+      return;
+    }
+    for (std::int64_t h = heads.first; h < heads.first + heads.count; ++h) {
+      if (!due(h)) continue;
+      decide(ranks, layer, {h, 1}, known, prompt, queries.of({h - heads.first, 1}, shape_.group()), nullptr, exec);
+      choices[static_cast<std::size_t>(h)].at = now;
+    }
+  }
+
+  /// Where the selector throws before it has emitted anything, the choice that was made before stands.
+  template <class Ranks, class Exec>
+  void decide(Ranks const& ranks, layer_id layer, head_range heads, std::int64_t tokens, std::int64_t prompt,
+              query_heads const& queries, prompt_signals const* at_prompt, Exec& exec) {
+    std::span const choices = choices_of(layer);
+    std::size_t const first = by_head ? static_cast<std::size_t>(heads.first) : 0;
+    std::size_t const count = by_head ? static_cast<std::size_t>(heads.count) : 1;
+    bool begun = false;
+    auto const begin_anew = [&] {
+      if (begun) return;
+      begun = true;
+      for (choice& c : choices.subspan(first, count)) c.clear();
+    };
+    score_input<Ranks, summaries_type, memory_type> input{ranks,      layer,   heads,   tokens,   prompt_,
+                                                          summaries_, memory_, queries, at_prompt};
+    protected_tokens const safe = act_.window.at(tokens, prompt);
+    act_.select.select(act_, scratch_, input, safe, exec, [&](std::int64_t list, std::int64_t begin, std::int64_t end) {
+      begin_anew();
+      choices[first + static_cast<std::size_t>(list)].add(begin, end);
+    });
+    begin_anew();
+    for (choice& c : choices.subspan(first, count)) c.decided = true;
+    if (at_prompt == nullptr) return;
+    for (choice& c : choices.subspan(first, count)) c.add(std::max(safe.recent_begin, c.end()), tokens);  // the window moves on
+  }
+
+  /// Lists from the chosen units and what is protected now.
+  void compose(layer_id layer, layer_id leader, head_range heads, retained_tokens const& there, std::int64_t tokens,
+               std::int64_t prompt) {
+    protected_tokens safe = act_.window.at(tokens, prompt);
+    std::span const lists = kept_.of(layer);
+    std::span const choices = choices_of(leader);
+    for (std::size_t l = by_head ? static_cast<std::size_t>(heads.first) : 0,
+                     last = by_head ? l + static_cast<std::size_t>(heads.count) : 1;
+         l < last; ++l) {
+      if constexpr (Act::segment_type::ragged) {
+        std::int64_t const open = there.rank_of(static_cast<std::int64_t>(l), summaries_.open_begin());
+        safe = act_.window.at(tokens, prompt);
+        safe.recent_begin = std::max(safe.sink_end, std::min(safe.recent_begin, open));
+        safe.open_begin = std::max(safe.recent_begin, open);
+      }
+      range_list& list = lists[l];
+      list.clear();
+      auto const add = [&](std::int64_t begin, std::int64_t end, reason why) {
+        if (there.all()) return append(list, begin, end, why);
+        std::int32_t const* const ids = there.of(static_cast<std::int64_t>(l));
+        for (std::int64_t r = begin; r < end; ++r) append(list, ids[r], ids[r] + 1, why);
+      };
+      if (act_.layers.dense(layer)) {
+        add(0, tokens, reason::open);
+        continue;
+      }
+      add(0, safe.sink_end, reason::sink);
+      for (auto const& range : choices[l].ranges) {
+        add(std::max<std::int64_t>(range.begin, safe.sink_end), std::min<std::int64_t>(range.end, safe.recent_begin),
+            reason::scored);
+      }
+      add(safe.recent_begin, safe.open_begin, reason::recent);
+      add(safe.open_begin, tokens, reason::open);
+    }
+  }
+
+  Act act_;
+  cache_shape shape_;
+  summaries_type summaries_;
+  decltype(std::declval<Act const&>().trigger.start(cache_shape{})) trigger_;
+  memory_type memory_;
+  decltype(std::declval<Act const&>().select.start(std::declval<Act const&>(), cache_shape{})) scratch_;
+  layer_lists kept_;
+  std::vector<choice> choices_;
+  std::int64_t prompt_ = 0;
+};
+
+template <class... Parts>
+retrieve_stage<keep<Parts...>> start_retrieve(keep<Parts...> const& act, cache_shape const& shape, std::int64_t retained) {
+  return {act, shape, retained};
+}
+
+}  // namespace kvpolicy

@@ -1,0 +1,40 @@
+#include "published.hpp"
+
+#include <dlfcn.h>
+
+#include <cstring>
+
+#include "kvpolicy/text/plugin.hpp"
+#include "profile_file.hpp"
+
+namespace kvpolicy {
+
+template host_policy_list published_policies<layer_table_view, simd_exec>();
+
+policy_facts facts_for(std::vector<std::uint8_t> boundary) {
+  policy_facts facts{.boundary = {}, .read_profile = [](std::string const& path) { return read_profile(path).heads; }};
+  if (!boundary.empty()) facts.boundary = std::make_shared<std::vector<std::uint8_t> const>(std::move(boundary));
+  return facts;
+}
+
+host_policy_list known_policies(std::vector<std::string> const& plugins) {
+  auto made = published_policies<layer_table_view, simd_exec>();
+  for (std::string const& path : plugins) load_plugin(made, path);
+  return made;
+}
+
+void load_plugin(host_policy_list& list, std::string const& path) {
+  void* const loaded = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (loaded == nullptr) throw invalid_value("the plugin can't be loaded: " + std::string(dlerror()));
+  auto const* const version = static_cast<char const* const*>(dlsym(loaded, "kvpolicy_plugin_version"));
+  auto const add = reinterpret_cast<plugin_function>(dlsym(loaded, "kvpolicy_plugin_add"));
+  KVPOLICY_EXPECTS(version != nullptr && add != nullptr,
+                   "'" + path + "' is no plugin of kvpolicy; it needs KVPOLICY_PLUGIN(...) (kvpolicy/text/plugin.hpp)");
+  KVPOLICY_EXPECTS(std::strcmp(*version, plugin_version) == 0,
+                   "'" + path + "' was made for kvpolicy " + *version + ", this is " + plugin_version + "; compile it anew");
+  host_policy_list longer = list;
+  add(longer);
+  list = std::move(longer);
+}
+
+}  // namespace kvpolicy
