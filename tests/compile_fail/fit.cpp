@@ -1,0 +1,41 @@
+// Parts that do not fit do not compile, and the first error says which part lacks which member.
+#include <kvpolicy/kvpolicy.hpp>
+
+using namespace kvpolicy;
+
+#ifndef TRIGGER
+#define TRIGGER trigger::prefill
+#endif
+#ifndef SCORE_MEMBER
+#define SCORE_MEMBER score
+#endif
+#ifndef BUDGET
+#define BUDGET budget::tokens
+#endif
+#ifndef SELECT
+#define SELECT select::top
+#endif
+#ifndef POOL
+#define POOL pool::none
+#endif
+
+struct constant {
+  static constexpr signals needs = signals::none;
+  static constexpr scope how_fine = scope::request;
+  static constexpr scored of = scored::tokens;
+
+  static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
+
+  template <class Input, executor Exec>
+  void SCORE_MEMBER(Input const&, table<float> out, Exec&) const {
+    for (std::int64_t token = 0; token < out.columns; ++token) out(0, token) = 1;
+  }
+};
+
+struct lazy_pool {
+  static constexpr signals needs = signals::none;
+  pool::none::summaries start(cache_shape const&, segment::tokens const&) const { return {}; }
+};
+
+auto const made =
+    policy{keep{segment::tokens{}, POOL{}, constant{}, BUDGET{}, SELECT{}, window::tokens{}, TRIGGER{}}, keep_all{}};
