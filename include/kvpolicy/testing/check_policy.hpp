@@ -1,0 +1,216 @@
+// Whether a policy keeps what a policy promises: well-formed selections, and no misuse of its verbs goes through.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "kvpolicy/exec/host.hpp"
+#include "kvpolicy/policy.hpp"
+#include "kvpolicy/testing/random_cache.hpp"
+
+namespace kvpolicy::testing {
+
+struct policy_options {
+  cache_shape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 16, .max_tokens = 160, .type = element_type::f32};
+  std::int64_t prompt = 100;  ///< tokens
+  int steps = 24;
+  std::uint64_t seed = 1;
+};
+
+/// One policy on random caches: see check_policy.
+template <policy_like Policy, executor Exec>
+class policy_check {
+ public:
+  policy_check(Policy const& policy, Exec& exec, policy_options const& options)
+      : policy_(policy),
+        exec_(exec),
+        options_(options),
+        shape_(options.shape),
+        needs_(needs_of(policy)),
+        random_(options.seed),
+        told_(shape_, random_) {}
+
+  void run() {
+    for (content const what : {content::normal, content::tied, content::hostile}) {
+      random_cache const cache(shape_, random_, what);
+      auto state = start(policy_, shape_);
+      auto twin = start(policy_, shape_);
+      misuse_of_shapes();
+      misuse_of_prompts(state, cache);
+      prompt(state, cache, 0, options_.prompt / 2);
+      prompt(state, cache, options_.prompt / 2, options_.prompt);
+      prompt(twin, cache, 0, options_.prompt / 2);
+      prompt(twin, cache, options_.prompt / 2, options_.prompt);
+      for (std::int64_t n = options_.prompt + 1; n <= options_.prompt + options_.steps; ++n) {
+        misuse_of_steps(state, cache, n);
+        step(state, twin, cache, n);
+      }
+      std::int64_t const cut = options_.prompt + options_.steps / 2;  // a tail is removed
+      for (std::int64_t n = cut; n < cut + 4; ++n) step(state, twin, cache, n);
+    }
+  }
+
+ private:
+  template <class Request>
+  void prompt(Request& state, random_cache const& cache, std::int64_t first, std::int64_t tokens) {
+    for (std::int64_t l = 0; l < shape_.layers; ++l) state.prefill(cache.view(tokens), {l}, told_.prompt(first, tokens), exec_);
+  }
+
+  /// A step of both; what was refused before must have changed nothing.
+  template <class Request>
+  void step(Request& state, Request& twin, random_cache const& cache, std::int64_t n) {
+    for (std::int64_t l = 0; l < shape_.layers; ++l) {
+      selection const kept = state.choose(cache.view(n), {l}, told_.step(n), exec_);
+      selection const like = twin.choose(cache.view(n), {l}, told_.step(n), exec_);
+      where_ = name_of(shape_, n) + ", layer " + std::to_string(l) + ", seed " + std::to_string(options_.seed);
+      if (!std::ranges::equal(kept.lists(), like.lists()))
+        fail("the same verbs choose otherwise, or a refused one changed something");
+      for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
+        well_formed(kept.of({h}), n);
+        well_formed(state.retained({l}).of({h}), n);
+        for (token_range const& range : kept.of({h})) {
+          for (std::int32_t t = range.begin; t < range.end; ++t) {
+            if (!reads(state.retained({l}).of({h}), t)) fail("token " + std::to_string(t) + " is read and not retained");
+          }
+        }
+      }
+    }
+    refused("observe() without what the triggers need", contains(needs_, signals::logits), [&] { state.observe({}, exec_); });
+    state.observe(told_.outcome(), exec_);
+    twin.observe(told_.outcome(), exec_);
+    refused("a step that is observed twice", true, [&] { state.observe(told_.outcome(), exec_); });
+  }
+
+  static bool reads(range_list const& list, std::int32_t token) {
+    return std::ranges::any_of(list, [&](token_range const& r) { return r.begin <= token && token < r.end; });
+  }
+
+  void well_formed(range_list const& list, std::int64_t tokens) const {
+    std::int64_t end = 0;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (list[i].begin < end || list[i].end <= list[i].begin) fail("ranges overlap, descend or are empty");
+      if (i > 0 && list[i].begin == end && list[i].why == list[i - 1].why) fail("two ranges that are one");
+      end = list[i].end;
+    }
+    if (end != tokens) fail("the lists end at token " + std::to_string(end) + ", not behind the current one");
+  }
+
+  void misuse_of_shapes() {
+    for (cache_shape const& bad :
+         {cache_shape{0, 4, 2, 16, 256}, cache_shape{3, 5, 2, 16, 256}, cache_shape{3, 4, 2, 16, 0},
+          cache_shape{3, 4, 2, 16, -5}, cache_shape{3, 4, 2, 16, std::int64_t{1} << 40}, cache_shape{1, 4, 2, 16, INT32_MAX},
+          cache_shape{3, 4, 0, 16, 256}, cache_shape{3, 4, 2, 0, 256}}) {
+      refused("start() on " + name_of(bad, bad.max_tokens), true, [&] { static_cast<void>(start(policy_, bad)); });
+    }
+  }
+
+  template <class Request>
+  void misuse_of_prompts(Request& state, random_cache const& cache) {
+    std::int64_t const n = options_.prompt;
+    auto const prefill = [&](std::string const& what, auto const& view, std::int64_t layer, prompt_signals const& prompt,
+                             bool must = true) {
+      refused("prefill() " + what, must, [&] { state.prefill(view, {layer}, prompt, exec_); });
+    };
+    prefill("of layer -1", cache.view(n), -1, told_.prompt(0, n));
+    prefill("of a layer too many", cache.view(n), shape_.layers, told_.prompt(0, n));
+    prefill("that begins with layer 1", cache.view(n), 1, told_.prompt(0, n));
+    prefill("with a gap", cache.view(n), 0, told_.prompt(n / 2, n));
+    prefill("of no tokens", cache.view(0), 0, {});
+    prefill("of more tokens than there may be", cache.view(shape_.max_tokens + 1), 0, told_.prompt(0, shape_.max_tokens));
+    prompt_signals behind = told_.prompt(0, n);
+    behind.first = n + 1;
+    prefill("that begins behind its end", cache.view(n), 0, behind);
+    for (auto const& [what, view] : other_views(cache, n)) prefill("of " + what, view, 0, told_.prompt(0, n));
+    prompt_signals few = told_.prompt(0, n);
+    few.queries = {};
+    prefill("without the prompt's queries", cache.view(n), 0, few, contains(needs_, signals::window_queries));
+    few = told_.prompt(0, n);
+    few.queries.heads += 1;
+    prefill("with queries of other heads", cache.view(n), 0, few, contains(needs_, signals::window_queries));
+    few = told_.prompt(0, n);
+    few.turned = {};
+    prefill("without the rotary embedding", cache.view(n), 0, few, contains(needs_, signals::rotation));
+    few = told_.prompt(0, n);
+    few.token_ids = {};
+    prefill("without token ids", cache.view(n), 0, few, contains(needs_, signals::token_ids));
+    refused("observe() before any step", true, [&] { state.observe(told_.outcome(), exec_); });
+    refused("choose() that jumps over a prompt", true, [&] { state.choose(cache.view(n), {0}, told_.step(n), exec_); });
+    state.prefill(cache.view(n), {0}, told_.prompt(0, n), exec_);
+    prefill("of a layer with other tokens", cache.view(n - 1), 1, told_.prompt(0, n - 1));
+    prefill("that leaves a layer out", cache.view(n), 2, told_.prompt(0, n));
+    refused("choose() for a layer whose prompt is not there", true,
+            [&] { state.choose(cache.view(n + 1), {1}, told_.step(n + 1), exec_); });
+  }
+
+  template <class Request>
+  void misuse_of_steps(Request& state, random_cache const& cache, std::int64_t n) {
+    auto const choose = [&](std::string const& what, auto const& view, std::int64_t layer, step_signals const& step,
+                            bool must = true) {
+      refused("choose() " + what, must, [&] { state.choose(view, {layer}, step, exec_); });
+    };
+    choose("for layer -1", cache.view(n), -1, told_.step(n));
+    choose("for a layer too many", cache.view(n), shape_.layers, told_.step(n));
+    choose("that begins with layer 2", cache.view(n), 2, told_.step(n));
+    choose("that jumps over a token", cache.view(n + 1), 0, told_.step(n + 1));
+    choose("on no tokens", cache.view(0), 0, told_.step(n));
+    for (auto const& [what, view] : other_views(cache, n)) choose("on " + what, view, 0, told_.step(n));
+    step_signals few = told_.step(n);
+    few.queries = {};
+    choose("without queries", cache.view(n), 0, few, contains(needs_, signals::queries));
+    few = told_.step(n);
+    few.queries.heads = 1;
+    choose("with queries of other heads", cache.view(n), 0, few, contains(needs_, signals::queries));
+    few = told_.step(n);
+    few.token_id = -1;
+    choose("without the token's id", cache.view(n), 0, few, contains(needs_, signals::token_ids));
+  }
+
+  /// Views that are another cache's.
+  static std::vector<std::pair<std::string, strided_view<>>> other_views(random_cache const& cache, std::int64_t n) {
+    std::vector<std::pair<std::string, strided_view<>>> made(4, {"", cache.view(n)});
+    made[0].first = "a cache with more KV heads";
+    made[0].second.cache.kv_heads *= 2;
+    made[0].second.cache.q_heads *= 2;
+    made[1].first = "a cache with longer rows";
+    made[1].second.cache.head_dim *= 2;
+    made[2].first = "a cache with fewer layers";
+    made[2].second.cache.layers -= 1;
+    made[3].first = "a cache of another type";
+    made[3].second.cache.type = element_type::f16;
+    return made;
+  }
+
+  template <class Call>
+  void refused(std::string const& what, bool must, Call call) {
+    if (!must) return;
+    try {
+      call();
+    } catch (error const&) {
+      return;
+    }
+    where_ = text_of(shape_);
+    fail(what + " is not refused");
+  }
+  [[noreturn]] void fail(std::string const& what) const { throw broken_promise("a policy: " + what + " (" + where_ + ")"); }
+
+  Policy policy_;
+  Exec& exec_;
+  policy_options options_;
+  cache_shape shape_;
+  signals needs_;
+  random_source random_;
+  random_signals told_;
+  std::string where_;
+};
+
+/// Throws broken_promise unless a policy, on random keys (ties, NaN and infinity among them): chooses ascending, disjoint
+/// ranges that are retained and end with the current token; chooses the same for the same verbs; and refuses every misuse of
+/// them (a shape, layer, order or number of tokens that can't be, another cache's view, a needed signal that is missing) before
+/// anything has changed. Its budget must fit `options.shape`.
+template <policy_like Policy, executor Exec = host_exec>
+void check_policy(Policy const& policy = {}, policy_options const& options = {}, Exec exec = {}) {
+  policy_check<Policy, Exec>(policy, exec, options).run();
+}
+
+}  // namespace kvpolicy::testing

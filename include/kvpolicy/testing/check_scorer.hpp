@@ -1,0 +1,184 @@
+// Whether a scorer, with the pool that it reads, keeps what a scorer promises.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kvpolicy/exec/host.hpp"
+#include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/score_input.hpp"
+#include "kvpolicy/segment/tokens.hpp"
+#include "kvpolicy/testing/random_cache.hpp"
+
+namespace kvpolicy::testing {
+
+struct scorer_options {
+  int rounds = 60;
+  std::uint64_t seed = 1;
+  bool gathered = true;       ///< scores are those of the rows alone; not for a scorer that goes by their positions
+  std::int64_t unscored = 0;  ///< last tokens that its act's window protects, and it is not asked for
+};
+
+/// One scorer and pool on random caches. `run` scores and compares; see check_scorer.
+template <class Score, class Pool, class Segment>
+class scorer_check {
+  using memory_type = memory_of<Score>;
+  using summaries_type = summaries_of<Pool, Segment>;
+
+ public:
+  scorer_check(Score const& score, Pool const& pool, Segment const& segment, scorer_options const& options)
+      : score_(score), pool_(pool), segment_(segment), options_(options), random_(options.seed) {}
+
+  void run() {
+    for (int round = 0; round < options_.rounds; ++round) {
+      shape_ = random_.shape(70);
+      content const what = static_cast<content>(round % 3);
+      random_cache cache(shape_, random_, what);
+      random_signals const told(shape_, random_);
+      // At prefill, and at a step, where the scorer can be asked then.
+      constexpr bool by_prompt = contains(Score::needs, signals::window_queries);
+      constexpr bool by_step = contains(Score::needs, signals::queries);
+      if (by_prompt || !by_step) one(cache, told, true, what);
+      if (by_step || !by_prompt) one(cache, told, false, what);
+    }
+  }
+
+ private:
+  void one(random_cache& cache, random_signals const& told, bool at_prompt, content what) {
+    std::int64_t const tokens = random_.between(1, shape_.max_tokens);
+    std::int64_t const choosing = at_prompt ? tokens : random_.between(1, tokens);
+    layer_id const layer{random_.between(0, shape_.layers - 1)};
+    where_ = name_of(shape_, tokens) + (at_prompt ? ", at the prompt's end" : ", at a step") + ", layer " +
+             std::to_string(layer.value) + ", seed " + std::to_string(options_.seed);
+    head_range const all{0, shape_.kv_heads};
+    auto const want = scores(cache.view(tokens), layer, all, choosing, told, at_prompt);
+    if (scores(cache.view(tokens), layer, all, choosing, told, at_prompt) != want) {
+      fail("the same input has other scores the second time");
+    }
+    // Asked for one head, it reads that head's rows, and writes one list.
+    for (std::int64_t h = 0; h < shape_.kv_heads && Score::how_fine == scope::head; ++h) {
+      auto const alone = scores(cache.view(tokens), layer, {h, 1}, choosing, told, at_prompt);
+      if (alone.front() != want[static_cast<std::size_t>(h)]) {
+        fail("asked for KV head " + std::to_string(h) +
+             " alone, it gives other scores than asked for all: score input.keys(), " + "whose heads are input.heads");
+      }
+    }
+    // Tokens behind those that the choice is made among don't count.
+    if (choosing < tokens) {
+      random_cache other = cache;
+      other.replace(choosing, random_, what);
+      if (scores(other.view(tokens), layer, all, choosing, told, at_prompt) != want) {
+        fail("tokens from " + std::to_string(choosing) + " on change the scores of those before: the choice is made among " +
+             "input.tokens");
+      }
+    }
+    // Gathered tokens are as if there were no others.
+    if (!options_.gathered) return;
+    std::vector<std::int32_t> const few = random_.few(tokens);
+    auto const count = std::ssize(few);
+    indexed_view<strided_view<>> const gathered{cache.view(tokens), count, few.data(), 0};
+    random_cache const compact = cache.compacted(few);
+    if (scores(gathered, layer, all, count, told, at_prompt) !=
+        scores(compact.view(count), layer, all, count, told, at_prompt)) {
+      fail(
+          "gathered tokens have other scores than the same rows side by side: read rows by load() or a primitive, not by "
+          "their strides");
+    }
+  }
+
+  /// `[lists][columns]`, bits, so that NaN is what it is. Throws broken_promise where it writes elsewhere, or not all.
+  template <class View>
+  std::vector<std::vector<std::uint32_t>> scores(View const& view, layer_id layer, head_range heads, std::int64_t choosing,
+                                                 random_signals const& told, bool at_prompt) {
+    summaries_type summaries = pool_.start(shape_, segment_);
+    memory_type memory = score_.start(shape_);
+    prompt_signals const prompt = told.prompt(0, view.tokens());
+    if constexpr (Segment::ragged) summaries.extend(segment_, 0, prompt.token_ids);
+    for (std::int64_t piece = choosing / 2; piece <= choosing; piece += std::max<std::int64_t>(1, choosing - choosing / 2)) {
+      if (piece > 0) pool_.update(summaries, view, layer, heads, piece, exec_);
+    }
+    score_input<View, summaries_type, memory_type> input{view, layer, heads, choosing, view.tokens(), summaries, memory};
+    if (at_prompt) input.prompt = &prompt;
+    else input.queries = told.step(view.tokens()).queries.of(heads, shape_.group());
+    if constexpr (memory_type::hears_prompts) {  // of the tokens that the choice is made among
+      View const known = with_tokens(view, choosing);
+      prompt_signals const before = told.prompt(0, choosing);
+      score_input<View, summaries_type, memory_type> begun{known, layer, heads, choosing, choosing, summaries, memory};
+      begun.prompt = &before;
+      score_.begin(begun, exec_);
+    }
+    if constexpr (memory_type::hears_steps) {
+      if (!at_prompt) score_.watch(input, exec_);
+    }
+    return written(input, Score::how_fine == scope::head ? heads.count : 1);
+  }
+
+  template <class Input>
+  std::vector<std::vector<std::uint32_t>> written(Input& input, std::int64_t lists) {
+    std::int64_t columns = input.tokens;
+    if constexpr (Segment::ragged) columns = input.summaries.units();
+    else if (Score::of == scored::units) columns = (input.tokens + segment_.unit_size() - 1) / segment_.unit_size();
+    columns = std::max<std::int64_t>(0, columns - options_.unscored);
+    constexpr std::int64_t margin = 3;
+    std::int64_t const stride = columns + margin;
+    std::vector<float> room(static_cast<std::size_t>((lists + 2 * margin) * stride), untouched());
+    score_.score(input, table<float>{room.data() + margin * stride, lists, columns, stride}, exec_);
+    std::vector<std::vector<std::uint32_t>> made(static_cast<std::size_t>(lists));
+    for (std::int64_t row = 0; row < lists + 2 * margin; ++row) {
+      bool const own = row >= margin && row < margin + lists;
+      for (std::int64_t c = 0; c < stride; ++c) {
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, &room[static_cast<std::size_t>(row * stride + c)], sizeof bits);
+        if (own && c < columns) made[static_cast<std::size_t>(row - margin)].push_back(bits);
+        else if (!own && bits != untouched_bits)
+          fail("it writes row " + std::to_string(row - margin) + " of " + std::to_string(lists) +
+               ": input.heads are as many as out.rows");
+      }
+    }
+    return made;
+  }
+
+  static strided_view<> with_tokens(strided_view<> view, std::int64_t tokens) noexcept {
+    view.token_count = tokens;
+    return view;
+  }
+  static indexed_view<strided_view<>> with_tokens(indexed_view<strided_view<>> view, std::int64_t tokens) noexcept {
+    view.count = tokens;
+    return view;
+  }
+
+  static constexpr std::uint32_t untouched_bits = 0x7fe5a5a5u;  // a NaN that no arithmetic makes
+  static float untouched() noexcept { return std::bit_cast<float>(untouched_bits); }
+  [[noreturn]] void fail(std::string const& what) const { throw broken_promise("a scorer: " + what + " (" + where_ + ")"); }
+
+  Score score_;
+  Pool pool_;
+  Segment segment_;
+  scorer_options options_;
+  random_source random_;
+  host_exec exec_;
+  cache_shape shape_{};
+  std::string where_;
+};
+
+/// Throws broken_promise unless a scorer, on random shapes and rows (ties, NaN and infinity among them): gives the same scores
+/// for the same input; for one head asked alone what it gives for it among all; the same whatever lies behind the tokens that
+/// the choice is made among; the same for gathered tokens as for the rows side by side; and writes its table and nothing else.
+/// The pool is brought up in pieces. A scorer of ragged units, or of a hierarchy, goes with its pool and segmenter.
+template <scorer Score, class Pool = pool::none, class Segment = segment::tokens>
+  requires writes_scores<Score, Pool, Segment>
+void check_scorer(Score const& score = {}, Pool const& pool = {}, Segment const& segment = {},
+                  scorer_options const& options = {}) {
+  scorer_check<Score, Pool, Segment>(score, pool, segment, options).run();
+}
+
+/// The same of a pool, by the scores that a scorer makes of it.
+template <class Pool, class Segment, scorer Score>
+void check_pool(Pool const& pool, Segment const& segment, Score const& score, scorer_options const& options = {}) {
+  check_scorer(score, pool, segment, options);
+}
+
+}  // namespace kvpolicy::testing

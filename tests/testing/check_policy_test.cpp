@@ -1,0 +1,76 @@
+// Every preset keeps a policy's promises, and a policy that breaks one is found.
+#include "kvpolicy/testing/check_policy.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_exception.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+
+#include "kvpolicy/compose.hpp"
+#include "kvpolicy/exec/simd.hpp"
+#include "kvpolicy/kvpolicy.hpp"
+
+namespace kvpolicy::testing {
+namespace {
+
+/// The preset at a size that has to choose among 100 tokens.
+template <class Preset>
+Preset small(Preset p, std::span<std::uint8_t const> boundary, std::span<head_profile const> heads) {
+  if constexpr (requires { p.tokens; }) p.tokens = 40;
+  if constexpr (requires { p.fractions.tokens; }) p.fractions.tokens = 64;
+  if constexpr (requires { p.lag; }) p.lag = 8;
+  if constexpr (requires { p.block; }) p.block = 8;
+  if constexpr (requires { p.sentences; }) p.sentences = {.boundary = boundary, .longest = 20, .shortest = 2};
+  if constexpr (requires { p.heads; }) p.heads = heads;
+  return p;
+}
+
+TEST_CASE("every preset keeps a policy's promises, on the oracle and on the compiled executor", "[testing]") {
+  std::vector<std::uint8_t> boundary(10);
+  boundary[4] = 1;
+  std::vector<head_profile> heads(6);
+  heads[1] = {.role = head_role::shifting, .stability = .2f};
+  heads[2] = {.role = head_role::pivot, .stability = .3f};
+  heads[3] = {.role = head_role::satellite, .pivot = 0, .stability = .3f};
+  int presets = 0;
+  presets::all::each([&](auto const& preset) {
+    ++presets;
+    INFO(preset.name);
+    auto const policy = small(preset, boundary, heads);
+    REQUIRE_NOTHROW(check_policy(policy));
+    policy_options const options;
+    REQUIRE_NOTHROW(check_policy(policy, options, simd_exec(options.shape)));
+  });
+  REQUIRE(presets == 17);
+}
+
+TEST_CASE("policies in a line keep a policy's promises", "[testing]") {
+  auto const value_recency =
+      score_tokens([](auto, auto value, auto age) { return norm(value) * std::exp(-static_cast<float>(age) / 32); });
+  REQUIRE_NOTHROW(check_policy(retain(value_recency, {.tokens = 40, .sinks = 4})));
+  REQUIRE_NOTHROW(check_policy(retrieve(value_recency, {.tokens = 40, .page = 4, .recent = 8})));
+  REQUIRE_NOTHROW(check_policy(retain(value_recency, {.tokens = 60}) + presets::quest{.tokens = 24, .page = 4}));
+}
+
+/// Forgets how it chose: a counter that its parts share.
+struct moody {
+  static constexpr signals needs = signals::none;
+  static constexpr scope how_fine = scope::layer;
+  static constexpr scored of = scored::tokens;
+  static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
+  template <class Input, executor Exec>
+  void score(Input const&, table<float> out, Exec&) const {
+    static int calls = 0;
+    for (std::int64_t t = 0; t < out.columns; ++t) out(0, t) = static_cast<float>((t * 7919 + ++calls) % 101);
+  }
+};
+
+TEST_CASE("a policy that chooses otherwise for the same verbs is found", "[testing]") {
+  policy const made{keep_all{}, keep{segment::tokens{}, pool::none{}, moody{}, budget::tokens{20}, select::top_of_layer{},
+                                     window::tokens{}, trigger::every_step{}}};
+  using Catch::Matchers::ContainsSubstring;
+  REQUIRE_THROWS_MATCHES(check_policy(made), broken_promise,
+                         Catch::Matchers::MessageMatches(ContainsSubstring("choose otherwise")));
+}
+
+}  // namespace
+}  // namespace kvpolicy::testing

@@ -1,0 +1,118 @@
+// Every scorer of the library keeps its promises, and a scorer that breaks one is found.
+#include "kvpolicy/testing/check_scorer.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_exception.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <set>
+#include <string>
+
+#include "kvpolicy/compose.hpp"
+#include "kvpolicy/kvpolicy.hpp"
+
+namespace kvpolicy::testing {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+using Catch::Matchers::MessageMatches;
+
+TEST_CASE("every scorer under score/ keeps a scorer's promises", "[testing]") {
+  std::set<std::string> checked;
+  auto const check = [&](std::string const& header, auto const&... arguments) {
+    INFO(header);
+    REQUIRE_NOTHROW(check_scorer(arguments...));
+    checked.insert(header);
+  };
+  constexpr segment::tokens tokens{};
+  constexpr pool::none none{};
+  auto const unscored = [](std::int64_t count) { return scorer_options{.unscored = count}; };
+  check("accumulated_attention", score::accumulated_attention{});
+  check("accumulated_attention", score::accumulated_attention{.mean = true, .window = 5});
+  check("by_token", score_tokens([](auto key, auto value, auto age) {
+          return norm(value) + dot(key, value) - .1f * static_cast<float>(age);
+        }));
+  check("expected_attention", score::expected_attention{.sinks = 2, .future = 6});
+  check("expected_attention", score::expected_attention{.covariance = false, .value_norm = false});
+  check("key_norm", score::key_norm{});
+  check("key_similarity", score::key_similarity{});
+  check("lag", score::lag{.sinks = 0, .size = 4}, none, tokens, unscored(8));
+  check("last_attention", score::last_attention{.window = 2, .smooth = {.how = smoothing::kind::average, .width = 3}}, none,
+        tokens, unscored(2));
+  check("recency", score::recency{});
+  check("window_attention", score::window_attention{.window = 3, .smooth = {.how = smoothing::kind::maximum, .width = 5}}, none,
+        tokens, unscored(3));
+  check("upper_bound", score::upper_bound{group_merge::maximum}, pool::bounds{}, segment::pages{4});
+  check("upper_bound", score::upper_bound{}, pool::bounds{pool::bounds::kind::spread}, segment::pages{5});
+  // Goes by the positions of what it is given: a token's representatives are found by the queries behind it.
+  check("representatives", score::representatives{.block = 4, .count = 2, .local = 3}, none, segment::pages{4},
+        scorer_options{.gathered = false});
+  std::vector<std::uint8_t> boundary(10);
+  boundary[3] = boundary[7] = 1;
+  check("query_mean_dot", score::query_mean_dot{}, pool::unit_mean{},
+        segment::sentences{.boundary = boundary, .longest = 9, .shortest = 2}, scorer_options{.gathered = false});
+  checked.insert("anchor_affinity");         // makes an anchor, no scores: tests/score/anchor_affinity_test.cpp
+  std::string const all = KVPOLICY_SCORERS;  // the headers' names, from the folder
+  for (std::size_t at = 0; at < all.size();) {
+    std::size_t const end = std::min(all.find(' ', at), all.size());
+    INFO(all.substr(at, end - at) << " is not checked here");
+    REQUIRE(checked.contains(all.substr(at, end - at)));
+    at = end + 1;
+  }
+}
+
+/// Minus the norm of the key, with one fault.
+enum class fault { none, heads, gathered, cut, memory, neighbour };
+template <fault Fault>
+struct short_keys {
+  static constexpr signals needs = signals::keys;
+  static constexpr scope how_fine = scope::head;
+  static constexpr scored of = scored::tokens;
+
+  static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
+
+  template <class Input, executor Exec>
+  void score(Input const& input, table<float> out, Exec&) const {
+    static int calls = 0;
+    auto keys = Fault == fault::heads || Fault == fault::neighbour ? input.view.keys(input.layer) : input.keys();
+    if (Fault == fault::cut) keys.tokens = input.view.tokens();
+    if (Fault == fault::gathered) keys.ranks = nullptr;
+    std::vector<float> key(static_cast<std::size_t>(keys.head_dim));
+    std::int64_t const rows_written = Fault == fault::heads ? keys.heads : out.rows;
+    for (std::int64_t h = 0; h < rows_written; ++h) {
+      float total = 0;
+      for (std::int64_t t = 0; Fault == fault::cut && t < keys.tokens; ++t) {
+        keys.load({h}, {t}, key);
+        for (float const x : key) total += x;
+      }
+      for (std::int64_t t = 0; t < out.columns; ++t) {
+        keys.load({h}, {t}, key);
+        float squares = total;
+        for (float const x : key) squares += x * x;
+        out(h, t) = -squares - (Fault == fault::memory ? static_cast<float>(++calls) : 0.0f);
+      }
+    }
+  }
+};
+
+TEST_CASE("a scorer that loops over the heads of an unsliced view is found", "[testing]") {
+  REQUIRE_THROWS_MATCHES(check_scorer<short_keys<fault::heads>>(), broken_promise,
+                         MessageMatches(ContainsSubstring("writes row")));
+  REQUIRE_THROWS_MATCHES(check_scorer<short_keys<fault::neighbour>>(), broken_promise,
+                         MessageMatches(ContainsSubstring("asked for KV head")));
+}
+TEST_CASE("a scorer that reads rows by their strides, and so the wrong ones of gathered tokens, is found", "[testing]") {
+  REQUIRE_THROWS_MATCHES(check_scorer<short_keys<fault::gathered>>(), broken_promise,
+                         MessageMatches(ContainsSubstring("gathered tokens")));
+}
+TEST_CASE("a scorer that looks behind the tokens that the choice is made among is found", "[testing]") {
+  REQUIRE_THROWS_MATCHES(check_scorer<short_keys<fault::cut>>(), broken_promise,
+                         MessageMatches(ContainsSubstring("input.tokens")));
+}
+TEST_CASE("a scorer with a hidden counter is found, and one without a fault passes", "[testing]") {
+  REQUIRE_THROWS_MATCHES(check_scorer<short_keys<fault::memory>>(), broken_promise,
+                         MessageMatches(ContainsSubstring("second time")));
+  REQUIRE_NOTHROW(check_scorer<short_keys<fault::none>>());
+}
+
+}  // namespace
+}  // namespace kvpolicy::testing
