@@ -22,7 +22,7 @@ int main() {
   kv::presets::quest const policy{.tokens = 64};
   auto state = kv::start(policy, kv::shape_of(cache));
   kv::host_exec exec;
-  kv::selection const kept = kv::choose(policy, state, cache, {0}, {cells.data(), 2, 4, 1}, exec);
+  kv::selection const kept = state.choose(cache, {0}, {cells.data(), 2, 4, 1}, exec);
   std::printf("%lld tokens read\n", static_cast<long long>(kept.tokens()));
   return kept.tokens() > 0 && kept.tokens() <= 64 ? 0 : 1;
 }

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# plugin.sh PROJECT BUILD PREFIX MODEL TEXT TOOLS LIBKVPOLICY CMAKE_ARGUMENTS...: a policy of somebody else's project, by name.
+set -euo pipefail
+project=$1 build=$2 model=$4 text=$5 tools=$6 library=$7
+cmake --fresh -S "$project" -B "$build" "${@:8}"
+cmake --build "$build"
+plugin=$build/libown_policy.so
+
+"$tools/kvpolicy-run" --plugin "$plugin" --list-policies | grep -q '^value_recency: large, recent values'
+python3 - "$library" "$plugin" <<'PY'
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+library.kvpolicy_message.restype = ctypes.c_char_p
+library.kvpolicy_policies.restype = ctypes.POINTER(ctypes.c_char_p)
+policy, state = ctypes.c_void_p(), ctypes.c_void_p()
+parse = lambda: library.kvpolicy_policy_parse(b"value_recency", None, ctypes.c_int64(0), ctypes.byref(policy))
+assert parse() == 1 and b"unknown policy 'value_recency'" in library.kvpolicy_message()
+assert library.kvpolicy_plugin_load(b"/nowhere.so") == 1 and b"nowhere.so" in library.kvpolicy_message()
+assert library.kvpolicy_plugin_load(sys.argv[1].encode()) == 1 and b"is no plugin" in library.kvpolicy_message()
+assert library.kvpolicy_plugin_load(sys.argv[2].encode()) == 0
+assert library.kvpolicy_plugin_load(sys.argv[2].encode()) == 1 and b"already" in library.kvpolicy_message()
+names, listed = [], library.kvpolicy_policies()
+while listed[len(names)] is not None:
+    names.append(listed[len(names)])
+assert names[-1] == b"value_recency" and names[0] == b"full"
+assert parse() == 0
+assert library.kvpolicy_policy_needs(policy) == 1 | 2 | 4  # keys, values, queries
+class shape(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("layers", "q_heads", "kv_heads", "head_dim", "max_tokens")] + [("type", ctypes.c_int32)]
+assert library.kvpolicy_start(policy, ctypes.byref(shape(2, 4, 2, 8, 4096, 0)), ctypes.byref(state)) == 0
+library.kvpolicy_state_free(state)
+library.kvpolicy_policy_free(policy)
+PY
+
+[ -e "$model" ] || { echo "no model: the tools were not run"; exit 0; }
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+head -c 7000 "$text" >"$out/prompt"
+"$tools/kvpolicy-run" --plugin "$plugin" --policy value_recency --model "$model" --prompt-file "$out/prompt" --predict 4 --json "$out/run.json"
+mkdir "$out/data"
+python3 - "$out" <<'PY'
+import json, sys
+out = sys.argv[1]
+run = json.load(open(out + "/run.json"))
+assert run["policy"] == "value_recency" and run["prompt_tokens"] > 1100, run
+assert all(step["tokens_read"] <= 256 for step in run["steps"]) and len(run["steps"]) >= 2, run["steps"]
+with open(out + "/data/short.jsonl", "w") as records:
+    records.write(json.dumps({"prompt": "The capital of France is", "answer_prefix": "", "outputs": ["Paris"]}) + "\n")
+PY
+"$tools/kvpolicy-eval" --plugin "$plugin" --policy value_recency --model "$model" --data "$out/data" --out "$out/eval" --records 1 --predict 8
+grep -q '"policy":"value_recency"' "$out/eval/results.jsonl"
