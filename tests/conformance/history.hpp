@@ -216,7 +216,8 @@ struct h2o_model {
   static preset draw(cache_shape const& shape, random_source& random) {
     return {.tokens = static_cast<std::int32_t>(random.between(1, shape.max_tokens)),
             .recent_share = random.pick(std::array{0.0, .25, .5, 1.0}),
-            .reduce = random.pick(std::array{select::merge::sum, select::merge::mean}),
+            .reduce = random.pick(
+                std::array{score::accumulated_attention::reduction::sum, score::accumulated_attention::reduction::mean}),
             .layers = {static_cast<std::int32_t>(random.between(0, 1)), static_cast<std::int32_t>(random.between(1, 3))}};
   }
   static bool like_fresh(moment const& at) { return at.untouched; }

@@ -44,8 +44,8 @@ out = sys.argv[1]
 run = json.load(open(out + "/run.json"))
 assert run["policy"] == "value_recency" and run["prompt_tokens"] > 1100, run
 assert all(step["tokens_read"] <= 256 for step in run["steps"]) and len(run["steps"]) >= 2, run["steps"]
-with open(out + "/data/short.jsonl", "w") as records:
-    records.write(json.dumps({"prompt": "The capital of France is", "answer_prefix": "", "outputs": ["Paris"]}) + "\n")
+with open(out + "/data/license.jsonl", "w") as records:
+    records.write(json.dumps({"prompt": open(out + "/prompt").read(), "answer_prefix": "", "outputs": ["License"]}) + "\n")
 PY
 "$tools/kvpolicy-eval" --plugin "$plugin" --policy value_recency --model "$model" --data "$out/data" --out "$out/eval" --records 1 --predict 8
 grep -q '"policy":"value_recency"' "$out/eval/results.jsonl"

@@ -357,7 +357,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: h2o", "[cuda]") 
       7, 16,
       [](random_source& random, cache_shape const& shape) {
         presets::h2o made{.tokens = static_cast<std::int32_t>(random.between(10, 50))};
-        if (random.one_in(2)) made.reduce = select::merge::mean;
+        if (random.one_in(2)) made.reduce = score::accumulated_attention::reduction::mean;
         if (random.one_in(3)) made.ratio = .5;
         made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers - 1)),
                        .reuse = static_cast<std::int32_t>(random.between(1, 2))};

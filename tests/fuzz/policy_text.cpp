@@ -43,7 +43,8 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   std::string const text(reinterpret_cast<char const*>(data), size);
   if (reads_a_file(text.c_str())) return 0;
   kvpolicy_policy* parsed = nullptr;
-  if (kvpolicy_policy_parse(text.c_str(), nullptr, 0, &parsed) != KVPOLICY_OK) {
+  constexpr std::uint8_t boundary[4] = {1};
+  if (kvpolicy_policy_parse(text.c_str(), boundary, 4, &parsed) != KVPOLICY_OK) {
     require(parsed == nullptr && kvpolicy_message()[0] != '\0');
     return 0;
   }

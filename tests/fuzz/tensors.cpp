@@ -159,7 +159,8 @@ void require(bool holds) {
 extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size) {
   input in(data, size);
   kvpolicy_policy* parsed = nullptr;
-  kvpolicy_policy_parse(policies[static_cast<std::size_t>(in.below(std::ssize(policies)))], nullptr, 0, &parsed);
+  constexpr std::uint8_t boundary[4] = {0, 1};
+  kvpolicy_policy_parse(policies[static_cast<std::size_t>(in.below(std::ssize(policies)))], boundary, 4, &parsed);
   std::unique_ptr<kvpolicy_policy, frees> const policy(parsed);
   std::int64_t const kv_heads = 1 + in.below(3);
   kvpolicy_shape shape{1 + in.below(3),   kv_heads * (1 + in.below(3)),          kv_heads, 1 + in.below(12),

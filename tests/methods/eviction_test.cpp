@@ -16,11 +16,12 @@ TEST_CASE("h2o accumulates attention over what is kept and evicts after each ste
     world const w(small_shape(random, 60), random);
     cache_shape const& shape = w.shape;
     bool const mean = random.one_in(3);
-    presets::h2o policy{.tokens = narrow(random.between(1, shape.max_tokens)),
-                        .recent_share = .25 * static_cast<double>(random.between(0, 4)),
-                        .reduce = mean ? select::merge::mean : select::merge::sum,
-                        .queries = random.one_in(3) ? narrow(random.between(1, 12)) : all_queries,
-                        .layers = {.dense_first = narrow(random.between(0, 1))}};
+    presets::h2o policy{
+        .tokens = narrow(random.between(1, shape.max_tokens)),
+        .recent_share = .25 * static_cast<double>(random.between(0, 4)),
+        .reduce = mean ? score::accumulated_attention::reduction::mean : score::accumulated_attention::reduction::sum,
+        .queries = random.one_in(3) ? narrow(random.between(1, 12)) : all_queries,
+        .layers = {.dense_first = narrow(random.between(0, 1))}};
     if (random.one_in(2)) policy.recent_share = .5;
     if (random.one_in(5)) policy.ratio = .125 * static_cast<double>(random.between(1, 7));
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);

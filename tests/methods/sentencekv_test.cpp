@@ -101,10 +101,11 @@ TEST_CASE("sentencekv's budget can be a share of the sequence", "[methods]") {
 
 TEST_CASE("what the prompt retains for sentencekv is the best of the whole prompt", "[methods]") {
   random_source random(1303);
+  std::vector<std::uint8_t> const boundary{0, 1};
   tally cases;
   for (int round = 0; round < 1500; ++round) {
     world const w(small_shape(random, 70, 3), random);
-    presets::sentencekv const policy = random_sentencekv(w.shape, {}, random);
+    presets::sentencekv const policy = random_sentencekv(w.shape, boundary, random);
     std::int64_t const prompt = random.between(1, w.shape.max_tokens);
     host_exec exec;
     auto state = start(policy, w.shape);

@@ -21,7 +21,7 @@ struct h2o {
   std::int32_t tokens = 512;
   std::optional<double> ratio{};
   double recent_share = .5;
-  select::merge reduce = select::merge::sum;
+  score::accumulated_attention::reduction reduce = score::accumulated_attention::reduction::sum;
   std::int32_t queries = all_queries;
   layering layers{};
 
@@ -37,11 +37,12 @@ struct h2o {
   static constexpr void settings(Visit) noexcept {}
 
   constexpr auto parts() const {
-    return policy{keep{segment::tokens{}, pool::none{},
-                       score::accumulated_attention{.mean = reduce == select::merge::mean, .window = queries},
-                       budget::tokens{.count = tokens, .ratio = ratio}, select::top{},
-                       window::tokens{.recent = 0, .share = recent_share}, trigger::every_step{}, layers},
-                  keep_all{}};
+    return policy{
+        keep{segment::tokens{}, pool::none{},
+             score::accumulated_attention{.mean = reduce == score::accumulated_attention::reduction::mean, .window = queries},
+             budget::tokens{.count = tokens, .ratio = ratio}, select::top{}, window::tokens{.recent = 0, .share = recent_share},
+             trigger::every_step{}, layers},
+        keep_all{}};
   }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "kvpolicy/score/window_attention.hpp"
@@ -14,6 +15,10 @@ struct accumulated_attention {
   static constexpr scope how_fine = scope::head;
   static constexpr scored of = scored::tokens;
   static constexpr bool after_attention = true;
+
+  /// Of the weights of the queries that saw a token.
+  enum class reduction : std::uint8_t { sum, mean };
+  friend constexpr auto names_of(reduction) noexcept { return std::array{"sum", "mean"}; }
 
   bool mean = false;                  ///< divided by the number of queries that saw the token
   std::int32_t window = all_queries;  ///< of the prompt's queries, the last ones that count
