@@ -22,6 +22,9 @@ int main() {
   kv::presets::quest const policy{.tokens = 64};
   auto state = kv::start(policy, kv::shape_of(cache));
   kv::host_exec exec;
+  kv::strided_view<> prompt = cache;
+  prompt.token_count = 255;
+  state.prefill(prompt, {0}, {}, exec);
   kv::selection const kept = state.choose(cache, {0}, {cells.data(), 2, 4, 1}, exec);
   std::printf("%lld tokens read\n", static_cast<long long>(kept.tokens()));
   return kept.tokens() > 0 && kept.tokens() <= 64 ? 0 : 1;
