@@ -113,8 +113,7 @@ class retain_stage {
   }
 
   template <class View, class Exec>
-  void decide(View const& view, layer_id layer, prompt_signals const& prompt, query_heads const& queries,
-              Exec& exec) {
+  void decide(View const& view, layer_id layer, prompt_signals const& prompt, query_heads const& queries, Exec& exec) {
     std::int64_t const tokens = view.tokens();
     among_[kept_.slot(layer)] = tokens;
     chosen_at_[kept_.slot(layer)] = tokens;
