@@ -118,7 +118,7 @@ int run_faulty(milliseconds deadline, Odd odd) {
     say(e.what());
     bool again = false;
     try {
-      state.choose(view(r.steps.back()), {0}, {}, exec);
+      state.choose(view(r.steps[made.size()]), {0}, {}, exec);
     } catch (ranks_error const&) {
       again = true;
     }
