@@ -10,7 +10,8 @@
 
 namespace kvpolicy {
 
-/// Follows prompts and steps. A prompt and the step behind it may go side by side, as long as a layer's prompt comes first.
+/// Follows prompts and steps. A prompt and the step behind it may go side by side, as long as a layer's prompt comes first; a
+/// prompt that was left in the middle is forgotten by a step behind what came before it.
 /// A verb that throws is not counted: the prompt, or the step, may then be begun again at its layer 0.
 class verb_order {
  public:
@@ -56,9 +57,10 @@ class verb_order {
                                                                       std::to_string(prefilled_) + " of " +
                                                                       std::to_string(layers_) + " layers");
     if (layer.value == 0) {
-      std::int64_t const before = side_by_side() ? prompt_ : known_;
+      bool const with_prompt = side_by_side() && tokens > known_ + 1;
+      std::int64_t const before = with_prompt ? prompt_ : known_;
       std::int64_t const most = std::min(before + 1, max_tokens_);
-      KVPOLICY_EXPECTS(tokens >= (side_by_side() ? before + 1 : 1) && tokens <= most,
+      KVPOLICY_EXPECTS(tokens >= (with_prompt ? before + 1 : 1) && tokens <= most,
                        "a step on " + std::to_string(tokens) + " tokens, the current one included, where " +
                            std::to_string(before) + " are known; it may be up to " + std::to_string(most) +
                            ": prefill what else came, or start a request of more than " + std::to_string(max_tokens_));
@@ -86,6 +88,7 @@ class verb_order {
     prefilled_ = chosen_ = 0;
   }
   void begin_step(std::int64_t tokens) noexcept {
+    if (side_by_side() && tokens <= prompt_) prefilled_ = 0;
     if (!side_by_side()) known_ = std::min(known_, tokens - 1);
     step_ = tokens_ = tokens;
     chosen_ = 0;
