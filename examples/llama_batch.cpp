@@ -98,7 +98,7 @@ outcome play(llama_model* model, llama_context_params params, kv::llama::session
     if (batch.n_tokens == 0) continue;  // the next request is yet to come
 
     auto const start = std::chrono::steady_clock::now();
-    if (session != nullptr) session->announce(batch);
+    if (session != nullptr) session->set_batch(batch);
     if (llama_decode(context.get(), batch) != 0) {
       if (session != nullptr) session->check();
       throw kv::error("llama_decode failed");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -75,6 +76,11 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
   attached_ = true;
 }
 
+void session::engine::detach() noexcept {
+  attached_ = false;
+  batch_.drop();
+}
+
 void session::engine::use(host_policy policy) {
   if (shape_.max_tokens != 0) kvpolicy::check(policy, shape_);
   for (auto const& s : sequences_) {
@@ -108,7 +114,7 @@ sequence& session::engine::sequence_of(llama_seq_id id) {
   auto const at = static_cast<std::size_t>(id);
   if (at >= sequences_.size()) sequences_.resize(at + 1);
   if (sequences_[at] == nullptr) {
-    auto made = std::make_unique<sequence>(id, policy_, options_, rotary_, cache_);
+    auto made = std::make_unique<sequence>(id, policy_, options_, rotary_, cells_);
     if (shape_.max_tokens != 0) made->begin(shape_);
     sequences_[at] = std::move(made);
   }
@@ -138,20 +144,20 @@ bool session::engine::on_node(ggml_tensor* node, bool ask, void* self) noexcept 
     if (ask) return engine.ask(node);
     engine.computed(node);
   } catch (...) {
-    engine.fail();
+    if (engine.active()) engine.fail();
   }
   return !ask;
 }
 
 bool session::engine::on_abort(void* self) noexcept {
   auto& engine = *static_cast<session::engine*>(self);
-  if (engine.attached_ && engine.failure_ != nullptr) return true;
+  if (engine.attached_ && engine.decoding_ && engine.failure_ != nullptr) return true;
   return engine.caller_abort_ != nullptr && engine.caller_abort_(engine.caller_abort_data_);
 }
 
 void session::engine::fail() noexcept {
   failure_ = std::current_exception();
-  announced_.drop();
+  batch_.drop();
   // Steps of others are repeated as they were; a prompt's window was cut in the middle.
   if (served_ == nullptr) return forget_all();
   served_->forget_all();
@@ -161,32 +167,27 @@ void session::engine::fail() noexcept {
 bool session::engine::ask(ggml_tensor* node) {
   switch (node->op) {
     case GGML_OP_SET_ROWS:
-      if (active() && key_cache_layer(node) == 0) graph_.written = written_cells(node);
+      decoding_ = true;
+      if (key_cache_layer(node) == 0) graph_.written = written_cells(node);
       return false;
     case GGML_OP_FLASH_ATTN_EXT:
-      if (!active()) return false;
-      check_attention(node);
-      return ask_attention(node, hook_of_layer(node));
+      return ask_attention(node);
     case GGML_OP_CUSTOM:
       if (layer_hook* const hook = hook_of(node)) {
         restore(node, *hook);
-        return active() && ask_attention(node, *hook);
+        return ask_attention(node);
       }
       return false;
     case GGML_OP_GET_ROWS:
-      if (active()) see_input(node);
+      see_input(node);
       return false;
     case GGML_OP_ROPE:
-      if (!active()) return false;
-      if (key_cache_layer(node)) {
-        forget_all();  // llama_memory_seq_add turned the cached keys
-        return false;
-      }
+      if (auto const layer = key_cache_layer(node)) return turn(node, *layer);
       if (node->src[1]->data != nullptr) {
         graph_.positions = {static_cast<std::int32_t const*>(node->src[1]->data),
                             static_cast<std::size_t>(node->src[1]->ne[0])};
       }
-      if (!rotary_.known() && anyone_needs(signals::rotation)) rotary_.learn(node);
+      if (active() && !rotary_.known() && anyone_needs(signals::rotation)) rotary_.learn(node);
       return false;
     case GGML_OP_SOFT_MAX:
       if (active() && std::string_view(node->name).starts_with("kq_soft_max")) {
@@ -199,10 +200,14 @@ bool session::engine::ask(ggml_tensor* node) {
   }
 }
 
-/// A node that was asked for is there: attention of prompts, with steps among them perhaps, or a step's logits.
+/// A node that was asked for is there: attention of prompts, with steps among them perhaps, or of a last layer, or a step's
+/// logits, or the last of the cached keys that were turned.
 void session::engine::computed(ggml_tensor* node) {
+  if (node->op == GGML_OP_ROPE) return cells_.turned();
+  bool const attention = node->op == GGML_OP_FLASH_ATTN_EXT;
+  if (attention && *key_cache_layer(node->src[1]) + 1 == std::ssize(hooks_)) cells_.seal(graph_.written);
   if (!active()) return;
-  if (node->op != GGML_OP_FLASH_ATTN_EXT) return observe(node);
+  if (!attention) return observe(node);
   layer_hook& hook = hook_of_layer(node);
   graph_queries const queries{node->src[0]};
   for (sequence* const s : prompts_) {
@@ -222,8 +227,10 @@ void session::engine::see_input(ggml_tensor const* get_rows) {
   // For embeddings, the engine has its tokens' rows in the graph too, and does not compute them.
   if (!input || places->type != GGML_TYPE_I32 || (get_rows->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) return;
   std::span const values(static_cast<std::int32_t const*>(places->data), static_cast<std::size_t>(places->ne[0]));
+  bool const of_weights = get_rows->src[0]->op == GGML_OP_NONE;
   if (std::string_view(places->name) == "inp_tokens") graph_.ids = values;
-  else if (get_rows->src[0]->op != GGML_OP_NONE) outputs_.assign(values.begin(), values.end());
+  else if (of_weights) graph_.positions = values;
+  else outputs_.assign(values.begin(), values.end());
 }
 
 void session::engine::observe(ggml_tensor const* logits) {
@@ -241,18 +248,81 @@ void session::engine::observe(ggml_tensor const* logits) {
   }
 }
 
-bool session::engine::ask_attention(ggml_tensor* node, layer_hook& hook) {
-  if (hook.layer == 0) {
-    if (shape_.max_tokens == 0) begin(node);
-    begin_graph(node);
+/// Attention is the moment when a layer's inputs are set and its rows are about to be read.
+bool session::engine::ask_attention(ggml_tensor* node) {
+  decoding_ = true;
+  bool wanted = follow(node);
+  if (active()) {
+    try {
+      wanted = serve(node);
+    } catch (...) {
+      fail();
+    }
   }
-  see_rows(node, hook);
-  if (prompts_.empty()) {
-    rewrite(node, hook);
+  if (key_cache_layer(node->src[1]) == 0) graph_.ids = graph_.positions = {};  // the next graph may have none
+  return wanted;
+}
+
+/// Which tokens go to which cells, whether a policy runs or not. Returns whether to come back when this layer is computed.
+bool session::engine::follow(ggml_tensor const* attention) noexcept {
+  auto const layer = key_cache_layer(attention->src[1]);
+  if (!layer || *layer >= std::ssize(hooks_)) return false;
+  bool const last = *layer + 1 == std::ssize(hooks_);
+  try {
+    rows const keys = all_rows_of(attention->src[1]);
+    if (*layer == 0) {
+      graph_.stream_cells = storage_of(attention->src[1])->ne[1];
+      // Another context may have been made of the same parameters, to see what fits for instance.
+      if (!cells_.are_of(keys)) cells_.begin(keys, graph_.stream_cells);
+      auto const whole = std::ssize(graph_.written);
+      if (std::ssize(graph_.ids) != whole) graph_.ids = {};
+      // Embeddings of several axes have their positions axis by axis; text's are the same in all.
+      graph_.positions =
+          std::ssize(graph_.positions) >= whole ? graph_.positions.first(graph_.written.size()) : decltype(graph_.positions){};
+      history_due_ = !cells_.sees_history();
+      cells_.write(graph_);
+    }
+    if (last) cells_.see_last(keys);
+    return last;
+  } catch (...) {
+    cells_.forget();  // a policy that runs is told why by serve()
     return false;
   }
-  return !steps_.empty() || hook.layer + 1 == shape_.layers ||
-         std::ranges::any_of(prompts_, [](sequence const* s) { return s->keeps_queries(); });
+}
+
+/// llama_memory_seq_add: a graph of its own turns the cached keys, layer by layer. Returns whether to come back.
+bool session::engine::turn(ggml_tensor const* rope, std::int64_t layer) {
+  decoding_ = false;
+  ggml_tensor const* const by = rope->src[1];
+  if (layer == 0) {
+    if (by->type == GGML_TYPE_I32 && by->data != nullptr)
+      cells_.turn({static_cast<std::int32_t const*>(by->data), static_cast<std::size_t>(ggml_nelements(by))});
+    else cells_.forget();
+  }
+  return layer + 1 == std::ssize(hooks_);
+}
+
+/// Gives a layer of a graph to the policies, where there are steps. Returns whether to come back when it is computed.
+bool session::engine::serve(ggml_tensor* attention) {
+  check_attention(attention);
+  layer_hook& hook = hook_of_layer(attention);
+  bool const last = hook.layer + 1 == std::ssize(hooks_);
+  if (hook.layer == 0) {
+    if (shape_.max_tokens == 0) begin(attention);
+    begin_graph(attention);
+  }
+  see_rows(attention, hook);
+  if (last && history_due_) {
+    for (auto const* const some : {&prompts_, &steps_}) {
+      for (sequence* const s : *some) served_ = s, s->check_history();
+    }
+    served_ = nullptr;
+  }
+  if (prompts_.empty()) {
+    rewrite(attention, hook);
+    return false;
+  }
+  return !steps_.empty() || last || std::ranges::any_of(prompts_, [](sequence const* s) { return s->keeps_queries(); });
 }
 
 /// The first graph: now the cache's shape is known.
@@ -264,9 +334,7 @@ void session::engine::begin(ggml_tensor const* attention) {
                           .head_dim = keys->ne[0],
                           .max_tokens = storage_of(keys)->ne[1],
                           .type = all_rows_of(keys).type};
-  cache_.per_stream = shape.max_tokens;
-  cache_.writes.resize(static_cast<std::size_t>(all_rows_of(keys).tokens));
-  cells_.reserve(static_cast<std::size_t>(shape.max_tokens));
+  seen_.reserve(static_cast<std::size_t>(shape.max_tokens));
   solo_.emplace(cache_shape{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 1, .max_tokens = 1});
   for (auto const& s : sequences_) {
     if (s) s->begin(shape);
@@ -276,19 +344,16 @@ void session::engine::begin(ggml_tensor const* attention) {
 
 /// A graph is about to run; its inputs are set, nothing of it is computed. Divides its tokens among sequences.
 void session::engine::begin_graph(ggml_tensor const* attention) {
-  graph_.stream_cells = shape_.max_tokens;
   served_ = nullptr;
   if (crew_of(threads_seen_) == nullptr) {
     crews_.push_back(std::make_unique<crew>(threads_seen_));
     crews_.back()->exec.emplace(shape_, &crews_.back()->together);
   }
-  if (std::ssize(graph_.ids) != std::ssize(graph_.written)) graph_.ids = {};
-  if (std::ssize(graph_.positions) != std::ssize(graph_.written)) graph_.positions = {};
   prompts_.clear();
   steps_.clear();
   outputs_.clear();
   graph_mask const mask(attention);
-  announced_.owners(graph_, unified_, owners_);
+  batch_.owners(graph_, unified_, owners_);
   for (std::size_t i = 0; i < owners_.size(); ++i) {
     llama_seq_id const of = owners_[i];
     if (of < 0) continue;
@@ -301,7 +366,6 @@ void session::engine::begin_graph(ggml_tensor const* attention) {
     add(of, mask);
   }
   served_ = nullptr;
-  graph_.ids = graph_.positions = {};  // the next graph may have none
 }
 
 /// The graph writes tokens of this sequence, at places_.
@@ -309,20 +373,17 @@ void session::engine::add(llama_seq_id of, graph_mask const& mask) {
   sequence& s = sequence_of(of);
   served_ = &s;
   std::int32_t const first = places_.front();
-  auto const seen = [&](std::int32_t place) {
-    cells_.clear();
+  auto const see = [&](std::int32_t place) {
+    seen_.clear();
     for (std::int64_t cell = 0; cell < mask.cells(); ++cell) {
-      if (mask.visible(place, cell)) cells_.push_back(static_cast<std::int32_t>(cell));
+      if (mask.visible(place, cell)) seen_.push_back(static_cast<std::int32_t>(cell));
     }
   };
-  seen(first);
-  if (std::erase(cells_, graph_.cell(first)) != 1) throw unsupported("attention is not causal: a token does not see itself");
-  s.follow({mask, first, graph_.cell(first), graph_.stream(first), graph_.position(first), cells_}, sequences_);
+  see(first);
+  if (std::erase(seen_, graph_.cell(first)) != 1) throw unsupported("attention is not causal: a token does not see itself");
+  s.follow({mask, first, graph_.cell(first), graph_.stream(first), graph_.position(first), seen_}, sequences_);
   std::int64_t const before = s.tokens();
-  for (std::int32_t const place : places_) {
-    ++cache_.writes[static_cast<std::size_t>(graph_.written[static_cast<std::size_t>(place)])];
-  }
-  if (places_.size() == 1 && announced_.brings(of) <= 1) {
+  if (places_.size() == 1 && batch_.brings(of) <= 1) {
     s.add_step(first, graph_);
     steps_.push_back(&s);
     return;
@@ -330,8 +391,8 @@ void session::engine::add(llama_seq_id of, graph_mask const& mask) {
   s.add_prompt(places_, graph_);
   prompts_.push_back(&s);
   // Tokens see those before them and not the next: the last one's cells are counted, the others read at their edges.
-  seen(places_.back());
-  bool causal = std::ssize(cells_) == before + std::ssize(places_);
+  see(places_.back());
+  bool causal = std::ssize(seen_) == before + std::ssize(places_);
   for (std::size_t i = 0; i + 1 < places_.size(); ++i) {
     causal =
         causal && mask.visible(places_[i], graph_.cell(places_[i])) && !mask.visible(places_[i], graph_.cell(places_[i + 1]));
@@ -339,7 +400,7 @@ void session::engine::add(llama_seq_id of, graph_mask const& mask) {
   if (!causal) {
     throw unsupported("tokens of sequence " + std::to_string(of) +
                       " do not see exactly those before them: only causal attention is supported, and several sequences in one "
-                      "unified cache need announce(batch) before llama_decode");
+                      "unified cache need set_batch() before their decode");
   }
 }
 
@@ -354,7 +415,6 @@ void session::engine::see_rows(ggml_tensor const* node, layer_hook const& hook) 
                         " has other heads than layer 0; layers of equal shape are supported");
     }
   }
-  if (hook.layer + 1 == shape_.layers) cache_.last_keys = keys;
   for (sequence* const s : prompts_) s->see(hook.layer, keys, values);
   for (sequence* const s : steps_) s->see(hook.layer, keys, values);
 }
@@ -403,7 +463,7 @@ void session::engine::on_attention(ggml_tensor* node, int rank, int threads, voi
     } catch (...) {
       self.fail();
     }
-    std::memset(node->data, 0, ggml_nbytes(node));  // never read: the step is aborted
+    self.dense_steps(node, hook, *lead.exec);
   };
   self.threads_seen_ = threads;
   if (all != nullptr) all->together.lead(work);
@@ -418,12 +478,27 @@ session::engine::crew* session::engine::crew_of(int threads) const noexcept {
 /// One layer's attention of every sequence that makes a step; `node` is `[head_dim, q_heads, tokens]`, streams and all.
 void session::engine::steps(ggml_tensor* node, layer_hook const& hook, simd_exec& exec) {
   graph_queries const queries{node->src[0]};
+  if (hook.layer + 1 == shape_.layers) cells_.seal(graph_.written);
   for (sequence* const s : steps_) {
     auto* const out = static_cast<float*>(node->data) + s->place() * shape_.q_heads * shape_.head_dim;
     served_ = s;
     s->step({hook.layer}, queries, hook.scale, out, exec);
   }
   served_ = nullptr;
+}
+
+/// After a failure: on_abort stops the engine, if the caller has not put another callback in its place; else it reads this.
+void session::engine::dense_steps(ggml_tensor* node, layer_hook const& hook, simd_exec& exec) noexcept {
+  auto const count = shape_.q_heads * shape_.head_dim;
+  try {
+    if (hook.layer + 1 == shape_.layers) cells_.seal(graph_.written);
+    for (sequence const* const s : steps_) {
+      s->dense_step({hook.layer}, graph_queries{node->src[0]}, hook.scale, static_cast<float*>(node->data) + s->place() * count,
+                    exec);
+    }
+  } catch (...) {
+    std::fill_n(static_cast<float*>(node->data), ggml_nelements(node), std::numeric_limits<float>::quiet_NaN());
+  }
 }
 
 }  // namespace kvpolicy::llama

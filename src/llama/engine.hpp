@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "cell_table.hpp"
 #include "kvpolicy/exec/team.hpp"
 #include "kvpolicy/interop/llama.hpp"
 #include "micro_batch.hpp"
@@ -28,10 +29,13 @@ class session::engine {
   engine& operator=(engine const&) = delete;
 
   void attach(llama_context_params& params, llama_model const* model);
-  void detach() noexcept { attached_ = false; }
+  void detach() noexcept;
   void use(host_policy policy);
   void use(host_policy policy, llama_seq_id of);
-  void announce(llama_batch const& batch) { announced_.announce(batch); }
+  template <class Batch>
+  void set_batch(Batch const& batch) {
+    if (attached_) batch_.set(batch);
+  }
   saved_prompt save(llama_seq_id of) const;
   void load(saved_prompt const& saved, llama_seq_id of) { sequence_of(of).load(saved); }
   void check();
@@ -62,7 +66,10 @@ class session::engine {
   bool ask(ggml_tensor* node);
   void computed(ggml_tensor* node);
   void see_input(ggml_tensor const* get_rows);
-  bool ask_attention(ggml_tensor* node, layer_hook& hook);
+  bool ask_attention(ggml_tensor* node);
+  bool follow(ggml_tensor const* attention) noexcept;
+  bool turn(ggml_tensor const* rope, std::int64_t layer);
+  bool serve(ggml_tensor* attention);
   void begin(ggml_tensor const* attention);
   void begin_graph(ggml_tensor const* attention);
   void add(llama_seq_id of, graph_mask const& mask);
@@ -72,6 +79,7 @@ class session::engine {
   void rewrite(ggml_tensor* node, layer_hook& hook) noexcept;
   void restore(ggml_tensor* node, layer_hook const& hook) noexcept;
   void steps(ggml_tensor* node, layer_hook const& hook, simd_exec& exec);
+  void dense_steps(ggml_tensor* node, layer_hook const& hook, simd_exec& exec) noexcept;
   void observe(ggml_tensor const* logits);
   sequence& sequence_of(llama_seq_id id);
   crew* crew_of(int threads) const noexcept;
@@ -86,6 +94,7 @@ class session::engine {
   ggml_abort_callback caller_abort_ = nullptr;
   void* caller_abort_data_ = nullptr;
   std::exception_ptr failure_;
+  bool decoding_ = false;  ///< the graph that runs is no turning of cached keys, which must not be stopped
 
   ggml_context* dummies_ = nullptr;
   std::vector<layer_hook> hooks_;  ///< `[layers]`
@@ -96,19 +105,20 @@ class session::engine {
   int threads_seen_ = 1;
   std::optional<simd_exec> solo_;  ///< for logits, between graphs
 
-  cache_cells cache_;
+  cell_table cells_;
   std::vector<std::unique_ptr<sequence>> sequences_;  ///< by id, null where it was never decoded
-  announced_batch announced_;
+  caller_batch batch_;
   sequence* served_ = nullptr;  ///< whose fault it is if something throws now; null: nobody's
 
   // Of the graph that runs now.
+  bool history_due_ = false;  ///< it is the first, and shows the last layer's keys when it comes to them
   graph_tokens graph_;
   std::vector<std::int32_t> outputs_;  ///< places of the tokens that have logits; empty: all
   std::vector<sequence*> prompts_;     ///< that get tokens which are not a step
   std::vector<sequence*> steps_;
   std::vector<llama_seq_id> owners_;  ///< scratch
   std::vector<std::int32_t> places_;  ///< scratch
-  std::vector<std::int32_t> cells_;   ///< scratch
+  std::vector<std::int32_t> seen_;    ///< scratch
 };
 
 }  // namespace kvpolicy::llama

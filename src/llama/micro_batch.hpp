@@ -7,8 +7,6 @@
 #include <span>
 #include <vector>
 
-#include "kvpolicy/rows.hpp"
-
 namespace kvpolicy::llama {
 
 /// What the graph's inputs say of its tokens; valid while it runs.
@@ -28,31 +26,18 @@ struct graph_tokens {
   }
 };
 
-/// All cells of a cache, stream after stream.
-struct cache_cells {
-  std::int64_t per_stream = 0;
-  std::vector<std::uint32_t> writes;  ///< how often each was written, as far as the session saw it
-  rows last_keys{};                   ///< of the last layer; they depend on every token before
-
-  std::int64_t index(std::int64_t stream, std::int32_t cell) const noexcept { return stream * per_stream + cell; }
-  std::uint32_t written(std::int64_t stream, std::int32_t cell) const noexcept {
-    return writes[static_cast<std::size_t>(index(stream, cell))];
-  }
-  /// FNV-1a over the last layer's keys of a cell; 0 where they are not known.
-  std::uint64_t hash(std::int64_t stream, std::int32_t cell) const noexcept;
-};
-
-/// Follows llama_decode through an announced batch, micro-batch by micro-batch.
-class announced_batch {
+/// Follows a decode through the batch that the caller said it would bring, micro-batch by micro-batch.
+class caller_batch {
  public:
-  void announce(llama_batch const& batch);
+  void set(llama_batch const& batch);
+  void set(std::span<llama_seq_id const> sequences);
   void drop() noexcept { tokens_.clear(); }
 
   /// Writes the sequence of each of the graph's tokens: in a cache of streams, the stream's; in a unified one, as it was
-  /// announced, in the batch's order; or 0. What was announced and is not what comes is refused (unsupported) in a unified
+  /// said, in the batch's order; or 0. What was said and is not what comes is refused (unsupported) in a unified
   /// cache, and dropped in streams, which can do without.
   void owners(graph_tokens const& graph, bool unified, std::vector<llama_seq_id>& of);
-  /// Tokens that the whole batch brings of a sequence; 0: it was not announced.
+  /// Tokens that the whole batch brings of a sequence; 0: nothing was said of it.
   std::int64_t brings(llama_seq_id sequence) const noexcept;
 
  private:

@@ -77,8 +77,19 @@ saved_prompt prompt_memory::save(std::int64_t until) const {
 }
 
 void prompt_memory::load(saved_prompt const& saved) {
-  KVPOLICY_EXPECTS(std::ssize(saved.queries) == shape_.layers * saved.window * row(),
-                   "the saved prompt is of another model: it has " + std::to_string(saved.queries.size()) + " query elements");
+  auto const refuse_unless = [&](bool holds, char const* what, std::int64_t value, std::int64_t most) {
+    KVPOLICY_EXPECTS(holds, "the saved prompt is of another context, or damaged: its " + std::string(what) + " are " +
+                                std::to_string(value) + " where there may be " + std::to_string(most));
+  };
+  auto const up_to = [&](char const* what, std::int64_t value, std::int64_t most) {
+    refuse_unless(value >= 0 && value <= most, what, value, most);
+  };
+  up_to("fingerprints", std::ssize(saved.fingerprints), shape_.max_tokens);
+  up_to("tokens", saved.tokens, saved.fingerprints.empty() ? shape_.max_tokens : std::ssize(saved.fingerprints));
+  up_to("ids", std::ssize(saved.ids), shape_.max_tokens);
+  up_to("queries of a layer", saved.window, saved.tokens);
+  std::int64_t const queries = shape_.layers * saved.window * row();
+  refuse_unless(std::ssize(saved.queries) == queries, "query elements", std::ssize(saved.queries), queries);
   std::int64_t const count = std::min(saved.window, room_);
   for (std::int64_t l = 0; l < shape_.layers; ++l) {
     if (count > 0)

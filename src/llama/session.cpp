@@ -10,7 +10,8 @@ void session::attach(llama_context_params& params, llama_model const* model) { e
 void session::detach() noexcept { engine_->detach(); }
 void session::use(host_policy policy) { engine_->use(std::move(policy)); }
 void session::use(host_policy policy, llama_seq_id of) { engine_->use(std::move(policy), of); }
-void session::announce(llama_batch const& batch) { engine_->announce(batch); }
+void session::set_batch(llama_batch const& batch) { engine_->set_batch(batch); }
+void session::set_batch(std::span<llama_seq_id const> sequences) { engine_->set_batch(sequences); }
 saved_prompt session::save(llama_seq_id of) const { return engine_->save(of); }
 void session::load(saved_prompt const& saved, llama_seq_id of) { engine_->load(saved, of); }
 void session::check() { engine_->check(); }

@@ -280,6 +280,7 @@ TEST_CASE("a request of several batches with decoding between them goes on") {
     decode_each(ours, random_tokens(12, 10 + turn));
   }
   other.restore(ours.state());
+  fresh.load(policy.save());
   CHECK(identical(decode_each(ours, random_tokens(10, 3)), decode_each(other, random_tokens(10, 3))));
 }
 
@@ -307,6 +308,7 @@ TEST_CASE("quest learns the keys anew after llama_memory_seq_add turned them") {
   shifted.engine.feed(1);
   REQUIRE(llama_memory_seq_pos_max(shifted.engine.memory(), 0) == 555);
   fresh.engine.restore(shifted.engine.state());
+  fresh.policy.load({.tokens = 256});
   check_alike(shifted, fresh, random_tokens(10, 4));
 }
 

@@ -5,6 +5,7 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 
 #include "decoding.hpp"
+#include "kvpolicy/presets/expected_attention.hpp"
 #include "kvpolicy/presets/full.hpp"
 #include "kvpolicy/presets/quest.hpp"
 #include "kvpolicy/presets/sentencekv.hpp"
@@ -39,43 +40,46 @@ void check_refused_and_intact(llama_model* model, session& policy, decoder& ours
   CHECK(identical(decode_each(ours, random_tokens(10, 3)), decode_each(engine, random_tokens(10, 3))));
 }
 
-TEST_CASE("sequences of a unified cache that are not announced are refused where they meet, and the engine stays intact") {
+TEST_CASE(
+    "sequences of a unified cache that are not named by set_batch are refused where they meet, and the engine stays intact") {
   model_owner const model = tiny_llama();
   context_options const options{.sequences = 2, .unified = true};
   session policy(small_quest);
   decoder ours(model.get(), &policy, options);
   SECTION("in one batch, from the start") {
     int const status = ours.status_of(random_tokens(4), {0, 0, 1, 1});
-    check_refused_and_intact(model.get(), policy, ours, options, status, "need announce(batch)");
+    check_refused_and_intact(model.get(), policy, ours, options, status, "need set_batch()");
   }
   SECTION("in one batch of one token each, after a prompt") {
     ours.feed(random_tokens(100));
     int const status = ours.status_of(random_tokens(2), {0, 1});
-    check_refused_and_intact(model.get(), policy, ours, options, status, "need announce(batch)");
+    check_refused_and_intact(model.get(), policy, ours, options, status, "need set_batch()");
   }
-  SECTION("with other tokens than were announced") {
+  SECTION("with other tokens than set_batch named") {
     token_list other = random_tokens(4);
-    policy.announce(llama_batch_get_one(other.data(), 4));
+    policy.set_batch(llama_batch_get_one(other.data(), 4));
     int const status = ours.status_of(random_tokens(4, 3), {0, 0, 1, 1});
-    check_refused_and_intact(model.get(), policy, ours, options, status, "announce each batch before its llama_decode");
+    check_refused_and_intact(model.get(), policy, ours, options, status, "it wants each batch before its decode");
   }
-  SECTION("with more tokens than were announced") {
+  SECTION("with more tokens than set_batch named") {
     token_list few = random_tokens(2);
-    policy.announce(llama_batch_get_one(few.data(), 2));
+    policy.set_batch(llama_batch_get_one(few.data(), 2));
     int const status = ours.status_of(random_tokens(4), {0, 0, 1, 1});
-    check_refused_and_intact(model.get(), policy, ours, options, status, "more tokens than the 2 that were announced");
+    check_refused_and_intact(model.get(), policy, ours, options, status, "more tokens than the 2 of set_batch()");
   }
 }
 
-TEST_CASE("interleaved sequences that the engine alone decoded are refused when the policy takes over") {
+TEST_CASE("interleaved sequences that the engine alone decoded are followed when the policy takes over") {
   model_owner const model = tiny_llama();
   context_options const options{.sequences = 2, .unified = true};
   session policy(small_quest);
   decoder ours(model.get(), &policy, options);
   policy.detach();
   REQUIRE(ours.status_of(random_tokens(6), {0, 1, 0, 1, 0, 1}) == 0);
-  policy.use(small_quest);
-  check_refused_and_intact(model.get(), policy, ours, options, ours.status_of({1}), "did not see them written");
+  policy.use(presets::full{});
+  decoder engine(model.get(), nullptr, options);
+  REQUIRE(engine.status_of(random_tokens(6), {0, 1, 0, 1, 0, 1}) == 0);
+  CHECK(difference(ours.feed(1), engine.feed(1)) < .01);
 }
 
 TEST_CASE("a hole in the middle is refused, and the engine stays intact") {
@@ -94,16 +98,27 @@ TEST_CASE("a hole in the middle is refused, and the engine stays intact") {
   }
   SECTION("before a batch that fits into it") {
     REQUIRE(llama_memory_seq_rm(ours.memory(), 0, 50, 60));
-    check_refused_and_intact(model.get(), policy, ours, {}, ours.status_of(random_tokens(5)), "there are holes");
+    check_refused_and_intact(model.get(), policy, ours, {}, ours.status_of(random_tokens(5)), "holes");
   }
   SECTION("before a batch that does not fit into it") {
     REQUIRE(llama_memory_seq_rm(ours.memory(), 0, 50, 60));
     check_refused_and_intact(model.get(), policy, ours, {}, ours.status_of(random_tokens(20)), "holes");
   }
-  SECTION("at the beginning") {
-    REQUIRE(llama_memory_seq_rm(ours.memory(), 0, 0, 10));
-    check_refused_and_intact(model.get(), policy, ours, {}, ours.status_of({1}), "holes");
+}
+
+TEST_CASE("a sequence without its beginning goes on, but for policies that turn keys by their positions") {
+  model_owner const model = tiny_llama();
+  session policy(presets::full{});
+  decoder ours(model.get(), &policy);
+  decoder engine(model.get(), nullptr);
+  for (decoder* const d : {&ours, &engine}) {
+    d->feed(random_tokens(200));
+    REQUIRE(llama_memory_seq_rm(d->memory(), 0, 0, 10));
   }
+  CHECK(difference(decode_each(ours, random_tokens(4, 3)), decode_each(engine, random_tokens(4, 3))) < .01);
+  policy.use(presets::expected_attention{.tokens = 64});
+  CHECK(ours.status_of({1}) == 2);
+  CHECK_THROWS_WITH(policy.check(), ContainsSubstring("first token is at position 10"));
 }
 
 TEST_CASE("a prompt given as embeddings is refused for a policy that reads token ids") {

@@ -37,7 +37,7 @@ class server {
   };
 
   /// One batch, the parts one after the other; the last token's logits of each.
-  std::vector<logits> decode(std::vector<part> const& parts, bool announces = true) {
+  std::vector<logits> decode(std::vector<part> const& parts, bool sets_batch = true) {
     std::size_t count = 0;
     for (part const& p : parts) count += p.tokens.size();
     llama_batch batch = llama_batch_init(static_cast<std::int32_t>(count), 0, 1);
@@ -54,7 +54,7 @@ class server {
       }
       last.push_back(batch.n_tokens - 1);
     }
-    if (policy_ != nullptr && announces) policy_->announce(batch);
+    if (policy_ != nullptr && sets_batch) policy_->set_batch(batch);
     int const status = llama_decode(decoder_.context(), batch);
     llama_batch_free(batch);
     if (policy_ != nullptr) policy_->check();
@@ -243,8 +243,7 @@ TEST_CASE("every sequence may have a policy of its own") {
   CHECK(policy.last_step(1).tokens_read <= 72);
 }
 
-TEST_CASE(
-    "streams need no announcement, and a prompt that ends in a micro-batch of one token is one prompt where there is one") {
+TEST_CASE("streams need no set_batch, and a prompt that ends in a micro-batch of one token is one prompt where there is one") {
   model_owner const model = tiny_llama();
   context_options const options{.tokens = 2048, .micro_batch = 64, .sequences = 2};
   session named(small_snapkv);
@@ -370,7 +369,7 @@ TEST_CASE("a saved prompt is loaded into any sequence, and a state without it is
   if (ended) REQUIRE(llama_memory_seq_rm(ours.memory(), 0, -1, -1));
   REQUIRE(llama_state_seq_set_data(ours.with().context(), state.data(), state.size(), 1) != 0);
   if (!loads) {
-    CHECK_THROWS_WITH(ours.decode({{1, {5}}}), ContainsSubstring("quer"));
+    CHECK_THROWS_WITH(ours.decode({{1, {5}}}), ContainsSubstring("did not see written"));
     return;
   }
   policy.load(saved, 1);
@@ -386,7 +385,7 @@ TEST_CASE("a state that was replaced before any step is noticed") {
   server ours(model.get(), &policy, {.tokens = 1024});
   ours.decode({{0, random_tokens(200, 1)}});
   ours.with().restore(engine.state());
-  CHECK_THROWS_WITH(ours.decode({{0, {5}}}), ContainsSubstring("quer"));
+  CHECK_THROWS_WITH(ours.decode({{0, {5}}}), ContainsSubstring("did not see written"));
 }
 
 /// Chooses anew at every step, and writes down what it observes.
@@ -428,7 +427,7 @@ TEST_CASE("every sequence observes its own logits, whatever else is in the batch
   CHECK(identical(observed[1], {first[0], second[3]}));
 }
 
-TEST_CASE("an announcement of a decode that did not take place is not the next one's") {
+TEST_CASE("a batch that was set for a decode that did not take place is not the next one's") {
   model_owner const model = tiny_llama();
   session policy(small_quest);
   server ours(model.get(), &policy, {.tokens = 512, .sequences = 2});
@@ -442,7 +441,7 @@ TEST_CASE("an announcement of a decode that did not take place is not the next o
     batch.logits[i] = i == 299;
   }
   batch.n_tokens = 300;
-  policy.announce(batch);
+  policy.set_batch(batch);
   CHECK(llama_decode(ours.with().context(), batch) == 1);  // no room
   llama_batch_free(batch);
   CHECK_NOTHROW(policy.check());

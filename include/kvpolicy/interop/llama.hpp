@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "kvpolicy/host_policy.hpp"
@@ -31,12 +32,22 @@ struct step_statistics {
   double prefill_seconds = 0;  ///< on the first step after a prompt: what the policy made of the prompt
 };
 
-/// What a prompt left with the session beside the engine's own state; goes with llama_state_get_data's bytes.
+/// Tells one token in the cache from all others, by hashes of its keys; 0: not known.
+struct fingerprint {
+  std::uint64_t self = 0;     ///< layer 0's key, which follows from the token's id and position
+  std::uint64_t history = 0;  ///< the last layer's, which follows from every token before it too
+
+  bool operator==(fingerprint const&) const = default;
+};
+
+/// What a sequence left with the session beside the engine's own state; goes with llama_state_get_data's bytes.
 struct saved_prompt {
-  std::int64_t tokens = 0;
-  std::int64_t window = 0;        ///< queries of each layer
-  std::vector<float> queries;     ///< `[layers, window, q_heads, head_dim]`
-  std::vector<std::int32_t> ids;  ///< `[tokens]`
+  std::int64_t tokens = 0;                  ///< of the prompt whose last queries these are
+  std::int64_t window = 0;                  ///< queries of each layer
+  std::vector<float> queries{};             ///< `[layers, window, q_heads, head_dim]`
+  std::vector<std::int32_t> ids{};          ///< of the first tokens
+  std::vector<fingerprint> fingerprints{};  ///< of all tokens in the cache; none: see session::load
+  std::int32_t first_position = 0;          ///< of the first token
 };
 
 struct session_options {
@@ -58,11 +69,12 @@ struct session_options {
 /// engine is not modified, nor is any of its memory beside the nodes of its current graph.
 ///
 /// Each sequence has its own state, and its own policy where it is given one. Sequences may share a batch, join, leave and
-/// share prefixes (llama_memory_seq_cp); in a unified cache, announce() each batch that is not all sequence 0's. Causal
+/// share prefixes (llama_memory_seq_cp); in a unified cache, set_batch() each batch that is not all sequence 0's. Causal
 /// transformer models with an ordinary cache of f16 or bf16 on the CPU, flash attention not disabled. Everything else is
 /// refused by name: at attach where it can be seen there, else by the llama_decode that would have gone wrong, which then
 /// returns 2 with the failed micro-batch undone, and check() throws the reason.
-/// After llama_state_set_data or the like, call load(). Not thread-safe. Must outlive the context it is attached to.
+/// After llama_state_set_data or the like, call load(). What a cell holds is told by fingerprints of its keys, which the
+/// session takes while it is detached too. Not thread-safe. Must outlive the context it is attached to.
 class session {
  public:
   template <policy_like Policy>
@@ -95,16 +107,23 @@ class session {
   void use(host_policy policy, llama_seq_id of);
 
   /// The next llama_decode brings this batch. A unified cache (kv_unified) does not tell the session whose a token is: call it
-  /// there before each llama_decode once there are sequences beside 0. Elsewhere it may be left out; a micro-batch that has one
-  /// token of a prompt is then taken for a step.
-  void announce(llama_batch const& batch);
+  /// there before each decode once there are sequences beside 0. Elsewhere it may be left out; a micro-batch that has one token
+  /// of a prompt is then taken for a step. Has no effect while detached.
+  void set_batch(llama_batch const& batch);
+  /// The same for llama_process, whose batch can't be read: the (first) sequence of each of its tokens, in order.
+  void set_batch(std::span<llama_seq_id const> sequences);
 
-  /// What the session knows of a sequence's prompt, for load() after the engine's state was restored to that prompt's end.
+  /// What the session knows of a sequence, for load() after the engine's state was restored to where it is now.
   saved_prompt save(llama_seq_id of = 0) const;
-  /// A sequence's state was replaced: by the one that `saved` belongs to, or, without it, by one the session knows nothing of.
+  /// A sequence's state was replaced, by the one that `saved` belongs to. Without fingerprints nothing is known of its tokens:
+  /// those that no session saw written are refused when they are decoded behind, unless `saved.tokens` says how many there are,
+  /// and so that they lie in the order of their cells, as those of a sequence that was never cut or moved do. Throws
+  /// invalid_value for what this context can't have saved.
   void load(saved_prompt const& saved = {}, llama_seq_id of = 0);
 
-  /// Throws what stopped the last llama_decode, once; returns if nothing did.
+  /// Throws what stopped the last llama_decode, once; returns if nothing did. After llama_set_abort_callback the session can't
+  /// stop the engine: a decode that it refuses returns 0 then, with the logits of dense attention, and this throws all the
+  /// same.
   void check();
 
   step_statistics last_step(llama_seq_id of = 0) const noexcept;

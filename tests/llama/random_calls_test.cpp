@@ -1,0 +1,243 @@
+// After any public calls around an attached session: what a policy sees is the truth, and what it chooses follows from that.
+// KVPOLICY_SEEDS is how many seeds, KVPOLICY_FIRST_SEED the first; a failure prints what replays it.
+#include "random_calls.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+#include <cstdlib>
+#include <type_traits>
+
+#include "first_layer.hpp"
+#include "kvpolicy/presets/full.hpp"
+#include "kvpolicy/presets/quest.hpp"
+#include "kvpolicy/presets/snapkv.hpp"
+#include "kvpolicy/presets/streaming_llm.hpp"
+#include "tiny_model.hpp"
+
+namespace kvpolicy::llama::testing {
+namespace {
+
+constexpr tiny_shape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 16};
+
+/// What a session may refuse, and when: docs/llama.md lists it.
+constexpr struct {
+  char const* says;
+  bool (*may)(modelled const&);
+} refusals[] = {
+    {"positions have holes (llama_memory_seq_rm from the middle)", [](modelled const& s) { return s.hole != never; }},
+    {"holds a token that it did not see written", [](modelled const& s) { return s.blind != never; }},
+    {"need the prompt's last queries", [](modelled const& s) { return !s.prompted; }},
+    {"needs the prompt's last queries", [](modelled const& s) { return !s.prompted; }},
+};
+
+first_layer const& layer_0() {
+  static first_layer const one(shape);
+  return one;
+}
+
+template <class Policy>
+class checked_calls : public random_calls {
+  /// full is followed by a context without a session. Choices of full and quest depend on the rows alone; those of the others
+  /// are compared with those of states that go along with the calls.
+  static constexpr bool dense = std::is_same_v<Policy, presets::full>;
+  static constexpr bool goes_along = !dense && !std::is_same_v<Policy, presets::quest>;
+
+ public:
+  checked_calls(Policy const& preset, std::uint64_t seed) : random_calls(seed), preset_(preset), checks_(sequences()) {
+    static model_owner const model = tiny_llama(shape);
+    open(model.get(), std::make_unique<session>(preset, hooks()), dense);
+  }
+
+ private:
+  struct shadow {
+    decltype(start(std::declval<Policy const&>(), cache_shape{})) request;
+    std::int64_t due = 0;  ///< the first token that it was not told of
+  };
+  struct layer_step {
+    std::vector<float> queries;
+    std::vector<range_list> lists;
+  };
+  struct checks {
+    std::vector<shadow> shadows;  ///< each may be like the session's own state
+    std::array<layer_step, shape.layers> step;
+    int steps = 0;  ///< of the decode that runs now
+  };
+
+  // The library's verbs.
+  shadow fresh() const { return {start(preset_, cache_)}; }
+  void tell(shadow& it, layer_table_view const& prompt, modelled const& s) {
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      prompt_signals signals{.first = it.due};
+      if (s.seen_tokens == prompt.tokens() && s.seen_queries > 0) {
+        std::int64_t const row = shape.q_heads * shape.head_dim;
+        float const* const first = s.seen.queries.data() + l * s.seen.window * row;
+        signals.queries = {first, s.seen_queries, shape.q_heads, row, shape.head_dim, scale_};
+      }
+      it.request.prefill(prompt, {l}, signals, *exec_);
+    }
+  }
+  bool chooses_alike(shadow& it, layer_table_view const& view, std::array<layer_step, shape.layers> const& as) {
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      layer_step const& step = as[static_cast<std::size_t>(l)];
+      query_heads const queries{step.queries.data(), shape.q_heads, shape.head_dim, scale_};
+      if (!std::ranges::equal(it.request.choose(view, {l}, {queries}, *exec_).lists(), step.lists)) return false;
+    }
+    return true;
+  }
+  void use(session& by) override { by.use(preset_); }
+
+  session_options hooks() {
+    auto const before = [this](llama_seq_id of, layer_id layer, layer_table_view const& view, query_heads const& q,
+                               simd_exec&) {
+      std::vector<float>& queries = of_sequence(of).step[static_cast<std::size_t>(layer.value)].queries;
+      queries.clear();
+      for (std::int64_t h = 0; h < q.heads; ++h) {
+        queries.insert(queries.end(), q.data + h * q.head_stride, q.data + h * q.head_stride + shape.head_dim);
+      }
+      scale_ = q.scale;
+      view_ = view;
+      if (layer.value == 0) check_view(of);
+    };
+    auto const after = [this](llama_seq_id of, layer_id layer, std::int64_t, selection const& kept) {
+      of_sequence(of).step[static_cast<std::size_t>(layer.value)].lists.assign(kept.lists().begin(), kept.lists().end());
+      if (layer.value + 1 == shape.layers) check_choice(of);
+    };
+    return {.on_choice = after, .on_queries = before};
+  }
+
+  void check_view(llama_seq_id of) {
+    if (!exec_) exec_.emplace(cache_ = view_.shape());
+    history const& tokens = at(of).tokens;
+    auto const count = std::ssize(tokens);
+    if (view_.tokens() != count) {
+      return wrong(of, "the view has " + std::to_string(view_.tokens()) + " tokens of " + std::to_string(count));
+    }
+    std::vector<float> row(static_cast<std::size_t>(shape.head_dim));
+    for (std::int64_t i = 0; i < count * shape.kv_heads; ++i) {
+      token const& t = tokens[static_cast<std::size_t>(i / shape.kv_heads)];
+      view_.keys({0}).load({i % shape.kv_heads}, {i / shape.kv_heads}, row);
+      if (layer_0().is_key(row.data(), t.id, t.position, i % shape.kv_heads)) continue;
+      return wrong(of, "row " + std::to_string(i / shape.kv_heads) + " of " + std::to_string(count) + " is another token's");
+    }
+  }
+
+  /// When the last layer's choice is made all rows are there, and the states can be asked in their own order.
+  void check_choice(llama_seq_id of) {
+    modelled const& s = at(of);
+    checks& mine = of_sequence(of);
+    ++mine.steps;
+    if (is_wrong()) return;
+    layer_table_view prompt = view_;
+    --prompt.count;
+    auto const differs = [&](shadow& it) {
+      try {
+        if (it.due != never && prompt.tokens() > 0) tell(it, prompt, s);
+        it.due = never;
+        return !chooses_alike(it, view_, mine.step);
+      } catch (error const&) {
+        return true;  // the session had to refuse
+      }
+    };
+    if (!goes_along) mine.shadows.clear();
+    if (!goes_along || (mine.shadows.empty() && !s.unsure)) mine.shadows.push_back(fresh());
+    std::erase_if(mine.shadows, differs);
+    if (mine.shadows.empty() && (!s.unsure || !goes_along)) wrong(of, "chose otherwise than a state that knows the calls");
+  }
+
+  /// Of sequences that the session knew to hold the same tokens, itself perhaps, one may have seen the prompt: its queries do.
+  void take_over(modelled& s) {
+    auto const count = std::ssize(s.tokens);
+    if (s.seen_tokens == count && s.seen_queries > 0) return;
+    for (llama_seq_id i = 0; i < static_cast<llama_seq_id>(sequences()); ++i) {
+      modelled const& other = at(i);
+      if (other.heard.tokens < count || same_prefix(s.tokens, other.known) != count) continue;
+      if (other.heard.window > other.heard.tokens - count) return s.see(other.heard), s.cut_seen(count);
+    }
+  }
+
+  /// What a sequence's states make of all that happened to it since its last decode.
+  void begins(llama_seq_id of) override {
+    modelled& s = at(of);
+    if (s.replaced) take_over(s);
+    std::vector<shadow>& shadows = of_sequence(of).shadows;
+    of_sequence(of).steps = 0;
+    if (detached()) return;
+    std::int64_t const same = same_prefix(s.known, s.tokens);
+    bool const anew = s.restarted || same == 0;
+    if (anew) shadows.clear(), s.unsure = false;
+    for (shadow& it : shadows) {
+      // Whether it was told of a prompt that ended before the cut can't be known.
+      s.unsure = s.unsure || (same < std::ssize(s.known) && it.due != never);
+      if (same < std::ssize(s.tokens)) it.due = std::min(it.due, same);
+    }
+    if (exec_ && (anew || s.replaced)) shadows.push_back(fresh());
+    s.restarted = s.replaced = false;
+  }
+
+  void ended(llama_seq_id of, std::int64_t before, bool prompt) override {
+    modelled& s = at(of);
+    int const steps = of_sequence(of).steps;
+    if (steps != (detached() || prompt ? 0 : 1)) {
+      throw fault(std::to_string(steps) + " choices for sequence " + std::to_string(of));
+    }
+    if (detached()) {
+      s.blind = std::min(s.blind, before);
+      return s.replace();
+    }
+    s.known = s.tokens;
+    s.blind = never;
+    if (!prompt) return;
+    for (shadow& it : of_sequence(of).shadows) it.due = std::min(it.due, before);
+    s.prompted = true;
+    s.see(attached().save(of));
+    s.heard = s.seen;
+    for (std::int64_t i = 0; i < s.seen_queries * shape.q_heads; ++i) {
+      token const& t = s.tokens[s.tokens.size() - static_cast<std::size_t>(s.seen_queries - i / shape.q_heads)];
+      if (!layer_0().is_query(s.seen.queries.data() + i * shape.head_dim, t.id, t.position, i % shape.q_heads)) {
+        throw fault("save() of sequence " + std::to_string(of) + " has other tokens' queries");
+      }
+    }
+  }
+
+  bool may_refuse(std::string const& what, modelled const& of) const override {
+    return std::ranges::any_of(refusals, [&](auto const& r) { return what.find(r.says) != what.npos && r.may(of); });
+  }
+
+  checks& of_sequence(llama_seq_id of) { return checks_[static_cast<std::size_t>(of)]; }
+
+  Policy preset_;
+  std::vector<checks> checks_;
+  cache_shape cache_{};
+  std::optional<simd_exec> exec_;
+  layer_table_view view_;
+  float scale_ = 1;
+};
+
+template <class Policy>
+void check_seeds(Policy const& preset) {
+  auto const number = [](char const* name, std::uint64_t otherwise) {
+    char const* const given = std::getenv(name);
+    return given != nullptr ? std::strtoull(given, nullptr, 10) : otherwise;
+  };
+  std::uint64_t const first = number("KVPOLICY_FIRST_SEED", 1);
+  for (std::uint64_t seed = first; seed < first + number("KVPOLICY_SEEDS", 300); ++seed) {
+    std::string const failed = checked_calls(preset, seed).run(40);
+    if (!failed.empty()) FAIL_CHECK("KVPOLICY_FIRST_SEED=" << seed << " KVPOLICY_SEEDS=1\n" << failed);
+  }
+}
+
+TEST_CASE("after any calls full gives the logits of a context without a session") { check_seeds(presets::full{}); }
+
+TEST_CASE("after any calls quest chooses among the true tokens, as a fresh state does") {
+  check_seeds(presets::quest{.tokens = 24, .page = 4});
+}
+
+TEST_CASE("after any calls streaming_llm chooses as a state that goes along") {
+  check_seeds(presets::streaming_llm{.tokens = 24});
+}
+
+TEST_CASE("after any calls snapkv chooses as a state that goes along, or refuses") {
+  check_seeds(presets::snapkv{.tokens = 24, .smooth = {.width = 5}});
+}
+
+}  // namespace
+}  // namespace kvpolicy::llama::testing
