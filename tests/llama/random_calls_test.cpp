@@ -50,27 +50,33 @@ class checked_calls : public random_calls {
  private:
   struct shadow {
     decltype(start(std::declval<Policy const&>(), cache_shape{})) request;
-    std::int64_t due = 0;  ///< the first token that it was not told of
+    std::int64_t due = 0;                 ///< the first token that it was not told of
+    std::optional<saved_prompt> heard{};  ///< of another sequence with the same tokens
   };
   struct layer_step {
     std::vector<float> queries;
     std::vector<range_list> lists;
   };
   struct checks {
-    std::vector<shadow> shadows;  ///< each may be like the session's own state
+    std::vector<shadow> shadows;       ///< each may be like the session's own state
+    std::vector<saved_prompt> others;  ///< what it may have begun with, of other sequences
     std::array<layer_step, shape.layers> step;
     int steps = 0;  ///< of the decode that runs now
   };
 
   // The library's verbs.
-  shadow fresh() const { return {start(preset_, cache_)}; }
+  shadow fresh(std::optional<saved_prompt> const& heard = {}) const {
+    return {.request = start(preset_, cache_), .heard = heard};
+  }
   void tell(shadow& it, layer_table_view const& prompt, modelled const& s) {
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       prompt_signals signals{.first = it.due};
-      if (s.seen_tokens == prompt.tokens() && s.seen_queries > 0) {
+      bool const elsewhere = it.heard && it.heard->tokens == prompt.tokens();
+      saved_prompt const seen = elsewhere ? *it.heard : cut(s.seen, s.seen_tokens);
+      if (seen.tokens == prompt.tokens() && seen.window > 0) {
         std::int64_t const row = shape.q_heads * shape.head_dim;
-        float const* const first = s.seen.queries.data() + l * s.seen.window * row;
-        signals.queries = {first, s.seen_queries, shape.q_heads, row, shape.head_dim, scale_};
+        float const* const first = seen.queries.data() + l * seen.window * row;
+        signals.queries = {first, seen.window, shape.q_heads, row, shape.head_dim, scale_};
       }
       it.request.prefill(prompt, {l}, signals, *exec_);
     }
@@ -138,26 +144,44 @@ class checked_calls : public random_calls {
       }
     };
     if (!goes_along) mine.shadows.clear();
-    if (!goes_along || (mine.shadows.empty() && !s.unsure)) mine.shadows.push_back(fresh());
+    if (!goes_along || (mine.shadows.empty() && !s.unsure)) begin_anew(mine);
     std::erase_if(mine.shadows, differs);
     if (mine.shadows.empty() && (!s.unsure || !goes_along)) wrong(of, "chose otherwise than a state that knows the calls");
   }
 
-  /// Of sequences that the session knew to hold the same tokens, itself perhaps, one may have seen the prompt: its queries do.
-  void take_over(modelled& s) {
+  /// What is left of a prompt's queries when tokens from `to` on are gone.
+  static saved_prompt cut(saved_prompt const& whole, std::int64_t to) {
+    std::int64_t const row = shape.q_heads * shape.head_dim;
+    saved_prompt left{.tokens = std::min(whole.tokens, to)};
+    left.window = std::max<std::int64_t>(0, whole.window - (whole.tokens - left.tokens));
+    for (std::int64_t l = 0; l < shape.layers && left.window > 0; ++l) {
+      auto const first = whole.queries.begin() + l * whole.window * row;
+      left.queries.insert(left.queries.end(), first, first + left.window * row);
+    }
+    return left;
+  }
+
+  /// Of sequences that the session knew to hold the same tokens, itself perhaps, one may have seen the prompt: each of those
+  /// may be who its queries are taken from.
+  void take_over(modelled& s, std::vector<saved_prompt>& from) {
     auto const count = std::ssize(s.tokens);
-    if (s.seen_tokens == count && s.seen_queries > 0) return;
+    from.clear();
     for (llama_seq_id i = 0; i < static_cast<llama_seq_id>(sequences()); ++i) {
       modelled const& other = at(i);
       if (other.heard.tokens < count || same_prefix(s.tokens, other.known) != count) continue;
-      if (other.heard.window > other.heard.tokens - count) return s.see(other.heard), s.cut_seen(count);
+      if (saved_prompt left = cut(other.heard, count); left.window > 0) from.push_back(std::move(left));
     }
+    if (!from.empty()) s.heard = from.front();
+  }
+
+  void begin_anew(checks& it) const {
+    it.shadows.push_back(fresh());
+    for (saved_prompt const& heard : it.others) it.shadows.push_back(fresh(heard));
   }
 
   /// What a sequence's states make of all that happened to it since its last decode.
   void begins(llama_seq_id of) override {
     modelled& s = at(of);
-    if (s.replaced) take_over(s);
     std::vector<shadow>& shadows = of_sequence(of).shadows;
     of_sequence(of).steps = 0;
     if (detached()) return;
@@ -169,7 +193,8 @@ class checked_calls : public random_calls {
       s.unsure = s.unsure || (same < std::ssize(s.known) && it.due != never);
       if (same < std::ssize(s.tokens)) it.due = std::min(it.due, same);
     }
-    if (exec_ && (anew || s.replaced)) shadows.push_back(fresh());
+    if (s.replaced) take_over(s, of_sequence(of).others);
+    if (exec_ && (anew || s.replaced)) begin_anew(of_sequence(of));
     s.restarted = s.replaced = false;
   }
 
