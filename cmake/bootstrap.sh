@@ -23,7 +23,7 @@ die() { say "$*"; exit 1; }
 wanted_packages() {
   echo ca-certificates git g++ cmake ninja-build python3 python3-venv python3-dev
   echo libhwy-dev libcli11-dev nlohmann-json3-dev libbenchmark-dev librapidcheck-dev catch2
-  echo liblmdb-dev libxxhash-dev libboost-context-dev
+  echo libxxhash-dev libboost-context-dev
   echo libopenmpi-dev openmpi-bin libdlpack-dev python3-numpy
   echo clang doxygen
 }

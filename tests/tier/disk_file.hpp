@@ -1,13 +1,11 @@
-// A disk tier's file, as LMDB sees it: to damage what is in it. Only while no tier has the file open.
+// A disk tier's file as bytes, to damage what is in it. Only while no tier has the file open.
 #pragma once
 
-#include <lmdb.h>
-
 #include <cstring>
-#include <functional>
+#include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "kvpolicy/tier/tier.hpp"
 
@@ -15,53 +13,28 @@ namespace kvpolicy_test {
 
 class disk_file {
  public:
-  explicit disk_file(std::string const& path) {
-    must(mdb_env_create(&env_));
-    must(mdb_env_set_mapsize(env_, std::size_t{1} << 30));
-    must(mdb_env_set_maxdbs(env_, 2));
-    must(mdb_env_open(env_, path.c_str(), MDB_NOSUBDIR | MDB_NOSYNC | MDB_NOTLS, 0644));
-    must(mdb_txn_begin(env_, nullptr, 0, &txn_));
-    must(mdb_dbi_open(txn_, "blocks", 0, &blocks_));
+  static constexpr std::int64_t header_bytes = 64;
+
+  explicit disk_file(std::string const& path) : path_(path) {
+    std::ifstream in(path, std::ios::binary);
+    bytes_.assign(std::istreambuf_iterator<char>(in), {});
   }
   disk_file(disk_file const&) = delete;
   disk_file& operator=(disk_file const&) = delete;
-  ~disk_file() {
-    mdb_txn_commit(txn_);
-    mdb_env_close(env_);
-  }
+  ~disk_file() { std::ofstream(path_, std::ios::binary | std::ios::trunc).write(bytes_.data(), std::ssize(bytes_)); }
 
-  std::vector<unsigned char> read(kvpolicy::tier::block_key const& block) {
-    auto image = image_of(block);
-    MDB_val key{image.size(), image.data()};
-    MDB_val value{};
-    must(mdb_get(txn_, blocks_, &key, &value));
-    auto const* const bytes = static_cast<unsigned char const*>(value.mv_data);
-    return {bytes, bytes + value.mv_size};
-  }
-  void write(kvpolicy::tier::block_key const& block, std::vector<unsigned char> bytes) {
-    auto image = image_of(block);
-    MDB_val key{image.size(), image.data()};
-    MDB_val value{bytes.size(), bytes.data()};
-    must(mdb_put(txn_, blocks_, &key, &value, 0));
+  /// The header of a block, found by its key, and what is behind it.
+  char* slot_of(kvpolicy::tier::block_key const& block) {
+    std::string const image(reinterpret_cast<char const*>(&block), sizeof block);
+    auto const at = bytes_.find(image);
+    if (at == std::string::npos || bytes_.find(image, at + 1) != std::string::npos)
+      throw std::runtime_error("a block is not there once");
+    return bytes_.data() + at - 8;  // its magic
   }
 
  private:
-  static void must(int code) {
-    if (code != 0) throw std::runtime_error(mdb_strerror(code));
-  }
-  static std::vector<unsigned char> image_of(kvpolicy::tier::block_key const& key) {
-    std::vector<unsigned char> image(24);
-    std::memcpy(image.data(), &key.request, 8);
-    std::memcpy(image.data() + 8, &key.layer, 4);
-    std::memcpy(image.data() + 12, &key.head, 4);
-    std::memcpy(image.data() + 16, &key.position, 4);
-    std::memcpy(image.data() + 20, &key.generation, 4);
-    return image;
-  }
-
-  MDB_env* env_ = nullptr;
-  MDB_txn* txn_ = nullptr;
-  MDB_dbi blocks_ = 0;
+  std::string path_;
+  std::string bytes_;
 };
 
 }  // namespace kvpolicy_test

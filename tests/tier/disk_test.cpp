@@ -3,13 +3,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <catch2/generators/catch_generators.hpp>
+#include <algorithm>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 #include <fstream>
 
 #include "tier/conformance.hpp"
 #include "tier/disk_file.hpp"
 
 using namespace kvpolicy_test;
+using Catch::Matchers::ContainsSubstring;
 
 namespace {
 
@@ -70,7 +73,7 @@ TEST_CASE("a get from a disk reads what was there when it began") {
 
 TEST_CASE("a block of which any byte was changed is a miss, and so is a batch with it") {
   constexpr std::int64_t bytes = 1000;
-  constexpr std::int32_t stored = 16 + bytes;  // a header, and the block
+  constexpr std::int32_t stored = disk_file::header_bytes + bytes;
   scratch_folder folder;
   {
     tier::disk made(folder.file("blocks"), bytes, stored + 1, unsynced);
@@ -80,12 +83,9 @@ TEST_CASE("a block of which any byte was changed is a miss, and so is a batch wi
   for (int const flip : {0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x55, 0xff}) {
     {
       disk_file file(folder.file("blocks"));
-      for (std::int32_t i = 0; i < stored; ++i) {
-        auto value = file.read(numbered(i));
-        REQUIRE(std::ssize(value) == stored);
-        value[static_cast<std::size_t>(i)] ^= static_cast<unsigned char>(flip);
-        file.write(numbered(i), value);
-      }
+      std::vector<char*> slots;
+      for (std::int32_t i = 0; i < stored; ++i) slots.push_back(file.slot_of(numbered(i)));
+      for (std::int32_t i = 0; i < stored; ++i) slots[static_cast<std::size_t>(i)][i] ^= static_cast<char>(flip);
     }
     {
       tier::disk made(folder.file("blocks"), bytes, stored + 1, unsynced);
@@ -102,29 +102,25 @@ TEST_CASE("a block of which any byte was changed is a miss, and so is a batch wi
   }
 }
 
-TEST_CASE("a block that was cut, lengthened or put under another key is a miss") {
-  constexpr std::int64_t bytes = 100;
-  constexpr std::int32_t stored = 16 + bytes;
+TEST_CASE("a block that was moved to another one's slot is a miss") {
+  constexpr std::int64_t bytes = 128;
+  constexpr std::int64_t whole = disk_file::header_bytes + bytes;
   scratch_folder folder;
   {
-    tier::disk made(folder.file("blocks"), bytes, 200, unsynced);
-    for (std::int32_t i = 0; i < 200; ++i) REQUIRE(put_one(made, numbered(i), 1));
+    tier::disk made(folder.file("blocks"), bytes, 20, unsynced);
+    for (std::int32_t i = 0; i < 20; ++i) REQUIRE(put_one(made, numbered(i), 1));
   }
   {
     disk_file file(folder.file("blocks"));
-    for (std::int32_t i = 0; i < 150; ++i) {
-      auto value = file.read(numbered(i));
-      if (i != stored) value.resize(static_cast<std::size_t>(i));
-      else value.clear();
-      file.write(numbered(i), value);
-    }
-    auto const one = file.read(numbered(150));
-    file.write(numbered(150), file.read(numbered(151)));
-    file.write(numbered(151), one);
+    std::swap_ranges(file.slot_of(numbered(3)), file.slot_of(numbered(3)) + whole, file.slot_of(numbered(4)));
+    std::swap_ranges(file.slot_of(numbered(7)) + disk_file::header_bytes, file.slot_of(numbered(7)) + whole,
+                     file.slot_of(numbered(8)) + disk_file::header_bytes);
   }
-  tier::disk made(folder.file("blocks"), bytes, 200, unsynced);
-  for (std::int32_t i = 0; i < 152; ++i) check(is_miss(made, numbered(i)), "a damaged block was read");
-  for (std::int32_t i = 152; i < 200; ++i) check(reads_as(made, numbered(i), 1), "a block that is whole was not read");
+  tier::disk made(folder.file("blocks"), bytes, 20, unsynced);
+  for (std::int32_t i = 0; i < 20; ++i) {
+    CAPTURE(i);
+    CHECK((i == 3 || i == 4 || i == 7 || i == 8 ? is_miss(made, numbered(i)) : reads_as(made, numbered(i), 1)));
+  }
 }
 
 TEST_CASE("what was put is there when the file is opened again, and only that") {
@@ -163,57 +159,26 @@ TEST_CASE("a full disk refuses a put and changes nothing") {
   CHECK(reads_as(made.tier, numbered(0), 1999));
 }
 
-TEST_CASE("a file whose map is full refuses a put, keeps what it has, and takes more when there is room again") {
-  bool const reader_is_killed = GENERATE(false, true);
-  CAPTURE(reader_is_killed);
+TEST_CASE("a file is one tier's at a time") {
   scratch_folder folder;
-  tier::disk made(folder.file("blocks"), 60'000, 20, unsynced);
-  std::vector<std::uint64_t> versions(20, 1);
-  for (std::int32_t i = 0; i < 20; ++i) REQUIRE(put_one(made, numbered(i), 1));
-  std::array<int, 2> begun{};
-  std::array<int, 2> stop{};
-  REQUIRE((pipe(begun.data()) == 0 && pipe(stop.data()) == 0));
-  std::string const path = folder.file("blocks");
-  pid_t const reader = fork();  // a process that reads keeps every old page from being used again
-  if (reader == 0) {
-    MDB_env* env = nullptr;
-    MDB_txn* txn = nullptr;
-    int code = mdb_env_create(&env);
-    if (code == 0) code = mdb_env_open(env, path.c_str(), MDB_NOSUBDIR | MDB_RDONLY, 0644);
-    if (code == 0) code = mdb_txn_begin(env, nullptr, MDB_RDONLY, &txn);
-    char byte = code == 0 ? 'y' : 'n';
-    close(stop[1]);
-    alarm(60);
-    if (write(begun[1], &byte, 1) != 1 || read(stop[0], &byte, 1) < 0) _exit(1);
-    if (!reader_is_killed) {
-      mdb_txn_abort(txn);
-      mdb_env_close(env);
-    }
-    _exit(0);
+  tier::disk made(folder.file("blocks"), 64, 8, unsynced);
+  REQUIRE(put_one(made, numbered(1), 1));
+  CHECK_THROWS_WITH(tier::disk(folder.file("blocks"), 64, 8, unsynced), ContainsSubstring("blocks' is open elsewhere"));
+  CHECK(reads_as(made, numbered(1), 1));
+  CHECK_THROWS_WITH(tier::disk("/dev/null", 64, 8), ContainsSubstring("'/dev/null' is not a file"));
+  CHECK(tier::describe(made).find(folder.file("blocks")) != std::string::npos);
+}
+
+TEST_CASE("a file does not grow by what is replaced and dropped") {
+  scratch_folder folder;
+  tier::disk made(folder.file("blocks"), 3000, 20, unsynced);
+  std::size_t settled = 0;
+  for (std::uint64_t version = 1; version < 400; ++version) {
+    for (std::int32_t i = 0; i < 20; ++i) check(put_one(made, numbered(i), version), "a replacement was refused");
+    for (std::int32_t i = 0; i < 20; i += 3) drop_one(made, numbered(i));
+    if (version == 2) settled = contents_of(folder.file("blocks")).size();
   }
-  char answer = 0;
-  REQUIRE(read(begun[0], &answer, 1) == 1);
-  CHECK(answer == 'y');
-  bool full = false;
-  for (std::uint64_t version = 2; version < 2000 && !full; ++version) {
-    std::size_t const i = version % 20;
-    if (put_one(made, numbered(static_cast<std::int32_t>(i)), version)) versions[i] = version;
-    else full = true;
-  }
-  CHECK(full);
-  auto const all_there = [&] {
-    for (std::int32_t i = 0; i < 20; ++i) {
-      if (!reads_as(made, numbered(i), versions[static_cast<std::size_t>(i)])) return false;
-    }
-    return made.occupied().resident == 20 && adds_up(made);
-  };
-  CHECK(all_there());
-  close(stop[1]);
-  waitpid(reader, nullptr, 0);
-  for (int fd : {begun[0], begun[1], stop[0]}) close(fd);
-  CHECK(put_one(made, numbered(0), 5000));
-  versions[0] = 5000;
-  CHECK(all_there());
+  CHECK(contents_of(folder.file("blocks")).size() == settled);
 }
 
 TEST_CASE("a file of another block size is refused") {

@@ -1,4 +1,4 @@
-// The disk tier on a medium that fails: LMDB's writes and syncs come by here, and every 32nd fails or is cut short.
+// The disk tier on a medium that fails: its writes and syncs come by here, and every 32nd fails or is cut short.
 #include <dlfcn.h>
 #include <sys/uio.h>
 
@@ -163,14 +163,14 @@ TEST_CASE("on a disk that fails 1 write or sync in 32, each block is the old one
     }
     ++refused;
     tried[group] = version;
-    for (std::int64_t g = 0; g < groups; ++g) look(g, true);  // a tier that LMDB gave up misses; it does not lie
-    if (!put_group(*made, groups - 1, ++version)) {           // the medium works again; LMDB wants the file opened anew
-      CHECK_THROWS_AS(made->occupied(), kvpolicy::error);
+    for (std::int64_t g = 0; g < groups; ++g) look(g, false);
+    if (random.one_in(4)) {  // what a failed put left must not count when the file is opened again
       made.reset();
       made = std::make_unique<tier::disk>(path, bytes, capacity);
       ++reopened;
-      REQUIRE(put_group(*made, groups - 1, ++version));
+      for (std::int64_t g = 0; g < groups; ++g) look(g, false);
     }
+    REQUIRE(put_group(*made, groups - 1, ++version));  // the medium works again
     known[groups - 1] = version;
     tried[groups - 1] = 0;
     for (std::int64_t g = 0; g < groups; ++g) look(g, false);

@@ -19,7 +19,7 @@ std::optional<tier::any_tier> make_tier(std::string const& name, cache_shape con
 #ifdef KVPOLICY_HAS_DISK
     return tier::any_tier::of<tier::disk>(name.substr(5), bytes, blocks, tier::disk_options{.sync = false});
 #else
-    throw unsupported("this kvpolicy-run was built without LMDB and xxHash; there are same_memory and host");
+    throw unsupported("this kvpolicy-run was built without xxHash; there are same_memory and host");
 #endif
   }
   throw invalid_value("unknown tier '" + name + "'; there are same_memory, host and disk:FILE");

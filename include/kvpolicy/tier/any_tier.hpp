@@ -22,6 +22,7 @@ class any_tier {
 
   std::int64_t block_bytes() const { return calls_->block_bytes(self_.get()); }
   std::int64_t capacity() const { return calls_->capacity(self_.get()); }
+  std::string describe() const { return calls_->describe(self_.get()); }
   bool put(std::span<block_write const> writes) { return calls_->put(self_.get(), writes); }
   ticket get(std::span<block_read const> reads) { return calls_->get(self_.get(), reads); }
   status poll(ticket id) { return calls_->poll(self_.get(), id); }
@@ -34,6 +35,7 @@ class any_tier {
   struct calls {
     std::int64_t (*block_bytes)(void*);
     std::int64_t (*capacity)(void*);
+    std::string (*describe)(void*);
     bool (*put)(void*, std::span<block_write const>);
     ticket (*get)(void*, std::span<block_read const>);
     status (*poll)(void*, ticket);
@@ -45,6 +47,7 @@ class any_tier {
   static constexpr calls calls_of{
       .block_bytes = [](void* t) -> std::int64_t { return static_cast<Tier*>(t)->block_bytes(); },
       .capacity = [](void* t) -> std::int64_t { return static_cast<Tier*>(t)->capacity(); },
+      .describe = [](void* t) { return tier::describe(*static_cast<Tier const*>(t)); },
       .put = [](void* t, std::span<block_write const> writes) { return static_cast<Tier*>(t)->put(writes); },
       .get = [](void* t, std::span<block_read const> reads) { return static_cast<Tier*>(t)->get(reads); },
       .poll = [](void* t, ticket id) { return static_cast<Tier*>(t)->poll(id); },

@@ -84,7 +84,7 @@ class resident_rows {
       });
       if (!tier_->put(writes_)) {
         list.clear();
-        throw error("the tier has no room for the " + std::to_string(writes_.size()) + " rows that layer " +
+        throw error(describe(*tier_) + " has no room for the " + std::to_string(writes_.size()) + " rows that layer " +
                     std::to_string(layer.value) + ", head " + std::to_string(h) + " retains; its capacity is " +
                     std::to_string(tier_->capacity()) + " blocks");
       }
@@ -206,7 +206,7 @@ class resident_rows {
         tier_->wait(id, start + std::min<std::chrono::milliseconds>(options_.deadline, std::chrono::hours(24)));
     statistics_.stall_seconds += std::chrono::duration<double>(clock::now() - start).count();
     if (result == status::pending) {
-      throw error("the tier did not deliver within " + std::to_string(options_.deadline.count()) + " ms");
+      throw error(describe(*tier_) + " did not deliver within " + std::to_string(options_.deadline.count()) + " ms");
     }
     return result;
   }
@@ -226,7 +226,7 @@ class resident_rows {
     if (result == status::done) {
       statistics_.bytes_fetched += std::ssize(head.reads) * block_bytes(shape_);
     } else {
-      throw error("the tier lost rows of layer " + std::to_string(layer.value) + ", head " + std::to_string(h) +
+      throw error(describe(*tier_) + " lost rows of layer " + std::to_string(layer.value) + ", head " + std::to_string(h) +
                   ": a block that it acknowledged is missing or damaged");
     }
   }

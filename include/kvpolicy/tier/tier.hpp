@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 namespace kvpolicy::tier {
 
@@ -69,5 +70,12 @@ concept tier_like = requires(T& t, std::span<block_write const> writes, std::spa
   t.drop(keys);
   { t.occupied() } -> std::same_as<usage>;
 };
+
+/// A tier in a message: as its `describe()` says, if it has one.
+template <tier_like Tier>
+std::string describe(Tier const& t) {
+  if constexpr (requires { t.describe(); }) return t.describe();
+  else return "the tier";
+}
 
 }  // namespace kvpolicy::tier
