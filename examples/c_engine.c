@@ -53,13 +53,13 @@ int main(int count, char** arguments) {
     must(kvpolicy_bind(state, l, &keys, &values, &pages));
   }
 
-  int64_t const window = kvpolicy_window_queries(policy);
+  int64_t const window = kvpolicy_observation_queries(policy);
   int64_t const given = window < prompt_tokens ? window : prompt_tokens;
-  float* const prompt_queries = calloc((size_t)given * q_heads * dim + 1, sizeof(float));
-  if (prompt_queries == NULL) return 1;
-  fill_with_noise(prompt_queries, (size_t)given * q_heads * dim);
+  float* const observation_queries = calloc((size_t)given * q_heads * dim + 1, sizeof(float));
+  if (observation_queries == NULL) return 1;
+  fill_with_noise(observation_queries, (size_t)given * q_heads * dim);
   int64_t const prompt_shape[] = {given, q_heads, dim};
-  kvpolicy_tensor const last_queries = floats(prompt_queries, 3, prompt_shape);
+  kvpolicy_tensor const last_queries = floats(observation_queries, 3, prompt_shape);
   kvpolicy_prompt prompt = {0};
   prompt.scale = scale;
   if (given > 0) prompt.queries = &last_queries;
@@ -93,6 +93,6 @@ int main(int count, char** arguments) {
   printf("%s: out[0] is %f\n", text, (double)out[0]);
   kvpolicy_state_free(state);
   kvpolicy_policy_free(policy);
-  free(prompt_queries);
+  free(observation_queries);
   return 0;
 }

@@ -53,9 +53,9 @@ void check_same(Retain const& retain, Retrieve const& retrieve) {
   policy const plain{retain, retrieve};
   any const erased = erase<own_view, host_exec>(plain);
   REQUIRE(needs_of(erased) == needs_of(plain));
-  REQUIRE(prompt_queries(erased) == prompt_queries(plain));
-  REQUIRE(facts_of(erased.retain).how_fine == Retain::how_fine);
-  REQUIRE(facts_of(erased.retrieve).how_fine == Retrieve::how_fine);
+  REQUIRE(observation_queries(erased) == observation_queries(plain));
+  REQUIRE(facts_of(erased.retain).granularity == Retain::granularity);
+  REQUIRE(facts_of(erased.retrieve).granularity == Retrieve::granularity);
   std::vector<lists_copy> const want = lists_of(plain, cache, 202);
   REQUIRE(want.size() == 2 * 3 * 60);
   REQUIRE(lists_of(erased, cache, 202) == want);
@@ -104,7 +104,7 @@ TEST_CASE("what an act refuses, and what a pair does, is refused of those chosen
 
 TEST_CASE("what an act that is chosen at run time may need is everything; what it does need is its own", "[any_policy]") {
   STATIC_REQUIRE(any::needs == all_signals);
-  STATIC_REQUIRE(any::how_fine == scope::head);
+  STATIC_REQUIRE(any::granularity == scope::head);
   REQUIRE(needs_of(any{}) == signals::none);
   REQUIRE(needs_of(erase<own_view, host_exec>(presets::quest{})) == (signals::keys | signals::queries));
 }

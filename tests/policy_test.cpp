@@ -137,7 +137,7 @@ TEST_CASE("a policy knows which of its acts decides", "[policy]") {
   REQUIRE(facts_of(presets::quest{}.parts().retain).keeps_all);
   REQUIRE(facts_of(presets::full{}).keeps_all);
   REQUIRE_FALSE(facts_of(presets::chess{}).keeps_all);
-  STATIC_REQUIRE(snapkv_quest_model::preset::needs == (signals::keys | signals::queries | signals::window_queries));
+  STATIC_REQUIRE(snapkv_quest_model::preset::needs == (signals::keys | signals::queries | signals::observation_queries));
   STATIC_REQUIRE(std::same_as<parts_t<decltype(presets::quest{}.parts())>, parts_t<presets::quest>>);
 }
 
@@ -217,8 +217,8 @@ TEMPLATE_TEST_CASE("quest on what another policy retains reads what it would of 
           std::vector<std::int64_t> const ids = tokens_of(there);
           std::vector<std::int64_t> want;
           prefill_all(fresh, own_view{&alone, std::ssize(ids) - 1}, exec);
-          selection const by_rank = fresh.choose(own_view{&alone, std::ssize(ids)}, {0}, own, exec);
-          for (std::int64_t const rank : tokens_of(by_rank.of({0}))) want.push_back(ids[static_cast<std::size_t>(rank)]);
+          selection const by_index = fresh.choose(own_view{&alone, std::ssize(ids)}, {0}, own, exec);
+          for (std::int64_t const rank : tokens_of(by_index.of({0}))) want.push_back(ids[static_cast<std::size_t>(rank)]);
           INFO("round " << round << " tokens " << n << " layer " << l << " head " << h);
           REQUIRE(tokens_of(kept.of({h})) == want);
         }

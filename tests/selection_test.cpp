@@ -58,8 +58,8 @@ TEST_CASE("append and truncate do as a token-by-token list would", "[selection]"
 
 TEST_CASE("a selection counts over the layer's KV heads, whatever its scope", "[selection]") {
   std::vector<range_list> const one{{{0, 4, reason::sink}, {10, 13, reason::scored}}};
-  for (scope const how_fine : {scope::request, scope::layer}) {
-    selection const kept(how_fine, one, 3);
+  for (scope const granularity : {scope::request, scope::layer}) {
+    selection const kept(granularity, one, 3);
     REQUIRE(kept.tokens() == 21);
     REQUIRE(kept.tokens(reason::scored) == 9);
     REQUIRE(kept.tokens(reason::open) == 0);

@@ -20,19 +20,19 @@ struct situation {
   std::int64_t context;
   paged_cache cache;
   cuda::device_buffer<float> queries;  ///< `[layers, batch, q_heads, head_dim]`
-  cuda::device_buffer<float> window;   ///< a prompt's last queries `[most_window, q_heads, head_dim]`
+  cuda::device_buffer<float> window;   ///< a prompt's last queries `[max_window, q_heads, head_dim]`
   cuda::device_buffer<float> out;
   cuda::device_buffer<std::int32_t> ids;
   double dense_us = 0;
 
-  static constexpr std::int64_t most_window = 64;
+  static constexpr std::int64_t max_window = 64;
 
   situation(gpu& on, std::int64_t sequences, std::int64_t tokens)
       : batch(sequences),
         context(tokens),
         cache(on, sequences, tokens, pools_for(on, sequences, tokens), true),
         queries(on.floats(layers * sequences * q_heads * head_dim)),
-        window(on.floats(most_window * q_heads * head_dim)),
+        window(on.floats(max_window * q_heads * head_dim)),
         out(on.floats(sequences * q_heads * head_dim)),
         ids(on.numbers(std::vector<std::int32_t>(static_cast<std::size_t>(sequences), 1))) {}
 
@@ -103,7 +103,7 @@ std::unique_ptr<cuda::decoder<Policy, cuda::stream_device>> planned(gpu& on, sit
   auto made = std::make_unique<cuda::decoder<Policy, cuda::stream_device>>(policy, shape(at.context), at.batch, device);
   cuda_exec exec(on.on(), std::int64_t{256} << 20);
   std::int64_t const tokens = at.context - 1;
-  std::int64_t const seen = std::min<std::int64_t>(prompt_queries(policy), situation::most_window);
+  std::int64_t const seen = std::min<std::int64_t>(observation_queries(policy), situation::max_window);
   for (std::int64_t s = 0; s < at.batch; ++s) {
     std::vector<std::int32_t> const prompt_ids = random_ids(tokens, static_cast<std::uint32_t>(s));
     prompt_signals prompt{};

@@ -72,7 +72,7 @@ def prompt(layer, policy, hidden_states):
                               head_dim=layer.head_dim, max_tokens=layer.keys.shape[2])
     state.bind(0, layer.keys[0], layer.values[0])
     queries, tokens = layer.write(hidden_states, 0), len(hidden_states)
-    state.prefill(0, tokens, queries=queries[max(0, tokens - policy.window_queries):], scale=layer.scale,
+    state.prefill(0, tokens, queries=queries[max(0, tokens - policy.observation_queries):], scale=layer.scale,
                   inverse_frequencies=layer.inverse_frequencies, token_ids=np.full(tokens, -1, np.int32))
     return state
 

@@ -44,7 +44,7 @@ _message = _declare("message", c.c_char_p)
 _parse = _declare("policy_parse", c.c_int, c.c_char_p, c.c_char_p, _i64, _out)
 _policy_free = _declare("policy_free", None, _p)
 _needs = _declare("policy_needs", c.c_uint32, _p)
-_window_queries = _declare("window_queries", _i64, _p)
+_observation_queries = _declare("observation_queries", _i64, _p)
 _start = _declare("start", c.c_int, _p, c.POINTER(_Shape), _out)
 _start_cuda = _declare("start_cuda", c.c_int, _p, c.POINTER(_Shape), _i32, _p, _out)
 _state_free = _declare("state_free", None, _p)
@@ -73,7 +73,7 @@ class Policy:
     def __init__(self, text, boundary=b""):
         self._handle = _p()
         _parse(text.encode(), boundary or None, len(boundary), c.byref(self._handle))
-        self.needs, self.window_queries = _needs(self._handle), _window_queries(self._handle)
+        self.needs, self.observation_queries = _needs(self._handle), _observation_queries(self._handle)
 
     def __del__(self, free=_policy_free):
         free(self._handle)

@@ -25,8 +25,8 @@ struct layering {
 /// What an engine and a request must know of an act, with its parameters.
 struct act_facts {
   signals needs = signals::none;
-  scope how_fine = scope::request;
-  std::int64_t prompt_queries = 0;  ///< of the prompt's, the last ones that it looks at; all_queries for every one
+  scope granularity = scope::request;
+  std::int64_t observation_queries = 0;  ///< of the prompt's, the last ones that it looks at; all_queries for every one
   bool keeps_all = false;
   bool evicts = false;         ///< drops tokens while decoding
   bool fixed_indices = false;  ///< can't do with a retain that does so
@@ -35,14 +35,14 @@ struct act_facts {
 
 /// Chooses units by their scores, within a budget.
 /// Requires: `coarsest`, the finest scope that it chooses at; `fits<Score, Pool, Segment, Budget>()`, which refuses parts that
-/// lack what it asks of them, by name; of a whole act `check(act, shape)`, which throws invalid_value, `most_ranges(act,
+/// lack what it asks of them, by name; of a whole act `check(act, shape)`, which throws invalid_value, `max_ranges(act,
 /// shape)`, the most ranges of a list, `start(act, shape)`, its scratch, and `select(act, scratch, input, protected, exec,
 /// emit)`, which calls emit(list, begin, end) for what it takes, ascending. Model: select::top. Not a model: a selector that
 /// reads keys.
 template <class S, class Act>
 concept selector = part<S> && requires(S const& select, Act const& act, cache_shape const& shape) {
   select.check(act, shape);
-  { select.most_ranges(act, shape) } -> std::convertible_to<std::int64_t>;
+  { select.max_ranges(act, shape) } -> std::convertible_to<std::int64_t>;
   select.start(act, shape);
 };
 
@@ -53,7 +53,7 @@ struct keep {
   static_assert(segmenter<Segment>, "the segmenter lacks one of: unit_size(), ragged, check()");
   static_assert(pooler<Pool, Segment>, "the pool lacks one of: needs, start(shape, segment) for this segmenter, its cut()");
   static_assert(updates<Pool, Segment>, "the pool lacks update(summaries, view, layer, heads, tokens, exec)");
-  static_assert(scorer<Score>, "the scorer lacks one of: needs, how_fine, of, start(shape), its memory's truncate(tokens)");
+  static_assert(scorer<Score>, "the scorer lacks one of: needs, granularity, of, start(shape), its memory's truncate(tokens)");
   static_assert(budgeter<Budget>,
                 "the budget lacks one of: reads_scores, relative(), most_tokens(shape), of(request), check(shape)");
   static_assert(part<Select>, "the selector is no aggregate of parameters");
@@ -62,7 +62,7 @@ struct keep {
   static_assert(trigger_part<Trigger>, "the trigger lacks one of: needs, while_decoding, start(shape), wants()");
 
   static constexpr signals needs = Pool::needs | Score::needs | Trigger::needs;
-  static constexpr scope how_fine = std::min(Score::how_fine, Select::coarsest);
+  static constexpr scope granularity = std::min(Score::granularity, Select::coarsest);
   using pool_type = Pool;
   using budget_type = Budget;
   using score_type = Score;
@@ -96,7 +96,7 @@ keep(Segment, Pool, Score, Budget, Select, Window, Trigger, layering)
 /// The act that keeps everything.
 struct keep_all {
   static constexpr signals needs = signals::none;
-  static constexpr scope how_fine = scope::request;
+  static constexpr scope granularity = scope::request;
 };
 
 /// What a retain, or a retrieve, asks beyond its parts' own concepts. One static_assert a rule.
@@ -106,7 +106,7 @@ consteval bool fits_as_retain() {
     using score = typename Act::score_type;
     using trigger = typename Act::trigger_type;
     static_assert(selector<typename Act::select_type, Act>,
-                  "the selector lacks one of: check(act, shape), most_ranges(act, shape), start(act, shape)");
+                  "the selector lacks one of: check(act, shape), max_ranges(act, shape), start(act, shape)");
     static_assert(!trigger::while_decoding || scores_kept<score, typename Act::pool_type, typename Act::segment_type>,
                   "the retain's trigger fires while decoding, and its scorer can't say which token to drop then: it lacks "
                   "after_attention or score_kept(input, lists, out, exec); use trigger::prefill");
@@ -120,8 +120,8 @@ consteval bool fits_as_retrieve() {
   if constexpr (requires { typename Act::score_type; }) {
     using score = typename Act::score_type;
     static_assert(selector<typename Act::select_type, Act>,
-                  "the selector lacks one of: check(act, shape), most_ranges(act, shape), start(act, shape)");
-    static_assert(!contains(score::needs, signals::window_queries) || contains(score::needs, signals::queries) ||
+                  "the selector lacks one of: check(act, shape), max_ranges(act, shape), start(act, shape)");
+    static_assert(!contains(score::needs, signals::observation_queries) || contains(score::needs, signals::queries) ||
                       !Act::trigger_type::while_decoding,
                   "the retrieve's scorer reads the prompt's queries alone, and its trigger fires while decoding; use "
                   "trigger::prefill");
@@ -133,10 +133,11 @@ inline act_facts facts_of(keep_all const&) noexcept { return {.keeps_all = true}
 template <class... Parts>
 act_facts facts_of(keep<Parts...> const& act) noexcept {
   using type = keep<Parts...>;
-  act_facts facts{.needs = type::pool_type::needs | type::score_type::needs | act.trigger.wants(), .how_fine = type::how_fine};
-  if constexpr (contains(type::score_type::needs, signals::window_queries)) facts.prompt_queries = act.score.window;
+  act_facts facts{.needs = type::pool_type::needs | type::score_type::needs | act.trigger.wants(),
+                  .granularity = type::granularity};
+  if constexpr (contains(type::score_type::needs, signals::observation_queries)) facts.observation_queries = act.score.window;
   facts.evicts = evicting_scorer<typename type::score_type> && type::trigger_type::while_decoding;
-  facts.fixed_indices = memory_of<typename type::score_type>::by_rank;
+  facts.fixed_indices = memory_of<typename type::score_type>::by_index;
   facts.layers = act.layers;
   return facts;
 }
@@ -149,7 +150,7 @@ void check(keep<Parts...> const& act, cache_shape const& shape) {
   act.segment.check();
   act.budget.check(shape);
   act.window.check(act.segment.unit_size());
-  if constexpr (contains(keep<Parts...>::needs, signals::window_queries)) {
+  if constexpr (contains(keep<Parts...>::needs, signals::observation_queries)) {
     KVPOLICY_EXPECTS(act.score.window >= 1,
                      "a window of " + std::to_string(act.score.window) + " queries; it needs at least 1");
   }
@@ -157,7 +158,7 @@ void check(keep<Parts...> const& act, cache_shape const& shape) {
   KVPOLICY_EXPECTS(layers.dense_first >= 0 && layers.reuse >= 1,
                    std::to_string(layers.dense_first) + " dense layers and one choice for " + std::to_string(layers.reuse) +
                        "; the first must not be negative, the second at least 1");
-  if (keep<Parts...>::how_fine == scope::request) {
+  if (keep<Parts...>::granularity == scope::request) {
     KVPOLICY_EXPECTS(layers.dense_first == 0 && layers.reuse == 1,
                      "layers can't differ under a policy that makes one choice for the whole request");
   }

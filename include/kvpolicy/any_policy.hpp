@@ -14,7 +14,7 @@ class any_stage {
   struct model {
     virtual ~model() = default;
     virtual std::span<range_list const> lists(layer_id layer) const noexcept = 0;
-    virtual std::int64_t most_ranges() const = 0;
+    virtual std::int64_t max_ranges() const = 0;
     virtual std::int64_t revision(layer_id layer) const noexcept = 0;
     virtual void truncate(std::int64_t tokens) = 0;
     virtual void cut(layer_id layer, head_range heads, std::int64_t indices) = 0;
@@ -26,7 +26,7 @@ class any_stage {
   struct model_of final : model {
     explicit model_of(Stage made) : at_work(std::move(made)) {}
     std::span<range_list const> lists(layer_id layer) const noexcept override { return at_work.lists(layer); }
-    std::int64_t most_ranges() const override { return at_work.most_ranges(); }
+    std::int64_t max_ranges() const override { return at_work.max_ranges(); }
     std::int64_t revision(layer_id layer) const noexcept override { return at_work.revision(layer); }
     void truncate(std::int64_t tokens) override { at_work.truncate(tokens); }
     void cut(layer_id layer, head_range heads, std::int64_t indices) override { at_work.cut(layer, heads, indices); }
@@ -49,7 +49,7 @@ class any_stage {
   explicit any_stage(Stage made) : model_(std::make_unique<model_of<Stage>>(std::move(made))) {}
 
   std::span<range_list const> lists(layer_id layer) const noexcept { return model_->lists(layer); }
-  std::int64_t most_ranges() const { return model_->most_ranges(); }
+  std::int64_t max_ranges() const { return model_->max_ranges(); }
   std::int64_t revision(layer_id layer) const noexcept { return model_->revision(layer); }
   void truncate(std::int64_t tokens) { model_->truncate(tokens); }
   void cut(layer_id layer, head_range heads, std::int64_t indices) { model_->cut(layer, heads, indices); }
@@ -92,7 +92,7 @@ class any_act {
 
  public:
   static constexpr signals needs = all_signals;
-  static constexpr scope how_fine = scope::head;
+  static constexpr scope granularity = scope::head;
 
   any_act() : any_act(retain(keep_all{})) {}
   template <class Act>

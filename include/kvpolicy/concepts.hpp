@@ -25,10 +25,10 @@ template <class P>
 concept part = std::is_trivially_copyable_v<P> && std::is_aggregate_v<P>;
 
 /// The memory of a scorer that remembers nothing, and what others inherit to say only how they differ. `hears_prompts`,
-/// `hears_steps`: the scorer has begin(input, exec), watch(input, exec). `by_rank`: it can't do without the retained tokens'
+/// `hears_steps`: the scorer has begin(input, exec), watch(input, exec). `by_index`: it can't do without the retained tokens'
 /// indices staying as they are.
 struct no_memory {
-  static constexpr bool by_rank = false;
+  static constexpr bool by_index = false;
   static constexpr bool hears_prompts = false;
   static constexpr bool hears_steps = false;
   void truncate(std::int64_t) noexcept {}
@@ -69,7 +69,7 @@ enum class scored : std::uint8_t { tokens, units };
 template <class S>
 concept scorer = part<S> && requires(S const& score, cache_shape const& shape) {
   { S::needs } -> std::convertible_to<signals>;
-  { S::how_fine } -> std::convertible_to<scope>;
+  { S::granularity } -> std::convertible_to<scope>;
   { S::of } -> std::convertible_to<scored>;
   score.start(shape).truncate(std::int64_t{});
 };
@@ -147,7 +147,7 @@ concept executor = requires(E& e, basic_rows<typename E::memory> r, table<float>
                             std::span<float> s, std::span<float const> v, std::span<std::int32_t const> u) {
   {e.pool_mean(r, pooling{}, f, std::int64_t{})};
   {e.pool_bounds(r, pooling{}, bounds_table{})};
-  {e.pool_spread(r, pooling{}, f.data, bounds_table{})};
+  {e.pool_mean_deviation(r, pooling{}, f.data, bounds_table{})};
   {e.score_dot(v, c, u, s)};
   {e.score_bounds(query_heads{}, bounds_table{}, std::int64_t{}, group_merge{}, f)};
   {e.window_attention(query_window{}, r, smoothing{}, f)};
@@ -158,7 +158,7 @@ concept executor = requires(E& e, basic_rows<typename E::memory> r, table<float>
   {e.key_similarity(r, f)};
   {e.query_moments(query_window{}, rotation{}, std::int64_t{}, f, f)};
   {e.gaussian_attention(r, gaussian_queries{}, std::int64_t{}, f)};
-  {e.partition_spread(r, partitions{}, f)};
+  {e.partition_deviation(r, partitions{}, f)};
   {e.top_k(c, u, i)};
   {e.attend(query_heads{}, r, r, selection{}, f, s)};
   { e.entropy(v) } -> std::same_as<uncertainty>;
@@ -186,7 +186,7 @@ concept feeds_values = feeds<Adapter, Policy>(signals::values);
 template <class Adapter, class Policy>
 concept feeds_queries = feeds<Adapter, Policy>(signals::queries);
 template <class Adapter, class Policy>
-concept feeds_window_queries = feeds<Adapter, Policy>(signals::window_queries);
+concept feeds_observation_queries = feeds<Adapter, Policy>(signals::observation_queries);
 template <class Adapter, class Policy>
 concept feeds_rotation = feeds<Adapter, Policy>(signals::rotation);
 template <class Adapter, class Policy>
@@ -194,13 +194,13 @@ concept feeds_logits = feeds<Adapter, Policy>(signals::logits);
 template <class Adapter, class Policy>
 concept feeds_token_ids = feeds<Adapter, Policy>(signals::token_ids);
 template <class Adapter, class Policy>
-concept obeys_scope = Adapter::finest_scope >= Policy::how_fine;
+concept obeys_scope = Adapter::finest_scope >= Policy::granularity;
 
 /// An adapter that can run a policy: it feeds every signal that the policy needs and obeys its scope.
-/// Requires of the adapter: `provides` (signals) and `finest_scope`; of the policy: `needs` and `how_fine`.
+/// Requires of the adapter: `provides` (signals) and `finest_scope`; of the policy: `needs` and `granularity`.
 template <class Adapter, class Policy>
 concept serves = feeds_keys<Adapter, Policy> && feeds_values<Adapter, Policy> && feeds_queries<Adapter, Policy> &&
-    feeds_window_queries<Adapter, Policy> && feeds_rotation<Adapter, Policy> && feeds_logits<Adapter, Policy> &&
+    feeds_observation_queries<Adapter, Policy> && feeds_rotation<Adapter, Policy> && feeds_logits<Adapter, Policy> &&
     feeds_token_ids<Adapter, Policy> && obeys_scope<Adapter, Policy>;
 
 }  // namespace kvpolicy

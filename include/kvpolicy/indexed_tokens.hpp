@@ -14,9 +14,11 @@ namespace kvpolicy {
 class indexed_tokens {
  public:
   indexed_tokens() = default;
-  indexed_tokens(scope how_fine, cache_shape const& shape)
-      : how_fine_(how_fine), shape_(shape), layers_(static_cast<std::size_t>(how_fine == scope::request ? 1 : shape.layers)) {
-    std::size_t const lists = how_fine == scope::head ? static_cast<std::size_t>(shape.kv_heads) : 1;
+  indexed_tokens(scope granularity, cache_shape const& shape)
+      : granularity_(granularity),
+        shape_(shape),
+        layers_(static_cast<std::size_t>(granularity == scope::request ? 1 : shape.layers)) {
+    std::size_t const lists = granularity == scope::head ? static_cast<std::size_t>(shape.kv_heads) : 1;
     for (of_layer& one : layers_) {
       one.ids.resize(lists * static_cast<std::size_t>(shape.max_tokens));
       one.counts.resize(lists);
@@ -33,7 +35,7 @@ class indexed_tokens {
       std::int32_t const* const ids = list(one, i);
       std::int64_t const left = std::lower_bound(ids, ids + one.counts[i], tokens) - ids;
       cut(heads_of(i), left);
-      if (how_fine_ != scope::request || layer.value + 1 == shape_.layers) one.counts[i] = left;
+      if (granularity_ != scope::request || layer.value + 1 == shape_.layers) one.counts[i] = left;
     }
     one.tokens = std::min(one.tokens, tokens);
   }
@@ -44,7 +46,7 @@ class indexed_tokens {
   retained_tokens follow(layer_id layer, std::span<range_list const> lists, std::int64_t revision, std::int64_t tokens,
                          Cut cut) {
     of_layer& one = layers_[slot(layer)];
-    if (how_fine_ != scope::request || layer.value == 0) {
+    if (granularity_ != scope::request || layer.value == 0) {
       for (std::size_t i = 0; i < lists.size(); ++i) {
         if (one.revision == revision) {
           grow(one, i, lists[i]);
@@ -53,7 +55,7 @@ class indexed_tokens {
         std::int64_t const before = one.counts[i];
         std::int64_t const same = relist(one, i, lists[i]);
         if (same == before) continue;
-        bool const everywhere = how_fine_ == scope::request;
+        bool const everywhere = granularity_ == scope::request;
         for (std::int64_t l = everywhere ? 0 : layer.value; l < (everywhere ? shape_.layers : layer.value + 1); ++l) {
           cut(layer_id{l}, heads_of(i), same);
         }
@@ -73,10 +75,10 @@ class indexed_tokens {
   };
 
   std::size_t slot(layer_id layer) const noexcept {
-    return how_fine_ == scope::request ? 0 : static_cast<std::size_t>(layer.value);
+    return granularity_ == scope::request ? 0 : static_cast<std::size_t>(layer.value);
   }
   head_range heads_of(std::size_t list) const noexcept {
-    return how_fine_ == scope::head ? head_range{static_cast<std::int64_t>(list), 1} : head_range{0, shape_.kv_heads};
+    return granularity_ == scope::head ? head_range{static_cast<std::int64_t>(list), 1} : head_range{0, shape_.kv_heads};
   }
   std::int32_t* list(of_layer& one, std::size_t i) const noexcept {
     return one.ids.data() + static_cast<std::int64_t>(i) * shape_.max_tokens;
@@ -108,7 +110,7 @@ class indexed_tokens {
     return same;
   }
 
-  scope how_fine_ = scope::request;
+  scope granularity_ = scope::request;
   cache_shape shape_{};
   std::vector<of_layer> layers_;
 };

@@ -12,14 +12,14 @@ namespace kvpolicy {
 /// A number of lists for each layer, or for the request: as many as a scope asks for.
 class layer_lists {
  public:
-  layer_lists(scope how_fine, cache_shape const& shape, std::size_t ranges)
-      : how_fine_(how_fine),
-        lists_(static_cast<std::size_t>(how_fine == scope::head ? shape.kv_heads : 1)),
-        all_(lists_ * static_cast<std::size_t>(how_fine == scope::request ? 1 : shape.layers)) {
+  layer_lists(scope granularity, cache_shape const& shape, std::size_t ranges)
+      : granularity_(granularity),
+        lists_(static_cast<std::size_t>(granularity == scope::head ? shape.kv_heads : 1)),
+        all_(lists_ * static_cast<std::size_t>(granularity == scope::request ? 1 : shape.layers)) {
     for (range_list& list : all_) list.reserve(ranges);
   }
   std::size_t slot(layer_id layer) const noexcept {
-    return how_fine_ == scope::request ? 0 : static_cast<std::size_t>(layer.value);
+    return granularity_ == scope::request ? 0 : static_cast<std::size_t>(layer.value);
   }
   std::size_t slots() const noexcept { return all_.size() / lists_; }
   std::span<range_list> of(layer_id layer) noexcept { return std::span(all_).subspan(slot(layer) * lists_, lists_); }
@@ -27,10 +27,10 @@ class layer_lists {
     return std::span(all_).subspan(slot(layer) * lists_, lists_);
   }
   std::vector<range_list>& all() noexcept { return all_; }
-  scope how_fine() const noexcept { return how_fine_; }
+  scope granularity() const noexcept { return granularity_; }
 
  private:
-  scope how_fine_;
+  scope granularity_;
   std::size_t lists_;
   std::vector<range_list> all_;
 };

@@ -19,7 +19,7 @@ struct policy {
   static_assert(fits_as_retain<Retain>() && fits_as_retrieve<Retrieve>());
 
   static constexpr signals needs = Retain::needs | Retrieve::needs;
-  static constexpr scope how_fine = std::max(Retain::how_fine, Retrieve::how_fine);
+  static constexpr scope granularity = std::max(Retain::granularity, Retrieve::granularity);
 
   Retain retain{};
   Retrieve retrieve{};
@@ -50,7 +50,7 @@ using parts_t = decltype(parts_of(std::declval<P const&>()));
 template <class P>
 concept policy_like = requires(parts_t<P> parts) {
   { parts_t<P>::needs } -> std::convertible_to<signals>;
-  { parts_t<P>::how_fine } -> std::convertible_to<scope>;
+  { parts_t<P>::granularity } -> std::convertible_to<scope>;
   parts.retain;
   parts.retrieve;
 };
@@ -62,8 +62,8 @@ act_facts facts_of(Policy const& policy) {
   act_facts facts = facts_of(parts.retain);
   act_facts const retrieve = facts_of(parts.retrieve);
   facts.needs = facts.needs | retrieve.needs;
-  facts.how_fine = std::max(facts.how_fine, retrieve.how_fine);
-  facts.prompt_queries = std::max(facts.prompt_queries, retrieve.prompt_queries);
+  facts.granularity = std::max(facts.granularity, retrieve.granularity);
+  facts.observation_queries = std::max(facts.observation_queries, retrieve.observation_queries);
   facts.keeps_all = facts.keeps_all && retrieve.keeps_all;
   return facts;
 }
@@ -76,8 +76,8 @@ signals needs_of(Policy const& policy) {
 
 /// How many of a prompt's last queries prefill must be given; all_queries for every one, 0 for none.
 template <policy_like Policy>
-std::int64_t prompt_queries(Policy const& policy) {
-  return facts_of(policy).prompt_queries;
+std::int64_t observation_queries(Policy const& policy) {
+  return facts_of(policy).observation_queries;
 }
 
 /// Throws invalid_value for a shape or parameters that can't be, and unsupported for acts that can't be together; start() does
@@ -91,9 +91,9 @@ void check(Policy const& policy, cache_shape const& shape) {
   act_facts const retain = facts_of(parts.retain);
   act_facts const retrieve = facts_of(parts.retrieve);
   if (retain.keeps_all || retrieve.keeps_all) return;
-  if (retain.how_fine > retrieve.how_fine) {
-    throw unsupported(std::string("the retain keeps other tokens for each ") + name_of(retain.how_fine) +
-                      ", the retrieve makes one choice for each " + name_of(retrieve.how_fine) +
+  if (retain.granularity > retrieve.granularity) {
+    throw unsupported(std::string("the retain keeps other tokens for each ") + name_of(retain.granularity) +
+                      ", the retrieve makes one choice for each " + name_of(retrieve.granularity) +
                       ": it can't point at tokens that some heads do not have; retain no finer, or retrieve by head");
   }
   if (retain.evicts && retrieve.fixed_indices) {
@@ -101,7 +101,7 @@ void check(Policy const& policy, cache_shape const& shape) {
         "the retain drops tokens at every step, the retrieve's blocks are made of tokens that stay; use a retain that decides "
         "once");
   }
-  if (retrieve.layers.reuse > 1 && retain.how_fine != scope::request) {
+  if (retrieve.layers.reuse > 1 && retain.granularity != scope::request) {
     throw unsupported(
         "the retrieve takes over other layers' choices, the retain keeps other tokens in each layer; set reuse to 1");
   }

@@ -28,11 +28,12 @@ class request {
       : retain_facts_(facts_of(retain)),
         retrieve_facts_(facts_of(retrieve)),
         shape_(shape),
-        order_(shape.layers, std::max(retain_facts_.how_fine, retrieve_facts_.how_fine) == scope::request ? 1 : shape.layers,
+        order_(shape.layers,
+               std::max(retain_facts_.granularity, retrieve_facts_.granularity) == scope::request ? 1 : shape.layers,
                shape.max_tokens),
         retain_(start_retain(retain, shape)),
-        retrieve_(start_retrieve(retrieve, shape, retain_.most_ranges())) {
-    if (!retain_facts_.keeps_all && retrieves()) retained_ = indexed_tokens(retain_facts_.how_fine, shape);
+        retrieve_(start_retrieve(retrieve, shape, retain_.max_ranges())) {
+    if (!retain_facts_.keeps_all && retrieves()) retained_ = indexed_tokens(retain_facts_.granularity, shape);
   }
 
   cache_shape const& shape() const noexcept { return shape_; }
@@ -52,11 +53,13 @@ class request {
 
   /// What a step reads in this layer; after choose.
   selection kept(layer_id layer) const noexcept {
-    if (retrieves()) return {retrieve_facts_.how_fine, retrieve_.lists(layer), shape_.kv_heads};
+    if (retrieves()) return {retrieve_facts_.granularity, retrieve_.lists(layer), shape_.kv_heads};
     return retained(layer);
   }
   /// What is there at all in this layer, read or not; after prefill.
-  selection retained(layer_id layer) const noexcept { return {retain_facts_.how_fine, retain_.lists(layer), shape_.kv_heads}; }
+  selection retained(layer_id layer) const noexcept {
+    return {retain_facts_.granularity, retain_.lists(layer), shape_.kv_heads};
+  }
 
   /// A layer's keys of a prompt, or of a further piece of one, are written: the view's tokens from prompt.first on. For every
   /// layer, in order; each may be followed by its choose() at once. Whatever lay behind `first` is forgotten, so a shortened or

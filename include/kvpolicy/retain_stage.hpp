@@ -26,7 +26,7 @@ class retain_stage {
         trigger_(act_.trigger.start(shape)),
         memory_(act_.score.start(shape)),
         scratch_(act_.select.start(act_, shape)),
-        kept_(Act::how_fine, shape, static_cast<std::size_t>(most_ranges())),
+        kept_(Act::granularity, shape, static_cast<std::size_t>(max_ranges())),
         next_(kept_),
         among_(kept_.slots(), undecided),
         revisions_(kept_.slots()),
@@ -40,7 +40,7 @@ class retain_stage {
       chosen_.resize(most);
     }
     for (layer_lists* const lists : {&kept_, &next_}) {
-      for (range_list& list : lists->all()) list.reserve(static_cast<std::size_t>(most_ranges()));
+      for (range_list& list : lists->all()) list.reserve(static_cast<std::size_t>(max_ranges()));
     }
   }
 
@@ -50,7 +50,7 @@ class retain_stage {
   /// Changes where tokens of the layer's lists were dropped.
   std::int64_t revision(layer_id layer) const noexcept { return revisions_[kept_.slot(layer)]; }
   /// The most ranges of a list: the window may cut it into as many more.
-  std::int64_t most_ranges() const { return act_.select.most_ranges(act_, shape_) + 5; }
+  std::int64_t max_ranges() const { return act_.select.max_ranges(act_, shape_) + 5; }
 
   /// Forgets every token from `tokens` on. What was dropped of those before stays dropped.
   void truncate(std::int64_t tokens) {
@@ -67,7 +67,7 @@ class retain_stage {
 
   template <class View, class Exec>
   void prefill(View const& view, layer_id layer, retained_tokens const&, prompt_signals const& prompt, Exec& exec) {
-    if (Act::how_fine == scope::request && layer.value != 0) return;
+    if (Act::granularity == scope::request && layer.value != 0) return;
     act_.pool.update(summaries_, view, layer, {0, shape_.kv_heads}, view.tokens(), exec);
     decide(view, layer, prompt, {}, exec);
   }
@@ -75,7 +75,7 @@ class retain_stage {
   /// The current token is there; before it is attended to.
   template <class View, class Exec>
   void choose(View const& view, layer_id layer, retained_tokens const&, step_signals const& signals, Exec& exec) {
-    if (Act::how_fine == scope::request && layer.value != 0) return;
+    if (Act::granularity == scope::request && layer.value != 0) return;
     std::int64_t const tokens = view.tokens();
     std::size_t const at = kept_.slot(layer);
     if (among_[at] == undecided) return decide(view, layer, {}, signals.queries, exec);
@@ -134,7 +134,7 @@ class retain_stage {
     protected_tokens const safe = protection(layer, tokens).first;
     for (range_list& list : lists) append(list, 0, safe.sink_end, reason::sink);
     if constexpr (decltype(memory_)::hears_prompts) {
-      if (prompt.queries.tokens > 0 || !contains(Act::needs, signals::window_queries)) act_.score.begin(input, exec);
+      if (prompt.queries.tokens > 0 || !contains(Act::needs, signals::observation_queries)) act_.score.begin(input, exec);
     }
     act_.select.select(act_, scratch_, input, safe, exec, [&](std::int64_t list, std::int64_t begin, std::int64_t end) {
       append(lists[static_cast<std::size_t>(list)], begin, std::min(end, safe.recent_begin), reason::scored);
@@ -162,7 +162,7 @@ class retain_stage {
     std::span const lists = kept_.of(layer);
     score_input<View, decltype(summaries_), decltype(memory_)> input{
         view, layer, {0, shape_.kv_heads}, tokens, tokens, summaries_, memory_, queries};
-    bool const by_head = Act::score_type::how_fine == scope::head;
+    bool const by_head = Act::score_type::granularity == scope::head;
     table<float> const scores{scores_.data(), by_head ? shape_.kv_heads : 1, room_, room_};
     act_.score.score_kept(input, std::span<range_list const>(lists), scores, exec);
     for (std::int64_t h = 1; std::ssize(lists) == 1 && h < scores.rows; ++h) {

@@ -1,4 +1,4 @@
-// What a retain left, as its retrieve sees it: tokens by rank.
+// What a retain left, as its retrieve sees it: tokens by index.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace kvpolicy {
 
-/// The tokens of one layer that a retain left: in rank order, list by list; or every token.
+/// The tokens of one layer that a retain left: in index order, list by list; or every token.
 struct retained_tokens {
   std::int32_t const* ids = nullptr;  ///< `[lists, stride]` ascending tokens, or null: every token is there
   std::int64_t stride = 0;
@@ -18,7 +18,7 @@ struct retained_tokens {
   std::size_t list(std::int64_t head) const noexcept { return counts.size() == 1 ? 0 : static_cast<std::size_t>(head); }
   std::int32_t const* of(std::int64_t head) const noexcept { return ids + static_cast<std::int64_t>(list(head)) * stride; }
   /// How many of a head's tokens come before `token`.
-  std::int64_t rank_of(std::int64_t head, std::int64_t token) const noexcept {
+  std::int64_t index_of(std::int64_t head, std::int64_t token) const noexcept {
     if (all()) return token;
     return std::lower_bound(of(head), of(head) + counts[list(head)], token) - of(head);
   }
@@ -26,11 +26,11 @@ struct retained_tokens {
 
 /// Calls work(view of the tokens that are there, KV heads) for all heads at once where they see the same, else for each.
 template <kv_cache_view View, class Work>
-void each_group(View const& view, retained_tokens const& there, std::int64_t kv_heads, bool by_head, Work work) {
-  if (there.all()) return work(view, head_range{0, kv_heads});
+void each_group(View const& view, retained_tokens const& retained, std::int64_t kv_heads, bool by_head, Work work) {
+  if (retained.all()) return work(view, head_range{0, kv_heads});
   for (std::int64_t h = 0; h < (by_head ? kv_heads : 1); ++h) {
-    indexed_view<View> const ranks{view, there.counts[there.list(h)], there.of(h), 0};
-    work(ranks, by_head ? head_range{h, 1} : head_range{0, kv_heads});
+    indexed_view<View> const indices{view, retained.counts[retained.list(h)], retained.of(h), 0};
+    work(indices, by_head ? head_range{h, 1} : head_range{0, kv_heads});
   }
 }
 

@@ -13,8 +13,8 @@ namespace kvpolicy {
 /// A retrieve at work. It sees the retained tokens by index, as if there were no others.
 template <class Act>
 class retrieve_stage {
-  static constexpr bool for_request = Act::how_fine == scope::request;
-  static constexpr bool by_head = Act::how_fine == scope::head;
+  static constexpr bool for_request = Act::granularity == scope::request;
+  static constexpr bool by_head = Act::granularity == scope::head;
 
  public:
   /// `retained`: the most ranges that its retain breaks a list up into.
@@ -25,26 +25,26 @@ class retrieve_stage {
         trigger_(act_.trigger.start(shape)),
         memory_(act_.score.start(shape)),
         scratch_(act_.select.start(act_, shape)),
-        kept_(Act::how_fine, shape, static_cast<std::size_t>(most_ranges() + retained)),
+        kept_(Act::granularity, shape, static_cast<std::size_t>(max_ranges() + retained)),
         choices_(kept_.all().size()) {
-    for (choice& c : choices_) c.ranges.reserve(static_cast<std::size_t>(most_ranges()));
+    for (choice& c : choices_) c.ranges.reserve(static_cast<std::size_t>(max_ranges()));
   }
 
   std::span<range_list const> lists(layer_id layer) const noexcept { return kept_.of(layer); }
   /// One range more each for sinks, recent and open; retained tokens may break any of them up.
-  std::int64_t most_ranges() const { return act_.select.most_ranges(act_, shape_) + 6; }
+  std::int64_t max_ranges() const { return act_.select.max_ranges(act_, shape_) + 6; }
   std::int64_t revision(layer_id) const noexcept { return 0; }
 
   /// What the scorer, and the trigger, remember.
   auto& memory() noexcept { return memory_; }
   auto const& trigger() const noexcept { return trigger_; }
-  /// Calls visit(begin, end) for each chosen range of a layer's list, ascending, by rank.
+  /// Calls visit(begin, end) for each chosen range of a layer's list, ascending, by index.
   template <class Visit>
   void each_chosen(layer_id layer, std::size_t list, Visit visit) noexcept {
     for (auto const& range : choices_of(layer)[list].ranges) visit(range.begin, range.end);
   }
 
-  /// Forgets what lies behind the first `tokens` tokens, of a layer's heads, counted by rank.
+  /// Forgets what lies behind the first `tokens` tokens, of a layer's heads, counted by index.
   void cut(layer_id layer, head_range heads, std::int64_t tokens) {
     summaries_.cut(layer, heads, tokens);
     memory_.cut(layer, heads, tokens);
@@ -59,7 +59,7 @@ class retrieve_stage {
   }
 
   template <class View, class Exec>
-  void prefill(View const& view, layer_id layer, retained_tokens const& there, prompt_signals const& prompt, Exec& exec) {
+  void prefill(View const& view, layer_id layer, retained_tokens const& retained, prompt_signals const& prompt, Exec& exec) {
     prompt_ = view.tokens();
     for (choice& c : choices_of(layer)) {
       if (for_request && layer.value != 0) break;  // all layers' one choice may have been made since layer 0's prompt
@@ -69,17 +69,17 @@ class retrieve_stage {
     if constexpr (Act::segment_type::ragged) {
       if (layer.value == 0) summaries_.extend(act_.segment, prompt.first, prompt.token_ids);
     }
-    each_group(view, there, shape_.kv_heads, by_head, [&](auto const& ranks, head_range heads) {
-      act_.pool.update(summaries_, ranks, layer, heads, ranks.tokens(), exec);
-      score_input<std::decay_t<decltype(ranks)>, summaries_type, memory_type> input{
-          ranks, layer, heads, ranks.tokens(), prompt_, summaries_, memory_, {}, &prompt};
+    each_group(view, retained, shape_.kv_heads, by_head, [&](auto const& indices, head_range heads) {
+      act_.pool.update(summaries_, indices, layer, heads, indices.tokens(), exec);
+      score_input<std::decay_t<decltype(indices)>, summaries_type, memory_type> input{
+          indices, layer, heads, indices.tokens(), prompt_, summaries_, memory_, {}, &prompt};
       if constexpr (memory_type::hears_prompts) act_.score.begin(input, exec);
       if constexpr (contains(Act::trigger_type::needs, signals::queries)) {
-        act_.trigger.begin(trigger_, input, prompt_rank(there, heads), exec);
+        act_.trigger.begin(trigger_, input, prompt_index(retained, heads), exec);
       }
-      if constexpr (Act::score_type::of == scored::tokens && contains(Act::needs, signals::window_queries)) {
+      if constexpr (Act::score_type::of == scored::tokens && contains(Act::needs, signals::observation_queries)) {
         if (act_.layers.leader(layer) == layer && !act_.layers.dense(layer)) {
-          decide(ranks, layer, heads, ranks.tokens(), prompt_rank(there, heads), {}, &prompt, exec);
+          decide(indices, layer, heads, indices.tokens(), prompt_index(retained, heads), {}, &prompt, exec);
         }
       }
     });
@@ -87,7 +87,7 @@ class retrieve_stage {
 
   /// Chooses for the view's last token.
   template <class View, class Exec>
-  void choose(View const& view, layer_id layer, retained_tokens const& there, step_signals const& signals, Exec& exec) {
+  void choose(View const& view, layer_id layer, retained_tokens const& retained, step_signals const& signals, Exec& exec) {
     if (for_request && layer.value != 0) return;
     if constexpr (Act::segment_type::ragged) {
       if (layer.value == 0) summaries_.extend(act_.segment, view.tokens() - 1, {&signals.token_id, 1});
@@ -95,24 +95,24 @@ class retrieve_stage {
     layer_id const leader = act_.layers.leader(layer);
     bool const chooses = !act_.layers.dense(layer) && leader == layer;
     // All heads look before any of them chooses: one head's trigger may be another's query.
-    each_group(view, there, shape_.kv_heads, by_head, [&](auto const& ranks, head_range heads) {
+    each_group(view, retained, shape_.kv_heads, by_head, [&](auto const& indices, head_range heads) {
       if (!chooses) return;
       if constexpr (for_request) {
         for (std::int64_t l = 0; l < shape_.layers; ++l)
-          act_.pool.update(summaries_, ranks, {l}, heads, ranks.tokens() - 1, exec);
+          act_.pool.update(summaries_, indices, {l}, heads, indices.tokens() - 1, exec);
       } else {
-        act_.pool.update(summaries_, ranks, layer, heads, ranks.tokens(), exec);
+        act_.pool.update(summaries_, indices, layer, heads, indices.tokens(), exec);
       }
-      watch(ranks, layer, heads, signals.queries.of(heads, shape_.group()), prompt_rank(there, heads), exec);
+      watch(indices, layer, heads, signals.queries.of(heads, shape_.group()), prompt_index(retained, heads), exec);
     });
-    each_group(view, there, shape_.kv_heads, by_head, [&](auto const& ranks, head_range heads) {
-      std::int64_t const tokens = ranks.tokens();
-      std::int64_t const prompt = prompt_rank(there, heads);
+    each_group(view, retained, shape_.kv_heads, by_head, [&](auto const& indices, head_range heads) {
+      std::int64_t const tokens = indices.tokens();
+      std::int64_t const prompt = prompt_index(retained, heads);
       if (chooses) {
-        choose_due(ranks, layer, heads, for_request ? tokens - 1 : tokens, prompt, signals.queries.of(heads, shape_.group()),
+        choose_due(indices, layer, heads, for_request ? tokens - 1 : tokens, prompt, signals.queries.of(heads, shape_.group()),
                    view.tokens(), exec);
       }
-      compose(layer, leader, heads, there, tokens, prompt);
+      compose(layer, leader, heads, retained, tokens, prompt);
     });
   }
 
@@ -136,14 +136,14 @@ class retrieve_stage {
   }
 
   /// How many of the retained tokens are the prompt's.
-  std::int64_t prompt_rank(retained_tokens const& there, head_range heads) const noexcept {
-    return there.rank_of(heads.first, prompt_);
+  std::int64_t prompt_index(retained_tokens const& retained, head_range heads) const noexcept {
+    return retained.index_of(heads.first, prompt_);
   }
 
   template <class Ranks, class Exec>
-  void watch(Ranks const& ranks, layer_id layer, head_range heads, query_heads const& queries, std::int64_t prompt,
+  void watch(Ranks const& indices, layer_id layer, head_range heads, query_heads const& queries, std::int64_t prompt,
              Exec& exec) {
-    score_input<Ranks, summaries_type, memory_type> input{ranks,   layer,      heads,   ranks.tokens(),
+    score_input<Ranks, summaries_type, memory_type> input{indices, layer,      heads,   indices.tokens(),
                                                           prompt_, summaries_, memory_, queries};
     if constexpr (memory_type::hears_steps) act_.score.watch(input, exec);
     if constexpr (contains(Act::trigger_type::needs, signals::queries)) act_.trigger.watch(trigger_, input, prompt, exec);
@@ -151,7 +151,7 @@ class retrieve_stage {
 
   /// Chooses anew where that is due: for all heads at once, or head by head.
   template <class Ranks, class Exec>
-  void choose_due(Ranks const& ranks, layer_id layer, head_range heads, std::int64_t known, std::int64_t prompt,
+  void choose_due(Ranks const& indices, layer_id layer, head_range heads, std::int64_t known, std::int64_t prompt,
                   query_heads const& queries, std::int64_t now, Exec& exec) {
     std::span const choices = choices_of(layer);
     auto const due = [&](std::int64_t h) {
@@ -162,7 +162,7 @@ class retrieve_stage {
     for (std::int64_t h = heads.first; h < heads.first + heads.count; ++h) wanted += due(h) ? 1 : 0;
     if (wanted == 0) return;
     if (!by_head || wanted == heads.count) {
-      decide(ranks, layer, heads, known, prompt, queries, nullptr, exec);
+      decide(indices, layer, heads, known, prompt, queries, nullptr, exec);
       if (!by_head) choices[0].at = now;
       for (std::int64_t h = heads.first; by_head && h < heads.first + heads.count; ++h)
         choices[static_cast<std::size_t>(h)].at = now;
@@ -170,14 +170,14 @@ class retrieve_stage {
     }
     for (std::int64_t h = heads.first; h < heads.first + heads.count; ++h) {
       if (!due(h)) continue;
-      decide(ranks, layer, {h, 1}, known, prompt, queries.of({h - heads.first, 1}, shape_.group()), nullptr, exec);
+      decide(indices, layer, {h, 1}, known, prompt, queries.of({h - heads.first, 1}, shape_.group()), nullptr, exec);
       choices[static_cast<std::size_t>(h)].at = now;
     }
   }
 
   /// Where the selector throws before it has emitted anything, the choice that was made before stands.
   template <class Ranks, class Exec>
-  void decide(Ranks const& ranks, layer_id layer, head_range heads, std::int64_t tokens, std::int64_t prompt,
+  void decide(Ranks const& indices, layer_id layer, head_range heads, std::int64_t tokens, std::int64_t prompt,
               query_heads const& queries, prompt_signals const* at_prompt, Exec& exec) {
     std::span const choices = choices_of(layer);
     std::size_t const first = by_head ? static_cast<std::size_t>(heads.first) : 0;
@@ -188,7 +188,7 @@ class retrieve_stage {
       begun = true;
       for (choice& c : choices.subspan(first, count)) c.clear();
     };
-    score_input<Ranks, summaries_type, memory_type> input{ranks,      layer,   heads,   tokens,   prompt_,
+    score_input<Ranks, summaries_type, memory_type> input{indices,    layer,   heads,   tokens,   prompt_,
                                                           summaries_, memory_, queries, at_prompt};
     protected_tokens const safe = act_.window.at(tokens, prompt);
     act_.select.select(act_, scratch_, input, safe, exec, [&](std::int64_t list, std::int64_t begin, std::int64_t end) {
@@ -202,7 +202,7 @@ class retrieve_stage {
   }
 
   /// Lists from the chosen units and what is protected now.
-  void compose(layer_id layer, layer_id leader, head_range heads, retained_tokens const& there, std::int64_t tokens,
+  void compose(layer_id layer, layer_id leader, head_range heads, retained_tokens const& retained, std::int64_t tokens,
                std::int64_t prompt) {
     protected_tokens safe = act_.window.at(tokens, prompt);
     std::span const lists = kept_.of(layer);
@@ -211,7 +211,7 @@ class retrieve_stage {
                      last = by_head ? l + static_cast<std::size_t>(heads.count) : 1;
          l < last; ++l) {
       if constexpr (Act::segment_type::ragged) {
-        std::int64_t const open = there.rank_of(static_cast<std::int64_t>(l), summaries_.open_begin());
+        std::int64_t const open = retained.index_of(static_cast<std::int64_t>(l), summaries_.open_begin());
         safe = act_.window.at(tokens, prompt);
         safe.recent_begin = std::max(safe.sink_end, std::min(safe.recent_begin, open));
         safe.open_begin = std::max(safe.recent_begin, open);
@@ -219,8 +219,8 @@ class retrieve_stage {
       range_list& list = lists[l];
       list.clear();
       auto const add = [&](std::int64_t begin, std::int64_t end, reason why) {
-        if (there.all()) return append(list, begin, end, why);
-        std::int32_t const* const ids = there.of(static_cast<std::int64_t>(l));
+        if (retained.all()) return append(list, begin, end, why);
+        std::int32_t const* const ids = retained.of(static_cast<std::int64_t>(l));
         for (std::int64_t r = begin; r < end; ++r) append(list, ids[r], ids[r] + 1, why);
       };
       if (act_.layers.dense(layer)) {

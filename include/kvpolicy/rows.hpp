@@ -1,4 +1,4 @@
-// Key or value rows where an engine has them: strides, pages, packed channels, ranks.
+// Key or value rows where an engine has them: strides, pages, packed channels, indices.
 #pragma once
 
 #include <concepts>
@@ -48,8 +48,8 @@ inline void check(cache_shape const& shape) {
 }
 
 /// Key or value rows of one layer, `[heads, tokens, head_dim]`, where they lie. Offsets are 64-bit throughout.
-/// With a page table, token t of head h is row t % page_size of page pages[t / page_size]. With ranks, "token" r of head h is
-/// token ranks[h * rank_stride + r] of all that: rows of a few tokens, as if the others did not exist.
+/// With a page table, token t of head h is row t % page_size of page pages[t / page_size]. With indices, "token" r of head h is
+/// token indices[h * index_stride + r] of all that: rows of a few tokens, as if the others did not exist.
 template <class Memory>
 struct basic_rows {
   using memory = Memory;
@@ -69,8 +69,8 @@ struct basic_rows {
   std::int64_t page_size = 0;           ///< tokens
   std::int64_t page_stride = 0;         ///< bytes
 
-  std::int32_t const* ranks = nullptr;  ///< `[heads, rank_stride]` tokens, or null: every token is its own rank
-  std::int64_t rank_stride = 0;         ///< elements; 0: the same for all heads
+  std::int32_t const* indices = nullptr;  ///< `[heads, index_stride]` tokens, or null: every token is its own rank
+  std::int64_t index_stride = 0;          ///< elements; 0: the same for all heads
 
   /// Whether a row is one run of neighbours: what is read by address alone has to be.
   constexpr bool contiguous() const noexcept { return pack == 0 && dim_stride == size_of(type); }
@@ -83,7 +83,7 @@ struct basic_rows {
   /// Address of the row's first element; no bounds check.
   constexpr std::byte const* address(head_id head, token_index token) const noexcept {
     std::int64_t offset = head.value * head_stride;
-    if (ranks != nullptr) token.value = ranks[head.value * rank_stride + token.value];
+    if (indices != nullptr) token.value = indices[head.value * index_stride + token.value];
     if (pages == nullptr) return base + offset + token.value * token_stride;
     offset += static_cast<std::int64_t>(pages[token.value / page_size]) * page_stride;
     return base + offset + (token.value % page_size) * token_stride;
@@ -94,7 +94,7 @@ struct basic_rows {
     basic_rows result = *this;
     result.base += few.first * head_stride;
     result.heads = few.count;
-    if (ranks != nullptr) result.ranks += few.first * rank_stride;
+    if (indices != nullptr) result.indices += few.first * index_stride;
     return result;
   }
 

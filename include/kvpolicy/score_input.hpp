@@ -43,7 +43,7 @@ struct executor {
   using memory = host_memory;
   void pool_mean(auto&&...);
   void pool_bounds(auto&&...);
-  void pool_spread(auto&&...);
+  void pool_mean_deviation(auto&&...);
   void score_dot(auto&&...);
   void score_bounds(auto&&...);
   void window_attention(auto&&...);
@@ -54,7 +54,7 @@ struct executor {
   void key_similarity(auto&&...);
   void query_moments(auto&&...);
   void gaussian_attention(auto&&...);
-  void partition_spread(auto&&...);
+  void partition_deviation(auto&&...);
   void top_k(auto&&...);
   void attend(auto&&...);
   uncertainty entropy(std::span<float const>);

@@ -66,10 +66,10 @@ inline std::int64_t token_count(range_list const& list) noexcept {
 class selection {
  public:
   selection() = default;
-  selection(scope how_fine, std::span<range_list const> lists, std::int64_t kv_heads) noexcept
-      : lists_(lists), kv_heads_(kv_heads), scope_(how_fine) {}
+  selection(scope granularity, std::span<range_list const> lists, std::int64_t kv_heads) noexcept
+      : lists_(lists), kv_heads_(kv_heads), scope_(granularity) {}
 
-  scope how_fine() const noexcept { return scope_; }
+  scope granularity() const noexcept { return scope_; }
   std::int64_t kv_heads() const noexcept { return kv_heads_; }
 
   /// The tokens that KV head `head` reads.

@@ -46,7 +46,7 @@ void check_view(View const& view, layer_id layer, signals needs, cache_shape con
 /// Of a prompt's queries there may be fewer than the policy looks at, but not none. Throws unsupported, invalid_value.
 inline void check_signals(prompt_signals const& given, signals needs, std::int64_t tokens, cache_shape const& shape) {
   std::int64_t const fresh = tokens - given.first;
-  if (contains(needs, signals::window_queries) && fresh > 0) {
+  if (contains(needs, signals::observation_queries) && fresh > 0) {
     query_window const& q = given.queries;
     check_heads(q.tokens > 0 ? q.data : nullptr, q.heads, q.scale, shape, "the prompt's last queries",
                 "prompt_signals::queries");
@@ -54,10 +54,10 @@ inline void check_signals(prompt_signals const& given, signals needs, std::int64
                                              " tokens; the prompt has " + std::to_string(tokens));
   }
   if (contains(needs, signals::rotation)) {
-    rotation const& r = given.turned;
-    if (r.inverse_frequency == nullptr) missing("the keys' rotary embedding", "prompt_signals::turned");
+    rotation const& r = given.rope;
+    if (r.inverse_frequency == nullptr) missing("the keys' rotary embedding", "prompt_signals::rope");
     KVPOLICY_EXPECTS(r.pairs >= 0 && 2 * r.pairs <= shape.head_dim,
-                     "prompt_signals::turned has " + std::to_string(r.pairs) + " pairs; rows of " +
+                     "prompt_signals::rope has " + std::to_string(r.pairs) + " pairs; rows of " +
                          std::to_string(shape.head_dim) + " channels have at most " + std::to_string(shape.head_dim / 2));
   }
   if (contains(needs, signals::token_ids)) {

@@ -11,13 +11,13 @@ namespace kvpolicy {
 /// A set of signals. An adapter provides some; a policy needs some.
 enum class signals : unsigned {
   none = 0,
-  keys = 1u << 0,            ///< key rows, after rotation
-  values = 1u << 1,          ///< value rows
-  queries = 1u << 2,         ///< the current token's query heads, at choose
-  window_queries = 1u << 3,  ///< the prompt's last queries, at prefill
-  rotation = 1u << 4,        ///< the keys' rotary embedding, at prefill
-  logits = 1u << 5,          ///< next-token logits, at observe
-  token_ids = 1u << 6,       ///< vocabulary ids: of the prompt at prefill, of the current token at choose
+  keys = 1u << 0,                 ///< key rows, after rotation
+  values = 1u << 1,               ///< value rows
+  queries = 1u << 2,              ///< the current token's query heads, at choose
+  observation_queries = 1u << 3,  ///< the prompt's last queries, at prefill
+  rotation = 1u << 4,             ///< the keys' rotary embedding, at prefill
+  logits = 1u << 5,               ///< next-token logits, at observe
+  token_ids = 1u << 6,            ///< vocabulary ids: of the prompt at prefill, of the current token at choose
 };
 
 /// Every one of them.
@@ -39,7 +39,7 @@ inline constexpr std::int32_t all_queries = INT32_MAX;
 struct prompt_signals {
   std::int64_t first = 0;                     ///< the first token that is new; 0 for a new prompt
   query_window queries{};                     ///< the last queries, where the policy needs them
-  rotation turned{};                          ///< the keys' rotary embedding, where the policy needs it
+  rotation rope{};                            ///< the keys' rotary embedding, where the policy needs it
   std::span<std::int32_t const> token_ids{};  ///< `[tokens - first]`, where the policy needs them
 };
 

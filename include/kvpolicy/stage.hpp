@@ -11,7 +11,7 @@
 namespace kvpolicy {
 
 /// What a request asks of its retain and of its retrieve; each owns its act.
-/// Requires: `lists(layer)`, what is kept of a layer; `most_ranges()`, the most ranges of a list; `revision(layer)`, another
+/// Requires: `lists(layer)`, what is kept of a layer; `max_ranges()`, the most ranges of a list; `revision(layer)`, another
 /// number whenever tokens of those lists were dropped; `truncate(tokens)`: those behind are gone, and triggers begin afresh;
 /// `cut(layer, heads, indices)`, the same of what is retained, by index; `prefill`, `choose` and `observe`, as the verbs, with
 /// what is retained where the stage is a retrieve.
@@ -22,7 +22,7 @@ concept stage = requires(S& s, S const& c, View const& view, layer_id layer, hea
                          prompt_signals const& prompt, step_signals const& step, step_outcome const& outcome, Exec& exec,
                          std::int64_t n) {
   { c.lists(layer) } -> std::same_as<std::span<range_list const>>;
-  { c.most_ranges() } -> std::same_as<std::int64_t>;
+  { c.max_ranges() } -> std::same_as<std::int64_t>;
   { c.revision(layer) } -> std::same_as<std::int64_t>;
   s.truncate(n);
   s.cut(layer, heads, n);

@@ -133,26 +133,26 @@ cache_shape shape_of(View const& view) {
   return view.shape();
 }
 
-/// A view of a few of another view's tokens: those that a policy retained, in rank order.
+/// A view of a few of another view's tokens: those that a policy retained, in index order.
 template <kv_cache_view View>
 struct indexed_view {
   using memory = typename View::memory;
 
   View all{};
-  std::int64_t count = 0;               ///< tokens of each head that is read
-  std::int32_t const* ranks = nullptr;  ///< `[heads, rank_stride]` tokens, ascending; of the layer that is asked for
-  std::int64_t rank_stride = 0;
+  std::int64_t count = 0;                 ///< tokens of each head that is read
+  std::int32_t const* indices = nullptr;  ///< `[heads, index_stride]` tokens, ascending; of the layer that is asked for
+  std::int64_t index_stride = 0;
 
   constexpr cache_shape shape() const noexcept { return all.shape(); }
   constexpr std::int64_t tokens() const noexcept { return count; }
-  constexpr basic_rows<memory> keys(layer_id layer) const noexcept { return ranked(all.keys(layer)); }
-  constexpr basic_rows<memory> values(layer_id layer) const noexcept { return ranked(all.values(layer)); }
+  constexpr basic_rows<memory> keys(layer_id layer) const noexcept { return indexed(all.keys(layer)); }
+  constexpr basic_rows<memory> values(layer_id layer) const noexcept { return indexed(all.values(layer)); }
 
  private:
-  constexpr basic_rows<memory> ranked(basic_rows<memory> few) const noexcept {
+  constexpr basic_rows<memory> indexed(basic_rows<memory> few) const noexcept {
     few.tokens = count;
-    few.ranks = ranks;
-    few.rank_stride = rank_stride;
+    few.indices = indices;
+    few.index_stride = index_stride;
     return few;
   }
 };

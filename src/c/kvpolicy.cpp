@@ -49,7 +49,7 @@ static_assert(KVPOLICY_F32 == static_cast<int>(element_type::f32) && KVPOLICY_F1
 static_assert(KVPOLICY_NEEDS_KEYS == static_cast<int>(signals::keys) &&
               KVPOLICY_NEEDS_VALUES == static_cast<int>(signals::values) &&
               KVPOLICY_NEEDS_QUERIES == static_cast<int>(signals::queries) &&
-              KVPOLICY_NEEDS_PROMPT_QUERIES == static_cast<int>(signals::window_queries) &&
+              KVPOLICY_NEEDS_OBSERVATION_QUERIES == static_cast<int>(signals::observation_queries) &&
               KVPOLICY_NEEDS_ROTATION == static_cast<int>(signals::rotation) &&
               KVPOLICY_NEEDS_LOGITS == static_cast<int>(signals::logits) &&
               KVPOLICY_NEEDS_TOKEN_IDS == static_cast<int>(signals::token_ids));
@@ -80,12 +80,12 @@ cache_shape shape_from(kvpolicy_shape const* given) {
   check(shape);
   // Within these no size of any state overflows.
   constexpr std::int64_t most = std::int64_t{1} << 16;
-  constexpr std::int64_t most_channels = std::int64_t{1} << 28;
+  constexpr std::int64_t max_channels = std::int64_t{1} << 28;
   KVPOLICY_EXPECTS(shape.layers <= most && shape.q_heads <= most && shape.head_dim <= most &&
-                       shape.layers * shape.q_heads <= most_channels / shape.head_dim,
+                       shape.layers * shape.q_heads <= max_channels / shape.head_dim,
                    std::to_string(shape.layers) + " layers of " + std::to_string(shape.q_heads) + " heads x " +
                        std::to_string(shape.head_dim) + " channels are more than the " + std::to_string(most) +
-                       " of each, and " + std::to_string(most_channels) + " channels in all, that there may be");
+                       " of each, and " + std::to_string(max_channels) + " channels in all, that there may be");
   return shape;
 }
 
@@ -172,8 +172,8 @@ uint32_t kvpolicy_policy_needs(kvpolicy_policy const* policy) {
   return policy == nullptr ? 0 : static_cast<uint32_t>(needs_of(policy->chosen.policy));
 }
 
-int64_t kvpolicy_window_queries(kvpolicy_policy const* policy) {
-  return policy == nullptr ? 0 : prompt_queries(policy->chosen.policy);
+int64_t kvpolicy_observation_queries(kvpolicy_policy const* policy) {
+  return policy == nullptr ? 0 : observation_queries(policy->chosen.policy);
 }
 
 kvpolicy_status kvpolicy_start(kvpolicy_policy const* policy, kvpolicy_shape const* shape, kvpolicy_state** state) {

@@ -68,8 +68,8 @@ class sequence {
     std::int64_t const first = prompt->first;
     request_.check_prompt({layer}, first, tokens);
     prompt_signals told{.first = first};
-    if (contains(facts_.needs, signals::window_queries)) told.queries = queries_of(*prompt, layer, tokens);
-    if (contains(facts_.needs, signals::rotation)) told.turned = rotation_of(*prompt, layer);
+    if (contains(facts_.needs, signals::observation_queries)) told.queries = queries_of(*prompt, layer, tokens);
+    if (contains(facts_.needs, signals::rotation)) told.rope = rotation_of(*prompt, layer);
     if (contains(facts_.needs, signals::token_ids)) {
       tensor const ids = checked(prompt->token_ids, {.name = "token ids", .dtype = int32, .dense_last = true},
                                  {{"tokens - first", tokens - first}});
@@ -87,7 +87,7 @@ class sequence {
     if (contains(facts_.needs, signals::queries)) told.queries = queries_of(queries, layer, scale, true);
     check_rows(layer, tokens, contains(facts_.needs, signals::keys), contains(facts_.needs, signals::values));
     // One choice for all layers is made from all layers' keys of the tokens before.
-    bool const all_layers = layer == 0 && facts_.how_fine == scope::request && contains(facts_.needs, signals::keys);
+    bool const all_layers = layer == 0 && facts_.granularity == scope::request && contains(facts_.needs, signals::keys);
     for (std::int64_t l = 1; all_layers && l < shape_.layers; ++l) check_rows(l, tokens - 1, true, false);
     request_.choose(view_of(tokens), {layer}, told, backend_.exec);
   }
@@ -195,7 +195,7 @@ class sequence {
         checked(prompt.queries,
                 {.name = "prompt queries", .layer = layer, .dtype = float32, .where = backend_.vectors, .dense_last = true},
                 {{"tokens"}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
-    std::int64_t const least = std::min(facts_.prompt_queries, tokens - prompt.first);
+    std::int64_t const least = std::min(facts_.observation_queries, tokens - prompt.first);
     KVPOLICY_EXPECTS(t.extent[0] >= least && t.extent[0] <= tokens,
                      "prompt queries of layer " + std::to_string(layer) + ": axis 0 (tokens) has " +
                          std::to_string(t.extent[0]) + " elements; it must have " + std::to_string(least) + " to " +

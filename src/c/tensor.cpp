@@ -35,7 +35,7 @@ std::string text_of(place const& where) {
 /// Sorted by stride, each axis must step over all that the ones before it reach.
 bool overlaps(tensor const& t, std::size_t axes, std::int64_t size) {
   std::int64_t reach = size;
-  std::array<bool, tensor::most_axes> seen{};
+  std::array<bool, tensor::max_axes> seen{};
   for (std::size_t n = 0; n < axes; ++n) {
     std::size_t next = axes;
     for (std::size_t i = 0; i < axes; ++i) {

@@ -40,11 +40,11 @@ struct tensor_rule {
 
 /// A tensor that passed. Strides of axes with one element are what dense ones would be.
 struct tensor {
-  static constexpr std::size_t most_axes = 4;
+  static constexpr std::size_t max_axes = 4;
 
   std::byte* data = nullptr;
-  std::array<std::int64_t, most_axes> extent{};
-  std::array<std::int64_t, most_axes> stride{};  ///< bytes
+  std::array<std::int64_t, max_axes> extent{};
+  std::array<std::int64_t, max_axes> stride{};  ///< bytes
   bool on_device = false;
 };
 

@@ -36,8 +36,8 @@ void check_parameters(llama_context_params const& params, llama_model const* mod
 
 session::engine::engine(host_policy policy, session_options options)
     : policy_(std::move(policy)), options_(std::move(options)) {
-  KVPOLICY_EXPECTS(options_.window_queries >= 0,
-                   "window_queries is " + std::to_string(options_.window_queries) + "; it can't be negative");
+  KVPOLICY_EXPECTS(options_.observation_queries >= 0,
+                   "observation_queries is " + std::to_string(options_.observation_queries) + "; it can't be negative");
 }
 
 session::engine::~engine() {
@@ -216,19 +216,19 @@ void session::engine::computed(ggml_tensor* node) {
   }
   if (steps_.empty()) return;
   std::memcpy(&hook.scale, node->op_params, sizeof hook.scale);
-  crew& alone = *crews_.front();
+  thread_pool& alone = *thread_pools_.front();
   alone.together.lead_alone([&] { steps(node, hook, *alone.exec); });
 }
 
-/// A GET_ROWS node that picks by one of the graph's inputs: the tokens' ids, or the places of those that have logits.
+/// A GET_ROWS node that picks by one of the graph's inputs: the tokens' ids, or the batch_indices of those that have logits.
 void session::engine::see_input(ggml_tensor const* get_rows) {
-  ggml_tensor const* const places = get_rows->src[1];
-  bool const input = places->op == GGML_OP_NONE && (places->flags & GGML_TENSOR_FLAG_INPUT) != 0 && places->data != nullptr;
+  ggml_tensor const* const picks = get_rows->src[1];
+  bool const input = picks->op == GGML_OP_NONE && (picks->flags & GGML_TENSOR_FLAG_INPUT) != 0 && picks->data != nullptr;
   // For embeddings, the engine has its tokens' rows in the graph too, and does not compute them.
-  if (!input || places->type != GGML_TYPE_I32 || (get_rows->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) return;
-  std::span const values(static_cast<std::int32_t const*>(places->data), static_cast<std::size_t>(places->ne[0]));
+  if (!input || picks->type != GGML_TYPE_I32 || (get_rows->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) return;
+  std::span const values(static_cast<std::int32_t const*>(picks->data), static_cast<std::size_t>(picks->ne[0]));
   bool const of_weights = get_rows->src[0]->op == GGML_OP_NONE;
-  if (std::string_view(places->name) == "inp_tokens") graph_.ids = values;
+  if (std::string_view(picks->name) == "inp_tokens") graph_.ids = values;
   else if (of_weights) graph_.positions = values;
   else outputs_.assign(values.begin(), values.end());
 }
@@ -237,9 +237,9 @@ void session::engine::observe(ggml_tensor const* logits) {
   if (logits->type != GGML_TYPE_F32) return;
   auto const vocabulary = static_cast<std::size_t>(logits->ne[0]);
   for (std::int64_t row = 0; row < logits->ne[1]; ++row) {
-    std::int64_t const place = outputs_.empty() ? row : outputs_[static_cast<std::size_t>(row)];
+    std::int64_t const batch_index = outputs_.empty() ? row : outputs_[static_cast<std::size_t>(row)];
     for (sequence* const s : steps_) {
-      if (s->place() != place || !contains(s->needs(), signals::logits)) continue;
+      if (s->batch_index() != batch_index || !contains(s->needs(), signals::logits)) continue;
       auto const* const values = reinterpret_cast<float const*>(static_cast<char const*>(logits->data) +
                                                                 static_cast<std::size_t>(row) * logits->nb[1]);
       served_ = s;
@@ -345,9 +345,9 @@ void session::engine::begin(ggml_tensor const* attention) {
 /// A graph is about to run; its inputs are set, nothing of it is computed. Divides its tokens among sequences.
 void session::engine::begin_graph(ggml_tensor const* attention) {
   served_ = nullptr;
-  if (crew_of(threads_seen_) == nullptr) {
-    crews_.push_back(std::make_unique<crew>(threads_seen_));
-    crews_.back()->exec.emplace(shape_, &crews_.back()->together);
+  if (thread_pool_of(threads_seen_) == nullptr) {
+    thread_pools_.push_back(std::make_unique<thread_pool>(threads_seen_));
+    thread_pools_.back()->exec.emplace(shape_, &thread_pools_.back()->together);
   }
   prompts_.clear();
   steps_.clear();
@@ -357,10 +357,10 @@ void session::engine::begin_graph(ggml_tensor const* attention) {
   for (std::size_t i = 0; i < owners_.size(); ++i) {
     llama_seq_id const of = owners_[i];
     if (of < 0) continue;
-    places_.clear();
+    batch_indices_.clear();
     for (std::size_t j = i; j < owners_.size(); ++j) {
       if (owners_[j] != of) continue;
-      places_.push_back(static_cast<std::int32_t>(j));
+      batch_indices_.push_back(static_cast<std::int32_t>(j));
       owners_[j] = -1;
     }
     add(of, mask);
@@ -368,34 +368,34 @@ void session::engine::begin_graph(ggml_tensor const* attention) {
   served_ = nullptr;
 }
 
-/// The graph writes tokens of this sequence, at places_.
+/// The graph writes tokens of this sequence, at batch_indices_.
 void session::engine::add(llama_seq_id of, graph_mask const& mask) {
   sequence& s = sequence_of(of);
   served_ = &s;
-  std::int32_t const first = places_.front();
-  auto const see = [&](std::int32_t place) {
+  std::int32_t const first = batch_indices_.front();
+  auto const see = [&](std::int32_t batch_index) {
     seen_.clear();
     for (std::int64_t cell = 0; cell < mask.cells(); ++cell) {
-      if (mask.visible(place, cell)) seen_.push_back(static_cast<std::int32_t>(cell));
+      if (mask.visible(batch_index, cell)) seen_.push_back(static_cast<std::int32_t>(cell));
     }
   };
   see(first);
   if (std::erase(seen_, graph_.cell(first)) != 1) throw unsupported("attention is not causal: a token does not see itself");
   s.follow({mask, first, graph_.cell(first), graph_.stream(first), graph_.position(first), seen_}, sequences_);
   std::int64_t const before = s.tokens();
-  if (places_.size() == 1 && batch_.brings(of) <= 1) {
+  if (batch_indices_.size() == 1 && batch_.brings(of) <= 1) {
     s.add_step(first, graph_);
     steps_.push_back(&s);
     return;
   }
-  s.add_prompt(places_, graph_);
+  s.add_prompt(batch_indices_, graph_);
   prompts_.push_back(&s);
   // Tokens see those before them and not the next: the last one's cells are counted, the others read at their edges.
-  see(places_.back());
-  bool causal = std::ssize(seen_) == before + std::ssize(places_);
-  for (std::size_t i = 0; i + 1 < places_.size(); ++i) {
-    causal =
-        causal && mask.visible(places_[i], graph_.cell(places_[i])) && !mask.visible(places_[i], graph_.cell(places_[i + 1]));
+  see(batch_indices_.back());
+  bool causal = std::ssize(seen_) == before + std::ssize(batch_indices_);
+  for (std::size_t i = 0; i + 1 < batch_indices_.size(); ++i) {
+    causal = causal && mask.visible(batch_indices_[i], graph_.cell(batch_indices_[i])) &&
+             !mask.visible(batch_indices_[i], graph_.cell(batch_indices_[i + 1]));
   }
   if (!causal) {
     throw unsupported("tokens of sequence " + std::to_string(of) +
@@ -434,7 +434,7 @@ session::engine::layer_hook* session::engine::hook_of(ggml_tensor const* node) n
   return nullptr;
 }
 
-/// The policies' attention in place of the engine's, for this graph.
+/// The policies' attention in batch_index of the engine's, for this graph.
 void session::engine::rewrite(ggml_tensor* node, layer_hook& hook) noexcept {
   std::memcpy(&hook.scale, node->op_params, sizeof hook.scale);
   std::memcpy(hook.own_params.data(), node->op_params, sizeof node->op_params);
@@ -451,12 +451,12 @@ void session::engine::restore(ggml_tensor* node, layer_hook const& hook) noexcep
 void session::engine::on_attention(ggml_tensor* node, int rank, int threads, void* hook_data) noexcept {
   auto& hook = *static_cast<layer_hook*>(hook_data);
   engine& self = *hook.self;
-  crew* const all = threads > 1 ? self.crew_of(threads) : nullptr;
+  thread_pool* const all = threads > 1 ? self.thread_pool_of(threads) : nullptr;
   if (rank != 0) {
     if (all != nullptr) all->together.follow();
     return;
   }
-  crew& lead = all != nullptr ? *all : *self.crews_.front();
+  thread_pool& lead = all != nullptr ? *all : *self.thread_pools_.front();
   auto const work = [&]() noexcept {
     try {
       if (self.failure_ == nullptr) return self.steps(node, hook, *lead.exec);
@@ -470,9 +470,9 @@ void session::engine::on_attention(ggml_tensor* node, int rank, int threads, voi
   else lead.together.lead_alone(work);
 }
 
-session::engine::crew* session::engine::crew_of(int threads) const noexcept {
-  auto const found = std::ranges::find(crews_, threads, [](auto const& c) { return c->together.size(); });
-  return found != crews_.end() ? found->get() : nullptr;
+session::engine::thread_pool* session::engine::thread_pool_of(int threads) const noexcept {
+  auto const found = std::ranges::find(thread_pools_, threads, [](auto const& c) { return c->together.size(); });
+  return found != thread_pools_.end() ? found->get() : nullptr;
 }
 
 /// One layer's attention of every sequence that makes a step; `node` is `[head_dim, q_heads, tokens]`, streams and all.
@@ -480,21 +480,22 @@ void session::engine::steps(ggml_tensor* node, layer_hook const& hook, simd_exec
   graph_queries const queries{node->src[0]};
   if (hook.layer + 1 == shape_.layers) cells_.seal(graph_.written);
   for (sequence* const s : steps_) {
-    auto* const out = static_cast<float*>(node->data) + s->place() * shape_.q_heads * shape_.head_dim;
+    auto* const out = static_cast<float*>(node->data) + s->batch_index() * shape_.q_heads * shape_.head_dim;
     served_ = s;
     s->step({hook.layer}, queries, hook.scale, out, exec);
   }
   served_ = nullptr;
 }
 
-/// After a failure: on_abort stops the engine, if the caller has not put another callback in its place; else it reads this.
+/// After a failure: on_abort stops the engine, if the caller has not put another callback in its batch_index; else it reads
+/// this.
 void session::engine::dense_steps(ggml_tensor* node, layer_hook const& hook, simd_exec& exec) noexcept {
   auto const count = shape_.q_heads * shape_.head_dim;
   try {
     if (hook.layer + 1 == shape_.layers) cells_.seal(graph_.written);
     for (sequence const* const s : steps_) {
-      s->dense_step({hook.layer}, graph_queries{node->src[0]}, hook.scale, static_cast<float*>(node->data) + s->place() * count,
-                    exec);
+      s->dense_step({hook.layer}, graph_queries{node->src[0]}, hook.scale,
+                    static_cast<float*>(node->data) + s->batch_index() * count, exec);
     }
   } catch (...) {
     std::fill_n(static_cast<float*>(node->data), ggml_nelements(node), std::numeric_limits<float>::quiet_NaN());

@@ -53,8 +53,8 @@ class session::engine {
   };
 
   /// The engine's threads, as many as it runs a graph on: graphs of one token and of several may differ.
-  struct crew {
-    explicit crew(int threads) : together(threads) {}
+  struct thread_pool {
+    explicit thread_pool(int threads) : together(threads) {}
     team together;
     std::optional<simd_exec> exec;  ///< from its first graph on
   };
@@ -82,7 +82,7 @@ class session::engine {
   void dense_steps(ggml_tensor* node, layer_hook const& hook, simd_exec& exec) noexcept;
   void observe(ggml_tensor const* logits);
   sequence& sequence_of(llama_seq_id id);
-  crew* crew_of(int threads) const noexcept;
+  thread_pool* thread_pool_of(int threads) const noexcept;
   bool anyone_needs(signals which) const noexcept;
   void forget_all() noexcept;
   void fail() noexcept;
@@ -101,7 +101,7 @@ class session::engine {
   bool unified_ = true;            ///< one stream for all sequences
   cache_shape shape_{};            ///< max_tokens is 0 until the first graph
   rotary rotary_;
-  std::vector<std::unique_ptr<crew>> crews_;
+  std::vector<std::unique_ptr<thread_pool>> thread_pools_;
   int threads_seen_ = 1;
   std::optional<simd_exec> solo_;  ///< for logits, between graphs
 
@@ -113,12 +113,12 @@ class session::engine {
   // Of the graph that runs now.
   bool history_due_ = false;  ///< it is the first, and shows the last layer's keys when it comes to them
   graph_tokens graph_;
-  std::vector<std::int32_t> outputs_;  ///< places of the tokens that have logits; empty: all
+  std::vector<std::int32_t> outputs_;  ///< batch_indices of the tokens that have logits; empty: all
   std::vector<sequence*> prompts_;     ///< that get tokens which are not a step
   std::vector<sequence*> steps_;
-  std::vector<llama_seq_id> owners_;  ///< scratch
-  std::vector<std::int32_t> places_;  ///< scratch
-  std::vector<std::int32_t> seen_;    ///< scratch
+  std::vector<llama_seq_id> owners_;         ///< scratch
+  std::vector<std::int32_t> batch_indices_;  ///< scratch
+  std::vector<std::int32_t> seen_;           ///< scratch
 };
 
 }  // namespace kvpolicy::llama

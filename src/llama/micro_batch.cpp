@@ -49,11 +49,11 @@ void caller_batch::owners(graph_tokens const& graph, bool unified, std::vector<l
                       " of set_batch(), which wants each batch before its decode");
   }
   for (std::size_t i = 0; i < count; ++i) {
-    auto const place = static_cast<std::int32_t>(i);
+    auto const batch_index = static_cast<std::int32_t>(i);
     token const& said = tokens_[next_ + i];
-    if (!said.is(graph, place)) {
-      throw unsupported("llama_decode's token " + std::to_string(next_ + i) + " is " + std::to_string(graph.id(place)) +
-                        " at position " + std::to_string(graph.position(place)) + ", that of set_batch() is " +
+    if (!said.is(graph, batch_index)) {
+      throw unsupported("llama_decode's token " + std::to_string(next_ + i) + " is " + std::to_string(graph.id(batch_index)) +
+                        " at position " + std::to_string(graph.position(batch_index)) + ", that of set_batch() is " +
                         std::to_string(said.id) + " at " + std::to_string(said.position) +
                         "; it wants each batch before its decode");
     }

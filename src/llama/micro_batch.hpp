@@ -16,13 +16,17 @@ struct graph_tokens {
   std::span<std::int32_t const> ids;        ///< of the vocabulary; empty for embeddings
   std::span<std::int32_t const> positions;  ///< empty where the model does not tell
 
-  std::int64_t stream(std::int32_t place) const noexcept { return written[static_cast<std::size_t>(place)] / stream_cells; }
-  std::int32_t cell(std::int32_t place) const noexcept {
-    return static_cast<std::int32_t>(written[static_cast<std::size_t>(place)] % stream_cells);
+  std::int64_t stream(std::int32_t batch_index) const noexcept {
+    return written[static_cast<std::size_t>(batch_index)] / stream_cells;
   }
-  std::int32_t id(std::int32_t place) const noexcept { return ids.empty() ? -1 : ids[static_cast<std::size_t>(place)]; }
-  std::int32_t position(std::int32_t place) const noexcept {
-    return positions.empty() ? -1 : positions[static_cast<std::size_t>(place)];
+  std::int32_t cell(std::int32_t batch_index) const noexcept {
+    return static_cast<std::int32_t>(written[static_cast<std::size_t>(batch_index)] % stream_cells);
+  }
+  std::int32_t id(std::int32_t batch_index) const noexcept {
+    return ids.empty() ? -1 : ids[static_cast<std::size_t>(batch_index)];
+  }
+  std::int32_t position(std::int32_t batch_index) const noexcept {
+    return positions.empty() ? -1 : positions[static_cast<std::size_t>(batch_index)];
   }
 };
 
@@ -47,9 +51,9 @@ class caller_batch {
     llama_seq_id sequence;
 
     /// Whether the graph may mean this token.
-    bool is(graph_tokens const& graph, std::int32_t place) const noexcept {
-      std::int32_t const given = graph.id(place);
-      std::int32_t const at = graph.position(place);
+    bool is(graph_tokens const& graph, std::int32_t batch_index) const noexcept {
+      std::int32_t const given = graph.id(batch_index);
+      std::int32_t const at = graph.position(batch_index);
       return (id < 0 || given < 0 || id == given) && (position < 0 || at < 0 || position == at);
     }
   };

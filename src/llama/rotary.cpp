@@ -34,6 +34,6 @@ void rotary::learn(ggml_tensor const* rope) {
   }
 }
 
-rotation rotary::turned() const noexcept { return {frequency_.data(), std::ssize(frequency_), pairing_}; }
+rotation rotary::embedding() const noexcept { return {frequency_.data(), std::ssize(frequency_), pairing_}; }
 
 }  // namespace kvpolicy::llama

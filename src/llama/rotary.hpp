@@ -14,7 +14,7 @@ class rotary {
   /// Reads a ROPE node. Throws unsupported for those that turn differently at different lengths.
   void learn(ggml_tensor const* rope);
   bool known() const noexcept { return !frequency_.empty(); }
-  rotation turned() const noexcept;
+  rotation embedding() const noexcept;
 
  private:
   std::vector<float> frequency_;

@@ -19,8 +19,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
-sequence::sequence(llama_seq_id id, host_policy policy, session_options const& options, rotary const& turned, cell_table& table)
-    : id_(id), policy_(std::move(policy)), facts_(facts_of(policy_)), options_(options), turned_(turned), cells_(id, table) {}
+sequence::sequence(llama_seq_id id, host_policy policy, session_options const& options, rotary const& rope, cell_table& table)
+    : id_(id), policy_(std::move(policy)), facts_(facts_of(policy_)), options_(options), rope_(rope), cells_(id, table) {}
 
 void sequence::begin(cache_shape const& shape) {
   request_.emplace(start(policy_, shape));
@@ -70,7 +70,7 @@ saved_prompt sequence::save() const {
 
 /// For the queries that the policy wants, or that later ones may.
 void sequence::make_room() {
-  if (shape_.max_tokens != 0) prompt_.reserve(shape_, std::max(options_.window_queries, facts_.prompt_queries));
+  if (shape_.max_tokens != 0) prompt_.reserve(shape_, std::max(options_.observation_queries, facts_.observation_queries));
 }
 
 /// What was learnt of all tokens; which they are stays known.
@@ -107,22 +107,22 @@ void sequence::see(std::int64_t layer, rows const& keys, rows const& values) noe
   values_[static_cast<std::size_t>(layer)] = cells_.placed(values);
 }
 
-void sequence::add_prompt(std::span<std::int32_t const> places, graph_tokens const& graph) {
-  places_.assign(places.begin(), places.end());
+void sequence::add_prompt(std::span<std::int32_t const> batch_indices, graph_tokens const& graph) {
+  batch_indices_.assign(batch_indices.begin(), batch_indices.end());
   prompt_due(tokens());
-  for (std::int32_t const place : places) {
-    if (!graph.ids.empty()) prompt_.keep_id(tokens(), graph.id(place));
-    cells_.append(graph.cell(place));
+  for (std::int32_t const batch_index : batch_indices) {
+    if (!graph.ids.empty()) prompt_.keep_id(tokens(), graph.id(batch_index));
+    cells_.append(graph.cell(batch_index));
   }
 }
 
-void sequence::add_step(std::int32_t place, graph_tokens const& graph) {
-  places_.assign(1, place);
+void sequence::add_step(std::int32_t batch_index, graph_tokens const& graph) {
+  batch_indices_.assign(1, batch_index);
   if (std::ranges::find(prefill_due_, 1) != prefill_due_.end())
     std::ranges::fill(prefill_due_, 1);  // one was cut in the middle
-  token_id_ = graph.id(place);
+  token_id_ = graph.id(batch_index);
   if (!graph.ids.empty()) prompt_.keep_id(tokens(), token_id_);
-  cells_.append(graph.cell(place));
+  cells_.append(graph.cell(batch_index));
 }
 
 void sequence::step(layer_id layer, graph_queries const& q, float scale, float* out, simd_exec& exec) {
@@ -167,8 +167,10 @@ void sequence::dense_step(layer_id layer, graph_queries const& q, float scale, f
 }
 
 query_heads sequence::queries_of(graph_queries const& q, float scale) const noexcept {
-  return {
-      .data = q.at(place(), 0), .heads = shape_.q_heads, .head_stride = q.at(place(), 1) - q.at(place(), 0), .scale = scale};
+  return {.data = q.at(batch_index(), 0),
+          .heads = shape_.q_heads,
+          .head_stride = q.at(batch_index(), 1) - q.at(batch_index(), 0),
+          .scale = scale};
 }
 
 void sequence::end_step() {
@@ -188,14 +190,14 @@ prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float sc
   signals const needs = facts_.needs;
   prompt_signals prompt{.first = due_from_,
                         .queries = prompt_.window_of(layer.value, tokens, scale),
-                        .turned = turned_.turned(),
+                        .rope = rope_.embedding(),
                         .token_ids = prompt_.ids_of(due_from_, tokens)};
   if (contains(needs, signals::token_ids) && std::ssize(prompt.token_ids) != tokens - due_from_) {
     throw unsupported(
         "the policy needs the prompt's token ids, and they were not observed: decode it as tokens, not embeddings, "
         "with the policy attached");
   }
-  if (contains(needs, signals::rotation) && !turned_.known()) {
+  if (contains(needs, signals::rotation) && !rope_.known()) {
     throw unsupported("the policy needs the keys' rotary embedding, and this model has none");
   }
   if (contains(needs, signals::rotation) && cells_.first_position() != 0) {

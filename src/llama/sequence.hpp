@@ -19,7 +19,7 @@ namespace kvpolicy::llama {
 class sequence {
  public:
   /// What it refers to must outlive it.
-  sequence(llama_seq_id id, host_policy policy, session_options const& options, rotary const& turned, cell_table& table);
+  sequence(llama_seq_id id, host_policy policy, session_options const& options, rotary const& rope, cell_table& table);
 
   llama_seq_id id() const noexcept { return id_; }
   std::int64_t tokens() const noexcept { return cells_.tokens(); }
@@ -47,24 +47,24 @@ class sequence {
   void check_history() { cells_.check_history(); }
   /// Where a layer's rows of the whole cache are.
   void see(std::int64_t layer, rows const& keys, rows const& values) noexcept;
-  /// The graph writes tokens of a prompt, at these places of its micro-batch.
-  void add_prompt(std::span<std::int32_t const> places, graph_tokens const& graph);
+  /// The graph writes tokens of a prompt, at these batch_indices of its micro-batch.
+  void add_prompt(std::span<std::int32_t const> batch_indices, graph_tokens const& graph);
   bool keeps_queries() const noexcept { return prompt_.keeps_queries(); }
   /// The last layer's keys of those tokens are written.
   void end_prompt() { cells_.seal(); }
   void keep_queries(std::int64_t layer, graph_queries const& q) {
-    prompt_.keep(layer, q, places_, tokens() - std::ssize(places_));
+    prompt_.keep(layer, q, batch_indices_, tokens() - std::ssize(batch_indices_));
   }
 
   /// The graph writes one token, and the policy chooses what it reads.
-  void add_step(std::int32_t place, graph_tokens const& graph);
+  void add_step(std::int32_t batch_index, graph_tokens const& graph);
   /// One layer's attention of that token, into `out`, `[q_heads, head_dim]`.
   void step(layer_id layer, graph_queries const& q, float scale, float* out, simd_exec& exec);
   /// The same over all tokens, whatever the policy says.
   void dense_step(layer_id layer, graph_queries const& q, float scale, float* out, simd_exec& exec) const;
   void observe(std::span<float const> logits, simd_exec& exec);
-  /// The token's place in the micro-batch, or the last token's.
-  std::int32_t place() const noexcept { return places_.back(); }
+  /// The token's batch_index in the micro-batch, or the last token's.
+  std::int32_t batch_index() const noexcept { return batch_indices_.back(); }
 
  private:
   void make_room();
@@ -82,17 +82,17 @@ class sequence {
   act_facts facts_;  ///< of the policy
   std::optional<host_request> request_;
   session_options const& options_;
-  rotary const& turned_;
+  rotary const& rope_;
   cache_shape shape_{};  ///< max_tokens is 0 until begin()
 
   sequence_cells cells_;
   std::vector<rows> keys_;  ///< `[layers]`, of this sequence's tokens
   std::vector<rows> values_;
 
-  std::int64_t due_from_ = 0;         ///< first token of the prompt that the policy has not seen
-  std::vector<char> prefill_due_;     ///< `[layers]`
-  std::vector<std::int32_t> places_;  ///< of the sequence's tokens in the micro-batch that runs now
-  std::int32_t token_id_ = -1;        ///< of the step that runs now
+  std::int64_t due_from_ = 0;                ///< first token of the prompt that the policy has not seen
+  std::vector<char> prefill_due_;            ///< `[layers]`
+  std::vector<std::int32_t> batch_indices_;  ///< of the sequence's tokens in the micro-batch that runs now
+  std::int32_t token_id_ = -1;               ///< of the step that runs now
   prompt_memory prompt_;
   std::optional<saved_prompt> loaded_;  ///< before begin()
 

@@ -185,7 +185,7 @@ void dot(std::byte const* const* rows, std::int64_t row_count, element_type type
       fetch(ahead, r, ahead.count, dims * type_of::size);
       if (r == row_count) return;
       std::byte const* last[4];  // the rest: the last row stands in for those that are missing
-      float rest[most_queries * 4];
+      float rest[max_queries * 4];
       for (std::int64_t i = 0; i < 4; ++i) last[i] = rows[r + i < row_count ? r + i : row_count - 1];
       dot_four<type_of, queries_here>(last, queries, dims, scale, rest, 4);
       for (int q = 0; q < queries_here; ++q) {
@@ -404,7 +404,7 @@ void bound(std::byte const* const* rows, std::int64_t row_count, element_type ty
   });
 }
 
-void rank_keys(float const* scores, std::int64_t count, std::uint32_t* keys) {
+void sortable_keys(float const* scores, std::int64_t count, std::uint32_t* keys) {
   hn::RebindToUnsigned<floats> const u;
   hn::RebindToSigned<floats> const s;
   std::int64_t i = 0;
@@ -415,7 +415,7 @@ void rank_keys(float const* scores, std::int64_t count, std::uint32_t* keys) {
     auto const number = hn::RebindMask(s, hn::Eq(score, score));
     hn::StoreU(hn::BitCast(u, hn::IfThenElseZero(number, hn::Xor(bits, flip))), u, keys + i);
   }
-  for (; i < count; ++i) keys[i] = rank_key(scores[i]);
+  for (; i < count; ++i) keys[i] = sortable_key(scores[i]);
 }
 
 std::int64_t count_from(std::uint32_t const* keys, std::int64_t count, std::uint32_t threshold) {
@@ -469,7 +469,7 @@ kernels const& table_of() {
                                      .raise = raise,
                                      .blend = blend,
                                      .bound = bound,
-                                     .rank_keys = rank_keys,
+                                     .sortable_keys = sortable_keys,
                                      .count_from = count_from,
                                      .entropy_sums = entropy_sums};
   static kernels const named = [] {

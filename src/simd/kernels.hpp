@@ -9,7 +9,7 @@
 namespace kvpolicy::simd {
 
 /// Query vectors that share the rows of one call.
-inline constexpr std::int64_t most_queries = 4;
+inline constexpr std::int64_t max_queries = 4;
 
 /// Rows that will be needed soon, of the same size as those in work: fetched into the cache meanwhile. May be none.
 struct rows_ahead {
@@ -53,8 +53,8 @@ struct kernels {
   void (*bound)(std::byte const* const* rows, std::int64_t row_count, element_type type, std::int64_t dims, bool fresh,
                 std::byte* high, std::byte* low);
 
-  /// keys[i] = rank_key(scores[i]).
-  void (*rank_keys)(float const* scores, std::int64_t count, std::uint32_t* keys);
+  /// keys[i] = sortable_key(scores[i]).
+  void (*sortable_keys)(float const* scores, std::int64_t count, std::uint32_t* keys);
 
   /// How many keys are >= threshold, which is at least 1.
   std::int64_t (*count_from)(std::uint32_t const* keys, std::int64_t count, std::uint32_t threshold);

@@ -29,8 +29,8 @@ void simd_exec::workspace::window_strip(query_window const& queries, rows const&
   std::array<float const*, strip_queries> query;
   for (std::int64_t i = 0; i < count; ++i) query[static_cast<std::size_t>(i)] = queries.at(first + i, q_head);
   each_block(keys_of, head, 0, before + first + count, [&](std::int64_t t, row_block const& block) {
-    for (std::int64_t i = 0; i < count; i += most_queries) {
-      run.dot(block.data(), block.size(), block.type(), query.data() + i, std::min(most_queries, count - i), keys_of.head_dim,
+    for (std::int64_t i = 0; i < count; i += max_queries) {
+      run.dot(block.data(), block.size(), block.type(), query.data() + i, std::min(max_queries, count - i), keys_of.head_dim,
               queries.scale, logits + i * shape.max_tokens + t, shape.max_tokens, {});
     }
   });
@@ -128,7 +128,7 @@ void simd_exec::key_similarity(rows const& keys, table<float> cosines) {
   w.check(keys, keys.heads);
   row_norms(keys, cosines);
   // Each head's sum of key / |key|, in as many parts as there is scratch for; then their sum.
-  std::int64_t const parts = std::min(most_parts, items_of(keys.tokens));
+  std::int64_t const parts = std::min(max_parts, items_of(keys.tokens));
   std::int64_t const dim = keys.head_dim;
   w.for_each(parts * keys.heads, keys.heads * keys.tokens, [&](std::int64_t item) {
     std::int64_t const head = item % keys.heads;
@@ -167,11 +167,11 @@ void simd_exec::key_similarity(rows const& keys, table<float> cosines) {
   });
 }
 
-void simd_exec::query_moments(query_window const& queries, rotation const& turned, std::int64_t first, table<float> mean,
+void simd_exec::query_moments(query_window const& queries, rotation const& rope, std::int64_t first, table<float> mean,
                               table<float> covariance) {
   workspace& w = *work_;
   std::int64_t const dim = mean.columns;
-  std::int64_t const pairs = turned.pairs;
+  std::int64_t const pairs = rope.pairs;
   KVPOLICY_EXPECTS(queries.heads <= w.shape.q_heads && dim <= w.shape.head_dim,
                    "this executor was made for " + std::to_string(w.shape.q_heads) + " query heads x " +
                        std::to_string(w.shape.head_dim) + ", it was given " + std::to_string(queries.heads) + " x " +
@@ -183,7 +183,7 @@ void simd_exec::query_moments(query_window const& queries, rotation const& turne
       w.for_each(here, everyone, [&](std::int64_t t) {
         float* const turn = w.turns.data() + t * w.shape.head_dim;
         for (std::int64_t i = 0; i < pairs; ++i) {
-          double const angle = static_cast<double>(first + from + t) * static_cast<double>(turned.inverse_frequency[i]);
+          double const angle = static_cast<double>(first + from + t) * static_cast<double>(rope.inverse_frequency[i]);
           turn[2 * i] = static_cast<float>(std::cos(angle));
           turn[2 * i + 1] = static_cast<float>(std::sin(angle));
         }
@@ -194,7 +194,7 @@ void simd_exec::query_moments(query_window const& queries, rotation const& turne
           float const* const turn = w.turns.data() + t * w.shape.head_dim;
           std::copy_n(queries.at(from + t, head), dim, plain);
           for (std::int64_t i = 0; i < pairs; ++i) {
-            bool const halves = turned.how == rotation::pairing::halves;
+            bool const halves = rope.how == rotation::pairing::halves;
             float& a = plain[halves ? i : 2 * i];
             float& b = plain[halves ? i + pairs : 2 * i + 1];
             float const x = a;
@@ -231,10 +231,10 @@ void simd_exec::gaussian_attention(rows const& keys, gaussian_queries const& que
       float* const logits = w.window.data() + q * w.shape.max_tokens + (t - first);
       float const* const mean = queries.mean.row(q);
       w.run.dot(block.data(), block.size(), block.type(), &mean, 1, dim, queries.scale, logits, block_rows, {});
-      std::array<float, most_queries * block_rows> products;  // of four of the covariance's rows with each key
-      for (std::int64_t i = 0; i < dim && queries.covariance.rows > 0; i += most_queries) {
-        std::int64_t const chunk = std::min(most_queries, dim - i);
-        std::array<float const*, most_queries> row;
+      std::array<float, max_queries * block_rows> products;  // of four of the covariance's rows with each key
+      for (std::int64_t i = 0; i < dim && queries.covariance.rows > 0; i += max_queries) {
+        std::int64_t const chunk = std::min(max_queries, dim - i);
+        std::array<float const*, max_queries> row;
         for (std::int64_t j = 0; j < chunk; ++j) row[static_cast<std::size_t>(j)] = queries.covariance.row(q * dim + i + j);
         w.run.dot(block.data(), block.size(), block.type(), row.data(), chunk, dim, queries.scale * queries.scale / 2,
                   products.data(), block_rows, {});
@@ -262,7 +262,7 @@ void simd_exec::following_queries(query_window const& queries, std::int64_t begi
   w.check(keys, queries.heads);
   std::int64_t const group = queries.heads / keys.heads;
   std::int64_t const dim = keys.head_dim;
-  std::int64_t const parts = std::clamp<std::int64_t>((last - first) / item_tokens, 1, most_parts);
+  std::int64_t const parts = std::clamp<std::int64_t>((last - first) / item_tokens, 1, max_parts);
   w.for_each(parts * keys.heads, everyone, [&](std::int64_t item) {
     std::int64_t const head = item % keys.heads;
     std::int64_t const part = item / keys.heads;
@@ -299,13 +299,12 @@ void simd_exec::following_queries(query_window const& queries, std::int64_t begi
   });
 }
 
-void simd_exec::partition_spread(rows const& from, partitions const& cut, table<float> spread) {
+void simd_exec::partition_deviation(rows const& from, partitions const& cut, table<float> spread) {
   workspace& w = *work_;
   w.check(from, from.heads);
   std::int64_t const dim = from.head_dim;
-  for (std::int64_t first = 0; first < cut.count;
-       first += most_parts) {  // as many partitions at a time as there is scratch for
-    std::int64_t const here = std::min(most_parts, cut.count - first);
+  for (std::int64_t first = 0; first < cut.count; first += max_parts) {  // as many partitions at a time as there is scratch for
+    std::int64_t const here = std::min(max_parts, cut.count - first);
     w.for_each(from.heads * here, everyone, [&](std::int64_t item) {
       std::int64_t const head = item % from.heads;
       std::int64_t const begin = cut.first + (first + item / from.heads) * cut.size;

@@ -72,7 +72,7 @@ void simd_exec::pool_bounds(rows const& keys, pooling const& what, bounds_table 
   });
 }
 
-void simd_exec::pool_spread(rows const& keys, pooling const& what, float* moments, bounds_table const& bounds) {
+void simd_exec::pool_mean_deviation(rows const& keys, pooling const& what, float* moments, bounds_table const& bounds) {
   workspace& w = *work_;
   w.check(keys, keys.heads);
   if (what.first >= what.last) return;
@@ -157,10 +157,10 @@ void simd_exec::score_bounds(query_heads const& queries, bounds_table const& bou
     std::array<std::byte const*, block_rows> address;
     for (std::int64_t i = 0; i < count; ++i) address[static_cast<std::size_t>(i)] = bounds.unit(head, first + i);
     float* const out = scores.row(head) + first;
-    std::array<float, most_queries * block_rows> some;
-    for (std::int64_t s = 0; s < splits; s += most_queries) {
-      std::int64_t const here = std::min(most_queries, splits - s);
-      std::array<float const*, most_queries> split;
+    std::array<float, max_queries * block_rows> some;
+    for (std::int64_t s = 0; s < splits; s += max_queries) {
+      std::int64_t const here = std::min(max_queries, splits - s);
+      std::array<float const*, max_queries> split;
       for (std::int64_t i = 0; i < here; ++i) split[static_cast<std::size_t>(i)] = split_of(head, s + i);
       w.run.dot(address.data(), count, bounds.type, split.data(), here, 2 * dim, 1, some.data(), block_rows, {});
       for (std::int64_t i = 0; i < here; ++i) {
@@ -183,7 +183,7 @@ void simd_exec::top_k(table<float const> scores, std::span<std::int32_t const> k
     std::int64_t const wanted = std::min<std::int64_t>(k[static_cast<std::size_t>(r)], n);
     if (wanted == 0) return;
     std::uint32_t* const keys = w.keys.data() + r * w.shape.max_tokens;
-    w.run.rank_keys(scores.row(r), n, keys);
+    w.run.sortable_keys(scores.row(r), n, keys);
     std::uint32_t threshold = 0;  // becomes the wanted-th largest key, bit by bit
     for (std::uint32_t bit = 1u << 31; bit != 0; bit >>= 1) {
       if (w.run.count_from(keys, n, threshold | bit) >= wanted) threshold |= bit;
@@ -217,11 +217,11 @@ void simd_exec::workspace::attend_part(query_heads const& queries, rows const& k
   auto const attend_head = [&](std::int64_t head, std::int64_t ahead) {
     std::int64_t const count = keys_here.size();
     std::int64_t const end = (head + 1) * group;
-    for (std::int64_t q = head * group; q < end; q += simd::most_queries) {
-      std::int64_t const chunk = std::min(simd::most_queries, end - q);
-      std::array<float const*, simd::most_queries> query;
-      std::array<float*, simd::most_queries> sums;
-      std::array<float, simd::most_queries * block_rows> weights;
+    for (std::int64_t q = head * group; q < end; q += simd::max_queries) {
+      std::int64_t const chunk = std::min(simd::max_queries, end - q);
+      std::array<float const*, simd::max_queries> query;
+      std::array<float*, simd::max_queries> sums;
+      std::array<float, simd::max_queries * block_rows> weights;
       for (std::int64_t i = 0; i < chunk; ++i) {
         query[static_cast<std::size_t>(i)] = queries.head(q + i);
         sums[static_cast<std::size_t>(i)] = partial_of(part, q + i);
@@ -354,9 +354,9 @@ void simd_exec::list_attention(query_heads const& queries, rows const& keys, std
     auto const flush = [&] {
       if (count == 0) return;
       block.fill(keys, head, std::span(tokens).first(count));
-      for (std::int64_t q = head * group; q < (head + 1) * group; q += most_queries) {
-        std::int64_t const chunk = std::min(most_queries, (head + 1) * group - q);
-        std::array<float const*, most_queries> query;
+      for (std::int64_t q = head * group; q < (head + 1) * group; q += max_queries) {
+        std::int64_t const chunk = std::min(max_queries, (head + 1) * group - q);
+        std::array<float const*, max_queries> query;
         for (std::int64_t i = 0; i < chunk; ++i) query[static_cast<std::size_t>(i)] = queries.head(q + i);
         w.run.dot(block.data(), block.size(), block.type(), query.data(), chunk, keys.head_dim, queries.scale,
                   w.window.data() + q * w.shape.max_tokens + at, w.shape.max_tokens, {});

@@ -16,7 +16,7 @@ namespace simd {
 
 constexpr std::int64_t block_rows = 64;      // rows of one kernel call, at most
 constexpr std::int64_t block_bytes = 12288;  // of keys and values that attend works on: two such blocks fit the L1 cache
-constexpr std::int64_t most_parts = 64;
+constexpr std::int64_t max_parts = 64;
 constexpr std::int64_t strip_queries = 16;    // of a window, that share one reading of the keys
 constexpr std::int64_t copied_floats = 8192;  // of rows with odd strides, at a time
 constexpr std::int64_t worth_sharing = 64;    // rows; below, waking the team costs more than it saves
@@ -81,7 +81,7 @@ constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 /// Into how many parts a list is cut: enough for the team, not so many that merging them shows.
 constexpr std::int64_t parts_of(std::int64_t tokens) noexcept {
   return tokens <= 2048 ? std::max<std::int64_t>(1, (tokens + 255) / 256)
-                        : std::min<std::int64_t>((tokens + 511) / 512 + 4, most_parts);
+                        : std::min<std::int64_t>((tokens + 511) / 512 + 4, max_parts);
 }
 
 /// Visits tokens [first, last) of a list, counted along it.
@@ -104,23 +104,23 @@ struct simd_exec::workspace {
   cache_shape shape;
   team* threads;
   simd::kernels const& run = simd::best_kernels();
-  std::vector<float> partial;        ///< `[most_parts, q_heads, head_dim + 2]`: sums, maximum, total
+  std::vector<float> partial;        ///< `[max_parts, q_heads, head_dim + 2]`: sums, maximum, total
   std::vector<float> window;         ///< `[q_heads, max_tokens]`
   std::vector<float> strips;         ///< `[window_workers, strip_queries, max_tokens]`
   std::vector<float> bound_queries;  ///< `[q_heads, 2 head_dim]`
   std::vector<std::uint32_t> keys;   ///< `[kv_heads, max_tokens]`
-  std::vector<float> bounds;         ///< `[most_parts, kv_heads, 2, head_dim]`
+  std::vector<float> bounds;         ///< `[max_parts, kv_heads, 2, head_dim]`
   std::vector<float> turns;          ///< `[block_rows, head_dim]`: cosines and sines of a block's positions
 
   workspace(cache_shape const& s, team* t)
       : shape(s),
         threads(t),
-        partial(static_cast<std::size_t>(simd::most_parts * s.q_heads * partial_size())),
+        partial(static_cast<std::size_t>(simd::max_parts * s.q_heads * partial_size())),
         window(static_cast<std::size_t>(s.q_heads * s.max_tokens)),
         strips(static_cast<std::size_t>(window_workers() * simd::strip_queries * s.max_tokens)),
         bound_queries(static_cast<std::size_t>(s.q_heads * 2 * s.head_dim)),
         keys(static_cast<std::size_t>(s.kv_heads * s.max_tokens)),
-        bounds(static_cast<std::size_t>(simd::most_parts * s.kv_heads * 2 * s.head_dim)),
+        bounds(static_cast<std::size_t>(simd::max_parts * s.kv_heads * 2 * s.head_dim)),
         turns(static_cast<std::size_t>(simd::block_rows * s.head_dim)) {}
 
   /// Threads that share a window's query heads.

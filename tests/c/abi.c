@@ -12,7 +12,7 @@ kvpolicy_status (*const plugin_load)(char const*) = kvpolicy_plugin_load;
 kvpolicy_status (*const parse)(char const*, uint8_t const*, int64_t, kvpolicy_policy**) = kvpolicy_policy_parse;
 void (*const policy_free)(kvpolicy_policy*) = kvpolicy_policy_free;
 uint32_t (*const needs)(kvpolicy_policy const*) = kvpolicy_policy_needs;
-int64_t (*const window_queries)(kvpolicy_policy const*) = kvpolicy_window_queries;
+int64_t (*const observation_queries)(kvpolicy_policy const*) = kvpolicy_observation_queries;
 kvpolicy_status (*const start)(kvpolicy_policy const*, kvpolicy_shape const*, kvpolicy_state**) = kvpolicy_start;
 kvpolicy_status (*const start_cuda)(kvpolicy_policy const*, kvpolicy_shape const*, int32_t, void*,
                                     kvpolicy_state**) = kvpolicy_start_cuda;
@@ -80,7 +80,7 @@ int main(void) {
   VALUE(KVPOLICY_NEEDS_KEYS);
   VALUE(KVPOLICY_NEEDS_VALUES);
   VALUE(KVPOLICY_NEEDS_QUERIES);
-  VALUE(KVPOLICY_NEEDS_PROMPT_QUERIES);
+  VALUE(KVPOLICY_NEEDS_OBSERVATION_QUERIES);
   VALUE(KVPOLICY_NEEDS_ROTATION);
   VALUE(KVPOLICY_NEEDS_LOGITS);
   VALUE(KVPOLICY_NEEDS_TOKEN_IDS);

@@ -51,7 +51,7 @@ def kept_of(text, sizes, tensors):
     for layer in range(sizes["layers"]):
         keys, values = (tensors[f"{what}.{layer}"].swapaxes(0, 1) for what in ("keys", "values"))
         state.bind(layer, keys, values)
-        queries = tensors[f"queries.{layer}"][max(0, tokens - policy.window_queries):]
+        queries = tensors[f"queries.{layer}"][max(0, tokens - policy.observation_queries):]
         state.prefill(layer, tokens, queries=queries, scale=sizes["head_dim"]**-.5, inverse_frequencies=tensors["rope.inv_freq"])
     return [[state.tokens(layer, head, retained=True) for head in range(sizes["kv_heads"])] for layer in range(sizes["layers"])]
 

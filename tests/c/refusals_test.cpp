@@ -49,13 +49,13 @@ struct world {
   c_tensor paged{rows, {4, 2, 16, 8}};
   c_tensor pages{table.data(), c_int, {4}};
   c_tensor queries{vectors, {4, 8}};
-  c_tensor prompt_queries{vectors, {40, 4, 8}};
+  c_tensor observation_queries{vectors, {40, 4, 8}};
   c_tensor frequencies{vectors, {4}};
   c_tensor out{outputs, {4, 8}};
   c_tensor token_ids{ids.data(), c_int, {40}};
   c_tensor logits{vectors, {20}};
 
-  kvpolicy_prompt prompt() const { return {0, prompt_queries, .5f, KVPOLICY_HALVES, frequencies, token_ids}; }
+  kvpolicy_prompt prompt() const { return {0, observation_queries, .5f, KVPOLICY_HALVES, frequencies, token_ids}; }
 
   c_state ready(std::string const& text) {
     c_state state = started(parsed(text), shape);
@@ -232,7 +232,7 @@ TEST_CASE("prompts are refused where they do not fit: order, room, pages, and ea
   c_tensor const spread(w.vectors, {40, 4, 8}, {8, 1, 4});
   all.queries = spread;
   refused(prefill(0, 40), "prompt queries of layer 0: the stride of head_dim is 4; it must be 1");
-  all.queries = w.prompt_queries;
+  all.queries = w.observation_queries;
   all.scale = std::numeric_limits<float>::quiet_NaN();
   refused(prefill(0, 40), "scale is nan");
   all.scale = 1;
@@ -329,7 +329,7 @@ TEST_CASE("steps out of order are refused, and what they ask for by its name", "
           "a step on 42 tokens, the current one included, where 40 are known; it may be up to 41");
   refused(kvpolicy_choose(state.get(), 0, 0, w.queries, 1, -1), "a step on 0 tokens");
   refused(kvpolicy_choose(state.get(), 0, 41, nullptr, 1, -1), "queries of layer 0: no tensor was given");
-  refused(kvpolicy_choose(state.get(), 0, 41, w.prompt_queries, 1, -1),
+  refused(kvpolicy_choose(state.get(), 0, 41, w.observation_queries, 1, -1),
           "queries of layer 0: 3 axes; it must have 2: [q_heads, head_dim]");
   refused(kvpolicy_choose(state.get(), 0, 41, w.queries, std::numeric_limits<float>::infinity(), -1), "scale is inf");
   REQUIRE(kvpolicy_choose(state.get(), 0, 41, w.queries, 1, -1) == KVPOLICY_OK);

@@ -102,7 +102,7 @@ class twin {
     prompt_signals const prompt{
         .first = first,
         .queries = {of_layer.data() + (tokens - queries) * row, queries, s.q_heads, row, s.head_dim, scale},
-        .turned = {said_.frequencies.data(), std::ssize(said_.frequencies)},
+        .rope = {said_.frequencies.data(), std::ssize(said_.frequencies)},
         .token_ids = std::span(said_.ids).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(tokens - first))};
     state_.prefill(view(tokens), {layer}, prompt, exec_);
   }
@@ -155,7 +155,7 @@ class pair {
       : cache_(cache), said_(said), policy_(parsed(text, boundary)), twin_(text, boundary, cache, said) {
     REQUIRE(policy_ != nullptr);
     needs_ = kvpolicy_policy_needs(policy_.get());
-    window_ = kvpolicy_window_queries(policy_.get());
+    window_ = kvpolicy_observation_queries(policy_.get());
     state_ = started(policy_, cache.shape());
     INFO(kvpolicy_message());
     REQUIRE(state_ != nullptr);
@@ -173,7 +173,7 @@ class pair {
       c_tensor const frequencies(said_.frequencies, {std::ssize(said_.frequencies)});
       c_tensor const ids(said_.ids.data() + first, c_int, {tokens - first});
       kvpolicy_prompt const prompt{first,
-                                   (needs_ & KVPOLICY_NEEDS_PROMPT_QUERIES) != 0 ? &q.t : nullptr,
+                                   (needs_ & KVPOLICY_NEEDS_OBSERVATION_QUERIES) != 0 ? &q.t : nullptr,
                                    scale,
                                    KVPOLICY_HALVES,
                                    (needs_ & KVPOLICY_NEEDS_ROTATION) != 0 ? &frequencies.t : nullptr,
@@ -340,11 +340,11 @@ TEST_CASE("every name that is listed parses, says what it needs, and says so aga
     REQUIRE(policy != nullptr);
     named_host_policy const same_one = known_policies().parse(*name);
     REQUIRE(kvpolicy_policy_needs(policy.get()) == static_cast<unsigned>(needs_of(same_one.policy)));
-    REQUIRE(kvpolicy_window_queries(policy.get()) == prompt_queries(same_one.policy));
+    REQUIRE(kvpolicy_observation_queries(policy.get()) == observation_queries(same_one.policy));
   }
   REQUIRE(names == static_cast<int>(known_policies().entries().size()));
   REQUIRE(kvpolicy_policy_needs(nullptr) == 0);
-  REQUIRE(kvpolicy_window_queries(nullptr) == 0);
+  REQUIRE(kvpolicy_observation_queries(nullptr) == 0);
   REQUIRE(std::string(kvpolicy_version()).find('.') != std::string::npos);
 }
 

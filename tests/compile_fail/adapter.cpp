@@ -4,8 +4,8 @@
 using namespace kvpolicy;
 
 #ifndef PROVIDES
-#define PROVIDES                                                                                                       \
-  signals::keys | signals::values | signals::queries | signals::window_queries | signals::rotation | signals::logits | \
+#define PROVIDES                                                                                                            \
+  signals::keys | signals::values | signals::queries | signals::observation_queries | signals::rotation | signals::logits | \
       signals::token_ids
 #endif
 #ifndef FINEST

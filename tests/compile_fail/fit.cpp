@@ -21,7 +21,7 @@ using namespace kvpolicy;
 
 struct constant {
   static constexpr signals needs = signals::none;
-  static constexpr scope how_fine = scope::request;
+  static constexpr scope granularity = scope::request;
   static constexpr scored of = scored::tokens;
 
   static constexpr no_memory start(cache_shape const&) noexcept { return {}; }

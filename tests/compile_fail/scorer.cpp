@@ -12,7 +12,7 @@ using namespace kvpolicy;
 
 struct constant {
   static constexpr signals NAMES = signals::none;
-  static constexpr scope how_fine = scope::request;
+  static constexpr scope granularity = scope::request;
   static constexpr scored WHOSE = scored::units;
 
   static constexpr no_memory start(cache_shape const&) noexcept { return {}; }

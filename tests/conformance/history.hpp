@@ -103,7 +103,7 @@ struct layered_quest_model : quest_model {
   static preset draw(cache_shape const& shape, random_source& random) {
     preset made = quest_model::draw(shape, random);
     made.layers = {static_cast<std::int32_t>(random.between(0, 3)), static_cast<std::int32_t>(random.between(1, 3))};
-    made.metadata = random.pick(std::array{pool::bounds::kind::range, pool::bounds::kind::spread});
+    made.metadata = random.pick(std::array{pool::bounds::kind::range, pool::bounds::kind::mean_deviation});
     made.group = random.pick(std::array{group_merge::mean, group_merge::maximum});
     return made;
   }
@@ -240,7 +240,7 @@ struct tova_model {
   }
 };
 
-/// Both acts: quest's pages are of the tokens that snapkv left, by rank.
+/// Both acts: quest's pages are of the tokens that snapkv left, by index.
 struct snapkv_quest_model {
   using preset = policy<decltype(presets::snapkv{}.parts().retain), decltype(presets::quest{}.parts().retrieve)>;
   static preset draw(cache_shape const& shape, random_source& random) {
@@ -358,7 +358,7 @@ class history {
 
   void prompt(std::int64_t first) {
     tokens_ = random_.between(first + 1, shape_.max_tokens - 1);
-    window_tokens_ = std::min(tokens_, std::max(prompt_queries(policy_), random_.between(1, 14)));
+    window_tokens_ = std::min(tokens_, std::max(observation_queries(policy_), random_.between(1, 14)));
     window_ = random_.reals(window_tokens_ * shape_.q_heads * shape_.head_dim, 3);
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
       state_->prefill(own_view{&cache_, tokens_}, {l}, {first, window()}, exec_);
@@ -426,7 +426,7 @@ class history {
   }
 
   std::string fault_of_layer(selection const& kept) {
-    std::int64_t const lists = kept.how_fine() == scope::head ? shape_.kv_heads : 1;
+    std::int64_t const lists = kept.granularity() == scope::head ? shape_.kv_heads : 1;
     if (std::ssize(kept.lists()) != lists) return "not one list for each";
     selection const there = state_->retained({at_.layer});
     if (std::string const fault = fault_of_retained(there); !fault.empty()) return fault;

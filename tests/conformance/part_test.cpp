@@ -170,18 +170,18 @@ TEST_CASE("scorers that can evict say so, and those that need the prompt can't",
 TEST_CASE("what parts need is what presets need", "[part]") {
   STATIC_REQUIRE(parts_t<presets::full>::needs == signals::none);
   STATIC_REQUIRE(parts_t<presets::quest>::needs == (signals::keys | signals::queries));
-  STATIC_REQUIRE(parts_t<presets::snapkv>::needs == (signals::keys | signals::window_queries));
+  STATIC_REQUIRE(parts_t<presets::snapkv>::needs == (signals::keys | signals::observation_queries));
   STATIC_REQUIRE(parts_t<presets::streaming_llm>::needs == signals::none);
   STATIC_REQUIRE(parts_t<presets::chess>::needs == (signals::keys | signals::logits));
-  STATIC_REQUIRE(parts_t<presets::h2o>::needs == (signals::keys | signals::queries | signals::window_queries));
+  STATIC_REQUIRE(parts_t<presets::h2o>::needs == (signals::keys | signals::queries | signals::observation_queries));
   STATIC_REQUIRE(parts_t<presets::expected_attention>::needs ==
-                 (signals::keys | signals::values | signals::window_queries | signals::rotation));
+                 (signals::keys | signals::values | signals::observation_queries | signals::rotation));
   STATIC_REQUIRE(parts_t<presets::sentencekv>::needs ==
-                 (signals::keys | signals::queries | signals::window_queries | signals::token_ids));
-  STATIC_REQUIRE(parts_t<presets::quest>::how_fine == scope::head);
-  STATIC_REQUIRE(parts_t<presets::chunkkv>::how_fine == scope::layer);
-  STATIC_REQUIRE(parts_t<presets::tova>::how_fine == scope::layer);
-  STATIC_REQUIRE(parts_t<presets::chess>::how_fine == scope::request);
+                 (signals::keys | signals::queries | signals::observation_queries | signals::token_ids));
+  STATIC_REQUIRE(parts_t<presets::quest>::granularity == scope::head);
+  STATIC_REQUIRE(parts_t<presets::chunkkv>::granularity == scope::layer);
+  STATIC_REQUIRE(parts_t<presets::tova>::granularity == scope::layer);
+  STATIC_REQUIRE(parts_t<presets::chess>::granularity == scope::request);
 }
 
 }  // namespace

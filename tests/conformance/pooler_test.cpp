@@ -44,7 +44,7 @@ struct bounds_model {
   }
 };
 using range_model = bounds_model<pool::bounds::kind::range>;
-using spread_model = bounds_model<pool::bounds::kind::spread>;
+using spread_model = bounds_model<pool::bounds::kind::mean_deviation>;
 
 struct mean_model {
   static constexpr bool by_head = false;
@@ -106,7 +106,7 @@ struct sentence_model {
     add_bytes(made, from.ends.data(), from.units());
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-        add_bytes(made, from.rank_ends({l}, h), from.units());
+        add_bytes(made, from.index_ends({l}, h), from.units());
         table<float> const means = from.of({l}, h);
         for (std::int64_t u = 0; u < means.rows; ++u) add_bytes(made, means.row(u), means.columns);
       }

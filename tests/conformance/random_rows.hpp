@@ -1,4 +1,4 @@
-// Rows of a random cache's first layer: all tokens, or a few of them by rank, with what they hold.
+// Rows of a random cache's first layer: all tokens, or a few of them by index, with what they hold.
 #pragma once
 
 #include <algorithm>
@@ -20,12 +20,12 @@ class random_rows {
     std::int64_t const all = tokens_;
     tokens_ = random.between(1, all);
     stride_ = shared ? 0 : tokens_ + random.between(0, 3);
-    ranks_.assign(static_cast<std::size_t>(shared ? tokens_ : cache.shape().kv_heads * stride_), -1);
+    indices_.assign(static_cast<std::size_t>(shared ? tokens_ : cache.shape().kv_heads * stride_), -1);
     for (std::int64_t h = 0; h < (shared ? 1 : cache.shape().kv_heads); ++h) {
       std::vector<std::int32_t> some(static_cast<std::size_t>(all));
       std::iota(some.begin(), some.end(), 0);
       while (std::ssize(some) > tokens_) some.erase(some.begin() + random.between(0, std::ssize(some) - 1));
-      std::copy(some.begin(), some.end(), ranks_.begin() + h * stride_);
+      std::copy(some.begin(), some.end(), indices_.begin() + h * stride_);
     }
   }
 
@@ -36,12 +36,12 @@ class random_rows {
 
   rows get() const {
     rows made = values_ ? cache_->values(0, tokens_) : cache_->keys(0, tokens_);
-    if (!ranks_.empty()) made.ranks = ranks_.data();
-    made.rank_stride = stride_;
+    if (!indices_.empty()) made.indices = indices_.data();
+    made.index_stride = stride_;
     return made;
   }
   double at(std::int64_t h, std::int64_t t, std::int64_t d) const {
-    if (!ranks_.empty()) t = ranks_[static_cast<std::size_t>(h * stride_ + t)];
+    if (!indices_.empty()) t = indices_[static_cast<std::size_t>(h * stride_ + t)];
     return values_ ? cache_->value(0, h, t, d) : cache_->key(0, h, t, d);
   }
   double dot(float const* query, std::int64_t h, std::int64_t t) const {
@@ -55,7 +55,7 @@ class random_rows {
   bool values_;
   std::int64_t tokens_;
   std::int64_t stride_ = 0;
-  std::vector<std::int32_t> ranks_;  ///< `[heads, stride]` ascending
+  std::vector<std::int32_t> indices_;  ///< `[heads, stride]` ascending
 };
 
 }  // namespace kvpolicy_test

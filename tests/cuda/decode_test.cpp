@@ -161,7 +161,7 @@ class batch_run {
   }
 
   void piece(std::int64_t sequence, std::int64_t first, std::int64_t tokens, oracle<Policy>& mine) {
-    std::int64_t const window = std::min<std::int64_t>(prompt_queries(policy_), tokens - first);
+    std::int64_t const window = std::min<std::int64_t>(observation_queries(policy_), tokens - first);
     std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens - first));
     for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random_.between(0, vocabulary - 1));
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
@@ -170,7 +170,7 @@ class batch_run {
       prompt.first = first;
       prompt.token_ids = ids;
       prompt.queries = {queries.data(), window, shape_.q_heads, shape_.q_heads * shape_.head_dim, shape_.head_dim, .125f};
-      prompt.turned = {frequency_, 0, rotation::pairing::halves};
+      prompt.rope = {frequency_, 0, rotation::pairing::halves};
       decoder_.prefill(sequence, cache_.view(), tokens, {l}, prompt, exec_);
       mine.state.prefill(view(sequence, tokens), {l}, prompt, mine.exec);
     }

@@ -20,9 +20,9 @@ std::vector<std::vector<std::int32_t>> lists_of(Policy const& policy, world cons
   std::vector<float> const frequency(static_cast<std::size_t>(w.shape.head_dim / 2 + 1), .01f);
   for (std::int64_t l = 0; l < w.shape.layers; ++l) {
     prompt_signals told = w.prompt(l, prompt);
-    std::int64_t const window = std::min<std::int64_t>(prompt_queries(policy), prompt);
+    std::int64_t const window = std::min<std::int64_t>(observation_queries(policy), prompt);
     told.queries = w.window(l, prompt - window, prompt);
-    told.turned = {frequency.data(), w.shape.head_dim / 2, rotation::pairing::halves};
+    told.rope = {frequency.data(), w.shape.head_dim / 2, rotation::pairing::halves};
     state.prefill(w.view(prompt), {l}, told, exec);
   }
   for (std::int64_t n = prompt + 1; n <= prompt + steps; ++n) {

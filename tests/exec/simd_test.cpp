@@ -156,9 +156,9 @@ TEST_CASE("a view that is larger than the executor was made for is refused in ev
     if (larger.q_heads > 4 && larger.kv_heads == 2) return;  // what follows has no query heads
     REQUIRE_THROWS_AS(row_norms(keys, to, exec), invalid_value);
     REQUIRE_THROWS_AS(key_similarity(keys, to, exec), invalid_value);
-    REQUIRE_THROWS_AS(partition_spread(keys, {0, 1, n - 1}, to, exec), invalid_value);
+    REQUIRE_THROWS_AS(partition_deviation(keys, {0, 1, n - 1}, to, exec), invalid_value);
     bounds_table const spread{storage.data(), element_type::f32, larger.kv_heads, n, larger.head_dim};
-    REQUIRE_THROWS_AS(pool_spread(keys, {1, 0, n}, out.data(), spread, exec), invalid_value);
+    REQUIRE_THROWS_AS(pool_mean_deviation(keys, {1, 0, n}, out.data(), spread, exec), invalid_value);
   };
   refused({1, 4, 2, 16, 65, element_type::f32});
   refused({1, 4, 2, 17, 64, element_type::f32});

@@ -67,7 +67,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   kvpolicy_tensor const to = tensor(out.data(), head_shape);
   for (std::int64_t l = 0; l < layers; ++l) require(kvpolicy_bind(state.get(), l, &rows, &rows, nullptr) == KVPOLICY_OK);
   for (std::int64_t const prompt : {60, 3}) {
-    std::int64_t const window = std::min(kvpolicy_window_queries(policy.get()), prompt);
+    std::int64_t const window = std::min(kvpolicy_observation_queries(policy.get()), prompt);
     std::vector<std::int64_t> const query_shape{window, q_heads, dim}, id_shape{prompt};
     kvpolicy_tensor const queries = tensor(values.data(), query_shape);
     kvpolicy_tensor const tokens = tensor(ids.data(), id_shape, 0);

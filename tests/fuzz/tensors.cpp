@@ -215,7 +215,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
         std::int64_t const length = what % 16 == 6 ? in.number() : in.below(shape.max_tokens) + 1;
         std::int64_t const first = what % 16 == 4 ? 0 : in.below(length > 0 ? length : 1);
         std::int64_t const of_layer = what % 16 == 6 ? in.number() : shape.layers;
-        std::int64_t const window = kvpolicy_window_queries(policy.get());
+        std::int64_t const window = kvpolicy_observation_queries(policy.get());
         std::int64_t const known = length > 0 && length <= shape.max_tokens ? length : 1;
         described& queries = make({window < known ? window : known, shape.q_heads, shape.head_dim}, f32);
         described& pairs = make({shape.head_dim / 2}, f32);

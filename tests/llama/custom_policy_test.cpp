@@ -11,7 +11,7 @@ namespace {
 /// Every KV head likes another residue of the page's number best; no signal is read.
 struct striped {
   static constexpr signals needs = signals::none;
-  static constexpr scope how_fine = scope::head;
+  static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::units;
 
   std::int32_t stripes = 4;

@@ -132,8 +132,8 @@ double difference(std::vector<logits> const& actual, std::vector<logits> const& 
   return largest;
 }
 
-session_options recording(std::vector<made_choice>& into, std::int64_t window_queries) {
-  return {.window_queries = window_queries,
+session_options recording(std::vector<made_choice>& into, std::int64_t observation_queries) {
+  return {.observation_queries = observation_queries,
           .on_choice = [&into](llama_seq_id, layer_id layer, std::int64_t tokens, selection const& kept) {
             into.push_back({layer.value, tokens, {kept.lists().begin(), kept.lists().end()}});
           }};

@@ -90,6 +90,6 @@ struct made_choice {
 };
 
 /// session_options that append every choice to `into`, which must outlive the session.
-session_options recording(std::vector<made_choice>& into, std::int64_t window_queries = 0);
+session_options recording(std::vector<made_choice>& into, std::int64_t observation_queries = 0);
 
 }  // namespace kvpolicy::llama::testing

@@ -79,7 +79,7 @@ TEST_CASE("the policies run with the real model, and detached the engine's resul
   token_list const prompt = journey(model.get(), 20);
   REQUIRE(prompt.size() > 300);
   decoder engine(model.get(), nullptr, options);
-  session policy(presets::full{}, {.window_queries = 16});
+  session policy(presets::full{}, {.observation_queries = 16});
   decoder ours(model.get(), &policy, options);
   REQUIRE(identical(engine.feed(prompt), ours.feed(prompt)));
   std::vector<std::uint8_t> const state = ours.state();

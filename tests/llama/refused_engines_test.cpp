@@ -161,8 +161,8 @@ TEST_CASE("an attached session keeps the caller's abort callback") {
 }
 
 TEST_CASE("any number of queries to keep is accepted, below none is refused") {
-  CHECK_NOTHROW(session(presets::full{}, {.window_queries = all_queries}));
-  CHECK_THROWS_WITH(session(presets::full{}, {.window_queries = -1}), ContainsSubstring("window_queries is -1"));
+  CHECK_NOTHROW(session(presets::full{}, {.observation_queries = all_queries}));
+  CHECK_THROWS_WITH(session(presets::full{}, {.observation_queries = -1}), ContainsSubstring("observation_queries is -1"));
 }
 
 }  // namespace

@@ -98,7 +98,7 @@ TEST_CASE("a saved prompt loads into a session whose context has not decoded yet
 TEST_CASE("a saved prompt has its token ids, and its queries where somebody wants them") {
   model_owner const model = tiny_llama();
   session plain(small_quest);
-  session keeping(small_quest, {.window_queries = all_queries});
+  session keeping(small_quest, {.observation_queries = all_queries});
   decoder one(model.get(), &plain);
   decoder other(model.get(), &keeping);
   token_list const prompt = random_tokens(250);

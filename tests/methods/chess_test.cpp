@@ -79,7 +79,7 @@ void run_chess(settings const& given, bool draws_fractions, std::uint64_t seed, 
       ints const want = chess_reading(choice, policy, n);
       for (std::int64_t l = 0; l < shape.layers; ++l) {
         selection const kept = state.choose(w.view(n), {l}, {}, exec);
-        REQUIRE(kept.how_fine() == scope::request);
+        REQUIRE(kept.granularity() == scope::request);
         ints const got = tokens_of(kept.of({0}));
         INFO("round " << round << " prompt " << prompt << " tokens " << n << " layer " << l << " page " << policy.units.page
                       << " x " << policy.units.pages_per_chunk << " x " << policy.units.chunks_per_grid << " depth "

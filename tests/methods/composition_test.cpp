@@ -190,7 +190,7 @@ TEST_CASE("one ranking a layer can't point at tokens that some heads do not have
 }
 
 /// Where every token of a block represents it, a block's vector is the mean of its keys, whoever asked for them: blocks of what
-/// is there, whole ones, by rank.
+/// is there, whole ones, by index.
 template <class Retain>
 void infllm_over(std::uint64_t seed, Retain draw_retain) {
   random_source random(seed);
@@ -226,9 +226,9 @@ void infllm_over(std::uint64_t seed, Retain draw_retain) {
         ints const tokens(there.begin() + u * block, there.begin() + u * block + block);
         scores.push_back(block_score(w, l, filled(w.shape.kv_heads, tokens), n - 1));
       }
-      range_list by_rank;
-      for (std::int64_t const r : ranks) append(by_rank, r, r + 1, reason::scored);
-      verdict const v = judge_pages(by_rank, size_of(there), block, plan, scores, 1e-5 * largest_size(scores));
+      range_list by_index;
+      for (std::int64_t const r : ranks) append(by_index, r, r + 1, reason::scored);
+      verdict const v = judge_pages(by_index, size_of(there), block, plan, scores, 1e-5 * largest_size(scores));
       INFO("prompt " << prompt << " tokens " << n << " layer " << l << " block " << block << " budget " << infllm.tokens
                      << "\nthere " << text(there) << "\nread " << text(got));
       REQUIRE(v != verdict::different);

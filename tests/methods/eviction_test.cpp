@@ -111,7 +111,7 @@ TEST_CASE("tova keeps one set a layer, by the mean over all its heads' last atte
     for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + steps); ++n) {
       for (std::int64_t l = 0; l < shape.layers; ++l) {
         selection const kept = state.choose(w.view(n), {l}, w.step(l, n), exec);
-        REQUIRE(kept.how_fine() == scope::layer);
+        REQUIRE(kept.granularity() == scope::layer);
         ints const got = tokens_of(kept.of({0}));
         REQUIRE(got.back() == n - 1);
         if (n > prompt + 1) look(l, without(got, {n - 1}), at(there, l), n - 1);

@@ -40,7 +40,7 @@ TEST_CASE("infllm reads the blocks whose representatives the query wants, step b
     for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + 25); ++n) {
       for (std::int64_t l = 0; l < shape.layers; ++l) {
         selection const kept = state.choose(w.view(n), {l}, w.step(l, n), exec);
-        REQUIRE(kept.how_fine() == scope::layer);
+        REQUIRE(kept.granularity() == scope::layer);
         verdict const v = judge_infllm(kept.of({0}), w, policy, l, n, prompt);
         INFO("round " << round << " prompt " << prompt << " tokens " << n << " layer " << l << " block " << policy.block
                       << " local " << policy.local << " representatives " << policy.representatives << " budget "

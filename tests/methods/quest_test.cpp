@@ -27,7 +27,7 @@ presets::quest random_quest(cache_shape const& shape, random_source& random) {
               .group = random.one_in(2) ? group_merge::mean : group_merge::maximum,
               .layers = {.dense_first = narrow(random.between(0, 2)), .reuse = narrow(random.between(1, 3))}};
     if (random.one_in(4)) policy.ratio = .25 * static_cast<double>(random.between(0, 3));
-    if (shape.type == element_type::f32 && random.one_in(2)) policy.metadata = pool::bounds::kind::spread;
+    if (shape.type == element_type::f32 && random.one_in(2)) policy.metadata = pool::bounds::kind::mean_deviation;
   } while (!allowed(policy, shape));
   return policy;
 }
@@ -95,7 +95,7 @@ TEST_CASE("quest, worked by hand", "[methods]") {
   }
   std::vector<float> const query{1, -2};
   host_exec exec;
-  for (auto const metadata : {pool::bounds::kind::range, pool::bounds::kind::spread}) {
+  for (auto const metadata : {pool::bounds::kind::range, pool::bounds::kind::mean_deviation}) {
     presets::quest const policy{.tokens = 4, .page = 2, .sink_pages = 0, .metadata = metadata, .group = group_merge::mean};
     auto state = start(policy, shape);
     state.prefill(own_view{&cache, 6}, {0}, {}, exec);

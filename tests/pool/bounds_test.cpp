@@ -83,7 +83,7 @@ TEST_CASE("a head can be folded and cut without the others", "[pool]") {
 // Keys 10..13 and 0..-3: the mean is 11.5 and -1.5, the variance 5/4 in both channels.
 TEST_CASE("spread is the mean and one standard deviation to each side, in the place of the bounds", "[pool]") {
   counted_cache const cache(10, 2);
-  pool::bounds const pool{pool::bounds::kind::spread};
+  pool::bounds const pool{pool::bounds::kind::mean_deviation};
   auto summaries = pool.start(cache.view.shape(), segment::pages{4});
   host_exec exec;
   pool.update(summaries, cache.view, {1}, {0, 2}, 3, exec);

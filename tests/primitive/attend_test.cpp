@@ -49,16 +49,17 @@ TEMPLATE_TEST_CASE("attend is the softmax over the selected tokens times their v
     std::int64_t const n = shape.max_tokens;
     float const scale = 1.5f / std::sqrt(static_cast<float>(shape.head_dim));
     std::vector<float> const queries = random.reals(shape.q_heads * shape.head_dim, 2);
-    scope const how_fine = random.pick(std::array{scope::request, scope::layer, scope::head});
+    scope const granularity = random.pick(std::array{scope::request, scope::layer, scope::head});
     std::vector<range_list> lists;
-    for (std::int64_t i = 0; i < (how_fine == scope::head ? shape.kv_heads : 1); ++i) lists.push_back(random_list(n, random));
-    selection const kept(how_fine, lists, shape.kv_heads);
+    for (std::int64_t i = 0; i < (granularity == scope::head ? shape.kv_heads : 1); ++i)
+      lists.push_back(random_list(n, random));
+    selection const kept(granularity, lists, shape.kv_heads);
     TestType on(shape);
     attended_rows const got = attend_on(on, cache, queries, kept, scale, n);
     for (std::int64_t q = 0; q < shape.q_heads; ++q) {
       std::int64_t const h = q / shape.group();
       std::vector<std::int64_t> tokens;
-      for (token_range const& range : lists[how_fine == scope::head ? static_cast<std::size_t>(h) : 0]) {
+      for (token_range const& range : lists[granularity == scope::head ? static_cast<std::size_t>(h) : 0]) {
         for (std::int64_t t = range.begin; t < range.end; ++t) tokens.push_back(t);
       }
       naive::attended const want = naive::attend(cache, queries.data() + q * shape.head_dim, scale, 0, h, tokens);
@@ -94,7 +95,7 @@ TEMPLATE_TEST_CASE("attend needs no log-sum-exp, and large logits do not overflo
     REQUIRE(std::abs(out[static_cast<std::size_t>(i)] - cache.value(0, 0, 211, i % 20)) < 1e-6);
 }
 
-TEMPLATE_TEST_CASE("attend over rows by rank is attend over the tokens that the ranks name", "[primitive]",
+TEMPLATE_TEST_CASE("attend over rows by index is attend over the tokens that the ranks name", "[primitive]",
                    KVPOLICY_TEST_EXECUTORS) {
   random_source random(34);
   for (int round = 0; round < 50; ++round) {
@@ -104,7 +105,7 @@ TEMPLATE_TEST_CASE("attend over rows by rank is attend over the tokens that the 
     bool const each = random.one_in(2);
     std::int64_t const lists_in_all = each ? shape.kv_heads : 1;
     std::vector<range_list> lists;
-    std::vector<range_list> by_rank;
+    std::vector<range_list> by_index;
     std::vector<std::int32_t> ranks(static_cast<std::size_t>(lists_in_all * n), -1);
     for (std::int64_t l = 0; l < lists_in_all; ++l) {
       lists.push_back(random_list(n, random));
@@ -112,20 +113,21 @@ TEMPLATE_TEST_CASE("attend over rows by rank is attend over the tokens that the 
       for (token_range const& range : lists.back()) {
         for (std::int32_t t = range.begin; t < range.end; ++t) ranks[static_cast<std::size_t>(l * n + rank++)] = t;
       }
-      by_rank.push_back({});
-      append(by_rank.back(), 0, rank, reason::scored);
+      by_index.push_back({});
+      append(by_index.back(), 0, rank, reason::scored);
     }
-    scope const how_fine = each ? scope::head : scope::layer;
+    scope const granularity = each ? scope::head : scope::layer;
     std::vector<float> const queries = random.reals(shape.q_heads * shape.head_dim, 2);
     TestType on(shape);
-    attended_rows const want = attend_on(on, cache, queries, selection(how_fine, lists, shape.kv_heads), .3f, n);
+    attended_rows const want = attend_on(on, cache, queries, selection(granularity, lists, shape.kv_heads), .3f, n);
     std::vector<float> got(want.out.size());
     on.run([&](auto& exec) {
       rows keys = cache.keys(0, n);
       rows values = cache.values(0, n);
-      keys.ranks = values.ranks = ranks.data();
-      keys.rank_stride = values.rank_stride = each ? n : 0;
-      attend({queries.data(), shape.q_heads, shape.head_dim, .3f}, keys, values, selection(how_fine, by_rank, shape.kv_heads),
+      keys.indices = values.indices = ranks.data();
+      keys.index_stride = values.index_stride = each ? n : 0;
+      attend({queries.data(), shape.q_heads, shape.head_dim, .3f}, keys, values,
+             selection(granularity, by_index, shape.kv_heads),
              table<float>{got.data(), shape.q_heads, shape.head_dim, shape.head_dim}, {}, exec);
     });
     for (std::size_t i = 0; i < got.size(); ++i) REQUIRE(std::abs(got[i] - want.out[i]) < 1e-6f);

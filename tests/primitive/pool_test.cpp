@@ -152,7 +152,7 @@ TEMPLATE_TEST_CASE("pool_mean counts units from its origin", "[primitive]", KVPO
 double rounding(element_type type) { return type == element_type::f32 ? 0 : type == element_type::f16 ? 0x1p-11 : 0x1p-8; }
 
 // A deviation of keys in [-1, 1] from fp32 sums: within 3e-4 where a variance of nearly nothing is rounded, else within 1e-5.
-TEMPLATE_TEST_CASE("pool_spread is mean and standard deviation, in whatever cuts the tokens come, NaN where a key is",
+TEMPLATE_TEST_CASE("pool_mean_deviation is mean and standard deviation, in whatever cuts the tokens come, NaN where a key is",
                    "[primitive]", KVPOLICY_TEST_EXECUTORS) {
   random_source random(5);
   for (int round = 0; round < 100; ++round) {
@@ -172,7 +172,7 @@ TEMPLATE_TEST_CASE("pool_spread is mean and standard deviation, in whatever cuts
     on.run([&](auto& exec) {
       std::int64_t first = 0;
       for (std::int64_t const last : random_cuts(n, random)) {
-        pool_spread(keys.get(), {unit, first, last}, moments.data(), bounds, exec);
+        pool_mean_deviation(keys.get(), {unit, first, last}, moments.data(), bounds, exec);
         first = last;
       }
     });
@@ -213,7 +213,7 @@ TEMPLATE_TEST_CASE("a spread beyond what the type holds ends at its largest valu
   bounds.data = storage.data();
   std::vector<float> moments(6);
   TestType on(shape);
-  on.run([&](auto& exec) { pool_spread(cache.keys(0, 4), {4, 0, 4}, moments.data(), bounds, exec); });
+  on.run([&](auto& exec) { pool_mean_deviation(cache.keys(0, 4), {4, 0, 4}, moments.data(), bounds, exec); });
   for (std::int64_t d = 0; d < 3; ++d) {
     REQUIRE(element(bounds, 0, 0, d) == 65504.0f);
     REQUIRE(std::abs(element(bounds, 0, 0, 3 + d) + 20377) < 40);
@@ -238,7 +238,7 @@ TEMPLATE_TEST_CASE("pooling nothing writes nothing", "[primitive]", KVPOLICY_TES
   for (std::int64_t const at : {7, 8}) {
     on.run([&](auto& exec) {
       pool_bounds(cache.keys(0, 16), {4, at, at}, bounds, exec);
-      pool_spread(cache.keys(0, 16), {4, at, at}, moments.data(), bounds, exec);
+      pool_mean_deviation(cache.keys(0, 16), {4, at, at}, moments.data(), bounds, exec);
     });
     INFO("at " << at);
     REQUIRE(storage == std::vector<std::byte>(storage.size(), std::byte{0x3c}));

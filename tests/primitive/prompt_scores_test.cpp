@@ -114,7 +114,7 @@ TEMPLATE_TEST_CASE("of nothing but zeros every cosine is 0", "[primitive]", KVPO
 /// A rotary embedding as models have it: base 10000, or nothing that turns.
 struct embedding {
   std::vector<float> frequency;
-  rotation turned;
+  rotation rope;
   embedding(std::int64_t dims, random_source& random) {
     std::int64_t const pairs = random.one_in(5) ? 0 : random.between(0, dims / 2);
     for (std::int64_t i = 0; i < pairs; ++i) {
@@ -164,7 +164,7 @@ TEMPLATE_TEST_CASE("query_moments are the mean and covariance of the queries bef
     guarded covariance(with_covariance ? shape.q_heads * dims : 0, dims);
     TestType on(shape);
     on.run([&](auto& exec) {
-      query_moments({turned.data(), tokens, shape.q_heads, token_stride, head_stride, .5f}, rope.turned, first, mean.to,
+      query_moments({turned.data(), tokens, shape.q_heads, token_stride, head_stride, .5f}, rope.rope, first, mean.to,
                     covariance.to, exec);
     });
     for (std::int64_t q = 0; q < shape.q_heads; ++q) {
@@ -175,7 +175,7 @@ TEMPLATE_TEST_CASE("query_moments are the mean and covariance of the queries bef
       for (std::int64_t d = 0; d < dims; ++d) {
         for (std::int64_t t = 0; t < tokens; ++t)
           want[static_cast<std::size_t>(d)] += value(t, d) / static_cast<double>(tokens);
-        INFO("round " << round << " query head " << q << " channel " << d << " pairs " << rope.turned.pairs << " first "
+        INFO("round " << round << " query head " << q << " channel " << d << " pairs " << rope.rope.pairs << " first "
                       << first);
         REQUIRE(std::abs(mean.to(q, d) - want[static_cast<std::size_t>(d)]) <= 2e-5);
       }
@@ -258,7 +258,7 @@ TEMPLATE_TEST_CASE("gaussian_attention is the softmax of the expected exponentia
 }
 
 // A channel that does not vary in the next partition has no scale: its tokens' spread is no number, on every executor.
-TEMPLATE_TEST_CASE("partition_spread is the deviation over channels in the scale of the next partition", "[primitive]",
+TEMPLATE_TEST_CASE("partition_deviation is the deviation over channels in the scale of the next partition", "[primitive]",
                    KVPOLICY_TEST_EXECUTORS) {
   random_source random(96);
   int compared = 0;
@@ -273,7 +273,7 @@ TEMPLATE_TEST_CASE("partition_spread is the deviation over channels in the scale
     cut.count = std::max<std::int64_t>(0, (n - first) / cut.size - 1);
     guarded spread(shape.kv_heads, cut.count * cut.size);
     TestType on(shape);
-    on.run([&](auto& exec) { partition_spread(from.get(), cut, spread.to, exec); });
+    on.run([&](auto& exec) { partition_deviation(from.get(), cut, spread.to, exec); });
     for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
       for (std::int64_t t = 0; t < cut.count * cut.size; ++t) {
         std::int64_t const next = first + (t / cut.size + 1) * cut.size;

@@ -129,7 +129,7 @@ TEMPLATE_TEST_CASE("top_k takes each row's own k, and strides wider than the row
   }
 }
 
-TEST_CASE("rank_key orders as floats do, joins both zeros and puts NaN last", "[primitive]") {
+TEST_CASE("sortable_key orders as floats do, joins both zeros and puts NaN last", "[primitive]") {
   random_source random(54);
   std::int64_t wrong = 0;
   for (int i = 0; i < 200000; ++i) {
@@ -138,15 +138,15 @@ TEST_CASE("rank_key orders as floats do, joins both zeros and puts NaN last", "[
     auto const a = std::bit_cast<float>(bits);
     auto const b = std::bit_cast<float>(i % 2 == 0 ? bits + 1 : static_cast<std::uint32_t>(random.between(0, 0xffffffff)));
     if (std::isnan(a) || std::isnan(b)) continue;
-    if ((rank_key(a) < rank_key(b)) != (a < b) || (rank_key(a) == rank_key(b)) != (a == b)) ++wrong;
+    if ((sortable_key(a) < sortable_key(b)) != (a < b) || (sortable_key(a) == sortable_key(b)) != (a == b)) ++wrong;
   }
   REQUIRE(wrong == 0);
-  REQUIRE(rank_key(0.0f) == rank_key(-0.0f));
-  REQUIRE(rank_key(nan) == 0);
-  REQUIRE(rank_key(-nan) == 0);
-  REQUIRE(rank_key(-inf) > 0);
-  REQUIRE(rank_key(1e-45f) > rank_key(0.0f));
-  REQUIRE(rank_key(-1e-45f) < rank_key(0.0f));
+  REQUIRE(sortable_key(0.0f) == sortable_key(-0.0f));
+  REQUIRE(sortable_key(nan) == 0);
+  REQUIRE(sortable_key(-nan) == 0);
+  REQUIRE(sortable_key(-inf) > 0);
+  REQUIRE(sortable_key(1e-45f) > sortable_key(0.0f));
+  REQUIRE(sortable_key(-1e-45f) < sortable_key(0.0f));
 }
 
 }  // namespace

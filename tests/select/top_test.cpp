@@ -23,7 +23,7 @@ namespace {
 template <scored What>
 struct given_scores {
   static constexpr signals needs = signals::none;
-  static constexpr scope how_fine = scope::head;
+  static constexpr scope granularity = scope::head;
   static constexpr scored of = What;
   float const* scores = nullptr;  // [2, stride]
   std::int64_t stride = 8;
@@ -53,7 +53,7 @@ std::vector<ranges> emitted(Act const& act, head_range heads = {0, 2}) {
   no_memory memory;
   score_input<strided_view<>, pool::none::summaries, no_memory> input{view, {0}, heads, 30, 30, nothing, memory};
   host_exec exec;
-  std::vector<ranges> lists(Act::how_fine == scope::head ? static_cast<std::size_t>(heads.count) : 1);
+  std::vector<ranges> lists(Act::granularity == scope::head ? static_cast<std::size_t>(heads.count) : 1);
   act.select.select(act, scratch, input, act.window.at(30), exec, [&](std::int64_t list, std::int64_t begin, std::int64_t end) {
     lists[static_cast<std::size_t>(list)].emplace_back(begin, end);
   });

@@ -54,7 +54,7 @@ TEST_CASE("policies in a line keep a policy's promises", "[testing]") {
 /// Forgets how it chose: a counter that its parts share.
 struct moody {
   static constexpr signals needs = signals::none;
-  static constexpr scope how_fine = scope::layer;
+  static constexpr scope granularity = scope::layer;
   static constexpr scored of = scored::tokens;
   static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
   template <class Input, executor Exec>

@@ -42,7 +42,7 @@ TEST_CASE("every scorer under score/ keeps a scorer's promises", "[testing]") {
   check("window_attention", score::window_attention{.window = 3, .smooth = {.how = smoothing::kind::maximum, .width = 5}}, none,
         tokens, unscored(3));
   check("upper_bound", score::upper_bound{group_merge::maximum}, pool::bounds{}, segment::pages{4});
-  check("upper_bound", score::upper_bound{}, pool::bounds{pool::bounds::kind::spread}, segment::pages{5});
+  check("upper_bound", score::upper_bound{}, pool::bounds{pool::bounds::kind::mean_deviation}, segment::pages{5});
   // Goes by the positions of what it is given: a token's representatives are found by the queries behind it.
   check("representatives", score::representatives{.block = 4, .count = 2, .local = 3}, none, segment::pages{4},
         scorer_options{.gathered = false});
@@ -65,7 +65,7 @@ enum class fault { none, heads, gathered, cut, memory, neighbour };
 template <fault Fault>
 struct short_keys {
   static constexpr signals needs = signals::keys;
-  static constexpr scope how_fine = scope::head;
+  static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::tokens;
 
   static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
@@ -75,7 +75,7 @@ struct short_keys {
     static int calls = 0;
     auto keys = Fault == fault::heads || Fault == fault::neighbour ? input.view.keys(input.layer) : input.keys();
     if (Fault == fault::cut) keys.tokens = input.view.tokens();
-    if (Fault == fault::gathered) keys.ranks = nullptr;
+    if (Fault == fault::gathered) keys.indices = nullptr;
     std::vector<float> key(static_cast<std::size_t>(keys.head_dim));
     std::int64_t const rows_written = Fault == fault::heads ? keys.heads : out.rows;
     for (std::int64_t h = 0; h < rows_written; ++h) {

@@ -40,7 +40,7 @@ struct sequence {
   /// Whether a row is in fast memory, and is the view's.
   bool there(std::int32_t t) const {
     rows const keys = resident.keys({0});
-    return keys.ranks[t] >= 0 && std::memcmp(keys.address({0}, {t}), view().keys({0}).address({0}, {t}), 16) == 0;
+    return keys.indices[t] >= 0 && std::memcmp(keys.address({0}, {t}), view().keys({0}).address({0}, {t}), 16) == 0;
   }
   bool there(selection const& read) const {
     for (token_range const& range : read.of({0})) {

@@ -25,7 +25,7 @@ std::int64_t blocks_of(cache_shape const& shape) { return shape.layers * shape.k
 
 /// Bytes of a row in a view against those in the resident rows; false where the resident rows have none.
 bool same_row(rows const& from, rows const& resident, std::int64_t h, std::int32_t t) {
-  if (resident.ranks[h * resident.rank_stride + t] < 0) return false;
+  if (resident.indices[h * resident.index_stride + t] < 0) return false;
   auto const bytes = static_cast<std::size_t>(from.head_dim * size_of(from.type));
   return std::memcmp(from.address({h}, {t}), resident.address({h}, {t}), bytes) == 0;
 }
@@ -118,7 +118,7 @@ std::pair<std::int64_t, std::int64_t> counted(tier::resident_rows<Tier> const& r
       for (std::int32_t t = range.begin; t < range.end; ++t) {
         if (!r.of_prompt(t)) continue;
         ++wanted;
-        there += keys.ranks[h * keys.rank_stride + t] >= 0 ? 1 : 0;
+        there += keys.indices[h * keys.index_stride + t] >= 0 ? 1 : 0;
       }
     }
   }

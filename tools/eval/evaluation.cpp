@@ -64,7 +64,7 @@ class evaluation {
       : options_(options),
         model_(model),
         variants_(variants),
-        session_(presets::full{}, {.window_queries = queries_of(variants)}) {
+        session_(presets::full{}, {.observation_queries = queries_of(variants)}) {
     llama_context_params params = model.parameters(context, options.threads, true);
     session_.attach(params, model.get());
     context_ = model.context(params);
@@ -83,12 +83,12 @@ class evaluation {
   }
 
  private:
-  static constexpr int least_steps = 8;  ///< that a time per token is taken over
+  static constexpr int min_steps = 8;  ///< that a time per token is taken over
 
   static std::int64_t queries_of(std::vector<variant_of_policy> const& variants) {
     std::int64_t most = 0;
     for (variant_of_policy const& v : variants) {
-      if (v.policy) most = std::max(most, prompt_queries(v.policy->policy));
+      if (v.policy) most = std::max(most, observation_queries(v.policy->policy));
     }
     return most;
   }
@@ -124,7 +124,7 @@ class evaluation {
     llama_token token = first_token_;
     for (int i = 0; i < options_.predict && !model_.ends(token); ++i) {
       answer += model_.text_of(token);
-      bool const decided = i >= least_steps && score_of(answer, record.outputs) == 1;  // nothing later takes a reference away
+      bool const decided = i >= min_steps && score_of(answer, record.outputs) == 1;  // nothing later takes a reference away
       if (i + 1 == options_.predict || decided) break;
       auto const start = std::chrono::steady_clock::now();
       decode_token(context_.get(), token, [&] { session_.check(); });

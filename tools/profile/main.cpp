@@ -113,7 +113,7 @@ void profile(options const& o) {
   std::int64_t const heads = llama_model_n_head_kv(model.get());
   watcher watch(o, layers, heads);
   bool on = false;
-  llama::session session(presets::full{}, {.window_queries = 1,
+  llama::session session(presets::full{}, {.observation_queries = 1,
                                            .on_choice = {},
                                            .on_queries = [&](llama_seq_id, layer_id layer, layer_table_view const& view,
                                                              query_heads const& queries, simd_exec& exec) {

@@ -76,7 +76,7 @@ class comparison {
       : options_(options),
         model_(model),
         rows_(make_tier(options.tier, model.cache(context))),
-        session_(presets::full{}, {.window_queries = window_queries(options),
+        session_(presets::full{}, {.observation_queries = most_queries(options),
                                    .on_choice = [this](llama_seq_id, layer_id layer, std::int64_t tokens,
                                                        selection const& kept) { watch_(layer, tokens, kept); },
                                    .on_queries = {},
@@ -108,9 +108,9 @@ class comparison {
   ordered_json result() const;
 
  private:
-  static std::int64_t window_queries(run_options const& options) {
+  static std::int64_t most_queries(run_options const& options) {
     std::int64_t most = 0;
-    for (named_host_policy const& p : options.policies) most = std::max(most, prompt_queries(p.policy));
+    for (named_host_policy const& p : options.policies) most = std::max(most, observation_queries(p.policy));
     return most;
   }
 

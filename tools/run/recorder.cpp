@@ -38,7 +38,7 @@ void recorder::operator()(layer_id layer, std::int64_t tokens, selection const& 
   }
   if (trace_ == nullptr) return;
   nlohmann::ordered_json line{{"policy", policy_},    {"prompt", prompt_}, {"step", step_},
-                              {"layer", layer.value}, {"tokens", tokens},  {"scope", name_of(kept.how_fine())}};
+                              {"layer", layer.value}, {"tokens", tokens},  {"scope", name_of(kept.granularity())}};
   for (range_list const& list : kept.lists()) {
     nlohmann::ordered_json ranges = nlohmann::ordered_json::array();
     for (token_range const& range : list) ranges.push_back({range.begin, range.end, name_of(range.why)});

@@ -101,7 +101,7 @@ nlohmann::json kept_of(case_file const& prompt, host_policy const& policy) {
     prompt_signals const signals{
         .first = 0,
         .queries = {prompt.queries[static_cast<std::size_t>(l)].data(), known, shape.q_heads, row, shape.head_dim, scale},
-        .turned = {prompt.inverse_frequency.data(), static_cast<std::int64_t>(prompt.inverse_frequency.size())},
+        .rope = {prompt.inverse_frequency.data(), static_cast<std::int64_t>(prompt.inverse_frequency.size())},
         .token_ids = std::span(ids).first(static_cast<std::size_t>(known))};
     state.prefill(view(known), {l}, signals, exec);
   }

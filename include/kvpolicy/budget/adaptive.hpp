@@ -65,7 +65,7 @@ struct adaptive {
  private:
   static std::int64_t at_least(table<float const> scores, std::int64_t row, std::uint32_t threshold) noexcept {
     std::int64_t count = 0;
-    for (std::int64_t i = 0; i < scores.columns; ++i) count += rank_key(scores(row, i)) >= threshold ? 1 : 0;
+    for (std::int64_t i = 0; i < scores.columns; ++i) count += sortable_key(scores(row, i)) >= threshold ? 1 : 0;
     return count;
   }
 };

@@ -16,7 +16,7 @@ namespace kvpolicy::budget {
 
 struct by_head_role {
   static constexpr bool reads_scores = false;
-  static constexpr std::size_t most_heads = 4096;
+  static constexpr std::size_t max_heads = 4096;
 
   /// What the lengths are for: what exists at all (anchors lose the rest), or what a step reads (satellites fetch theirs).
   enum class of_act : std::uint8_t { retain, retrieve };
@@ -38,9 +38,9 @@ struct by_head_role {
   void check(cache_shape const& shape) const {
     auto const wanted = static_cast<std::size_t>(shape.layers * shape.kv_heads);
     KVPOLICY_EXPECTS(!heads.empty(), "heterocache needs a profile of the model's heads; make one with kvpolicy-profile");
-    KVPOLICY_EXPECTS(heads.size() == wanted && wanted <= most_heads,
+    KVPOLICY_EXPECTS(heads.size() == wanted && wanted <= max_heads,
                      "a profile of " + std::to_string(heads.size()) + " heads for a model of " + std::to_string(wanted) +
-                         "; profile this model (at most " + std::to_string(most_heads) + " heads)");
+                         "; profile this model (at most " + std::to_string(max_heads) + " heads)");
     for (std::size_t h = 0; h < heads.size(); ++h) {
       if (heads[h].role != head_role::satellite) continue;
       bool const there = heads[h].pivot >= 0 && heads[h].pivot < shape.kv_heads;
@@ -125,7 +125,7 @@ struct by_head_role {
     }
     // Whole tokens: each head the floor of its share, then one more to those that lost most by it, lower heads first.
     double const weights = weight_of(out);
-    std::array<float, most_heads> lost;
+    std::array<float, max_heads> lost;
     std::int64_t rest = std::max<std::int64_t>(left, 0);
     std::int64_t const shared = rest;
     for (std::size_t h = 0; h < heads.size(); ++h) {
@@ -147,7 +147,7 @@ struct by_head_role {
 
   template <executor Exec>
   void allocate(budget_request const& request, table<float const>, std::span<std::int32_t> units, Exec&) const {
-    std::array<std::int64_t, most_heads> length;
+    std::array<std::int64_t, max_heads> length;
     lengths(request.prompt, std::span(length).first(heads.size()));
     std::int64_t const kv_heads = request.shape.kv_heads;
     for (std::size_t i = 0; i < units.size(); ++i) {

@@ -46,8 +46,8 @@ class host_exec {
   void pool_bounds(rows const& keys, pooling const& what, bounds_table const& bounds) {
     host::pool_bounds(keys, what, bounds, scratch(row_, keys.head_dim));
   }
-  void pool_spread(rows const& keys, pooling const& what, float* moments, bounds_table const& bounds) {
-    host::pool_spread(keys, what, moments, bounds, scratch(row_, keys.head_dim));
+  void pool_mean_deviation(rows const& keys, pooling const& what, float* moments, bounds_table const& bounds) {
+    host::pool_mean_deviation(keys, what, moments, bounds, scratch(row_, keys.head_dim));
   }
 
   void score_dot(std::span<float const> anchor, table<float const> vectors, std::span<std::int32_t const> units,
@@ -148,15 +148,15 @@ class host_exec {
 
   void row_norms(rows const& from, table<float> norms) { host::row_norms(from, norms, row_); }
   void key_similarity(rows const& keys, table<float> cosines) { host::key_similarity(keys, cosines, row_); }
-  void query_moments(query_window const& queries, rotation const& turned, std::int64_t first, table<float> mean,
+  void query_moments(query_window const& queries, rotation const& rope, std::int64_t first, table<float> mean,
                      table<float> covariance) {
-    host::query_moments(queries, turned, first, mean, covariance);
+    host::query_moments(queries, rope, first, mean, covariance);
   }
   void gaussian_attention(rows const& keys, gaussian_queries const& queries, std::int64_t first, table<float> scores) {
     host::gaussian_attention(keys, queries, first, scores, row_);
   }
-  void partition_spread(rows const& from, partitions const& cut, table<float> spread) {
-    host::partition_spread(from, cut, spread);
+  void partition_deviation(rows const& from, partitions const& cut, table<float> spread) {
+    host::partition_deviation(from, cut, spread);
   }
 
   void top_k(table<float const> scores, std::span<std::int32_t const> k, table<std::int32_t> indices) {
@@ -165,8 +165,8 @@ class host_exec {
       order.resize(static_cast<std::size_t>(scores.columns));
       std::iota(order.begin(), order.end(), 0);
       std::ranges::sort(order, [&](std::int32_t a, std::int32_t b) {
-        std::uint32_t const key_a = rank_key(scores(r, a));
-        std::uint32_t const key_b = rank_key(scores(r, b));
+        std::uint32_t const key_a = sortable_key(scores(r, a));
+        std::uint32_t const key_b = sortable_key(scores(r, b));
         return key_a != key_b ? key_a > key_b : a < b;
       });
       auto const kept =

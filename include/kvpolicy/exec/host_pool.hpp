@@ -49,8 +49,8 @@ inline void pool_bounds(rows const& keys, pooling const& what, bounds_table cons
   }
 }
 
-inline void pool_spread(rows const& keys, pooling const& what, float* moments, bounds_table const& bounds,
-                        std::span<float> row) {
+inline void pool_mean_deviation(rows const& keys, pooling const& what, float* moments, bounds_table const& bounds,
+                                std::span<float> row) {
   float const most = largest(bounds.type);
   for (std::int64_t h = 0; h < keys.heads; ++h) {
     for (std::int64_t t = what.first; t < what.last; ++t) {

@@ -58,18 +58,18 @@ inline void key_similarity(rows const& keys, table<float> cosines, std::vector<f
   }
 }
 
-inline void query_moments(query_window const& queries, rotation const& turned, std::int64_t first, table<float> mean,
+inline void query_moments(query_window const& queries, rotation const& rope, std::int64_t first, table<float> mean,
                           table<float> covariance) {
   std::int64_t const dim = mean.columns;
   auto const size = static_cast<std::size_t>(dim);
   std::vector<double> plain(size);
   auto const unturned = [&](std::int64_t t, std::int64_t h) {
     std::copy_n(queries.at(t, h), dim, plain.begin());
-    for (std::int64_t i = 0; i < turned.pairs; ++i) {
-      bool const halves = turned.how == rotation::pairing::halves;
+    for (std::int64_t i = 0; i < rope.pairs; ++i) {
+      bool const halves = rope.how == rotation::pairing::halves;
       double& a = plain[static_cast<std::size_t>(halves ? i : 2 * i)];
-      double& b = plain[static_cast<std::size_t>(halves ? i + turned.pairs : 2 * i + 1)];
-      double const angle = static_cast<double>(first + t) * static_cast<double>(turned.inverse_frequency[i]);
+      double& b = plain[static_cast<std::size_t>(halves ? i + rope.pairs : 2 * i + 1)];
+      double const angle = static_cast<double>(first + t) * static_cast<double>(rope.inverse_frequency[i]);
       double const x = a;
       a = std::cos(angle) * x + std::sin(angle) * b;
       b = std::cos(angle) * b - std::sin(angle) * x;
@@ -148,7 +148,7 @@ inline void following_queries(query_window const& queries, std::int64_t begin, r
   }
 }
 
-inline void partition_spread(rows const& from, partitions const& cut, table<float> spread) {
+inline void partition_deviation(rows const& from, partitions const& cut, table<float> spread) {
   auto const dim = static_cast<std::size_t>(from.head_dim);
   std::vector<float> row(dim);
   std::vector<float> low(dim);

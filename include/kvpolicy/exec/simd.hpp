@@ -28,7 +28,7 @@ class simd_exec {
 
   void pool_mean(rows const& keys, pooling const& what, table<float> means, std::int64_t column);
   void pool_bounds(rows const& keys, pooling const& what, bounds_table const& bounds);
-  void pool_spread(rows const& keys, pooling const& what, float* moments, bounds_table const& bounds);
+  void pool_mean_deviation(rows const& keys, pooling const& what, float* moments, bounds_table const& bounds);
   void score_dot(std::span<float const> anchor, table<float const> vectors, std::span<std::int32_t const> units,
                  std::span<float> scores);
   void score_bounds(query_heads const& queries, bounds_table const& bounds, std::int64_t units, group_merge merged,
@@ -40,10 +40,10 @@ class simd_exec {
   void list_attention(query_heads const& queries, rows const& keys, std::span<range_list const> lists, table<float> out);
   void row_norms(rows const& from, table<float> norms);
   void key_similarity(rows const& keys, table<float> cosines);
-  void query_moments(query_window const& queries, rotation const& turned, std::int64_t first, table<float> mean,
+  void query_moments(query_window const& queries, rotation const& rope, std::int64_t first, table<float> mean,
                      table<float> covariance);
   void gaussian_attention(rows const& keys, gaussian_queries const& queries, std::int64_t first, table<float> scores);
-  void partition_spread(rows const& from, partitions const& cut, table<float> spread);
+  void partition_deviation(rows const& from, partitions const& cut, table<float> spread);
   void top_k(table<float const> scores, std::span<std::int32_t const> k, table<std::int32_t> indices);
   void attend(query_heads const& queries, rows const& keys, rows const& values, selection const& kept, table<float> out,
               std::span<float> log_sum_exp);

@@ -17,7 +17,7 @@ namespace kvpolicy::llama {
 
 /// What this adapter feeds and obeys; a policy that needs more does not compile.
 struct adapter {
-  static constexpr signals provides = signals::keys | signals::values | signals::queries | signals::window_queries |
+  static constexpr signals provides = signals::keys | signals::values | signals::queries | signals::observation_queries |
                                       signals::rotation | signals::logits | signals::token_ids;
   static constexpr scope finest_scope = scope::head;
 };
@@ -53,7 +53,7 @@ struct saved_prompt {
 struct session_options {
   /// Prompt queries to keep whatever the policy asks for, so that a later policy may ask for them; all_queries for every one:
   /// layers * tokens * q_heads * head_dim floats.
-  std::int64_t window_queries = 0;
+  std::int64_t observation_queries = 0;
   /// Called at every step for every layer, with what was chosen; on one of the engine's threads.
   std::function<void(llama_seq_id, layer_id, std::int64_t tokens, selection const&)> on_choice{};
   /// Called before each choice with what it is made from; on one of the engine's threads.

@@ -21,7 +21,7 @@ class mpi_communicator {
   /// its business. `deadline` is for one sum: as far as ranks may ever be apart, and as long as a lost one may stay unnoticed.
   /// Throws ranks_error where MPI refuses.
   explicit mpi_communicator(MPI_Comm all, std::chrono::milliseconds deadline = std::chrono::seconds(30))
-      : wait_(rank_of(all), size_of(all), deadline) {
+      : wait_(index_of(all), size_of(all), deadline) {
     check(MPI_Comm_dup(all, &own_), "MPI_Comm_dup");
     check(MPI_Comm_set_errhandler(own_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   }
@@ -60,7 +60,7 @@ class mpi_communicator {
   }
 
  private:
-  static int rank_of(MPI_Comm all) {
+  static int index_of(MPI_Comm all) {
     int rank = 0;
     MPI_Comm_rank(all, &rank);
     return rank;

@@ -24,7 +24,7 @@ class nccl_communicator {
   /// sum: as far as ranks may ever be apart, and as long as a lost one may stay unnoticed; past it the communicator is aborted.
   /// Throws ranks_error where CUDA or NCCL refuses.
   explicit nccl_communicator(ncclComm_t all, std::chrono::milliseconds deadline = std::chrono::seconds(30))
-      : own_(all, comm_end{}), wait_(rank_of(all), size_of(all), deadline) {
+      : own_(all, comm_end{}), wait_(index_of(all), size_of(all), deadline) {
     cudaStream_t stream = nullptr;
     cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     stream_.reset(stream);
@@ -67,7 +67,7 @@ class nccl_communicator {
     void operator()(float* data) const noexcept { cudaFree(data); }
   };
 
-  static int rank_of(ncclComm_t all) {
+  static int index_of(ncclComm_t all) {
     int rank = 0;
     ncclCommUserRank(all, &rank);
     return rank;

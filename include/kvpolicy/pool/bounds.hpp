@@ -15,8 +15,8 @@ struct bounds {
   static constexpr signals needs = signals::keys;
 
   /// What bounds a channel.
-  enum class kind : std::uint8_t { range, spread };
-  friend constexpr auto names_of(kind) noexcept { return std::array{"range", "spread"}; }
+  enum class kind : std::uint8_t { range, mean_deviation };
+  friend constexpr auto names_of(kind) noexcept { return std::array{"range", "mean_deviation"}; }
   kind how = kind::range;
 
   /// `[layers][kv_heads, units, 2, head_dim]` in the cache's own element type.
@@ -25,7 +25,7 @@ struct bounds {
     std::int64_t heads = 0;
     bounds_table layout;  ///< of one layer; `data` is set by of()
     std::vector<std::byte> storage;
-    std::vector<float> moments;        ///< kind::spread: `[layers, kv_heads, units, 2, head_dim]`, see pool_spread
+    std::vector<float> moments;  ///< kind::mean_deviation: `[layers, kv_heads, units, 2, head_dim]`, see pool_mean_deviation
     std::vector<std::int64_t> folded;  ///< `[layers, kv_heads]` tokens that are in
 
     bounds_table of(layer_id layer) noexcept {
@@ -52,7 +52,7 @@ struct bounds {
                    .head_dim = shape.head_dim};
     made.storage.resize(static_cast<std::size_t>(shape.layers * made.layout.bytes()));
     made.folded.resize(static_cast<std::size_t>(shape.layers * shape.kv_heads));
-    if (how == kind::spread) {
+    if (how == kind::mean_deviation) {
       made.moments.resize(static_cast<std::size_t>(shape.layers * shape.kv_heads * made.layout.units * 2 * shape.head_dim));
     }
     return made;
@@ -70,7 +70,7 @@ struct bounds {
       pool_bounds(keys, what, table_of, exec);
     } else {
       std::int64_t const row = into.layout.units * 2 * into.layout.head_dim;
-      pool_spread(keys, what, into.moments.data() + (layer.value * into.heads + heads.first) * row, table_of, exec);
+      pool_mean_deviation(keys, what, into.moments.data() + (layer.value * into.heads + heads.first) * row, table_of, exec);
     }
     std::fill_n(folded + heads.first, heads.count, tokens);
   }

@@ -17,16 +17,16 @@ struct unit_mean {
     std::int64_t layers = 0;
     std::int64_t heads = 0;
     std::int64_t dim = 0;
-    std::vector<std::int64_t> folded;    ///< `[layers, heads]` sentences that are in
-    std::vector<float> means;            ///< `[layers, heads, most, dim]`
-    std::vector<std::int32_t> rank_end;  ///< `[layers, heads, most]` rank behind each sentence's retained tokens
+    std::vector<std::int64_t> folded;     ///< `[layers, heads]` sentences that are in
+    std::vector<float> means;             ///< `[layers, heads, most, dim]`
+    std::vector<std::int32_t> index_end;  ///< `[layers, heads, most]` rank behind each sentence's retained tokens
 
     std::int64_t at(layer_id layer, std::int64_t head) const noexcept { return layer.value * heads + head; }
     table<float> of(layer_id layer, std::int64_t head) noexcept {
       return {means.data() + at(layer, head) * most * dim, units(), dim, dim};
     }
-    std::int32_t const* rank_ends(layer_id layer, std::int64_t head) const noexcept {
-      return rank_end.data() + at(layer, head) * most;
+    std::int32_t const* index_ends(layer_id layer, std::int64_t head) const noexcept {
+      return index_end.data() + at(layer, head) * most;
     }
 
     void extend(segment::sentences const& segment, std::int64_t first, std::span<std::int32_t const> ids) {
@@ -37,11 +37,11 @@ struct unit_mean {
       forget(from);
       for (std::int64_t& count : folded) count = std::min(count, units());
     }
-    void cut(layer_id layer, head_range few, std::int64_t ranks) noexcept {
+    void cut(layer_id layer, head_range few, std::int64_t indices) noexcept {
       for (std::int64_t h = few.first; h < few.first + few.count; ++h) {
         std::int64_t& count = folded[static_cast<std::size_t>(at(layer, h))];
         // Also a sentence that ends right there: it may have got more of its tokens back.
-        while (count > 0 && rank_ends(layer, h)[count - 1] >= ranks) --count;
+        while (count > 0 && index_ends(layer, h)[count - 1] >= indices) --count;
       }
     }
   };
@@ -51,25 +51,25 @@ struct unit_mean {
     auto const rows = static_cast<std::size_t>(shape.layers * shape.kv_heads);
     made.folded.resize(rows);
     made.means.resize(rows * static_cast<std::size_t>(made.most * made.dim));
-    made.rank_end.resize(rows * static_cast<std::size_t>(made.most));
+    made.index_end.resize(rows * static_cast<std::size_t>(made.most));
     return made;
   }
 
   /// Folds in the sentences that have closed; the open one has no mean.
   template <kv_cache_view View, executor Exec>
-  void update(summaries& into, View const& view, layer_id layer, head_range heads, std::int64_t ranks, Exec& exec) const {
+  void update(summaries& into, View const& view, layer_id layer, head_range heads, std::int64_t indices, Exec& exec) const {
     for (std::int64_t h = heads.first; h < heads.first + heads.count; ++h) {
       std::int64_t& folded = into.folded[static_cast<std::size_t>(into.at(layer, h))];
       if (folded >= into.units()) continue;
       auto const keys = view.keys(layer).of({h, 1});
       table<float> const means = into.of(layer, h);
-      std::int32_t* const ends = into.rank_end.data() + into.at(layer, h) * into.most;
+      std::int32_t* const ends = into.index_end.data() + into.at(layer, h) * into.most;
       for (; folded < into.units(); ++folded) {
         std::int32_t const behind = into.ends[static_cast<std::size_t>(folded)];
         std::int64_t const begin = folded == 0 ? 0 : ends[folded - 1];
-        std::int64_t const end = keys.ranks == nullptr
-                                     ? std::min<std::int64_t>(behind, ranks)
-                                     : std::lower_bound(keys.ranks + begin, keys.ranks + ranks, behind) - keys.ranks;
+        std::int64_t const end = keys.indices == nullptr
+                                     ? std::min<std::int64_t>(behind, indices)
+                                     : std::lower_bound(keys.indices + begin, keys.indices + indices, behind) - keys.indices;
         ends[folded] = static_cast<std::int32_t>(end);
         if (begin == end) continue;
         pool_mean(keys, {.unit_size = end - begin, .first = begin, .last = end, .origin = begin},

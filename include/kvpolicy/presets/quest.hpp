@@ -24,7 +24,7 @@ struct quest {
   std::int32_t page = 8;
   std::int32_t sink_pages = 1;
   std::int32_t recent_pages = 1;
-  pool::bounds::kind metadata = pool::bounds::kind::spread;
+  pool::bounds::kind metadata = pool::bounds::kind::mean_deviation;
   group_merge group = group_merge::maximum;
   layering layers{};
 

@@ -27,8 +27,8 @@ struct cascade_scratch {
   std::vector<std::int32_t> live;
   std::vector<std::int32_t> kept;
 
-  explicit cascade_scratch(std::int64_t most_units = 0)
-      : scores(static_cast<std::size_t>(most_units)), live(scores.size()), kept(scores.size()) {}
+  explicit cascade_scratch(std::int64_t max_units = 0)
+      : scores(static_cast<std::size_t>(max_units)), live(scores.size()), kept(scores.size()) {}
 };
 
 /// How many of `live` units a level keeps: max(1, ceil(fraction * live)), 0 of 0.

@@ -14,7 +14,7 @@ namespace kvpolicy {
 inline void fill(std::span<float const> scores, std::span<std::int32_t const> sizes, std::int64_t budget,
                  std::span<std::int32_t> taken) noexcept {
   // `taken` holds the rank keys until the threshold is known.
-  for (std::size_t u = 0; u < scores.size(); ++u) taken[u] = static_cast<std::int32_t>(rank_key(scores[u]));
+  for (std::size_t u = 0; u < scores.size(); ++u) taken[u] = static_cast<std::int32_t>(sortable_key(scores[u]));
   auto const key_of = [&](std::size_t u) { return static_cast<std::uint32_t>(taken[u]); };
   auto const tokens_from = [&](std::uint32_t threshold) {
     std::int64_t tokens = 0;

@@ -54,8 +54,9 @@ void pool_bounds(basic_rows<Memory> const& keys, pooling const& what, bounds_tab
 /// floats with the bounds' capacity, keeps each unit's means, then its sums of squared differences. As pool_mean in all else; a
 /// NaN makes its unit's bounds NaN.
 template <class Memory, class Exec>
-void pool_spread(basic_rows<Memory> const& keys, pooling const& what, float* moments, bounds_table const& bounds, Exec& exec) {
-  exec.pool_spread(keys, what, moments, bounds);
+void pool_mean_deviation(basic_rows<Memory> const& keys, pooling const& what, float* moments, bounds_table const& bounds,
+                         Exec& exec) {
+  exec.pool_mean_deviation(keys, what, moments, bounds);
 }
 
 }  // namespace kvpolicy

@@ -20,9 +20,9 @@ void key_similarity(basic_rows<Memory> const& keys, table<float> cosines, Exec& 
 /// Mean, `[q_heads, head_dim]`, and covariance (divided by the number of queries), `[q_heads * head_dim, head_dim]` or no rows,
 /// of the queries before their rotation; the first of them stands at position `first`.
 template <class Exec>
-void query_moments(query_window const& queries, rotation const& turned, std::int64_t first, table<float> mean,
+void query_moments(query_window const& queries, rotation const& rope, std::int64_t first, table<float> mean,
                    table<float> covariance, Exec& exec) {
-  exec.query_moments(queries, turned, first, mean, covariance);
+  exec.query_moments(queries, rope, first, mean, covariance);
 }
 
 /// Queries to come, as a Gaussian for each query head.
@@ -51,8 +51,8 @@ struct partitions {
 /// spread(h, t - first) = standard deviation over channels (divided by their number - 1) of (row - min) / (max - min), where
 /// min and max are each channel's over the *next* partition: `[heads, count * size]` (LagKV).
 template <class Memory, class Exec>
-void partition_spread(basic_rows<Memory> const& from, partitions const& cut, table<float> spread, Exec& exec) {
-  exec.partition_spread(from, cut, spread);
+void partition_deviation(basic_rows<Memory> const& from, partitions const& cut, table<float> spread, Exec& exec) {
+  exec.partition_deviation(from, cut, spread);
 }
 
 }  // namespace kvpolicy

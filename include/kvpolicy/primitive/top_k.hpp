@@ -10,7 +10,7 @@ namespace kvpolicy {
 
 /// Maps a score to an unsigned key of the same order: larger scores have larger keys, -0 equals +0, every NaN is 0 and so
 /// ranks below -inf. All executors rank by this key, then by smaller index.
-constexpr std::uint32_t rank_key(float score) noexcept {
+constexpr std::uint32_t sortable_key(float score) noexcept {
   if (score != score) return 0;
   std::uint32_t const bits = std::bit_cast<std::uint32_t>(score + 0.0f);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;

@@ -12,7 +12,7 @@ namespace kvpolicy::score {
 
 struct anchor_affinity {
   static constexpr signals needs = signals::keys;
-  static constexpr scope how_fine = scope::request;
+  static constexpr scope granularity = scope::request;
   static constexpr scored of = scored::units;
 
   std::int32_t recent_pages = 8;  ///< W; the selector's window protects the same pages
@@ -20,7 +20,7 @@ struct anchor_affinity {
   /// and a few channels are large: without, these alone rank the pages.
   bool standardised = false;
 
-  static constexpr float least_deviation = 1e-3f;  ///< of a channel, by its mean: below it is the rounding of 16-bit keys
+  static constexpr float min_deviation = 1e-3f;  ///< of a channel, by its mean: below it is the rounding of 16-bit keys
 
   static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
 
@@ -53,7 +53,8 @@ struct anchor_affinity {
       of_layer.heads = heads;
       of_layer.head_dim = dim;
       of_layer.head_stride = dim * size_of(element_type::f32);
-      pool_spread(of_layer, {.unit_size = pages.rows, .first = 0, .last = pages.rows}, summaries.moments.data(), spread, exec);
+      pool_mean_deviation(of_layer, {.unit_size = pages.rows, .first = 0, .last = pages.rows}, summaries.moments.data(), spread,
+                          exec);
       float* const anchor = summaries.anchor.data() + layer * heads * dim;
       auto const* const high = reinterpret_cast<float const*>(summaries.spread.data());
       for (std::int64_t h = 0; h < heads; ++h) {
@@ -63,7 +64,7 @@ struct anchor_affinity {
           float const mean = (above + below) / 2;
           float const deviation = (above - below) / 2;
           float& channel = anchor[h * dim + i];
-          channel = deviation > least_deviation * std::abs(mean) ? (channel - mean) / (deviation * deviation) : 0;
+          channel = deviation > min_deviation * std::abs(mean) ? (channel - mean) / (deviation * deviation) : 0;
         }
       }
     }

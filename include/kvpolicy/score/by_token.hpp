@@ -33,7 +33,7 @@ namespace score {
 template <class Function>
 struct by_token {
   static constexpr signals needs = signals::keys | signals::values;
-  static constexpr scope how_fine = scope::head;
+  static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::tokens;
   static constexpr bool after_attention = false;
 

@@ -12,8 +12,8 @@
 namespace kvpolicy::score {
 
 struct expected_attention {
-  static constexpr signals needs = signals::keys | signals::values | signals::window_queries | signals::rotation;
-  static constexpr scope how_fine = scope::head;
+  static constexpr signals needs = signals::keys | signals::values | signals::observation_queries | signals::rotation;
+  static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::tokens;
 
   std::int32_t sinks = 4;     ///< tokens that neither count as queries nor as keys; protect them
@@ -45,7 +45,7 @@ struct expected_attention {
   void score(Input const& input, table<float> out, Exec& exec) const {
     cache_shape const shape = input.view.shape();
     query_window const queries = window_attention::queries_of(input, window).of(input.heads, shape.group());
-    rotation const& turned = input.prompt->turned;
+    rotation const& rope = input.prompt->rope;
     std::int64_t const n = input.tokens;
     std::int64_t const first = std::min<std::int64_t>(sinks, n);
     std::int64_t const skipped = std::max<std::int64_t>(0, first - (n - queries.tokens));
@@ -53,23 +53,23 @@ struct expected_attention {
     table<float> const spread{input.memory.covariance.data(), covariance ? queries.heads * shape.head_dim : 0, shape.head_dim,
                               shape.head_dim};
     if (out.columns <= first || skipped >= queries.tokens) return;
-    query_moments(queries.last(queries.tokens - skipped), turned, n - queries.tokens + skipped, mean, spread, exec);
-    std::span const cosines = std::span(input.memory.turns).first(static_cast<std::size_t>(turned.pairs));
-    std::span const sines = std::span(input.memory.turns).last(static_cast<std::size_t>(turned.pairs));
+    query_moments(queries.last(queries.tokens - skipped), rope, n - queries.tokens + skipped, mean, spread, exec);
+    std::span const cosines = std::span(input.memory.turns).first(static_cast<std::size_t>(rope.pairs));
+    std::span const sines = std::span(input.memory.turns).last(static_cast<std::size_t>(rope.pairs));
     std::ranges::fill(input.memory.turns, 0.0);
-    for (std::int64_t i = 0; i < turned.pairs; ++i) {
+    for (std::int64_t i = 0; i < rope.pairs; ++i) {
       for (std::int64_t p = n; p < n + future; ++p) {
-        double const angle = static_cast<double>(p) * turned.inverse_frequency[i];
+        double const angle = static_cast<double>(p) * rope.inverse_frequency[i];
         cosines[static_cast<std::size_t>(i)] += std::cos(angle) / future;
         sines[static_cast<std::size_t>(i)] += std::sin(angle) / future;
       }
     }
     // m' = R m and C' = R C R^T, R the mean rotation.
     auto const turn = [&](float* vector, std::int64_t stride) {
-      for (std::int64_t i = 0; i < turned.pairs; ++i) {
-        bool const halves = turned.how == rotation::pairing::halves;
+      for (std::int64_t i = 0; i < rope.pairs; ++i) {
+        bool const halves = rope.how == rotation::pairing::halves;
         float& a = vector[stride * (halves ? i : 2 * i)];
-        float& b = vector[stride * (halves ? i + turned.pairs : 2 * i + 1)];
+        float& b = vector[stride * (halves ? i + rope.pairs : 2 * i + 1)];
         double const c = cosines[static_cast<std::size_t>(i)];
         double const s = sines[static_cast<std::size_t>(i)];
         double const x = a;

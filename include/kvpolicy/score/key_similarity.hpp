@@ -7,7 +7,7 @@ namespace kvpolicy::score {
 
 struct key_similarity {
   static constexpr signals needs = signals::keys;
-  static constexpr scope how_fine = scope::head;
+  static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::tokens;
 
   static constexpr no_memory start(cache_shape const&) noexcept { return {}; }

@@ -12,7 +12,7 @@ namespace kvpolicy::score {
 
 struct lag {
   static constexpr signals needs = signals::keys | signals::values;
-  static constexpr scope how_fine = scope::head;
+  static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::tokens;
 
   std::int32_t sinks = 4;
@@ -36,8 +36,8 @@ struct lag {
     partitions const cut{.first = sinks, .size = size, .count = count};
     table<float> const scores{out.data + sinks, out.rows, count * size, out.row_stride};
     table<float> const values{input.memory.spread.data(), out.rows, count * size, count * size};
-    partition_spread(input.keys(), cut, scores, exec);
-    partition_spread(input.values(), cut, values, exec);
+    partition_deviation(input.keys(), cut, scores, exec);
+    partition_deviation(input.values(), cut, values, exec);
     for (std::int64_t h = 0; h < out.rows; ++h) {
       for (std::int64_t p = 0; p < count; ++p) {
         std::span const of_keys(scores.row(h) + p * size, static_cast<std::size_t>(size));
@@ -60,8 +60,8 @@ struct lag {
   static void rank(std::span<float> values, std::vector<std::int32_t>& order) {
     std::iota(order.begin(), order.end(), 0);
     std::ranges::sort(order, [&](std::int32_t a, std::int32_t b) {
-      std::uint32_t const key_a = rank_key(values[static_cast<std::size_t>(a)]);
-      std::uint32_t const key_b = rank_key(values[static_cast<std::size_t>(b)]);
+      std::uint32_t const key_a = sortable_key(values[static_cast<std::size_t>(a)]);
+      std::uint32_t const key_b = sortable_key(values[static_cast<std::size_t>(b)]);
       return key_a != key_b ? key_a < key_b : a < b;
     });
     for (std::size_t i = 0; i < order.size(); ++i) {

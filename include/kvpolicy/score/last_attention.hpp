@@ -10,8 +10,8 @@
 namespace kvpolicy::score {
 
 struct last_attention {
-  static constexpr signals needs = signals::keys | signals::window_queries | signals::queries;
-  static constexpr scope how_fine = scope::head;
+  static constexpr signals needs = signals::keys | signals::observation_queries | signals::queries;
+  static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::tokens;
   static constexpr bool after_attention = true;
 

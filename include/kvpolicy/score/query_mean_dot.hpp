@@ -13,7 +13,7 @@ namespace kvpolicy::score {
 
 struct query_mean_dot {
   static constexpr signals needs = signals::queries;
-  static constexpr scope how_fine = scope::head;
+  static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::units;
 
   struct memory : no_memory {

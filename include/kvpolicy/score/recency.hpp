@@ -7,7 +7,7 @@ namespace kvpolicy::score {
 
 struct recency {
   static constexpr signals needs = signals::none;
-  static constexpr scope how_fine = scope::request;
+  static constexpr scope granularity = scope::request;
   static constexpr scored of = scored::tokens;
   static constexpr bool after_attention = false;
 

@@ -17,8 +17,8 @@ namespace kvpolicy::score {
 /// A token represents its block by how much the queries right behind it want its key (following_queries). The block's score is
 /// the mean over its `count` best tokens of the current query's dot product with their keys: that with the mean of those keys.
 struct representatives {
-  static constexpr signals needs = signals::keys | signals::window_queries | signals::queries;
-  static constexpr scope how_fine = scope::head;
+  static constexpr signals needs = signals::keys | signals::observation_queries | signals::queries;
+  static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::units;
   static constexpr std::int32_t window = all_queries;
 
@@ -27,7 +27,7 @@ struct representatives {
   std::int32_t local = 128;  ///< queries behind a token that count; a generated block has its own only
 
   struct memory : no_memory {
-    static constexpr bool by_rank = true;
+    static constexpr bool by_index = true;
     static constexpr bool hears_prompts = true;
     static constexpr bool hears_steps = true;
     std::int64_t heads = 0;
@@ -51,9 +51,9 @@ struct representatives {
     float* query(layer_id layer, std::int64_t head, std::int64_t token) noexcept {
       return queries.data() + (row(layer, head) * block + token % block) * dim;
     }
-    void cut(layer_id layer, head_range few, std::int64_t ranks) noexcept {
+    void cut(layer_id layer, head_range few, std::int64_t indices) noexcept {
       for (std::int64_t h = few.first; h < few.first + few.count; ++h)
-        done_of(layer, h) = std::min(done_of(layer, h), ranks / block);
+        done_of(layer, h) = std::min(done_of(layer, h), indices / block);
     }
   };
   memory start(cache_shape const& shape) const {
@@ -87,9 +87,9 @@ struct representatives {
       query_window const own{queries.at(0, h * group), queries.tokens, group, queries.token_stride, queries.head_stride, 1};
       std::int64_t& done = input.memory.done_of(input.layer, h);
       for (; (done + 1) * block <= input.tokens; ++done) represent(input, h, done, own, before, true, exec);
-      auto const* const ranks = input.view.keys(input.layer).of({h, 1}).ranks;
+      auto const* const indices = input.view.keys(input.layer).of({h, 1}).indices;
       for (std::int64_t r = done * block; r < input.tokens; ++r) {
-        std::int64_t const token = ranks == nullptr ? r : ranks[r];
+        std::int64_t const token = indices == nullptr ? r : indices[r];
         if (token >= before) keep_query(input, h, r, {own.at(token - before, 0), group, own.head_stride, 1});
       }
     }
@@ -135,7 +135,7 @@ struct representatives {
     }
   }
 
-  /// Finds a block's representatives and takes the mean of their keys. The queries are those of positions, or of ranks, from
+  /// Finds a block's representatives and takes the mean of their keys. The queries are those of positions, or of indices, from
   /// `begin` on.
   template <class Input, class Exec>
   void represent(Input const& input, std::int64_t head, std::int64_t which, query_window const& queries, std::int64_t begin,
@@ -144,15 +144,15 @@ struct representatives {
     auto keys = input.view.keys(input.layer).of({head, 1});
     std::int64_t const first = which * block;
     std::int64_t const counted = std::min<std::int64_t>(local, input.view.shape().max_tokens);
-    following_queries(queries, begin, keys, first, first + block, counted, by_position ? keys.ranks : nullptr,
+    following_queries(queries, begin, keys, first, first + block, counted, by_position ? keys.indices : nullptr,
                       table<float>{m.scores.data(), 1, block, block}, exec);
     std::array const k{count};
     top_k(table<float const>{m.scores.data(), 1, block, block}, k, table<std::int32_t>{m.chosen.data(), 1, count, count}, exec);
     for (std::int32_t& token : m.chosen) {
       token += static_cast<std::int32_t>(first);
-      if (keys.ranks != nullptr) token = keys.ranks[token];
+      if (keys.indices != nullptr) token = keys.indices[token];
     }
-    keys.ranks = m.chosen.data();
+    keys.indices = m.chosen.data();
     keys.tokens = count;
     pool_mean(keys, {.unit_size = count, .first = 0, .last = count},
               table<float>{m.vector(input.layer, head, which), 1, m.dim, m.dim}, 0, exec);

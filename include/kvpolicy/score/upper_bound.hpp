@@ -8,7 +8,7 @@ namespace kvpolicy::score {
 
 struct upper_bound {
   static constexpr signals needs = signals::queries;
-  static constexpr scope how_fine = scope::head;
+  static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::units;
 
   group_merge merged = group_merge::mean;

@@ -9,8 +9,8 @@
 namespace kvpolicy::score {
 
 struct window_attention {
-  static constexpr signals needs = signals::keys | signals::window_queries;
-  static constexpr scope how_fine = scope::head;
+  static constexpr signals needs = signals::keys | signals::observation_queries;
+  static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::tokens;
 
   std::int32_t window = 8;  ///< queries

@@ -55,7 +55,7 @@ struct cascade {
 
   template <class Keep>
   scratch start(Keep const& keep, cache_shape const& shape) const {
-    auto const units = static_cast<std::size_t>(most_ranges(keep, shape));
+    auto const units = static_cast<std::size_t>(max_ranges(keep, shape));
     scratch made{.buffers = cascade_scratch(static_cast<std::int64_t>(units)),
                  .scores = {},
                  .sorted = {},
@@ -74,7 +74,7 @@ struct cascade {
   }
 
   template <class Keep>
-  std::int64_t most_ranges(Keep const& keep, cache_shape const& shape) const {
+  std::int64_t max_ranges(Keep const& keep, cache_shape const& shape) const {
     std::int64_t const size = keep.segment.unit_size();
     return (shape.max_tokens + size - 1) / size;
   }
@@ -151,7 +151,7 @@ struct cascade {
   static float quantile(std::span<float const> values, double q, std::vector<float>& sorted) {
     std::ranges::copy(values, sorted.begin());
     auto const end = sorted.begin() + static_cast<std::ptrdiff_t>(values.size());
-    std::sort(sorted.begin(), end, [](float a, float b) { return rank_key(a) < rank_key(b); });
+    std::sort(sorted.begin(), end, [](float a, float b) { return sortable_key(a) < sortable_key(b); });
     double place = q * static_cast<double>(values.size() - 1);
     // The fraction is a decimal that was rounded to float: a place that should be a whole number is one.
     if (double const whole = std::round(place); std::abs(place - whole) < 1e-6 * static_cast<double>(values.size()))

@@ -18,8 +18,8 @@ struct fill {
     static_assert(writes_scores<Score, Pool, Segment>,
                   "the scorer lacks score(input, out, exec) for this pool's summaries, which select::fill calls");
     static_assert(
-        Segment::ragged && requires(summaries_of<Pool, Segment> & s) { s.rank_ends(layer_id{}, std::int64_t{}); },
-        "select::fill takes ragged units, whose pool has units(), tokens, open_begin() and rank_ends(layer, head): "
+        Segment::ragged && requires(summaries_of<Pool, Segment> & s) { s.index_ends(layer_id{}, std::int64_t{}); },
+        "select::fill takes ragged units, whose pool has units(), tokens, open_begin() and index_ends(layer, head): "
         "pool::unit_mean");
     return true;
   }
@@ -44,17 +44,17 @@ struct fill {
                                            " that its window always keeps; raise the budget or shrink the window");
   }
   template <class Keep>
-  std::int64_t most_ranges(Keep const& keep, cache_shape const& shape) const {
+  std::int64_t max_ranges(Keep const& keep, cache_shape const& shape) const {
     return shape.max_tokens / keep.segment.shortest + 1;
   }
   template <class Keep>
   scratch start(Keep const& keep, cache_shape const& shape) const {
-    auto const most = static_cast<std::size_t>(most_ranges(keep, shape));
+    auto const most = static_cast<std::size_t>(max_ranges(keep, shape));
     return {std::vector<float>(most * static_cast<std::size_t>(shape.kv_heads)), std::vector<std::int32_t>(most),
             std::vector<std::int32_t>(most), static_cast<std::int64_t>(most)};
   }
 
-  /// Calls emit(list, begin, end) for what is taken of each unit, ascending, by rank.
+  /// Calls emit(list, begin, end) for what is taken of each unit, ascending, by index.
   template <class Keep, class Input, executor Exec, class Emit>
   void select(Keep const& keep, scratch& s, Input& input, protected_tokens const& safe, Exec& exec, Emit emit) const {
     auto& summaries = input.summaries;
@@ -67,7 +67,7 @@ struct fill {
     std::int64_t const budget = keep.budget.of(request) - safe.counted;
     bool const everything = all_after_boundary && summaries.tokens - summaries.open_begin() == 1;
     for (std::int64_t h = 0; h < input.heads.count; ++h) {
-      std::int32_t const* const ends = summaries.rank_ends(input.layer, input.heads.first + h);
+      std::int32_t const* const ends = summaries.index_ends(input.layer, input.heads.first + h);
       auto const begin_of = [&](std::int64_t u) { return std::max<std::int64_t>(u == 0 ? 0 : ends[u - 1], safe.sink_end); };
       auto const count = static_cast<std::size_t>(units);
       for (std::int64_t u = 0; u < units; ++u) {

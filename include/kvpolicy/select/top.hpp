@@ -59,10 +59,10 @@ struct basic_top {
   template <class Keep>
   scratch start(Keep const& keep, cache_shape const& shape) const {
     std::int64_t const size = keep.segment.unit_size();
-    std::int64_t const rows_of_scores = Keep::how_fine == scope::request ? 1 : shape.kv_heads;
+    std::int64_t const rows_of_scores = Keep::granularity == scope::request ? 1 : shape.kv_heads;
     scratch made;
     made.columns = keep.score.of == scored::tokens ? shape.max_tokens : (shape.max_tokens + size - 1) / size;
-    made.most = most_ranges(keep, shape);
+    made.most = max_ranges(keep, shape);
     made.scores.resize(static_cast<std::size_t>(rows_of_scores * made.columns));
     made.indices.resize(static_cast<std::size_t>(rows_of_scores * made.most));
     made.k.resize(static_cast<std::size_t>(rows_of_scores));
@@ -71,7 +71,7 @@ struct basic_top {
 
   /// The most units that a list keeps, protected ones included.
   template <class Keep>
-  std::int64_t most_ranges(Keep const& keep, cache_shape const& shape) const {
+  std::int64_t max_ranges(Keep const& keep, cache_shape const& shape) const {
     std::int64_t const size = keep.segment.unit_size();
     return std::min((shape.max_tokens + size - 1) / size, keep.budget.most_tokens(shape) / size + 1);
   }
@@ -82,7 +82,7 @@ struct basic_top {
     std::int64_t const size = keep.segment.unit_size();
     std::int64_t const first = safe.sink_end / size;
     std::int64_t const candidates = (safe.recent_begin + size - 1) / size - first;
-    std::int64_t const lists = Keep::how_fine == scope::head ? input.heads.count : 1;
+    std::int64_t const lists = Keep::granularity == scope::head ? input.heads.count : 1;
     if (candidates <= 0) return;
     budget_request const request{.shape = input.view.shape(),
                                  .layer = input.layer,
@@ -122,16 +122,16 @@ struct basic_top {
     std::int64_t const size = keep.segment.unit_size();
     std::int64_t const first = safe.sink_end / size;
     std::int64_t const candidates = (safe.recent_begin + size - 1) / size - first;
-    std::int64_t const heads = Keep::score_type::how_fine == scope::head ? input.heads.count : 1;
+    std::int64_t const heads = Keep::score_type::granularity == scope::head ? input.heads.count : 1;
     bool const by_token = keep.score.of == scored::tokens;
     table<float> const scores{s.scores.data(), heads, by_token ? safe.recent_begin : first + candidates, s.columns};
     keep.score.score(input, scores, exec);
-    if (Keep::how_fine != Keep::score_type::how_fine) {
+    if (Keep::granularity != Keep::score_type::granularity) {
       for (std::int64_t h = 1; h < heads; ++h) {
         for (std::int64_t c = 0; c < scores.columns; ++c) scores(0, c) += scores(h, c);
       }
     }
-    std::int64_t const lists = Keep::how_fine == scope::head ? heads : 1;
+    std::int64_t const lists = Keep::granularity == scope::head ? heads : 1;
     if (by_token && size > 1) {
       for (std::int64_t l = 0; l < lists; ++l) {
         for (std::int64_t u = first; u < first + candidates; ++u) {

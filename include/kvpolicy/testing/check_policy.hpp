@@ -124,12 +124,12 @@ class policy_check {
     for (auto const& [what, view] : other_views(cache, n)) prefill("of " + what, view, 0, told_.prompt(0, n));
     prompt_signals few = told_.prompt(0, n);
     few.queries = {};
-    prefill("without the prompt's queries", cache.view(n), 0, few, contains(needs_, signals::window_queries));
+    prefill("without the prompt's queries", cache.view(n), 0, few, contains(needs_, signals::observation_queries));
     few = told_.prompt(0, n);
     few.queries.heads += 1;
-    prefill("with queries of other heads", cache.view(n), 0, few, contains(needs_, signals::window_queries));
+    prefill("with queries of other heads", cache.view(n), 0, few, contains(needs_, signals::observation_queries));
     few = told_.prompt(0, n);
-    few.turned = {};
+    few.rope = {};
     prefill("without the rotary embedding", cache.view(n), 0, few, contains(needs_, signals::rotation));
     few = told_.prompt(0, n);
     few.token_ids = {};

@@ -39,7 +39,7 @@ class scorer_check {
       random_cache cache(shape_, random_, what);
       random_signals const told(shape_, random_);
       // At prefill, and at a step, where the scorer can be asked then.
-      constexpr bool by_prompt = contains(Score::needs, signals::window_queries);
+      constexpr bool by_prompt = contains(Score::needs, signals::observation_queries);
       constexpr bool by_step = contains(Score::needs, signals::queries);
       if (by_prompt || !by_step) one(cache, told, true, what);
       if (by_step || !by_prompt) one(cache, told, false, what);
@@ -59,7 +59,7 @@ class scorer_check {
       fail("the same input has other scores the second time");
     }
     // Asked for one head, it reads that head's rows, and writes one list.
-    for (std::int64_t h = 0; h < shape_.kv_heads && Score::how_fine == scope::head; ++h) {
+    for (std::int64_t h = 0; h < shape_.kv_heads && Score::granularity == scope::head; ++h) {
       auto const alone = scores(cache.view(tokens), layer, {h, 1}, choosing, told, at_prompt);
       if (alone.front() != want[static_cast<std::size_t>(h)]) {
         fail("asked for KV head " + std::to_string(h) +
@@ -113,7 +113,7 @@ class scorer_check {
     if constexpr (memory_type::hears_steps) {
       if (!at_prompt) score_.watch(input, exec_);
     }
-    return written(input, Score::how_fine == scope::head ? heads.count : 1);
+    return written(input, Score::granularity == scope::head ? heads.count : 1);
   }
 
   template <class Input>

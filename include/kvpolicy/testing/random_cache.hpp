@@ -130,7 +130,7 @@ class random_signals {
   prompt_signals prompt(std::int64_t first, std::int64_t tokens) const noexcept {
     return {.first = first,
             .queries = {prompt_.data(), tokens, shape_.q_heads, shape_.q_heads * shape_.head_dim, shape_.head_dim, .5f},
-            .turned = {frequencies_.data(), std::ssize(frequencies_)},
+            .rope = {frequencies_.data(), std::ssize(frequencies_)},
             .token_ids = std::span(ids_).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(tokens - first))};
   }
   step_signals step(std::int64_t tokens) const noexcept {

@@ -92,8 +92,8 @@ class row_arena {
             .head_stride = count_ * block,
             .token_stride = block,
             .dim_stride = size_of(shape_.type),
-            .ranks = slot_of_.data() + list_of(layer, 0) * shape_.max_tokens,
-            .rank_stride = shape_.max_tokens};
+            .indices = slot_of_.data() + list_of(layer, 0) * shape_.max_tokens,
+            .index_stride = shape_.max_tokens};
   }
 
   cache_shape shape_;

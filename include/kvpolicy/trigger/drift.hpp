@@ -18,7 +18,7 @@ namespace kvpolicy::trigger {
 /// attention, and their overlap with the baseline set. Where the median falls below tau, the last set becomes the baseline and
 /// the pivot's satellites are due.
 struct drift {
-  static constexpr signals needs = signals::keys | signals::queries | signals::window_queries;
+  static constexpr signals needs = signals::keys | signals::queries | signals::observation_queries;
   static constexpr bool while_decoding = true;
   static constexpr std::int32_t longest_window = 15;
 

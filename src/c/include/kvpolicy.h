@@ -47,11 +47,11 @@ typedef enum kvpolicy_type { KVPOLICY_F32 = 0, KVPOLICY_F16 = 1, KVPOLICY_BF16 =
 typedef enum kvpolicy_need {
   KVPOLICY_NEEDS_KEYS = 1,
   KVPOLICY_NEEDS_VALUES = 2,
-  KVPOLICY_NEEDS_QUERIES = 4,        /* of the current token, at choose */
-  KVPOLICY_NEEDS_PROMPT_QUERIES = 8, /* the last kvpolicy_window_queries() of a prompt, at prefill */
-  KVPOLICY_NEEDS_ROTATION = 16,      /* at prefill */
-  KVPOLICY_NEEDS_LOGITS = 32,        /* at observe */
-  KVPOLICY_NEEDS_TOKEN_IDS = 64      /* at prefill and at choose */
+  KVPOLICY_NEEDS_QUERIES = 4,             /* of the current token, at choose */
+  KVPOLICY_NEEDS_OBSERVATION_QUERIES = 8, /* the last kvpolicy_observation_queries() of a prompt, at prefill */
+  KVPOLICY_NEEDS_ROTATION = 16,           /* at prefill */
+  KVPOLICY_NEEDS_LOGITS = 32,             /* at observe */
+  KVPOLICY_NEEDS_TOKEN_IDS = 64           /* at prefill and at choose */
 } kvpolicy_need;
 
 /* Why tokens are read. OPEN: their unit is not complete yet, or they came after the choice. */
@@ -137,7 +137,7 @@ KVPOLICY_API void kvpolicy_policy_free(kvpolicy_policy* policy);
 KVPOLICY_API uint32_t kvpolicy_policy_needs(kvpolicy_policy const* policy);
 
 /* How many of a prompt's last queries prefill must be given (all, where the prompt is shorter); 2147483647 for every one. */
-KVPOLICY_API int64_t kvpolicy_window_queries(kvpolicy_policy const* policy);
+KVPOLICY_API int64_t kvpolicy_observation_queries(kvpolicy_policy const* policy);
 
 /* A sequence begins: its tensors are in host memory. */
 KVPOLICY_API kvpolicy_status kvpolicy_start(kvpolicy_policy const* policy, kvpolicy_shape const* shape, kvpolicy_state** state);

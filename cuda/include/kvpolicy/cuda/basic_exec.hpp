@@ -67,11 +67,11 @@ class basic_exec {
   }
 
   template <class Memory>
-  void pool_spread(basic_rows<Memory> const& keys, pooling const& what, float* moments, bounds_table const& bounds) {
+  void pool_mean_deviation(basic_rows<Memory> const& keys, pooling const& what, float* moments, bounds_table const& bounds) {
     if (what.first >= what.last) return;
     call const scope(*this);
     std::int64_t const size = bounds.heads * bounds.units * 2 * bounds.head_dim;
-    launch_pool<pool_spread_body>(device_, rows_of(keys, what.last), tokens_of(what, touched(what)), 1, [&](auto& a) {
+    launch_pool<pool_mean_deviation_body>(device_, rows_of(keys, what.last), tokens_of(what, touched(what)), 1, [&](auto& a) {
       a.bounds = bounds_of(bounds);
       a.moments = device_.out(moments, 1, size, size, true);
     });
@@ -194,14 +194,14 @@ class basic_exec {
     device_.finish();
   }
 
-  void query_moments(query_window const& queries, rotation const& turned, std::int64_t first, table<float> mean,
+  void query_moments(query_window const& queries, rotation const& rope, std::int64_t first, table<float> mean,
                      table<float> covariance) {
     call const scope(*this);
     unrotate_body::arguments a{};
     a.queries = vectors_of(queries, mean.columns);
-    a.inverse_frequency = device_.in(turned.inverse_frequency, turned.pairs);
-    a.pairs = static_cast<std::int32_t>(turned.pairs);
-    a.halves = turned.how == rotation::pairing::halves;
+    a.inverse_frequency = device_.in(rope.inverse_frequency, rope.pairs);
+    a.pairs = static_cast<std::int32_t>(rope.pairs);
+    a.halves = rope.how == rotation::pairing::halves;
     a.first = first;
     a.tokens = queries.tokens;
     a.head_dim = static_cast<std::int32_t>(mean.columns);
@@ -231,10 +231,10 @@ class basic_exec {
     device_.finish();
   }
 
-  void partition_spread(basic_rows<memory> const& from, partitions const& cut, table<float> spread) {
+  void partition_deviation(basic_rows<memory> const& from, partitions const& cut, table<float> spread) {
     if (cut.count <= 0) return;
     call const scope(*this);
-    launch_partition_spread(device_, rows_of(from, cut.first + (cut.count + 1) * cut.size), cut.count, [&](auto& a) {
+    launch_partition_deviation(device_, rows_of(from, cut.first + (cut.count + 1) * cut.size), cut.count, [&](auto& a) {
       a.first = cut.first;
       a.size = cut.size;
       a.spread = device_.out(spread.data, from.heads, cut.count * cut.size, spread.row_stride, false);
@@ -359,9 +359,9 @@ class basic_exec {
     made.elements = extent_of(from, tokens) / size;
     if constexpr (std::same_as<Memory, device_memory>) made.base = from.base;
     else made.base = device_.in(from.base, made.elements * size).data;
-    if (from.ranks != nullptr) {
-      made.rank_stride = from.rank_stride;
-      made.ranks = device_.in(from.ranks, from.rank_stride == 0 ? tokens : (from.heads - 1) * from.rank_stride + tokens);
+    if (from.indices != nullptr) {
+      made.index_stride = from.index_stride;
+      made.indices = device_.in(from.indices, from.index_stride == 0 ? tokens : (from.heads - 1) * from.index_stride + tokens);
     }
     if (from.pages != nullptr) {
       made.pages = device_.in(from.pages, divided_up(tokens_behind(from, tokens), from.page_size));

@@ -59,7 +59,7 @@ concept decodable = requires {
 }
 &&(std::same_as<decltype(parts_t<Policy>::retrieve), keep_all> || std::same_as<decltype(parts_t<Policy>::retain), keep_all> ||
    (decode_retain<decltype(parts_t<Policy>::retain), D>::stays &&
-    decode_retrieve<decltype(parts_t<Policy>::retrieve), D>::by_rank));
+    decode_retrieve<decltype(parts_t<Policy>::retrieve), D>::by_index));
 
 /// Whether the host knows, when a step is planned, how many tokens each of its lists will name (decoder::listed).
 template <class Policy, class D>
@@ -158,14 +158,14 @@ class decoder {
                      buffer<std::int32_t const> ids = {}) {
     per_sequence const lengths = lengths_.of(0);
     retain_.choose(parts_.retain, layer, view.keys(layer), queries, scale, lengths, *device_);
-    token_lists const there = retain_.lists(parts_.retain, layer, lengths);
+    token_lists const retained = retain_.lists(parts_.retain, layer, lengths);
     if constexpr (std::same_as<decltype(parts_type::retrieve), keep_all>) {
-      return there;
-    } else if constexpr (decode_retrieve<decltype(parts_type::retrieve), D>::by_rank) {
+      return retained;
+    } else if constexpr (decode_retrieve<decltype(parts_type::retrieve), D>::by_index) {
       KVPOLICY_EXPECTS(ids.data != nullptr || !contains(parts_type::needs, signals::token_ids),
                        "the policy needs the current tokens' ids, and was given none");
-      retrieve_.choose(parts_.retrieve, layer, view.keys(layer), there, ids, queries, scale, lengths, *device_);
-      return retrieve_.lists(parts_.retrieve, layer, there);
+      retrieve_.choose(parts_.retrieve, layer, view.keys(layer), retained, ids, queries, scale, lengths, *device_);
+      return retrieve_.lists(parts_.retrieve, layer, retained);
     } else {
       retrieve_.choose(parts_.retrieve, layer, view.keys(layer), queries, scale, lengths, *device_);
       return retrieve_.lists(parts_.retrieve, layer, lengths);

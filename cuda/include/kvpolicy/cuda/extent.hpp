@@ -8,15 +8,15 @@
 
 namespace kvpolicy::cuda {
 
-/// How many tokens of a sequence may be read where the first `tokens` of its rows are: with ranks, any up to the largest of
+/// How many tokens of a sequence may be read where the first `tokens` of its rows are: with indices, any up to the largest of
 /// them. A page table on the device is there for all.
 template <class Memory>
 std::int64_t tokens_behind(basic_rows<Memory> const& from, std::int64_t tokens) {
   if constexpr (std::same_as<Memory, host_memory>) {
-    std::int64_t most = from.ranks == nullptr ? tokens : 0;
-    for (std::int64_t h = 0; from.ranks != nullptr && tokens > 0 && h < (from.rank_stride == 0 ? 1 : from.heads); ++h) {
-      std::int32_t const* const ranks = from.ranks + h * from.rank_stride;
-      most = std::max<std::int64_t>(most, *std::max_element(ranks, ranks + tokens) + 1);
+    std::int64_t most = from.indices == nullptr ? tokens : 0;
+    for (std::int64_t h = 0; from.indices != nullptr && tokens > 0 && h < (from.index_stride == 0 ? 1 : from.heads); ++h) {
+      std::int32_t const* const indices = from.indices + h * from.index_stride;
+      most = std::max<std::int64_t>(most, *std::max_element(indices, indices + tokens) + 1);
     }
     return most;
   } else {

@@ -33,7 +33,7 @@
 
 #define KVPOLICY_UNIT_KERNELS(X)                                                       \
   KVPOLICY_EACH_TYPE(X, pool_mean_body) KVPOLICY_EACH_TYPE(X, pool_bounds_body)        \
-  KVPOLICY_EACH_TYPE(X, pool_spread_body) KVPOLICY_EACH_TYPE(X, score_bounds_body)     \
+  KVPOLICY_EACH_TYPE(X, pool_mean_deviation_body) KVPOLICY_EACH_TYPE(X, score_bounds_body)     \
   X(score_dot_body) X(top_k_body<1>) X(top_k_body<32>)                                 \
   X(entropy_body) X(page_trigger_body)                                                 \
   X(cascade_due_body) X(page_anchor_body) X(refresh_range_body)                        \
@@ -55,7 +55,7 @@
   KVPOLICY_EACH_TYPE(X, window_sums_body) X(smooth_sums_body)                          \
   KVPOLICY_EACH_TYPE(X, row_norms_body)                                                \
   KVPOLICY_EACH_TYPE(X, direction_sums_body) X(mean_direction_body)                    \
-  KVPOLICY_EACH_TYPE(X, cosines_body) KVPOLICY_EACH_TYPE(X, partition_spread_body)     \
+  KVPOLICY_EACH_TYPE(X, cosines_body) KVPOLICY_EACH_TYPE(X, partition_deviation_body)     \
   KVPOLICY_EACH_TYPE(X, following_queries_body)                                        \
   X(unrotate_body) X(query_mean_body) X(query_covariance_body)                         \
   KVPOLICY_EACH_TYPE(X, gaussian_logits_body)

@@ -1,4 +1,4 @@
-// Key and value rows of a batch of sequences, as kernels read them: any strides, page tables and ranks; 8 channels at a time.
+// Key and value rows of a batch of sequences, as kernels read them: any strides, page tables and indices; 8 channels at a time.
 #pragma once
 
 #include "kvpolicy/cuda/block.hpp"
@@ -11,7 +11,7 @@ using stored = std::conditional_t<E == element_type::f32, float, std::uint16_t>;
 
 /// One layer's rows of every sequence of a batch. Strides are in elements; row (s, h, t) begins at
 /// s sequence_stride + h head_stride + t token_stride, or, with pages, in page pages[s page_table_stride + t / page_size].
-/// With ranks, "token" t of head h is token ranks[s rank_sequence_stride + h rank_stride + t].
+/// With indices, "token" t of head h is token indices[s index_sequence_stride + h index_stride + t].
 struct batch_rows {
   void const* base = nullptr;
   std::int64_t elements = 0;  ///< from base on, for the checked model
@@ -30,9 +30,9 @@ struct batch_rows {
   std::int32_t page_shift = -1;  ///< log2(page_size) where it is a power of two
   std::int64_t page_stride = 0;
 
-  buffer<std::int32_t const> ranks;
-  std::int64_t rank_sequence_stride = 0;
-  std::int64_t rank_stride = 0;
+  buffer<std::int32_t const> indices;
+  std::int64_t index_sequence_stride = 0;
+  std::int64_t index_stride = 0;
 
   /// Groups of 8 channels in a row.
   constexpr std::int32_t parts() const noexcept { return (head_dim + 7) / 8; }
@@ -94,13 +94,13 @@ class row_reader {
       : rows_(rows),
         data_(block.global(buffer<element>{static_cast<element*>(rows.base), rows.elements})),
         pages_(block.global(rows.pages)),
-        ranks_(block.global(rows.ranks)),
+        indices_(block.global(rows.indices)),
         sequence_(sequence) {}
 
   /// Of a row's first element.
   KVPOLICY_KERNEL std::int64_t offset(std::int64_t head, std::int64_t token) const {
-    if (rows_.ranks.data != nullptr) {
-      std::int32_t const ranked = ranks_[sequence_ * rows_.rank_sequence_stride + head * rows_.rank_stride + token];
+    if (rows_.indices.data != nullptr) {
+      std::int32_t const ranked = indices_[sequence_ * rows_.index_sequence_stride + head * rows_.index_stride + token];
       token = ranked;
     }
     std::int64_t at = sequence_ * rows_.sequence_stride + head * rows_.head_stride;
@@ -158,7 +158,7 @@ class row_reader {
   batch_rows const& rows_;
   decltype(std::declval<B&>().global(buffer<element>{})) data_;
   decltype(std::declval<B&>().global(buffer<std::int32_t const>{})) pages_;
-  decltype(std::declval<B&>().global(buffer<std::int32_t const>{})) ranks_;
+  decltype(std::declval<B&>().global(buffer<std::int32_t const>{})) indices_;
   std::int64_t sequence_;
 };
 

@@ -23,7 +23,7 @@ class decode_retrieve<
   enum number { first, count, taken, tail, known, rows };
 
  public:
-  static constexpr bool by_rank = false;
+  static constexpr bool by_index = false;
 
   decode_retrieve(act_type const& act, cache_shape const& shape, std::int64_t sequences, D& device)
       : shape_(shape),

@@ -31,7 +31,7 @@ requires Score::after_attention class decode_retain<
   decode_retain(act_type const&, cache_shape const& shape, std::int64_t sequences, D& device)
       : shape_(shape),
         sequences_(sequences),
-        lists_(act_type::how_fine == scope::head ? shape.kv_heads : 1),
+        lists_(act_type::granularity == scope::head ? shape.kv_heads : 1),
         prompts_(sequences),
         stepped_(static_cast<std::size_t>(sequences)),
         numbers_(device, shape.layers * rows, sequences),

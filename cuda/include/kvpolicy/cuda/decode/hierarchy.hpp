@@ -32,7 +32,7 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
   enum number { units, complete = 3, fraction = 6, most = 9, sinks = 12, tail, rows };
 
  public:
-  static constexpr bool by_rank = false;
+  static constexpr bool by_index = false;
 
   decode_retrieve(act_type const& act, cache_shape const& shape, std::int64_t sequences, D& device)
       : shape_(shape),
@@ -249,7 +249,7 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
     device.template launch<page_anchor_body>(
         {divided_up(dims_, page_anchor_body::threads), sequences_, 1},
         {means_[0].get(), units_[0] * dims_, dims_, numbers_.of(units), state(due), act.score.recent_pages,
-         act.score.standardised, score::anchor_affinity::least_deviation, anchor_.get()});
+         act.score.standardised, score::anchor_affinity::min_deviation, anchor_.get()});
     buffer<std::int32_t> live{};
     int of_level = level_a;
     for (std::size_t level = depth; level-- > 0;) {

@@ -36,7 +36,7 @@ class decode_retrieve;
 template <owning_device D>
 class decode_retrieve<keep_all, D> {
  public:
-  static constexpr bool by_rank = false;
+  static constexpr bool by_index = false;
 
   decode_retrieve(keep_all const&, cache_shape const&, std::int64_t, D&) {}
   template <class View, class Exec>
@@ -84,7 +84,7 @@ unit_candidates candidates_of(Act const& act, cache_shape const& shape, layer_id
   std::array<std::int32_t, 1> units{};
   host_exec none;
   act.budget.allocate(request, {}, units, none);
-  made.taken = std::min({static_cast<std::int64_t>(units[0]), made.count, act.select.most_ranges(act, shape)});
+  made.taken = std::min({static_cast<std::int64_t>(units[0]), made.count, act.select.max_ranges(act, shape)});
   return made;
 }
 
@@ -94,7 +94,7 @@ class decode_retrieve<keep<segment::pages, pool::bounds, score::upper_bound, Bud
   using act_type = keep<segment::pages, pool::bounds, score::upper_bound, Budget, select::top, Window, trigger::every_step>;
 
  public:
-  static constexpr bool by_rank = false;
+  static constexpr bool by_index = false;
 
   decode_retrieve(act_type const& act, cache_shape const& shape, std::int64_t sequences, D& device)
       : shape_(shape),
@@ -102,8 +102,8 @@ class decode_retrieve<keep<segment::pages, pool::bounds, score::upper_bound, Bud
         units_((shape.max_tokens + act.segment.unit_size() - 1) / act.segment.unit_size()),
         numbers_(device, shape.layers * 4, sequences),
         bounds_(device.template allocate<pack>(divided_up(shape.layers * layer_size() * size_of(shape.type), 16))),
-        moments_(
-            device.template allocate<float>(act.pool.how == pool::bounds::kind::spread ? shape.layers * moments_size() : 0)),
+        moments_(device.template allocate<float>(
+            act.pool.how == pool::bounds::kind::mean_deviation ? shape.layers * moments_size() : 0)),
         scores_(device.template allocate<float>(sequences * shape.kv_heads * units_)),
         chosen_(device.template allocate<std::int32_t>(shape.layers * sequences * shape.kv_heads * units_)),
         named_(device.template allocate<std::int32_t>(shape.layers * sequences * shape.kv_heads)) {}
@@ -219,7 +219,7 @@ class decode_retrieve<keep<segment::pages, pool::bounds, score::upper_bound, Bud
     if (act.pool.how == pool::bounds::kind::range) {
       launch_pool<pool_bounds_body>(device, keys, what, sequences, [&](auto& a) { a.bounds = to; });
     } else {
-      launch_pool<pool_spread_body>(device, keys, what, sequences, [&](auto& a) {
+      launch_pool<pool_mean_deviation_body>(device, keys, what, sequences, [&](auto& a) {
         a.bounds = to;
         std::int64_t const skipped = first_sequence * shape_.kv_heads * 2 * shape_.head_dim;
         a.moments = {moments_.get().data + layer.value * moments_size() + skipped, moments_size() - skipped};

@@ -109,7 +109,7 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
   decode_retain(act_type const&, cache_shape const& shape, std::int64_t sequences, D& device)
       : shape_(shape),
         sequences_(sequences),
-        lists_(act_type::how_fine == scope::head ? shape.kv_heads : 1),
+        lists_(act_type::granularity == scope::head ? shape.kv_heads : 1),
         prompts_(sequences),
         tails_(device, shape.layers, sequences),
         device_(&device),
@@ -145,18 +145,18 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
   std::int64_t listed(act_type const& act, layer_id layer, std::int64_t sequence, head_id head, std::int64_t tokens) const {
     if (tokens == 0 || act.layers.dense(layer)) return tokens;
     std::span const lists = kept(sequence, layer);
-    std::int64_t const since = tokens - tails_.get(act_type::how_fine == scope::request ? 0 : layer.value, sequence);
+    std::int64_t const since = tokens - tails_.get(act_type::granularity == scope::request ? 0 : layer.value, sequence);
     return token_count(lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(head.value)]) + since;
   }
 
   token_lists lists(act_type const& act, layer_id layer, per_sequence const& lengths) const noexcept {
-    std::int64_t const first = act_type::how_fine == scope::request ? 0 : layer.value * sequences_ * lists_;
+    std::int64_t const first = act_type::granularity == scope::request ? 0 : layer.value * sequences_ * lists_;
     std::int64_t const all = sequences_ * lists_;
     token_lists made{};
     made.units = {ids_.get().data + first * shape_.max_tokens, all * shape_.max_tokens};
     made.stride = shape_.max_tokens;
     made.named = {named_.get().data + first, all};
-    made.tail = tails_.of(act_type::how_fine == scope::request ? 0 : layer.value);
+    made.tail = tails_.of(act_type::granularity == scope::request ? 0 : layer.value);
     made.tokens = lengths;
     made.lists = static_cast<std::int32_t>(lists_);
     // Every token since the prompt comes on top: a thousand are reckoned with.

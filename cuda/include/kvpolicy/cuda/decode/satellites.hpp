@@ -29,7 +29,7 @@ class decode_retrieve<
   enum of_layer_row { base, pivot, length, named, layer_rows };
 
  public:
-  static constexpr bool by_rank = true;
+  static constexpr bool by_index = true;
 
   decode_retrieve(act_type const& act, cache_shape const& shape, std::int64_t sequences, D& device)
       : shape_(shape),
@@ -135,13 +135,13 @@ class decode_retrieve<
     launch_top_k(device, top, heads_, shape_.max_tokens);
   }
 
-  token_lists lists(act_type const&, layer_id layer, token_lists const& there) const noexcept {
+  token_lists lists(act_type const&, layer_id layer, token_lists const& retained) const noexcept {
     token_lists made{};
     made.units = of_layer(chosen_.get(), layer, shape_.max_tokens);
     made.stride = shape_.max_tokens;
     made.named = row(layer, named);
     made.tail = numbers_.of(prompt_tokens);
-    made.tokens = there.tokens;
+    made.tokens = retained.tokens;
     made.lists = static_cast<std::int32_t>(shape_.kv_heads);
     return made;
   }

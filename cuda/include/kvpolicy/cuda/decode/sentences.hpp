@@ -23,8 +23,8 @@ class decode_retrieve<
                         trigger::every_step>;
 
  public:
-  /// Sees what is there by rank, whatever the retain.
-  static constexpr bool by_rank = true;
+  /// Sees what is there by index, whatever the retain.
+  static constexpr bool by_index = true;
 
   decode_retrieve(act_type const& act, cache_shape const& shape, std::int64_t sequences, D& device)
       : shape_(shape),
@@ -91,7 +91,7 @@ class decode_retrieve<
   void upload(D& device) const { budgets_.upload(device); }
 
   /// `ids`: each sequence's current token, where layer is 0.
-  void choose(act_type const& act, layer_id layer, batch_rows const& keys, token_lists const& there,
+  void choose(act_type const& act, layer_id layer, batch_rows const& keys, token_lists const& retained,
               buffer<std::int32_t const> ids, vector_rows const& queries, float, per_sequence const& lengths, D& device) {
     if (layer.value == 0) {
       device.template launch<sentence_step_body>({divided_up(sequences_, sentence_step_body::threads), 1, 1},
@@ -108,7 +108,7 @@ class decode_retrieve<
     auto const dim = static_cast<std::int32_t>(shape_.head_dim);
     sentence_units const units = units_of(layer);
     with_type(keys.type, [&]<element_type E>() {
-      device.template launch<sentence_means_body<E>>({heads, sequences_, 1}, {keys, there, state(), units});
+      device.template launch<sentence_means_body<E>>({heads, sequences_, 1}, {keys, retained, state(), units});
     });
     buffer<float> const sums = of_layer(sums_.get(), layer, dim);
     device.template launch<query_sums_body>({heads, sequences_, 1}, {queries,
@@ -122,18 +122,18 @@ class decode_retrieve<
     launch_logits(device, sums_as_queries(sums), means_as_rows(units.means), units_as_lists());
     device.template launch<sentence_fill_body>(
         {heads, sequences_, 1},
-        {scores_.get(), most_, state(), units, there, heads, budgets_.of(layer.value), act.window.sinks, act.window.recent,
+        {scores_.get(), most_, state(), units, retained, heads, budgets_.of(layer.value), act.window.sinks, act.window.recent,
          act.select.all_after_boundary, of_layer(lists_.get(), layer, shape_.max_tokens), shape_.max_tokens,
          of_layer(named_.get(), layer, 1)});
   }
 
-  token_lists lists(act_type const& act, layer_id layer, token_lists const& there) const noexcept {
-    if (act.layers.dense(layer)) return there;
+  token_lists lists(act_type const& act, layer_id layer, token_lists const& retained) const noexcept {
+    if (act.layers.dense(layer)) return retained;
     token_lists made{};
     made.units = of_layer(lists_.get(), layer, shape_.max_tokens);
     made.stride = shape_.max_tokens;
     made.named = of_layer(named_.get(), layer, 1);
-    made.tokens = there.tokens;
+    made.tokens = retained.tokens;
     made.lists = static_cast<std::int32_t>(shape_.kv_heads);
     made.about = act.budget.most_tokens(shape_) + act.segment.longest;
     return made;

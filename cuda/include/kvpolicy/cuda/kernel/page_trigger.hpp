@@ -25,7 +25,7 @@ struct page_trigger_body {
     std::int64_t sequences = 0;
     std::int32_t page = 1;
     float most_mean = 0;
-    float most_variance = 0;
+    float max_variance = 0;
   };
   template <class B>
   struct shared {};
@@ -49,7 +49,7 @@ struct page_trigger_body {
     squares += delta * (static_cast<double>(observed) - mean);
     bool const closes = tokens % a.page == 0;
     auto const variance = static_cast<float>(squares / count);
-    bool const calm = static_cast<float>(mean) <= a.most_mean && variance <= a.most_variance;
+    bool const calm = static_cast<float>(mean) <= a.most_mean && variance <= a.max_variance;
     block.global(a.state.fired)[s] = closes && !calm ? 1 : 0;
     counts[s] = closes ? 0 : count;
     means[s] = closes ? 0 : mean;
@@ -70,7 +70,7 @@ struct page_anchor_body {
     buffer<std::int32_t const> due;
     std::int32_t recent = 1;
     bool standardised = false;
-    float least_deviation = 0;
+    float min_deviation = 0;
     buffer<float> anchor;  ///< `[sequences, dims]`
   };
   template <class B>
@@ -104,7 +104,7 @@ struct page_anchor_body {
         squares += (x - before) * (x - mean);
       }
       float const deviation = sqrtf(squares / static_cast<float>(pages));
-      anchor = deviation > a.least_deviation * fabsf(mean) ? (anchor - mean) / (deviation * deviation) : 0;
+      anchor = deviation > a.min_deviation * fabsf(mean) ? (anchor - mean) / (deviation * deviation) : 0;
     }
     block.global(a.anchor)[s * a.dims + channel] = anchor;
   }

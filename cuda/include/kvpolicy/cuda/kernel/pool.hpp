@@ -166,9 +166,9 @@ struct pool_bounds_body {
 };
 
 template <element_type E>
-struct pool_spread_body {
+struct pool_mean_deviation_body {
   static constexpr unsigned threads = 128;
-  static constexpr char const* name = "pool_spread";
+  static constexpr char const* name = "pool_mean_deviation";
   struct arguments {
     batch_rows keys;
     pooled_tokens what;

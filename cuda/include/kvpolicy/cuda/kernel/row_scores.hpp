@@ -58,9 +58,9 @@ struct row_norms_body {
 
 /// One block a partition and head: the next partition's range of each channel, then the deviation within each row of this one.
 template <element_type E>
-struct partition_spread_body {
+struct partition_deviation_body {
   static constexpr unsigned threads = 128;
-  static constexpr char const* name = "partition_spread";
+  static constexpr char const* name = "partition_deviation";
   struct arguments {
     batch_rows rows;
     std::int64_t first = 0;

@@ -71,7 +71,7 @@ template <element_type E>
 struct score_bounds_body {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "score_bounds";
-  static constexpr int most_parts = 32;
+  static constexpr int max_parts = 32;
   struct arguments {
     vector_rows queries;
     std::int32_t group = 1;

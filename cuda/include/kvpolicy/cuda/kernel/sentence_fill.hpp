@@ -16,7 +16,7 @@ struct sentence_fill_body {
     std::int64_t stride = 0;
     sentence_state state;
     sentence_units units;
-    token_lists there;
+    token_lists retained;
     std::int32_t heads = 1;
     per_sequence budget;  ///< tokens
     std::int32_t sinks = 0;
@@ -36,24 +36,24 @@ struct sentence_fill_body {
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
     std::int64_t const list = static_cast<std::int64_t>(block.y()) * a.heads + block.x();
-    list_reader<B> const there(block, a.there, block.y(), block.x());
-    std::int64_t const ranks = there.count();
+    list_reader<B> const retained(block, a.retained, block.y(), block.x());
+    std::int64_t const indices = retained.count();
     auto const thread = static_cast<std::int32_t>(block.thread());
-    if (ranks == 0) {
+    if (indices == 0) {
       if (thread == 0) block.global(a.named)[list] = 0;
       return;
     }
-    // window::tokens, by rank.
-    std::int64_t const recent_begin = ranks > a.recent ? ranks - a.recent : 0;
+    // window::tokens, by index.
+    std::int64_t const recent_begin = indices > a.recent ? indices - a.recent : 0;
     std::int64_t const sink_end = a.sinks < recent_begin ? a.sinks : recent_begin;
-    std::int64_t const sequence_tokens = a.there.tokens.of(block, block.y());
+    std::int64_t const sequence_tokens = a.retained.tokens.of(block, block.y());
     std::int32_t const open_begin = block.global(a.state.open_begin)[block.y()];
-    std::int64_t const open = rank_of(there, open_begin);
+    std::int64_t const open = index_of(retained, open_begin);
     std::int64_t tail = open < recent_begin ? open : recent_begin;
     tail = tail > sink_end ? tail : sink_end;
     std::int32_t const units = block.global(a.state.units)[block.y()];
-    std::int64_t budget = a.budget.of(block, block.y()) - (sink_end + ranks - recent_begin);
-    auto const ends = block.global(a.units.rank_end);
+    std::int64_t budget = a.budget.of(block, block.y()) - (sink_end + indices - recent_begin);
+    auto const ends = block.global(a.units.index_end);
     auto const scores = block.global(a.scores);
 
     struct unit {
@@ -94,7 +94,7 @@ struct sentence_fill_body {
 
     auto const out = block.global(a.list);
     std::int64_t const at = list * a.list_stride;
-    for (std::int64_t r = thread; r < sink_end; r += B::threads) out[at + r] = static_cast<std::int32_t>(there.token(r));
+    for (std::int64_t r = thread; r < sink_end; r += B::threads) out[at + r] = static_cast<std::int32_t>(retained.token(r));
     std::int64_t written = sink_end;
     std::int32_t ties_before = 0;
     for (std::int32_t base = 0; base < units && wanted > 0; base += B::threads) {
@@ -112,15 +112,15 @@ struct sentence_fill_body {
       std::int32_t const count = taken > 0 && behind > mine.begin ? static_cast<std::int32_t>(behind - mine.begin) : 0;
       std::int32_t all = 0;
       std::int64_t const to = written + block.exclusive_sum(s.radix.scan, count, all);
-      for (std::int32_t i = 0; i < count; ++i) out[at + to + i] = static_cast<std::int32_t>(there.token(mine.begin + i));
+      for (std::int32_t i = 0; i < count; ++i) out[at + to + i] = static_cast<std::int32_t>(retained.token(mine.begin + i));
       written += all;
       ties_before += all_ties;
       block.sync();
     }
-    for (std::int64_t r = tail + thread; r < ranks; r += B::threads) {
-      out[at + written + (r - tail)] = static_cast<std::int32_t>(there.token(r));
+    for (std::int64_t r = tail + thread; r < indices; r += B::threads) {
+      out[at + written + (r - tail)] = static_cast<std::int32_t>(retained.token(r));
     }
-    if (thread == 0) block.global(a.named)[list] = static_cast<std::int32_t>(written + ranks - tail);
+    if (thread == 0) block.global(a.named)[list] = static_cast<std::int32_t>(written + indices - tail);
   }
 };
 

@@ -60,12 +60,12 @@ struct sentence_step_body {
 
 /// How many of a head's retained tokens come before `token`.
 template <class B>
-KVPOLICY_KERNEL std::int64_t rank_of(list_reader<B> const& there, std::int64_t token) {
+KVPOLICY_KERNEL std::int64_t index_of(list_reader<B> const& retained, std::int64_t token) {
   std::int64_t low = 0;
-  std::int64_t high = there.count();
+  std::int64_t high = retained.count();
   while (low < high) {
     std::int64_t const middle = (low + high) / 2;
-    if (there.token(middle) < token) low = middle + 1;
+    if (retained.token(middle) < token) low = middle + 1;
     else high = middle;
   }
   return low;
@@ -73,9 +73,9 @@ KVPOLICY_KERNEL std::int64_t rank_of(list_reader<B> const& there, std::int64_t t
 
 /// What each head has of each sentence. Layer by layer.
 struct sentence_units {
-  buffer<float> means;            ///< `[sequences, kv_heads, most, head_dim]`
-  buffer<std::int32_t> rank_end;  ///< `[sequences, kv_heads, most]` rank behind the sentence's retained tokens
-  buffer<std::int32_t> folded;    ///< `[sequences, kv_heads]` sentences that are in
+  buffer<float> means;             ///< `[sequences, kv_heads, most, head_dim]`
+  buffer<std::int32_t> index_end;  ///< `[sequences, kv_heads, most]` rank behind the sentence's retained tokens
+  buffer<std::int32_t> folded;     ///< `[sequences, kv_heads]` sentences that are in
 };
 
 /// Folds in the sentences that have closed since: one block a head and sequence, a thread a channel of a part of the tokens.
@@ -85,7 +85,7 @@ struct sentence_means_body {
   static constexpr char const* name = "sentence_means";
   struct arguments {
     batch_rows keys;
-    token_lists there;
+    token_lists retained;
     sentence_state state;
     sentence_units units;
   };
@@ -100,8 +100,8 @@ struct sentence_means_body {
     std::int32_t const units = block.global(a.state.units)[block.y()];
     std::int32_t folded = block.global(a.units.folded)[list];
     row_reader<E, B> const keys(block, a.keys, block.y());
-    list_reader<B> const there(block, a.there, block.y(), block.x());
-    if (there.count() == 0 || folded >= units) return;
+    list_reader<B> const retained(block, a.retained, block.y(), block.x());
+    if (retained.count() == 0 || folded >= units) return;
     std::int32_t const parts = a.keys.parts();
     auto const thread = static_cast<std::int32_t>(block.thread());
     std::int32_t const at_once = static_cast<std::int32_t>(B::threads) / parts;
@@ -109,17 +109,17 @@ struct sentence_means_body {
     std::int32_t const part = thread - row * parts;
     std::int64_t begin = 0;
     if (folded > 0) {
-      std::int32_t const before = block.global(a.units.rank_end)[list * a.state.most + folded - 1];
+      std::int32_t const before = block.global(a.units.index_end)[list * a.state.most + folded - 1];
       begin = before;
     }
     block.sync();  // every thread has read what thread 0 writes below
     for (; folded < units; ++folded) {
       std::int32_t const behind = block.global(a.state.ends)[block.y() * a.state.most + folded];
-      std::int64_t const end = rank_of(there, behind);
+      std::int64_t const end = index_of(retained, behind);
       float sum[8] = {};
       for (std::int64_t r = begin + row; r < end && row < at_once; r += at_once) {
         float x[8];
-        keys.load(keys.offset(block.x(), there.token(r)), part, x);
+        keys.load(keys.offset(block.x(), retained.token(r)), part, x);
         KVPOLICY_UNROLL
         for (int i = 0; i < 8; ++i) sum[i] += x[i];
       }
@@ -135,7 +135,7 @@ struct sentence_means_body {
         block.global(a.units.means)[(list * a.state.most + folded) * a.keys.head_dim + d] =
             all / static_cast<float>(end - begin);
       }
-      if (thread == 0) block.global(a.units.rank_end)[list * a.state.most + folded] = static_cast<std::int32_t>(end);
+      if (thread == 0) block.global(a.units.index_end)[list * a.state.most + folded] = static_cast<std::int32_t>(end);
       begin = end;
       block.sync();
     }

@@ -101,7 +101,7 @@ void launch_group_weights(D& device, buffer<float const> logits, std::int64_t st
 template <device D>
 void launch_list_logits(D& device, list_weights const& a, buffer<float> logits) {
   std::int32_t const rows = a.group * a.window;
-  std::int32_t const at_once = 16 * most_head_dim / a.keys.head_dim;
+  std::int32_t const at_once = 16 * max_head_dim / a.keys.head_dim;
   with_type(a.keys.type, [&]<element_type E>() {
     using body = list_logits_body<E>;
     std::int64_t const tokens_of_block = body::threads / 32 * row_lanes(a.keys.parts()).rows_of_warp();

@@ -96,14 +96,14 @@ constexpr batch_rows finished(batch_rows rows) noexcept {
 }
 
 /// The longest row and the most query heads to a KV head that kernels hold in registers and shared memory.
-inline constexpr std::int32_t most_head_dim = 256;
-inline constexpr std::int32_t most_group = 16;
+inline constexpr std::int32_t max_head_dim = 256;
+inline constexpr std::int32_t max_group = 16;
 
 inline void expect_row(char const* kernel, std::int64_t head_dim, std::int64_t group = 1) {
-  if (head_dim > most_head_dim || group > most_group) {
+  if (head_dim > max_head_dim || group > max_group) {
     throw unsupported(std::string(kernel) + " has no kernel for a head size of " + std::to_string(head_dim) + " and " +
-                      std::to_string(group) + " query heads to a KV head; the most are " + std::to_string(most_head_dim) +
-                      " and " + std::to_string(most_group));
+                      std::to_string(group) + " query heads to a KV head; the most are " + std::to_string(max_head_dim) +
+                      " and " + std::to_string(max_group));
   }
 }
 

@@ -75,14 +75,14 @@ void launch_key_similarity(D& device, batch_rows const& keys, std::int64_t token
 }
 
 template <device D, class Set>
-void launch_partition_spread(D& device, batch_rows const& rows, std::int64_t partitions, Set set) {
-  expect_row("partition_spread", rows.head_dim);
+void launch_partition_deviation(D& device, batch_rows const& rows, std::int64_t partitions, Set set) {
+  expect_row("partition_deviation", rows.head_dim);
   if (partitions <= 0) return;
   with_type(rows.type, [&]<element_type E>() {
-    typename partition_spread_body<E>::arguments a{};
+    typename partition_deviation_body<E>::arguments a{};
     a.rows = rows;
     set(a);
-    device.template launch<partition_spread_body<E>>({partitions, rows.heads, 1}, a);
+    device.template launch<partition_deviation_body<E>>({partitions, rows.heads, 1}, a);
   });
 }
 

@@ -10,7 +10,7 @@
 
 namespace kvpolicy::cuda {
 
-/// Body is pool_mean_body, pool_bounds_body or pool_spread_body; one launch for all heads and sequences.
+/// Body is pool_mean_body, pool_bounds_body or pool_mean_deviation_body; one launch for all heads and sequences.
 template <template <element_type> class Body, device D, class Set>
 void launch_pool(D& device, batch_rows const& keys, pooled_tokens const& what, std::int64_t sequences, Set set) {
   with_type(keys.type, [&]<element_type E>() {
@@ -23,18 +23,18 @@ void launch_pool(D& device, batch_rows const& keys, pooled_tokens const& what, s
 }
 
 template <device D>
-void launch_score_dot(D& device, score_dot_body::arguments a, std::int64_t most_units, std::int64_t sequences) {
+void launch_score_dot(D& device, score_dot_body::arguments a, std::int64_t max_units, std::int64_t sequences) {
   auto const aligned = [](void const* p) { return std::bit_cast<std::uintptr_t>(p) % 16 == 0; };
   a.packed = aligned(a.anchor.data) && aligned(a.vectors.data) && a.dims % 4 == 0 && a.anchor_stride % 4 == 0 &&
              a.vector_stride % 4 == 0 && a.vector_sequence_stride % 4 == 0;
   // Where a cascade is not due its counts are 0: no more blocks than fill the device.
-  a.blocks = std::min(most_units, 4 * device.blocks_wanted());
+  a.blocks = std::min(max_units, 4 * device.blocks_wanted());
   device.template launch<score_dot_body>({a.blocks, sequences, 1}, a);
 }
 
 /// `bounds`' rows: of unit u, 2u the maxima and 2u + 1 the minima.
 template <device D, class Set>
-void launch_score_bounds(D& device, batch_rows const& bounds, std::int32_t group, std::int64_t most_units,
+void launch_score_bounds(D& device, batch_rows const& bounds, std::int32_t group, std::int64_t max_units,
                          std::int64_t sequences, Set set) {
   expect_row("score_bounds", bounds.head_dim, group);
   with_type(bounds.type, [&]<element_type E>() {
@@ -45,15 +45,15 @@ void launch_score_bounds(D& device, batch_rows const& bounds, std::int32_t group
     a.head_dim = bounds.head_dim;
     set(a);
     std::int64_t const at_once = body::threads / 32 * row_lanes(bounds.parts()).rows_of_warp();
-    device.template launch<body>({divided_up(most_units, at_once), bounds.heads, sequences}, a);
+    device.template launch<body>({divided_up(max_units, at_once), bounds.heads, sequences}, a);
   });
 }
 
-/// `most_columns` bounds every row's length.
+/// `max_columns` bounds every row's length.
 template <device D>
-void launch_top_k(D& device, top_k_body<1>::arguments const& a, std::int64_t rows, std::int64_t most_columns) {
+void launch_top_k(D& device, top_k_body<1>::arguments const& a, std::int64_t rows, std::int64_t max_columns) {
   constexpr int items = 32;
-  if (most_columns > top_k_body<items>::threads * items) return device.template launch<top_k_body<1>>({rows, 1, 1}, a);
+  if (max_columns > top_k_body<items>::threads * items) return device.template launch<top_k_body<1>>({rows, 1, 1}, a);
   device.template launch<top_k_body<items>>({rows, 1, 1}, {a.scores, a.score_stride, a.first, a.columns, a.k, a.rows_of_number,
                                                            a.indices, a.index_stride, a.tokens, a.unit_size, a.keeps_empty});
 }
