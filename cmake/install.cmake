@@ -1,6 +1,16 @@
 # Headers, compiled parts, and a package for find_package(kvpolicy).
 include(CMakePackageConfigHelpers)
 
+# A build of some targets alone, the demo's for instance, must not leave half a prefix.
+foreach(target kvpolicy_simd kvpolicy_disk kvpolicy_cuda kvpolicy_llama kvpolicy_c kvpolicy-run kvpolicy-select kvpolicy-eval
+               kvpolicy-profile)
+  if(TARGET ${target})
+    install(CODE "if(NOT EXISTS \"$<TARGET_FILE:${target}>\")
+  message(FATAL_ERROR \"kvpolicy: ${target} is not built; run cmake --build ${PROJECT_BINARY_DIR} first\")
+endif()")
+  endif()
+endforeach()
+
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kvpolicy)
 install(DIRECTORY include/kvpolicy DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 if(TARGET kvpolicy_cuda)
