@@ -6,8 +6,8 @@
 
 namespace kvpolicy {
 
-/// Opened beside its place at once, so that a place that can't be written is known before the work; put there by commit().
-/// What is not committed is removed. Devices and pipes are written directly.
+/// Written under a fresh name beside its place, and put there by commit(), through links. What is not committed is removed,
+/// after signals that end the process too. Devices and pipes are written directly.
 class output_file {
  public:
   /// Throws invalid_value where the file can't be made.
@@ -20,11 +20,17 @@ class output_file {
   /// Throws error where something could not be written (a full disk); nothing is left then.
   void commit();
 
+  /// SIGINT, SIGTERM, SIGHUP and SIGPIPE remove what is not committed, and end the process as ever.
+  static void remove_on_signals();
+  /// Whether both name one file, through links or not yet there.
+  static bool same(std::string const& one, std::string const& other);
+
  private:
-  std::string path_;
-  std::string written_;  ///< the temporary's name, or path_ itself
+  std::string path_;     ///< as it was given
+  std::string target_;   ///< what it names, through links
+  std::string written_;  ///< the temporary's name, or empty
   std::ofstream file_;
-  bool committed_ = false;
+  int slot_ = -1;  ///< of the names that signals remove
 };
 
 }  // namespace kvpolicy

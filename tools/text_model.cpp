@@ -28,6 +28,7 @@ void check_gguf(std::string const& path) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) throw invalid_value("model '" + path + "' does not exist");
   if (std::filesystem::is_directory(path, error)) throw invalid_value("model '" + path + "' is a folder, not a GGUF file");
+  if (!std::filesystem::is_regular_file(path, error)) throw invalid_value("model '" + path + "' is a pipe or a device");
   std::ifstream file(path, std::ios::binary);
   if (!file) throw invalid_value("model '" + path + "' can't be read: " + std::strerror(errno));
   char magic[4] = {};

@@ -12,7 +12,11 @@ namespace kvpolicy {
 
 std::string read_file(std::string const& path) {
   std::error_code error;
-  if (std::filesystem::is_directory(path, error)) throw invalid_value("'" + path + "' is a folder, not a file");
+  auto const status = std::filesystem::status(path, error);
+  if (std::filesystem::is_directory(status)) throw invalid_value("'" + path + "' is a folder, not a file");
+  // A pipe that nobody writes to, or a device, would never end.
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    throw invalid_value("'" + path + "' is a pipe or a device, not a file");
   std::ifstream file(path, std::ios::binary);
   if (!file) throw invalid_value("'" + path + "' can't be read: " + std::strerror(errno));
   std::ostringstream text;

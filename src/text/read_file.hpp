@@ -5,7 +5,7 @@
 
 namespace kvpolicy {
 
-/// The whole file. Throws invalid_value where it can't be read.
+/// The whole file. Throws invalid_value where it can't be read, or is no file.
 std::string read_file(std::string const& path);
 
 }  // namespace kvpolicy

@@ -47,7 +47,7 @@ with_model 'raise the budget or shrink the window' --prompt x --policy snapkv:to
 with_model 'a unit of 0 tokens' --prompt x --policy quest:page=0
 with_model "did you mean 'paper'" --prompt x --policy snapkv:papr
 with_model 'a fraction removed, from 0 to below 1' --prompt x --policy snapkv:ratio=1.5
-with_model 'it must be range or spread' --prompt x --policy quest:metadata=median
+with_model 'it must be range or mean_deviation' --prompt x --policy quest:metadata=median
 with_model 'it must be mean or maximum' --prompt x --policy quest:group=sum
 with_model "reduce is 'maximum'" --prompt x --policy h2o:reduce=maximum
 with_model 'every_step, every:STEPS or entropy:NATS' --prompt x --policy quest:trigger=sometimes
@@ -74,7 +74,7 @@ with_model "can't be written" --prompt x --json "$work/none/out.json"
 with_model 'is a folder' --prompt x --trace "$work"
 with_model 'could not be written whole' --prompt x --predict 3 --json /dev/full
 with_model 'could not be written whole' --prompt x --predict 3 --trace /dev/full
-with_model 'not in range' --prompt x --predict 0
+with_model 'must be a number from' --prompt x --predict 0
 with_model 'exclude each other' --prompt x --prompt-file "$work/long.txt"
 with_model 'need --compare' --prompt x --policy quest --policy full
 with_model 'too few to compare' --prompt x --compare --predict 2

@@ -98,8 +98,9 @@ class evaluation {
     session_.load();
     llama_memory_clear(llama_get_memory(context_.get()), true);
     std::vector<llama_token> const tokens = model_.tokens_of(model_.as_chat(record.prompt) + record.answer_prefix, true);
+    progress_bar bar(record.task + " " + std::to_string(record.index) + ", prompt", tokens.size());
     decode_prompt(
-        context_.get(), tokens, [](std::size_t) {}, [&] { session_.check(); });
+        context_.get(), tokens, [&](std::size_t done) { bar.show(done); }, [&] { session_.check(); });
     prompt_tokens_ = static_cast<std::int64_t>(tokens.size());
     first_token_ = likeliest(last_logits(context_.get(), model_));
     saved_ = session_.save();

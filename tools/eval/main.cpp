@@ -2,29 +2,29 @@
 #include <algorithm>
 #include <iostream>
 #include <string>
-#include <thread>
 
 #include "evaluation.hpp"
 #include "tool_main.hpp"
 
 int main(int argc, char** argv) {
   CLI::App app{"Score KV-cache policies on evaluation records (RULER's format), beside dense decoding.", "kvpolicy-eval"};
-  kvpolicy::eval_options o;
-  o.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  using namespace kvpolicy;
+  eval_options o;
   app.add_option("--model", o.model, "GGUF file")->required();
   app.add_option("--data", o.data, "folder of TASK.jsonl files: prompt, answer_prefix, outputs")->required();
   app.add_option("--out", o.out, "folder for results.jsonl, summary.md and report.html; a second run goes on where one stopped")
-      ->required();
+      ->required()
+      ->check(file_name());
   app.add_option("--policy", o.policies, "NAME[:key=value,...][+NAME...], several; see kvpolicy-run --list-policies")
       ->take_all();
   app.add_option("--plugin", o.plugins, "shared object with policies of one's own; there may be several");
   app.add_option("--budgets", o.budgets, "tokens, given to each policy as tokens=")->delimiter(',')->capture_default_str();
   app.add_option("--tasks", o.tasks, "which files (default: all)")->delimiter(',');
-  app.add_option("--first", o.first, "first record of each task, from 0")->capture_default_str()->check(CLI::NonNegativeNumber);
-  app.add_option("--records", o.records, "records of each task")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--first", o.first, "first record of each task, from 0")->capture_default_str()->check(count_from(0));
+  app.add_option("--records", o.records, "records of each task")->capture_default_str()->check(count_from(1));
   app.add_option("--predict", o.predict, "tokens to decode, at most; the last is the one that completes the references")
       ->capture_default_str()
-      ->check(CLI::Range(2, 1 << 20));
-  app.add_option("--threads", o.threads, "threads (default: all cores)")->check(CLI::Range(1, 1024));
+      ->check(between(2, 1 << 20));
+  add_threads(app, o.threads);
   return kvpolicy::tool_main(app, argc, argv, [&] { kvpolicy::evaluate(o); });
 }

@@ -7,7 +7,6 @@
 #include <iostream>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include "output_file.hpp"
 #include "profile_file.hpp"
@@ -123,13 +122,16 @@ void profile(options const& o) {
   session.attach(params, model.get());
   context_ptr const context = model.context(params);
   auto const failed = [&] { session.check(); };
-  progress_bar bar("profiling", prompts.size() * static_cast<std::size_t>(o.steps));
+  std::size_t total = 0;
+  for (auto const& prompt : prompts) total += prompt.size() + static_cast<std::size_t>(o.steps);
+  progress_bar bar("profiling, tokens", total);
   std::size_t done = 0;
   for (std::vector<llama_token> const& prompt : prompts) {
     on = false;
     llama_memory_clear(llama_get_memory(context.get()), true);
     decode_prompt(
-        context.get(), prompt, [](std::size_t) {}, failed);
+        context.get(), prompt, [&](std::size_t of_prompt) { bar.show(done + of_prompt); }, failed);
+    done += prompt.size();
     watch.begin(static_cast<std::int64_t>(prompt.size()), session.save());
     on = true;
     for (int step = 0; step < o.steps; ++step, bar.show(++done)) {
@@ -158,25 +160,24 @@ void profile(options const& o) {
 int main(int argc, char** argv) {
   CLI::App app{"Profile a model's attention heads on some prompts, for the policy heterocache.", "kvpolicy-profile"};
   options o;
-  o.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   app.add_option("--model", o.model, "GGUF file")->required();
   app.add_option("--prompt-file", o.prompts, "text to calibrate on, some thousand tokens each; several")->required();
   app.add_flag("--chat", o.chat, "wrap each in the model's chat template");
-  app.add_option("--steps", o.steps, "T: tokens decoded after each")->capture_default_str()->check(CLI::Range(1, 1 << 16));
+  app.add_option("--steps", o.steps, "T: tokens decoded after each")->capture_default_str()->check(between(1, 1 << 16));
   app.add_option("--top", o.top, "K: tokens of a set; at most a fifth of the prompt")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(count_from(1));
   app.add_option("--kernel", o.smooth, "tokens that attention is averaged over, odd")
       ->capture_default_str()
-      ->check(CLI::Range(1, 999));
+      ->check(between(1, 999));
   app.add_option("--tau-stable", o.thresholds.stable, "stability of an anchor")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(between(0.0, 1.0));
   app.add_option("--tau-sim", o.thresholds.similar, "overlap of a pivot and its satellites")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(between(0.0, 1.0));
   app.add_flag("--one-step", o.one_step, "look at the first step alone, as the authors' code does");
-  app.add_option("--threads", o.threads, "threads (default: all cores)")->check(CLI::Range(1, 1024));
-  app.add_option("--out", o.out, "the profile, JSON")->required();
+  add_threads(app, o.threads);
+  app.add_option("--out", o.out, "the profile, JSON")->required()->check(file_name());
   return kvpolicy::tool_main(app, argc, argv, [&] { profile(o); });
 }

@@ -4,7 +4,6 @@
 #include <iostream>
 #include <iterator>
 #include <string>
-#include <thread>
 
 #include "compare.hpp"
 #include "generate.hpp"
@@ -24,6 +23,7 @@ struct arguments {
 };
 
 void declare(CLI::App& app, arguments& a) {
+  using namespace kvpolicy;
   app.add_option("--model", a.options.model, "GGUF file");
   app.add_option("--prompt-file", a.prompt_files, "file with the prompt; with --compare there may be several");
   app.add_option("--prompt", a.prompt, "the prompt itself; without either it is read from standard input");
@@ -31,19 +31,20 @@ void declare(CLI::App& app, arguments& a) {
   app.add_option("--answer-prefix", a.options.answer_prefix, "how the answer begins, after the prompt or the chat template");
   app.add_option("--policy", a.policies, "NAME[:key=value,...]; with --compare there may be several (see --list-policies)")
       ->take_all();
-  app.add_option("--predict", a.options.predict, "tokens to decode")->capture_default_str()->check(CLI::Range(1, 1 << 24));
+  app.add_option("--predict", a.options.predict, "tokens to decode")->capture_default_str()->check(between(1, 1 << 24));
   app.add_option("--ctx", a.options.context, "context in tokens (default: what prompt and prediction need)")
-      ->check(CLI::Range(1, 1 << 30));
-  app.add_option("--threads", a.options.threads, "threads (default: all cores)")->check(CLI::Range(1, 1024));
+      ->check(between(1, 1 << 30));
+  add_threads(app, a.options.threads);
   auto* const tier = app.add_option(
       "--tier", a.options.tier, "where the prompt's rows live: same_memory, host or disk:FILE (default: the engine's cells)");
   app.add_option("--tier-slots", a.options.tier_slots, "rows that a KV head has in fast memory (default: all it reads)")
-      ->check(CLI::PositiveNumber)
+      ->check(count_from(1))
       ->needs(tier);
   app.add_flag("--tier-async", a.options.tier_async, "read what is in fast memory, without waiting for the rest")->needs(tier);
   app.add_flag("--compare", a.compare, "measure the policies against dense decoding; print a table");
-  app.add_option("--json", a.options.json, "write everything that was measured");
-  app.add_option("--trace", a.options.trace, "write one JSON line for each step and layer: what was kept, and why");
+  app.add_option("--json", a.options.json, "write everything that was measured")->check(file_name());
+  app.add_option("--trace", a.options.trace, "write one JSON line for each step and layer: what was kept, and why")
+      ->check(file_name());
   app.add_option("--plugin", a.plugins,
                  "shared object with policies of one's own (docs/adding-a-part.md); there may be several");
   app.add_flag("--list-policies", a.list, "print each policy's parameters, defaults and source");
@@ -60,6 +61,9 @@ void run(arguments& a) {
   }
   if (a.options.model.empty()) throw invalid_value("--model is missing: name a GGUF file");
   if (!a.prompt.empty() && !a.prompt_files.empty()) throw invalid_value("--prompt and --prompt-file exclude each other");
+  if (!a.options.json.empty() && !a.options.trace.empty() && kvpolicy::output_file::same(a.options.json, a.options.trace)) {
+    throw invalid_value("--json and --trace are one file, '" + a.options.trace + "'; give each its own");
+  }
   if (!a.compare && (a.policies.size() > 1 || a.prompt_files.size() > 1)) {
     throw invalid_value("several policies or prompts need --compare");
   }
@@ -85,7 +89,6 @@ void run(arguments& a) {
 int main(int argc, char** argv) {
   CLI::App app{"Decode a llama.cpp model under KV-cache policies, or compare them with dense decoding.", "kvpolicy-run"};
   arguments a;
-  a.options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   declare(app, a);
   return kvpolicy::tool_main(app, argc, argv, [&] { run(a); });
 }
