@@ -120,14 +120,14 @@ struct embedding {
     for (std::int64_t i = 0; i < pairs; ++i) {
       frequency.push_back(static_cast<float>(std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(pairs))));
     }
-    turned = {frequency.data(), pairs, random.one_in(2) ? rotation::pairing::halves : rotation::pairing::neighbours};
+    rope = {frequency.data(), pairs, random.one_in(2) ? rotation::pairing::halves : rotation::pairing::neighbours};
   }
   /// (x, y) becomes (x cos - y sin, x sin + y cos).
   void turn(float* query, std::int64_t position) const {
-    for (std::int64_t i = 0; i < turned.pairs; ++i) {
-      bool const halves = turned.how == rotation::pairing::halves;
+    for (std::int64_t i = 0; i < rope.pairs; ++i) {
+      bool const halves = rope.how == rotation::pairing::halves;
       float& a = query[halves ? i : 2 * i];
-      float& b = query[halves ? i + turned.pairs : 2 * i + 1];
+      float& b = query[halves ? i + rope.pairs : 2 * i + 1];
       double const angle = static_cast<double>(position) * static_cast<double>(frequency[static_cast<std::size_t>(i)]);
       double const x = a;
       double const y = b;
