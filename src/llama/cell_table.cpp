@@ -1,7 +1,9 @@
 #include "cell_table.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <iterator>
 #include <string>
 
 #include "kvpolicy/error.hpp"
@@ -9,18 +11,19 @@
 namespace kvpolicy::llama {
 namespace {
 
-/// FNV-1a over the first 64 bytes of a cell's first head; never 0.
+/// Of the first 32 bytes of a cell's first head; never 0. Each step takes it of every token: four products side by side.
 std::uint64_t hash(rows const& keys, std::int64_t cell) noexcept {
-  std::uint64_t sum = 0xcbf29ce484222325u;
+  std::array<std::uint64_t, 4> words{};
   std::byte const* const key = keys.address({0}, {cell});
-  std::int64_t const bytes = std::min<std::int64_t>(64, keys.head_dim * size_of(keys.type));
-  for (std::int64_t at = 0; at < bytes; at += 8) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, key + at, static_cast<std::size_t>(std::min<std::int64_t>(8, bytes - at)));
-    sum = (sum ^ word) * 0x100000001b3u;
-    sum ^= sum >> 32;
+  if (std::int64_t const bytes = keys.head_dim * size_of(keys.type); bytes >= std::ssize(words) * 8) {
+    std::memcpy(words.data(), key, sizeof words);
+  } else {
+    std::memcpy(words.data(), key, static_cast<std::size_t>(bytes));
   }
-  return sum | 1;
+  std::uint64_t sum = words[0] * 0x9e3779b97f4a7c15u ^ words[1] * 0xc2b2ae3d27d4eb4fu;
+  sum += (words[2] ^ 0x165667b19e3779f9u) * 0x85ebca77c2b2ae63u ^ words[3] * 0x27d4eb2f165667c5u;
+  sum = (sum ^ sum >> 29) * 0xbf58476d1ce4e5b9u;
+  return (sum ^ sum >> 32) | 1;
 }
 
 }  // namespace
