@@ -13,6 +13,9 @@ case "${1:-}" in
   *) echo "run.sh: unknown option '$1'; there is --quick" >&2; exit 2 ;;
 esac
 
+# The engine's threads would spin against whatever else runs here: several times slower on a machine that is not idle.
+export OMP_WAIT_POLICY=passive
+
 cmake/bootstrap.sh packages
 cmake/bootstrap.sh engine
 
