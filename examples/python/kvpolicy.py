@@ -2,7 +2,7 @@
 import ctypes as c
 import os
 
-KEYS, VALUES, QUERIES, PROMPT_QUERIES, ROTATION, LOGITS, TOKEN_IDS = (1 << bit for bit in range(7))  # a policy's needs
+KEYS, VALUES, QUERIES, OBSERVATION_QUERIES, ROTATION, LOGITS, TOKEN_IDS = (1 << bit for bit in range(7))  # a policy's needs
 REASONS = "sink", "scored", "recent", "open"
 _lib = c.CDLL(os.environ.get("KVPOLICY_LIBRARY", "libkvpolicy.so.0"))
 
