@@ -168,7 +168,10 @@ bool session::engine::ask(ggml_tensor* node) {
   switch (node->op) {
     case GGML_OP_SET_ROWS:
       decoding_ = true;
-      if (key_cache_layer(node) == 0) graph_.written = written_cells(node);
+      if (key_cache_layer(node) == 0) {
+        graph_.written = {};  // whatever throws, not the last graph's
+        graph_.written = written_cells(node);
+      }
       return false;
     case GGML_OP_FLASH_ATTN_EXT:
       return ask_attention(node);
@@ -220,7 +223,8 @@ void session::engine::computed(ggml_tensor* node) {
   alone.together.lead_alone([&] { steps(node, hook, *alone.exec); });
 }
 
-/// A GET_ROWS node that picks by one of the graph's inputs: the tokens' ids, or the batch_indices of those that have logits.
+/// A GET_ROWS node that picks by one of the graph's inputs: the tokens' ids or positions, or the batch indices of those that
+/// have logits.
 void session::engine::see_input(ggml_tensor const* get_rows) {
   ggml_tensor const* const picks = get_rows->src[1];
   bool const input = picks->op == GGML_OP_NONE && (picks->flags & GGML_TENSOR_FLAG_INPUT) != 0 && picks->data != nullptr;
@@ -434,7 +438,7 @@ session::engine::layer_hook* session::engine::hook_of(ggml_tensor const* node) n
   return nullptr;
 }
 
-/// The policies' attention in batch_index of the engine's, for this graph.
+/// The policies' attention in place of the engine's, for this graph.
 void session::engine::rewrite(ggml_tensor* node, layer_hook& hook) noexcept {
   std::memcpy(&hook.scale, node->op_params, sizeof hook.scale);
   std::memcpy(hook.own_params.data(), node->op_params, sizeof node->op_params);
@@ -487,7 +491,7 @@ void session::engine::steps(ggml_tensor* node, layer_hook const& hook, simd_exec
   served_ = nullptr;
 }
 
-/// After a failure: on_abort stops the engine, if the caller has not put another callback in its batch_index; else it reads
+/// After a failure: on_abort stops the engine, if the caller has not put another callback in its place; else it reads
 /// this.
 void session::engine::dense_steps(ggml_tensor* node, layer_hook const& hook, simd_exec& exec) noexcept {
   auto const count = shape_.q_heads * shape_.head_dim;

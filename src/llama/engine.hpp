@@ -113,7 +113,7 @@ class session::engine {
   // Of the graph that runs now.
   bool history_due_ = false;  ///< it is the first, and shows the last layer's keys when it comes to them
   graph_tokens graph_;
-  std::vector<std::int32_t> outputs_;  ///< batch_indices of the tokens that have logits; empty: all
+  std::vector<std::int32_t> outputs_;  ///< batch indices of the tokens that have logits; empty: all
   std::vector<sequence*> prompts_;     ///< that get tokens which are not a step
   std::vector<sequence*> steps_;
   std::vector<llama_seq_id> owners_;         ///< scratch

@@ -47,7 +47,7 @@ class sequence {
   void check_history() { cells_.check_history(); }
   /// Where a layer's rows of the whole cache are.
   void see(std::int64_t layer, rows const& keys, rows const& values) noexcept;
-  /// The graph writes tokens of a prompt, at these batch_indices of its micro-batch.
+  /// The graph writes tokens of a prompt, at these indices of its micro-batch.
   void add_prompt(std::span<std::int32_t const> batch_indices, graph_tokens const& graph);
   bool keeps_queries() const noexcept { return prompt_.keeps_queries(); }
   /// The last layer's keys of those tokens are written.
@@ -63,7 +63,7 @@ class sequence {
   /// The same over all tokens, whatever the policy says.
   void dense_step(layer_id layer, graph_queries const& q, float scale, float* out, simd_exec& exec) const;
   void observe(std::span<float const> logits, simd_exec& exec);
-  /// The token's batch_index in the micro-batch, or the last token's.
+  /// The token's index in the micro-batch, or the last token's.
   std::int32_t batch_index() const noexcept { return batch_indices_.back(); }
 
  private:
