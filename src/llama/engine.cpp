@@ -7,32 +7,9 @@
 #include <string_view>
 #include <utility>
 
+#include "parameters.hpp"
+
 namespace kvpolicy::llama {
-namespace {
-
-void check_parameters(llama_context_params const& params, llama_model const* model) {
-  KVPOLICY_EXPECTS(model != nullptr, "attach needs the model that the context will be made from");
-  auto const refuse_if = [](bool refused, char const* what) {
-    if (refused) throw unsupported(what);
-  };
-  refuse_if(llama_model_is_recurrent(model) || llama_model_is_hybrid(model), "recurrent and hybrid models are not supported");
-  refuse_if(llama_model_has_encoder(model), "models with an encoder are not supported");
-  refuse_if(llama_model_is_diffusion(model), "diffusion models are not supported");
-  refuse_if(llama_model_n_swa(model) > 0, "models with sliding-window attention are not supported");
-  refuse_if(params.attention_type == LLAMA_ATTENTION_TYPE_NON_CAUSAL, "non-causal attention is not supported");
-  refuse_if(params.flash_attn_type == LLAMA_FLASH_ATTN_TYPE_DISABLED,
-            "flash attention is disabled in the context's parameters; set flash_attn_type to LLAMA_FLASH_ATTN_TYPE_ENABLED");
-  refuse_if(params.cb_eval != nullptr, "the context's parameters already have a cb_eval; only one can be attached");
-  for (ggml_type const type : {params.type_k, params.type_v}) {
-    if (type != GGML_TYPE_F16 && type != GGML_TYPE_BF16) {
-      throw unsupported(std::string(ggml_is_quantized(type) ? "a quantised KV cache (" : "a KV cache of type (") +
-                        ggml_type_name(type) + ") is not supported; set type_k and type_v to f16 or bf16");
-    }
-  }
-  refuse_if(params.type_k != params.type_v, "keys and values of different types are not supported; set type_k = type_v");
-}
-
-}  // namespace
 
 session::engine::engine(host_policy policy, session_options options)
     : policy_(std::move(policy)), options_(std::move(options)) {
