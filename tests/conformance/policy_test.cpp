@@ -3,6 +3,7 @@
 
 #include "conformance/executors.hpp"
 #include "conformance/history.hpp"
+#include "conformance/rounds.hpp"
 
 namespace kvpolicy_test {
 namespace {
@@ -38,10 +39,10 @@ TEMPLATE_TEST_CASE(
     "a fresh state would choose",
     "[policy]", full_model, quest_model, streaming_model, snapkv_model, chess_model, layered_quest_model, adakv_model,
     chunkkv_model, h2o_model, tova_model, snapkv_quest_model) {
-  wander<on_simd, TestType>(71, 120);
-  wander<on_host, TestType>(72, 30);
-  wander<on_team, TestType>(73, 20);
-  wander<on_cuda_model, TestType>(76, 6);
+  wander<on_simd, TestType>(71, rounds_of(120));
+  wander<on_host, TestType>(72, rounds_of(30));
+  wander<on_team, TestType>(73, rounds_of(20));
+  wander<on_cuda_model, TestType>(76, rounds_of(6));
 }
 
 /// The same history's selections on two executors; scores are exact there, so the sets must be equal.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <optional>
 
+#include "conformance/rounds.hpp"
 #include "cuda/batch_cache.hpp"
 #include "cuda/test_device.hpp"
 #include "kvpolicy/kvpolicy.hpp"
@@ -253,7 +254,7 @@ cache_shape batch_shape(random_source& random, std::int64_t most_tokens) {
 template <class Policy, class Make>
 void run_batches(std::uint64_t seed, int rounds, Make make, bool whole = true, bool extends = true) {
   random_source random(seed);
-  for (int round = 0; round < rounds; ++round) {
+  for (int round = 0; round < rounds_of(rounds); ++round) {
     cache_shape const shape = batch_shape(random, 120);
     Policy const policy = make(random, shape);
     std::int64_t const sequences = random.between(1, 3);

@@ -2,6 +2,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <iterator>
 
+#include "conformance/rounds.hpp"
 #include "cuda/test_device.hpp"
 #include "kvpolicy/kvpolicy.hpp"
 #include "methods/naive_world.hpp"
@@ -89,7 +90,7 @@ std::int32_t some(random_source& random, std::int64_t low, std::int64_t high) {
 /// Scores that are exact in fp32: equal lists, always.
 template <class Make>
 void exactly(std::uint64_t seed, Make make) {
-  compared const found = compare(seed, 12, content::tied, make);
+  compared const found = compare(seed, rounds_of(12), content::tied, make);
   CAPTURE(found.lists, found.differ, found.tokens);
   REQUIRE(found.differ == 0);
 }
@@ -97,7 +98,7 @@ void exactly(std::uint64_t seed, Make make) {
 /// Scores that are rounded: of real numbers, which seldom tie.
 template <class Make>
 void but_for_rounding(std::uint64_t seed, Make make) {
-  compared const found = compare(seed, 12, content::plain, make);
+  compared const found = compare(seed, rounds_of(12), content::plain, make);
   CAPTURE(found.lists, found.differ, found.tokens);
   REQUIRE(found.differ * 100 <= found.lists);
   REQUIRE(found.tokens <= 1);

@@ -5,6 +5,7 @@
 
 #include "conformance/executors.hpp"
 #include "conformance/naive.hpp"
+#include "conformance/rounds.hpp"
 
 namespace kvpolicy_test {
 namespace {
@@ -26,7 +27,7 @@ TEST_CASE("a fraction keeps max(1, ceil(fraction of the live)), as the decimal r
 TEMPLATE_TEST_CASE("cascade keeps the best of the live units at each level, and reads no dead ones", "[primitive]",
                    KVPOLICY_TEST_EXECUTORS) {
   random_source random(61);
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < rounds_of(300); ++round) {
     std::int64_t const dims = random.between(1, 40);
     std::int64_t const depth = random.between(1, 3);
     std::int64_t units = random.between(1, 300);
