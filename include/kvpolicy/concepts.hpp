@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "kvpolicy/primitive/attend.hpp"
+#include "kvpolicy/primitive/attend_block.hpp"
 #include "kvpolicy/primitive/entropy.hpp"
 #include "kvpolicy/primitive/list_attention.hpp"
 #include "kvpolicy/primitive/pool.hpp"
@@ -161,6 +162,7 @@ concept executor = requires(E& e, basic_rows<typename E::memory> r, table<float>
   {e.partition_deviation(r, partitions{}, f)};
   {e.top_k(c, u, i)};
   {e.attend(query_heads{}, r, r, selection{}, f, s)};
+  {e.attend_block(query_window{}, r, r, selection{}, attention_terms{}, f)};
   { e.entropy(v) } -> std::same_as<uncertainty>;
 };
 

@@ -57,6 +57,7 @@ struct executor {
   void partition_deviation(auto&&...);
   void top_k(auto&&...);
   void attend(auto&&...);
+  void attend_block(auto&&...);
   uncertainty entropy(std::span<float const>);
 };
 

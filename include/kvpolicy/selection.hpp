@@ -62,6 +62,18 @@ inline std::int64_t token_count(range_list const& list) noexcept {
   return count;
 }
 
+/// Writes how many of a list's tokens lie before each of tokens [first, first + out.size()); `first` may be negative.
+inline void count_before(range_list const& list, std::int64_t first, std::span<std::int32_t> out) noexcept {
+  auto range = list.begin();
+  std::int64_t passed = 0;  // tokens of the ranges before
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    std::int64_t const token = first + static_cast<std::int64_t>(i);
+    for (; range != list.end() && range->end <= token; ++range) passed += range->size();
+    std::int64_t const within = range == list.end() ? 0 : std::max<std::int64_t>(0, token - range->begin);
+    out[i] = static_cast<std::int32_t>(passed + within);
+  }
+}
+
 /// A view of the lists that a policy's state holds; valid until the next verb on that state.
 class selection {
  public:

@@ -63,7 +63,9 @@ struct kernels {
   void (*entropy_sums)(float const* values, std::int64_t count, float shift, double sums[3]);
 };
 
-/// The table for the best instruction set that this CPU has.
+/// The table for the best instruction set that this CPU has and the environment's KVPOLICY_SIMD allows ("AVX2").
 kernels const& best_kernels() noexcept;
+/// Whether the environment named an instruction set: tiles are not used then.
+bool held_back() noexcept;
 
 }  // namespace kvpolicy::simd

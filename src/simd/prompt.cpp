@@ -13,8 +13,7 @@ using namespace simd;
 
 namespace {
 
-constexpr std::int64_t everyone = std::numeric_limits<std::int64_t>::max();  // rows: always worth sharing
-constexpr std::int64_t item_tokens = 512;                                    // that one item of a loop works on
+constexpr std::int64_t item_tokens = 512;  // that one item of a loop works on
 
 constexpr std::int64_t items_of(std::int64_t tokens) noexcept { return (tokens + item_tokens - 1) / item_tokens; }
 

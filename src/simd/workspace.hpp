@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "block_workspace.hpp"
 #include "kernels.hpp"
 #include "kvpolicy/exec/simd.hpp"
 
@@ -20,6 +21,7 @@ constexpr std::int64_t max_parts = 64;
 constexpr std::int64_t strip_queries = 16;    // of a window, that share one reading of the keys
 constexpr std::int64_t copied_floats = 8192;  // of rows with odd strides, at a time
 constexpr std::int64_t worth_sharing = 64;    // rows; below, waking the team costs more than it saves
+constexpr std::int64_t everyone = std::numeric_limits<std::int64_t>::max();  // rows: always worth sharing
 
 /// One element of a contiguous row.
 inline float get(std::byte const* row, std::int64_t i, element_type type) noexcept {
@@ -111,6 +113,7 @@ struct simd_exec::workspace {
   std::vector<std::uint32_t> keys;   ///< `[kv_heads, max_tokens]`
   std::vector<float> bounds;         ///< `[max_parts, kv_heads, 2, head_dim]`
   std::vector<float> turns;          ///< `[block_rows, head_dim]`: cosines and sines of a block's positions
+  simd::block_workspace tiled;
 
   workspace(cache_shape const& s, team* t)
       : shape(s),
@@ -121,7 +124,8 @@ struct simd_exec::workspace {
         bound_queries(static_cast<std::size_t>(s.q_heads * 2 * s.head_dim)),
         keys(static_cast<std::size_t>(s.kv_heads * s.max_tokens)),
         bounds(static_cast<std::size_t>(simd::max_parts * s.kv_heads * 2 * s.head_dim)),
-        turns(static_cast<std::size_t>(simd::block_rows * s.head_dim)) {}
+        turns(static_cast<std::size_t>(simd::block_rows * s.head_dim)),
+        tiled(s) {}
 
   /// Threads that share a window's query heads.
   std::int64_t window_workers() const noexcept {

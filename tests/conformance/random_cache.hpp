@@ -111,6 +111,7 @@ class random_cache {
   }
 
   void set_key(std::int64_t l, std::int64_t h, std::int64_t t, std::int64_t d, float value) { set(0, l, h, t, d, value); }
+  void set_value(std::int64_t l, std::int64_t h, std::int64_t t, std::int64_t d, float value) { set(1, l, h, t, d, value); }
   float key(std::int64_t l, std::int64_t h, std::int64_t t, std::int64_t d) const {
     return halves_[0].content[place(l, h, t, d)];
   }

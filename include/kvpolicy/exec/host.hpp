@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "kvpolicy/exec/host_attend_block.hpp"
 #include "kvpolicy/exec/host_pool.hpp"
 #include "kvpolicy/exec/host_prompt.hpp"
 #include "kvpolicy/primitive/attend.hpp"
@@ -198,6 +199,11 @@ class host_exec {
         out(q, static_cast<std::int64_t>(i)) = static_cast<float>(total == 0 ? 0 : sums[i] / total);
       if (!log_sum_exp.empty()) log_sum_exp[static_cast<std::size_t>(q)] = static_cast<float>(most + std::log(total));
     }
+  }
+
+  void attend_block(query_window const& queries, rows const& keys, rows const& values, selection const& kept,
+                    attention_terms const& terms, table<float> out) {
+    host::attend_block(queries, keys, values, kept, terms, out);
   }
 
   uncertainty entropy(std::span<float const> logits) { return host::entropy(logits); }

@@ -25,6 +25,8 @@ class simd_exec {
 
   /// The instruction set that run-time dispatch took, by its Highway name ("AVX3_ZEN4").
   static char const* instruction_set() noexcept;
+  /// What attend_block multiplies with: "AMX_BF16" where this CPU has the tiles and its kernel allows them.
+  static char const* block_instruction_set() noexcept;
 
   void pool_mean(rows const& keys, pooling const& what, table<float> means, std::int64_t column);
   void pool_bounds(rows const& keys, pooling const& what, bounds_table const& bounds);
@@ -47,6 +49,8 @@ class simd_exec {
   void top_k(table<float const> scores, std::span<std::int32_t const> k, table<std::int32_t> indices);
   void attend(query_heads const& queries, rows const& keys, rows const& values, selection const& kept, table<float> out,
               std::span<float> log_sum_exp);
+  void attend_block(query_window const& queries, rows const& keys, rows const& values, selection const& kept,
+                    attention_terms const& terms, table<float> out);
   uncertainty entropy(std::span<float const> logits);
 
  private:

@@ -279,6 +279,27 @@ class basic_exec {
     device_.finish();
   }
 
+  void attend_block(query_window const& queries, basic_rows<memory> const& keys, basic_rows<memory> const& values,
+                    selection const& kept, attention_terms const& terms, table<float> out) {
+    call const scope(*this);
+    prompt_attention what = prompt_of(queries, keys);
+    list_keys(what, kept.lists(), terms.window);
+    launch_attend_block(device_, keys.type, queries.tokens * queries.heads / keys.heads, keys.heads, [&](auto& a) {
+      a.what = what;
+      a.values = rows_of(values, values.tokens);
+      a.soft_cap = terms.soft_cap;
+      if (terms.slopes != nullptr) a.slopes = device_.in(terms.slopes, queries.heads);
+      if (terms.sinks != nullptr) a.sinks = device_.in(terms.sinks, queries.heads);
+      a.first = keys.tokens - queries.tokens;
+      std::int64_t const rows = queries.tokens * queries.heads;
+      a.out.base = device_.out(out.data, rows, keys.head_dim, out.row_stride, false).data;
+      a.out.elements = (rows - 1) * out.row_stride + keys.head_dim;
+      a.out.token_stride = queries.heads * out.row_stride;
+      a.out.head_stride = out.row_stride;
+    });
+    device_.finish();
+  }
+
   uncertainty entropy(std::span<float const> logits) {
     call const scope(*this);
     uncertainty found;
@@ -369,6 +390,21 @@ class basic_exec {
     return finished(made);
   }
 
+  /// Which keys a block's queries see: the listed ones up to their own, and of these a window.
+  void list_keys(prompt_attention& what, std::span<range_list const> lists, std::int64_t window) {
+    std::int64_t const first = what.tokens - what.window;
+    token_lists const listed = lists_of(lists, what.tokens);
+    auto const queries = static_cast<std::size_t>(what.window);
+    begins_.assign(lists.size() * queries, 0);
+    ends_.resize(begins_.size());
+    for (std::size_t l = 0; l < lists.size(); ++l) {
+      count_before(lists[l], first + 1, std::span(ends_).subspan(l * queries, queries));
+      if (window > 0) count_before(lists[l], first + 1 - window, std::span(begins_).subspan(l * queries, queries));
+    }
+    what.listed = {listed.units, listed.stride, device_.in(begins_.data(), std::ssize(begins_)),
+                   device_.in(ends_.data(), std::ssize(ends_)), listed.lists};
+  }
+
   /// Ranges as tokens.
   token_lists lists_of(std::span<range_list const> lists, std::int64_t& most) {
     most = 0;
@@ -394,6 +430,8 @@ class basic_exec {
   D device_;
   std::vector<std::int32_t> tokens_;
   std::vector<std::int32_t> counts_;
+  std::vector<std::int32_t> begins_;
+  std::vector<std::int32_t> ends_;
 };
 
 }  // namespace kvpolicy::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kvpolicy/cuda/kernel/attend.hpp"
+#include "kvpolicy/cuda/kernel/attend_block.hpp"
 #include "kvpolicy/cuda/kernel/attend_merge.hpp"
 #include "kvpolicy/cuda/kernel/drift.hpp"
 #include "kvpolicy/cuda/kernel/entropy.hpp"
@@ -51,6 +52,7 @@
   KVPOLICY_EACH_TYPE(X, list_logits_body) X(softmax_rows_body) X(group_weights_body)
 
 #define KVPOLICY_PROMPT_KERNELS(X)                                                     \
+  KVPOLICY_EACH_TYPE(X, attend_block_body)                                             \
   KVPOLICY_EACH_TYPE(X, window_statistics_body) X(merge_statistics_body)               \
   KVPOLICY_EACH_TYPE(X, window_sums_body) X(smooth_sums_body)                          \
   KVPOLICY_EACH_TYPE(X, row_norms_body)                                                \

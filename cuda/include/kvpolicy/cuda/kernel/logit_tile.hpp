@@ -5,6 +5,18 @@
 
 namespace kvpolicy::cuda {
 
+/// Keys that are not all of a sequence's, or not all that a query sees: key i of list l is token tokens[l stride + i], and
+/// query i sees keys [begins[l window + i], ends[l window + i]).
+struct listed_keys {
+  buffer<std::int32_t const> tokens;  ///< `[lists, stride]`, or none: keys are tokens, and seen as prompt_attention says
+  std::int64_t stride = 0;
+  buffer<std::int32_t const> begins;  ///< `[lists, window]`
+  buffer<std::int32_t const> ends;
+  std::int32_t lists = 1;  ///< 1, or one for each KV head
+
+  constexpr std::int64_t of(unsigned head) const noexcept { return lists == 1 ? 0 : head; }
+};
+
 /// The window's queries against a layer's keys. A KV head's "rows" are its (query head, window token) pairs, window token
 /// fastest.
 struct prompt_attention {
@@ -12,8 +24,9 @@ struct prompt_attention {
   float scale = 1;
   std::int32_t group = 1;
   std::int64_t window = 0;  ///< queries
-  std::int64_t tokens = 0;  ///< keys; window query i sees [0, tokens - window + i]
+  std::int64_t tokens = 0;  ///< keys; window query i sees [0, tokens - window + i] if they are not listed
   batch_rows keys;
+  listed_keys listed;
 
   constexpr std::int64_t rows() const noexcept { return group * window; }
 };
@@ -46,7 +59,12 @@ KVPOLICY_KERNEL void logit_tile(B& block, logit_shared<B>& s, prompt_attention c
       std::int32_t const part = i - k * parts;
       float x[8] = {};
       if (first_key + k < a.tokens && channel + part * 8 < a.keys.head_dim) {
-        keys.load(keys.offset(head, first_key + k), channel / 8 + part, x);
+        std::int64_t token = first_key + k;
+        if (a.listed.tokens.data != nullptr) {
+          std::int32_t const named = block.global(a.listed.tokens)[a.listed.of(head) * a.listed.stride + token];
+          token = named;
+        }
+        keys.load(keys.offset(head, token), channel / 8 + part, x);
       }
       KVPOLICY_UNROLL
       for (int c = 0; c < 8; ++c) s.keys[k * (tile_channels + 1) + part * 8 + c] = x[c];
@@ -82,10 +100,19 @@ KVPOLICY_KERNEL void logit_tile(B& block, logit_shared<B>& s, prompt_attention c
   KVPOLICY_UNROLL
   for (int r = 0; r < 4; ++r) {
     std::int64_t const row = first_row + tile.index() * 4 + r;
-    std::int64_t const seen = row < a.rows() ? a.tokens - a.window + row % a.window + 1 : 0;
+    std::int64_t const i = row % a.window;
+    std::int64_t begin = 0;
+    std::int64_t end = row < a.rows() ? a.tokens - a.window + i + 1 : 0;
+    if (a.listed.tokens.data != nullptr && row < a.rows()) {
+      std::int32_t const from = block.global(a.listed.begins)[a.listed.of(head) * a.window + i];
+      std::int32_t const to = block.global(a.listed.ends)[a.listed.of(head) * a.window + i];
+      begin = from;
+      end = to;
+    }
     KVPOLICY_UNROLL
     for (int c = 0; c < 2; ++c) {
-      if (first_key + 32 * c + tile.lane() >= seen) logits[r][c] = -__builtin_huge_valf();
+      std::int64_t const key = first_key + 32 * c + tile.lane();
+      if (key < begin || key >= end) logits[r][c] = -__builtin_huge_valf();
     }
   }
 }

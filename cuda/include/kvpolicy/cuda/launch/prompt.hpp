@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kvpolicy/cuda/kernel/attend_block.hpp"
 #include "kvpolicy/cuda/kernel/gaussian.hpp"
 #include "kvpolicy/cuda/kernel/prompt_attention.hpp"
 #include "kvpolicy/cuda/kernel/row_scores.hpp"
@@ -43,6 +44,18 @@ void launch_window_attention(D& device, prompt_attention const& what, std::int64
   a.tokens = what.tokens;
   set(a);
   device.template launch<smooth_sums_body>({divided_up(columns, smooth_sums_body::threads), heads, 1}, a);
+}
+
+/// A block of queries; `a.what.begins` and `ends` say what each sees.
+template <device D, class Set>
+void launch_attend_block(D& device, element_type type, std::int64_t rows, std::int64_t heads, Set set) {
+  if (rows <= 0) return;
+  with_type(type, [&]<element_type E>() {
+    typename attend_block_body<E>::arguments a{};
+    set(a);
+    expect_row("attend_block", a.what.keys.head_dim);
+    device.template launch<attend_block_body<E>>({divided_up(rows, tile_rows), heads, 1}, a);
+  });
 }
 
 template <device D>

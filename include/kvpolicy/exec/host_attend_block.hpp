@@ -1,0 +1,64 @@
+// The oracle's attend_block: one query at a time, in double precision.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kvpolicy/primitive/attend_block.hpp"
+
+namespace kvpolicy::host {
+
+/// A logit of attend_block: of the query at row `at`, for the key at row `row`.
+inline double block_logit(double product, attention_terms const& terms, std::int64_t q_head, std::int64_t row,
+                          std::int64_t at) {
+  double logit = product;
+  if (terms.soft_cap != 0) logit = terms.soft_cap * std::tanh(logit / terms.soft_cap);
+  if (terms.slopes != nullptr) logit += terms.slopes[q_head] * static_cast<double>(row - at);
+  return logit;
+}
+
+inline void attend_block(query_window const& queries, rows const& keys, rows const& values, selection const& kept,
+                         attention_terms const& terms, table<float> out) {
+  std::int64_t const group = queries.heads / keys.heads;
+  std::vector<float> row(static_cast<std::size_t>(keys.head_dim));
+  std::vector<double> sums(row.size());
+  std::vector<double> logits;
+  std::vector<std::int64_t> seen;
+  for (std::int64_t i = 0; i < queries.tokens; ++i) {
+    std::int64_t const at = keys.tokens - queries.tokens + i;
+    std::int64_t const oldest = terms.window > 0 ? at - terms.window + 1 : 0;
+    for (std::int64_t q = 0; q < queries.heads; ++q) {
+      head_id const head{q / group};
+      float const* const query = queries.at(i, q);
+      seen.clear();
+      for (token_range const& range : kept.of(head)) {
+        for (std::int64_t t = std::max<std::int64_t>(range.begin, oldest); t < std::min<std::int64_t>(range.end, at + 1); ++t)
+          seen.push_back(t);
+      }
+      logits.clear();
+      double most = -std::numeric_limits<double>::infinity();
+      for (std::int64_t const t : seen) {
+        keys.load(head, {t}, row);
+        double product = 0;
+        for (std::size_t d = 0; d < row.size(); ++d) product += static_cast<double>(query[d]) * row[d];
+        logits.push_back(block_logit(product * queries.scale, terms, q, t, at));
+        most = std::max(most, logits.back());
+      }
+      if (terms.sinks != nullptr) most = std::max<double>(most, terms.sinks[q]);
+      double total = terms.sinks != nullptr ? std::exp(terms.sinks[q] - most) : 0;
+      std::ranges::fill(sums, 0.0);
+      for (std::size_t s = 0; s < seen.size(); ++s) {
+        double const weight = std::exp(logits[s] - most);
+        total += weight;
+        values.load(head, {seen[s]}, row);
+        for (std::size_t d = 0; d < row.size(); ++d) sums[d] += weight * row[d];
+      }
+      float* const to = out.row(i * queries.heads + q);
+      for (std::size_t d = 0; d < row.size(); ++d) to[d] = static_cast<float>(total == 0 ? 0 : sums[d] / total);
+    }
+  }
+}
+
+}  // namespace kvpolicy::host
