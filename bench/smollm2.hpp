@@ -47,9 +47,9 @@ inline strided_view<> cache() {
 
 inline layer_id layer_of(std::size_t turn) { return {static_cast<std::int64_t>(turn) % shape.layers}; }
 
-/// Query heads of `tokens` tokens, `[tokens, q_heads, head_dim]`.
+/// Query heads of `tokens` tokens, 512 at most, `[tokens, q_heads, head_dim]`.
 inline query_window window(std::int64_t tokens) {
-  static std::vector<float> const floats = random_floats(static_cast<std::size_t>(64 * shape.q_heads * shape.head_dim));
+  static std::vector<float> const floats = random_floats(static_cast<std::size_t>(512 * shape.q_heads * shape.head_dim));
   return {.data = floats.data(),
           .tokens = tokens,
           .heads = shape.q_heads,
