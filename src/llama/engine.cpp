@@ -44,6 +44,7 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
   }
   unified_ = params.kv_unified;
   threads_seen_ = std::max(1, params.n_threads);
+  threads_of_batches_ = std::max(1, params.n_threads_batch);
   caller_abort_ = params.abort_callback;
   caller_abort_data_ = params.abort_callback_data;
   params.cb_eval = &on_node;
@@ -299,7 +300,7 @@ bool session::engine::serve(ggml_tensor* attention) {
     }
     served_ = nullptr;
   }
-  if (prompts_.empty()) {
+  if (prompts_.empty() || options_.prompts) {
     rewrite(attention, hook);
     return false;
   }
@@ -326,8 +327,9 @@ void session::engine::begin(ggml_tensor const* attention) {
 /// A graph is about to run; its inputs are set, nothing of it is computed. Divides its tokens among sequences.
 void session::engine::begin_graph(ggml_tensor const* attention) {
   served_ = nullptr;
-  if (thread_pool_of(threads_seen_) == nullptr) {
-    thread_pools_.push_back(std::make_unique<thread_pool>(threads_seen_));
+  for (int const threads : {threads_seen_, threads_of_batches_}) {
+    if (thread_pool_of(threads) != nullptr) continue;
+    thread_pools_.push_back(std::make_unique<thread_pool>(threads));
     thread_pools_.back()->exec.emplace(shape_, &thread_pools_.back()->together);
   }
   prompts_.clear();
@@ -440,11 +442,11 @@ void session::engine::on_attention(ggml_tensor* node, int rank, int threads, voi
   thread_pool& lead = all != nullptr ? *all : *self.thread_pools_.front();
   auto const work = [&]() noexcept {
     try {
-      if (self.failure_ == nullptr) return self.steps(node, hook, *lead.exec);
+      if (self.failure_ == nullptr) return self.attend(node, hook, *lead.exec);
     } catch (...) {
       self.fail();
     }
-    self.dense_steps(node, hook, *lead.exec);
+    self.attend_densely(node, hook, *lead.exec);
   };
   self.threads_seen_ = threads;
   if (all != nullptr) all->together.lead(work);
@@ -456,10 +458,22 @@ session::engine::thread_pool* session::engine::thread_pool_of(int threads) const
   return found != thread_pools_.end() ? found->get() : nullptr;
 }
 
-/// One layer's attention of every sequence that makes a step; `node` is `[head_dim, q_heads, tokens]`, streams and all.
+/// One layer's attention of every sequence, prompts and steps; `node` is `[head_dim, q_heads, tokens]`, streams and all.
+void session::engine::attend(ggml_tensor* node, layer_hook const& hook, simd_exec& exec) {
+  bool const last = hook.layer + 1 == shape_.layers;
+  if (last) cells_.seal(graph_.written);
+  graph_queries const queries{node->src[0]};
+  for (sequence* const s : prompts_) {
+    if (s->keeps_queries()) s->keep_queries(hook.layer, queries);
+    s->prompt({hook.layer}, queries, hook.scale, static_cast<float*>(node->data), exec);
+    if (last) s->end_prompt();
+  }
+  steps(node, hook, exec);
+}
+
+/// Steps alone.
 void session::engine::steps(ggml_tensor* node, layer_hook const& hook, simd_exec& exec) {
   graph_queries const queries{node->src[0]};
-  if (hook.layer + 1 == shape_.layers) cells_.seal(graph_.written);
   for (sequence* const s : steps_) {
     auto* const out = static_cast<float*>(node->data) + s->batch_index() * shape_.q_heads * shape_.head_dim;
     served_ = s;
@@ -470,10 +484,13 @@ void session::engine::steps(ggml_tensor* node, layer_hook const& hook, simd_exec
 
 /// After a failure: on_abort stops the engine, if the caller has not put another callback in its place; else it reads
 /// this.
-void session::engine::dense_steps(ggml_tensor* node, layer_hook const& hook, simd_exec& exec) noexcept {
+void session::engine::attend_densely(ggml_tensor* node, layer_hook const& hook, simd_exec& exec) noexcept {
   auto const count = shape_.q_heads * shape_.head_dim;
   try {
     if (hook.layer + 1 == shape_.layers) cells_.seal(graph_.written);
+    for (sequence const* const s : prompts_) {
+      s->prompt({hook.layer}, graph_queries{node->src[0]}, hook.scale, static_cast<float*>(node->data), exec);
+    }
     for (sequence const* const s : steps_) {
       s->dense_step({hook.layer}, graph_queries{node->src[0]}, hook.scale,
                     static_cast<float*>(node->data) + s->batch_index() * count, exec);

@@ -78,8 +78,9 @@ class session::engine {
   layer_hook* hook_of(ggml_tensor const* node) noexcept;
   void rewrite(ggml_tensor* node, layer_hook& hook) noexcept;
   void restore(ggml_tensor* node, layer_hook const& hook) noexcept;
+  void attend(ggml_tensor* node, layer_hook const& hook, simd_exec& exec);
   void steps(ggml_tensor* node, layer_hook const& hook, simd_exec& exec);
-  void dense_steps(ggml_tensor* node, layer_hook const& hook, simd_exec& exec) noexcept;
+  void attend_densely(ggml_tensor* node, layer_hook const& hook, simd_exec& exec) noexcept;
   void observe(ggml_tensor const* logits);
   sequence& sequence_of(llama_seq_id id);
   thread_pool* thread_pool_of(int threads) const noexcept;
@@ -103,6 +104,7 @@ class session::engine {
   rotary rotary_;
   std::vector<std::unique_ptr<thread_pool>> thread_pools_;
   int threads_seen_ = 1;
+  int threads_of_batches_ = 1;     ///< at attach
   std::optional<simd_exec> solo_;  ///< for logits, between graphs
 
   cell_table cells_;

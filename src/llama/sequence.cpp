@@ -166,6 +166,27 @@ void sequence::dense_step(layer_id layer, graph_queries const& q, float scale, f
          table<float>{out, shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, exec);
 }
 
+void sequence::prompt(layer_id layer, graph_queries const& q, float scale, float* out, simd_exec& exec) const {
+  std::int64_t const row = shape_.q_heads * shape_.head_dim;
+  std::int64_t const count = std::ssize(batch_indices_);
+  std::int64_t const before = tokens() - count;
+  // Neighbours in the micro-batch are one block; other sequences' tokens may lie between.
+  for (std::int64_t first = 0, last = 0; first < count; first = last) {
+    std::int32_t const at = batch_indices_[static_cast<std::size_t>(first)];
+    for (last = first + 1; last < count && batch_indices_[static_cast<std::size_t>(last)] == at + (last - first);) ++last;
+    range_list const all{{0, static_cast<std::int32_t>(before + last)}};
+    layer_table_view const view = view_of(before + last);
+    query_window const queries{.data = q.at(at, 0),
+                               .tokens = last - first,
+                               .heads = shape_.q_heads,
+                               .token_stride = last - first > 1 ? q.at(at + 1, 0) - q.at(at, 0) : row,
+                               .head_stride = q.at(at, 1) - q.at(at, 0),
+                               .scale = scale};
+    attend_block(queries, view.keys(layer), view.values(layer), selection(scope::request, {&all, 1}, shape_.kv_heads), {},
+                 table<float>{out + at * row, queries.tokens * shape_.q_heads, shape_.head_dim, shape_.head_dim}, exec);
+  }
+}
+
 query_heads sequence::queries_of(graph_queries const& q, float scale) const noexcept {
   return {.data = q.at(batch_index(), 0),
           .heads = shape_.q_heads,

@@ -56,6 +56,10 @@ class sequence {
     prompt_.keep(layer, q, batch_indices_, tokens() - std::ssize(batch_indices_));
   }
 
+  /// One layer's attention of those tokens, each over all before it, to their places in `out`, `[tokens, q_heads, head_dim]` of
+  /// the micro-batch.
+  void prompt(layer_id layer, graph_queries const& q, float scale, float* out, simd_exec& exec) const;
+
   /// The graph writes one token, and the policy chooses what it reads.
   void add_step(std::int32_t batch_index, graph_tokens const& graph);
   /// One layer's attention of that token, into `out`, `[q_heads, head_dim]`.

@@ -251,7 +251,7 @@ TEST_CASE("chess chooses once for all layers, and stands by it") {
 
 TEST_CASE("an unread refusal lets the engine turn its keys first") {
   model_owner const model = tiny_llama();
-  session policy(presets::full{});
+  session policy(presets::full{}, {.prompts = false});
   decoder ours(model.get(), &policy);
   decoder engine(model.get(), nullptr);
   for (decoder* const d : {&ours, &engine}) d->feed(random_tokens(60));

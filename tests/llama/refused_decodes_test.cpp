@@ -145,7 +145,7 @@ TEST_CASE("a prompt given as embeddings is refused for a policy that reads token
 
 TEST_CASE("a refused decode leaves the cache as it was before") {
   model_owner const model = tiny_llama();
-  session policy(presets::full{});
+  session policy(presets::full{}, {.prompts = false});
   decoder ours(model.get(), &policy);
   decoder engine(model.get(), nullptr);
   ours.feed(random_tokens(100));
@@ -160,7 +160,7 @@ TEST_CASE("a refused decode leaves the cache as it was before") {
 
 TEST_CASE("an unread refusal does not stop the engine after detach") {
   model_owner const model = tiny_llama();
-  session policy(presets::full{});
+  session policy(presets::full{}, {.prompts = false});
   decoder ours(model.get(), &policy);
   decoder engine(model.get(), nullptr);
   ours.feed(random_tokens(100));

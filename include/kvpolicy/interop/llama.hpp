@@ -54,6 +54,8 @@ struct session_options {
   /// Prompt queries to keep whatever the policy asks for, so that a later policy may ask for them; all_queries for every one:
   /// layers * tokens * q_heads * head_dim floats.
   std::int64_t observation_queries = 0;
+  /// Attention of prompts is computed here too, exactly (primitive attend_block); false: by the engine.
+  bool prompts = true;
   /// Called at every step for every layer, with what was chosen; on one of the engine's threads.
   std::function<void(llama_seq_id, layer_id, std::int64_t tokens, selection const&)> on_choice{};
   /// Called before each choice with what it is made from; on one of the engine's threads.
@@ -65,8 +67,8 @@ struct session_options {
 };
 
 /// Runs policies inside one llama_context. Decode steps (one token of a sequence in a micro-batch) attend over what the
-/// sequence's policy chooses, as a ggml custom op over the engine's own cells, zero copy; everything else is the engine's. The
-/// engine is not modified, nor is any of its memory beside the nodes of its current graph.
+/// sequence's policy chooses, prompts over all that is before them, as a ggml custom op over the engine's own cells, zero copy;
+/// everything else is the engine's. The engine is not modified, nor is any of its memory beside the nodes of its current graph.
 ///
 /// Each sequence has its own state, and its own policy where it is given one. Sequences may share a batch, join, leave and
 /// share prefixes (llama_memory_seq_cp); in a unified cache, set_batch() each batch that is not all sequence 0's. Causal
