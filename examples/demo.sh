@@ -3,16 +3,16 @@
 # one fact: four papers' (chess, heterocache, sentencekv, chunkkv), the best baselines, and a composition of two. Prints the
 # table; writes build/demo/compare.json and build/demo/report.html.
 #
-#   examples/demo.sh            five depths of the fact, about 7 minutes after set-up on 2 cores
-#   examples/demo.sh --quick    one depth
+#   examples/demo.sh            the fact in the middle
+#   examples/demo.sh --full     at five depths
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-depths=(0.1 0.3 0.5 0.7 0.9)
+depths=(0.5)
 case "${1:-}" in
   '') ;;
-  --quick) depths=(0.5) ;;
-  *) echo "demo.sh: unknown option '$1'; there is --quick" >&2; exit 2 ;;
+  --full) depths=(0.1 0.3 0.5 0.7 0.9) ;;
+  *) echo "demo.sh: unknown option '$1'; there is --full" >&2; exit 2 ;;
 esac
 
 cmake/bootstrap.sh packages
@@ -37,6 +37,7 @@ fi
 
 build/release/tools/kvpolicy-run --model build/engine/model.gguf --compare "${prompts[@]}" \
   --answer-prefix $'\nThe special magic number for Oslo mentioned in the provided text is' \
+  --mark 'One of the special magic numbers for Oslo is:' \
   --policy full --policy streaming_llm --policy snapkv --policy quest \
   --policy chess --policy heterocache:profile=build/demo/profile.json --policy sentencekv --policy chunkkv \
   --policy snapkv:tokens=1024+quest:tokens=512 \

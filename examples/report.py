@@ -20,13 +20,16 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
 h1 { font-size: 1.5rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2.2rem }
 p, figcaption { color: var(--soft); margin: .3rem 0 }
 .wide { overflow-x: auto }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); gap: 1rem 2rem; align-items: start }
+.pair > * { min-width: 0 }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100% }
 th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap }
 th { color: var(--soft); font-weight: 600 } td:first-child, th:first-child, .text { text-align: left } td.text { white-space: normal; min-width: 8rem; overflow-wrap: anywhere } td.text:first-child { min-width: 0 }
 .swatch { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .45rem }
 figure { margin: 1.1rem 0 } figure img { width: 100%; height: 150px; image-rendering: pixelated; border: 1px solid var(--line); background: var(--tint) }
-svg { width: 100%; max-width: 44rem; height: auto } svg text { fill: var(--ink); font: 13px system-ui, sans-serif } svg .axis { stroke: var(--line) }
-svg .soft { fill: var(--soft) }
+.kept { position: relative } .kept i { position: absolute; top: 0; bottom: 0; min-width: 2px; background: var(--ink); opacity: .75 }
+svg { width: 100%; height: auto } svg text { fill: var(--ink); font: 13px system-ui, sans-serif } svg .axis { stroke: var(--line) }
+svg .soft { fill: var(--soft) } svg .prompt { fill: var(--soft); opacity: .45 } svg rect.steps:not([fill]) { fill: var(--ink) }
 """
 
 
@@ -51,15 +54,17 @@ def swatch(colour):
 
 
 def speed_table(result):
-    head = ["policy", "tokens read", "of cache", "ms/token", "p10&ndash;p90", "speed-up", "choosing", "top-1", "KL", "~answer"]
+    head = ["policy", "request", "first token", "ms/token", "p10&ndash;p90", "a step", "tokens read", "of cache", "choosing", "top-1", "KL", "~answer"]
+    request = lambda run: [number(run["request_speedup"], 2, "x"), number(run["first_token_ms"] / 1e3, 2, " s")] if "request_ms" in run else ["", ""]
     rows = []
     for key, name in (("flash_on", "dense, flash attention on"), ("flash_off", "dense, flash attention off"), ("pass_through", "dense, attached, passing through")):
         run = result["dense"][key]
-        rows.append([name, "all", "100%", number(run["ms_per_token"]), f'{run["ms_p10"]:.2f}&ndash;{run["ms_p90"]:.2f}',
-                     number(run["speedup"], 2, "x"), "", "", "", html.escape(result["dense"]["answer"][:48]) if key == "flash_on" else ""])
+        rows.append([name, *request(run), number(run["ms_per_token"]), f'{run["ms_p10"]:.2f}&ndash;{run["ms_p90"]:.2f}',
+                     number(run["speedup"], 2, "x"), "all", "100%", "", "", "", html.escape(result["dense"]["answer"][:48]) if key == "flash_on" else ""])
     for policy, colour in coloured(result):
-        rows.append([swatch(colour) + html.escape(policy["label"]), number(policy["tokens_read"], 0), number(100 * policy["cache_share"], 1, "%"),
-                     number(policy["ms_per_token"]), f'{policy["ms_p10"]:.2f}&ndash;{policy["ms_p90"]:.2f}', number(policy["speedup"], 2, "x"),
+        rows.append([swatch(colour) + html.escape(policy["label"]), *request(policy), number(policy["ms_per_token"]),
+                     f'{policy["ms_p10"]:.2f}&ndash;{policy["ms_p90"]:.2f}', number(policy["speedup"], 2, "x"),
+                     number(policy["tokens_read"], 0), number(100 * policy["cache_share"], 1, "%"),
                      number(100 * policy["choose_share"], 1, "%"), number(100 * policy["top1_agreement"], 1, "%"), number(policy["kl"], 4),
                      html.escape(policy["answer"][:48])])
     return table(head, rows)
@@ -74,18 +79,40 @@ def answer_table(result):
     return table(head, rows)
 
 
+def requests(result):
+    """The first prompt and what follows it, as bars: until the first token, then the steps."""
+    runs = [(name, result["dense"][key], None) for key, name in (("flash_on", "dense, flash attention on"), ("flash_off", "dense, flash attention off"))]
+    runs += [(policy["label"], policy, colour) for policy, colour in coloured(result)]
+    left, right, height = 190, 590, 26
+    longest = max(run["request_ms"] for _, run, _ in runs)
+    x = lambda ms: left + (right - left) * ms / longest
+    parts = []
+    for i, (name, run, colour) in enumerate(runs):
+        top = 6 + height * i
+        first, whole = run["first_token_ms"], run["request_ms"]
+        parts.append(f'<text x="{left - 8}" y="{top + 14}" text-anchor="end">{html.escape(name)}</text>'
+                     f'<rect class="prompt" x="{left}" y="{top}" width="{x(first) - left:.1f}" height="18"/>'
+                     f'<rect class="steps" x="{x(first):.1f}" y="{top}" width="{max(x(whole) - x(first), 1):.1f}" height="18"{f" fill={chr(34)}{colour}{chr(34)}" if colour else ""}/>'
+                     f'<text class="soft" x="{x(whole) + 8:.1f}" y="{top + 14}">{whole / 1e3:.1f} s, {run["request_speedup"]:.2f}x</text>')
+    bottom = 6 + height * len(runs)
+    parts.append(f'<text class="soft" x="{left}" y="{bottom + 16}">grey: until the first token; colour: the steps, {result["predict"]} tokens in all</text>')
+    return f'<svg viewBox="0 0 720 {bottom + 26}" role="img" aria-label="time of a request">{"".join(parts)}</svg>'
+
+
 def scatter(result):
     left, right, top, bottom = 60, 680, 20, 330
-    fastest = max([policy["speedup"] for policy in result["policies"]] + [1.0]) * 1.12
-    x = lambda speed: left + (right - left - 60) * speed / fastest
-    y = lambda share: bottom - (bottom - top) * share
+    speeds = [policy["speedup"] for policy in result["policies"]] + [1.0]
+    slowest, fastest = int(min(speeds) * 2) / 2, max(speeds) * 1.05
+    lowest = int(20 * min([policy["top1_agreement"] for policy in result["policies"]] + [.95])) / 20  # in twentieths
+    x = lambda speed: left + (right - left - 30) * (speed - slowest) / (fastest - slowest)
+    y = lambda share: bottom - (bottom - top - 10) * (share - lowest) / (1 - lowest)
     parts = []
-    for tick in range(0, int(fastest * 2) + 1):
+    for tick in range(int(slowest * 2), int(fastest * 2) + 1):
         speed = tick / 2
         parts.append(f'<line class="axis" x1="{x(speed):.1f}" y1="{top}" x2="{x(speed):.1f}" y2="{bottom}"/>'
                      f'<text class="soft" x="{x(speed):.1f}" y="{bottom + 18}" text-anchor="middle">{speed:g}x</text>')
-    for tick in range(0, 5):
-        share = tick / 4
+    for tick in range(0, 6):
+        share = lowest + tick * (1 - lowest) / 5
         parts.append(f'<line class="axis" x1="{left}" y1="{y(share):.1f}" x2="{right}" y2="{y(share):.1f}"/>'
                      f'<text class="soft" x="{left - 8}" y="{y(share) + 4:.1f}" text-anchor="end">{100 * share:.0f}%</text>')
     points = sorted(coloured(result), key=lambda entry: -entry[0]["top1_agreement"])
@@ -94,12 +121,13 @@ def scatter(result):
         px, py = x(policy["speedup"]), y(policy["top1_agreement"])
         width = 7 * len(policy["label"]) + 6
         free = lambda box: not any(box[0] < l + w and l < box[0] + box[2] and box[1] < t + h and t < box[1] + box[3] for l, t, w, h in taken)
-        # Beside the point where there is room, else further down with a line to it.
-        places = [(side, step) for step in range(0, 12) for side in (1, -1)]
+        # Beside the point where there is room, else as near as may be, with a line to it.
+        places = sorted(((side, step) for step in range(-8, 12) for side in (1, -1)), key=lambda place: (abs(place[1]), -place[0]))
         boxes = [(px + 11 if side > 0 else px - 11 - width, py - 8 + 16 * step, width, 15) for side, step in places]
-        box = next((box for box in boxes if free(box)), boxes[0])
+        inside = lambda box: left <= box[0] and box[0] + width <= 720 and 0 <= box[1] <= bottom - 15
+        box = next((box for box in boxes if inside(box) and free(box)), boxes[0])
         taken.append(box)
-        if box[1] > py:
+        if abs(box[1] + 8 - py) > 8:
             parts.append(f'<line class="axis" x1="{px:.1f}" y1="{py:.1f}" x2="{box[0] + (0 if box[0] > px else width):.1f}" y2="{box[1] + 8:.1f}"/>')
         parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="7" fill="{colour}"/>'
                      f'<text x="{box[0] + 3:.1f}" y="{box[1] + 12:.1f}">{html.escape(policy["label"])}</text>')
@@ -123,13 +151,22 @@ def picture(rows, colour):
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
+def mark(result):
+    """A line where the first prompt's marked text stands."""
+    marked = result["prompts"][0].get("marked")
+    if not marked:
+        return ""
+    whole = result["prompts"][0]["tokens"] + result["predict"]
+    return f'<i style="left:{100 * marked[0] / whole:.2f}%;width:{100 * (marked[1] - marked[0]) / whole:.2f}%"></i>'
+
+
 def pictures(result):
     parts = []
     for policy, colour in coloured(result):
         if not policy["kept"]:
             continue
         parts.append(f'<figure><figcaption>{swatch(colour)}<b>{html.escape(policy["label"])}</b> {html.escape(policy["parameters"])}</figcaption>'
-                     f'<img alt="tokens kept by {html.escape(policy["label"])}" src="{picture(policy["kept"], colour)}"></figure>')
+                     f'<div class="kept">{mark(result)}<img alt="tokens kept by {html.escape(policy["label"])}" src="{picture(policy["kept"], colour)}"></div></figure>')
     return "".join(parts)
 
 
@@ -143,14 +180,20 @@ def page(result):
 <p>{html.escape(result["model"].rsplit("/", 1)[-1])} in llama.cpp, {result["threads"]} threads, prompts: {tokens} tokens, {result["predict"]} tokens decoded,
 {result["rounds"]} interleaved rounds. Baseline: the better dense setting, {html.escape(result["baseline"]["name"])}, {result["baseline"]["ms_per_token"]:.2f} ms a token.</p>
 {speed_table(result)}
-<p>Tokens read: mean per KV head and step. Choosing: share of a step's time. Top-1 and KL: teacher-forced on the dense tokens.</p>
-<h2>Speed against agreement</h2>
-{scatter(result)}
+<p>Request: the first prompt and {result["predict"]} tokens, over the better dense setting, {html.escape(result["baseline"]["request_name"])}. Tokens read: mean per KV head
+and step. Choosing: share of a step's time. Top-1 and KL: teacher-forced on the dense tokens.</p>
+<div class="pair">
+<section><h2>A request</h2>
+{requests(result)}</section>
+<section><h2>A step's speed against agreement</h2>
+{scatter(result)}</section>
+</div>
 <h2>Answers</h2>
 {answer_table(result)}
 <h2>Which tokens were kept</h2>
 <p>The first prompt. From left to right the positions of the sequence, from top to bottom the decode steps (they go on past the answer's end);
-the stronger the colour, the larger the share of those tokens that was read, over all layers and heads.</p>
+the stronger the colour, the larger the share of those tokens that was read, over all layers and heads.
+{"The upright line is where the text stands that the question asks for." if result["prompts"][0].get("marked") else ""}</p>
 {pictures(result)}
 </body></html>
 """

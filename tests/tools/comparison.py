@@ -16,7 +16,8 @@ with tempfile.TemporaryDirectory() as work:
         prompts.append(path(f"depth-{depth}.txt"))
         with open(prompts[-1], "w") as file:
             subprocess.run([sys.executable, os.path.join(examples, "haystack.py"), "--words", "300", "--depth", depth], stdout=file, check=True)
-    command = [run, "--model", model, "--compare", "--predict", "8", "--json", path("c.json"), "--trace", path("t.jsonl")]
+    command = [run, "--model", model, "--compare", "--predict", "8", "--json", path("c.json"), "--trace", path("t.jsonl"), "--mark",
+               "special magic numbers for Oslo"]
     for prompt in prompts:
         command += ["--prompt-file", prompt]
     budgets = {"full": None, "streaming_llm": 64, "snapkv": 64, "quest": 64, "chess": None, "h2o": 64, "tova": 64, "adakv": 64,
@@ -31,12 +32,19 @@ with tempfile.TemporaryDirectory() as work:
 
 dense = result["dense"]
 assert result["baseline"]["ms_per_token"] == min(dense["flash_on"]["ms_per_token"], dense["flash_off"]["ms_per_token"])
+assert result["baseline"]["request_ms"] == min(dense["flash_on"]["request_ms"], dense["flash_off"]["request_ms"])
+assert abs(result["prompt_kl"]["session"]) < 0.02, result["prompt_kl"]
+for prompt, share in zip(result["prompts"], (0.2, 0.8)):
+    first, last = prompt["marked"]
+    assert 3 <= last - first <= 9 and abs(first / prompt["tokens"] - share) < 0.25, prompt
 assert [policy["name"] for policy in result["policies"]] == list(budgets)
 assert len(result["prompts"]) == 2
 for policy in result["policies"]:
     name = policy["name"]
     assert name in table and name in page, name
     assert abs(policy["speedup"] - result["baseline"]["ms_per_token"] / policy["ms_per_token"]) < 1e-9
+    assert policy["request_ms"] > policy["first_token_ms"] > 0
+    assert abs(policy["request_speedup"] - result["baseline"]["request_ms"] / policy["request_ms"]) < 1e-9
     assert 0 <= policy["choose_share"] < 1 and 0 <= policy["top1_agreement"] <= 1 and policy["kl"] > -1e-6
     assert len(policy["answers"]) == 2 and policy["answer"] == policy["answers"][0]
     assert len(policy["steps"]) == 2 * 7, "two prompts, seven decode steps each"

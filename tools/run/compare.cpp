@@ -27,6 +27,7 @@ constexpr std::int64_t picture_bins = 240;
 
 /// What was measured of one way to decode, over all prompts and rounds.
 struct measured {
+  double prompt_ms = 0;    ///< until the first prompt's first token
   std::vector<double> ms;  ///< each step's, but for the first after a prompt
   double seconds = 0;      ///< of those steps
   double choose = 0;
@@ -103,6 +104,7 @@ class comparison {
     }
     for (std::size_t p = 0; p < policies_.size(); ++p, bar.show(++done)) free_run(p, prompt, trace);
     prompts_.push_back({{"name", prompt.name}, {"tokens", prompt_}, {"answer", text_of(dense_tokens_)}});
+    if (auto const place = marked_tokens(model_, options_, prompt)) prompts_.back()["marked"] = {place->first, place->second};
   }
 
   ordered_json result() const;
@@ -125,20 +127,33 @@ class comparison {
     session_.use(presets::full{});
     session_.load();
     llama_memory_clear(llama_get_memory(attached_.get()), true);
-    {
-      progress_bar bar("prompt " + prompt.name, tokens.size());
-      decode_prompt(
-          attached_.get(), tokens, [&](std::size_t done) { bar.show(done); }, [&] { session_.check(); });
-    }
-    first_token_ = likeliest(last_logits(attached_.get(), model_));
+    double const prompt_ms = timed_prompt(attached_.get(), tokens, "prompt " + prompt.name, [&] { session_.check(); });
+    auto const logits_of = [&](llama_context* context) {
+      std::span const logits = last_logits(context, model_);
+      return std::vector(logits.begin(), logits.end());
+    };
+    std::vector<float> const logits = logits_of(attached_.get());
+    first_token_ = likeliest(logits);
     saved_ = session_.save();
     state_.resize(llama_state_seq_get_size(attached_.get(), 0));
     state_.resize(llama_state_seq_get_data(attached_.get(), state_.data(), state_.size(), 0));
-    if (off_prompt_ != 0) return;  // its layout of values differs, so it can't take the state: one prompt serves for its speed
-    progress_bar bar("prompt " + prompt.name + ", flash attention off", tokens.size());
-    decode_prompt(
-        flash_off_.get(), tokens, [&](std::size_t done) { bar.show(done); }, [] {});
+    // Without flash attention values lie otherwise, and it can't take the state: one prompt serves for its speed.
+    if (off_prompt_ != 0) return;
+    for (measured& m : policies_) m.prompt_ms = prompt_ms;
+    dense_[0].prompt_ms = timed_prompt(flash_on_.get(), tokens, "dense prompt", [] {});
+    dense_[1].prompt_ms = timed_prompt(flash_off_.get(), tokens, "dense prompt, flash attention off", [] {});
+    std::vector<float> const dense = logits_of(flash_on_.get());
+    prompt_kl_ = {divergence(dense, logits), divergence(dense, logits_of(flash_off_.get()))};
     off_prompt_ = prompt_;
+  }
+
+  double timed_prompt(llama_context* context, std::vector<llama_token> const& tokens, std::string const& name,
+                      std::function<void()> const& check) const {
+    progress_bar bar(name, tokens.size());
+    return quiet_ms([&] {
+      decode_prompt(
+          context, tokens, [&](std::size_t done) { bar.show(done); }, check);
+    });
   }
 
   void restore(llama_context* context) const {
@@ -263,6 +278,8 @@ class comparison {
   std::vector<llama_token> dense_tokens_;
   std::vector<std::vector<float>> dense_logits_;
 
+  std::array<double, 2>
+      prompt_kl_{};  ///< of the first prompt's last logits to flash attention's: the session's, and without it
   std::array<measured, 3> dense_;
   std::vector<measured> policies_;
   ordered_json prompts_ = ordered_json::array();
@@ -276,6 +293,15 @@ ordered_json comparison::result() const {
                         {"ms_p90", quantile(m.ms, .9)},
                         {"speedup", ms > 0 ? baseline / ms : 0}};
   };
+  // The first prompt and what follows it: its last logits are the first token's.
+  auto const request_ms = [this](measured const& m) {
+    return m.prompt_ms + quantile(m.first_ms, .5) + (options_.predict - 2) * quantile(m.ms, .5);
+  };
+  double const best_request = std::min(request_ms(dense_[0]), request_ms(dense_[1]));
+  auto const request = [&](measured const& m) {
+    return ordered_json{
+        {"first_token_ms", m.prompt_ms}, {"request_ms", request_ms(m)}, {"request_speedup", best_request / request_ms(m)}};
+  };
   double const on = quantile(dense_[0].ms, .5);
   double const off = quantile(dense_[1].ms, .5);
   double const best = std::min(on, off);
@@ -283,17 +309,25 @@ ordered_json comparison::result() const {
       {"model", options_.model},
       {"engine", llama_print_system_info()},
       {"instruction_set", simd_exec::instruction_set()},
+      {"prompt_instruction_set", simd_exec::block_instruction_set()},
       {"threads", options_.threads},
       {"predict", options_.predict},
       {"rounds", rounds},
       {"prompts", prompts_},
-      {"baseline", {{"name", on <= off ? "flash attention on" : "flash attention off"}, {"ms_per_token", best}}},
+      {"baseline",
+       {{"name", on <= off ? "flash attention on" : "flash attention off"},
+        {"ms_per_token", best},
+        {"request_name", request_ms(dense_[0]) <= request_ms(dense_[1]) ? "flash attention on" : "flash attention off"},
+        {"request_ms", best_request}}},
+      {"prompt_kl", {{"session", prompt_kl_[0]}, {"flash_off", prompt_kl_[1]}}},
       {"dense",
        {{"answer", prompts_[0]["answer"]},
         {"flash_on", timing(dense_[0], best)},
         {"flash_off", timing(dense_[1], best)},
         {"pass_through", timing(dense_[2], best)}}},
       {"policies", ordered_json::array()}};
+  result["dense"]["flash_on"].update(request(dense_[0]));
+  result["dense"]["flash_off"].update(request(dense_[1]));
   std::multiset<std::string> names;
   for (named_host_policy const& p : options_.policies) names.insert(p.name);
   for (std::size_t i = 0; i < policies_.size(); ++i) {
@@ -303,6 +337,7 @@ ordered_json comparison::result() const {
     ordered_json entry{{"name", p.name},
                        {"label", names.count(p.name) > 1 ? p.name + " (" + std::to_string(i + 1) + ")" : p.name},
                        {"parameters", p.parameters}};
+    entry.update(request(m));
     entry.update(timing(m, best));
     entry.update({{"choose_share", m.seconds > 0 ? m.choose / m.seconds : 0},
                   {"attend_share", m.seconds > 0 ? m.attend / m.seconds : 0},

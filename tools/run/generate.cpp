@@ -14,9 +14,25 @@
 
 namespace kvpolicy {
 
+namespace {
+
+std::string whole_text(text_model const& model, run_options const& options, prompt_text const& prompt) {
+  return (options.chat && !prompt.text.empty() ? model.as_chat(prompt.text) : prompt.text) + options.answer_prefix;
+}
+
+}  // namespace
+
+std::optional<std::pair<std::size_t, std::size_t>> marked_tokens(text_model const& model, run_options const& options,
+                                                                 prompt_text const& prompt) {
+  std::string const text = whole_text(model, options, prompt);
+  std::size_t const at = options.mark.empty() ? std::string::npos : text.find(options.mark);
+  if (at == std::string::npos) return std::nullopt;
+  auto const tokens_before = [&](std::size_t end) { return model.tokens_of(text.substr(0, end), options.chat).size(); };
+  return std::pair{tokens_before(at), tokens_before(at + options.mark.size())};
+}
+
 std::vector<llama_token> prompt_tokens(text_model const& model, run_options const& options, prompt_text const& prompt) {
-  std::string const turn = options.chat && !prompt.text.empty() ? model.as_chat(prompt.text) : prompt.text;
-  std::string const text = turn + options.answer_prefix;
+  std::string const text = whole_text(model, options, prompt);
   std::vector<llama_token> tokens = model.tokens_of(text, options.chat);
   if (tokens.empty() || prompt.text.empty()) throw invalid_value("the prompt '" + prompt.name + "' has no tokens");
   return tokens;

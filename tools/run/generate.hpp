@@ -1,6 +1,8 @@
 // kvpolicy-run without --compare: one policy, text as it is decoded.
 #pragma once
 
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "options.hpp"
@@ -10,6 +12,10 @@ namespace kvpolicy {
 
 /// A prompt's tokens. Throws invalid_value for none.
 std::vector<llama_token> prompt_tokens(text_model const& model, run_options const& options, prompt_text const& prompt);
+
+/// The tokens of a prompt that --mark's text is, first and behind the last; none where there is no such text.
+std::optional<std::pair<std::size_t, std::size_t>> marked_tokens(text_model const& model, run_options const& options,
+                                                                 prompt_text const& prompt);
 
 /// The context that holds the longest prompt and what is predicted. Throws invalid_value where the one asked for, or the
 /// model's, is too small.

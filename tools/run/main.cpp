@@ -29,6 +29,7 @@ void declare(CLI::App& app, arguments& a) {
   app.add_option("--prompt", a.prompt, "the prompt itself; without either it is read from standard input");
   app.add_flag("--chat", a.options.chat, "wrap the prompt in the model's chat template");
   app.add_option("--answer-prefix", a.options.answer_prefix, "how the answer begins, after the prompt or the chat template");
+  app.add_option("--mark", a.options.mark, "text of the prompts; --json says which tokens it is");
   app.add_option("--policy", a.policies, "NAME[:key=value,...]; with --compare there may be several (see --list-policies)")
       ->take_all();
   app.add_option("--predict", a.options.predict, "tokens to decode")->capture_default_str()->check(between(1, 1 << 24));

@@ -20,6 +20,7 @@ struct run_options {
   std::vector<named_host_policy> policies;
   bool chat = false;
   std::string answer_prefix;  ///< how the answer begins; part of the prompt
+  std::string mark;           ///< text of the prompts whose place is told in the JSON, or empty
   int predict = 64;
   std::int64_t context = 0;  ///< tokens; 0: as many as needed
   int threads = 1;

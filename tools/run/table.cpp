@@ -22,17 +22,22 @@ std::string first_words(std::string const& answer) {
 }  // namespace
 
 std::string comparison_table(nlohmann::ordered_json const& result) {
-  std::vector<std::vector<std::string>> rows_of_cells{
-      {"policy", "tokens read", "of cache", "ms/token", "p10-p90", "speed-up", "choose", "top-1", "KL", "answer"}};
+  std::vector<std::vector<std::string>> rows_of_cells{{"policy", "request", "first token", "ms/token", "p10-p90", "a step",
+                                                       "tokens read", "of cache", "choose", "top-1", "KL", "answer"}};
   bool const tier = !result["policies"].empty() && !result["policies"][0]["tier"].is_null();
   if (tier) rows_of_cells[0].insert(rows_of_cells[0].end() - 1, {"hits", "moved", "stall"});
   auto const range = [](nlohmann::ordered_json const& run) {
     return fixed(run["ms_p10"], 2).append("-").append(fixed(run["ms_p90"], 2));
   };
   auto const percent = [](nlohmann::ordered_json const& share) { return fixed(100 * share.get<double>(), 1).append("%"); };
-  auto const times = [](nlohmann::ordered_json const& run) { return fixed(run["speedup"], 2).append("x"); };
+  auto const times = [](nlohmann::ordered_json const& run, char const* what) { return fixed(run[what], 2).append("x"); };
+  auto const seconds = [](nlohmann::ordered_json const& run) {
+    return fixed(run["first_token_ms"].get<double>() / 1e3, 2).append(" s");
+  };
   auto const dense = [&](char const* name, nlohmann::ordered_json const& run) {
-    rows_of_cells.push_back({name, "all", "100%", fixed(run["ms_per_token"], 2), range(run), times(run), "", "", "", ""});
+    bool const whole = run.contains("request_ms");
+    rows_of_cells.push_back({name, whole ? times(run, "request_speedup") : "", whole ? seconds(run) : "",
+                             fixed(run["ms_per_token"], 2), range(run), times(run, "speedup"), "all", "100%", "", "", "", ""});
     if (tier) rows_of_cells.back().insert(rows_of_cells.back().end() - 1, {"", "", ""});
   };
   dense("dense, flash attention on", result["dense"]["flash_on"]);
@@ -41,8 +46,9 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
   rows_of_cells[1].back() = first_words(result["dense"]["answer"]);
   std::string parameters;
   for (auto const& p : result["policies"]) {
-    rows_of_cells.push_back({p["label"], fixed(p["tokens_read"], 0), percent(p["cache_share"]), fixed(p["ms_per_token"], 2),
-                             range(p), times(p), percent(p["choose_share"]), percent(p["top1_agreement"]), fixed(p["kl"], 4),
+    rows_of_cells.push_back({p["label"], times(p, "request_speedup"), seconds(p), fixed(p["ms_per_token"], 2), range(p),
+                             times(p, "speedup"), fixed(p["tokens_read"], 0), percent(p["cache_share"]),
+                             percent(p["choose_share"]), percent(p["top1_agreement"]), fixed(p["kl"], 4),
                              first_words(p["answer"])});
     if (tier) {
       auto const& t = p["tier"];
@@ -58,9 +64,11 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
   alignment.front() = alignment.back() = false;
   std::string text = text_table(rows_of_cells, alignment);
   text +=
-      "\ntokens read: mean per KV head and step; speed-up: over the better dense setting (" +
-      result["baseline"]["name"].get<std::string>() +
-      ");\nchoose: share of a step's time; top-1, KL to dense: teacher-forced on the dense tokens.\n" +
+      "\nrequest: the first prompt and " + std::to_string(result["predict"].get<long>()) +
+      " tokens, over the better dense setting (" + result["baseline"]["request_name"].get<std::string>() +
+      "); a step: over the better one (" + result["baseline"]["name"].get<std::string>() +
+      ");\ntokens read: mean per KV head and step; choose: share of a step's time; top-1, KL to dense: teacher-forced on the "
+      "dense tokens.\n" +
       (tier ? std::string("hits: rows that were in fast memory when a step named them; moved and stall: over all its runs.\n")
             : "") +
       parameters;
