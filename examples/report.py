@@ -27,7 +27,7 @@ th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align
 th { color: var(--soft); font-weight: 600 } td:first-child, th:first-child, .text { text-align: left } td.text { white-space: normal; min-width: 8rem; overflow-wrap: anywhere } td.text:first-child { min-width: 0 }
 .swatch { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .45rem }
 figure { margin: 1.1rem 0 } figure img { width: 100%; height: 150px; image-rendering: pixelated; border: 1px solid var(--line); background: var(--tint) }
-.kept { position: relative } .kept i { position: absolute; top: 0; bottom: 0; min-width: 2px; background: var(--ink); opacity: .75 }
+.kept { position: relative } .kept i { position: absolute; top: -7px; bottom: -2px; min-width: 3px; border: solid var(--ink); border-width: 7px 0 }
 svg { width: 100%; height: auto } svg text { fill: var(--ink); font: 13px system-ui, sans-serif } svg .axis { stroke: var(--line) }
 svg .soft { fill: var(--soft) } svg .prompt { fill: var(--soft); opacity: .45 } svg rect.steps:not([fill]) { fill: var(--ink) }
 """
@@ -54,19 +54,18 @@ def swatch(colour):
 
 
 def speed_table(result):
-    head = ["policy", "request", "first token", "ms/token", "p10&ndash;p90", "a step", "tokens read", "of cache", "choosing", "top-1", "KL", "~answer"]
+    head = ["policy", "request", "first token", "ms/token", "p10&ndash;p90", "a step", "tokens read", "of cache", "choosing", "top-1", "KL"]
     request = lambda run: [number(run["request_speedup"], 2, "x"), number(run["first_token_ms"] / 1e3, 2, " s")] if "request_ms" in run else ["", ""]
     rows = []
     for key, name in (("flash_on", "dense, flash attention on"), ("flash_off", "dense, flash attention off"), ("pass_through", "dense, attached, passing through")):
         run = result["dense"][key]
         rows.append([name, *request(run), number(run["ms_per_token"]), f'{run["ms_p10"]:.2f}&ndash;{run["ms_p90"]:.2f}',
-                     number(run["speedup"], 2, "x"), "all", "100%", "", "", "", html.escape(result["dense"]["answer"][:48]) if key == "flash_on" else ""])
+                     number(run["speedup"], 2, "x"), "all", "100%", "", "", ""])
     for policy, colour in coloured(result):
         rows.append([swatch(colour) + html.escape(policy["label"]), *request(policy), number(policy["ms_per_token"]),
                      f'{policy["ms_p10"]:.2f}&ndash;{policy["ms_p90"]:.2f}', number(policy["speedup"], 2, "x"),
                      number(policy["tokens_read"], 0), number(100 * policy["cache_share"], 1, "%"),
-                     number(100 * policy["choose_share"], 1, "%"), number(100 * policy["top1_agreement"], 1, "%"), number(policy["kl"], 4),
-                     html.escape(policy["answer"][:48])])
+                     number(100 * policy["choose_share"], 1, "%"), number(100 * policy["top1_agreement"], 1, "%"), number(policy["kl"], 4)])
     return table(head, rows)
 
 
@@ -152,7 +151,7 @@ def picture(rows, colour):
 
 
 def mark(result):
-    """A line where the first prompt's marked text stands."""
+    """Marks above and below where the first prompt's marked text stands."""
     marked = result["prompts"][0].get("marked")
     if not marked:
         return ""
@@ -193,7 +192,7 @@ and step. Choosing: share of a step's time. Top-1 and KL: teacher-forced on the 
 <h2>Which tokens were kept</h2>
 <p>The first prompt. From left to right the positions of the sequence, from top to bottom the decode steps (they go on past the answer's end);
 the stronger the colour, the larger the share of those tokens that was read, over all layers and heads.
-{"The upright line is where the text stands that the question asks for." if result["prompts"][0].get("marked") else ""}</p>
+{"Between the marks above and below stands the text that the question asks for." if result["prompts"][0].get("marked") else ""}</p>
 {pictures(result)}
 </body></html>
 """
