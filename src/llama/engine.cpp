@@ -24,6 +24,10 @@ session::engine::~engine() {
 void session::engine::attach(llama_context_params& params, llama_model const* model) {
   KVPOLICY_EXPECTS(dummies_ == nullptr, "this session is attached already; use one session for each context");
   check_parameters(params, model);
+  if (params.cb_eval == &on_node) throw unsupported("another session is attached to these parameters; one context has one");
+  if (options_.rows != nullptr && params.type_k != params.type_v) {
+    throw unsupported("a tier takes keys and values of one type; set type_k = type_v");
+  }
   std::int64_t const layers = llama_model_n_layer(model);
   std::int64_t const heads = llama_model_n_head(model);
   kvpolicy::check(policy_, {.layers = layers,
@@ -47,6 +51,8 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
   threads_of_batches_ = std::max(1, params.n_threads_batch);
   caller_abort_ = params.abort_callback;
   caller_abort_data_ = params.abort_callback_data;
+  caller_eval_ = params.cb_eval;
+  caller_eval_data_ = params.cb_eval_user_data;
   params.cb_eval = &on_node;
   params.cb_eval_user_data = this;
   params.abort_callback = &on_abort;
@@ -116,15 +122,19 @@ void session::engine::forget_all() noexcept {
   }
 }
 
+/// A callback that was there before is asked too, and told what it asked for.
 bool session::engine::on_node(ggml_tensor* node, bool ask, void* self) noexcept {
   auto& engine = *static_cast<session::engine*>(self);
+  if (ask) engine.asked_ = false;
   try {
-    if (ask) return engine.ask(node);
-    engine.computed(node);
+    if (ask) engine.asked_ = engine.ask(node);
+    else if (engine.asked_) engine.computed(node);
   } catch (...) {
     if (engine.active()) engine.fail();
   }
-  return !ask;
+  if (ask) engine.caller_asked_ = engine.caller_eval_ != nullptr && engine.caller_eval_(node, true, engine.caller_eval_data_);
+  if (ask) return engine.asked_ || engine.caller_asked_;
+  return !engine.caller_asked_ || engine.caller_eval_(node, false, engine.caller_eval_data_);
 }
 
 bool session::engine::on_abort(void* self) noexcept {
@@ -392,8 +402,7 @@ void session::engine::see_rows(ggml_tensor const* node, layer_hook const& hook) 
   rows const keys = all_rows_of(node->src[1]);
   rows const values = all_rows_of(node->src[2]);
   for (rows const& r : {keys, values}) {
-    if (r.heads != shape_.kv_heads || r.head_dim != shape_.head_dim || r.type != shape_.type ||
-        node->src[0]->ne[2] != shape_.q_heads) {
+    if (r.heads != shape_.kv_heads || r.head_dim != shape_.head_dim || node->src[0]->ne[2] != shape_.q_heads) {
       throw unsupported("layer " + std::to_string(hook.layer) +
                         " has other heads than layer 0; layers of equal shape are supported");
     }

@@ -92,6 +92,10 @@ class session::engine {
   host_policy policy_;  ///< each sequence starts its own request of it
   session_options options_;
   bool attached_ = false;
+  ggml_backend_sched_eval_callback caller_eval_ = nullptr;
+  void* caller_eval_data_ = nullptr;
+  bool asked_ = false;  ///< for the node that is offered, or computed
+  bool caller_asked_ = false;
   ggml_abort_callback caller_abort_ = nullptr;
   void* caller_abort_data_ = nullptr;
   std::exception_ptr failure_;

@@ -30,14 +30,28 @@ std::span<std::int64_t const> written_cells(ggml_tensor const* set_rows) {
   return {static_cast<std::int64_t const*>(indices->data), static_cast<std::size_t>(indices->ne[0])};
 }
 
+std::optional<element_type> element_of(ggml_type type) noexcept {
+  switch (type) {
+    case GGML_TYPE_F16:
+      return element_type::f16;
+    case GGML_TYPE_BF16:
+      return element_type::bf16;
+    case GGML_TYPE_F32:
+      return element_type::f32;
+    default:
+      return std::nullopt;
+  }
+}
+
 rows all_rows_of(ggml_tensor const* source) {
-  if (source->type != GGML_TYPE_F16 && source->type != GGML_TYPE_BF16) {
+  auto const type = element_of(source->type);
+  if (!type) {
     throw unsupported(std::string("a cache of type ") + ggml_type_name(source->type) +
-                      " is not supported; set type_k and type_v to f16 or bf16");
+                      " is not supported; set type_k and type_v to f16, bf16 or f32");
   }
   ggml_tensor const* const storage = storage_of(source);
   return {.base = static_cast<std::byte const*>(storage->data),
-          .type = source->type == GGML_TYPE_F16 ? element_type::f16 : element_type::bf16,
+          .type = *type,
           .heads = source->ne[2],
           .tokens = storage->ne[1] * storage->ne[2],
           .head_dim = source->ne[0],

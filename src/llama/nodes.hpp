@@ -21,8 +21,11 @@ ggml_tensor const* storage_of(ggml_tensor const* tensor) noexcept;
 /// Throws unsupported for another engine's way of writing.
 std::span<std::int64_t const> written_cells(ggml_tensor const* set_rows);
 
+/// The element type of a cache of this type; none where the library has none.
+std::optional<element_type> element_of(ggml_type type) noexcept;
+
 /// All cells of all streams behind the K or V source of a FLASH_ATTN_EXT node, as rows: `[dim, cells of all streams, heads]`.
-/// Throws unsupported for types but f16 and bf16.
+/// Throws unsupported for types that element_of has none for.
 rows all_rows_of(ggml_tensor const* source);
 
 /// Throws unsupported unless the node is attention that kvpolicy computes exactly: no bias, no soft cap, no learned sinks, host

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "kvpolicy/error.hpp"
+#include "nodes.hpp"
 
 namespace kvpolicy::llama {
 
@@ -18,14 +19,12 @@ void check_parameters(llama_context_params const& params, llama_model const* mod
   refuse_if(params.attention_type == LLAMA_ATTENTION_TYPE_NON_CAUSAL, "non-causal attention is not supported");
   refuse_if(params.flash_attn_type == LLAMA_FLASH_ATTN_TYPE_DISABLED,
             "flash attention is disabled in the context's parameters; set flash_attn_type to LLAMA_FLASH_ATTN_TYPE_ENABLED");
-  refuse_if(params.cb_eval != nullptr, "the context's parameters already have a cb_eval; only one can be attached");
   for (ggml_type const type : {params.type_k, params.type_v}) {
-    if (type != GGML_TYPE_F16 && type != GGML_TYPE_BF16) {
+    if (!element_of(type)) {
       throw unsupported(std::string(ggml_is_quantized(type) ? "a quantised KV cache (" : "a KV cache of type (") +
-                        ggml_type_name(type) + ") is not supported; set type_k and type_v to f16 or bf16");
+                        ggml_type_name(type) + ") is not supported; set type_k and type_v to f16, bf16 or f32");
     }
   }
-  refuse_if(params.type_k != params.type_v, "keys and values of different types are not supported; set type_k = type_v");
 }
 
 }  // namespace kvpolicy::llama

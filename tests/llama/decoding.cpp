@@ -24,7 +24,8 @@ llama_context_params parameters(context_options const& options) {
   params.n_seq_max = options.sequences;
   params.n_threads = options.threads;
   params.n_threads_batch = options.threads;
-  params.type_k = params.type_v = options.type;
+  params.type_k = options.type;
+  params.type_v = options.value_type == GGML_TYPE_COUNT ? options.type : options.value_type;
   params.kv_unified = options.unified;
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
   return params;

@@ -22,6 +22,7 @@ struct context_options {
   std::uint32_t micro_batch = 1024;
   std::int32_t threads = 1;
   ggml_type type = GGML_TYPE_F16;
+  ggml_type value_type = GGML_TYPE_COUNT;  ///< as the keys'
   std::uint32_t sequences = 1;
   bool unified = false;
 };

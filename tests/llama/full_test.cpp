@@ -3,6 +3,8 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "decoding.hpp"
 #include "kvpolicy/presets/full.hpp"
@@ -67,6 +69,53 @@ TEST_CASE("full equals the engine's logits from the first token to the last of a
   CHECK(policy.steps() == 512);
   CHECK(ours.status_of({1}) == 1);  // no cell is left, which is the engine's to say
   CHECK_NOTHROW(policy.check());
+}
+
+TEST_CASE("full equals the engine's logits over keys and values of f32, and of different types") {
+  auto const [keys, values] = GENERATE(std::pair{GGML_TYPE_F32, GGML_TYPE_F32}, std::pair{GGML_TYPE_F32, GGML_TYPE_F16},
+                                       std::pair{GGML_TYPE_F16, GGML_TYPE_BF16}, std::pair{GGML_TYPE_BF16, GGML_TYPE_F32});
+  double const apart = full_against_engine({}, {.threads = 2, .type = keys, .value_type = values}, 300, 12);
+  CAPTURE(ggml_type_name(keys), ggml_type_name(values), apart);
+  CHECK(apart < tolerance);
+}
+
+/// Counts what it is shown of the layers' outputs, and asks for them.
+struct somebody {
+  int asked = 0;
+  int shown = 0;
+
+  static bool on_node(ggml_tensor* node, bool ask, void* self_data) {
+    auto& self = *static_cast<somebody*>(self_data);
+    bool const wanted = std::string_view(node->name).starts_with("l_out");
+    self.asked += ask ? 1 : 0;
+    self.shown += !ask && wanted ? 1 : 0;
+    return !ask || wanted;
+  }
+};
+
+TEST_CASE("a cb_eval that was there before is asked for every node, and shown what it asked for") {
+  model_owner const model = tiny_llama();
+  token_list const tokens = random_tokens(40);
+  auto const run = [&](somebody& own, session* policy) {
+    llama_context_params params = parameters({});
+    params.cb_eval = &somebody::on_node;
+    params.cb_eval_user_data = &own;
+    if (policy != nullptr) policy->attach(params, model.get());
+    decoder with(model.get(), params);
+    std::vector<logits> made = decode_each(with, tokens);
+    made.push_back(with.feed(random_tokens(30, 2)));
+    return made;
+  };
+  somebody alone;
+  somebody beside;
+  session policy(presets::full{});
+  std::vector<logits> const wanted = run(alone, nullptr);
+  std::vector<logits> const got = run(beside, &policy);
+  CHECK(difference(got, wanted) < tolerance);
+  CHECK(policy.steps() == 40);
+  CHECK(alone.shown > 40);
+  CHECK(beside.asked == alone.asked);
+  CHECK(beside.shown == alone.shown);
 }
 
 TEST_CASE("a session that leaves prompts to the engine gives their logits bit by bit") {

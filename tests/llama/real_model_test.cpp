@@ -50,7 +50,7 @@ TEST_CASE("full writes the engine's 64 tokens with the real model", "[model]") {
   token_list const prompt = journey(model.get(), 20);
   REQUIRE(prompt.size() > 300);
   decoder engine(model.get(), nullptr, options);
-  session policy(presets::full{});
+  session policy(presets::full{}, {.prompts = false});
   decoder ours(model.get(), &policy, options);
   generated const theirs = greedy(engine, prompt, 64);
   generated const own = greedy(ours, prompt, 64);
@@ -74,12 +74,34 @@ TEST_CASE("full writes the engine's 64 tokens with the real model", "[model]") {
   CHECK(policy.steps() == 64);
 }
 
+TEST_CASE("prompts' attention is as near to the engine's as its two kernels are to each other", "[model]") {
+  model_owner const model = real_model();
+  decoder engine(model.get(), nullptr, options);
+  llama_context_params without = parameters(options);
+  without.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  decoder other(model.get(), without);
+  session policy(presets::full{});
+  decoder ours(model.get(), &policy, options);
+  double apart = 0;
+  double engines_apart = 0;
+  for (std::size_t const days : {5, 10, 15, 20, 25}) {  // one prompt's last token is one draw of the rounding
+    token_list const prompt = journey(model.get(), days);
+    for (decoder* const d : {&engine, &other, &ours}) d->clear();
+    logits const theirs = engine.feed(prompt);
+    engines_apart += difference(other.feed(prompt), theirs);
+    apart += difference(ours.feed(prompt), theirs);
+  }
+  CAPTURE(apart, engines_apart);
+  CHECK(policy.steps() == 0);
+  CHECK(apart < 1.5 * engines_apart);
+}
+
 TEST_CASE("the policies run with the real model, and detached the engine's results are its own", "[model]") {
   model_owner const model = real_model();
   token_list const prompt = journey(model.get(), 20);
   REQUIRE(prompt.size() > 300);
   decoder engine(model.get(), nullptr, options);
-  session policy(presets::full{}, {.observation_queries = 16});
+  session policy(presets::full{}, {.observation_queries = 16, .prompts = false});
   decoder ours(model.get(), &policy, options);
   REQUIRE(identical(engine.feed(prompt), ours.feed(prompt)));
   std::vector<std::uint8_t> const state = ours.state();

@@ -72,7 +72,7 @@ struct session_options {
 ///
 /// Each sequence has its own state, and its own policy where it is given one. Sequences may share a batch, join, leave and
 /// share prefixes (llama_memory_seq_cp); in a unified cache, set_batch() each batch that is not all sequence 0's. Causal
-/// transformer models with an ordinary cache of f16 or bf16 on the CPU, flash attention not disabled. Everything else is
+/// transformer models with an ordinary cache of f16, bf16 or f32 on the CPU, flash attention not disabled. Everything else is
 /// refused by name: at attach where it can be seen there, else by the llama_decode that would have gone wrong, which then
 /// returns 2 with the failed micro-batch undone, and check() throws the reason.
 /// After llama_state_set_data or the like, call load(). What a cell holds is told by fingerprints of its keys, which the
