@@ -2,6 +2,8 @@
 
 #include <kvpolicy/interop/llama.hpp>
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -18,6 +20,17 @@ namespace {
 
 std::string whole_text(text_model const& model, run_options const& options, prompt_text const& prompt) {
   return (options.chat && !prompt.text.empty() ? model.as_chat(prompt.text) : prompt.text) + options.answer_prefix;
+}
+
+double milliseconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Of the whole process, model and engine included.
+std::int64_t peak_memory_bytes() {
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);
+  return std::int64_t{used.ru_maxrss} * 1024;
 }
 
 }  // namespace
@@ -82,11 +95,13 @@ void generate(run_options const& options) {
   context_ptr const context = model.context(params);
   auto const failed = [&] { session->check(); };
 
+  auto const begun = std::chrono::steady_clock::now();
   {
     progress_bar bar("prompt", prompt.size());
     decode_prompt(
         context.get(), prompt, [&](std::size_t done) { bar.show(done); }, failed);
   }
+  double const first_token_ms = milliseconds_since(begun);
   nlohmann::ordered_json steps = nlohmann::ordered_json::array();
   std::string answer;
   for (int i = 0; i < options.predict; ++i) {
@@ -99,7 +114,7 @@ void generate(run_options const& options) {
     if (i + 1 == options.predict) break;
     auto const start = std::chrono::steady_clock::now();
     decode_token(context.get(), token, failed);
-    double const ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    double const ms = milliseconds_since(start);
     llama::step_statistics const& step = session->last_step();
     steps.push_back({{"tokens", step.tokens},
                      {"tokens_read", step.tokens_read},
@@ -113,6 +128,8 @@ void generate(run_options const& options) {
     json->stream() << nlohmann::ordered_json{{"policy", chosen.name},
                                              {"parameters", chosen.parameters},
                                              {"prompt_tokens", prompt.size()},
+                                             {"first_token_ms", first_token_ms},
+                                             {"peak_memory_bytes", peak_memory_bytes()},
                                              {"answer", answer},
                                              {"tier", tier_json(options.tier, session->tier_statistics())},
                                              {"steps", steps}}
