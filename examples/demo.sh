@@ -37,7 +37,7 @@ fi
 
 build/release/tools/kvpolicy-run --model build/engine/model.gguf --compare "${prompts[@]}" \
   --answer-prefix $'\nThe special magic number for Oslo mentioned in the provided text is' \
-  --mark 'One of the special magic numbers for Oslo is:' \
+  --mark "$(grep -om1 'One of the special magic numbers for Oslo is: [0-9]*' build/demo/depth-0.5.txt)" \
   --policy full --policy streaming_llm --policy snapkv --policy quest \
   --policy chess --policy heterocache:profile=build/demo/profile.json --policy sentencekv --policy chunkkv \
   --policy snapkv:tokens=1024+quest:tokens=512 \

@@ -473,10 +473,12 @@ void session::engine::attend(ggml_tensor* node, layer_hook const& hook, simd_exe
   if (last) cells_.seal(graph_.written);
   graph_queries const queries{node->src[0]};
   for (sequence* const s : prompts_) {
+    served_ = s;
     if (s->keeps_queries()) s->keep_queries(hook.layer, queries);
     s->prompt({hook.layer}, queries, hook.scale, static_cast<float*>(node->data), exec);
     if (last) s->end_prompt();
   }
+  served_ = nullptr;
   steps(node, hook, exec);
 }
 

@@ -141,7 +141,7 @@ class strip {
     for (std::int64_t b = 0; b < blocks; ++b) {
       std::int64_t const first = chunk + b * tile_keys;
       std::int64_t const last = std::min(first + tile_keys, any_to);
-      if (last <= first || first + tile_keys <= any_from) continue;
+      if (last <= first || first + tile_keys <= any_from || any_to <= any_from) continue;
       std::int64_t const rows_here = divided_up(last - first, tile_step) * tile_step;
       bool const masked = first < all_from || first + rows_here > all_to;
       // What is packed as f32 was copied; the type says whether lesser halves can be other than 0.
@@ -183,6 +183,20 @@ class strip {
   std::int64_t tiles_;
 };
 
+/// Queries that are not worth packing all keys for.
+constexpr std::int64_t few = 4;
+
+void attend_one_by_one(query_window const& queries, rows const& keys, rows const& values, selection const& kept,
+                       table<float> out, simd_exec& exec) {
+  for (std::int64_t i = 0; i < queries.tokens; ++i) {
+    std::vector<range_list> seen(kept.lists().begin(), kept.lists().end());
+    for (range_list& list : seen) truncate(list, keys.tokens - queries.tokens + i + 1);
+    table<float> const to{out.row(i * queries.heads), queries.heads, out.columns, out.row_stride};
+    exec.attend({queries.at(i, 0), queries.heads, queries.head_stride, queries.scale}, keys, values,
+                selection(kept.granularity(), seen, kept.kv_heads()), to, {});
+  }
+}
+
 }  // namespace
 
 char const* simd_exec::block_instruction_set() noexcept { return best_block_kernels().instruction_set; }
@@ -203,9 +217,12 @@ void simd_exec::attend_block(query_window const& queries, rows const& keys, rows
     rows values_here = values;
     keys_here.tokens = values_here.tokens = keys.tokens - queries.tokens + first + some.tokens;
     table<float> const to{out.row(first * queries.heads), some.tokens * queries.heads, out.columns, out.row_stride};
-    strip work(w.tiled, some, keys_here, values_here, kept, terms);
-    // What no query sees may not matter, and a product with a NaN does: rare enough for the oracle.
-    if (!work.run(to, for_each)) host::attend_block(some, keys_here, values_here, kept, terms, to);
+    bool const plain = terms.soft_cap == 0 && terms.slopes == nullptr && terms.sinks == nullptr && terms.window == 0;
+    bool done = false;
+    if (!plain || some.tokens > few) done = strip(w.tiled, some, keys_here, values_here, kept, terms).run(to, for_each);
+    // What no query sees may not matter, and a product with a NaN does: such rows are left to those who go query by query.
+    if (!done && plain) attend_one_by_one(some, keys_here, values_here, kept, to, *this);
+    else if (!done) host::attend_block(some, keys_here, values_here, kept, terms, to);
   }
 }
 

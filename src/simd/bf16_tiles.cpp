@@ -23,16 +23,17 @@ constexpr std::int64_t tile_bytes = 1024;  // 16 rows of 32 bf16
 constexpr std::int64_t pair_bytes = 256;   // between pairs of rows of 32 queries: high halves, then low ones if there are
 
 struct halves {
-  __m512i high;  // a bf16 in the upper half of each lane
-  __m512i low;   // the same of what is left, to nearest
+  __m512i high;  // the nearest bf16, in the upper half of each lane; an infinity for what is near the largest float
+  __m512i low;   // the same of what is left
 };
 
 KVPOLICY_TILES inline halves cut(__m512 x) {
   __m512i const mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  __m512i const high = _mm512_and_si512(_mm512_castps_si512(x), mask);
-  __m512 const rest = _mm512_sub_ps(x, _mm512_castsi512_ps(high));
-  __m512i const rounded = _mm512_add_epi32(_mm512_castps_si512(rest), _mm512_set1_epi32(0x8000));
-  return {high, _mm512_and_si512(rounded, mask)};
+  auto const rounded = [&](__m512 y) KVPOLICY_TILES {
+    return _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(y), _mm512_set1_epi32(0x8000)), mask);
+  };
+  __m512i const high = rounded(x);
+  return {high, rounded(_mm512_sub_ps(x, _mm512_castsi512_ps(high)))};
 }
 
 /// Lanes' upper halves, `even` below `odd`.
@@ -49,6 +50,10 @@ KVPOLICY_TILES inline __m512 load(std::byte const* row, element_type type, std::
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
+/// NaN where the halves are not finite, else 0.
+KVPOLICY_TILES inline __m512 spoilt(halves const& x) {
+  return _mm512_sub_ps(_mm512_castsi512_ps(x.high), _mm512_castsi512_ps(x.high));
+}
 KVPOLICY_TILES inline bool finite(__m512 sum) { return _mm512_cmp_ps_mask(sum, _mm512_setzero_ps(), _CMP_EQ_OQ) == 0xffff; }
 
 /// Right-hand sides: `[padded / 2]` pairs of rows.
@@ -64,7 +69,7 @@ KVPOLICY_TILES bool pack_queries(float const* first, std::int64_t token_stride, 
       }
       halves const even = cut(_mm512_load_ps(values[0]));
       halves const odd = cut(_mm512_load_ps(values[1]));
-      for (auto const& x : values) sum = _mm512_add_ps(sum, _mm512_sub_ps(_mm512_load_ps(x), _mm512_load_ps(x)));
+      sum = _mm512_add_ps(sum, _mm512_add_ps(spoilt(even), spoilt(odd)));
       std::byte* const at = packed + pair * pair_bytes + column * 4;
       _mm512_store_si512(at, pairs_of(even.high, odd.high));
       _mm512_store_si512(at + pair_bytes / 2, pairs_of(even.low, odd.low));
@@ -82,8 +87,8 @@ KVPOLICY_TILES bool pack_keys(std::byte const* const* rows, std::int64_t count, 
   for (std::int64_t r = 0; r < end; ++r) {
     for (std::int64_t i = 0; i < padded(dims); i += 16) {
       __m512 const x = r < count ? load(rows[r], type, i, dims) : _mm512_setzero_ps();
-      sum = _mm512_add_ps(sum, _mm512_sub_ps(x, x));
       halves const cuts = cut(x);
+      sum = _mm512_add_ps(sum, spoilt(cuts));
       std::byte* const at = packed + ((r / 16 * steps + i / tile_step) * 2) * tile_bytes + r % 16 * 64 + i % tile_step * 2;
       _mm256_store_si256(reinterpret_cast<__m256i*>(at), _mm512_cvtepi32_epi16(_mm512_srli_epi32(cuts.high, 16)));
       _mm256_store_si256(reinterpret_cast<__m256i*>(at + tile_bytes), _mm512_cvtepi32_epi16(_mm512_srli_epi32(cuts.low, 16)));
@@ -104,9 +109,9 @@ KVPOLICY_TILES bool pack_values(std::byte const* const* rows, std::int64_t count
     for (std::int64_t i = 0; i < padded(dims); i += 16) {
       __m512 const even = r < count ? load(rows[r], type, i, dims) : _mm512_setzero_ps();
       __m512 const odd = r + 1 < count ? load(rows[r + 1], type, i, dims) : _mm512_setzero_ps();
-      sum = _mm512_add_ps(sum, _mm512_add_ps(_mm512_sub_ps(even, even), _mm512_sub_ps(odd, odd)));
       halves const a = cut(even);
       halves const b = cut(odd);
+      sum = _mm512_add_ps(sum, _mm512_add_ps(spoilt(a), spoilt(b)));
       std::byte* const at = packed + ((i / 16 * steps + r / tile_step) * 2) * tile_bytes + r % tile_step * 2;
       _mm512_i32scatter_epi32(at, lanes_apart, pairs_of(a.high, b.high), 1);
       _mm512_i32scatter_epi32(at + tile_bytes, lanes_apart, pairs_of(a.low, b.low), 1);
@@ -123,13 +128,16 @@ struct alignas(64) tile_configuration {
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
+/// The thread is the engine's, which may have tiles of its own configured, and believe that they still are.
+thread_local tile_configuration engines;
+
 KVPOLICY_TILES void enter() {
   static constexpr tile_configuration configuration;
+  _tile_storeconfig(&engines);
   _tile_loadconfig(&configuration);
 }
 
-/// A thread without tiles in use is cheaper to switch.
-KVPOLICY_TILES void leave() { _tile_release(); }
+KVPOLICY_TILES void leave() { _tile_loadconfig(&engines); }
 
 /// c `[32, 32]` (+)= a b: two rows of tiles by two columns, over `steps` of 32. `a_rows` bytes lie between a's rows of tiles.
 /// Lesser products come first; a's low halves are zero unless `cuts`, and b has none unless BothCut.

@@ -65,7 +65,7 @@ struct kernels {
 
 /// The table for the best instruction set that this CPU has and the environment's KVPOLICY_SIMD allows ("AVX2").
 kernels const& best_kernels() noexcept;
-/// Whether the environment named an instruction set: tiles are not used then.
+/// Whether the environment named an instruction set that this CPU has: tiles are not used then.
 bool held_back() noexcept;
 
 }  // namespace kvpolicy::simd

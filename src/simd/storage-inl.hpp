@@ -34,7 +34,18 @@ struct f16 {
   static constexpr std::uint16_t exponent = 0x7c00u;
   static constexpr hn::Rebind<hwy::float16_t, floats> tag{};
   static HWY_INLINE vector load(std::byte const* p) {
-    return hn::PromoteTo(f, hn::LoadU(tag, reinterpret_cast<hwy::float16_t const*>(p)));
+    vector const wide = hn::PromoteTo(f, hn::LoadU(tag, reinterpret_cast<hwy::float16_t const*>(p)));
+#if HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2
+    // Without F16C Highway makes 65536 of an infinity.
+    constexpr hn::Rebind<std::uint16_t, floats> halves{};
+    constexpr hn::RebindToUnsigned<floats> words{};
+    auto const bits = hn::PromoteTo(words, hn::LoadU(halves, reinterpret_cast<std::uint16_t const*>(p)));
+    auto const all = hn::Set(words, static_cast<std::uint32_t>(exponent));
+    auto const special = hn::IfThenElseZero(hn::Eq(hn::And(bits, all), all), hn::Set(words, 0x7f800000u));
+    return hn::BitCast(f, hn::Or(hn::BitCast(words, wide), special));
+#else
+    return wide;
+#endif
   }
   static HWY_INLINE void store(vector v, std::byte* p) {
     hn::StoreU(hn::DemoteTo(tag, v), tag, reinterpret_cast<hwy::float16_t*>(p));

@@ -290,6 +290,23 @@ TEMPLATE_TEST_CASE("attend_block's NaN reaches whom it is seen by, and nobody el
   }
 }
 
+TEMPLATE_TEST_CASE("attend_block yields zeros beside a sink for lists that end before the window", "[primitive]",
+                   KVPOLICY_TEST_EXECUTORS) {
+  random_source random(50);
+  cache_shape const shape{1, 2, 1, 32, 300, element_type::f16};
+  random_cache cache(shape, layout::token_major, 16, random);
+  cache.set_value(0, 0, 40, 3, std::numeric_limits<float>::infinity());
+  block_case given{.shape = shape, .tokens = 300, .queries = 10, .scale = 1};
+  given.vectors = random.reals(10 * 64);
+  given.sinks = {1, 2};
+  given.terms.sinks = given.sinks.data();
+  given.lists.assign(1, {{0, 100, reason::scored}});
+  TestType on(shape);
+  block_on(on, cache, given);  // what it leaves in the scratch is not finite
+  given.terms.window = 4;
+  for (float const out : block_on(on, cache, given)) REQUIRE(out == 0);
+}
+
 TEMPLATE_TEST_CASE("attend_block's large logits do not overflow, and who sees nothing yields zeros", "[primitive]",
                    KVPOLICY_TEST_EXECUTORS) {
   random_source random(49);

@@ -295,7 +295,12 @@ ordered_json comparison::result() const {
   };
   // The first prompt and what follows it: its last logits are the first token's.
   auto const request_ms = [this](measured const& m) {
-    return m.prompt_ms + quantile(m.first_ms, .5) + (options_.predict - 2) * quantile(m.ms, .5);
+    auto const of_first = [](std::vector<double> all, int count) {
+      all.resize(std::min(all.size(), static_cast<std::size_t>(count)));
+      return quantile(all, .5);
+    };
+    int const steps = options_.predict - 2;
+    return m.prompt_ms + of_first(m.first_ms, rounds) + steps * of_first(m.ms, rounds * steps);
   };
   double const best_request = std::min(request_ms(dense_[0]), request_ms(dense_[1]));
   auto const request = [&](measured const& m) {

@@ -54,7 +54,7 @@ struct session_options {
   /// Prompt queries to keep whatever the policy asks for, so that a later policy may ask for them; all_queries for every one:
   /// layers * tokens * q_heads * head_dim floats.
   std::int64_t observation_queries = 0;
-  /// Attention of prompts is computed here too, exactly (primitive attend_block); false: by the engine.
+  /// Attention of prompts, over all before each token, is computed here too (primitive attend_block); false: by the engine.
   bool prompts = true;
   /// Called at every step for every layer, with what was chosen; on one of the engine's threads.
   std::function<void(llama_seq_id, layer_id, std::int64_t tokens, selection const&)> on_choice{};

@@ -17,10 +17,10 @@ struct attention_terms {
 /// The queries are those of the last rows, one token each: out(i * q_heads + q, :) is the softmax over the rows that q's KV
 /// head is given, up to token i's own, times their values; `[tokens * q_heads, head_dim]`. Logits are scale q.k, with what
 /// `terms` says, in that order: cap, slope, window, sink. A query that sees nothing yields zeros. What it does not see does not
-/// matter, even if it is NaN. Sums are fp32. Queries, keys and values have at least 16 significant bits, so the rows of f16 and
-/// bf16 caches are exact; weights have at least 8, and are divided by the sum of what they were rounded to: an output is within
-/// 2^-8 of the largest value that it is of. The result does not depend on how many threads took part. Source: online softmax
-/// by tiles, FlashAttention (arXiv 2205.14135).
+/// matter, even if it is NaN. Sums are fp32; rows of f16 and bf16 are taken as they are, f32 and queries have at least 16
+/// significant bits: a logit errs by at most 2^-15 of the sum of its products' magnitudes. Weights have at least 8 bits, and
+/// are divided by the sum of what they were rounded to. The result does not depend on how many threads took part. Source:
+/// online softmax by tiles, FlashAttention (arXiv 2205.14135).
 template <class Memory, class Exec>
 void attend_block(query_window const& queries, basic_rows<Memory> const& keys, basic_rows<Memory> const& values,
                   selection const& kept, attention_terms const& terms, table<float> out, Exec& exec) {

@@ -51,14 +51,17 @@ void launch_attend_tiles(D& device, decode_attention const& a) {
       {q_heads, a.sequences, 1}, {partial, splits, a.keys.head_dim, static_cast<std::int32_t>(q_heads), a.out, a.log_sum_exp});
 }
 
+inline void expect_alike(char const* kernel, batch_rows const& keys, batch_rows const& values) {
+  if (values.type == keys.type && values.head_dim == keys.head_dim && values.heads == keys.heads) return;
+  throw unsupported(std::string(kernel) + " reads values of the keys' type, heads and head size; got " +
+                    std::to_string(values.heads) + " x " + std::to_string(values.head_dim) + " beside " +
+                    std::to_string(keys.heads) + " x " + std::to_string(keys.head_dim));
+}
+
 template <device D>
 void launch_attend(D& device, decode_attention const& a) {
   expect_row("attend", a.keys.head_dim);
-  if (a.values.type != a.keys.type || a.values.head_dim != a.keys.head_dim || a.values.heads != a.keys.heads) {
-    throw unsupported("attend reads values of the keys' type, heads and head size; got " + std::to_string(a.values.heads) +
-                      " x " + std::to_string(a.values.head_dim) + " beside " + std::to_string(a.keys.heads) + " x " +
-                      std::to_string(a.keys.head_dim));
-  }
+  expect_alike("attend", a.keys, a.values);
   if (!a.keys.packed || !a.values.packed) launch_attend_tiles<1, false>(device, a);
   else if (a.group == 1) launch_attend_tiles<1>(device, a);
   else if (a.group == 2) launch_attend_tiles<2>(device, a);

@@ -46,7 +46,7 @@ void launch_window_attention(D& device, prompt_attention const& what, std::int64
   device.template launch<smooth_sums_body>({divided_up(columns, smooth_sums_body::threads), heads, 1}, a);
 }
 
-/// A block of queries; `a.what.begins` and `ends` say what each sees.
+/// A block of queries; `a.what.listed` says what each sees.
 template <device D, class Set>
 void launch_attend_block(D& device, element_type type, std::int64_t rows, std::int64_t heads, Set set) {
   if (rows <= 0) return;
@@ -54,6 +54,7 @@ void launch_attend_block(D& device, element_type type, std::int64_t rows, std::i
     typename attend_block_body<E>::arguments a{};
     set(a);
     expect_row("attend_block", a.what.keys.head_dim);
+    expect_alike("attend_block", a.what.keys, a.values);
     device.template launch<attend_block_body<E>>({divided_up(rows, tile_rows), heads, 1}, a);
   });
 }
