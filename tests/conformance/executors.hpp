@@ -12,8 +12,12 @@
 #else
 #include "kvpolicy/exec/simd.hpp"
 
+#if defined(KVPOLICY_TEST_CUDA_MODEL)
 #define KVPOLICY_TEST_EXECUTORS \
   kvpolicy_test::on_host, kvpolicy_test::on_simd, kvpolicy_test::on_team, kvpolicy_test::on_cuda_model
+#else
+#define KVPOLICY_TEST_EXECUTORS kvpolicy_test::on_host, kvpolicy_test::on_simd, kvpolicy_test::on_team
+#endif
 #endif
 
 namespace kvpolicy_test {

@@ -182,7 +182,9 @@ TEMPLATE_TEST_CASE("a pooler that grew in any cuts, and was cut back, equals a f
   grow_cut_and_regrow<on_host, TestType>(81, 60);
   grow_cut_and_regrow<on_simd, TestType>(82, 120);
   grow_cut_and_regrow<on_team, TestType>(83, 20);
+#if defined(KVPOLICY_TEST_CUDA_MODEL)
   grow_cut_and_regrow<on_cuda_model, TestType>(84, 10);
+#endif
 }
 
 }  // namespace
