@@ -4,9 +4,11 @@
 
 #if defined(__x86_64__) && defined(__linux__)
 
+#if !defined(__clang__)
 // g++ 12 takes its own _mm512_undefined for a mistake of ours.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 
 #include <immintrin.h>
 #include <sys/syscall.h>
