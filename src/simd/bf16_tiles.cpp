@@ -141,6 +141,14 @@ KVPOLICY_TILES void enter() {
 
 KVPOLICY_TILES void leave() { _tile_loadconfig(&engines); }
 
+/// Tiles 0 to 3 += (4, 5) times (6, 7).
+KVPOLICY_TILES inline void four_products() {
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
+}
+
 /// c `[32, 32]` (+)= a b: two rows of tiles by two columns, over `steps` of 32. `a_rows` bytes lie between a's rows of tiles.
 /// Lesser products come first; a's low halves are zero unless `cuts`, and b has none unless BothCut.
 template <bool Adds, bool BothCut>
@@ -164,24 +172,15 @@ KVPOLICY_TILES inline void multiply(std::byte const* a, std::int64_t a_rows, std
     if constexpr (BothCut) {
       _tile_loadd(6, b + 128, pair_bytes);
       _tile_loadd(7, b + 192, pair_bytes);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+      four_products();
     }
     _tile_loadd(6, b, pair_bytes);
     _tile_loadd(7, b + 64, pair_bytes);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    four_products();
     if (!cuts) continue;
     _tile_loadd(4, a + tile_bytes, 64);
     _tile_loadd(5, a + a_rows + tile_bytes, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    four_products();
   }
   _tile_stored(0, c, c_stride);
   _tile_stored(1, c + 16, c_stride);
