@@ -6,6 +6,7 @@
 
 #include "conformance/executors.hpp"
 #include "conformance/random_cache.hpp"
+#include "kvpolicy/exec/host_pool.hpp"
 #include "kvpolicy/kvpolicy.hpp"
 
 namespace kvpolicy_test {

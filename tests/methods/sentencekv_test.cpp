@@ -2,6 +2,8 @@
 
 #include "kvpolicy/exec/host.hpp"
 #include "kvpolicy/policy.hpp"
+#include "kvpolicy/pool/unit_mean.hpp"
+#include "kvpolicy/select/fill.hpp"
 #include "methods/naive_sentencekv.hpp"
 
 namespace kvpolicy_test::methods {

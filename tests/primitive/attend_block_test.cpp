@@ -8,6 +8,7 @@
 #include "conformance/executors.hpp"
 #include "conformance/naive.hpp"
 #include "conformance/rounds.hpp"
+#include "kvpolicy/exec/host_attend_block.hpp"
 
 namespace kvpolicy_test {
 namespace {
@@ -281,7 +282,8 @@ TEMPLATE_TEST_CASE("attend_block's NaN reaches whom it is seen by, and nobody el
           spoilt = spoilt || !std::isfinite(got[at]);
           off = std::max<double>(off, std::abs(got[at] - clean[at]));
         }
-        INFO("type " << static_cast<int>(shape.type) << " head size " << shape.head_dim << " row " << bad << (in_key ? " key " : " value ") << what << " query " << i << " head " << q);
+        INFO("type " << static_cast<int>(shape.type) << " head size " << shape.head_dim << " row " << bad
+                     << (in_key ? " key " : " value ") << what << " query " << i << " head " << q);
         if (!sees) REQUIRE(off < tolerance<TestType>());
         // An infinite logit is one, or none, of the softmax's weights.
         else if (std::isnan(what) || !in_key) REQUIRE(spoilt);

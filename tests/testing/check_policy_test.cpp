@@ -8,6 +8,7 @@
 #include "kvpolicy/compose.hpp"
 #include "kvpolicy/exec/simd.hpp"
 #include "kvpolicy/kvpolicy.hpp"
+#include "kvpolicy/presets/lagkv.hpp"
 
 namespace kvpolicy::testing {
 namespace {

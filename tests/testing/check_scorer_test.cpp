@@ -9,6 +9,13 @@
 
 #include "kvpolicy/compose.hpp"
 #include "kvpolicy/kvpolicy.hpp"
+#include "kvpolicy/score/accumulated_attention.hpp"
+#include "kvpolicy/score/by_token.hpp"
+#include "kvpolicy/score/expected_attention.hpp"
+#include "kvpolicy/score/lag.hpp"
+#include "kvpolicy/score/query_mean_dot.hpp"
+#include "kvpolicy/score/representatives.hpp"
+#include "kvpolicy/testing/random_cache.hpp"
 
 namespace kvpolicy::testing {
 namespace {

@@ -6,8 +6,11 @@
 #include <string>
 
 #include "kvpolicy/presets/h2o.hpp"
+#include "kvpolicy/presets/parameters.hpp"
 #include "kvpolicy/presets/quest.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
+#include "kvpolicy/text/draft.hpp"
+#include "kvpolicy/text/plugin.hpp"
 
 namespace kvpolicy {
 namespace {

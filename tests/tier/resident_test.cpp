@@ -3,6 +3,7 @@
 #include <array>
 #include <catch2/catch_template_test_macros.hpp>
 
+#include "kvpolicy/tier/resident_options.hpp"
 #include "tier/blocks.hpp"
 
 using namespace kvpolicy_test;
