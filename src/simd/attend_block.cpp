@@ -187,13 +187,15 @@ class strip {
 constexpr std::int64_t few = 4;
 
 void attend_one_by_one(query_window const& queries, rows const& keys, rows const& values, selection const& kept,
-                       table<float> out, simd_exec& exec) {
+                       attention_terms const& terms, table<float> out, simd_exec& exec) {
   for (std::int64_t i = 0; i < queries.tokens; ++i) {
     std::vector<range_list> seen(kept.lists().begin(), kept.lists().end());
-    for (range_list& list : seen) truncate(list, keys.tokens - queries.tokens + i + 1);
+    rows before = keys;
+    before.tokens = keys.tokens - queries.tokens + i + 1;
+    for (range_list& list : seen) truncate(list, before.tokens);
     table<float> const to{out.row(i * queries.heads), queries.heads, out.columns, out.row_stride};
-    exec.attend({queries.at(i, 0), queries.heads, queries.head_stride, queries.scale}, keys, values,
-                selection(kept.granularity(), seen, kept.kv_heads()), to, {});
+    exec.attend({queries.at(i, 0), queries.heads, queries.head_stride, queries.scale}, before, values,
+                selection(kept.granularity(), seen, kept.kv_heads()), terms, to, {});
   }
 }
 
@@ -217,11 +219,11 @@ void simd_exec::attend_block(query_window const& queries, rows const& keys, rows
     rows values_here = values;
     keys_here.tokens = values_here.tokens = keys.tokens - queries.tokens + first + some.tokens;
     table<float> const to{out.row(first * queries.heads), some.tokens * queries.heads, out.columns, out.row_stride};
-    bool const plain = terms.soft_cap == 0 && terms.slopes == nullptr && terms.sinks == nullptr && terms.window == 0;
+    bool const windowed = terms.window != 0;
     bool done = false;
-    if (!plain || some.tokens > few) done = strip(w.tiled, some, keys_here, values_here, kept, terms).run(to, for_each);
+    if (windowed || some.tokens > few) done = strip(w.tiled, some, keys_here, values_here, kept, terms).run(to, for_each);
     // What no query sees may not matter, and a product with a NaN does: such rows are left to those who go query by query.
-    if (!done && plain) attend_one_by_one(some, keys_here, values_here, kept, to, *this);
+    if (!done && !windowed) attend_one_by_one(some, keys_here, values_here, kept, terms, to, *this);
     else if (!done) host::attend_block(some, keys_here, values_here, kept, terms, to);
   }
 }

@@ -199,9 +199,18 @@ void simd_exec::top_k(table<float const> scores, std::span<std::int32_t const> k
 
 /// Softmax sums over tokens [first, last) of the list, for the query heads of some KV heads, into the part's place. Heads
 /// take turns at each block of tokens: their rows are neighbours in most caches, and share its pages.
+/// To the logits of one query head for these tokens; `own` is the query's row.
+static void add_terms(attention_terms const& terms, std::int64_t q_head, std::span<std::int64_t const> tokens, std::int64_t own,
+                      float* logits) {
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (terms.soft_cap != 0) logits[i] = terms.soft_cap * std::tanh(logits[i] / terms.soft_cap);
+    if (terms.slopes != nullptr) logits[i] += terms.slopes[q_head] * static_cast<float>(tokens[i] - own);
+  }
+}
+
 void simd_exec::workspace::attend_part(query_heads const& queries, rows const& keys_of, rows const& values_of,
-                                       range_list const& list, std::int64_t first_head, std::int64_t last_head,
-                                       std::int64_t part, std::int64_t first, std::int64_t last) {
+                                       range_list const& list, attention_terms const& terms, std::int64_t first_head,
+                                       std::int64_t last_head, std::int64_t part, std::int64_t first, std::int64_t last) {
   std::int64_t const group = queries.heads / keys_of.heads;
   std::int64_t const dim = keys_of.head_dim;
   for (std::int64_t q = first_head * group; q < last_head * group; ++q) {
@@ -214,7 +223,7 @@ void simd_exec::workspace::attend_part(query_heads const& queries, rows const& k
   row_block values_here;
   std::array<std::byte const*, block_rows> keys_ahead;
   std::array<std::byte const*, block_rows> values_ahead;
-  auto const attend_head = [&](std::int64_t head, std::int64_t ahead) {
+  auto const attend_head = [&](std::int64_t head, std::span<std::int64_t const> tokens, std::int64_t ahead) {
     std::int64_t const count = keys_here.size();
     std::int64_t const end = (head + 1) * group;
     for (std::int64_t q = head * group; q < end; q += simd::max_queries) {
@@ -231,6 +240,7 @@ void simd_exec::workspace::attend_part(query_heads const& queries, rows const& k
       for (std::int64_t i = 0; i < chunk; ++i) {
         float* const at = sums[static_cast<std::size_t>(i)];
         float* const row = weights.data() + i * block_rows;
+        if (!terms.plain()) add_terms(terms, q + i, tokens, keys_of.tokens - 1, row);
         float const most = std::max(at[dim], run.maximum(row, count));
         if (most > at[dim]) {
           float const shrink = std::exp(at[dim] - most);
@@ -269,7 +279,7 @@ void simd_exec::workspace::attend_part(query_heads const& queries, rows const& k
           values_ahead[static_cast<std::size_t>(ahead)] = values_of.address(head, token);
         }
       }
-      attend_head(first_head + h, ahead);
+      attend_head(first_head + h, tokens, ahead);
     }
     block.count = 0;
   };
@@ -288,7 +298,7 @@ void simd_exec::workspace::attend_part(query_heads const& queries, rows const& k
 }
 
 void simd_exec::attend(query_heads const& queries, rows const& keys, rows const& values, selection const& kept,
-                       table<float> out, std::span<float> log_sum_exp) {
+                       attention_terms const& terms, table<float> out, std::span<float> log_sum_exp) {
   workspace& w = *work_;
   w.check(keys, queries.heads);
   std::int64_t const group = queries.heads / keys.heads;
@@ -309,16 +319,17 @@ void simd_exec::attend(query_heads const& queries, rows const& keys, rows const&
     std::int64_t const tokens = token_count(list);
     std::int64_t const parts = parts_of(tokens);
     if (part >= parts) return;
-    w.attend_part(queries, keys, values, list, list_index * heads_of_list, (list_index + 1) * heads_of_list, part,
+    w.attend_part(queries, keys, values, list, terms, list_index * heads_of_list, (list_index + 1) * heads_of_list, part,
                   tokens * part / parts, tokens * (part + 1) / parts);
   });
   for (std::int64_t q = 0; q < queries.heads; ++q) {
     std::int64_t const parts = parts_of(token_count(kept.of({q / group})));
-    float highest = minus_infinity;
+    bool const sink = terms.sinks != nullptr;
+    float highest = sink ? terms.sinks[q] : minus_infinity;
     for (std::int64_t p = 0; p < parts; ++p) highest = std::max(highest, w.partial_of(p, q)[dim]);
     float* const to = out.row(q);
     std::fill_n(to, dim, 0.0f);
-    float sum = 0;
+    float sum = sink ? std::exp(terms.sinks[q] - highest) : 0;
     for (std::int64_t p = 0; p < parts; ++p) {
       float const* const from = w.partial_of(p, q);
       if (from[dim + 1] == 0) continue;

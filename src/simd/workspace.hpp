@@ -164,7 +164,8 @@ struct simd_exec::workspace {
   }
 
   void attend_part(query_heads const& queries, rows const& keys_of, rows const& values_of, range_list const& list,
-                   std::int64_t first_head, std::int64_t last_head, std::int64_t part, std::int64_t first, std::int64_t last);
+                   attention_terms const& terms, std::int64_t first_head, std::int64_t last_head, std::int64_t part,
+                   std::int64_t first, std::int64_t last);
   void smooth_into(table<float> scores, std::int64_t head, std::int64_t group, std::int64_t before, smoothing how);
   void window_strip(query_window const& queries, rows const& keys_of, std::int64_t q_head, std::int64_t first,
                     std::int64_t count, std::int64_t columns, float* logits);

@@ -9,6 +9,7 @@
 #include "conformance/naive.hpp"
 #include "conformance/rounds.hpp"
 #include "kvpolicy/exec/host_attend_block.hpp"
+#include "kvpolicy/primitive/attention_terms.hpp"
 
 namespace kvpolicy_test {
 namespace {
@@ -200,12 +201,14 @@ TEMPLATE_TEST_CASE("attend_block of one query is attend", "[primitive]", KVPOLIC
     random_cache const cache = random_cache_of(shape, random);
     block_case given = some_block(shape, random);
     given.queries = 1;
+    draw_terms(given, random);
+    given.terms.window = 0;
     TestType on(shape);
     std::vector<float> const got = block_on(on, cache, given);
     std::vector<float> want(got.size());
     on.run([&](auto& exec) {
       attend({given.vectors.data(), shape.q_heads, shape.head_dim, given.scale}, cache.keys(0, given.tokens),
-             cache.values(0, given.tokens), given.kept(),
+             cache.values(0, given.tokens), given.kept(), given.terms,
              table<float>{want.data(), shape.q_heads, shape.head_dim, shape.head_dim}, {}, exec);
     });
     for (std::size_t i = 0; i < got.size(); ++i) REQUIRE(std::abs(got[i] - want[i]) < tolerance<TestType>());

@@ -177,20 +177,23 @@ class host_exec {
     }
   }
 
-  void attend(query_heads const& queries, rows const& keys, rows const& values, selection const& kept, table<float> out,
-              std::span<float> log_sum_exp) {
+  void attend(query_heads const& queries, rows const& keys, rows const& values, selection const& kept,
+              attention_terms const& terms, table<float> out, std::span<float> log_sum_exp) {
     std::int64_t const group = queries.heads / keys.heads;
     std::span const row = scratch(row_, keys.head_dim);
     for (std::int64_t q = 0; q < queries.heads; ++q) {
       head_id const head{q / group};
-      double most = -std::numeric_limits<double>::infinity();
-      each_token(kept.of(head),
-                 [&](token_index t) { most = std::max(most, logit(queries.head(q), queries.scale, keys, head, t)); });
-      double total = 0;
+      auto const logit_of = [&](token_index t) {
+        return host::termed_logit(logit(queries.head(q), queries.scale, keys, head, t), terms, q, t.value, keys.tokens - 1);
+      };
+      bool const sink = terms.sinks != nullptr;
+      double most = sink ? terms.sinks[q] : -std::numeric_limits<double>::infinity();
+      each_token(kept.of(head), [&](token_index t) { most = std::max(most, logit_of(t)); });
+      double total = sink ? std::exp(terms.sinks[q] - most) : 0;
       std::span const sums = scratch(sums_, keys.head_dim);
       std::ranges::fill(sums, 0.0);
       each_token(kept.of(head), [&](token_index t) {
-        double const weight = std::exp(logit(queries.head(q), queries.scale, keys, head, t) - most);
+        double const weight = std::exp(logit_of(t) - most);
         total += weight;
         values.load(head, t, row);
         for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += weight * row[i];

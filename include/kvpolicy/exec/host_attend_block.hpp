@@ -10,9 +10,9 @@
 
 namespace kvpolicy::host {
 
-/// A logit of attend_block: of the query at row `at`, for the key at row `row`.
-inline double block_logit(double product, attention_terms const& terms, std::int64_t q_head, std::int64_t row,
-                          std::int64_t at) {
+/// What `terms` make of scale q.k: of the query at row `at`, for the key at row `row`.
+inline double termed_logit(double product, attention_terms const& terms, std::int64_t q_head, std::int64_t row,
+                           std::int64_t at) {
   double logit = product;
   if (terms.soft_cap != 0) logit = terms.soft_cap * std::tanh(logit / terms.soft_cap);
   if (terms.slopes != nullptr) logit += terms.slopes[q_head] * static_cast<double>(row - at);
@@ -43,7 +43,7 @@ inline void attend_block(query_window const& queries, rows const& keys, rows con
         keys.load(head, {t}, row);
         double product = 0;
         for (std::size_t d = 0; d < row.size(); ++d) product += static_cast<double>(query[d]) * row[d];
-        logits.push_back(block_logit(product * queries.scale, terms, q, t, at));
+        logits.push_back(termed_logit(product * queries.scale, terms, q, t, at));
         most = std::max(most, logits.back());
       }
       if (terms.sinks != nullptr) most = std::max<double>(most, terms.sinks[q]);

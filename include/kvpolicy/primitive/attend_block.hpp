@@ -1,22 +1,15 @@
 // Primitive attend_block: causal attention of a block of neighbouring tokens, as a prompt's, over the selected rows.
 #pragma once
 
+#include "kvpolicy/primitive/attention_terms.hpp"
 #include "kvpolicy/selection.hpp"
 #include "kvpolicy/view.hpp"
 
 namespace kvpolicy {
 
-/// What some models add to the softmax of scale q.k.
-struct attention_terms {
-  float soft_cap = 0;             ///< logits become soft_cap tanh(logit / soft_cap); 0: they stay (Gemma 2)
-  float const* slopes = nullptr;  ///< `[q_heads]`, or null: logits get slope * (row of the key - row of the query) (ALiBi)
-  float const* sinks = nullptr;   ///< `[q_heads]`, or null: a logit that weighs nothing's value, beside the rows' (gpt-oss)
-  std::int64_t window = 0;        ///< rows that a token sees, its own the last; 0: all before it
-};
-
 /// The queries are those of the last rows, one token each: out(i * q_heads + q, :) is the softmax over the rows that q's KV
 /// head is given, up to token i's own, times their values; `[tokens * q_heads, head_dim]`. Logits are scale q.k, with what
-/// `terms` says, in that order: cap, slope, window, sink. A query that sees nothing yields zeros. What it does not see does not
+/// `terms` adds. A query that sees nothing yields zeros. What it does not see does not
 /// matter, even if it is NaN. Sums are fp32; rows of f16 and bf16 are taken as they are, f32 and queries have at least 16
 /// significant bits: a logit errs by at most 2^-15 of the sum of its products' magnitudes. Weights have at least 8 bits, and
 /// are divided by the sum of what they were rounded to. The result does not depend on how many threads took part. Source:

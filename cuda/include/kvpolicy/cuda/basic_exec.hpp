@@ -262,7 +262,14 @@ class basic_exec {
   }
 
   void attend(query_heads const& queries, basic_rows<memory> const& keys, basic_rows<memory> const& values,
-              selection const& kept, table<float> out, std::span<float> log_sum_exp) {
+              selection const& kept, attention_terms const& terms, table<float> out, std::span<float> log_sum_exp) {
+    if (!terms.plain()) {
+      if (!log_sum_exp.empty()) throw unsupported("attention with soft caps, slopes or sinks gives no log-sum-exp on a GPU");
+      attention_terms unwindowed = terms;
+      unwindowed.window = 0;
+      return attend_block({queries.data, 1, queries.heads, 0, queries.head_stride, queries.scale}, keys, values, kept,
+                          unwindowed, out);
+    }
     call const scope(*this);
     decode_attention a{};
     a.queries = vectors_of(queries, keys.head_dim);
