@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "kvpolicy/block_element.hpp"
 #include "kvpolicy/types.hpp"
 
 namespace kvpolicy {
@@ -30,10 +31,7 @@ inline constexpr std::int64_t longest_sequence = std::int64_t{1} << 26;
 /// "30 layers, 9/3 heads x 64"
 inline std::string text_of(cache_shape const& shape) {
   return std::to_string(shape.layers) + " layers, " + std::to_string(shape.q_heads) + "/" + std::to_string(shape.kv_heads) +
-         " heads x " + std::to_string(shape.head_dim) +
-         (shape.type == element_type::f32   ? " of f32"
-          : shape.type == element_type::f16 ? " of f16"
-                                            : " of bf16");
+         " heads x " + std::to_string(shape.head_dim) + " of " + name_of(shape.type);
 }
 
 /// Throws invalid_value where the shape makes no sense.
@@ -45,11 +43,15 @@ inline void check(cache_shape const& shape) {
   KVPOLICY_EXPECTS(
       shape.max_tokens > 0 && shape.max_tokens <= longest_sequence,
       "max_tokens is " + std::to_string(shape.max_tokens) + ", it must be in 1.." + std::to_string(longest_sequence));
+  KVPOLICY_EXPECTS(shape.head_dim % elements_of_block(shape.type) == 0,
+                   std::string(name_of(shape.type)) + " rows are blocks of " + std::to_string(elements_of_block(shape.type)) +
+                       " elements; a head size of " + std::to_string(shape.head_dim) + " is no multiple of that");
 }
 
 /// Key or value rows of one layer, `[heads, tokens, head_dim]`, where they lie. Offsets are 64-bit throughout.
 /// With a page table, token t of head h is row t % page_size of page pages[t / page_size]. With indices, "token" r of head h is
 /// token indices[h * index_stride + r] of all that: rows of a few tokens, as if the others did not exist.
+/// Where elements come in blocks, a row is a run of blocks: dim_stride is from a block to the next, and nothing is packed.
 template <class Memory>
 struct basic_rows {
   using memory = Memory;
@@ -61,7 +63,7 @@ struct basic_rows {
   std::int64_t head_dim = 0;
   std::int64_t head_stride = 0;   ///< bytes
   std::int64_t token_stride = 0;  ///< bytes, within a page where there are pages
-  std::int64_t dim_stride = 0;    ///< bytes; size_of(type) for contiguous rows
+  std::int64_t dim_stride = 0;    ///< bytes, of elements or blocks; size_of(type) for contiguous rows
   std::int64_t pack = 0;          ///< elements that lie dim_stride apart before the next pack_stride begins; 0: all of a row
   std::int64_t pack_stride = 0;   ///< bytes from one such run to the next
 
@@ -75,8 +77,12 @@ struct basic_rows {
   /// Whether a row is one run of neighbours: what is read by address alone has to be.
   constexpr bool contiguous() const noexcept { return pack == 0 && dim_stride == size_of(type); }
 
-  /// Bytes from a row's first element to element i.
+  /// Whether kernels can read elements where they lie: neighbours that are not in blocks.
+  constexpr bool plain() const noexcept { return contiguous() && elements_of_block(type) == 1; }
+
+  /// Bytes from a row's first element, or block, to element i, or its block.
   constexpr std::int64_t offset_of(std::int64_t i) const noexcept {
+    i /= elements_of_block(type);
     return pack == 0 ? i * dim_stride : i / pack * pack_stride + i % pack * dim_stride;
   }
 
@@ -116,6 +122,9 @@ struct basic_rows {
         case element_type::bf16:
           std::memcpy(&half, element, sizeof half);
           out = bfloat_to_float(half);
+          break;
+        default:
+          out = block_element(type, element, i % elements_of_block(type));
           break;
       }
     }

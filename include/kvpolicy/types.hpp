@@ -29,10 +29,33 @@ struct token_index {
   auto operator<=>(token_index const&) const = default;
 };
 
-/// Storage type of a key or value element.
-enum class element_type : std::uint8_t { f32, f16, bf16 };
+/// Storage type of key or value elements. The last six are ggml's: blocks of 32 elements with a scale of their own, which host
+/// executors read; a head size is a multiple of 32 then.
+enum class element_type : std::uint8_t { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl };
 
-constexpr std::int64_t size_of(element_type type) noexcept { return type == element_type::f32 ? 4 : 2; }
+constexpr char const* name_of(element_type type) noexcept {
+  constexpr char const* names[] = {"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"};
+  return names[static_cast<int>(type)];
+}
+
+/// Elements that are stored together: 1, or a block's.
+constexpr std::int64_t elements_of_block(element_type type) noexcept { return type <= element_type::bf16 ? 1 : 32; }
+
+/// Bytes of an element, or of a block.
+constexpr std::int64_t size_of(element_type type) noexcept {
+  constexpr std::int64_t sizes[] = {4, 2, 2, 34, 18, 20, 22, 24, 18};
+  return sizes[static_cast<int>(type)];
+}
+
+/// Bytes of so many neighbours; whole blocks.
+constexpr std::int64_t bytes_of(element_type type, std::int64_t elements) noexcept {
+  return elements / elements_of_block(type) * size_of(type);
+}
+
+/// What units' bounds are stored in: the type itself, or f16 for blocks.
+constexpr element_type summary_type(element_type type) noexcept {
+  return elements_of_block(type) == 1 ? type : element_type::f16;
+}
 
 /// The largest finite value that an element can have.
 constexpr float largest(element_type type) noexcept {

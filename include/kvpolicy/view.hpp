@@ -83,13 +83,12 @@ enum class page_layout : std::uint8_t { nhd, hnd };
 /// pools. Where more lies in a page than its keys or values, set `page` (and `layer`) to what that makes it.
 constexpr byte_strides strides_of(page_layout how, cache_shape const& cache, std::int64_t page_size,
                                   std::int64_t layer = 0) noexcept {
-  std::int64_t const size = size_of(cache.type);
-  std::int64_t const row = cache.head_dim * size;
+  std::int64_t const row = bytes_of(cache.type, cache.head_dim);
   bool const by_token = how == page_layout::nhd;
   return {.layer = layer,
           .head = by_token ? row : page_size * row,
           .token = by_token ? cache.kv_heads * row : row,
-          .dim = size,
+          .dim = size_of(cache.type),
           .page = cache.kv_heads * page_size * row};
 }
 

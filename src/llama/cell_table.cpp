@@ -15,7 +15,7 @@ namespace {
 std::uint64_t hash(rows const& keys, std::int64_t cell) noexcept {
   std::array<std::uint64_t, 4> words{};
   std::byte const* const key = keys.address({0}, {cell});
-  if (std::int64_t const bytes = keys.head_dim * size_of(keys.type); bytes >= std::ssize(words) * 8) {
+  if (std::int64_t const bytes = bytes_of(keys.type, keys.head_dim); bytes >= std::ssize(words) * 8) {
     std::memcpy(words.data(), key, sizeof words);
   } else {
     std::memcpy(words.data(), key, static_cast<std::size_t>(bytes));

@@ -98,14 +98,14 @@ class strip {
     if (count == 0 || last <= w_.begins(list_of(head))[0]) return true;
     auto const packed = [&](rows const& from, auto pack_rows, std::byte* to) {
       std::array<std::byte const*, tile_keys> address;
-      if (from.contiguous()) {
+      if (from.plain()) {
         for (std::int64_t i = 0; i < count; ++i) address[at(i)] = from.address({head}, {tokens[at(i)]});
         return pack_rows(address.data(), count, from.type, from.head_dim, to);
       }
       float* const copies = w_.copies(head, block);
       for (std::int64_t i = 0; i < count; ++i) {
         float* const copy = copies + i * from.head_dim;
-        from.load({head}, {tokens[at(i)]}, {copy, at(from.head_dim)});
+        copy_row(from, head, tokens[at(i)], widen_, copy);
         address[at(i)] = reinterpret_cast<std::byte const*>(copy);
       }
       return pack_rows(address.data(), count, element_type::f32, from.head_dim, to);
@@ -152,7 +152,7 @@ class strip {
     w_.kernels.leave();
   }
 
-  static element_type packed_type(rows const& from) noexcept { return from.contiguous() ? from.type : element_type::f32; }
+  static element_type packed_type(rows const& from) noexcept { return from.plain() ? from.type : element_type::f32; }
 
   void finish(std::int64_t tile, std::int64_t q, table<float> out) {
     tile_room const room = w_.tile(q, tile);
@@ -179,6 +179,7 @@ class strip {
   rows const& values_;
   selection const& kept_;
   attention_terms const& terms_;
+  widen_function widen_ = best_widen();
   std::int64_t group_;
   std::int64_t tiles_;
 };

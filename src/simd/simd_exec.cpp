@@ -26,18 +26,39 @@ void simd_exec::pool_mean(rows const& keys, pooling const& what, table<float> me
     std::int64_t const unit = first_unit + item / keys.heads;
     float* const mean = means.row(unit) + column + head * keys.head_dim;
     std::int64_t const last = std::min(what.last, what.origin + (unit + 1) * what.unit_size);
-    for (std::int64_t t = std::max(what.first, what.origin + unit * what.unit_size); t < last; ++t) {
-      std::int64_t const already = (t - what.origin) % what.unit_size;
-      float const weight = 1.0f / static_cast<float>(already + 1);
-      if (already == 0) std::fill_n(mean, keys.head_dim, 0.0f);
-      std::byte const* const row = keys.address({head}, {t});
-      if (keys.contiguous()) {
-        w.run.blend(row, keys.type, keys.head_dim, weight, mean);
-      } else {
-        for (std::int64_t i = 0; i < keys.head_dim; ++i) w.run.blend(row + keys.offset_of(i), keys.type, 1, weight, mean + i);
+    std::int64_t const first = std::max(what.first, what.origin + unit * what.unit_size);
+    w.each_block(keys, head, first, last, [&](std::int64_t t, row_block const& block) {
+      for (std::int64_t r = 0; r < block.size(); ++r) {
+        std::int64_t const already = (t + r - what.origin) % what.unit_size;
+        if (already == 0) std::fill_n(mean, keys.head_dim, 0.0f);
+        w.run.blend(block.data()[r], block.type(), keys.head_dim, 1.0f / static_cast<float>(already + 1), mean);
       }
-    }
+    });
   });
+}
+
+/// Of copies as floats: exact, or rounded where the bounds' type is narrower than what was copied.
+static void bound_floats(simd::kernels const& run, row_block const& block, std::int64_t dims, bool fresh, element_type type,
+                         std::byte* high, std::byte* low) {
+  constexpr std::int64_t some = 64;
+  float const most = largest(type);
+  std::array<std::byte const*, block_rows> from;
+  std::array<float, some> highest;
+  std::array<float, some> lowest;
+  for (std::int64_t first = 0; first < dims; first += some) {
+    std::int64_t const count = std::min(some, dims - first);
+    for (std::int64_t r = 0; r < block.size(); ++r) from[static_cast<std::size_t>(r)] = block.data()[r] + first * 4;
+    for (std::int64_t i = 0; i < count && !fresh; ++i) {
+      highest[static_cast<std::size_t>(i)] = get(high, first + i, type);
+      lowest[static_cast<std::size_t>(i)] = get(low, first + i, type);
+    }
+    run.bound(from.data(), block.size(), element_type::f32, count, fresh, reinterpret_cast<std::byte*>(highest.data()),
+              reinterpret_cast<std::byte*>(lowest.data()));
+    for (std::int64_t i = 0; i < count; ++i) {
+      put(high, first + i, type, std::clamp(highest[static_cast<std::size_t>(i)], -most, most));
+      put(low, first + i, type, std::clamp(lowest[static_cast<std::size_t>(i)], -most, most));
+    }
+  }
 }
 
 void simd_exec::pool_bounds(rows const& keys, pooling const& what, bounds_table const& bounds) {
@@ -45,30 +66,21 @@ void simd_exec::pool_bounds(rows const& keys, pooling const& what, bounds_table 
   w.check(keys, keys.heads);
   std::int64_t const first_unit = what.first / what.unit_size;
   std::int64_t const units = (what.last + what.unit_size - 1) / what.unit_size - first_unit;
-  std::int64_t const half = keys.head_dim * size_of(keys.type);
   w.for_each(std::max<std::int64_t>(units, 0) * keys.heads, (what.last - what.first) * keys.heads, [&](std::int64_t item) {
     std::int64_t const head = item % keys.heads;
     std::int64_t const unit = first_unit + item / keys.heads;
     std::byte* const high = bounds.unit(head, unit);
     std::int64_t const last = std::min(what.last, (unit + 1) * what.unit_size);
-    std::int64_t first = std::max(what.first, unit * what.unit_size);
-    bool fresh = first % what.unit_size == 0;
-    for (; first < last; fresh = false) {
-      std::int64_t const count = std::min(block_rows, last - first);
-      std::array<std::byte const*, block_rows> address;
-      for (std::int64_t i = 0; i < count; ++i) address[static_cast<std::size_t>(i)] = keys.address({head}, {first + i});
-      if (keys.contiguous()) {
-        w.run.bound(address.data(), count, keys.type, keys.head_dim, fresh, high, high + half);
+    std::byte* const low = high + keys.head_dim * size_of(bounds.type);
+    std::int64_t const first = std::max(what.first, unit * what.unit_size);
+    w.each_block(keys, head, first, last, [&](std::int64_t t, row_block const& block) {
+      bool const fresh = t % what.unit_size == 0;
+      if (block.type() == bounds.type) {
+        w.run.bound(block.data(), block.size(), block.type(), keys.head_dim, fresh, high, low);
       } else {
-        std::int64_t const size = size_of(keys.type);
-        for (std::int64_t i = 0; i < keys.head_dim; ++i) {
-          w.run.bound(address.data(), count, keys.type, 1, fresh, high + i * size, high + half + i * size);
-          std::int64_t const step = keys.offset_of(i + 1) - keys.offset_of(i);
-          for (std::int64_t r = 0; r < count; ++r) address[static_cast<std::size_t>(r)] += step;
-        }
+        bound_floats(w.run, block, keys.head_dim, fresh, bounds.type, high, low);
       }
-      first += count;
-    }
+    });
   });
 }
 
@@ -263,7 +275,7 @@ void simd_exec::workspace::attend_part(query_heads const& queries, rows const& k
   std::array<token_block, 2> blocks;
   std::size_t filling = 0;
   std::int64_t const heads = last_head - first_head;
-  bool const fetched = keys_of.contiguous() && values_of.contiguous();
+  bool const fetched = keys_of.plain() && values_of.plain();
   auto const attend_block = [&](token_block& block, token_block const& next) {
     for (std::int64_t h = 0; h < heads; ++h) {
       std::span const tokens(block.tokens.data(), block.count);
@@ -283,7 +295,7 @@ void simd_exec::workspace::attend_part(query_heads const& queries, rows const& k
     }
     block.count = 0;
   };
-  std::int64_t const cached = block_bytes / (heads * 2 * dim * size_of(keys_of.type));
+  std::int64_t const cached = block_bytes / (heads * 2 * bytes_of(keys_of.type, dim));
   auto const room = static_cast<std::size_t>(
       std::min({std::max<std::int64_t>(cached, 8), row_block::room(keys_of), row_block::room(values_of)}));
   each_token(list, first, last, [&](std::int64_t token) {

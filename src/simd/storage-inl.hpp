@@ -33,13 +33,16 @@ struct f16 {
   static constexpr std::int64_t size = 2;
   static constexpr std::uint16_t exponent = 0x7c00u;
   static constexpr hn::Rebind<hwy::float16_t, floats> tag{};
+  static constexpr hn::Rebind<std::uint16_t, floats> halves{};
   static HWY_INLINE vector load(std::byte const* p) {
-    vector const wide = hn::PromoteTo(f, hn::LoadU(tag, reinterpret_cast<hwy::float16_t const*>(p)));
+    return widened(hn::LoadU(halves, reinterpret_cast<std::uint16_t const*>(p)));
+  }
+  static HWY_INLINE vector widened(hn::Vec<decltype(halves)> half) {
+    vector const wide = hn::PromoteTo(f, hn::BitCast(tag, half));
 #if HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2
     // Without F16C Highway makes 65536 of an infinity.
-    constexpr hn::Rebind<std::uint16_t, floats> halves{};
     constexpr hn::RebindToUnsigned<floats> words{};
-    auto const bits = hn::PromoteTo(words, hn::LoadU(halves, reinterpret_cast<std::uint16_t const*>(p)));
+    auto const bits = hn::PromoteTo(words, half);
     auto const all = hn::Set(words, static_cast<std::uint32_t>(exponent));
     auto const special = hn::IfThenElseZero(hn::Eq(hn::And(bits, all), all), hn::Set(words, 0x7f800000u));
     return hn::BitCast(f, hn::Or(hn::BitCast(words, wide), special));
@@ -82,6 +85,8 @@ HWY_INLINE void with_type(element_type type, Body body) {
       return body(f16{});
     case element_type::bf16:
       return body(bf16{});
+    default:  // blocks are copied as floats before any kernel sees them
+      return;
   }
 }
 

@@ -11,6 +11,7 @@
 #include "block_workspace.hpp"
 #include "kernels.hpp"
 #include "kvpolicy/exec/simd.hpp"
+#include "widen.hpp"
 
 namespace kvpolicy {
 namespace simd {
@@ -43,24 +44,23 @@ inline void put(std::byte* row, std::int64_t i, element_type type, float value) 
   std::memcpy(row + i * 2, &half, sizeof half);
 }
 
-/// Addresses of one head's rows of a few tokens; where their dims are not contiguous, of copies as floats.
+/// Addresses of one head's rows of a few tokens; where they are not plain, of copies as floats.
 class row_block {
  public:
   /// Rows that fit.
   static std::int64_t room(rows const& from) noexcept {
-    return from.contiguous() ? block_rows : std::clamp<std::int64_t>(copied_floats / from.head_dim, 1, block_rows);
+    return from.plain() ? block_rows : std::clamp<std::int64_t>(copied_floats / from.head_dim, 1, block_rows);
   }
   void fill(rows const& from, std::int64_t head, std::span<std::int64_t const> tokens) noexcept {
     count_ = std::ssize(tokens);
-    type_ = from.contiguous() ? from.type : element_type::f32;
-    auto const dim = static_cast<std::size_t>(from.head_dim);
+    type_ = from.plain() ? from.type : element_type::f32;
     for (std::size_t i = 0; i < tokens.size(); ++i) {
-      if (from.contiguous()) {
+      if (from.plain()) {
         address_[i] = from.address({head}, {tokens[i]});
       } else {
-        std::span const copy(copies_.data() + i * dim, dim);
-        from.load({head}, {tokens[i]}, copy);
-        address_[i] = reinterpret_cast<std::byte const*>(copy.data());
+        float* const copy = copies_.data() + i * static_cast<std::size_t>(from.head_dim);
+        copy_row(from, head, tokens[i], widen_, copy);
+        address_[i] = reinterpret_cast<std::byte const*>(copy);
       }
     }
   }
@@ -74,6 +74,7 @@ class row_block {
  private:
   std::int64_t count_ = 0;
   element_type type_ = element_type::f32;
+  widen_function widen_ = best_widen();
   std::array<std::byte const*, block_rows> address_;
   std::array<float, copied_floats> copies_;
 };
@@ -151,9 +152,9 @@ struct simd_exec::workspace {
         r.heads <= shape.kv_heads && q_heads <= shape.q_heads && r.head_dim <= shape.head_dim && r.tokens <= shape.max_tokens,
         "this executor was made for " + text(shape.q_heads, shape.kv_heads, shape.head_dim, shape.max_tokens) +
             ", it was given " + text(q_heads, r.heads, r.head_dim, r.tokens) + "; make a larger one");
-    KVPOLICY_EXPECTS(r.contiguous() || r.head_dim <= simd::copied_floats, "rows of " + std::to_string(r.head_dim) +
-                                                                              " elements that are not contiguous; at most " +
-                                                                              std::to_string(simd::copied_floats) + " can be");
+    KVPOLICY_EXPECTS(r.plain() || r.head_dim <= simd::copied_floats,
+                     "rows of " + std::to_string(r.head_dim) + " elements that are not contiguous, or in blocks; at most " +
+                         std::to_string(simd::copied_floats) + " can be");
     KVPOLICY_EXPECTS(q_heads % r.heads == 0,
                      std::to_string(q_heads) + " query heads are no multiple of " + std::to_string(r.heads) + " KV heads");
   }

@@ -35,7 +35,7 @@ template <class Memory = host_memory>
 constexpr strided_view<Memory> view(cache_shape const& cache, std::int64_t cells, void const* keys, void const* values,
                                     bool transposed, std::int64_t layer_stride = 0) noexcept {
   std::int64_t const size = size_of(cache.type);
-  std::int64_t const row = cache.head_dim * size;
+  std::int64_t const row = bytes_of(cache.type, cache.head_dim);
   byte_strides const strides{.layer = layer_stride, .head = row, .token = cache.kv_heads * row, .dim = size};
   byte_strides const turned{.layer = layer_stride, .head = cells * row, .token = size, .dim = cells * size};
   return {.cache = cache,

@@ -19,7 +19,7 @@ struct bounds {
   friend constexpr auto names_of(kind) noexcept { return std::array{"range", "mean_deviation"}; }
   kind how = kind::range;
 
-  /// `[layers][kv_heads, units, 2, head_dim]` in the cache's own element type.
+  /// `[layers][kv_heads, units, 2, head_dim]` in the cache's own element type, or f16 for blocks.
   struct summaries {
     std::int64_t unit_size = 1;
     std::int64_t heads = 0;
@@ -46,7 +46,7 @@ struct bounds {
     summaries made;
     made.unit_size = segment.unit_size();
     made.heads = shape.kv_heads;
-    made.layout = {.type = shape.type,
+    made.layout = {.type = summary_type(shape.type),
                    .heads = shape.kv_heads,
                    .units = (shape.max_tokens + made.unit_size - 1) / made.unit_size,
                    .head_dim = shape.head_dim};

@@ -14,7 +14,7 @@ struct pooling {
 };
 
 /// Channel-wise bounds of units' keys, `[heads, units, 2, head_dim]`: all maxima, then all minima. Bounds of 16-bit keys
-/// are exact in 16 bits, so `type` is the keys' own.
+/// are exact in 16 bits, so `type` is the keys' own; those of blocks are rounded to f16.
 struct bounds_table {
   std::byte* data = nullptr;
   element_type type = element_type::f16;

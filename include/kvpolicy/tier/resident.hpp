@@ -67,7 +67,7 @@ class resident_rows {
     }
     auto const keys = view.keys(layer);
     auto const values = view.values(layer);
-    std::int64_t const row = shape_.head_dim * size_of(shape_.type);
+    std::int64_t const row = bytes_of(shape_.type, shape_.head_dim);
     KVPOLICY_EXPECTS(keys.contiguous() && values.contiguous(),
                      "a tier takes rows whose elements are contiguous; these are not");
     for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {

@@ -26,7 +26,7 @@ class row_arena {
         slot_of_(slots_.size() * static_cast<std::size_t>(shape.max_tokens), nowhere) {}
 
   static constexpr std::int64_t block_bytes(cache_shape const& shape) noexcept {
-    return 2 * shape.head_dim * size_of(shape.type);
+    return 2 * bytes_of(shape.type, shape.head_dim);
   }
 
   /// No token has a slot.
@@ -62,7 +62,7 @@ class row_arena {
     return static_cast<std::int32_t>((address_of_slot - address(layer, head, 0)) / block_bytes(shape_));
   }
   void write(layer_id layer, std::int64_t head, std::int32_t slot, std::byte const* key, std::byte const* value) noexcept {
-    auto const row = static_cast<std::size_t>(shape_.head_dim * size_of(shape_.type));
+    auto const row = static_cast<std::size_t>(bytes_of(shape_.type, shape_.head_dim));
     std::byte* const to = address(layer, head, slot);
     std::memcpy(to, key, row);
     std::memcpy(to + row, value, row);
@@ -70,7 +70,7 @@ class row_arena {
 
   basic_rows<host_memory> keys(layer_id layer) const noexcept { return rows_at(layer, 0); }
   basic_rows<host_memory> values(layer_id layer) const noexcept {
-    return rows_at(layer, shape_.head_dim * size_of(shape_.type));
+    return rows_at(layer, bytes_of(shape_.type, shape_.head_dim));
   }
 
  private:

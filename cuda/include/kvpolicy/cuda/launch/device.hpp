@@ -42,7 +42,7 @@ class scratch_scope {
 
 constexpr std::int64_t divided_up(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
-/// Calls `work.template operator()<E>()` for the type.
+/// Calls `work.template operator()<E>()` for the type. Throws unsupported for types of blocks.
 template <class Work>
 void with_type(element_type type, Work work) {
   switch (type) {
@@ -52,6 +52,8 @@ void with_type(element_type type, Work work) {
       return work.template operator()<element_type::f16>();
     case element_type::bf16:
       return work.template operator()<element_type::bf16>();
+    default:
+      throw unsupported(std::string("rows of ") + name_of(type) + " are read on hosts only; use f16, bf16 or f32 on a GPU");
   }
 }
 
