@@ -42,7 +42,7 @@ void session::engine::attend(ggml_tensor* node, layer_hook const& hook, simd_exe
   for (sequence* const s : prompts_) {
     served_ = s;
     if (s->keeps_queries()) s->keep_queries(hook.layer, queries);
-    s->prompt({hook.layer}, queries, hook.scale, static_cast<float*>(node->data), exec);
+    s->prompt({hook.layer}, {queries, hook.scale, hook.terms}, static_cast<float*>(node->data), exec);
     if (last) s->end_prompt();
   }
   served_ = nullptr;
@@ -51,11 +51,11 @@ void session::engine::attend(ggml_tensor* node, layer_hook const& hook, simd_exe
 
 /// Steps alone.
 void session::engine::steps(ggml_tensor* node, layer_hook const& hook, simd_exec& exec) {
-  graph_queries const queries{node->src[0]};
+  node_queries const queries{{node->src[0]}, hook.scale, hook.terms};
   for (sequence* const s : steps_) {
     auto* const out = static_cast<float*>(node->data) + s->batch_index() * shape_.q_heads * shape_.head_dim;
     served_ = s;
-    s->step({hook.layer}, queries, hook.scale, out, exec);
+    s->step({hook.layer}, queries, out, exec);
   }
   served_ = nullptr;
 }
@@ -66,12 +66,10 @@ void session::engine::attend_densely(ggml_tensor* node, layer_hook const& hook, 
   auto const count = shape_.q_heads * shape_.head_dim;
   try {
     if (hook.layer + 1 == shape_.layers) cells_.seal(graph_.written);
-    for (sequence const* const s : prompts_) {
-      s->prompt({hook.layer}, graph_queries{node->src[0]}, hook.scale, static_cast<float*>(node->data), exec);
-    }
+    node_queries const queries{{node->src[0]}, hook.scale, hook.terms};
+    for (sequence const* const s : prompts_) s->prompt({hook.layer}, queries, static_cast<float*>(node->data), exec);
     for (sequence const* const s : steps_) {
-      s->dense_step({hook.layer}, graph_queries{node->src[0]}, hook.scale,
-                    static_cast<float*>(node->data) + s->batch_index() * count, exec);
+      s->dense_step({hook.layer}, queries, static_cast<float*>(node->data) + s->batch_index() * count, exec);
     }
   } catch (...) {
     std::fill_n(static_cast<float*>(node->data), ggml_nelements(node), std::numeric_limits<float>::quiet_NaN());

@@ -22,20 +22,27 @@ session::engine::~engine() {
 
 void session::engine::attach(llama_context_params& params, llama_model const* model) {
   KVPOLICY_EXPECTS(dummies_ == nullptr, "this session is attached already; use one session for each context");
-  check_parameters(params, model);
-  if (params.cb_eval == &on_node) throw unsupported("another session is attached to these parameters; one context has one");
-  if (options_.rows != nullptr && params.type_k != params.type_v) {
-    throw unsupported("a tier takes keys and values of one type; set type_k = type_v");
+  served_layers found;
+  try {
+    check_parameters(params, model);
+    if (params.cb_eval == &on_node) throw unsupported("another session is attached to these parameters; one context has one");
+    if (options_.rows != nullptr && params.type_k != params.type_v) {
+      throw unsupported("a tier takes keys and values of one type; set type_k = type_v");
+    }
+    found = served_layers(params, model);
+    if (!options_.lenient && !found.avoidable().empty()) throw unsupported(found.avoidable());
+  } catch (unsupported const& refusal) {
+    if (!options_.lenient) throw;
+    passed_by_ = refusal.what();
+    return;
   }
-  std::int64_t const layers = llama_model_n_layer(model);
-  std::int64_t const heads = llama_model_n_head(model);
-  kvpolicy::check(policy_, {.layers = layers,
-                            .q_heads = heads,
-                            .kv_heads = llama_model_n_head_kv(model),
-                            .head_dim = llama_model_n_embd(model) / std::max<std::int64_t>(heads, 1),
-                            .max_tokens = (params.n_ctx != 0 ? params.n_ctx : llama_model_n_ctx_train(model)) /
-                                          (params.kv_unified ? 1 : std::max<std::int64_t>(params.n_seq_max, 1))});
+  cache_shape shape = found.shape();
+  shape.max_tokens = (params.n_ctx != 0 ? params.n_ctx : llama_model_n_ctx_train(model)) /
+                     (params.kv_unified ? 1 : std::max<std::int64_t>(params.n_seq_max, 1));
+  kvpolicy::check(policy_, shape);
 
+  layers_ = std::move(found);
+  std::int64_t const layers = layers_.count();
   dummies_ = ggml_init(
       {.mem_size = ggml_tensor_overhead() * static_cast<std::size_t>(layers + 1), .mem_buffer = nullptr, .no_alloc = true});
   hooks_.resize(static_cast<std::size_t>(layers));
@@ -106,8 +113,22 @@ sequence& session::engine::sequence_of(llama_seq_id id) {
 
 void session::engine::check() {
   if (failure_ == nullptr) return;
+  if (options_.lenient) return;  // report() tells, and the engine goes on alone
   std::exception_ptr const failure = std::exchange(failure_, nullptr);
   std::rethrow_exception(failure);
+}
+
+std::vector<std::string> session::engine::report() const {
+  std::vector<std::string> lines = layers_.left();
+  if (!passed_by_.empty()) lines.push_back("all is the engine's: " + passed_by_);
+  if (options_.lenient && failure_ != nullptr) {
+    try {
+      std::rethrow_exception(failure_);
+    } catch (std::exception const& reason) {
+      lines.push_back(std::string("the engine goes on alone: ") + reason.what());
+    }
+  }
+  return lines;
 }
 
 bool session::engine::anyone_needs(signals which) const noexcept {
@@ -138,7 +159,7 @@ bool session::engine::on_node(ggml_tensor* node, bool ask, void* self) noexcept 
 
 bool session::engine::on_abort(void* self) noexcept {
   auto& engine = *static_cast<session::engine*>(self);
-  if (engine.attached_ && engine.decoding_ && engine.failure_ != nullptr) return true;
+  if (engine.attached_ && engine.decoding_ && engine.failure_ != nullptr && !engine.options_.lenient) return true;
   return engine.caller_abort_ != nullptr && engine.caller_abort_(engine.caller_abort_data_);
 }
 
@@ -155,10 +176,7 @@ bool session::engine::ask(ggml_tensor* node) {
   switch (node->op) {
     case GGML_OP_SET_ROWS:
       decoding_ = true;
-      if (key_cache_layer(node) == 0) {
-        graph_.written = {};  // whatever throws, not the last graph's
-        graph_.written = written_cells(node);
-      }
+      if (layer_of(node) == 0) see_written(node);
       return false;
     case GGML_OP_FLASH_ATTN_EXT:
       return ask_attention(node);
@@ -171,13 +189,17 @@ bool session::engine::ask(ggml_tensor* node) {
     case GGML_OP_GET_ROWS:
       see_input(node);
       return false;
+    case GGML_OP_CPY:
     case GGML_OP_ROPE:
-      if (auto const layer = key_cache_layer(node)) return turn(node, *layer);
-      if (node->src[1]->data != nullptr) {
+      if (ggml_tensor const* const by = turned_by(node)) {
+        decoding_ = false;
+        auto const layer = layer_of(node);
+        return layer && turn(by, *layer);
+      }
+      if (node->op == GGML_OP_ROPE && node->src[1]->data != nullptr) {
         graph_.positions = {static_cast<std::int32_t const*>(node->src[1]->data),
                             static_cast<std::size_t>(node->src[1]->ne[0])};
       }
-      if (active() && !rotary_.known() && anyone_needs(signals::rotation)) rotary_.learn(node);
       return false;
     case GGML_OP_SOFT_MAX:
       if (active() && std::string_view(node->name).starts_with("kq_soft_max")) {
@@ -193,19 +215,20 @@ bool session::engine::ask(ggml_tensor* node) {
 /// A node that was asked for is there: attention of prompts, with steps among them perhaps, or of a last layer, or a step's
 /// logits, or the last of the cached keys that were turned.
 void session::engine::computed(ggml_tensor* node) {
-  if (node->op == GGML_OP_ROPE) return cells_.turned();
-  bool const attention = node->op == GGML_OP_FLASH_ATTN_EXT;
-  if (attention && *key_cache_layer(node->src[1]) + 1 == std::ssize(hooks_)) cells_.seal(graph_.written);
+  if (node->op == GGML_OP_ROPE || node->op == GGML_OP_CPY) return cells_.turned();
+  if (node->op != GGML_OP_FLASH_ATTN_EXT) {
+    if (active()) observe(node);
+    return;
+  }
+  layer_hook& hook = hooks_[static_cast<std::size_t>(*layer_of(node->src[1]))];
+  if (is_last(hook.layer)) cells_.seal(graph_.written);
   if (!active()) return;
-  if (!attention) return observe(node);
-  layer_hook& hook = hook_of_layer(node);
   graph_queries const queries{node->src[0]};
   for (sequence* const s : prompts_) {
     if (s->keeps_queries()) s->keep_queries(hook.layer, queries);
     if (hook.layer + 1 == shape_.layers) s->end_prompt();
   }
   if (steps_.empty()) return;
-  std::memcpy(&hook.scale, node->op_params, sizeof hook.scale);
   thread_pool& alone = *thread_pools_.front();
   alone.together.lead_alone([&] { steps(node, hook, *alone.exec); });
 }
@@ -219,9 +242,18 @@ void session::engine::see_input(ggml_tensor const* get_rows) {
   if (!input || picks->type != GGML_TYPE_I32 || (get_rows->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) return;
   std::span const values(static_cast<std::int32_t const*>(picks->data), static_cast<std::size_t>(picks->ne[0]));
   bool const of_weights = get_rows->src[0]->op == GGML_OP_NONE;
-  if (std::string_view(picks->name) == "inp_tokens") graph_.ids = values;
+  std::string_view const name = picks->name;
+  if (name == "inp_tokens") graph_.ids = values;
   else if (of_weights) graph_.positions = values;
-  else outputs_.assign(values.begin(), values.end());
+  else if (name.ends_with("out_ids")) outputs_.assign(values.begin(), values.end());
+}
+
+/// The first served layer's keys go to these cells.
+void session::engine::see_written(ggml_tensor const* set_rows) {
+  graph_.written = {};  // whatever throws, not the last graph's
+  graph_.written = written_cells(set_rows);
+  if (!active() || rotary_.known() || !anyone_needs(signals::rotation)) return;
+  if (ggml_tensor const* const rope = rope_of(set_rows)) rotary_.learn(rope);
 }
 
 void session::engine::observe(ggml_tensor const* logits) {
@@ -242,26 +274,26 @@ void session::engine::observe(ggml_tensor const* logits) {
 /// Attention is the moment when a layer's inputs are set and its rows are about to be read.
 bool session::engine::ask_attention(ggml_tensor* node) {
   decoding_ = true;
-  bool wanted = follow(node);
+  auto const layer = layer_of(node->src[1]);
+  if (!layer) return false;
+  bool wanted = follow(node, *layer);
   if (active()) {
     try {
-      wanted = serve(node);
+      wanted = serve(node, hooks_[static_cast<std::size_t>(*layer)]);
     } catch (...) {
       fail();
     }
   }
-  if (key_cache_layer(node->src[1]) == 0) graph_.ids = graph_.positions = {};  // the next graph may have none
+  if (*layer == 0) graph_.ids = graph_.positions = {};  // the next graph may have none
   return wanted;
 }
 
 /// Which tokens go to which cells, whether a policy runs or not. Returns whether to come back when this layer is computed.
-bool session::engine::follow(ggml_tensor const* attention) noexcept {
-  auto const layer = key_cache_layer(attention->src[1]);
-  if (!layer || *layer >= std::ssize(hooks_)) return false;
-  bool const last = *layer + 1 == std::ssize(hooks_);
+bool session::engine::follow(ggml_tensor const* attention, std::int64_t layer) noexcept {
+  bool const last = is_last(layer);
   try {
     rows const keys = all_rows_of(attention->src[1]);
-    if (*layer == 0) {
+    if (layer == 0) {
       graph_.stream_cells = storage_of(attention->src[1])->ne[1];
       // Another context may have been made of the same parameters, to see what fits for instance.
       if (!cells_.are_of(keys)) cells_.begin(keys, graph_.stream_cells);
@@ -270,6 +302,7 @@ bool session::engine::follow(ggml_tensor const* attention) noexcept {
       // Embeddings of several axes have their positions axis by axis; text's are the same in all.
       graph_.positions =
           std::ssize(graph_.positions) >= whole ? graph_.positions.first(graph_.written.size()) : decltype(graph_.positions){};
+      if (graph_.positions.empty()) count_positions(attention);
       history_due_ = !cells_.sees_history();
       cells_.write(graph_);
     }
@@ -281,28 +314,40 @@ bool session::engine::follow(ggml_tensor const* attention) noexcept {
   }
 }
 
+/// The model has none in its graph (ALiBi): a token is as far as it sees others.
+void session::engine::count_positions(ggml_tensor const* attention) {
+  graph_mask const mask(attention);
+  counted_.clear();
+  for (std::int64_t i = 0; i < std::ssize(graph_.written); ++i) {
+    std::int32_t seen = -1;  // but for itself
+    for (std::int64_t cell = 0; cell < mask.cells(); ++cell) seen += mask.visible(i, cell) ? 1 : 0;
+    counted_.push_back(seen);
+  }
+  graph_.positions = counted_;
+}
+
 /// llama_memory_seq_add: a graph of its own turns the cached keys, layer by layer. Returns whether to come back.
-bool session::engine::turn(ggml_tensor const* rope, std::int64_t layer) {
-  decoding_ = false;
-  ggml_tensor const* const by = rope->src[1];
+bool session::engine::turn(ggml_tensor const* by, std::int64_t layer) {
   if (layer == 0) {
     if (by->type == GGML_TYPE_I32 && by->data != nullptr)
       cells_.turn({static_cast<std::int32_t const*>(by->data), static_cast<std::size_t>(ggml_nelements(by))});
     else cells_.forget();
   }
-  return layer + 1 == std::ssize(hooks_);
+  return is_last(layer);
 }
 
 /// Gives a layer of a graph to the policies, where there are steps. Returns whether to come back when it is computed.
-bool session::engine::serve(ggml_tensor* attention) {
+bool session::engine::serve(ggml_tensor* attention, layer_hook& hook) {
   check_attention(attention);
-  layer_hook& hook = hook_of_layer(attention);
-  bool const last = hook.layer + 1 == std::ssize(hooks_);
+  if (is_offloaded(attention)) throw unsupported("the KV cache is offloaded; set n_gpu_layers = 0 or offload_kqv = false");
+  bool const last = is_last(hook.layer);
   if (hook.layer == 0) {
     if (shape_.max_tokens == 0) begin(attention);
     begin_graph(attention);
   }
+  if (graph_mask(attention).input() != mask_) throw unsupported("layers that attend to all tokens have masks of their own");
   see_rows(attention, hook);
+  see_terms(attention, hook);
   if (last && history_due_) {
     for (auto const* const some : {&prompts_, &steps_}) {
       for (sequence* const s : *some) served_ = s, s->check_history();
@@ -319,12 +364,9 @@ bool session::engine::serve(ggml_tensor* attention) {
 /// The first graph: now the cache's shape is known.
 void session::engine::begin(ggml_tensor const* attention) {
   ggml_tensor const* const keys = attention->src[1];
-  cache_shape const shape{.layers = std::ssize(hooks_),
-                          .q_heads = attention->src[0]->ne[2],
-                          .kv_heads = keys->ne[2],
-                          .head_dim = keys->ne[0],
-                          .max_tokens = storage_of(keys)->ne[1],
-                          .type = all_rows_of(keys).type};
+  cache_shape shape = layers_.shape();
+  shape.max_tokens = storage_of(keys)->ne[1];
+  shape.type = all_rows_of(keys).type;
   seen_.reserve(static_cast<std::size_t>(shape.max_tokens));
   solo_.emplace(cache_shape{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 1, .max_tokens = 1});
   for (auto const& s : sequences_) {
@@ -345,6 +387,7 @@ void session::engine::begin_graph(ggml_tensor const* attention) {
   steps_.clear();
   outputs_.clear();
   graph_mask const mask(attention);
+  mask_ = mask.input();
   batch_.owners(graph_, unified_, owners_);
   for (std::size_t i = 0; i < owners_.size(); ++i) {
     llama_seq_id const of = owners_[i];
@@ -375,6 +418,10 @@ void session::engine::add(llama_seq_id of, graph_mask const& mask) {
   if (std::erase(seen_, graph_.cell(first)) != 1) throw unsupported("attention is not causal: a token does not see itself");
   s.follow({mask, first, graph_.cell(first), graph_.stream(first), graph_.position(first), seen_}, sequences_);
   std::int64_t const before = s.tokens();
+  for (std::int64_t t = 0; t < before; ++t) {
+    if (mask.is_apart(first, s.cells()[static_cast<std::size_t>(t)], before - t)) continue;
+    throw unsupported("sequence " + std::to_string(of) + " has holes between its positions, which ALiBi would see");
+  }
   if (batch_indices_.size() == 1 && batch_.brings(of) <= 1) {
     s.add_step(first, graph_);
     steps_.push_back(&s);
@@ -402,20 +449,21 @@ void session::engine::see_rows(ggml_tensor const* node, layer_hook const& hook) 
   rows const values = all_rows_of(node->src[2]);
   for (rows const& r : {keys, values}) {
     if (r.heads != shape_.kv_heads || r.head_dim != shape_.head_dim || node->src[0]->ne[2] != shape_.q_heads) {
-      throw unsupported("layer " + std::to_string(hook.layer) +
-                        " has other heads than layer 0; layers of equal shape are supported");
+      throw unsupported("layer " + std::to_string(hook.layer) + " of those that are served has other heads than before");
     }
   }
   for (sequence* const s : prompts_) s->see(hook.layer, keys, values);
   for (sequence* const s : steps_) s->see(hook.layer, keys, values);
 }
 
-session::engine::layer_hook& session::engine::hook_of_layer(ggml_tensor const* attention) {
-  std::int64_t const layer = *key_cache_layer(attention->src[1]);
-  if (layer >= std::ssize(hooks_)) {
-    throw unsupported("the cache has a layer " + std::to_string(layer) + ", the model " + std::to_string(hooks_.size()));
-  }
-  return hooks_[static_cast<std::size_t>(layer)];
+/// What the node adds to the softmax of scale q.k.
+void session::engine::see_terms(ggml_tensor const* node, layer_hook& hook) {
+  attention_parameters const said(node);
+  if (said.max_bias != 0 && slopes_.empty()) slopes_ = slopes_of(said.max_bias, shape_.q_heads);
+  hook.scale = said.scale;
+  hook.terms = {.soft_cap = said.soft_cap,
+                .slopes = said.max_bias != 0 ? slopes_.data() : nullptr,
+                .sinks = node->src[4] != nullptr ? static_cast<float const*>(node->src[4]->data) : nullptr};
 }
 
 session::engine::layer_hook* session::engine::hook_of(ggml_tensor const* node) noexcept {
@@ -427,7 +475,6 @@ session::engine::layer_hook* session::engine::hook_of(ggml_tensor const* node) n
 
 /// The policies' attention in place of the engine's, for this graph.
 void session::engine::rewrite(ggml_tensor* node, layer_hook& hook) noexcept {
-  std::memcpy(&hook.scale, node->op_params, sizeof hook.scale);
   std::memcpy(hook.own_params.data(), node->op_params, sizeof node->op_params);
   std::memcpy(node->op_params, hook.dummy->op_params, sizeof node->op_params);
   node->op = GGML_OP_CUSTOM;

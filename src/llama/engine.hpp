@@ -9,11 +9,13 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "cell_table.hpp"
 #include "kvpolicy/exec/team.hpp"
 #include "kvpolicy/interop/llama.hpp"
+#include "layers.hpp"
 #include "micro_batch.hpp"
 #include "nodes.hpp"
 #include "rotary.hpp"
@@ -39,6 +41,7 @@ class session::engine {
   saved_prompt save(llama_seq_id of) const;
   void load(saved_prompt const& saved, llama_seq_id of) { sequence_of(of).load(saved); }
   void check();
+  std::vector<std::string> report() const;
   /// Null where it was never decoded.
   sequence const* find(llama_seq_id of) const noexcept;
 
@@ -46,10 +49,11 @@ class session::engine {
   /// What the dummy of one layer carries into the custom op.
   struct layer_hook {
     engine* self = nullptr;
-    std::int64_t layer = 0;
+    std::int64_t layer = 0;        ///< of those that are served
     ggml_tensor* dummy = nullptr;  ///< its op and op_params are copied over a node's
     std::array<std::int32_t, GGML_MAX_OP_PARAMS / sizeof(std::int32_t)> own_params{};  ///< the node's, before
     float scale = 1;
+    attention_terms terms{};
   };
 
   /// The engine's threads, as many as it runs a graph on: graphs of one token and of several may differ.
@@ -67,14 +71,18 @@ class session::engine {
   void computed(ggml_tensor* node);
   void see_input(ggml_tensor const* get_rows);
   bool ask_attention(ggml_tensor* node);
-  bool follow(ggml_tensor const* attention) noexcept;
-  bool turn(ggml_tensor const* rope, std::int64_t layer);
-  bool serve(ggml_tensor* attention);
+  bool follow(ggml_tensor const* attention, std::int64_t layer) noexcept;
+  void count_positions(ggml_tensor const* attention);
+  bool turn(ggml_tensor const* by, std::int64_t layer);
+  void see_written(ggml_tensor const* set_rows);
+  bool serve(ggml_tensor* attention, layer_hook& hook);
   void begin(ggml_tensor const* attention);
   void begin_graph(ggml_tensor const* attention);
   void add(llama_seq_id of, graph_mask const& mask);
   void see_rows(ggml_tensor const* node, layer_hook const& hook);
-  layer_hook& hook_of_layer(ggml_tensor const* attention);
+  void see_terms(ggml_tensor const* node, layer_hook& hook);
+  /// Which of the served layers' cached keys it is a view of.
+  std::optional<std::int64_t> layer_of(ggml_tensor const* keys) const noexcept { return layers_.find(key_cache_layer(keys)); }
   layer_hook* hook_of(ggml_tensor const* node) noexcept;
   void rewrite(ggml_tensor* node, layer_hook& hook) noexcept;
   void restore(ggml_tensor* node, layer_hook const& hook) noexcept;
@@ -88,6 +96,7 @@ class session::engine {
   void forget_all() noexcept;
   void fail() noexcept;
   bool active() const noexcept { return attached_ && failure_ == nullptr; }
+  bool is_last(std::int64_t layer) const noexcept { return layer + 1 == layers_.count(); }
 
   host_policy policy_;  ///< each sequence starts its own request of it
   session_options options_;
@@ -102,7 +111,10 @@ class session::engine {
   bool decoding_ = false;  ///< the graph that runs is no turning of cached keys, which must not be stopped
 
   ggml_context* dummies_ = nullptr;
-  std::vector<layer_hook> hooks_;  ///< `[layers]`
+  served_layers layers_;
+  std::string passed_by_;          ///< lenient: why nothing is served
+  std::vector<layer_hook> hooks_;  ///< of the served layers
+  std::vector<float> slopes_;      ///< of ALiBi
   bool unified_ = true;            ///< one stream for all sequences
   cache_shape shape_{};            ///< max_tokens is 0 until the first graph
   rotary rotary_;
@@ -119,6 +131,8 @@ class session::engine {
   // Of the graph that runs now.
   bool history_due_ = false;  ///< it is the first, and shows the last layer's keys when it comes to them
   graph_tokens graph_;
+  ggml_tensor const* mask_ = nullptr;  ///< of the served layers
+  std::vector<std::int32_t> counted_;  ///< positions, where the model's graph has none
   std::vector<std::int32_t> outputs_;  ///< batch indices of the tokens that have logits; empty: all
   std::vector<sequence*> prompts_;     ///< that get tokens which are not a step
   std::vector<sequence*> steps_;

@@ -3,6 +3,9 @@
 #include <ggml-backend.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -11,7 +14,8 @@
 namespace kvpolicy::llama {
 
 ggml_tensor const* storage_of(ggml_tensor const* tensor) noexcept {
-  while (tensor->view_src != nullptr) tensor = tensor->view_src;
+  while (tensor->view_src != nullptr || tensor->op == GGML_OP_CPY)
+    tensor = tensor->view_src != nullptr ? tensor->view_src : tensor->src[0];
   return tensor;
 }
 
@@ -38,16 +42,29 @@ std::optional<element_type> element_of(ggml_type type) noexcept {
       return element_type::bf16;
     case GGML_TYPE_F32:
       return element_type::f32;
+    case GGML_TYPE_Q8_0:
+      return element_type::q8_0;
+    case GGML_TYPE_Q4_0:
+      return element_type::q4_0;
+    case GGML_TYPE_Q4_1:
+      return element_type::q4_1;
+    case GGML_TYPE_Q5_0:
+      return element_type::q5_0;
+    case GGML_TYPE_Q5_1:
+      return element_type::q5_1;
+    case GGML_TYPE_IQ4_NL:
+      return element_type::iq4_nl;
     default:
       return std::nullopt;
   }
 }
 
 rows all_rows_of(ggml_tensor const* source) {
+  if (source->op == GGML_OP_CPY) source = source->src[0];
   auto const type = element_of(source->type);
   if (!type) {
     throw unsupported(std::string("a cache of type ") + ggml_type_name(source->type) +
-                      " is not supported; set type_k and type_v to f16, bf16 or f32");
+                      " is not supported; set type_k and type_v to f16, bf16, f32, q8_0, q4_0, q4_1, q5_0, q5_1 or iq4_nl");
   }
   ggml_tensor const* const storage = storage_of(source);
   return {.base = static_cast<std::byte const*>(storage->data),
@@ -61,11 +78,6 @@ rows all_rows_of(ggml_tensor const* source) {
 }
 
 void check_attention(ggml_tensor const* node) {
-  float params[3];  // scale, max_bias, soft cap
-  std::memcpy(params, node->op_params, sizeof params);
-  if (params[1] != 0) throw unsupported("attention with position biases (ALiBi) is not supported");
-  if (params[2] != 0) throw unsupported("attention with soft-capped logits is not supported");
-  if (node->src[4] != nullptr) throw unsupported("attention with learned sinks is not supported");
   ggml_tensor const* const keys = node->src[1];
   ggml_tensor const* const values = node->src[2];
   if (node->src[3] == nullptr || !key_cache_layer(keys)) {
@@ -75,16 +87,58 @@ void check_attention(ggml_tensor const* node) {
     throw unsupported("keys of " + std::to_string(keys->ne[0]) + " and values of " + std::to_string(values->ne[0]) +
                       " elements: heads of unequal size are not supported");
   }
-  for (ggml_tensor const* const source : {keys, values}) {
-    ggml_backend_buffer* const buffer = storage_of(source)->buffer;
-    if (buffer != nullptr && !ggml_backend_buffer_is_host(buffer)) {
-      throw unsupported(std::string("the KV cache lies in ") + ggml_backend_buffer_name(buffer) +
-                        ": offloaded layers are not supported; set n_gpu_layers = 0 or offload_kqv = false");
-    }
+  if (ggml_tensor const* const sinks = node->src[4]; sinks != nullptr && sinks->type != GGML_TYPE_F32) {
+    throw unsupported(std::string("attention sinks of type ") + ggml_type_name(sinks->type) + " are not supported; f32 is");
   }
 }
 
-graph_mask::graph_mask(ggml_tensor const* attention) : input_(attention->src[3]), per_stream_(attention->src[0]->ne[1]) {
+bool is_offloaded(ggml_tensor const* node) noexcept {
+  return std::ranges::any_of(std::array{node->src[1], node->src[2]}, [](ggml_tensor const* source) {
+    ggml_backend_buffer* const buffer = storage_of(source)->buffer;
+    return buffer != nullptr && !ggml_backend_buffer_is_host(buffer);
+  });
+}
+
+attention_parameters::attention_parameters(ggml_tensor const* node) noexcept {
+  std::memcpy(&scale, node->op_params, sizeof scale);
+  std::memcpy(&max_bias, node->op_params + 1, sizeof max_bias);
+  std::memcpy(&soft_cap, node->op_params + 2, sizeof soft_cap);
+}
+
+std::vector<float> slopes_of(float max_bias, std::int64_t q_heads) {
+  auto const power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(q_heads)));
+  std::vector<float> slopes;
+  for (std::int64_t h = 0; h < q_heads; ++h) {
+    // Where the heads are no power of two, those behind it go between the others' slopes.
+    double const exponent = h < power ? static_cast<double>(h + 1) : static_cast<double>(h - power) + .5;
+    slopes.push_back(static_cast<float>(std::exp2(-static_cast<double>(max_bias) * exponent / static_cast<double>(power))));
+  }
+  return slopes;
+}
+
+ggml_tensor const* rope_of(ggml_tensor const* set_rows) noexcept {
+  for (ggml_tensor const* t = set_rows->src[0]; t != nullptr; t = t->src[0]) {
+    if (t->op == GGML_OP_ROPE) return t;
+    if (t->op != GGML_OP_VIEW && t->op != GGML_OP_RESHAPE && t->op != GGML_OP_CONT) return nullptr;
+  }
+  return nullptr;
+}
+
+ggml_tensor const* turned_by(ggml_tensor const* node) noexcept {
+  if (!key_cache_layer(node)) return nullptr;
+  if (node->op == GGML_OP_ROPE) return node->src[1];
+  if (node->op != GGML_OP_CPY || node->view_src == nullptr) return nullptr;
+  // Keys in blocks are made floats, multiplied by a matrix, turned, multiplied again, and written back.
+  for (ggml_tensor const* t = node->src[0]; t != nullptr; t = t->src[t->op == GGML_OP_MUL_MAT ? 1 : 0]) {
+    if (t->op == GGML_OP_ROPE) return t->src[1];
+  }
+  return nullptr;
+}
+
+graph_mask::graph_mask(ggml_tensor const* attention)
+    : input_(attention->src[3]),
+      per_stream_(attention->src[0]->ne[1]),
+      biased_(attention->op == GGML_OP_FLASH_ATTN_EXT && attention_parameters(attention).max_bias != 0) {
   // The engine may convert its F32 input to F16 first, which is not computed yet.
   while (input_->op != GGML_OP_NONE && input_->src[0] != nullptr) input_ = input_->src[0];
   if (input_->data == nullptr || (input_->type != GGML_TYPE_F32 && input_->type != GGML_TYPE_F16)) {
@@ -92,18 +146,30 @@ graph_mask::graph_mask(ggml_tensor const* attention) : input_(attention->src[3])
   }
 }
 
-bool graph_mask::visible(std::int64_t token, std::int64_t cell) const noexcept {
+float graph_mask::value(std::int64_t token, std::int64_t cell) const noexcept {
   auto const* const at =
       static_cast<char const*>(input_->data) + static_cast<std::size_t>(token % per_stream_) * input_->nb[1] +
       static_cast<std::size_t>(token / per_stream_) * input_->nb[3] + static_cast<std::size_t>(cell) * input_->nb[0];
   if (input_->type == GGML_TYPE_F32) {
     float value = 0;
     std::memcpy(&value, at, sizeof value);
-    return value == 0;
+    return value;
   }
-  std::uint16_t value = 0;
-  std::memcpy(&value, at, sizeof value);
-  return (value & 0x7fffu) == 0;
+  std::uint16_t half = 0;
+  std::memcpy(&half, at, sizeof half);
+  return half_to_float(half);
+}
+
+bool graph_mask::visible(std::int64_t token, std::int64_t cell) const noexcept {
+  float const v = value(token, cell);
+  return biased_ ? std::isfinite(v) : v == 0;
+}
+
+bool graph_mask::is_apart(std::int64_t token, std::int64_t cell, std::int64_t positions) const noexcept {
+  if (!biased_) return true;
+  float const v = value(token, cell);
+  auto const apart = -static_cast<float>(positions);
+  return v == apart || v == half_to_float(float_to_half(apart));
 }
 
 }  // namespace kvpolicy::llama

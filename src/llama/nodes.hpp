@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "kvpolicy/view.hpp"
 
@@ -14,7 +15,7 @@ namespace kvpolicy::llama {
 /// The cache layer that a tensor is a view of, through any chain of views ("cache_k_l7" gives 7).
 std::optional<std::int64_t> key_cache_layer(ggml_tensor const* tensor) noexcept;
 
-/// The tensor at the foot of a chain of views.
+/// The tensor at the foot of a chain of views, and of the copy that the engine's attention reads of an f32 cache.
 ggml_tensor const* storage_of(ggml_tensor const* tensor) noexcept;
 
 /// Which cells a SET_ROWS node is about to write, one for each token of the micro-batch: stream * cells of a stream + cell.
@@ -28,9 +29,27 @@ std::optional<element_type> element_of(ggml_type type) noexcept;
 /// Throws unsupported for types that element_of has none for.
 rows all_rows_of(ggml_tensor const* source);
 
-/// Throws unsupported unless the node is attention that kvpolicy computes exactly: no bias, no soft cap, no learned sinks, host
-/// memory.
+/// Throws unsupported unless the node is attention that kvpolicy computes exactly.
 void check_attention(ggml_tensor const* node);
+/// Whether its keys or values lie where the host can't read them.
+bool is_offloaded(ggml_tensor const* node) noexcept;
+
+/// What a FLASH_ATTN_EXT node's parameters say.
+struct attention_parameters {
+  float scale = 1;
+  float max_bias = 0;  ///< of ALiBi; 0: none
+  float soft_cap = 0;
+
+  explicit attention_parameters(ggml_tensor const* node) noexcept;
+};
+/// ALiBi's slope of each query head.
+std::vector<float> slopes_of(float max_bias, std::int64_t q_heads);
+
+/// The ROPE node whose outcome a SET_ROWS node writes as it is; null: there is none.
+ggml_tensor const* rope_of(ggml_tensor const* set_rows) noexcept;
+/// Of a node that turns a layer's cached keys in their place, or writes them back turned: the positions that each cell's is
+/// turned by. Null for other nodes.
+ggml_tensor const* turned_by(ggml_tensor const* node) noexcept;
 
 /// Query heads of a micro-batch's tokens as a FLASH_ATTN_EXT node has them, `[dim, tokens, heads, streams]`.
 struct graph_queries {
@@ -51,11 +70,17 @@ class graph_mask {
   explicit graph_mask(ggml_tensor const* attention);
 
   std::int64_t cells() const noexcept { return input_->ne[0]; }
+  ggml_tensor const* input() const noexcept { return input_; }
   bool visible(std::int64_t token, std::int64_t cell) const noexcept;
+  /// With ALiBi, whether the cell's distance is so many positions, as far as 16 bits tell; true without.
+  bool is_apart(std::int64_t token, std::int64_t cell, std::int64_t positions) const noexcept;
 
  private:
+  float value(std::int64_t token, std::int64_t cell) const noexcept;
+
   ggml_tensor const* input_;
   std::int64_t per_stream_;
+  bool biased_;  ///< what is visible has its distance, negative, in place of 0
 };
 
 }  // namespace kvpolicy::llama

@@ -125,18 +125,18 @@ void sequence::add_step(std::int32_t batch_index, graph_tokens const& graph) {
   cells_.append(graph.cell(batch_index));
 }
 
-void sequence::step(layer_id layer, graph_queries const& q, float scale, float* out, simd_exec& exec) {
+void sequence::step(layer_id layer, node_queries const& q, float* out, simd_exec& exec) {
   if (layer.value == 0) statistics_ = {.tokens = tokens()};
   char& due = prefill_due_[static_cast<std::size_t>(layer.value)];
   bool const prompted = due != 0;
   if (prompted) {
     auto const start = std::chrono::steady_clock::now();
-    if (tokens() > 1) request_->prefill(view_of(tokens() - 1), layer, prompt_of(layer, tokens() - 1, scale), exec);
+    if (tokens() > 1) request_->prefill(view_of(tokens() - 1), layer, prompt_of(layer, tokens() - 1, q.scale), exec);
     due = 0;
     statistics_.prefill_seconds += seconds_since(start);
   }
   auto const start = std::chrono::steady_clock::now();
-  query_heads const queries = queries_of(q, scale);
+  query_heads const queries = queries_of(q);
   layer_table_view const view = view_of(tokens());
   if (options_.on_queries) options_.on_queries(id_, layer, view, queries, exec);
   selection kept = request_->choose(view, layer, {queries, token_id_}, exec);
@@ -149,24 +149,25 @@ void sequence::step(layer_id layer, graph_queries const& q, float scale, float* 
     kept = resident_->ready(view, layer, kept);
     keys = resident_->keys(layer);
     values = resident_->values(layer);
+    keys.tokens = values.tokens = tokens();
     (prompted ? statistics_.prefill_seconds : statistics_.fetch_seconds) += seconds_since(fetching);
   }
   statistics_.tokens_read += static_cast<double>(kept.tokens()) / static_cast<double>(shape_.kv_heads * shape_.layers);
   if (options_.on_choice) options_.on_choice(id_, layer, tokens(), kept);
   auto const attending = std::chrono::steady_clock::now();
-  attend(queries, keys, values, kept, table<float>{out, shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, exec);
+  attend(queries, keys, values, kept, q.terms, table<float>{out, shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, exec);
   statistics_.attend_seconds += seconds_since(attending);
   if (layer.value + 1 == shape_.layers) end_step();
 }
 
-void sequence::dense_step(layer_id layer, graph_queries const& q, float scale, float* out, simd_exec& exec) const {
+void sequence::dense_step(layer_id layer, node_queries const& q, float* out, simd_exec& exec) const {
   range_list const all{{0, static_cast<std::int32_t>(tokens())}};
   layer_table_view const view = view_of(tokens());
-  attend(queries_of(q, scale), view.keys(layer), view.values(layer), selection(scope::request, {&all, 1}, shape_.kv_heads),
+  attend(queries_of(q), view.keys(layer), view.values(layer), selection(scope::request, {&all, 1}, shape_.kv_heads), q.terms,
          table<float>{out, shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, exec);
 }
 
-void sequence::prompt(layer_id layer, graph_queries const& q, float scale, float* out, simd_exec& exec) const {
+void sequence::prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec) const {
   std::int64_t const row = shape_.q_heads * shape_.head_dim;
   std::int64_t const count = std::ssize(batch_indices_);
   std::int64_t const before = tokens() - count;
@@ -176,22 +177,22 @@ void sequence::prompt(layer_id layer, graph_queries const& q, float scale, float
     for (last = first + 1; last < count && batch_indices_[static_cast<std::size_t>(last)] == at + (last - first);) ++last;
     range_list const all{{0, static_cast<std::int32_t>(before + last)}};
     layer_table_view const view = view_of(before + last);
-    query_window const queries{.data = q.at(at, 0),
+    query_window const queries{.data = q.of.at(at, 0),
                                .tokens = last - first,
                                .heads = shape_.q_heads,
-                               .token_stride = last - first > 1 ? q.at(at + 1, 0) - q.at(at, 0) : row,
-                               .head_stride = q.at(at, 1) - q.at(at, 0),
-                               .scale = scale};
-    attend_block(queries, view.keys(layer), view.values(layer), selection(scope::request, {&all, 1}, shape_.kv_heads), {},
+                               .token_stride = last - first > 1 ? q.of.at(at + 1, 0) - q.of.at(at, 0) : row,
+                               .head_stride = q.of.at(at, 1) - q.of.at(at, 0),
+                               .scale = q.scale};
+    attend_block(queries, view.keys(layer), view.values(layer), selection(scope::request, {&all, 1}, shape_.kv_heads), q.terms,
                  table<float>{out + at * row, queries.tokens * shape_.q_heads, shape_.head_dim, shape_.head_dim}, exec);
   }
 }
 
-query_heads sequence::queries_of(graph_queries const& q, float scale) const noexcept {
-  return {.data = q.at(batch_index(), 0),
+query_heads sequence::queries_of(node_queries const& q) const noexcept {
+  return {.data = q.of.at(batch_index(), 0),
           .heads = shape_.q_heads,
-          .head_stride = q.at(batch_index(), 1) - q.at(batch_index(), 0),
-          .scale = scale};
+          .head_stride = q.of.at(batch_index(), 1) - q.of.at(batch_index(), 0),
+          .scale = q.scale};
 }
 
 void sequence::end_step() {
@@ -219,7 +220,9 @@ prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float sc
         "with the policy attached");
   }
   if (contains(needs, signals::rotation) && !rope_.known()) {
-    throw unsupported("the policy needs the keys' rotary embedding, and this model has none");
+    throw unsupported(
+        "the policy needs the keys' rotary embedding, and this model has none, or the engine turns keys in blocks once more "
+        "(LLAMA_ATTN_ROT_DISABLE=1 keeps it from that)");
   }
   if (contains(needs, signals::rotation) && cells_.first_position() != 0) {
     throw unsupported("the policy turns keys by their positions, and the sequence's first token is at position " +

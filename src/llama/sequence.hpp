@@ -16,6 +16,13 @@
 
 namespace kvpolicy::llama {
 
+/// A micro-batch's queries, and what becomes of q.k.
+struct node_queries {
+  graph_queries of;
+  float scale = 1;
+  attention_terms terms{};
+};
+
 class sequence {
  public:
   /// What it refers to must outlive it.
@@ -23,6 +30,8 @@ class sequence {
 
   llama_seq_id id() const noexcept { return id_; }
   std::int64_t tokens() const noexcept { return cells_.tokens(); }
+  /// Of each token, within its stream.
+  std::span<std::int32_t const> cells() const noexcept { return cells_.cells(); }
   signals needs() const noexcept { return facts_.needs; }
   step_statistics const& last_step() const noexcept { return statistics_; }
   std::int64_t steps() const noexcept { return steps_; }
@@ -58,14 +67,14 @@ class sequence {
 
   /// One layer's attention of those tokens, each over all before it, to their places in `out`, `[tokens, q_heads, head_dim]` of
   /// the micro-batch.
-  void prompt(layer_id layer, graph_queries const& q, float scale, float* out, simd_exec& exec) const;
+  void prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec) const;
 
   /// The graph writes one token, and the policy chooses what it reads.
   void add_step(std::int32_t batch_index, graph_tokens const& graph);
   /// One layer's attention of that token, into `out`, `[q_heads, head_dim]`.
-  void step(layer_id layer, graph_queries const& q, float scale, float* out, simd_exec& exec);
+  void step(layer_id layer, node_queries const& q, float* out, simd_exec& exec);
   /// The same over all tokens, whatever the policy says.
-  void dense_step(layer_id layer, graph_queries const& q, float scale, float* out, simd_exec& exec) const;
+  void dense_step(layer_id layer, node_queries const& q, float* out, simd_exec& exec) const;
   void observe(std::span<float const> logits, simd_exec& exec);
   /// The token's index in the micro-batch, or the last token's.
   std::int32_t batch_index() const noexcept { return batch_indices_.back(); }
@@ -74,7 +83,7 @@ class sequence {
   void make_room();
   void forget(std::int64_t tokens) noexcept;
   void prompt_due(std::int64_t from) noexcept;
-  query_heads queries_of(graph_queries const& q, float scale) const noexcept;
+  query_heads queries_of(node_queries const& q) const noexcept;
   void end_step();
   prompt_signals prompt_of(layer_id layer, std::int64_t tokens, float scale) const;
   layer_table_view view_of(std::int64_t tokens) const noexcept {

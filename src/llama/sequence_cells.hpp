@@ -29,6 +29,7 @@ class sequence_cells {
   void reserve(std::int64_t tokens);
   /// Tokens, with those that the running graph writes.
   std::int64_t tokens() const noexcept { return std::ssize(cells_); }
+  std::span<std::int32_t const> cells() const noexcept { return cells_; }
   /// The tokens that are known by their keys.
   std::span<fingerprint const> known() const noexcept { return known_; }
   /// Of the first token; 0 but for sequences whose beginning was removed or moved.

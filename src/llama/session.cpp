@@ -15,6 +15,7 @@ void session::set_batch(std::span<llama_seq_id const> sequences) { engine_->set_
 saved_prompt session::save(llama_seq_id of) const { return engine_->save(of); }
 void session::load(saved_prompt const& saved, llama_seq_id of) { engine_->load(saved, of); }
 void session::check() { engine_->check(); }
+std::vector<std::string> session::report() const { return engine_->report(); }
 
 step_statistics session::last_step(llama_seq_id of) const noexcept {
   sequence const* const found = engine_->find(of);

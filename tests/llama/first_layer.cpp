@@ -26,11 +26,11 @@ first_layer::first_layer(tiny_shape const& shape) : shape_(shape) {
   for (llama_token id = 0; id < tiny_vocabulary; ++id) steps.feed(id);
 }
 
-bool first_layer::is_key(float const* actual, llama_token id, llama_pos position, std::int64_t head) const {
-  return is(keys_[static_cast<std::size_t>(id * shape_.kv_heads + head)], actual, position);
+bool first_layer::is_key(float const* actual, llama_token id, llama_pos position, std::int64_t head, float rounding) const {
+  return is(keys_[static_cast<std::size_t>(id * shape_.kv_heads + head)], actual, position, rounding);
 }
 bool first_layer::is_query(float const* actual, llama_token id, llama_pos position, std::int64_t head) const {
-  return is(queries_[static_cast<std::size_t>(id * shape_.q_heads + head)], actual, position);
+  return is(queries_[static_cast<std::size_t>(id * shape_.q_heads + head)], actual, position, .03f);
 }
 
 /// The llama architecture's rotary embedding, of neighbouring channels.
@@ -44,10 +44,10 @@ first_layer::row first_layer::turned(float const* by, llama_pos position) const 
   return made;
 }
 
-bool first_layer::is(row const& at_zero, float const* actual, llama_pos position) const {
+bool first_layer::is(row const& at_zero, float const* actual, llama_pos position, float rounding) const {
   row const expected = turned(at_zero.data(), position);
   return std::ranges::equal(expected, std::span(actual, expected.size()),
-                            [](float a, float b) { return std::abs(a - b) < .03f; });
+                            [&](float a, float b) { return std::abs(a - b) < rounding; });
 }
 
 }  // namespace kvpolicy::llama::testing

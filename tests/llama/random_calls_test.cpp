@@ -16,7 +16,7 @@
 namespace kvpolicy::llama::testing {
 namespace {
 
-constexpr tiny_shape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 16};
+constexpr tiny_shape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 32};
 
 /// What a session may refuse, and when: docs/llama.md lists it.
 constexpr struct {
@@ -121,7 +121,7 @@ class checked_calls : public random_calls {
     for (std::int64_t i = 0; i < count * shape.kv_heads; ++i) {
       token const& t = tokens[static_cast<std::size_t>(i / shape.kv_heads)];
       view_.keys({0}).load({i % shape.kv_heads}, {i / shape.kv_heads}, row);
-      if (layer_0().is_key(row.data(), t.id, t.position, i % shape.kv_heads)) continue;
+      if (layer_0().is_key(row.data(), t.id, t.position, i % shape.kv_heads, rounding())) continue;
       return wrong(of, "row " + std::to_string(i / shape.kv_heads) + " of " + std::to_string(count) + " is another token's");
     }
   }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kvpolicy/host_policy.hpp"
@@ -34,8 +35,8 @@ struct step_statistics {
 
 /// Tells one token in the cache from all others, by hashes of its keys; 0: not known.
 struct fingerprint {
-  std::uint64_t self = 0;     ///< layer 0's key, which follows from the token's id and position
-  std::uint64_t history = 0;  ///< the last layer's, which follows from every token before it too
+  std::uint64_t self = 0;     ///< the first served layer's key, which follows from the token's id and position
+  std::uint64_t history = 0;  ///< the last one's, which follows from every token before it too
 
   bool operator==(fingerprint const&) const = default;
 };
@@ -56,6 +57,9 @@ struct session_options {
   std::int64_t observation_queries = 0;
   /// Attention of prompts, over all before each token, is computed here too (primitive attend_block); false: by the engine.
   bool prompts = true;
+  /// A context that would run without the session runs with it: what can't be served, at attach or later, is left to the
+  /// engine, and report() says so. False: it is refused.
+  bool lenient = false;
   /// Called at every step for every layer, with what was chosen; on one of the engine's threads.
   std::function<void(llama_seq_id, layer_id, std::int64_t tokens, selection const&)> on_choice{};
   /// Called before each choice with what it is made from; on one of the engine's threads.
@@ -72,9 +76,10 @@ struct session_options {
 ///
 /// Each sequence has its own state, and its own policy where it is given one. Sequences may share a batch, join, leave and
 /// share prefixes (llama_memory_seq_cp); in a unified cache, set_batch() each batch that is not all sequence 0's. Causal
-/// transformer models with an ordinary cache of f16, bf16 or f32 on the CPU, flash attention not disabled. Everything else is
-/// refused by name: at attach where it can be seen there, else by the llama_decode that would have gone wrong, which then
-/// returns 2 with the failed micro-batch undone, and check() throws the reason.
+/// models on the CPU, flash attention not disabled; policies act on the layers that attend to all tokens, in their order:
+/// sliding windows, recurrent layers, and layers with other heads than most, stay the engine's. Everything else is refused by
+/// name: at attach where it can be seen there, else by the llama_decode that would have gone wrong, which then returns 2 with
+/// the failed micro-batch undone, and check() throws the reason.
 /// After llama_state_set_data or the like, call load(). What a cell holds is told by fingerprints of its keys, which the
 /// session takes while it is detached too. Not thread-safe. Must outlive the context it is attached to.
 class session {
@@ -88,8 +93,8 @@ class session {
   session(session const&) = delete;
   session& operator=(session const&) = delete;
 
-  /// Before llama_init_from_model(model, params). Throws unsupported, invalid_value (a budget that can't be), and leaves
-  /// params alone then.
+  /// Before llama_init_from_model(model, params). Makes a small context of its own for a moment, to see the model's layers.
+  /// Throws unsupported, invalid_value (a budget that can't be), and leaves params alone then.
   void attach(llama_context_params& params, llama_model const* model);
 
   /// From the next llama_decode on, the engine runs as if it had never been attached, bit by bit.
@@ -127,6 +132,9 @@ class session {
   /// stop the engine: a decode that it refuses returns 0 then, with the logits of dense attention, and this throws all the
   /// same.
   void check();
+
+  /// What is left to the engine, a line each with its reason; empty: nothing.
+  std::vector<std::string> report() const;
 
   step_statistics last_step(llama_seq_id of = 0) const noexcept;
   /// Since the sequence began, or all zero without a tier.
