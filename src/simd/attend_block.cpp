@@ -102,12 +102,7 @@ class strip {
         for (std::int64_t i = 0; i < count; ++i) address[at(i)] = from.address({head}, {tokens[at(i)]});
         return pack_rows(address.data(), count, from.type, from.head_dim, to);
       }
-      float* const copies = w_.copies(head, block);
-      for (std::int64_t i = 0; i < count; ++i) {
-        float* const copy = copies + i * from.head_dim;
-        copy_row(from, head, tokens[at(i)], widen_, copy);
-        address[at(i)] = reinterpret_cast<std::byte const*>(copy);
-      }
+      copy_rows(from, head, std::span(tokens).first(at(count)), widen_, w_.copies(head, block), address.data());
       return pack_rows(address.data(), count, element_type::f32, from.head_dim, to);
     };
     bool const keys_finite = packed(keys_, w_.kernels.pack_keys, w_.packed_keys(head, block));

@@ -14,8 +14,10 @@ namespace kvpolicy::simd::HWY_NAMESPACE {
 namespace {
 
 #if HWY_TARGET == HWY_SCALAR
-void widen(std::byte const* row, element_type type, std::int64_t dims, float* to) {
-  for (std::int64_t i = 0; i < dims; ++i) to[i] = block_element(type, row + i / 32 * size_of(type), i % 32);
+void widen(std::byte const* const* from, std::int64_t count, element_type type, std::int64_t dims, float* to) {
+  for (std::int64_t r = 0; r < count; ++r) {
+    for (std::int64_t i = 0; i < dims; ++i) *to++ = block_element(type, from[r] + i / 32 * size_of(type), i % 32);
+  }
 }
 #else
 using codes = hn::FixedTag<std::uint8_t, 16>;
@@ -45,7 +47,7 @@ HWY_INLINE void scaled(std::int8_t const* from, vector scale, vector minimum, fl
 
 /// See block_element.
 template <element_type Type>
-void widen_row(std::byte const* row, std::int64_t dims, float* to) {
+HWY_INLINE void widen_row(std::byte const* row, std::int64_t dims, float* to) {
   constexpr bool minimum = Type == element_type::q4_1 || Type == element_type::q5_1;
   constexpr bool fifth = Type == element_type::q5_0 || Type == element_type::q5_1;
   constexpr std::int64_t fifths = minimum ? 4 : 2;
@@ -78,21 +80,26 @@ void widen_row(std::byte const* row, std::int64_t dims, float* to) {
   }
 }
 
-void widen(std::byte const* row, element_type type, std::int64_t dims, float* to) {
+template <element_type Type>
+void widen_rows(std::byte const* const* from, std::int64_t count, std::int64_t dims, float* to) {
+  for (std::int64_t r = 0; r < count; ++r, to += dims) widen_row<Type>(from[r], dims, to);
+}
+
+void widen(std::byte const* const* from, std::int64_t count, element_type type, std::int64_t dims, float* to) {
   switch (type) {
     case element_type::q8_0:
-      return widen_row<element_type::q8_0>(row, dims, to);
+      return widen_rows<element_type::q8_0>(from, count, dims, to);
     case element_type::q4_0:
-      return widen_row<element_type::q4_0>(row, dims, to);
+      return widen_rows<element_type::q4_0>(from, count, dims, to);
     case element_type::q4_1:
-      return widen_row<element_type::q4_1>(row, dims, to);
+      return widen_rows<element_type::q4_1>(from, count, dims, to);
     case element_type::q5_0:
-      return widen_row<element_type::q5_0>(row, dims, to);
+      return widen_rows<element_type::q5_0>(from, count, dims, to);
     case element_type::q5_1:
-      return widen_row<element_type::q5_1>(row, dims, to);
+      return widen_rows<element_type::q5_1>(from, count, dims, to);
     case element_type::iq4_nl:
-      return widen_row<element_type::iq4_nl>(row, dims, to);
-    default:  // see copy_row
+      return widen_rows<element_type::iq4_nl>(from, count, dims, to);
+    default:  // see copy_rows
       return;
   }
 }

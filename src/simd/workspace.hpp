@@ -54,15 +54,8 @@ class row_block {
   void fill(rows const& from, std::int64_t head, std::span<std::int64_t const> tokens) noexcept {
     count_ = std::ssize(tokens);
     type_ = from.plain() ? from.type : element_type::f32;
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-      if (from.plain()) {
-        address_[i] = from.address({head}, {tokens[i]});
-      } else {
-        float* const copy = copies_.data() + i * static_cast<std::size_t>(from.head_dim);
-        copy_row(from, head, tokens[i], widen_, copy);
-        address_[i] = reinterpret_cast<std::byte const*>(copy);
-      }
-    }
+    if (!from.plain()) return copy_rows(from, head, tokens, widen_, copies_.data(), address_.data());
+    for (std::size_t i = 0; i < tokens.size(); ++i) address_[i] = from.address({head}, {tokens[i]});
   }
   std::byte const* const* data() const noexcept { return address_.data(); }
   float element(std::int64_t row, std::int64_t i) const noexcept {
