@@ -1,0 +1,61 @@
+// A prompt policy by text: "pages:share=.1,page=64".
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvpolicy/prompt_pages.hpp"
+#include "kvpolicy/text/suggestion.hpp"
+#include "kvpolicy/text/values.hpp"
+
+namespace kvpolicy::text {
+
+/// Throws invalid_value, naming what is unknown or can't be read.
+inline prompt_pages prompt_policy_of(std::string_view text) {
+  std::string_view const name = text.substr(0, text.find(':'));
+  if (name != prompt_pages::name) throw unknown("prompt policy", std::string(name), {prompt_pages::name});
+  prompt_pages made;
+  std::string_view items = text.substr(std::min(text.size(), name.size() + 1));
+  while (!items.empty()) {
+    std::string_view const item = items.substr(0, items.find(','));
+    items.remove_prefix(std::min(items.size(), item.size() + 1));
+    std::string_view const key = item.substr(0, item.find('='));
+    std::string_view const given = item.substr(std::min(item.size(), key.size() + 1));
+    std::vector<std::string> known;
+    bool found = false;
+    prompt_pages::parameters(made, [&](char const* parameter, auto& value, char const*) {
+      known.emplace_back(parameter);
+      if (key != parameter) return;
+      found = true;
+      if (parse(given, value)) return;
+      throw invalid_value("prompt policy pages: " + std::string(key) + " is '" + std::string(given) + "'; it must be " +
+                          wanted(value));
+    });
+    if (!found) throw unknown("parameter of prompt policy pages", std::string(key), known);
+  }
+  return made;
+}
+
+/// Every parameter's value, "share=.15,least=1024,..."
+inline std::string print_parameters(prompt_pages const& policy) {
+  std::string all;
+  prompt_pages::parameters(policy, [&](char const* parameter, auto const& value, char const*) {
+    all += (all.empty() ? "" : ",") + std::string(parameter) + "=" + print(value);
+  });
+  return all;
+}
+
+/// Names, defaults and what they mean, a line each.
+inline std::string describe_prompt_policy() {
+  std::string all = "pages, a prompt policy: what a block of a prompt's queries may want of all before it\n";
+  prompt_pages const defaults;
+  prompt_pages::parameters(defaults, [&](char const* parameter, auto const& value, char const* help) {
+    std::string line = "  " + std::string(parameter) + "=" + print(value);
+    line.resize(std::max<std::size_t>(line.size() + 1, 26), ' ');
+    all += line + help + "\n";
+  });
+  return all;
+}
+
+}  // namespace kvpolicy::text
