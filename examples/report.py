@@ -53,12 +53,18 @@ def swatch(colour):
     return f'<span class="swatch" style="background:{colour}"></span>'
 
 
+def dense_runs(result, *keys):
+    """Those that there are: quantised values need flash attention."""
+    names = {"flash_on": "dense, flash attention on", "flash_off": "dense, flash attention off",
+             "pass_through": "dense, attached, passing through"}
+    return [(names[key], result["dense"][key]) for key in keys if result["dense"][key]]
+
+
 def speed_table(result):
     head = ["policy", "request", "first token", "ms/token", "p10&ndash;p90", "a step", "tokens read", "of cache", "choosing", "top-1", "KL"]
     request = lambda run: [number(run["request_speedup"], 2, "x"), number(run["first_token_ms"] / 1e3, 2, " s")] if "request_ms" in run else ["", ""]
     rows = []
-    for key, name in (("flash_on", "dense, flash attention on"), ("flash_off", "dense, flash attention off"), ("pass_through", "dense, attached, passing through")):
-        run = result["dense"][key]
+    for name, run in dense_runs(result, "flash_on", "flash_off", "pass_through"):
         rows.append([name, *request(run), number(run["ms_per_token"]), f'{run["ms_p10"]:.2f}&ndash;{run["ms_p90"]:.2f}',
                      number(run["speedup"], 2, "x"), "all", "100%", "", "", ""])
     for policy, colour in coloured(result):
@@ -80,7 +86,7 @@ def answer_table(result):
 
 def requests(result):
     """The first prompt and what follows it, as bars: until the first token, then the steps."""
-    runs = [(name, result["dense"][key], None) for key, name in (("flash_on", "dense, flash attention on"), ("flash_off", "dense, flash attention off"))]
+    runs = [(name, run, None) for name, run in dense_runs(result, "flash_on", "flash_off")]
     runs += [(policy["label"], policy, colour) for policy, colour in coloured(result)]
     left, right, height = 190, 590, 26
     longest = max(run["request_ms"] for _, run, _ in runs)

@@ -1,6 +1,8 @@
 #include "text_model.hpp"
 
 #include <kvpolicy/error.hpp>
+#include <kvpolicy/interop/llama.hpp>
+#include <kvpolicy/presets/full.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -38,7 +40,18 @@ void check_gguf(std::string const& path) {
 
 }  // namespace
 
-text_model::text_model(std::string const& path) {
+ggml_type cache_type_of(std::string const& name) {
+  std::string known;
+  for (ggml_type const type : {GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_F32, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1,
+                               GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL}) {
+    if (name == ggml_type_name(type)) return type;
+    known += known.empty() ? "" : ", ";
+    known += ggml_type_name(type);
+  }
+  throw invalid_value("'" + name + "' is no type of a KV cache; there are " + known);
+}
+
+text_model::text_model(std::string const& path, cache_types types) : types_(types) {
   llama_log_set(keep_errors, nullptr);
   check_gguf(path);
   llama_backend_init();
@@ -99,14 +112,13 @@ bool text_model::ends(llama_token token) const noexcept {
   return llama_vocab_is_eog(llama_model_get_vocab(model_.get()), token);
 }
 
-cache_shape text_model::cache(std::int64_t tokens) const noexcept {
-  std::int64_t const heads = llama_model_n_head(model_.get());
-  return {.layers = llama_model_n_layer(model_.get()),
-          .q_heads = heads,
-          .kv_heads = llama_model_n_head_kv(model_.get()),
-          .head_dim = llama_model_n_embd(model_.get()) / heads,
-          .max_tokens = (tokens + 255) / 256 * 256,  // as llama.cpp pads it
-          .type = element_type::f16};
+cache_shape text_model::cache(std::int64_t tokens) const {
+  llama_context_params params = parameters(tokens, 1, true);
+  llama::session session(presets::full{});
+  session.attach(params, model_.get());
+  cache_shape shape = session.shape();
+  shape.max_tokens = (tokens + 255) / 256 * 256;  // as llama.cpp pads it
+  return shape;
 }
 
 llama_context_params text_model::parameters(std::int64_t tokens, int threads, bool flash_attention) const noexcept {
@@ -117,6 +129,8 @@ llama_context_params text_model::parameters(std::int64_t tokens, int threads, bo
   params.n_threads = threads;
   params.n_threads_batch = threads;
   params.flash_attn_type = flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  params.type_k = types_.keys;
+  params.type_v = types_.values;
   params.no_perf = true;
   return params;
 }

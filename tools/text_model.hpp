@@ -21,10 +21,18 @@ struct free_context {
 };
 using context_ptr = std::unique_ptr<llama_context, free_context>;
 
+/// What keys and values are stored as.
+struct cache_types {
+  ggml_type keys = GGML_TYPE_F16;
+  ggml_type values = GGML_TYPE_F16;
+};
+/// "q8_0"; throws invalid_value for a name that no cache has.
+ggml_type cache_type_of(std::string const& name);
+
 class text_model {
  public:
   /// Throws invalid_value for what is missing, unreadable, not a GGUF file, truncated or refused by llama.cpp.
-  explicit text_model(std::string const& path);
+  explicit text_model(std::string const& path, cache_types types = {});
 
   llama_model* get() const noexcept { return model_.get(); }
   std::int64_t trained_context() const noexcept { return llama_model_n_ctx_train(model_.get()); }
@@ -35,8 +43,8 @@ class text_model {
   std::vector<llama_token> tokens_of(std::string const& text, bool special) const;
   std::string text_of(llama_token token) const;
   bool ends(llama_token token) const noexcept;
-  /// The cache of a context of so many tokens, with parameters()' types.
-  cache_shape cache(std::int64_t tokens) const noexcept;
+  /// The cache of a context of so many tokens, as far as policies act on it. Throws what session::attach throws.
+  cache_shape cache(std::int64_t tokens) const;
   /// What policies read of the model beside its cache.
   policy_facts const& facts() const noexcept { return facts_; }
 
@@ -46,6 +54,7 @@ class text_model {
 
  private:
   std::unique_ptr<llama_model, free_model> model_;
+  cache_types types_;
   policy_facts facts_;
 };
 

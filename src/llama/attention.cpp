@@ -67,7 +67,7 @@ void session::engine::attend_densely(ggml_tensor* node, layer_hook const& hook, 
   try {
     if (hook.layer + 1 == shape_.layers) cells_.seal(graph_.written);
     node_queries const queries{{node->src[0]}, hook.scale, hook.terms};
-    for (sequence const* const s : prompts_) s->prompt({hook.layer}, queries, static_cast<float*>(node->data), exec);
+    for (sequence const* const s : prompts_) s->dense_prompt({hook.layer}, queries, static_cast<float*>(node->data), exec);
     for (sequence const* const s : steps_) {
       s->dense_step({hook.layer}, queries, static_cast<float*>(node->data) + s->batch_index() * count, exec);
     }

@@ -41,6 +41,7 @@ class session::engine {
   saved_prompt save(llama_seq_id of) const;
   void load(saved_prompt const& saved, llama_seq_id of) { sequence_of(of).load(saved); }
   void check();
+  cache_shape const& shape() const noexcept { return attached_shape_; }
   std::vector<std::string> report() const;
   /// Null where it was never decoded.
   sequence const* find(llama_seq_id of) const noexcept;
@@ -112,10 +113,12 @@ class session::engine {
 
   ggml_context* dummies_ = nullptr;
   served_layers layers_;
+  cache_shape attached_shape_{};   ///< as the parameters were at attach
   std::string passed_by_;          ///< lenient: why nothing is served
   std::vector<layer_hook> hooks_;  ///< of the served layers
   std::vector<float> slopes_;      ///< of ALiBi
   bool unified_ = true;            ///< one stream for all sequences
+  bool hybrid_ = false;            ///< a refused micro-batch is not undone
   cache_shape shape_{};            ///< max_tokens is 0 until the first graph
   rotary rotary_;
   std::vector<std::unique_ptr<thread_pool>> thread_pools_;

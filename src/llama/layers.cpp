@@ -31,6 +31,7 @@ class survey {
   survey(llama_context_params params, llama_model const* model) {
     params.n_ctx = 512;
     params.n_batch = params.n_ubatch = params.n_seq_max = 1;
+    params.n_outputs_max = params.n_outputs_max_per_seq = 0;  // as the batch is
     params.swa_full = false;
     params.samplers = nullptr;
     params.n_samplers = 0;

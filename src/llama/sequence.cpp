@@ -29,6 +29,7 @@ void sequence::begin(cache_shape const& shape) {
     own.request += static_cast<std::uint64_t>(id_);
     resident_.emplace(*options_.rows, shape, own);
   }
+  if (options_.prompt_policy) pages_.emplace(options_.prompt_policy->start(shape));
   auto const layers = static_cast<std::size_t>(shape.layers);
   keys_.resize(layers);
   values_.resize(layers);
@@ -45,6 +46,7 @@ void sequence::use(host_policy policy) {
   facts_ = facts_of(policy_);
   make_room();
   steps_ = 0;
+  prompts_ = {};
   forget_all();
 }
 
@@ -80,6 +82,7 @@ void sequence::forget_all() noexcept { forget(0), prompt_due(0); }
 void sequence::forget(std::int64_t tokens) noexcept {
   if (due_from_ != nothing_due) due_from_ = std::min(due_from_, tokens);
   prompt_.forget(tokens);
+  if (pages_) pages_->cut(tokens);
 }
 
 void sequence::prompt_due(std::int64_t from) noexcept {
@@ -167,25 +170,61 @@ void sequence::dense_step(layer_id layer, node_queries const& q, float* out, sim
          table<float>{out, shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, exec);
 }
 
-void sequence::prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec) const {
-  std::int64_t const row = shape_.q_heads * shape_.head_dim;
+/// Calls block(first, count, tokens) for runs of at most so many neighbours in the micro-batch: others' tokens may lie between.
+/// `tokens` is how many there are up to the run's last one.
+template <class Block>
+void sequence::each_block(std::int64_t most, Block block) const {
   std::int64_t const count = std::ssize(batch_indices_);
-  std::int64_t const before = tokens() - count;
-  // Neighbours in the micro-batch are one block; other sequences' tokens may lie between.
   for (std::int64_t first = 0, last = 0; first < count; first = last) {
     std::int32_t const at = batch_indices_[static_cast<std::size_t>(first)];
-    for (last = first + 1; last < count && batch_indices_[static_cast<std::size_t>(last)] == at + (last - first);) ++last;
-    range_list const all{{0, static_cast<std::int32_t>(before + last)}};
-    layer_table_view const view = view_of(before + last);
-    query_window const queries{.data = q.of.at(at, 0),
-                               .tokens = last - first,
-                               .heads = shape_.q_heads,
-                               .token_stride = last - first > 1 ? q.of.at(at + 1, 0) - q.of.at(at, 0) : row,
-                               .head_stride = q.of.at(at, 1) - q.of.at(at, 0),
-                               .scale = q.scale};
-    attend_block(queries, view.keys(layer), view.values(layer), selection(scope::request, {&all, 1}, shape_.kv_heads), q.terms,
-                 table<float>{out + at * row, queries.tokens * shape_.q_heads, shape_.head_dim, shape_.head_dim}, exec);
+    for (last = first + 1; last < std::min(count, first + most); ++last) {
+      if (batch_indices_[static_cast<std::size_t>(last)] != at + (last - first)) break;
+    }
+    block(at, last - first, tokens() - count + last);
   }
+}
+
+void sequence::prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec) {
+  auto const start = std::chrono::steady_clock::now();
+  double const chosen = prompts_.choose_seconds;
+  if (pages_) paged_prompt(layer, q, out, exec);
+  else dense_prompt(layer, q, out, exec);
+  prompts_.attend_seconds += seconds_since(start) - (prompts_.choose_seconds - chosen);
+}
+
+void sequence::paged_prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec) {
+  std::int64_t const row = shape_.q_heads * shape_.head_dim;
+  each_block(options_.prompt_policy->block, [&](std::int32_t first, std::int64_t count, std::int64_t before) {
+    layer_table_view const view = view_of(before);
+    query_window const queries = window_of(q, first, count);
+    auto const start = std::chrono::steady_clock::now();
+    selection const kept = pages_->choose(view, layer, queries, exec);
+    prompts_.choose_seconds += seconds_since(start);
+    prompts_.pairs += static_cast<double>(count * before * shape_.kv_heads);
+    prompts_.read += static_cast<double>(count * kept.tokens());
+    attend_block(queries, view.keys(layer), view.values(layer), kept, q.terms,
+                 table<float>{out + first * row, count * shape_.q_heads, shape_.head_dim, shape_.head_dim}, exec);
+  });
+}
+
+void sequence::dense_prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec) const {
+  std::int64_t const row = shape_.q_heads * shape_.head_dim;
+  each_block(tokens(), [&](std::int32_t first, std::int64_t count, std::int64_t before) {
+    range_list const all{{0, static_cast<std::int32_t>(before)}};
+    layer_table_view const view = view_of(before);
+    attend_block(window_of(q, first, count), view.keys(layer), view.values(layer),
+                 selection(scope::request, {&all, 1}, shape_.kv_heads), q.terms,
+                 table<float>{out + first * row, count * shape_.q_heads, shape_.head_dim, shape_.head_dim}, exec);
+  });
+}
+
+query_window sequence::window_of(node_queries const& q, std::int64_t first, std::int64_t count) const noexcept {
+  return {.data = q.of.at(first, 0),
+          .tokens = count,
+          .heads = shape_.q_heads,
+          .token_stride = count > 1 ? q.of.at(first + 1, 0) - q.of.at(first, 0) : shape_.q_heads * shape_.head_dim,
+          .head_stride = q.of.at(first, 1) - q.of.at(first, 0),
+          .scale = q.scale};
 }
 
 query_heads sequence::queries_of(node_queries const& q) const noexcept {

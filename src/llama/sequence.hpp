@@ -65,9 +65,13 @@ class sequence {
     prompt_.keep(layer, q, batch_indices_, tokens() - std::ssize(batch_indices_));
   }
 
-  /// One layer's attention of those tokens, each over all before it, to their places in `out`, `[tokens, q_heads, head_dim]` of
-  /// the micro-batch.
-  void prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec) const;
+  prompt_statistics const& prompts() const noexcept { return prompts_; }
+
+  /// One layer's attention of those tokens to their places in `out`, `[tokens, q_heads, head_dim]` of the micro-batch: over all
+  /// before each, or what the prompt policy chooses of it.
+  void prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec);
+  /// The same over all tokens, whatever the policy says.
+  void dense_prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec) const;
 
   /// The graph writes one token, and the policy chooses what it reads.
   void add_step(std::int32_t batch_index, graph_tokens const& graph);
@@ -83,7 +87,11 @@ class sequence {
   void make_room();
   void forget(std::int64_t tokens) noexcept;
   void prompt_due(std::int64_t from) noexcept;
+  void paged_prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec);
   query_heads queries_of(node_queries const& q) const noexcept;
+  query_window window_of(node_queries const& q, std::int64_t first, std::int64_t count) const noexcept;
+  template <class Block>
+  void each_block(std::int64_t most, Block block) const;
   void end_step();
   prompt_signals prompt_of(layer_id layer, std::int64_t tokens, float scale) const;
   layer_table_view view_of(std::int64_t tokens) const noexcept {
@@ -109,6 +117,8 @@ class sequence {
   prompt_memory prompt_;
   std::optional<saved_prompt> loaded_;  ///< before begin()
 
+  std::optional<prompt_pages::state> pages_;  ///< where prompts read less than all
+  prompt_statistics prompts_;
   std::optional<tier::resident_rows<tier::any_tier>> resident_;  ///< where rows live in a tier
   step_statistics statistics_;
   std::int64_t steps_ = 0;

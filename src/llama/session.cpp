@@ -15,11 +15,16 @@ void session::set_batch(std::span<llama_seq_id const> sequences) { engine_->set_
 saved_prompt session::save(llama_seq_id of) const { return engine_->save(of); }
 void session::load(saved_prompt const& saved, llama_seq_id of) { engine_->load(saved, of); }
 void session::check() { engine_->check(); }
+cache_shape session::shape() const noexcept { return engine_->shape(); }
 std::vector<std::string> session::report() const { return engine_->report(); }
 
 step_statistics session::last_step(llama_seq_id of) const noexcept {
   sequence const* const found = engine_->find(of);
   return found != nullptr ? found->last_step() : step_statistics{};
+}
+prompt_statistics session::prompts(llama_seq_id of) const noexcept {
+  sequence const* const found = engine_->find(of);
+  return found != nullptr ? found->prompts() : prompt_statistics{};
 }
 tier::resident_statistics session::tier_statistics(llama_seq_id of) const noexcept {
   sequence const* const found = engine_->find(of);

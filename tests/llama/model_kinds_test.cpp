@@ -178,6 +178,27 @@ TEST_CASE("a lenient session lets the engine go on where it can't, and says why"
   CHECK(policy.last_step().tokens_read < 100);
 }
 
+// A recurrent state can't go back by a token.
+TEST_CASE("a refused step of a hybrid model says that its sequence must be cleared, and that is enough") {
+  model_owner (*const make)() = GENERATE(&tiny_short_convolution, &tiny_state_space);
+  model_owner const model = make();
+  session policy(presets::full{});
+  decoder ours(model.get(), &policy);
+  decoder engine(model.get(), nullptr);
+  for (decoder* const d : {&ours, &engine}) d->feed(random_tokens(120));
+  policy.use(presets::snapkv{.tokens = 64});
+  CHECK(ours.status_of({9}) == 2);
+  CHECK_THROWS_WITH(policy.check(), ContainsSubstring("queries") && ContainsSubstring("clear the sequence"));
+  policy.use(presets::full{});
+  for (decoder* const d : {&ours, &engine}) {
+    d->clear();
+    d->feed(random_tokens(130, 5));
+  }
+  double const apart = difference(ours.feed(9), engine.feed(9));
+  CAPTURE(apart);
+  CHECK(apart < tolerance);
+}
+
 // The windowed layers turn keys by another base than those that are served.
 TEST_CASE("the rotary embedding is that of the layers that are served") {
   model_owner const model = tiny_window_pattern();

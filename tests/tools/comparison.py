@@ -29,11 +29,18 @@ with tempfile.TemporaryDirectory() as work:
     trace = [json.loads(line) for line in open(path("t.jsonl"))]
     subprocess.run([sys.executable, os.path.join(examples, "report.py"), path("c.json"), path("r.html")], check=True)
     page = open(path("r.html")).read()
+    subprocess.run([run, "--model", model, "--compare", "--predict", "4", "--json", path("q.json"), "--prompt-file", prompts[0],
+                    "--cache-type-k", "q8_0", "--cache-type-v", "q4_0", "--policy", "snapkv:tokens=64", "--prompt-policy",
+                    "pages:share=.2,least=32,page=16,sinks=16,recent=32,from=64"], check=True, capture_output=True)
+    blocks = json.load(open(path("q.json")))
+    subprocess.run([sys.executable, os.path.join(examples, "report.py"), path("q.json"), path("q.html")], check=True)
 
 dense = result["dense"]
 assert result["baseline"]["ms_per_token"] == min(dense["flash_on"]["ms_per_token"], dense["flash_off"]["ms_per_token"])
 assert result["baseline"]["request_ms"] == min(dense["flash_on"]["request_ms"], dense["flash_off"]["request_ms"])
 assert abs(result["prompt_kl"]["session"]) < 0.02, result["prompt_kl"]
+assert "policy" not in result["prompt"] and result["prompt"]["attend_ms"] > 0
+assert result["left_to_the_engine"] == [] and result["cache_types"] == ["f16", "f16"]
 for prompt, share in zip(result["prompts"], (0.2, 0.8)):
     first, last = prompt["marked"]
     assert 3 <= last - first <= 9 and abs(first / prompt["tokens"] - share) < 0.25, prompt
@@ -71,3 +78,9 @@ for policy in result["policies"]:
 full = result["policies"][0]
 assert full["top1_agreement"] == 1 and full["kl"] < 0.02, full["kl"]
 assert full["cache_share"] == 1
+
+assert blocks["cache_types"] == ["q8_0", "q4_0"]
+assert blocks["dense"]["flash_off"] is None, "the engine has no quantised values without flash attention"
+assert blocks["baseline"]["name"] == "flash attention on"
+assert blocks["prompt"]["policy"] == "pages" and 0 < blocks["prompt"]["read_share"] < 0.9, blocks["prompt"]
+assert blocks["policies"][0]["tokens_read"] < 70

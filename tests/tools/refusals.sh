@@ -36,6 +36,12 @@ refused 'is a folder' --model "$work" --prompt x
 refused 'not a GGUF file' --model "$work/text.gguf" --prompt x
 refused 'truncated' --model "$work/truncated.gguf" --prompt x
 with_model "did you mean 'quest'" --prompt x --policy qest
+with_model "'q8' is no type of a KV cache; there are f16," --prompt x --cache-type-k q8
+with_model "'Q8_0' is no type" --prompt x --cache-type-v Q8_0
+with_model "unknown prompt policy 'page'; did you mean 'pages'" --prompt x --prompt-policy page
+with_model "did you mean 'share'" --prompt x --prompt-policy pages:shar=.2
+with_model "share is 2.000000; it must be above 0 and at most 1" --prompt x --prompt-policy pages:share=2
+with_model 'from token 100000 on is beyond the context' --prompt x --prompt-policy pages:from=100000
 with_model 'There are: full, chess, heterocache, sentencekv, chunkkv, streaming_llm, h2o, tova, knorm, snapkv, pyramidkv, adakv,' \
            --prompt x --policy unheard-of
 with_model "did you mean 'tokens'" --prompt x --policy quest:token=5

@@ -1,6 +1,7 @@
 #include "evaluation.hpp"
 
 #include <kvpolicy/interop/llama.hpp>
+#include <kvpolicy/text/prompt_policy.hpp>
 
 #include <chrono>
 #include <cstdio>
@@ -64,7 +65,8 @@ class evaluation {
       : options_(options),
         model_(model),
         variants_(variants),
-        session_(presets::full{}, {.observation_queries = queries_of(variants)}) {
+        session_(presets::full{},
+                 {.observation_queries = queries_of(variants), .prompt_policy = prompt_policy_of(options.prompt_policy)}) {
     llama_context_params params = model.parameters(context, options.threads, true);
     session_.attach(params, model.get());
     context_ = model.context(params);
@@ -84,6 +86,10 @@ class evaluation {
 
  private:
   static constexpr int min_steps = 8;  ///< that a time per token is taken over
+
+  static std::optional<prompt_pages> prompt_policy_of(std::string const& text) {
+    return text.empty() ? std::nullopt : std::optional(text::prompt_policy_of(text));
+  }
 
   static std::int64_t queries_of(std::vector<variant_of_policy> const& variants) {
     std::int64_t most = 0;
@@ -172,6 +178,7 @@ class evaluation {
 
 void evaluate(eval_options const& options) {
   std::vector<eval_record> const records = read_records(options.data, options.tasks, options.first, options.records);
+  if (!options.prompt_policy.empty()) text::prompt_policy_of(options.prompt_policy);
   host_policy_list const known = known_policies(options.plugins);
   for (std::string const& text : options.policies)
     known.parse(text, facts_for());  // what is misspelt is known before a model is loaded
@@ -193,7 +200,8 @@ void evaluate(eval_options const& options) {
   }
   eval_results results(options.out, {{"model", std::filesystem::path(options.model).filename().string()},
                                      {"data", std::filesystem::path(options.data).filename().string()},
-                                     {"predict", options.predict}});
+                                     {"predict", options.predict},
+                                     {"prompt_policy", options.prompt_policy}});
   evaluation run(options, model, variants, context);
   {
     progress_bar bar("evaluating", records.size() * variants.size());

@@ -13,6 +13,7 @@ struct eval_options {
   std::string out;
   std::vector<std::string> policies;
   std::vector<std::string> plugins;
+  std::string prompt_policy;  ///< empty: prompts are read whole
   std::vector<std::int64_t> budgets{128, 256, 512, 1024};
   std::vector<std::string> tasks;
   std::int64_t first = 0;

@@ -18,6 +18,8 @@ int main(int argc, char** argv) {
   app.add_option("--policy", o.policies, "NAME[:key=value,...][+NAME...], several; see kvpolicy-run --list-policies")
       ->take_all();
   app.add_option("--plugin", o.plugins, "shared object with policies of one's own; there may be several");
+  app.add_option("--prompt-policy", o.prompt_policy,
+                 "pages[:key=value,...]: what prompts read while they are read; give each its own --out");
   app.add_option("--budgets", o.budgets, "tokens, given to each policy as tokens=")->delimiter(',')->capture_default_str();
   app.add_option("--tasks", o.tasks, "which files (default: all)")->delimiter(',');
   app.add_option("--first", o.first, "first record of each task, from 0")->capture_default_str()->check(count_from(0));

@@ -108,8 +108,9 @@ void profile(options const& o) {
     throw invalid_value("the longest prompt needs " + std::to_string(needed) +
                         " tokens with its steps, the model's context has " + std::to_string(model.trained_context()));
   }
-  std::int64_t const layers = llama_model_n_layer(model.get());
-  std::int64_t const heads = llama_model_n_head_kv(model.get());
+  cache_shape const shape = model.cache(needed);
+  std::int64_t const layers = shape.layers;
+  std::int64_t const heads = shape.kv_heads;
   watcher watch(o, layers, heads);
   bool on = false;
   llama::session session(presets::full{}, {.observation_queries = 1,

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "generate.hpp"
 #include "output_file.hpp"
@@ -78,6 +79,7 @@ class comparison {
         model_(model),
         rows_(make_tier(options.tier, model.cache(context))),
         session_(presets::full{}, {.observation_queries = most_queries(options),
+                                   .prompt_policy = options.prompt_policy,
                                    .on_choice = [this](llama_seq_id, layer_id layer, std::int64_t tokens,
                                                        selection const& kept) { watch_(layer, tokens, kept); },
                                    .on_queries = {},
@@ -88,7 +90,8 @@ class comparison {
     flash_on_ = model.context(params);
     session_.attach(params, model.get());
     attached_ = model.context(params);
-    flash_off_ = model.context(model.parameters(context, options.threads, false));
+    llama_context_params const without = model.parameters(context, options.threads, false);
+    if (!ggml_is_quantized(without.type_v)) flash_off_ = model.context(without);  // else the engine makes none
     check_policies(context);
   }
 
@@ -135,16 +138,18 @@ class comparison {
     std::vector<float> const logits = logits_of(attached_.get());
     first_token_ = likeliest(logits);
     saved_ = session_.save();
-    state_.resize(llama_state_seq_get_size(attached_.get(), 0));
-    state_.resize(llama_state_seq_get_data(attached_.get(), state_.data(), state_.size(), 0));
+    prompt_read_ = session_.prompts();
+    state_ = state_of(attached_.get());
     // Without flash attention values lie otherwise, and it can't take the state: one prompt serves for its speed.
-    if (off_prompt_ != 0) return;
+    if (std::exchange(dense_prompted_, true)) return;
     for (measured& m : policies_) m.prompt_ms = prompt_ms;
     dense_[0].prompt_ms = timed_prompt(flash_on_.get(), tokens, "dense prompt", [] {});
-    dense_[1].prompt_ms = timed_prompt(flash_off_.get(), tokens, "dense prompt, flash attention off", [] {});
     std::vector<float> const dense = logits_of(flash_on_.get());
-    prompt_kl_ = {divergence(dense, logits), divergence(dense, logits_of(flash_off_.get()))};
-    off_prompt_ = prompt_;
+    prompt_kl_[0] = divergence(dense, logits);
+    if (!flash_off_) return;
+    dense_[1].prompt_ms = timed_prompt(flash_off_.get(), tokens, "dense prompt, flash attention off", [] {});
+    prompt_kl_[1] = divergence(dense, logits_of(flash_off_.get()));
+    off_state_ = state_of(flash_off_.get());
   }
 
   double timed_prompt(llama_context* context, std::vector<llama_token> const& tokens, std::string const& name,
@@ -156,13 +161,16 @@ class comparison {
     });
   }
 
+  static std::vector<std::uint8_t> state_of(llama_context* context) {
+    std::vector<std::uint8_t> state(llama_state_seq_get_size(context, 0));
+    state.resize(llama_state_seq_get_data(context, state.data(), state.size(), 0));
+    return state;
+  }
+
   void restore(llama_context* context) const {
-    if (context == flash_off_.get()) {
-      llama_memory_seq_rm(llama_get_memory(context), 0, static_cast<llama_pos>(off_prompt_), -1);
-      return;
-    }
+    std::vector<std::uint8_t> const& state = context == flash_off_.get() ? off_state_ : state_;
     llama_memory_clear(llama_get_memory(context), true);
-    if (llama_state_seq_set_data(context, state_.data(), state_.size(), 0) == 0) {
+    if (llama_state_seq_set_data(context, state.data(), state.size(), 0) == 0) {
       throw error("llama.cpp could not restore the prompt's state");
     }
   }
@@ -191,6 +199,7 @@ class comparison {
     llama_context* const context = way == 0 ? flash_on_.get() : way == 1 ? flash_off_.get() : attached_.get();
     bool const is_policy = way >= 3;
     measured& into = is_policy ? policies_[way - 3] : dense_[way];
+    if (context == nullptr) return;
     if (is_policy) {
       use(way - 3);
     } else {
@@ -249,7 +258,7 @@ class comparison {
     }
     watch_.stop();
     policies_[policy].answers.push_back(text_of(tokens));
-    if (first) policies_[policy].kept = watch_.picture(llama_model_n_layer(model_.get()));
+    if (first) policies_[policy].kept = watch_.picture(session_.shape().layers);
   }
 
   std::string text_of(std::vector<llama_token> const& tokens) const {
@@ -270,11 +279,13 @@ class comparison {
   context_ptr flash_off_;
   context_ptr attached_;
 
-  std::int64_t prompt_ = 0;      ///< tokens
-  std::int64_t off_prompt_ = 0;  ///< tokens of the prompt that flash_off_ holds
+  std::int64_t prompt_ = 0;  ///< tokens
+  bool dense_prompted_ = false;
   llama_token first_token_ = 0;
   llama::saved_prompt saved_;
+  llama::prompt_statistics prompt_read_;
   std::vector<std::uint8_t> state_;
+  std::vector<std::uint8_t> off_state_;
   std::vector<llama_token> dense_tokens_;
   std::vector<std::vector<float>> dense_logits_;
 
@@ -302,37 +313,40 @@ ordered_json comparison::result() const {
     int const steps = options_.predict - 2;
     return m.prompt_ms + of_first(m.first_ms, rounds) + steps * of_first(m.ms, rounds * steps);
   };
-  double const best_request = std::min(request_ms(dense_[0]), request_ms(dense_[1]));
+  bool const has_off = flash_off_ != nullptr;
+  double const best_request = has_off ? std::min(request_ms(dense_[0]), request_ms(dense_[1])) : request_ms(dense_[0]);
   auto const request = [&](measured const& m) {
     return ordered_json{
         {"first_token_ms", m.prompt_ms}, {"request_ms", request_ms(m)}, {"request_speedup", best_request / request_ms(m)}};
   };
   double const on = quantile(dense_[0].ms, .5);
-  double const off = quantile(dense_[1].ms, .5);
+  double const off = has_off ? quantile(dense_[1].ms, .5) : on;
   double const best = std::min(on, off);
-  ordered_json result{
-      {"model", options_.model},
-      {"engine", llama_print_system_info()},
-      {"instruction_set", simd_exec::instruction_set()},
-      {"prompt_instruction_set", simd_exec::block_instruction_set()},
-      {"threads", options_.threads},
-      {"predict", options_.predict},
-      {"rounds", rounds},
-      {"prompts", prompts_},
-      {"baseline",
-       {{"name", on <= off ? "flash attention on" : "flash attention off"},
-        {"ms_per_token", best},
-        {"request_name", request_ms(dense_[0]) <= request_ms(dense_[1]) ? "flash attention on" : "flash attention off"},
-        {"request_ms", best_request}}},
-      {"prompt_kl", {{"session", prompt_kl_[0]}, {"flash_off", prompt_kl_[1]}}},
-      {"dense",
-       {{"answer", prompts_[0]["answer"]},
-        {"flash_on", timing(dense_[0], best)},
-        {"flash_off", timing(dense_[1], best)},
-        {"pass_through", timing(dense_[2], best)}}},
-      {"policies", ordered_json::array()}};
+  ordered_json result{{"model", options_.model},
+                      {"engine", llama_print_system_info()},
+                      {"instruction_set", simd_exec::instruction_set()},
+                      {"prompt_instruction_set", simd_exec::block_instruction_set()},
+                      {"threads", options_.threads},
+                      {"cache_types", {options_.key_type, options_.value_type}},
+                      {"left_to_the_engine", session_.report()},
+                      {"predict", options_.predict},
+                      {"rounds", rounds},
+                      {"prompts", prompts_},
+                      {"baseline",
+                       {{"name", on <= off ? "flash attention on" : "flash attention off"},
+                        {"ms_per_token", best},
+                        {"request_name", best_request == request_ms(dense_[0]) ? "flash attention on" : "flash attention off"},
+                        {"request_ms", best_request}}},
+                      {"prompt", prompt_json(options_.prompt_policy, prompt_read_)},
+                      {"prompt_kl", {{"session", prompt_kl_[0]}, {"flash_off", prompt_kl_[1]}}},
+                      {"dense",
+                       {{"answer", prompts_[0]["answer"]},
+                        {"flash_on", timing(dense_[0], best)},
+                        {"flash_off", has_off ? timing(dense_[1], best) : ordered_json()},
+                        {"pass_through", timing(dense_[2], best)}}},
+                      {"policies", ordered_json::array()}};
   result["dense"]["flash_on"].update(request(dense_[0]));
-  result["dense"]["flash_off"].update(request(dense_[1]));
+  if (has_off) result["dense"]["flash_off"].update(request(dense_[1]));
   std::multiset<std::string> names;
   for (named_host_policy const& p : options_.policies) names.insert(p.name);
   for (std::size_t i = 0; i < policies_.size(); ++i) {
@@ -368,7 +382,7 @@ ordered_json comparison::result() const {
 void compare(run_options const& options) {
   if (options.predict < 3)
     throw invalid_value("--predict " + std::to_string(options.predict) + " is too few to compare; give at least 3");
-  text_model const model(options.model);
+  text_model const model(options.model, {cache_type_of(options.key_type), cache_type_of(options.value_type)});
   std::vector<std::vector<llama_token>> tokens;
   std::size_t longest = 0;
   for (prompt_text const& prompt : options.prompts) {

@@ -1,6 +1,7 @@
 #include "generate.hpp"
 
 #include <kvpolicy/interop/llama.hpp>
+#include <kvpolicy/text/prompt_policy.hpp>
 
 #include <sys/resource.h>
 
@@ -70,8 +71,18 @@ std::int64_t context_tokens(text_model const& model, run_options const& options,
                               : std::min(model.trained_context(), std::max<std::int64_t>(2048, (needed + 255) / 256 * 256));
 }
 
+nlohmann::ordered_json prompt_json(std::optional<prompt_pages> const& policy, llama::prompt_statistics const& read) {
+  nlohmann::ordered_json made{{"attend_ms", 1e3 * read.attend_seconds}};
+  if (!policy) return made;
+  made.update({{"policy", prompt_pages::name},
+               {"parameters", text::print_parameters(*policy)},
+               {"read_share", read.pairs > 0 ? read.read / read.pairs : 1},
+               {"choose_ms", 1e3 * read.choose_seconds}});
+  return made;
+}
+
 void generate(run_options const& options) {
-  text_model const model(options.model);
+  text_model const model(options.model, {cache_type_of(options.key_type), cache_type_of(options.value_type)});
   named_host_policy const chosen = options.known.parse(options.policies.front().text, model.facts());
   std::vector<llama_token> const prompt = prompt_tokens(model, options, options.prompts.front());
   std::optional<output_file> trace;
@@ -85,6 +96,7 @@ void generate(run_options const& options) {
   session_options.on_choice = [&](llama_seq_id, layer_id layer, std::int64_t tokens, selection const& kept) {
     watch(layer, tokens, kept);
   };
+  session_options.prompt_policy = options.prompt_policy;
   std::int64_t const context_size = context_tokens(model, options, prompt.size());
   std::optional<tier::any_tier> row_tier = make_tier(options.tier, model.cache(context_size));
   if (row_tier) session_options.rows = &*row_tier;
@@ -129,6 +141,7 @@ void generate(run_options const& options) {
                                              {"parameters", chosen.parameters},
                                              {"prompt_tokens", prompt.size()},
                                              {"first_token_ms", first_token_ms},
+                                             {"prompt", prompt_json(options.prompt_policy, session->prompts())},
                                              {"peak_memory_bytes", peak_memory_bytes()},
                                              {"answer", answer},
                                              {"tier", tier_json(options.tier, session->tier_statistics())},

@@ -1,6 +1,9 @@
 // kvpolicy-run without --compare: one policy, text as it is decoded.
 #pragma once
 
+#include <kvpolicy/interop/llama.hpp>
+
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -22,5 +25,8 @@ std::optional<std::pair<std::size_t, std::size_t>> marked_tokens(text_model cons
 std::int64_t context_tokens(text_model const& model, run_options const& options, std::size_t longest_prompt);
 
 void generate(run_options const& options);
+
+/// What attention of prompts took, and what a prompt policy read.
+nlohmann::ordered_json prompt_json(std::optional<prompt_pages> const& policy, llama::prompt_statistics const& read);
 
 }  // namespace kvpolicy

@@ -5,6 +5,8 @@
 #include <iterator>
 #include <string>
 
+#include <kvpolicy/text/prompt_policy.hpp>
+
 #include "compare.hpp"
 #include "generate.hpp"
 #include "read_file.hpp"
@@ -15,6 +17,7 @@ namespace {
 struct arguments {
   kvpolicy::run_options options;
   std::vector<std::string> policies;
+  std::string prompt_policy;
   std::vector<std::string> prompt_files;
   std::string prompt;
   std::vector<std::string> plugins;
@@ -32,10 +35,15 @@ void declare(CLI::App& app, arguments& a) {
   app.add_option("--mark", a.options.mark, "text of the prompts; --json says which tokens it is");
   app.add_option("--policy", a.policies, "NAME[:key=value,...]; with --compare there may be several (see --list-policies)")
       ->take_all();
+  app.add_option("--prompt-policy", a.prompt_policy,
+                 "pages[:key=value,...]: what prompts read while they are read (default: all before each token)");
   app.add_option("--predict", a.options.predict, "tokens to decode")->capture_default_str()->check(between(1, 1 << 24));
   app.add_option("--ctx", a.options.context, "context in tokens (default: what prompt and prediction need)")
       ->check(between(1, 1 << 30));
   add_threads(app, a.options.threads);
+  app.add_option("--cache-type-k", a.options.key_type, "what keys are stored as: f16, bf16, f32, q8_0, q4_0, ...")
+      ->capture_default_str();
+  app.add_option("--cache-type-v", a.options.value_type, "what values are stored as")->capture_default_str();
   auto* const tier = app.add_option(
       "--tier", a.options.tier, "where the prompt's rows live: same_memory, host or disk:FILE (default: the engine's cells)");
   app.add_option("--tier-slots", a.options.tier_slots, "rows that a KV head has in fast memory (default: all it reads)")
@@ -57,7 +65,7 @@ void run(arguments& a) {
   using kvpolicy::invalid_value;
   a.options.known = kvpolicy::known_policies(a.plugins);
   if (a.list) {
-    std::cout << a.options.known.describe();
+    std::cout << a.options.known.describe() << kvpolicy::text::describe_prompt_policy();
     return;
   }
   if (a.options.model.empty()) throw invalid_value("--model is missing: name a GGUF file");
@@ -72,6 +80,7 @@ void run(arguments& a) {
     a.policies = a.compare ? a.options.known.names() : std::vector<std::string>{"full"};
     std::erase(a.policies, "heterocache");  // it needs a profile
   }
+  if (!a.prompt_policy.empty()) a.options.prompt_policy = kvpolicy::text::prompt_policy_of(a.prompt_policy);
   for (std::string const& text : a.policies) a.options.policies.push_back(a.options.known.parse(text, kvpolicy::facts_for()));
   for (std::string const& path : a.prompt_files) a.options.prompts.push_back({name_of_file(path), kvpolicy::read_file(path)});
   if (a.prompt_files.empty()) {

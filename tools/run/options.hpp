@@ -1,8 +1,11 @@
 // What kvpolicy-run was asked for.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
+
+#include <kvpolicy/prompt_pages.hpp>
 
 #include "published.hpp"
 
@@ -24,6 +27,9 @@ struct run_options {
   int predict = 64;
   std::int64_t context = 0;  ///< tokens; 0: as many as needed
   int threads = 1;
+  std::optional<prompt_pages> prompt_policy;
+  std::string key_type = "f16";
+  std::string value_type = "f16";
   std::string tier;             ///< where rows live: empty, same_memory, host or disk:FILE
   std::int64_t tier_slots = 0;  ///< rows of a KV head in fast memory; 0: all
   bool tier_async = false;      ///< read what is there, do not wait

@@ -41,7 +41,7 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
     if (tier) rows_of_cells.back().insert(rows_of_cells.back().end() - 1, {"", "", ""});
   };
   dense("dense, flash attention on", result["dense"]["flash_on"]);
-  dense("dense, flash attention off", result["dense"]["flash_off"]);
+  if (!result["dense"]["flash_off"].is_null()) dense("dense, flash attention off", result["dense"]["flash_off"]);
   dense("dense, attached, passing through", result["dense"]["pass_through"]);
   rows_of_cells[1].back() = first_words(result["dense"]["answer"]);
   std::string parameters;
@@ -72,6 +72,11 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
       (tier ? std::string("hits: rows that were in fast memory when a step named them; moved and stall: over all its runs.\n")
             : "") +
       parameters;
+  if (auto const& prompt = result["prompt"]; prompt.contains("policy")) {
+    text += "prompts read " + percent(prompt["read_share"]) + " of their pairs: " + prompt["policy"].get<std::string>() + ":" +
+            prompt["parameters"].get<std::string>() + "\n";
+  }
+  for (auto const& line : result["left_to_the_engine"]) text += line.get<std::string>() + "\n";
   if (result["prompts"].size() > 1) {
     text += "\n";
     std::vector<std::vector<std::string>> answers{{"prompt", "tokens", "policy", "answer"}};

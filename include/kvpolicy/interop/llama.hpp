@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "kvpolicy/host_policy.hpp"
+#include "kvpolicy/prompt_pages.hpp"
 #include "kvpolicy/tier/any_tier.hpp"
 #include "kvpolicy/tier/resident.hpp"
 
@@ -51,12 +53,22 @@ struct saved_prompt {
   std::int32_t first_position = 0;          ///< of the first token
 };
 
+/// The session's attention of prompts since the sequence was given its policy.
+struct prompt_statistics {
+  double pairs = 0;           ///< (query, token) pairs of a KV head, those behind the query in its block included
+  double read = 0;            ///< of them
+  double choose_seconds = 0;  ///< of a prompt policy
+  double attend_seconds = 0;
+};
+
 struct session_options {
   /// Prompt queries to keep whatever the policy asks for, so that a later policy may ask for them; all_queries for every one:
   /// layers * tokens * q_heads * head_dim floats.
   std::int64_t observation_queries = 0;
   /// Attention of prompts, over all before each token, is computed here too (primitive attend_block); false: by the engine.
   bool prompts = true;
+  /// What prompts read while they are read, where that is not all before each token; none: all. Needs `prompts`.
+  std::optional<prompt_pages> prompt_policy{};
   /// A context that would run without the session runs with it: what can't be served, at attach or later, is left to the
   /// engine, and report() says so. False: it is refused.
   bool lenient = false;
@@ -133,10 +145,13 @@ class session {
   /// same.
   void check();
 
+  /// Of the layers that policies act on, and of the sequences that the context can hold; none before attach().
+  cache_shape shape() const noexcept;
   /// What is left to the engine, a line each with its reason; empty: nothing.
   std::vector<std::string> report() const;
 
   step_statistics last_step(llama_seq_id of = 0) const noexcept;
+  prompt_statistics prompts(llama_seq_id of = 0) const noexcept;
   /// Since the sequence began, or all zero without a tier.
   tier::resident_statistics tier_statistics(llama_seq_id of = 0) const noexcept;
   /// Of the running policy, since it was given to the sequence.
