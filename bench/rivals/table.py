@@ -1,0 +1,133 @@
+"""Runs every engine that is installed on one prompt, one after the other, each in a process of its own; prints a Markdown table."""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import measured
+
+HERE = pathlib.Path(__file__).resolve().parent
+BUILD = HERE.parents[1] / "build"
+POLICIES = {"full": "full", "snapkv 512": "snapkv:tokens=512"}
+
+
+class failed(Exception):
+    """Of a program; its text is the program's last words."""
+
+
+def output(command, **environment):
+    result = subprocess.run([str(word) for word in command], env={**os.environ, **environment}, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, check=False)
+    if result.returncode != 0:
+        said = [line for line in result.stderr.splitlines() if line.strip()]
+        raise failed(said[-1] if said else f"exit status {result.returncode}")
+    return result.stdout
+
+
+def own(python, script, *options, **environment):
+    return lambda common: json.loads(output([python, HERE / script, *options, *common], **environment).splitlines()[-1])
+
+
+def kvpolicy(program, label, policy):
+    def run(common):
+        a = dict(zip(common[::2], common[1::2]))
+        generate = int(a["--generate"])
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            output([program, "--model", a["--model"], "--prompt-file", a["--prompt-file"], "--policy", policy, "--predict", a["--generate"],
+                    "--threads", a["--threads"], "--json", file.name])
+            told = json.loads(pathlib.Path(file.name).read_text())
+        steps = [1e-3 * step["ms"] for step in told["steps"]]
+        return {"engine": "llama.cpp + kvpolicy, " + label, "model": pathlib.Path(a["--model"]).name,
+                "prompt_tokens": told["prompt_tokens"], **measured.summary(1e-3 * told["first_token_ms"], steps, generate),
+                "generated": 1 + len(steps), "peak_bytes": told["peak_memory_bytes"], "answer": told["answer"]}
+    return run
+
+
+def vllm(python):
+    preload = ":".join(map(str, python.parents[1].glob("lib/libiomp5.so")))
+
+    def run(common):
+        source = pathlib.Path(common[1])
+        folder = BUILD / "rivals" / (source.stem + "-bf16")
+        if not folder.is_dir():
+            output([python, HERE / "gguf_to_bf16.py", source, folder])
+        return own(python, "vllm_cpu_bench.py", LD_PRELOAD=preload)(["--model", folder, *common[2:]])
+    return run
+
+
+def ways(program):
+    """Name -> what measures it. Of llama.cpp's two dense ways one is shown."""
+    found = {f"llama.cpp, flash attention {flash}": own(sys.executable, "llama_dense_bench.py", "--flash", flash)
+             for flash in ("on", "off")}
+    found |= {f"kvpolicy, {label}": kvpolicy(program, label, policy) for label, policy in POLICIES.items()}
+    python = BUILD / "rivals/openvino/bin/python"
+    if python.exists():
+        found["OpenVINO GenAI"] = own(python, "openvino_genai_bench.py")
+        found["OpenVINO GenAI, its eviction"] = own(python, "openvino_genai_bench.py", "--evict")
+    else:
+        say("OpenVINO GenAI is not installed: cmake/bootstrap.sh rivals brings it")
+    python = BUILD / "rivals/vllm/bin/python"
+    if python.exists():
+        found["vLLM for CPUs"] = vllm(python)
+    else:
+        say("vLLM is not installed: cmake/bootstrap.sh rivals-vllm brings it")
+    return found
+
+
+def median(turns):
+    middle = {key: statistics.median(turn[key] for turn in turns) for key in ("first_token_s", "ms_per_token", "request_s", "peak_bytes")}
+    return {**turns[0], **middle}
+
+
+def print_table(rows, generate):
+    print(f"| engine | model | prompt tokens | first token (s) | ms/token | prompt + {generate} tokens (s) | peak memory (MB) |")
+    print("|---|---|--:|--:|--:|--:|--:|")
+    for row in rows:
+        print(f"| {row['engine']} | {row['model']} | {row['prompt_tokens']} | {row['first_token_s']:.2f} | {row['ms_per_token']:.1f} | "
+              f"{row['request_s']:.2f} | {row['peak_bytes'] / 1e6:.0f} |")
+
+
+def say(text):
+    print("rivals: " + text, file=sys.stderr, flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kvpolicy-run", type=pathlib.Path, required=True)
+    parser.add_argument("--model", type=pathlib.Path, required=True)
+    parser.add_argument("--prompt-file", type=pathlib.Path, required=True)
+    parser.add_argument("--generate", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=1, help="times that all take their turn; medians are shown")
+    parser.add_argument("--json", type=pathlib.Path, help="every turn's numbers, and the answers")
+    a = parser.parse_args()
+    common = ["--model", str(a.model.resolve()), "--prompt-file", str(a.prompt_file), "--generate", str(a.generate),
+              "--threads", str(a.threads)]
+    found, told, refused = ways(a.kvpolicy_run), {}, {}
+    for turn in range(a.turns):
+        for name in [name for name in found if name not in refused]:
+            say(name + (f", turn {turn + 1}" if a.turns > 1 else ""))
+            try:
+                told.setdefault(name, []).append(found[name](common))
+            except failed as error:
+                refused[name] = error
+                say(f"{name} failed: {error}")
+    if a.json:
+        a.json.write_text(json.dumps(told, indent=1) + "\n")
+    rows = {name: median(turns) for name, turns in told.items() if name not in refused}
+    dense = [name for name in rows if name.startswith("llama.cpp")]
+    if len(dense) == 2:
+        del rows[max(dense, key=lambda name: rows[name]["request_s"])]
+    print_table(rows.values(), a.generate)
+    for row in rows.values():
+        if row["generated"] < a.generate:
+            say(f"{row['engine']} stopped after {row['generated']} tokens; the others count as its median step")
+    sys.exit(1 if refused else 0)
+
+
+if __name__ == "__main__":
+    main()
