@@ -359,7 +359,7 @@ void session::engine::add(llama_seq_id of, graph_mask const& mask) {
   if (std::erase(seen_, graph_.cell(first)) != 1) throw unsupported("attention is not causal: a token does not see itself");
   s.follow({mask, first, graph_.cell(first), graph_.stream(first), graph_.position(first), seen_}, sequences_);
   std::int64_t const before = s.tokens();
-  for (std::int64_t t = 0; t < before; ++t) {
+  for (std::int64_t t = 0; t < before && mask.biased(); ++t) {
     if (mask.is_apart(first, s.cells()[static_cast<std::size_t>(t)], before - t)) continue;
     throw unsupported("sequence " + std::to_string(of) + " has holes between its positions, which ALiBi would see");
   }

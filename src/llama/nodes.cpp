@@ -146,27 +146,28 @@ graph_mask::graph_mask(ggml_tensor const* attention)
   }
 }
 
+char const* graph_mask::at(std::int64_t token, std::int64_t cell) const noexcept {
+  return static_cast<char const*>(input_->data) + static_cast<std::size_t>(token % per_stream_) * input_->nb[1] +
+         static_cast<std::size_t>(token / per_stream_) * input_->nb[3] + static_cast<std::size_t>(cell) * input_->nb[0];
+}
+
 float graph_mask::value(std::int64_t token, std::int64_t cell) const noexcept {
-  auto const* const at =
-      static_cast<char const*>(input_->data) + static_cast<std::size_t>(token % per_stream_) * input_->nb[1] +
-      static_cast<std::size_t>(token / per_stream_) * input_->nb[3] + static_cast<std::size_t>(cell) * input_->nb[0];
-  if (input_->type == GGML_TYPE_F32) {
-    float value = 0;
-    std::memcpy(&value, at, sizeof value);
-    return value;
-  }
+  float wide = 0;
   std::uint16_t half = 0;
-  std::memcpy(&half, at, sizeof half);
-  return half_to_float(half);
+  if (input_->type == GGML_TYPE_F32) std::memcpy(&wide, at(token, cell), sizeof wide);
+  else std::memcpy(&half, at(token, cell), sizeof half), wide = half_to_float(half);
+  return wide;
 }
 
 bool graph_mask::visible(std::int64_t token, std::int64_t cell) const noexcept {
-  float const v = value(token, cell);
-  return biased_ ? std::isfinite(v) : v == 0;
+  if (biased_) return std::isfinite(value(token, cell));
+  if (input_->type == GGML_TYPE_F32) return value(token, cell) == 0;
+  std::uint16_t half = 0;
+  std::memcpy(&half, at(token, cell), sizeof half);
+  return (half & 0x7fffu) == 0;
 }
 
 bool graph_mask::is_apart(std::int64_t token, std::int64_t cell, std::int64_t positions) const noexcept {
-  if (!biased_) return true;
   float const v = value(token, cell);
   auto const apart = -static_cast<float>(positions);
   return v == apart || v == half_to_float(float_to_half(apart));

@@ -72,15 +72,18 @@ class graph_mask {
   std::int64_t cells() const noexcept { return input_->ne[0]; }
   ggml_tensor const* input() const noexcept { return input_; }
   bool visible(std::int64_t token, std::int64_t cell) const noexcept;
-  /// With ALiBi, whether the cell's distance is so many positions, as far as 16 bits tell; true without.
+  /// Whether what is visible has its distance, for ALiBi, in place of 0.
+  bool biased() const noexcept { return biased_; }
+  /// With ALiBi, whether the cell's distance is so many positions, as far as 16 bits tell.
   bool is_apart(std::int64_t token, std::int64_t cell, std::int64_t positions) const noexcept;
 
  private:
+  char const* at(std::int64_t token, std::int64_t cell) const noexcept;
   float value(std::int64_t token, std::int64_t cell) const noexcept;
 
   ggml_tensor const* input_;
   std::int64_t per_stream_;
-  bool biased_;  ///< what is visible has its distance, negative, in place of 0
+  bool biased_;  ///< distances are negative
 };
 
 }  // namespace kvpolicy::llama

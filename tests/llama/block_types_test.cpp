@@ -6,15 +6,19 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/generators/catch_generators_range.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 #include <cstring>
 #include <random>
 #include <utility>
 
 #include "decoding.hpp"
 #include "kvpolicy/block_element.hpp"
+#include "kvpolicy/presets/expected_attention.hpp"
 #include "kvpolicy/presets/full.hpp"
 #include "kvpolicy/presets/quest.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
+#include "kvpolicy/tier/host.hpp"
 #include "tiny_model.hpp"
 
 namespace kvpolicy::llama::testing {
@@ -89,6 +93,37 @@ TEST_CASE("keys in blocks that llama_memory_seq_add turns are followed") {
   CHECK(apart < .06);
   CHECK(policy.steps() == 5);
   CHECK(policy.last_step().tokens == 185);
+}
+
+// A matrix turns keys of 64 once more, and what a policy turned back would not be what was turned.
+TEST_CASE("a policy that turns queries back has keys in blocks where the engine leaves them as they are") {
+  auto const status = [](std::int64_t head_dim) {
+    model_owner const model = tiny_llama({.head_dim = head_dim});
+    session policy(presets::expected_attention{.tokens = 64});
+    decoder ours(model.get(), &policy, {.type = GGML_TYPE_Q8_0});
+    ours.feed(random_tokens(200));
+    int const made = ours.status_of({9});
+    if (made != 0) CHECK_THROWS_WITH(policy.check(), Catch::Matchers::ContainsSubstring("LLAMA_ATTN_ROT_DISABLE=1"));
+    return made;
+  };
+  CHECK(status(32) == 0);
+  CHECK(status(64) == 2);
+}
+
+TEST_CASE("rows in blocks live in a tier as they are") {
+  tiny_shape const shape{};
+  model_owner const model = tiny_llama(shape);
+  context_options const options{.type = GGML_TYPE_Q5_1, .value_type = GGML_TYPE_Q5_1};
+  auto const steps_of = [&](tier::any_tier* rows) {
+    session policy(presets::snapkv{.tokens = 64}, {.rows = rows});
+    decoder ours(model.get(), &policy, options);
+    ours.feed(random_tokens(300));
+    std::vector<logits> made = decode_each(ours, random_tokens(6, 3));
+    CHECK((rows == nullptr || policy.tier_statistics().bytes_fetched > 0));
+    return made;
+  };
+  tier::any_tier rows = tier::any_tier::of<tier::host>(2 * bytes_of(element_type::q5_1, shape.head_dim), 2 * 2 * 1024);
+  CHECK(difference(steps_of(&rows), steps_of(nullptr)) < 1e-5);
 }
 
 TEST_CASE("policies choose over a cache of blocks as over one of f16") {
