@@ -14,6 +14,7 @@
 #include "kvpolicy/concepts.hpp"
 #include "kvpolicy/head_profile.hpp"
 #include "kvpolicy/policy.hpp"
+#include "kvpolicy/prompt_pages.hpp"
 #include "kvpolicy/request.hpp"
 
 // Parts, in the order in which data passes through them.
