@@ -280,7 +280,7 @@ bool session::engine::ask_attention(ggml_tensor* node) {
 /// Gives a layer of a graph to the policies, where there are steps. Returns whether to come back when it is computed.
 bool session::engine::serve(ggml_tensor* attention, layer_hook& hook) {
   check_attention(attention);
-  if (is_offloaded(attention)) throw unsupported("the KV cache is offloaded; set n_gpu_layers = 0 or offload_kqv = false");
+  if (is_offloaded(attention)) throw unsupported(offloaded);
   bool const last = is_last(hook.layer);
   if (hook.layer == 0) {
     if (shape_.max_tokens == 0) begin(attention);

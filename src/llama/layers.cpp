@@ -4,7 +4,6 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <set>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -106,10 +105,6 @@ ggml_tensor const* whole_mask(std::vector<found_attention> const& all, llama_mod
 
 auto heads_of(cache_shape const& s) { return std::tuple(s.q_heads, s.kv_heads, s.head_dim); }
 
-std::string layers_text(std::int64_t count, std::size_t of) {
-  return std::to_string(count) + " of " + std::to_string(of) + " attention layers";
-}
-
 }  // namespace
 
 served_layers::served_layers(llama_context_params params, llama_model const* model) {
@@ -118,7 +113,6 @@ served_layers::served_layers(llama_context_params params, llama_model const* mod
   if (all.empty()) throw unsupported("the model's graph has no attention that kvpolicy knows");
   ggml_tensor const* const whole = whole_mask(all, model);
   std::map<std::string, std::int64_t> left;  // by reason
-  std::set<std::string> avoidable;
   std::vector<found_attention const*> usable;
   for (found_attention const& f : all) {
     bool const shared =
@@ -130,9 +124,7 @@ served_layers::served_layers(llama_context_params params, llama_model const* mod
     } else if (shared) {
       ++left["keys and values that several layers share"];
     } else if (f.offloaded) {
-      std::string const reason = "the KV cache is offloaded; set n_gpu_layers = 0 or offload_kqv = false";
-      ++left[reason];
-      avoidable.insert(reason);
+      ++left[offloaded];
     } else {
       usable.push_back(&f);
     }
@@ -151,8 +143,9 @@ served_layers::served_layers(llama_context_params params, llama_model const* mod
   std::ranges::sort(served_);
   shape_.layers = count();
   for (auto const& [reason, count] : left) {
-    left_.push_back(layers_text(count, all.size()) + " are the engine's: " + reason);
-    if (avoidable.contains(reason)) avoidable_ = left_.back();
+    left_.push_back(std::to_string(count) + " of " + std::to_string(all.size()) +
+                    " attention layers are the engine's: " + reason);
+    if (reason == offloaded) avoidable_ = left_.back();
   }
   if (served_.empty()) throw unsupported("no layer can be served: " + left_.front());
 }

@@ -121,7 +121,7 @@ class comparison {
 
   /// A budget that can't be is known before anything was decoded.
   void check_policies(std::int64_t context) const {
-    cache_shape shape = model_.cache(context);
+    cache_shape shape = session_.shape();
     shape.max_tokens = context;
     for (named_host_policy const& p : options_.policies) check(p.policy, shape);
   }

@@ -55,7 +55,7 @@ struct saved_prompt {
 
 /// The session's attention of prompts since the sequence was given its policy.
 struct prompt_statistics {
-  double pairs = 0;           ///< (query, token) pairs of a KV head, those behind the query in its block included
+  double pairs = 0;           ///< with a prompt policy, (query, token) pairs of a KV head, with those behind in its block
   double read = 0;            ///< of them
   double choose_seconds = 0;  ///< of a prompt policy
   double attend_seconds = 0;
