@@ -26,6 +26,8 @@ else
 fi
 
 passed=0 failed=0 skipped=0
+failures=build/failures.txt
+: >"$failures"
 for stage in "${stages[@]}"; do
   echo "== $stage"
   cmake --preset "$stage" >"build/$stage.log" 2>&1 || { cat "build/$stage.log"; exit 1; }
@@ -45,14 +47,21 @@ for stage in "${stages[@]}"; do
   rm -f "$report"
   # What wants both cores says so (PROCESSORS 2) and runs alone.
   ctest --preset "$stage" --parallel 2 "${only[@]}" --output-junit "$PWD/$report" || true
-  read -r total bad without < <(python3 - "$report" <<'PY'
+  read -r total bad without < <(python3 - "$report" "$stage" "$failures" <<'PY'
 import sys, xml.etree.ElementTree as tree
-suite = tree.parse(sys.argv[1]).getroot()
+report, stage, failures = sys.argv[1:]
+suite = tree.parse(report).getroot()
+with open(failures, "a") as out:
+    for case in suite.iter("testcase"):
+        if case.get("status") == "fail":
+            said = (case.findtext("system-out") or "").strip().splitlines()
+            print(f"{stage}: {case.get('name')}", *said[-25:], sep="\n    ", file=out)
 print(suite.get("tests"), suite.get("failures"), int(suite.get("skipped")) + int(suite.get("disabled")))
 PY
 )
   passed=$((passed + total - bad - without)) failed=$((failed + bad)) skipped=$((skipped + without))
 done
 echo
+cat "$failures"
 echo "tests: $passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]
