@@ -89,21 +89,22 @@ class prompt_pages::state {
   /// What the block reads, whose last query is the view's last token; see attend_block, which cuts lists off at each query's
   /// own row. Valid until the next call.
   template <kv_cache_view View, class Exec>
-  selection choose(View const& view, layer_id layer, query_window const& block, Exec& exec) {
+  selection choose(View const& view, layer_id layer, query_window const& queries, Exec& exec) {
     std::int64_t const tokens = view.tokens();
-    std::int64_t const before = tokens - block.tokens;
+    std::int64_t const before = tokens - queries.tokens;
     std::int64_t const first = (how_.sinks + how_.page - 1) / how_.page;
     std::int64_t const last = std::max<std::int64_t>(first, (before - how_.recent) / how_.page);
     std::int64_t const pages = last - first;
-    std::int64_t const least = (how_.least + how_.page - 1) / how_.page;
-    std::int64_t const wanted = std::max(least, static_cast<std::int64_t>(std::ceil(how_.share * static_cast<double>(pages))));
+    std::int64_t const wanted =
+        std::max<std::int64_t>((how_.least + how_.page - 1) / how_.page,
+                               static_cast<std::int64_t>(std::ceil(how_.share * static_cast<double>(pages))));
     for (range_list& list : lists_) list.clear();
     if (before < how_.from || wanted >= pages) {
       append(lists_[0], 0, tokens, reason::open);
       return {scope::layer, std::span(lists_).first(1), shape_.kv_heads};
     }
     pool_.update(summaries_, view, layer, {0, shape_.kv_heads}, last * how_.page, exec);
-    estimate(layer, block, first, last, exec);
+    estimate(layer, queries, first, last, exec);
     std::ranges::fill(counts_, static_cast<std::int32_t>(wanted));
     table<float const> const between{sums_.data() + first, shape_.kv_heads, pages, units()};
     table<std::int32_t> const to{chosen_.data(), shape_.kv_heads, wanted, units()};
@@ -130,18 +131,18 @@ class prompt_pages::state {
 
   /// Attention of the block to pages [first, last), summed over the queries that are asked: the last of the block, and back.
   template <class Exec>
-  void estimate(layer_id layer, query_window const& block, std::int64_t first, std::int64_t last, Exec& exec) {
+  void estimate(layer_id layer, query_window const& queries, std::int64_t first, std::int64_t last, Exec& exec) {
     std::ranges::fill(sums_, 0.0f);
     table<float> const scores{scores_.data(), shape_.kv_heads, last, units()};
-    for (std::int64_t t = block.tokens - 1; t >= 0; t -= how_.every) {
-      query_heads const query{block.at(t, 0), block.heads, block.head_stride, block.scale};
+    for (std::int64_t t = queries.tokens - 1; t >= 0; t -= how_.every) {
+      query_heads const query{queries.at(t, 0), queries.heads, queries.head_stride, queries.scale};
       score_bounds(query, summaries_.of(layer), last, group_merge::maximum, scores, exec);
       for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
         std::span const row(scores.row(h) + first, static_cast<std::size_t>(last - first));
         for (float& score : row) score = std::isnan(score) ? -std::numeric_limits<float>::max() : score;
         float const most = *std::ranges::max_element(row);
         float total = 0;
-        for (float& score : row) total += score = std::exp((score - most) * block.scale);
+        for (float& score : row) total += score = std::exp((score - most) * queries.scale);
         float* const to = sums_.data() + h * units() + first;
         for (std::size_t i = 0; i < row.size(); ++i) to[i] += row[i] / total;
       }
