@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <sstream>
 
 #include "read_file.hpp"
+#include "statistics.hpp"
 #include "text_table.hpp"
 
 namespace kvpolicy {
@@ -73,6 +75,8 @@ void eval_results::add(ordered_json line) {
 
 namespace {
 
+constexpr double is_answered = .5;  ///< by dense decoding: what a task must be for its scores to tell of a policy
+
 struct mean {
   double sum = 0;
   std::int64_t count = 0;
@@ -86,46 +90,81 @@ struct mean {
 /// Of one policy and budget.
 struct summary {
   std::map<std::string, mean> score;
-  mean any;
+  paired_scores paired;  ///< of the tasks that dense decoding answers
   mean ms;
   mean read;
   mean choose;
 };
 
-}  // namespace
+using policy_and_budget = std::pair<std::string, std::int64_t>;
 
-std::string summary_table(std::vector<ordered_json> const& lines) {
+/// All lines by policy and budget.
+struct gathered {
   std::vector<std::string> tasks;
-  std::vector<std::pair<std::string, std::int64_t>> order;
-  std::map<std::pair<std::string, std::int64_t>, summary> by_policy;
+  std::vector<std::string> answered;     ///< those that dense decoding does
+  std::vector<policy_and_budget> order;  ///< as they came, dense first
+  std::map<policy_and_budget, summary> by_policy;
+};
+
+gathered gather(std::vector<ordered_json> const& lines) {
+  gathered made;
+  std::map<std::pair<std::string, std::int64_t>, double> dense;  // by task and record
+  std::map<std::string, mean> of_task;
+  for (ordered_json const& line : lines) {
+    if (line.at("policy") != "dense") continue;
+    std::string const task = line.at("task");
+    dense[{task, line.at("record")}] = line.at("score");
+    of_task[task].add(line.at("score"));
+  }
   for (ordered_json const& line : lines) {
     std::string const task = line.at("task");
-    if (std::ranges::find(tasks, task) == tasks.end()) tasks.push_back(task);
-    std::pair<std::string, std::int64_t> const at{line.at("policy"), line.at("budget")};
-    if (!by_policy.contains(at)) order.push_back(at);
-    summary& s = by_policy[at];
+    if (std::ranges::find(made.tasks, task) == made.tasks.end()) made.tasks.push_back(task);
+    policy_and_budget const at{line.at("policy"), line.at("budget")};
+    if (!made.by_policy.contains(at)) made.order.push_back(at);
+    summary& s = made.by_policy[at];
     s.score[task].add(line.at("score"));
+    auto const reference = dense.find({task, line.at("record")});
+    if (reference != dense.end() && of_task[task].value() >= is_answered)
+      s.paired[task].push_back({line.at("score"), reference->second});
     s.ms.add(line.at("ms_per_token"));
     s.read.add(line.at("tokens_read"));
     s.choose.add(line.at("choose_share"));
   }
-  std::ranges::sort(tasks);
-  std::ranges::stable_sort(order, [](auto const& a, auto const& b) { return (a.first == "dense") > (b.first == "dense"); });
+  std::ranges::sort(made.tasks);
+  std::ranges::stable_sort(made.order,
+                           [](auto const& a, auto const& b) { return (a.first == "dense") > (b.first == "dense"); });
+  std::ranges::copy_if(made.tasks, std::back_inserter(made.answered),
+                       [&](std::string const& task) { return of_task.contains(task) && of_task[task].value() >= is_answered; });
+  return made;
+}
+
+}  // namespace
+
+std::string summary_table(std::vector<ordered_json> const& lines) {
+  gathered all = gather(lines);
   std::vector<std::vector<std::string>> cells{{"policy", "budget"}};
-  for (std::string const& task : tasks) cells[0].push_back(task);
-  for (char const* const name : {"needles", "of dense", "read", "ms/token", "choose"}) cells[0].emplace_back(name);
-  double dense = 0;
-  for (auto const& at : order) {
-    summary& s = by_policy[at];
+  for (std::string const& task : all.tasks) cells[0].push_back(task);
+  for (char const* const name : {"mean", "of dense", "95 %", "worse/better", "p", "read", "ms/token", "choose"})
+    cells[0].emplace_back(name);
+  for (policy_and_budget const& at : all.order) {
+    summary& s = all.by_policy[at];
     std::vector<std::string> row{at.first, at.second == 0 ? "" : std::to_string(at.second)};
-    mean needles;
-    for (std::string const& task : tasks) {
+    mean of_answered;
+    for (std::string const& task : all.tasks) {
       row.push_back(s.score.contains(task) ? fixed(100 * s.score[task].value(), 1) : "");
-      if (task.starts_with("niah") && s.score.contains(task)) needles.add(100 * s.score[task].value());
+      if (s.paired.contains(task)) of_answered.add(100 * s.score[task].value());
     }
-    if (at.first == "dense") dense = needles.value();
-    row.push_back(fixed(needles.value(), 1));
-    row.push_back(dense > 0 ? fixed(100 * needles.value() / dense, 0) + "%" : "");
+    row.push_back(fixed(of_answered.value(), 1));
+    if (at.first == "dense" || s.paired.empty()) {
+      row.resize(row.size() + 4);
+    } else {
+      interval const likely = bootstrap_interval(s.paired);
+      sign_test const signs = signs_against_dense(s.paired);
+      row.push_back(fixed(100 * share_of_dense(s.paired), 0) + "%");
+      row.push_back(fixed(100 * likely.low, 0) + "-" + fixed(100 * likely.high, 0));
+      row.push_back(std::to_string(signs.worse) + "/" + std::to_string(signs.better));
+      row.push_back(fixed(signs.p, 3));
+    }
     row.push_back(fixed(s.read.value(), 0));
     row.push_back(fixed(s.ms.value(), 2));
     row.push_back(at.first == "dense" ? "" : fixed(100 * s.choose.value(), 1) + "%");
@@ -133,7 +172,13 @@ std::string summary_table(std::vector<ordered_json> const& lines) {
   }
   std::vector<bool> right(cells[0].size(), true);
   right[0] = false;
-  return text_table(cells, right);
+  std::string which;
+  for (std::string const& task : all.answered) which += (which.empty() ? "" : ", ") + task;
+  return text_table(cells, right) + "\nmean, of dense: over the tasks of which dense decoding answers at least half" +
+         (which.empty() ? "; there are none" : ": " + which) +
+         ".\n95 %: the share's interval where records are drawn anew (bootstrap, by task). worse/better: records below and "
+         "above "
+         "dense; p: a sign test of that.\n";
 }
 
 std::string html_report(std::vector<ordered_json> const& lines, std::string const& title) {
@@ -141,8 +186,19 @@ std::string html_report(std::vector<ordered_json> const& lines, std::string cons
   for (ordered_json const& line : lines) {
     data.push_back({line.at("task"), line.at("policy"), line.at("budget"), line.at("score"), line.at("ms_per_token")});
   }
-  std::string json = data.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-  for (std::size_t at = 0; (at = json.find("</", at)) != std::string::npos; at += 3) json.replace(at, 2, "<\\/");
+  gathered all = gather(lines);
+  ordered_json intervals = ordered_json::array();
+  for (policy_and_budget const& at : all.order) {
+    paired_scores const& paired = all.by_policy[at].paired;
+    if (at.first == "dense" || paired.empty()) continue;
+    interval const likely = bootstrap_interval(paired);
+    intervals.push_back({at.first, at.second, likely.low, likely.high});
+  }
+  auto const script = [](ordered_json const& value) {
+    std::string json = value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+    for (std::size_t at = 0; (at = json.find("</", at)) != std::string::npos; at += 3) json.replace(at, 2, "<\\/");
+    return json;
+  };
   std::string safe;
   for (char const c : title) safe += c == '<' ? "&lt;" : c == '&' ? "&amp;" : std::string(1, c);
   return R"html(<!doctype html><meta charset="utf-8"><title>kvpolicy-eval</title>
@@ -150,15 +206,18 @@ std::string html_report(std::vector<ordered_json> const& lines, std::string cons
 svg{background:#fafafa;border:1px solid #ddd}text{font:11px system-ui,sans-serif}table{border-collapse:collapse}td,th{padding:2px 10px;text-align:right;border-bottom:1px solid #eee}td:first-child,th:first-child{text-align:left}.charts{display:flex;flex-wrap:wrap;gap:16px}</style>
 <h1>)html" +
          safe +
-         R"html(</h1><p>Scores are means over records, in percent; "needles" are the niah tasks. ms/token is measured on this machine, in this run.</p>
+         R"html(</h1><p>Scores are means over records, in percent; "answered" is the mean over the tasks of which dense decoding answers at least half. Bars: 95 % of that mean, records drawn anew (bootstrap). ms/token is measured on this machine, in this run.</p>
 <div id="page"></div><script>
 const data = )html" +
-         json + R"html(;
+         script(data) + R"html(;
+const intervals = )html" +
+         script(intervals) + R"html(, answered = new Set()html" + script(all.answered) + R"html();
 const tasks = [...new Set(data.map(d => d[0]))].sort(), policies = [...new Set(data.map(d => d[1]))].filter(p => p != "dense");
 const budgets = [...new Set(data.map(d => d[2]))].filter(b => b > 0).sort((a, b) => a - b);
 const colour = p => `hsl(${policies.indexOf(p) * 360 / policies.length},65%,42%)`;
+const overTasks = (f, of) => { const v = of.map(t => mean(d => f(d) && d[0] == t, 3)).filter(v => v != null); return v.length ? 100 * v.reduce((a, b) => a + b) / v.length : null; };
 const mean = (f, k) => { const v = data.filter(f).map(d => d[k]); return v.length ? v.reduce((a, b) => a + b) / v.length : null; };
-const needles = t => t.startsWith("niah");
+const bar = (p, v) => { const i = intervals.find(i => i[0] == p && i[1] == v), d = dense(t => answered.has(t)); return i && d ? [i[2] * d, i[3] * d] : null; };
 const page = document.getElementById("page");
 const shown = t => t.replace(/[<&]/g, c => c == "<" ? "&lt;" : "&amp;");
 function chart(name, points, xs, xname, dense) {
@@ -172,23 +231,25 @@ function chart(name, points, xs, xname, dense) {
   points.forEach(([p, line], i) => {
     line = line.filter(q => q[0] != null && q[1] != null);
     s += `<polyline fill=none stroke="${colour(p)}" stroke-width=1.6 points="${line.map(q => x(q[0]) + "," + y(q[1])).join(" ")}" />`;
+    for (const q of line) if (q[2]) s += `<line x1=${x(q[0])} x2=${x(q[0])} y1=${y(q[2][0])} y2=${y(q[2][1])} stroke="${colour(p)}" stroke-opacity=.45 />`;
     for (const q of line) s += `<circle cx=${x(q[0])} cy=${y(q[1])} r=3 fill="${colour(p)}"><title>${shown(p)}: ${q[1].toFixed(1)} at ${q[0].toFixed(1)}</title></circle>`;
     s += `<text x=${w - 104} y=${34 + 14 * i} fill="${colour(p)}">${shown(p)}</text>`;
   });
   return `<div><h2>${shown(name)}</h2><svg width=${w} height=${Math.max(h, 44 + 14 * points.length)}>${s}</svg></div>`;
 }
-const of = (f, b, k) => policies.map(p => [p, budgets.map(v => [b(p, v), k(p, v)])]);
-const score = (p, v, f) => { const m = mean(d => d[1] == p && d[2] == v && f(d[0]), 3); return m == null ? null : 100 * m; };
-const dense = f => { const m = mean(d => d[1] == "dense" && f(d[0]), 3); return m == null ? null : 100 * m; };
+const of = (b, k, i) => policies.map(p => [p, budgets.map(v => [b(p, v), k(p, v), i ? i(p, v) : null])]);
+const score = (p, v, f) => overTasks(d => d[1] == p && d[2] == v, tasks.filter(f));
+const dense = f => overTasks(d => d[1] == "dense", tasks.filter(f));
+const isAnswered = t => answered.has(t);
 const ms = (p, v) => mean(d => d[1] == p && d[2] == v, 4);
 const times = policies.flatMap(p => budgets.map(v => ms(p, v))).filter(v => v != null);
-let out = '<div class=charts>' + chart("needles: score against budget", of(0, (p, v) => v, (p, v) => score(p, v, needles)), budgets, "tokens", dense(needles));
-if (times.length) out += chart("needles: score against ms/token", of(0, ms, (p, v) => score(p, v, needles)), times, "ms/token", dense(needles));
-for (const t of tasks) out += chart(t, of(0, (p, v) => v, (p, v) => score(p, v, u => u == t)), budgets, "tokens", dense(u => u == t));
-out += '</div><h2>Means</h2><table><tr><th>policy<th>budget' + tasks.map(t => "<th>" + shown(t)).join("") + "<th>needles<th>ms/token</tr>";
+let out = '<div class=charts>' + chart("answered: score against budget", of((p, v) => v, (p, v) => score(p, v, isAnswered), bar), budgets, "tokens", dense(isAnswered));
+if (times.length) out += chart("answered: score against ms/token", of(ms, (p, v) => score(p, v, isAnswered), bar), times, "ms/token", dense(isAnswered));
+for (const t of tasks) out += chart(t, of((p, v) => v, (p, v) => score(p, v, u => u == t)), budgets, "tokens", dense(u => u == t));
+out += '</div><h2>Means</h2><table><tr><th>policy<th>budget' + tasks.map(t => "<th>" + shown(t)).join("") + "<th>answered<th>ms/token</tr>";
 for (const [p, v] of [["dense", 0], ...policies.flatMap(p => [0, ...budgets].map(v => [p, v]))]) {
   if (!data.some(d => d[1] == p && d[2] == v)) continue;
-  const n = score(p, v, needles);
+  const n = score(p, v, isAnswered);
   out += `<tr><td>${shown(p)}<td>${v || ""}` + tasks.map(t => { const m = score(p, v, u => u == t); return "<td>" + (m == null ? "" : m.toFixed(1)); }).join("") + `<td>${n == null ? "" : n.toFixed(1)}<td>${ms(p, v).toFixed(2)}</tr>`;
 }
 page.innerHTML = out + "</table>";
