@@ -3,7 +3,7 @@ include(CMakePackageConfigHelpers)
 
 # A build of some targets alone, the demo's for instance, must not leave half a prefix.
 foreach(target kvpolicy_simd kvpolicy_disk kvpolicy_cuda kvpolicy_llama kvpolicy_c kvpolicy-run kvpolicy-select kvpolicy-eval
-               kvpolicy-profile)
+               kvpolicy-calibrate kvpolicy-profile)
   if(TARGET ${target})
     install(CODE "if(NOT EXISTS \"$<TARGET_FILE:${target}>\")
   message(FATAL_ERROR \"kvpolicy: ${target} is not built; run cmake --build ${PROJECT_BINARY_DIR} first\")
@@ -33,7 +33,7 @@ if(TARGET kvpolicy_c)
   configure_file(cmake/kvpolicy.pc.in kvpolicy.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/kvpolicy.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endif()
-foreach(tool kvpolicy-run kvpolicy-select kvpolicy-eval kvpolicy-profile)
+foreach(tool kvpolicy-run kvpolicy-select kvpolicy-eval kvpolicy-calibrate kvpolicy-profile)
   if(TARGET ${tool})
     install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()

@@ -1,0 +1,110 @@
+// kvpolicy-calibrate: how unsure a model is while it generates, as the thresholds that chess renews its choice by.
+#include <kvpolicy/exec/simd.hpp>
+#include <kvpolicy/primitive/entropy.hpp>
+#include <kvpolicy/trigger/entropy.hpp>
+
+#include <algorithm>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "output_file.hpp"
+#include "progress.hpp"
+#include "read_file.hpp"
+#include "text_model.hpp"
+#include "tool_main.hpp"
+
+namespace {
+
+using namespace kvpolicy;
+
+struct options {
+  std::string model;
+  std::vector<std::string> prompts;
+  bool chat = false;
+  int steps = 512;
+  int page = 16;
+  double quantile = .99;
+  std::string out;
+  int threads = 1;
+};
+
+void calibrate(options const& o) {
+  std::optional<output_file> file;
+  if (!o.out.empty()) file.emplace(o.out);
+  text_model const model(o.model);
+  std::vector<std::vector<llama_token>> prompts;
+  std::size_t longest = 0;
+  std::size_t total = 0;
+  for (std::string const& path : o.prompts) {
+    std::string const text = read_file(path);
+    prompts.push_back(model.tokens_of(o.chat ? model.as_chat(text) : text, o.chat));
+    if (prompts.back().empty()) throw invalid_value("prompt '" + path + "' is empty");
+    longest = std::max(longest, prompts.back().size());
+    total += prompts.back().size() + static_cast<std::size_t>(o.steps);
+  }
+  std::int64_t const needed = static_cast<std::int64_t>(longest) + o.steps + 1;
+  if (needed > model.trained_context()) {
+    throw invalid_value("the longest prompt needs " + std::to_string(needed) +
+                        " tokens with its steps, the model's context has " + std::to_string(model.trained_context()));
+  }
+  context_ptr const context = model.context(model.parameters((needed + 255) / 256 * 256, o.threads, true));
+  simd_exec exec(model.cache(256));
+  std::vector<trigger::page_uncertainty> pages;
+  progress_bar bar("calibrating, tokens", total);
+  std::size_t done = 0;
+  for (std::vector<llama_token> const& prompt : prompts) {
+    llama_memory_clear(llama_get_memory(context.get()), true);
+    decode_prompt(
+        context.get(), prompt, [&](std::size_t of_prompt) { bar.show(done + of_prompt); }, [] {});
+    done += prompt.size();
+    trigger::page_statistics statistics;
+    auto tokens = static_cast<std::int64_t>(prompt.size());
+    for (int step = 0; step < o.steps; ++step, bar.show(++done)) {
+      llama_token const next = likeliest(last_logits(context.get(), model));
+      if (model.ends(next)) break;
+      decode_token(context.get(), next, [] {});
+      bool const closes = statistics.add(entropy(last_logits(context.get(), model), exec).entropy, ++tokens, o.page);
+      if (closes) pages.push_back(statistics.last());
+    }
+  }
+  if (pages.empty()) {
+    throw invalid_value("no page of " + std::to_string(o.page) + " tokens was generated; give longer answers or more steps");
+  }
+  trigger::entropy const found = trigger::calibrate(pages, o.page, o.quantile);
+  if (file) {
+    nlohmann::ordered_json of_pages = nlohmann::ordered_json::array();
+    for (trigger::page_uncertainty const& page : pages) of_pages.push_back({page.entropy, page.varentropy});
+    file->stream() << nlohmann::ordered_json{{"model", o.model.substr(o.model.rfind('/') + 1)},
+                                             {"page", o.page},
+                                             {"quantile", o.quantile},
+                                             {"entropy", found.mean},
+                                             {"varentropy", found.variance},
+                                             {"pages", of_pages}}
+                          .dump(1)
+                   << '\n';
+    file->commit();
+  }
+  std::cout << "chess:page=" << o.page << ",entropy=" << found.mean << ",varentropy=" << found.variance << "  (" << pages.size()
+            << " pages; a page in " << static_cast<int>(1 / std::max(1e-9, 1 - o.quantile) + .5) << " passes each)\n";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Find the thresholds of uncertainty by which the policy chess renews its choice.", "kvpolicy-calibrate"};
+  options o;
+  app.add_option("--model", o.model, "GGUF file")->required();
+  app.add_option("--prompt-file", o.prompts, "text that the model goes on with; several")->required();
+  app.add_flag("--chat", o.chat, "wrap each in the model's chat template");
+  app.add_option("--steps", o.steps, "tokens decoded after each, at most")->capture_default_str()->check(between(1, 1 << 16));
+  app.add_option("--page", o.page, "tokens of a page, chess's")->capture_default_str()->check(between(1, 4096));
+  app.add_option("--quantile", o.quantile, "of the pages that do not renew the choice; the paper: 0.99")
+      ->capture_default_str()
+      ->check(between(0.0, 1.0));
+  add_threads(app, o.threads);
+  app.add_option("--out", o.out, "JSON with the thresholds, and each page's mean and variance of entropy")->check(file_name());
+  return kvpolicy::tool_main(app, argc, argv, [&] { calibrate(o); });
+}
