@@ -20,7 +20,7 @@ sys.path[:0] = [sys.argv[1] + "/python", str(pathlib.Path(sys.argv[2]).parent)]
 import compare
 import kvpolicy
 
-OBSERVING = "snapkv", "pyramidkv", "adakv", "chunkkv"  # their published settings are what kvpress's options change
+OBSERVING = "snapkv", "pyramidkv", "adakv"  # their published settings are what kvpress's options change
 
 
 def read_case(path):
@@ -39,8 +39,7 @@ def text_of(entry, tokens):
     name, options = entry["policy"], dict(entry["options"])
     if name == "chunkkv" and tokens < int(options["chunk"]):  # kvpress then chooses single tokens
         name, options = "snapkv", {key: options[key] for key in ("window", "kernel")}
-    items = ["paper", "smooth=average"] if name in OBSERVING else []
-    items += ["reuse=1"] if name == "chunkkv" else []
+    items = ["kvpress"] if name == "chunkkv" else ["paper", "smooth=average"] if name in OBSERVING else []
     items += [f"ratio={entry['ratio']}"] + [f"{key.replace('-', '_')}={value}" for key, value in options.items()]
     return name + ":" + ",".join(items)
 

@@ -38,6 +38,36 @@ TEST_CASE("chunkkv keeps whole chunks, the best by its merge, and the window", "
         range_list{{2, 6, reason::scored}, {7, 8, reason::recent}});
 }
 
+// Layer l's keys name chunk l: one token of 9.5 and nine of .05, in all 9.95, before the 9 of another chunk, ten of .9. The
+// last 8 tokens are the window.
+TEST_CASE("chunkkv:paper sums attention as it is, and two layers share a choice", "[presets]") {
+  constexpr std::int64_t tokens = 48;
+  constexpr std::int64_t layers = 4;
+  std::array<float, layers * tokens> keys{};
+  auto const weigh = [&](std::int64_t layer, std::int64_t chunk, float one, float others) {
+    for (std::int64_t i = 0; i < 10; ++i)
+      keys[static_cast<std::size_t>(layer * tokens + chunk * 10 + i)] = std::log(i == 0 ? one : others);
+  };
+  for (std::int64_t l = 0; l < layers; ++l) {
+    for (std::int64_t c = 0; c < 4; ++c) weigh(l, c, .5f, .5f);
+    weigh(l, l, 9.5f, .05f);          // 9.95 in all, at its first token
+    weigh(l, (l + 2) % 4, .9f, .9f);  // 9 in all
+  }
+  auto const* const base = reinterpret_cast<std::byte const*>(keys.data());
+  byte_strides const strides{.layer = 4 * tokens, .head = 4 * tokens, .token = 4, .dim = 4};
+  strided_view<> const view{{layers, 1, 1, 1, tokens, element_type::f32}, tokens, base, base, strides, strides};
+  std::array<float, 8> const queries{1, 1, 1, 1, 1, 1, 1, 1};
+  presets::chunkkv policy = presets::chunkkv::paper();
+  policy.tokens = 18;  // the window of 8 and a chunk
+  host_exec exec;
+  auto state = start(policy, view.shape());
+  for (std::int64_t l = 0; l < layers; ++l) state.prefill(view, {l}, {.queries = {queries.data(), 8, 1, 1, 1, 1}}, exec);
+  for (std::int32_t l = 0; l < layers; ++l) {
+    std::int32_t const chunk = l / 2 * 2;  // its own in layers 0 and 2, the one before it's in 1 and 3
+    CHECK(state.retained({l}).of({0}) == range_list{{chunk * 10, chunk * 10 + 10, reason::scored}, {40, 48, reason::recent}});
+  }
+}
+
 // 20 layers, mean 100, beta 20: from 195 to 5 in equal steps of 10.
 TEST_CASE("pyramidkv gives the first layer most and keeps the mean", "[presets]") {
   auto const budget = presets::pyramidkv{.tokens = 100, .beta = 20}.parts().retain.budget;

@@ -68,8 +68,8 @@ named_host_policy policy_of(arguments const& a, std::int64_t tokens) {
                                 tokens < std::strtoll(value_of("chunk").c_str(), nullptr, 10);
   if (short_of_a_chunk) name = "snapkv";
   bool const observes = known.has_parameter(name, "smooth") && name != "sentencekv" && name != "heterocache";
-  if (observes) items = value_of("smooth").empty() ? "paper,smooth=average" : "paper";
-  if (name == "chunkkv" && value_of("reuse").empty()) items += ",reuse=1";
+  if (name == "chunkkv") items = "kvpress";
+  else if (observes) items = value_of("smooth").empty() ? "paper,smooth=average" : "paper";
   if (!a.ratio.empty()) items += (items.empty() ? "ratio=" : ",ratio=") + a.ratio;
   for (auto const& [key, value] : a.options) {
     if (short_of_a_chunk && (key == "chunk" || key == "reduce" || key == "window_in_budget")) continue;

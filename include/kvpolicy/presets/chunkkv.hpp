@@ -26,12 +26,16 @@ struct chunkkv {
   bool window_in_budget = false;
   layering layers{};
 
-  /// The paper's setting, with its index reuse over two layers; the window and smoothing of its public implementation.
-  static constexpr chunkkv paper() noexcept {
-    return {.window = 64,
+  /// The paper's setting: a small window, whose size it does not print, attention as it is, sums over chunks, and one choice
+  /// for two layers.
+  static constexpr chunkkv paper() noexcept { return {.smooth = {}, .reduce = select::merge::sum, .layers = {.reuse = 2}}; }
+  /// The public implementation's: SnapKV's scores, means over longer chunks, the window within the budget.
+  static constexpr chunkkv kvpress() noexcept {
+    return {.chunk = 20,
+            .window = 64,
             .smooth = {.how = smoothing::kind::average, .width = 5},
-            .reduce = select::merge::sum,
-            .layers = {.reuse = 2}};
+            .reduce = select::merge::mean,
+            .window_in_budget = true};
   }
 
   template <class Self, class Visit>
@@ -44,7 +48,8 @@ struct chunkkv {
   }
   template <class Visit>
   static constexpr void settings(Visit visit) {
-    visit("paper", paper(), "window 64, average over 5, choices shared by two layers");
+    visit("paper", paper(), "chunks' sums of attention that is not smoothed, choices shared by two layers");
+    visit("kvpress", kvpress(), "its public implementation: window 64, average over 5, means over chunks of 20");
   }
 
   constexpr auto parts() const {
