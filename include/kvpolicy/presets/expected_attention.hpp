@@ -24,7 +24,7 @@ struct expected_attention {
   std::int32_t future = 512;
   bool covariance = true;
   bool value_norm = true;
-  double epsilon = .02;
+  double epsilon = 0;
   layering layers{};
 
   template <class Self, class Visit>

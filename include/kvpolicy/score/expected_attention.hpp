@@ -20,7 +20,7 @@ struct expected_attention {
   std::int32_t future = 512;  ///< positions behind the prompt that queries are expected at
   bool covariance = true;     ///< of the queries, beside their mean
   bool value_norm = true;     ///< times the norm of the value
-  double epsilon = .02;       ///< added to the attention before that
+  double epsilon = 0;         ///< added to the attention before that; kvpress's class: 0
   std::int32_t window = all_queries;
 
   struct memory : no_memory {
