@@ -8,6 +8,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <stdexcept>
@@ -116,10 +117,13 @@ class engine {
     }
     make_step<<<sequences, 128, 0, stream_>>>(queries_, logits_, ids_, lengths_);
     std::vector<std::int32_t> const ids(2400, 2);
+    std::vector<float> frequency(64);  // of the keys' rotary embedding
+    for (int i = 0; i < 64; ++i) frequency[static_cast<std::size_t>(i)] = std::pow(5e5f, -static_cast<float>(i) / 64);
     for (int layer = 0; layer < shape.layers; ++layer) {
       for (int s = 0; s < sequences; ++s) {
         kv::prompt_signals prompt{};
         prompt.queries = {queries_ + s * 8 * 128, 1, 8, 8 * 128, 128, .088f};  // the last query; an engine gives its window
+        prompt.rope = {frequency.data(), 64};
         prompt.token_ids = std::span(ids).first(static_cast<std::size_t>(tokens_[static_cast<std::size_t>(s)]));
         decoder_->prefill(s, view(), tokens_[static_cast<std::size_t>(s)], {layer}, prompt, *exec_);
       }

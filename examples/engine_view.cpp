@@ -2,6 +2,8 @@
 #include <kvpolicy/interop/page_table.hpp>
 #include <kvpolicy/kvpolicy.hpp>
 
+#include <array>
+#include <cmath>
 #include <cstdio>
 #include <random>
 #include <vector>
@@ -55,11 +57,15 @@ int main() {
   for (std::int32_t i = 0; i < 160; ++i) cache.table.push_back((i * 37 + 11) % 256);  // pages lie anywhere in the pool
   cache.tokens = 2000;
 
+  std::array<float, 32> frequency{};  // of each channel pair, heads of 64
+  for (std::size_t i = 0; i < frequency.size(); ++i) frequency[i] = std::pow(1e4f, -static_cast<float>(i) / 32);
+
   kv::presets::chess const policy{.fractions = {.tokens = 256}};  // pages of 16 tokens
   engine_view const view{&cache};
   kv::host_exec exec;
-  auto state = kv::start(policy, kv::shape_of(view));  // the only allocation
-  for (std::int64_t l = 0; l < cache.layers; ++l) state.prefill(view, {l}, {}, exec);
+  auto state = kv::start(policy, kv::shape_of(view));                             // the only allocation
+  kv::prompt_signals const prompt{.rope = {frequency.data(), frequency.size()}};  // how the model's keys were turned
+  for (std::int64_t l = 0; l < cache.layers; ++l) state.prefill(view, {l}, prompt, exec);
 
   std::vector<float> logits(1000);
   std::vector<std::int32_t> pages(256);

@@ -56,7 +56,8 @@ TEST_CASE("a policy says how many of a prompt's queries it looks at", "[act]") {
 
 TEST_CASE("with thresholds that nothing passes chess needs no logits", "[act]") {
   REQUIRE(needs_of(presets::chess::fixed_interval()) == signals::keys);
-  REQUIRE(needs_of(presets::chess{}) == (signals::keys | signals::logits));
+  REQUIRE(needs_of(presets::chess{.unrotated = false}) == (signals::keys | signals::logits));
+  REQUIRE(needs_of(presets::chess{}) == (signals::keys | signals::logits | signals::rotation));
 }
 
 TEST_CASE("a step's signals are made from queries alone, or with the token's id", "[act]") {

@@ -68,7 +68,8 @@ TEST_CASE("an act that is chosen at run time does what it does by itself, with a
   auto const tova = presets::tova{.tokens = 30}.parts().retain;
   auto const quest = presets::quest{.tokens = 16, .page = 4}.parts().retrieve;
   auto const chess =
-      presets::chess{.fractions = {.5f, .5f, .2f}, .units = {4, 2, 2}, .recent_pages = 2, .entropy = 1.2f, .every = 5}
+      presets::chess{
+          .fractions = {.5f, .5f, .2f}, .units = {4, 2, 2}, .recent_pages = 2, .entropy = 1.2f, .every = 5, .unrotated = false}
           .parts()
           .retrieve;
   check_same(keep_all{}, keep_all{});

@@ -275,7 +275,8 @@ TEST_CASE("a choice that is due every few steps stays so after a tail was remove
   random_source random(196);
   cache_shape const shape{1, 1, 1, 2, 300, element_type::f32};
   random_cache cache(shape, layout::head_major, 8, random);
-  presets::chess const policy{.fractions = {1, 1, .2f}, .units = {4, 2, 2}, .sink_pages = 0, .recent_pages = 1, .every = 4};
+  presets::chess const policy{
+      .fractions = {1, 1, .2f}, .units = {4, 2, 2}, .sink_pages = 0, .recent_pages = 1, .every = 4, .unrotated = false};
   host_exec exec;
   auto state = start(policy, shape);
   state.prefill(own_view{&cache, 199}, {0}, {}, exec);

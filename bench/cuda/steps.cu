@@ -1,6 +1,7 @@
 // A whole decode step of every policy that a decoder serves, all 32 layers' choice and attention in one graph, against this
 // library's attention over everything in the same run. One JSON line a case; options: gpu.hpp. A step's time has no matrix
 // product of the model in it.
+#include <cmath>
 #include <memory>
 #include <optional>
 
@@ -103,11 +104,15 @@ std::unique_ptr<cuda::decoder<Policy, cuda::stream_device>> planned(gpu& on, sit
   auto made = std::make_unique<cuda::decoder<Policy, cuda::stream_device>>(policy, shape(at.context), at.batch, device);
   cuda_exec exec(on.on(), std::int64_t{256} << 20);
   std::int64_t const tokens = at.context - 1;
+  std::vector<float> frequency(head_dim / 2);
+  for (std::size_t i = 0; i < frequency.size(); ++i)
+    frequency[i] = std::pow(5e5f, -2 * static_cast<float>(i) / static_cast<float>(head_dim));
   std::int64_t const seen = std::min<std::int64_t>(observation_queries(policy), situation::max_window);
   for (std::int64_t s = 0; s < at.batch; ++s) {
     std::vector<std::int32_t> const prompt_ids = random_ids(tokens, static_cast<std::uint32_t>(s));
     prompt_signals prompt{};
     prompt.token_ids = prompt_ids;
+    prompt.rope = {frequency.data(), head_dim / 2};
     prompt.queries = {at.window.get().data, seen, q_heads, q_heads * head_dim, head_dim, scale};
     for (std::int64_t l = 0; l < layers; ++l) made->prefill(s, at.cache.layer(l), tokens, {l}, prompt, exec);
   }

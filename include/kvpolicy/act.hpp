@@ -135,6 +135,9 @@ act_facts facts_of(keep<Parts...> const& act) noexcept {
   using type = keep<Parts...>;
   act_facts facts{.needs = type::pool_type::needs | type::score_type::needs | act.trigger.wants(),
                   .granularity = type::granularity};
+  if constexpr (requires { act.pool.wants(); }) {
+    facts.needs = act.pool.wants() | type::score_type::needs | act.trigger.wants();
+  }
   if constexpr (contains(type::score_type::needs, signals::observation_queries)) facts.observation_queries = act.score.window;
   facts.evicts = evicting_scorer<typename type::score_type> && type::trigger_type::while_decoding;
   facts.fixed_indices = memory_of<typename type::score_type>::by_index;

@@ -49,7 +49,8 @@ concept segmenter = part<S> && requires(S const& segment) {
 
 /// Summarises units. `start` makes the summaries' owner, the only allocation; `update` folds in what the view has more.
 /// Requires: `start(shape, segment)` giving a state with `cut(layer, heads, tokens)`; `update(state, view, layer, heads,
-/// tokens, exec)`.
+/// tokens, exec)`. It may have `begin(state, prompt)`, which is told of each prompt before its keys, and `wants()`, what of its
+/// needs these parameters have use for.
 /// Semantics: calling update twice changes nothing; cut forgets every token from `tokens` on.
 /// Model: pool::bounds. Not a model: a pool that reads queries (it scores).
 template <class P, class Segment>

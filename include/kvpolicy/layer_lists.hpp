@@ -43,13 +43,13 @@ struct choice {
   };
   std::vector<range> ranges;
   bool decided = false;
-  std::int64_t at = 0;  ///< tokens of the sequence at that time
+  std::int64_t at = 0;     ///< tokens of the sequence at that time
+  std::int64_t since = 0;  ///< what is behind was protected then, or came later; it stays until the next choice
 
   void clear() noexcept {
     ranges.clear();
     decided = false;
   }
-  std::int64_t end() const noexcept { return ranges.empty() ? 0 : ranges.back().end; }
   void add(std::int64_t begin, std::int64_t end) {
     if (!ranges.empty() && ranges.back().end == begin) ranges.back().end = end;
     else ranges.push_back({begin, end});

@@ -69,6 +69,7 @@ class retrieve_stage {
     if constexpr (Act::segment_type::ragged) {
       if (layer.value == 0) summaries_.extend(act_.segment, prompt.first, prompt.token_ids);
     }
+    if constexpr (requires { act_.pool.begin(summaries_, prompt); }) act_.pool.begin(summaries_, prompt);
     each_group(view, retained, shape_.kv_heads, by_head, [&](auto const& indices, head_range heads) {
       act_.pool.update(summaries_, indices, layer, heads, indices.tokens(), exec);
       score_input<std::decay_t<decltype(indices)>, summaries_type, memory_type> input{
@@ -196,9 +197,10 @@ class retrieve_stage {
       choices[first + static_cast<std::size_t>(list)].add(begin, end);
     });
     begin_anew();
-    for (choice& c : choices.subspan(first, count)) c.decided = true;
-    if (at_prompt == nullptr) return;
-    for (choice& c : choices.subspan(first, count)) c.add(std::max(safe.recent_begin, c.end()), tokens);  // the window moves on
+    for (choice& c : choices.subspan(first, count)) {
+      c.decided = true;
+      c.since = safe.recent_begin;
+    }
   }
 
   /// Lists from the chosen units and what is protected now.
@@ -228,11 +230,13 @@ class retrieve_stage {
         continue;
       }
       add(0, safe.sink_end, reason::sink);
+      // What was protected when the choice was made, and came since, is read although the window has moved on.
+      choices[l].since = std::min(choices[l].since, safe.recent_begin);  // a tail may have been removed
+      std::int64_t const since = std::max(safe.sink_end, choices[l].since);
       for (auto const& range : choices[l].ranges) {
-        add(std::max<std::int64_t>(range.begin, safe.sink_end), std::min<std::int64_t>(range.end, safe.recent_begin),
-            reason::scored);
+        add(std::max(range.begin, safe.sink_end), std::min(range.end, since), reason::scored);
       }
-      add(safe.recent_begin, safe.open_begin, reason::recent);
+      add(since, safe.open_begin, reason::recent);
       add(safe.open_begin, tokens, reason::open);
     }
   }

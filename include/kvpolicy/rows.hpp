@@ -86,10 +86,15 @@ struct basic_rows {
     return pack == 0 ? i * dim_stride : i / pack * pack_stride + i % pack * dim_stride;
   }
 
+  /// The token of the sequence that row `token` is of.
+  constexpr token_index at(head_id head, token_index token) const noexcept {
+    return indices == nullptr ? token : token_index{indices[head.value * index_stride + token.value]};
+  }
+
   /// Address of the row's first element; no bounds check.
   constexpr std::byte const* address(head_id head, token_index token) const noexcept {
     std::int64_t offset = head.value * head_stride;
-    if (indices != nullptr) token.value = indices[head.value * index_stride + token.value];
+    token = at(head, token);
     if (pages == nullptr) return base + offset + token.value * token_stride;
     offset += static_cast<std::int64_t>(pages[token.value / page_size]) * page_stride;
     return base + offset + (token.value % page_size) * token_stride;

@@ -19,6 +19,10 @@ char const* simd_exec::instruction_set() noexcept { return simd::best_kernels().
 
 void simd_exec::pool_mean(rows const& keys, pooling const& what, table<float> means, std::int64_t column) {
   workspace& w = *work_;
+  bool const turned = what.turned.angles != nullptr;
+  KVPOLICY_EXPECTS(!turned || keys.head_dim <= copied_floats, "keys of " + std::to_string(keys.head_dim) +
+                                                                  " channels that are turned back; at most " +
+                                                                  std::to_string(copied_floats) + " can be");
   std::int64_t const first_unit = (what.first - what.origin) / what.unit_size;
   std::int64_t const units = (what.last - what.origin + what.unit_size - 1) / what.unit_size - first_unit;
   w.for_each(std::max<std::int64_t>(units, 0) * keys.heads, (what.last - what.first) * keys.heads, [&](std::int64_t item) {
@@ -31,7 +35,16 @@ void simd_exec::pool_mean(rows const& keys, pooling const& what, table<float> me
       for (std::int64_t r = 0; r < block.size(); ++r) {
         std::int64_t const already = (t + r - what.origin) % what.unit_size;
         if (already == 0) std::fill_n(mean, keys.head_dim, 0.0f);
-        w.run.blend(block.data()[r], block.type(), keys.head_dim, 1.0f / static_cast<float>(already + 1), mean);
+        float const share = 1.0f / static_cast<float>(already + 1);
+        if (!turned) {
+          w.run.blend(block.data()[r], block.type(), keys.head_dim, share, mean);
+          continue;
+        }
+        std::array<float, copied_floats> row;
+        std::fill_n(row.begin(), keys.head_dim, 0.0f);
+        w.run.blend(block.data()[r], block.type(), keys.head_dim, 1, row.data());
+        what.turned.undo(keys.at({head}, {t + r}).value, row.data());
+        w.run.blend(reinterpret_cast<std::byte const*>(row.data()), element_type::f32, keys.head_dim, share, mean);
       }
     });
   });
@@ -89,18 +102,19 @@ void simd_exec::pool_mean_deviation(rows const& keys, pooling const& what, float
   w.check(keys, keys.heads);
   if (what.first >= what.last) return;
   float const most = largest(bounds.type);
-  std::int64_t const first_unit = what.first / what.unit_size;
-  std::int64_t const units = (what.last + what.unit_size - 1) / what.unit_size - first_unit;
+  std::int64_t const first_unit = (what.first - what.origin) / what.unit_size;
+  std::int64_t const units = (what.last - what.origin + what.unit_size - 1) / what.unit_size - first_unit;
   std::int64_t const dim = keys.head_dim;
   w.for_each(std::max<std::int64_t>(units, 0) * keys.heads, (what.last - what.first) * keys.heads, [&](std::int64_t item) {
     std::int64_t const head = item % keys.heads;
     std::int64_t const unit = first_unit + item / keys.heads;
     float* const mean = moments + (head * bounds.units + unit) * 2 * dim;
     float* const squares = mean + dim;
-    std::int64_t const last = std::min(what.last, (unit + 1) * what.unit_size);
-    w.each_block(keys, head, std::max(what.first, unit * what.unit_size), last, [&](std::int64_t t, row_block const& block) {
+    std::int64_t const begin = what.origin + unit * what.unit_size;
+    std::int64_t const last = std::min(what.last, begin + what.unit_size);
+    w.each_block(keys, head, std::max(what.first, begin), last, [&](std::int64_t t, row_block const& block) {
       for (std::int64_t r = 0; r < block.size(); ++r) {
-        auto const count = static_cast<float>((t + r) % what.unit_size + 1);
+        auto const count = static_cast<float>(t + r - begin + 1);
         for (std::int64_t i = 0; i < dim; ++i) {
           float const value = block.element(r, i);
           float const before = count == 1 ? value : mean[i];
@@ -109,7 +123,7 @@ void simd_exec::pool_mean_deviation(rows const& keys, pooling const& what, float
         }
       }
     });
-    auto const count = static_cast<float>((last - 1) % what.unit_size + 1);
+    auto const count = static_cast<float>(last - begin);
     for (std::int64_t i = 0; i < dim; ++i) {
       float const deviation = std::sqrt(squares[i] / count);
       put(bounds.unit(head, unit), i, bounds.type, std::clamp(mean[i] + deviation, -most, most));

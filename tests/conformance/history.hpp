@@ -280,8 +280,10 @@ struct chess_model {
             .sink_pages = static_cast<std::int32_t>(random.between(0, 2)),
             .recent_pages = static_cast<std::int32_t>(random.between(1, 4)),
             .entropy = 1.5f,
+            .rest = 0,
             .every = static_cast<std::int32_t>(random.one_in(3) ? random.between(1, 6) : 0),
             .depth = static_cast<std::int32_t>(random.between(1, 3)),
+            .unrotated = false,     // histories tell no rotary embedding
             .standardised = false,  // of few pages, rounding ranks what is equal
             .paper_literal = random.one_in(4)};
   }

@@ -123,7 +123,7 @@ TEST_CASE("triggers: always at every step, never after the prompt, and not befor
   cache_shape const shape{1, 1, 1, 8, 100, element_type::f16};
   REQUIRE(trigger::every_step::due(trigger::every_step::start(shape), {0}, {0}, 1));
   REQUIRE_FALSE(trigger::prefill::due(trigger::prefill::start(shape), {0}, {0}, 1000));
-  REQUIRE_FALSE(trigger::entropy::due(trigger::entropy::start(shape), {0}, {0}, 1000));
+  REQUIRE_FALSE(trigger::entropy{}.due(trigger::entropy::start(shape), {0}, {0}, 1000));
   STATIC_REQUIRE(trigger::entropy::needs == signals::logits);
   STATIC_REQUIRE(trigger::every_step::needs == signals::none);
 }
@@ -172,7 +172,7 @@ TEST_CASE("what parts need is what presets need", "[part]") {
   STATIC_REQUIRE(parts_t<presets::quest>::needs == (signals::keys | signals::queries));
   STATIC_REQUIRE(parts_t<presets::snapkv>::needs == (signals::keys | signals::observation_queries));
   STATIC_REQUIRE(parts_t<presets::streaming_llm>::needs == signals::none);
-  STATIC_REQUIRE(parts_t<presets::chess>::needs == (signals::keys | signals::logits));
+  STATIC_REQUIRE(parts_t<presets::chess>::needs == (signals::keys | signals::logits | signals::rotation));
   STATIC_REQUIRE(parts_t<presets::h2o>::needs == (signals::keys | signals::queries | signals::observation_queries));
   STATIC_REQUIRE(parts_t<presets::expected_attention>::needs ==
                  (signals::keys | signals::values | signals::observation_queries | signals::rotation));

@@ -106,7 +106,7 @@ TEMPLATE_TEST_CASE("a tail that is removed between the prompt and the first step
     random_cache cache(shape, layout::head_major, 8, random);
     typename TestType::preset policy{};
     if constexpr (std::is_same_v<TestType, quest_model>) policy = {.tokens = 16, .page = 4};
-    else policy = {.fractions = {1, 1, .2f}, .units = {4, 2, 2}, .sink_pages = 0, .recent_pages = 1};
+    else policy = {.fractions = {1, 1, .2f}, .units = {4, 2, 2}, .sink_pages = 0, .recent_pages = 1, .unrotated = false};
     host_exec exec;
     std::vector<float> const queries = random.reals(4);
     query_heads const heads{queries.data(), 1, 4, 1};

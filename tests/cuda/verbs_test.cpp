@@ -132,7 +132,7 @@ TEST_CASE("every preset selects with the kernels what it selects with host_exec"
   SECTION("chess") {
     exactly(6, [](random_source& r, cache_shape const&) {
       presets::chess made = presets::chess::aggressive();
-      made.units = {.page = 4, .pages_per_chunk = 2, .chunks_per_grid = 2};  // means of whole numbers by powers of two
+      made.units = {.page = 2, .pages_per_chunk = 2, .chunks_per_grid = 2};  // means of whole numbers by 1 and 2
       made.recent_pages = 1 << some(r, 0, 1);
       made.every = some(r, 0, 3);
       return made;

@@ -131,7 +131,7 @@ TEST_CASE("policies that choose for each head have nothing to sum", "[ranks]") {
   alone counted;
   ranked<host_exec, alone> exec(counted);
   auto state = start(policy, r.shape);
-  for (std::int64_t l = 0; l < 4; ++l) state.prefill(r.view(40), {l}, {}, exec);
+  for (std::int64_t l = 0; l < 4; ++l) state.prefill(r.view(40), {l}, r.told(), exec);
   for (std::int64_t l = 0; l < 4; ++l) {
     selection const kept = state.choose(r.view(41), {l}, {query.data(), 2, 3, 1}, exec);
     REQUIRE(token_count(kept.of({0})) < 41);
@@ -160,7 +160,7 @@ TEST_CASE("a sum that fails leaves the choice that stood, and the step can be ma
     alone link{.sums = {}, .fails_at = fails_at};
     ranked<host_exec, alone> exec(link);
     auto state = start(r.policy, r.shape);
-    for (std::int64_t l = 0; l < 4; ++l) state.prefill(r.view(40), {l}, {}, exec);
+    for (std::int64_t l = 0; l < 4; ++l) state.prefill(r.view(40), {l}, r.told(), exec);
     int failed = 0;
     for (std::size_t i = 0; i < r.steps.size(); ++i) {
       range_list const before = state.kept({0}).of({0});
@@ -189,7 +189,7 @@ TEST_CASE("a step whose sum failed is made again before the next, and the choice
   alone link{.sums = {}, .fails_at = 2};  // at 45 tokens
   ranked<host_exec, alone> exec(link);
   auto state = start(r.policy, r.shape);
-  for (std::int64_t l = 0; l < 4; ++l) state.prefill(r.view(40), {l}, {}, exec);
+  for (std::int64_t l = 0; l < 4; ++l) state.prefill(r.view(40), {l}, r.told(), exec);
   for (std::int64_t n = 41; n <= 44; ++n) state.choose(r.view(n), {0}, {}, exec);
   REQUIRE_THROWS_AS(state.choose(r.view(45), {0}, {}, exec), ranks_error);
   REQUIRE(state.kept({0}).of({0}) == want[3]);
@@ -285,7 +285,7 @@ std::vector<std::string> run_pipeline(request const& r, bool chooses_first, mill
     auto const rank = static_cast<std::size_t>(all.rank());
     ranked<host_exec, local_communicator> exec(all);
     auto state = start(r.policy, r.view_of(rank, 0).shape());
-    state.prefill(r.view_of(rank, r.prompt), {0}, {}, exec);
+    state.prefill(r.view_of(rank, r.prompt), {0}, r.told(), exec);
     for (std::size_t i = 0; i < r.steps.size(); ++i) {
       auto const decide = [&] { state.choose(r.view_of(rank, r.steps[i]), {0}, {}, exec); };
       if (chooses_first) decide();

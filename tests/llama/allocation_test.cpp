@@ -50,7 +50,8 @@ TEST_CASE("a policy's step allocates nothing beside what the engine's step does"
     check_same(session(policy{presets::snapkv{.tokens = 96}.parts().retain, presets::quest{.tokens = 64}.parts().retrieve}));
   }
   SECTION("chess, chosen anew after each page") {
-    check_same(session(presets::chess{.fractions = {.tokens = 64}, .units = {.page = 8}, .recent_pages = 2, .entropy = -1}));
+    check_same(session(
+        presets::chess{.fractions = {.tokens = 64}, .units = {.page = 8}, .recent_pages = 2, .entropy = -1, .rest = 0}));
   }
   SECTION("detached") {
     session policy(presets::quest{.tokens = 64});

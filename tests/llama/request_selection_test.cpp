@@ -121,6 +121,7 @@ TEST_CASE("chess that chooses anew equals the engine whose sequence is formed an
   model_owner const model = tiny_llama({.layers = 3});
   presets::chess preset = small_chess;
   preset.entropy = -1;  // fires after each page
+  preset.rest = 0;
   policy_run const ours = run(model.get(), preset, {});
   int changes = 0;
   for (std::size_t step = 1; step < ours.choices.size(); ++step) {

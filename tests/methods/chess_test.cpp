@@ -61,22 +61,26 @@ void run_chess(settings const& given, bool draws_fractions, std::uint64_t seed, 
       policy.varentropy = random.one_in(2) ? .02f : 9.f;
     }
     if (random.one_in(2)) policy.every = narrow(random.between(1, 9));
+    policy.unrotated = random.one_in(2);
+    policy.following = random.one_in(2);
+    policy.rest = narrow(random.between(0, 12));
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
     host_exec exec;
     auto state = start(policy, shape);
-    for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, {}, exec);
+    for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, w.prompt(l, prompt), exec);
     cascade_choice choice;
     naive_uncertainty page;
-    bool due = true;
+    bool unsure = false;
     std::int64_t chosen_at = 0;
     for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + 25); ++n) {
-      if (due || (policy.every > 0 && n - chosen_at >= policy.every)) {
+      bool const uncertain = unsure && n - chosen_at >= policy.rest;
+      if (n == prompt + 1 || uncertain || (policy.every > 0 && n - chosen_at >= policy.every)) {
         choice = naive_cascade(w, policy, percent, n - 1);
         chosen_at = n;
         rebuilt += n > prompt + 1 ? 1 : 0;
       }
-      due = false;
-      ints const want = chess_reading(choice, policy, n);
+      unsure = false;
+      ints const want = chess_reading(choice, policy, chosen_at - 1, n);
       for (std::int64_t l = 0; l < shape.layers; ++l) {
         selection const kept = state.choose(w.view(n), {l}, {}, exec);
         REQUIRE(kept.granularity() == scope::request);
@@ -97,7 +101,7 @@ void run_chess(settings const& given, bool draws_fractions, std::uint64_t seed, 
       page.add(logits);
       state.observe({logits}, exec);
       if (n % policy.units.page == 0) {
-        due = page.mean() > policy.entropy || page.variance() > policy.varentropy;
+        unsure = page.mean() > policy.entropy || page.variance() > policy.varentropy;
         page.entropies.clear();
       }
     }
@@ -138,25 +142,29 @@ TEST_CASE("chess's named settings keep the paper's fractions", "[methods]") {
   cases.require();
 }
 
-// Pages of 1 token, chunks of 2 pages, grids of 2 chunks, keys of one number, W 1: the anchor is the last known page, 1.
+// Pages of 1 token, chunks of 2 pages, grids of 2 chunks, keys of one number, W 1: the anchor is the last known page, 1, which
+// is read anyway and no candidate, and so is not its chunk.
 //   pages   4 4 | 1 1 || 9 -9 | 2 2 || 3 3 | 1
 //   chunks   4     1      0      2      3    1
-// Half of every level. Depth 1: 6 of 11 pages: 9 4 4 3 3, then the first 2: tokens 0 1 4 6 8 9. Depth 2: 3 of 6 chunks: 4 3 2;
-// 3 of their pages: 4 4 3: tokens 0 1 8. Depth 3 is in tests/presets/chess_test.cpp: tokens 0 and 1.
+// Half of every level. Depth 1: 5 of 10 pages: 9 4 4 3 3: tokens 0 1 4 8 9. Depth 2: 3 of 5 chunks: 4 3 2; 3 of their pages:
+// 4 4 3: tokens 0 1 8. Depth 3 is in tests/presets/chess_test.cpp: tokens 0 and 1. Token 10 was the window when the choice was
+// made, 11 is now.
 TEST_CASE("chess without grids, and without chunks, worked by hand", "[methods]") {
   random_source random(1706);
   cache_shape const shape{1, 1, 1, 1, 12, element_type::f32};
   random_cache cache(shape, layout::head_major, 4, random);
   std::vector<float> const keys{4, 4, 1, 1, 9, -9, 2, 2, 3, 3, 1, 50};
   for (std::int64_t t = 0; t < 12; ++t) cache.set_key(0, 0, t, 0, at(keys, t));
-  std::vector<ints> const want{{0, 1, 4, 6, 8, 9, 11}, {0, 1, 8, 11}, {0, 1, 11}};
+  std::vector<ints> const want{{0, 1, 4, 8, 9, 10, 11}, {0, 1, 8, 10, 11}, {0, 1, 10, 11}};
   for (std::int32_t depth = 1; depth <= 3; ++depth) {
     presets::chess const policy{.fractions = {.5f, .5f, .5f},
                                 .units = {1, 2, 2},
                                 .sink_pages = 0,
                                 .recent_pages = 1,
                                 .depth = depth,
-                                .standardised = false};
+                                .unrotated = false,
+                                .standardised = false,
+                                .following = false};
     host_exec exec;
     auto state = start(policy, shape);
     state.prefill(own_view{&cache, 11}, {0}, {}, exec);

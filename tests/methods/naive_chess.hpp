@@ -26,8 +26,13 @@ inline cascade_choice naive_cascade(world const& w, presets::chess const& p, per
     reals page;
     for (std::int64_t l = 0; l < w.shape.layers; ++l) {
       for (std::int64_t h = 0; h < w.shape.kv_heads; ++h) {
-        reals const mean = w.mean_key(l, h, range(first, std::min(known, first + p.units.page)));
-        page.insert(page.end(), mean.begin(), mean.end());
+        std::int64_t const last = std::min(known, first + p.units.page);
+        for (std::int64_t d = 0; d < w.shape.head_dim; ++d) {
+          double sum = 0;
+          for (std::int64_t t = first; t < last; ++t)
+            sum += p.unrotated ? unrotated(w, l, h, t, d) : static_cast<double>(w.cache.key(l, h, t, d));
+          page.push_back(sum / static_cast<double>(last - first));
+        }
       }
     }
     levels[2].push_back(page);
@@ -66,9 +71,22 @@ inline cascade_choice naive_cascade(world const& w, presets::chess const& p, per
     }
   }
 
+  // What is read in any case is no candidate, nor is a chunk or grid of such pages alone.
+  ints const candidates = range(p.sink_pages, pages - p.recent_pages);
+  if (candidates.empty()) return made;
+  std::array const pages_of{p.units.chunks_per_grid * p.units.pages_per_chunk, p.units.pages_per_chunk, 1};
+  auto const candidate = [&](std::size_t level, std::int64_t unit) {
+    return std::ranges::any_of(candidates, [&](std::int64_t page) { return page / pages_of[level] == unit; });
+  };
+  auto const some = [&](std::size_t level, ints const& units) {
+    ints left;
+    std::ranges::copy_if(units, std::back_inserter(left), [&](std::int64_t u) { return candidate(level, u); });
+    return left;
+  };
+
   // Depth 3 begins with grids, 2 with chunks, 1 with pages: all of that level are live.
   auto const top = static_cast<std::size_t>(3 - p.depth);
-  ints live = range(0, size_of(levels[top]));
+  ints live = some(top, range(0, size_of(levels[top])));
   for (std::size_t level = top; level < 3; ++level) {
     if (level > top) {
       ints children;
@@ -76,7 +94,7 @@ inline cascade_choice naive_cascade(world const& w, presets::chess const& p, per
         std::int64_t const first = parent * fan_out[level - 1];
         children = united(children, range(first, std::min(size_of(levels[level]), first + fan_out[level - 1])));
       }
-      live = children;
+      live = some(level, children);
     }
     reals scores;
     double size = 1e-3;
@@ -84,6 +102,12 @@ inline cascade_choice naive_cascade(world const& w, presets::chess const& p, per
       double sum = 0;
       for (std::size_t i = 0; i < anchor.size(); ++i) sum += anchor[i] * at(levels[level], u)[i];
       scores.push_back(sum);
+    }
+    if (p.following && level == 2) {
+      reals const own = scores;
+      for (std::int64_t i = 1; i < size_of(live); ++i) {
+        if (at(live, i) == at(live, i - 1) + 1) at(scores, i) = std::max(at(own, i), at(own, i - 1));
+      }
     }
     for (reals const& unit : levels[level]) {
       double sum = 0;
@@ -98,14 +122,16 @@ inline cascade_choice naive_cascade(world const& w, presets::chess const& p, per
   return made;
 }
 
-/// What a step on n tokens reads: the pages of the choice that stands, the sink pages, and the last W pages of now.
-inline ints chess_reading(cascade_choice const& choice, presets::chess const& p, std::int64_t n) {
+/// What a step on n tokens reads: the pages of the choice that stands, the sink pages, and from the first of the last W pages
+/// of that time on whatever there is.
+inline ints chess_reading(cascade_choice const& choice, presets::chess const& p, std::int64_t known, std::int64_t n) {
   std::int64_t const page = p.units.page;
   std::int64_t const pages = (n + page - 1) / page;
+  std::int64_t const then = (known + page - 1) / page;
   ints made;
   for (std::int64_t u = 0; u < pages; ++u) {
     bool const chosen = std::binary_search(choice.pages.begin(), choice.pages.end(), u);
-    if (chosen || u < p.sink_pages || u >= pages - p.recent_pages)
+    if (chosen || u < p.sink_pages || u >= then - p.recent_pages)
       made = united(made, range(u * page, std::min(n, u * page + page)));
   }
   return made;

@@ -38,6 +38,8 @@ struct world {
   random_cache cache;
   std::vector<float> queries;  ///< `[layers, tokens, q_heads, dim]`
   std::vector<std::int32_t> ids;
+  std::vector<float> frequencies;  ///< of the keys' rotary embedding
+  rotation::pairing pairing = rotation::pairing::halves;
   float scale = 1;
 
   /// Whole numbers -1, 0 and 1 where `kind` is tied: sums of them are exact in every precision.
@@ -46,6 +48,9 @@ struct world {
     for (std::int64_t i = 0; i < of.layers * of.max_tokens * of.q_heads * of.head_dim; ++i)
       queries.push_back(draw(kind, random));
     for (std::int64_t t = 0; t < of.max_tokens; ++t) ids.push_back(narrow(random.between(0, vocabulary - 1)));
+    for (std::int64_t i = 0; i < std::max<std::int64_t>(1, of.head_dim / 2); ++i)
+      frequencies.push_back(std::pow(.3f, static_cast<float>(i)));
+    if (of.max_tokens % 2 == 0) pairing = rotation::pairing::neighbours;
   }
 
   std::int64_t group() const { return shape.q_heads / shape.kv_heads; }
@@ -58,7 +63,9 @@ struct world {
   query_heads heads(std::int64_t l, std::int64_t t) const { return {query(l, t, 0), shape.q_heads, shape.head_dim, scale}; }
   own_view view(std::int64_t tokens) const { return {&cache, tokens}; }
   prompt_signals prompt(std::int64_t l, std::int64_t tokens) const {
-    return {.queries = window(l, 0, tokens), .token_ids = std::span(ids).first(static_cast<std::size_t>(tokens))};
+    return {.queries = window(l, 0, tokens),
+            .rope = {frequencies.data(), shape.head_dim / 2, pairing},
+            .token_ids = std::span(ids).first(static_cast<std::size_t>(tokens))};
   }
   step_signals step(std::int64_t l, std::int64_t tokens) const { return {heads(l, tokens - 1), at(ids, tokens - 1)}; }
 
@@ -103,6 +110,20 @@ struct world {
     return mean;
   }
 };
+
+/// Element d of a key before its rotary embedding.
+inline double unrotated(world const& w, std::int64_t l, std::int64_t h, std::int64_t t, std::int64_t d) {
+  std::int64_t const pairs = w.shape.head_dim / 2;
+  bool const halves = w.pairing == rotation::pairing::halves;
+  auto const key = [&](std::int64_t i) { return static_cast<double>(w.cache.key(l, h, t, i)); };
+  if (d >= 2 * pairs) return key(d);
+  std::int64_t const pair = halves ? d % pairs : d / 2;
+  double const angle = static_cast<double>(t) * static_cast<double>(at(w.frequencies, pair));
+  double const x = key(halves ? pair : 2 * pair);
+  double const y = key(halves ? pair + pairs : 2 * pair + 1);
+  bool const is_x = halves ? d < pairs : d % 2 == 0;
+  return is_x ? std::cos(angle) * x + std::sin(angle) * y : std::cos(angle) * y - std::sin(angle) * x;
+}
 
 inline ints range(std::int64_t first, std::int64_t last) {
   ints made;

@@ -76,6 +76,68 @@ TEMPLATE_TEST_CASE("pool_mean is each unit's mean, in whatever cuts the tokens c
   }
 }
 
+// Each pair is turned back by its own angle, whichever channels it has; what is behind the pairs stays. Rows by index are
+// turned by the token that they are of.
+TEMPLATE_TEST_CASE("pool_mean of keys that are turned back is the mean of the keys before their embedding", "[primitive]",
+                   KVPOLICY_TEST_EXECUTORS) {
+  random_source random(6);
+  for (int round = 0; round < 60; ++round) {
+    cache_shape const shape = random_shape(random, 200);
+    random_cache const cache = random_cache_of(shape, random);
+    random_rows const keys(cache, random);
+    std::int64_t const n = keys.tokens();
+    std::int64_t const unit = random.between(1, 40);
+    std::int64_t const units = (n + unit - 1) / unit;
+    std::int64_t const width = shape.kv_heads * shape.head_dim;
+    std::int64_t const pairs = random.between(0, shape.head_dim / 2);
+    bool const halves = random.one_in(2);
+    std::vector<float> frequency(static_cast<std::size_t>(pairs + 1));
+    for (float& f : frequency) f = static_cast<float>(random.between(1, 1000)) / 1000;
+    rotation const rope{frequency.data(), pairs, halves ? rotation::pairing::halves : rotation::pairing::neighbours};
+    std::vector<float> angles(static_cast<std::size_t>(2 * pairs * shape.max_tokens + 1));
+    write_turns(rope, std::span(angles).first(angles.size() - 1));
+    token_turns const turned{angles.data(), pairs, rope.how};
+    std::vector<float> means(static_cast<std::size_t>(units * width));
+    TestType on(shape);
+    on.run([&](auto& exec) {
+      std::int64_t first = 0;
+      for (std::int64_t const last : random_cuts(n, random)) {
+        pool_mean(keys.get(), {.unit_size = unit, .first = first, .last = last, .turned = turned},
+                  table<float>{means.data(), units, width, width}, 0, exec);
+        first = last;
+      }
+    });
+    double worst = 0;
+    for (std::int64_t u = 0; u < units; ++u) {
+      std::int64_t const behind = std::min(n, (u + 1) * unit);
+      for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+        std::vector<double> want(static_cast<std::size_t>(shape.head_dim));
+        for (std::int64_t t = u * unit; t < behind; ++t) {
+          std::int64_t const token = keys.get().at({h}, {t}).value;
+          for (std::int64_t d = 0; d < shape.head_dim; ++d) {
+            std::int64_t const pair = halves ? d % std::max<std::int64_t>(pairs, 1) : d / 2;
+            double value = keys.at(h, t, d);
+            if (d < 2 * pairs) {
+              double const angle = static_cast<double>(token) * static_cast<double>(frequency[static_cast<std::size_t>(pair)]);
+              bool const is_x = halves ? d < pairs : d % 2 == 0;
+              double const x = keys.at(h, t, halves ? pair : 2 * pair);
+              double const y = keys.at(h, t, halves ? pair + pairs : 2 * pair + 1);
+              value = is_x ? x * std::cos(angle) + y * std::sin(angle) : y * std::cos(angle) - x * std::sin(angle);
+            }
+            want[static_cast<std::size_t>(d)] += value / static_cast<double>(behind - u * unit);
+          }
+        }
+        for (std::int64_t d = 0; d < shape.head_dim; ++d) {
+          double const got = means[static_cast<std::size_t>(u * width + h * shape.head_dim + d)];
+          worst = std::max(worst, std::abs(got - want[static_cast<std::size_t>(d)]));
+        }
+      }
+    }
+    INFO("round " << round << " pairs " << pairs << " of " << shape.head_dim << " halves " << halves);
+    REQUIRE(worst < 2e-5);
+  }
+}
+
 TEMPLATE_TEST_CASE("pool_bounds is exact, passes NaN over, and takes any cuts", "[primitive]", KVPOLICY_TEST_EXECUTORS) {
   random_source random(2);
   for (int round = 0; round < 140; ++round) {

@@ -62,6 +62,9 @@ inline std::vector<request> captured_requests(std::string const& path, std::int6
       request r;
       r.shape = {captured.layers, captured.kv_heads, captured.kv_heads, captured.head_dim, captured.tokens, element_type::f32};
       r.cells = captured.keys;
+      r.frequencies.clear();
+      for (std::int64_t i = 0; i < captured.head_dim / 2; ++i)
+        r.frequencies.push_back(std::pow(100000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(captured.head_dim)));
       r.policy = depth == 1 ? presets::chess{.fractions = {.tokens = 128}} : presets::chess::aggressive();
       r.policy.units = {.page = 8, .pages_per_chunk = 4, .chunks_per_grid = 4};
       r.policy.recent_pages = 2;

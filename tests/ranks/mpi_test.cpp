@@ -106,7 +106,7 @@ int run_faulty(milliseconds deadline, Odd odd) {
   auto const view = [&](std::int64_t tokens) { return r.view_of(rank, tokens); };
   ranked<host_exec, mpi_communicator> exec(all);
   auto state = start(r.policy, view(0).shape());
-  for (std::int64_t l = 0; l < view(0).shape().layers; ++l) state.prefill(view(r.prompt), {l}, {}, exec);
+  for (std::int64_t l = 0; l < view(0).shape().layers; ++l) state.prefill(view(r.prompt), {l}, r.told(), exec);
   choices made;
   try {
     for (std::size_t i = 0; i < r.steps.size(); ++i) {

@@ -54,7 +54,8 @@ std::vector<std::string> on_gpus(int size, std::chrono::milliseconds deadline, W
   ranked<cuda_exec, nccl_communicator> exec(all, stream);
   presets::chess const policy{};
   auto state = start(policy, shape_of(view));
-  state.prefill(view, {0}, {}, exec);
+  float const frequency = 1;
+  state.prefill(view, {0}, {.rope = {&frequency, 1}}, exec);
   state.choose(view, {0}, {}, exec);
 }
 

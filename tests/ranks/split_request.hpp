@@ -51,6 +51,11 @@ struct request {
   std::vector<float> entropies;            ///< `[steps]`
   std::vector<part> parts;                 ///< `[ranks]`
   bool send_entropy = false;               ///< ranks are told the entropy, not the logits
+  std::vector<float> frequencies{1};       ///< of the keys' rotary embedding
+
+  prompt_signals told() const {
+    return {.rope = {frequencies.data(), std::min(shape.head_dim / 2, static_cast<std::int64_t>(frequencies.size()))}};
+  }
 
   strided_view<> view(std::int64_t tokens) const {
     constexpr std::int64_t size = sizeof(float);
@@ -75,7 +80,7 @@ choices run(request const& r, std::optional<std::size_t> rank, Exec& exec) {
   };
   auto state = start(r.policy, shape_of(view(0)));
   std::int64_t const layers = view(0).shape().layers;
-  for (std::int64_t l = 0; l < layers; ++l) state.prefill(view(r.prompt), {l}, {}, exec);
+  for (std::int64_t l = 0; l < layers; ++l) state.prefill(view(r.prompt), {l}, r.told(), exec);
   choices made;
   for (std::size_t i = 0; i < r.steps.size(); ++i) {
     for (std::int64_t l = 0; l < layers; ++l) state.choose(view(r.steps[i]), {l}, {}, exec);
@@ -146,6 +151,8 @@ inline request draw_request(keys_are kind, std::int64_t ranks, random_source& ra
   p.recent_pages = narrow(random.between(1, exact ? 2 : 4));
   p.depth = narrow(random.between(1, 3));
   p.standardised = !exact && random.one_in(2);
+  p.unrotated = !exact && random.one_in(2);
+  r.frequencies = {1, .3f, .1f, .03f};
   p.paper_literal = random.one_in(6);
   p.every = random.one_in(2) ? narrow(random.between(1, 9)) : 0;
   bool const by_entropy = p.every == 0 || random.one_in(2);

@@ -4,6 +4,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <vector>
 
+#include "conformance/random_cache.hpp"
 #include "kvpolicy/budget/fractions.hpp"
 #include "kvpolicy/exec/host.hpp"
 #include "kvpolicy/policy.hpp"
@@ -63,6 +64,63 @@ TEST_CASE("a hierarchy of fewer levels drops nothing at those that it has not", 
   std::array<float, 8> const keys{2, 4, 1, 1, -3, -3, 9, 1};
   REQUIRE(chosen(keys, {.5f, .25f, .5f}, false, 2) == std::vector<std::int32_t>{6});
   REQUIRE(chosen(keys, {.5f, .25f, .25f}, false, 1) == std::vector<std::int32_t>{1, 6});
+}
+
+/// Pages that a budget of tokens chooses among `tokens` random ones, and how many of them the window protects.
+struct spent {
+  std::int64_t chosen = 0;
+  std::int64_t protected_ones = 0;
+};
+spent spend(kvpolicy_test::random_source& random, std::int64_t tokens, std::int32_t budget, std::int32_t depth,
+            segment::hierarchy const& units, window::pages const& window) {
+  std::vector<float> const keys = random.reals(tokens, 1);
+  auto const* const base = reinterpret_cast<std::byte const*>(keys.data());
+  byte_strides const strides{.layer = 4 * tokens, .head = 4, .token = 4, .dim = 4};
+  strided_view<> const view{{1, 1, 1, 1, tokens, element_type::f32}, tokens, base, base, strides, strides};
+  keep const act{units,
+                 pool::hierarchical_mean{},
+                 score::anchor_affinity{.recent_pages = window.recent_pages},
+                 budget::fractions{.tokens = budget},
+                 select::cascade{.depth = depth},
+                 window,
+                 trigger::every_step{}};
+  host_exec exec;
+  auto summaries = act.pool.start(view.shape(), act.segment);
+  act.pool.update(summaries, view, {0}, {0, 1}, tokens, exec);
+  auto scratch = act.select.start(act, view.shape());
+  auto memory = act.score.start(view.shape());
+  score_input<strided_view<>, decltype(summaries), decltype(memory)> input{view, {0}, {0, 1}, tokens, 0, summaries, memory};
+  protected_tokens const safe = window.at(tokens);
+  spent made;
+  act.select.select(act, scratch, input, safe, exec, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+    made.chosen += end - begin;
+    if (begin < safe.sink_end || end > safe.recent_begin) ++made.protected_ones;
+  });
+  return made;
+}
+
+// However many levels there are, and wherever the first and the last candidates stand in their chunks and grids.
+TEST_CASE("a budget of tokens is filled with scored pages, and none that is read anyway", "[select]") {
+  kvpolicy_test::random_source random(65);
+  std::int64_t filled = 0;
+  for (int round = 0; round < 2000; ++round) {
+    std::int64_t const tokens = random.between(1, 400);
+    auto const number = [&](int low, int high) { return static_cast<std::int32_t>(random.between(low, high)); };
+    segment::hierarchy const units{number(1, 12), number(1, 6), number(1, 6)};
+    window::pages const window{.size = units.page, .sink_pages = number(0, 2), .recent_pages = number(1, 4)};
+    std::int32_t const budget = number(1, 300);
+    protected_tokens const safe = window.at(tokens);
+    std::int64_t const candidates = (safe.recent_begin - safe.sink_end) / units.page;
+    std::int64_t const room = std::max<std::int64_t>(0, budget - safe.counted) / units.page;
+    for (std::int32_t depth = 1; depth <= 3; ++depth) {
+      spent const made = spend(random, tokens, budget, depth, units, window);
+      INFO("round " << round << " tokens " << tokens << " budget " << budget << " depth " << depth << " page " << units.page);
+      REQUIRE(made.protected_ones == 0);
+      REQUIRE(made.chosen == std::min(room, candidates) * units.page);
+    }
+    filled += room > 0 && room < candidates ? 1 : 0;
+  }
+  REQUIRE(filled >= 500);
 }
 
 TEST_CASE("a hierarchy has one to three levels", "[select]") {

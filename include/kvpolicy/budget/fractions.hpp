@@ -14,7 +14,7 @@ struct fractions {
   float chunks = .2f;
   float pages = .1f;
   /// Where not 0: so many tokens in all, protected ones included, in place of the fractions. The finest level keeps what is
-  /// left of them, each coarser one the same share of its live units.
+  /// left of them, each coarser one the same share of its live units, and at least what holds as much.
   std::int32_t tokens = 0;
 
   static bool relative() noexcept { return true; }

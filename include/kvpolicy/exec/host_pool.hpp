@@ -55,8 +55,8 @@ inline void pool_mean_deviation(rows const& keys, pooling const& what, float* mo
   for (std::int64_t h = 0; h < keys.heads; ++h) {
     for (std::int64_t t = what.first; t < what.last; ++t) {
       keys.load({h}, {t}, row);
-      std::int64_t const unit = t / what.unit_size;
-      auto const count = static_cast<float>(t % what.unit_size + 1);
+      std::int64_t const unit = (t - what.origin) / what.unit_size;
+      auto const count = static_cast<float>((t - what.origin) % what.unit_size + 1);
       float* const mean = moments + (h * bounds.units + unit) * 2 * keys.head_dim;
       float* const squares = mean + keys.head_dim;
       for (std::int64_t i = 0; i < keys.head_dim; ++i) {

@@ -22,19 +22,29 @@ struct chess {
   static constexpr char const* source = "hierarchical selection, renewed when the model is unsure (CHESS, Fei et al.)";
 
   budget::fractions fractions{.tokens = 512};
-  segment::hierarchy units{.page = 16};
+  segment::hierarchy units{.page = 16, .pages_per_chunk = 4};
   std::int32_t sink_pages = 1;
-  std::int32_t recent_pages = 2;
+  std::int32_t recent_pages = 3;
   float entropy = 2.0f;
   float varentropy = 2.0f;
+  std::int32_t rest = 32;
   std::int32_t every = 0;
-  std::int32_t depth = 1;
+  std::int32_t depth = 2;
+  bool unrotated = true;
   bool standardised = true;
+  bool following = true;
   bool paper_literal = false;
 
   /// The paper's method, by fractions of the live units.
   static constexpr chess of_paper(budget::fractions const& fractions) noexcept {
-    return {.fractions = fractions, .units = {.page = 32}, .recent_pages = 8, .depth = 3, .standardised = false};
+    return {.fractions = fractions,
+            .units = {.page = 32, .pages_per_chunk = 8},
+            .recent_pages = 8,
+            .rest = 0,
+            .depth = 3,
+            .unrotated = false,
+            .standardised = false,
+            .following = false};
   }
   /// Its three settings, named by the share of the cache that they keep; the last is its "1%".
   static constexpr chess conservative() noexcept { return of_paper({.grids = .9f, .chunks = .9f, .pages = .9f}); }
@@ -62,9 +72,12 @@ struct chess {
     visit("recent_pages", p.recent_pages, "W: last pages, always read, the anchor");
     visit("entropy", p.entropy, "threshold of a page's mean entropy, nats; trigger::calibrate finds a model's own");
     visit("varentropy", p.varentropy, "threshold of its variance, nats squared");
+    visit("rest", p.rest, "steps that a choice stands before the model's uncertainty renews it");
     visit("every", p.every, "steps after which the choice is renewed anyway, 0: none");
     visit("depth", p.depth, "levels: 1 pages alone, 2 chunks and pages, 3 with grids");
+    visit("unrotated", p.unrotated, "pages' vectors are of keys before their rotary embedding");
     visit("standardised", p.standardised, "rank pages by what sets them apart from each other; not in the paper");
+    visit("following", p.following, "a page is worth as much as the live one before it; not in the paper");
     visit("paper_literal", p.paper_literal, "Algorithm 1 to the letter, for comparison");
   }
   template <class Visit>
@@ -77,13 +90,14 @@ struct chess {
   }
 
   constexpr auto parts() const {
-    return policy{keep_all{},
-                  keep{units, pool::hierarchical_mean{},
-                       score::anchor_affinity{.recent_pages = recent_pages, .standardised = standardised}, fractions,
-                       select::cascade{.paper_literal = paper_literal, .depth = depth},
-                       window::pages{.size = units.page, .sink_pages = sink_pages, .recent_pages = recent_pages},
-                       trigger::any_of{trigger::every{every},
-                                       trigger::entropy{.mean = entropy, .variance = varentropy, .page = units.page}}}};
+    return policy{
+        keep_all{},
+        keep{units, pool::hierarchical_mean{.unrotated = unrotated},
+             score::anchor_affinity{.recent_pages = recent_pages, .standardised = standardised}, fractions,
+             select::cascade{.paper_literal = paper_literal, .following = following, .depth = depth},
+             window::pages{.size = units.page, .sink_pages = sink_pages, .recent_pages = recent_pages},
+             trigger::any_of{trigger::every{every},
+                             trigger::entropy{.mean = entropy, .variance = varentropy, .page = units.page, .rest = rest}}}};
   }
 };
 

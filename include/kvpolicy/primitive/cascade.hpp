@@ -18,7 +18,10 @@ struct cascade_level {
   table<float const> vectors;
   std::int64_t fan_out = 1;       ///< 1 at the finest level
   float fraction = 1;             ///< of the live units, 0 < fraction <= 1
+  std::int64_t least = 1;         ///< units, at least, as far as that many live
   std::int64_t most = INT64_MAX;  ///< units, at most; at least one is kept
+  std::int64_t first = 0;         ///< units [first, last) can be kept, the others are dead
+  std::int64_t last = INT64_MAX;
 };
 
 /// Buffers of a cascade, sized once for the largest level.
@@ -40,18 +43,28 @@ inline std::int64_t fraction_of(float fraction, std::int64_t live) noexcept {
   return std::clamp<std::int64_t>(kept, 1, live);
 }
 
-/// Keeps the best `fraction` of the live units of each level, coarse to fine; a unit is live if its parent was kept
-/// (CHESS, Algorithm 1; dead units count as -inf, see docs/methods.md). `score(level index, units, out)` writes the units'
+/// How many of `live` units `level` keeps.
+inline std::int64_t kept_units(cascade_level const& level, std::int64_t live) noexcept {
+  std::int64_t const wanted = std::max(fraction_of(level.fraction, live), level.least);
+  return std::min({wanted, std::max<std::int64_t>(level.most, 1), live});
+}
+
+/// Keeps the best `fraction` of the live units of each level, coarse to fine; a unit is live if it can be kept and its parent
+/// was (CHESS, Algorithm 1; dead units count as -inf, see docs/methods.md). `score(level index, units, out)` writes the units'
 /// scores. Returns the kept units of the finest level, ascending, in `scratch`. Deterministic, ties to the smaller index.
 template <class Score, class Exec>
 std::span<std::int32_t const> cascade_by(Score score, std::span<cascade_level const> levels, cascade_scratch& scratch,
                                          Exec& exec) {
-  std::int64_t live = levels.empty() ? 0 : levels.front().vectors.rows;
-  for (std::int64_t u = 0; u < live; ++u) scratch.live[static_cast<std::size_t>(u)] = static_cast<std::int32_t>(u);
+  std::int64_t live = 0;
+  auto const add_live = [&](cascade_level const& level, std::int64_t begin, std::int64_t end) {
+    end = std::min({end, level.last, level.vectors.rows});
+    for (std::int64_t u = std::max(begin, level.first); u < end; ++u)
+      scratch.live[static_cast<std::size_t>(live++)] = static_cast<std::int32_t>(u);
+  };
+  if (!levels.empty()) add_live(levels.front(), 0, INT64_MAX);
   for (std::size_t l = 0; l < levels.size(); ++l) {
     cascade_level const& level = levels[l];
-    std::array const k{
-        static_cast<std::int32_t>(std::min(fraction_of(level.fraction, live), std::max<std::int64_t>(level.most, 1)))};
+    std::array const k{static_cast<std::int32_t>(kept_units(level, live))};
     std::span const units = std::span(scratch.live).first(static_cast<std::size_t>(live));
     if (k[0] < live || l + 1 == levels.size()) {
       score(l, std::span<std::int32_t const>(units), std::span(scratch.scores));
@@ -68,8 +81,7 @@ std::span<std::int32_t const> cascade_by(Score score, std::span<cascade_level co
     live = 0;
     for (std::int32_t i = 0; i < k[0]; ++i) {
       std::int64_t const first = scratch.kept[static_cast<std::size_t>(i)] * level.fan_out;
-      std::int64_t const last = std::min(first + level.fan_out, levels[l + 1].vectors.rows);
-      for (std::int64_t u = first; u < last; ++u) scratch.live[static_cast<std::size_t>(live++)] = static_cast<std::int32_t>(u);
+      add_live(levels[l + 1], first, first + level.fan_out);
     }
   }
   return {};

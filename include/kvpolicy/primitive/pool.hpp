@@ -1,16 +1,55 @@
 // Primitives pool_mean and pool_bounds: one summary for each unit of consecutive tokens, kept up to date as tokens arrive.
 #pragma once
 
+#include <cmath>
+#include <span>
+
 #include "kvpolicy/view.hpp"
 
 namespace kvpolicy {
+
+/// How far a model's rotary embedding turned the key of each token, the first one at position 0.
+struct token_turns {
+  float const* angles = nullptr;  ///< `[tokens, 2, pairs]`: cosines, then sines; null: keys are not turned
+  std::int64_t pairs = 0;
+  rotation::pairing how = rotation::pairing::halves;
+
+  /// Turns the key of `token` back, in place: its channels before the embedding.
+  constexpr void undo(std::int64_t token, float* row) const noexcept {
+    float const* const cosines = angles + token * 2 * pairs;
+    float const* const sines = cosines + pairs;
+    bool const halves = how == rotation::pairing::halves;
+    std::int64_t const step = halves ? 1 : 2;
+    float* const other = row + (halves ? pairs : 1);
+    for (std::int64_t i = 0; i < pairs; ++i) {
+      float const x = row[i * step];
+      float const y = other[i * step];
+      row[i * step] = cosines[i] * x + sines[i] * y;
+      other[i * step] = cosines[i] * y - sines[i] * x;
+    }
+  }
+};
+
+/// Writes the turns of tokens 0, 1, ...: `[angles.size() / (2 rope.pairs), 2, rope.pairs]`.
+inline void write_turns(rotation const& rope, std::span<float> angles) noexcept {
+  std::size_t at = 0;
+  auto const pairs = static_cast<std::size_t>(rope.pairs);
+  for (std::int64_t token = 0; pairs > 0 && at < angles.size(); ++token, at += 2 * pairs) {
+    for (std::size_t i = 0; i < pairs; ++i) {
+      double const angle = static_cast<double>(token) * static_cast<double>(rope.inverse_frequency[i]);
+      angles[at + i] = static_cast<float>(std::cos(angle));
+      angles[at + pairs + i] = static_cast<float>(std::sin(angle));
+    }
+  }
+}
 
 /// Which tokens to fold into which units: token t belongs to unit (t - origin) / unit_size.
 struct pooling {
   std::int64_t unit_size = 1;  ///< tokens
   std::int64_t first = 0;      ///< tokens [first, last) are folded in; those before `first` are in already
   std::int64_t last = 0;
-  std::int64_t origin = 0;  ///< pool_mean alone
+  std::int64_t origin = 0;  ///< pool_mean and pool_mean_deviation alone
+  token_turns turned{};     ///< pool_mean alone: keys are turned back by these first
 };
 
 /// Channel-wise bounds of units' keys, `[heads, units, 2, head_dim]`: all maxima, then all minima. Bounds of 16-bit keys
@@ -36,7 +75,8 @@ struct bounds_table {
 
 /// Mean of each unit's rows, all heads side by side: head h of unit u goes to means(u, column + h * head_dim ...).
 /// A unit whose first token is in the range begins afresh; a unit that is open at `first` is continued from its count.
-/// O(tokens x heads x head_dim); fp32; any order of calls that covers the same tokens agrees within 1e-5 relative.
+/// Keys that are `turned` are turned back first. O(tokens x heads x head_dim); fp32; any order of calls that covers the same
+/// tokens agrees within 1e-5 relative.
 template <class Memory, class Exec>
 void pool_mean(basic_rows<Memory> const& keys, pooling const& what, table<float> means, std::int64_t column, Exec& exec) {
   exec.pool_mean(keys, what, means, column);

@@ -33,9 +33,12 @@ struct cascade {
     return true;
   }
 
-  /// For comparison only: Algorithm 1 to the letter. Scores of dead units are zeroed rather than dropped, and thresholds
-  /// are quantiles (linear interpolation) over live and dead together; a level may keep nothing.
+  /// For comparison only: Algorithm 1 to the letter. Protected pages compete with the others and use the fractions up; scores
+  /// of dead units are zeroed rather than dropped, and thresholds are quantiles (linear interpolation) over live and dead
+  /// together; a level may keep nothing.
   bool paper_literal = false;
+  /// A page is worth what the live one before it is, where that is more: what is asked for often stands behind what names it.
+  bool following = false;
   std::int32_t depth = 3;  ///< levels: 1 pages alone, 2 chunks and pages, 3 with grids
 
   struct scratch {
@@ -79,8 +82,8 @@ struct cascade {
     return (shape.max_tokens + size - 1) / size;
   }
 
-  /// Calls emit(0, begin, end) for each kept page, ascending; protected pages may be among them. On one of several ranks
-  /// whatever ends this before the sum must follow from tokens and parameters alone: they are the same on all.
+  /// Calls emit(0, begin, end) for each kept page, ascending. Protected pages are no candidates, but to the letter. On one of
+  /// several ranks whatever ends this before the sum must follow from tokens and parameters alone: they are the same on all.
   template <class Keep, class Input, executor Exec, class Emit>
   void select(Keep const& keep, scratch& s, Input& input, protected_tokens const& safe, Exec& exec, Emit emit) const {
     auto& summaries = input.summaries;
@@ -91,17 +94,17 @@ struct cascade {
                    cascade_level{summaries.of(1), summaries.levels[1].fan_out, keep.budget.chunks},
                    cascade_level{summaries.of(0), 1, keep.budget.pages}};
     std::span const levels = std::span(all).last(static_cast<std::size_t>(depth));
-    if (keep.budget.tokens > 0) {
-      std::int64_t const left = keep.budget.tokens - safe.counted;
-      if (left < summaries.page) return;
-      double const share =
-          std::min(1.0, static_cast<double>(left) / static_cast<double>(std::max<std::int64_t>(input.tokens, 1)));
-      for (cascade_level& level : levels) level.fraction = static_cast<float>(std::pow(share, 1.0 / depth));
-      levels.back().fraction = 1;
-      levels.back().most = left / summaries.page;
-    }
+    if (!plan(keep, levels, safe)) return;
     auto const local = [&](std::size_t l, std::span<std::int32_t const> units, std::span<float> out) {
       score_dot(anchor, levels[l].vectors, units, out, exec);
+    };
+    auto const with_next = [&](auto const& score) {
+      return [&](std::size_t l, std::span<std::int32_t const> units, std::span<float> out) {
+        score(l, units, out);
+        for (std::size_t i = following && l + 1 == levels.size() ? units.size() : 0; i-- > 1;) {
+          if (units[i] == units[i - 1] + 1 && !(out[i] >= out[i - 1])) out[i] = out[i - 1];
+        }
+      };
     };
     auto const pages = [&] {
       if constexpr (summing_executor<Exec>) {
@@ -109,15 +112,54 @@ struct cascade {
         auto const given = [&](std::size_t l, std::span<std::int32_t const> units, std::span<float> out) {
           for (std::size_t i = 0; i < units.size(); ++i) out[i] = s.shared.of(l)[units[i]];
         };
-        return chosen(given, levels, s, exec);
+        return chosen(with_next(given), levels, s, exec);
       } else {
-        return chosen(local, levels, s, exec);
+        return chosen(with_next(local), levels, s, exec);
       }
     }();
     for (std::int32_t const page : pages) emit(0, page * summaries.page, (page + 1) * summaries.page);
   }
 
+  /// What each level may keep, from what is protected and the budget. False where no page can be chosen.
+  template <class Keep>
+  bool plan(Keep const& keep, std::span<cascade_level> levels, protected_tokens const& safe) const noexcept {
+    std::int64_t const page = keep.segment.page;
+    if (!paper_literal) {
+      if (safe.sink_end >= safe.recent_begin) return false;
+      limit(levels, safe.sink_end / page, safe.recent_begin / page);
+    }
+    if (keep.budget.tokens == 0) return true;
+    std::int64_t const left = (keep.budget.tokens - safe.counted) / page;
+    if (left >= 1) spend(left, levels);
+    return left >= 1;
+  }
+
  private:
+  /// Pages [first, last) are candidates, and of the coarser levels what holds one of them.
+  static void limit(std::span<cascade_level> levels, std::int64_t first, std::int64_t last) noexcept {
+    for (std::size_t l = levels.size(); l-- > 0;) {
+      first /= levels[l].fan_out;
+      last = (last + levels[l].fan_out - 1) / levels[l].fan_out;
+      levels[l].first = first;
+      levels[l].last = last;
+    }
+  }
+
+  /// So many pages; of each coarser level the same share of its live units, and no fewer than hold as many.
+  void spend(std::int64_t pages, std::span<cascade_level> levels) const noexcept {
+    cascade_level& finest = levels.back();
+    std::int64_t const candidates = std::min(finest.last, finest.vectors.rows) - finest.first;
+    double const share = std::min(1.0, static_cast<double>(pages) / static_cast<double>(candidates));
+    std::int64_t needed = pages;
+    for (std::size_t l = levels.size() - 1; l-- > 0;) {
+      levels[l].fraction = static_cast<float>(std::pow(share, 1.0 / depth));
+      needed = (needed + levels[l].fan_out - 1) / levels[l].fan_out + 2;  // the first and the last may hold few candidates
+      levels[l].least = needed;
+    }
+    finest.fraction = 1;
+    finest.most = pages;
+  }
+
   template <class Score, executor Exec>
   std::span<std::int32_t const> chosen(Score score, std::span<cascade_level const> levels, scratch& s, Exec& exec) const {
     return paper_literal ? literal(score, levels, s) : cascade_by(score, levels, s.buffers, exec);

@@ -39,11 +39,18 @@ inline named_trigger as_named(trigger::every const& t) { return {t, {.mean = nev
 inline named_trigger as_named(trigger::entropy const& t) { return {{.steps = 0}, t}; }
 inline named_trigger as_named(named_trigger const& t) { return t; }
 
-/// The act with the trigger that was named; it then has one type, whichever was.
+/// The act with the trigger that was named, which watches the act's pages; it then has one type, whichever was.
 template <class Act>
 auto with_trigger(Act const& act, trigger_choice const& when) {
   if constexpr (!trigger_has_name<Act>()) return act;
-  else return act.with(when ? *when : as_named(act.trigger));
+  else {
+    named_trigger made = when ? *when : as_named(act.trigger);
+    if constexpr (!Act::segment_type::ragged) {
+      auto const unit = static_cast<std::int32_t>(act.segment.unit_size());
+      if (when && unit > 1) made.second.page = unit;
+    }
+    return act.with(made);
+  }
 }
 
 /// A policy as its text changes it, item by item.

@@ -42,7 +42,8 @@ class page_statistics {
   page_uncertainty last_;
 };
 
-/// The choice is made anew after a page whose mean entropy or varentropy passes its threshold (or is NaN).
+/// The choice is made anew after a page whose mean entropy or varentropy passes its threshold (or is NaN), if it has stood for
+/// `rest` steps.
 struct entropy {
   static constexpr signals needs = signals::logits;
   static constexpr bool while_decoding = true;
@@ -50,6 +51,7 @@ struct entropy {
   float mean = 2.0f;       ///< nats; calibrate() finds a model's own
   float variance = 2.0f;   ///< nats squared
   std::int32_t page = 32;  ///< tokens
+  std::int32_t rest = 0;   ///< steps
 
   constexpr signals wants() const noexcept {
     bool const never = mean == std::numeric_limits<float>::infinity() && variance == std::numeric_limits<float>::infinity();
@@ -63,7 +65,7 @@ struct entropy {
     void restart() noexcept { pages = {}; }
   };
   static state start(cache_shape const&) noexcept { return {}; }
-  static bool due(state const& s, layer_id, head_id, std::int64_t) noexcept { return s.fired; }
+  bool due(state const& s, layer_id, head_id, std::int64_t since) const noexcept { return s.fired && since >= rest; }
 
   template <class Outcome, executor Exec>
   void observe(state& s, std::int64_t tokens, Outcome const& outcome, Exec& exec) const {

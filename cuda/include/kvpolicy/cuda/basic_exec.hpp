@@ -50,11 +50,20 @@ class basic_exec {
     buffer<float> out = device_.out(first, units, keys.heads * keys.head_dim, means.row_stride, true);
     pooled_tokens folded = tokens_of(what, units);
     folded.unit_base = unit;
-    launch_pool<pool_mean_body>(device_, rows_of(keys, what.last), folded, 1, [&](auto& a) {
+    batch_turns turned{};
+    if (what.turned.angles != nullptr) {
+      turned = {device_.in(what.turned.angles, tokens_behind(keys, what.last) * 2 * what.turned.pairs),
+                static_cast<std::int32_t>(what.turned.pairs), what.turned.how == rotation::pairing::halves};
+    }
+    auto const set = [&](auto& a) {
+      a.turned = turned;
       a.means = out;
       a.unit_stride = means.row_stride;
       a.head_stride = keys.head_dim;
-    });
+    };
+    batch_rows const from = rows_of(keys, what.last);
+    if (what.turned.angles != nullptr) launch_pool<pool_unrotated_body>(device_, from, folded, 1, set);
+    else launch_pool<pool_mean_body>(device_, from, folded, 1, set);
     device_.finish();
   }
 
@@ -328,7 +337,7 @@ class basic_exec {
   };
 
   static std::int64_t touched(pooling const& what) noexcept {
-    return (what.last - 1) / what.unit_size + 1 - what.first / what.unit_size;
+    return (what.last - 1 - what.origin) / what.unit_size + 1 - (what.first - what.origin) / what.unit_size;
   }
   static pooled_tokens tokens_of(pooling const& what, std::int64_t units) noexcept {
     pooled_tokens made{};

@@ -33,12 +33,14 @@
   X(attend_body<element_type::type, 1, false>)
 
 #define KVPOLICY_UNIT_KERNELS(X)                                                       \
-  KVPOLICY_EACH_TYPE(X, pool_mean_body) KVPOLICY_EACH_TYPE(X, pool_bounds_body)        \
-  KVPOLICY_EACH_TYPE(X, pool_mean_deviation_body) KVPOLICY_EACH_TYPE(X, score_bounds_body)     \
+  KVPOLICY_EACH_TYPE(X, pool_mean_body) KVPOLICY_EACH_TYPE(X, pool_unrotated_body)     \
+  KVPOLICY_EACH_TYPE(X, pool_bounds_body)                                              \
+  KVPOLICY_EACH_TYPE(X, pool_mean_deviation_body) KVPOLICY_EACH_TYPE(X, score_bounds_body) \
   X(score_dot_body) X(top_k_body<1>) X(top_k_body<32>)                                 \
   X(entropy_body) X(page_trigger_body)                                                 \
   X(cascade_due_body) X(page_anchor_body) X(refresh_range_body)                        \
-  X(cascade_children_body) X(cascade_pages_body) X(page_list_body)                     \
+  X(cascade_following_body) X(cascade_children_body)                                   \
+  X(cascade_pages_body) X(page_list_body)                                              \
   X(sentence_step_body) KVPOLICY_EACH_TYPE(X, sentence_means_body)                     \
   X(query_sums_body) X(sentence_fill_body) X(evict_body)                               \
   X(keep_queries_body) X(smooth_rows_body) X(drift_body) X(satellites_due_body)        \

@@ -97,12 +97,16 @@ class row_reader {
         indices_(block.global(rows.indices)),
         sequence_(sequence) {}
 
+  /// The token of the sequence that row `token` is of.
+  KVPOLICY_KERNEL std::int64_t at(std::int64_t head, std::int64_t token) const {
+    if (rows_.indices.data == nullptr) return token;
+    std::int32_t const ranked = indices_[sequence_ * rows_.index_sequence_stride + head * rows_.index_stride + token];
+    return ranked;
+  }
+
   /// Of a row's first element.
   KVPOLICY_KERNEL std::int64_t offset(std::int64_t head, std::int64_t token) const {
-    if (rows_.indices.data != nullptr) {
-      std::int32_t const ranked = indices_[sequence_ * rows_.index_sequence_stride + head * rows_.index_stride + token];
-      token = ranked;
-    }
+    token = at(head, token);
     std::int64_t at = sequence_ * rows_.sequence_stride + head * rows_.head_stride;
     if (rows_.pages.data != nullptr) {
       auto const t = static_cast<std::int32_t>(token);
@@ -141,6 +145,11 @@ class row_reader {
   KVPOLICY_KERNEL void load(std::int64_t offset, std::int32_t part, float (&x)[8]) const {
     if (rows_.packed) return widen(load_raw(offset, part), x);
     load_apart(offset, part, x);
+  }
+  /// One channel of the row at `offset`.
+  KVPOLICY_KERNEL float one(std::int64_t offset, std::int32_t channel) const {
+    stored<E> const element_at = data_[offset + channel * rows_.dim_stride];
+    return widened<E>(element_at);
   }
   /// Element by element, whatever the strides.
   KVPOLICY_KERNEL void load_apart(std::int64_t offset, std::int32_t part, float (&x)[8]) const {

@@ -29,7 +29,18 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
   using act_type = keep<segment::hierarchy, pool::hierarchical_mean, score::anchor_affinity, budget::fractions, select::cascade,
                         window::pages, trigger::any_of<trigger::every, trigger::entropy>>;
   /// Rows of a step's numbers; of levels 0 pages, 1 chunks, 2 grids.
-  enum number { units, complete = 3, fraction = 6, most = 9, sinks = 12, tail, rows };
+  enum number {
+    units,
+    complete = 3,
+    fraction = 6,
+    least = 9,
+    most = 12,
+    first_unit = 15,
+    last_unit = 18,
+    sinks = 21,
+    tail,
+    rows
+  };
 
  public:
   static constexpr bool by_index = false;
@@ -42,7 +53,9 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
         state_(device.template allocate<std::int32_t>(state_rows * sequences)),
         moments_(device.template allocate<double>(2 * sequences)),
         anchor_(device.template allocate<float>(sequences * dims_)),
-        entropy_(device.template allocate<float>(2 * sequences)) {
+        entropy_(device.template allocate<float>(2 * sequences)),
+        turns_(device.template allocate<float>(act.pool.unrotated ? shape.max_tokens * shape.head_dim : 1)),
+        following_(act.select.following) {
     if (act.select.paper_literal) {
       throw unsupported(
           "chess:literal scores units that it has dropped, for comparison; it has no kernels: use the four verbs with "
@@ -66,6 +79,7 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
     if (piece.layer.value == 0) {
       if (piece.prompt.first == 0) forget(piece.sequence, device);
       restart(piece.sequence, device);
+      if (act.pool.unrotated) take(piece.prompt.rope, device);
     }
     pooled_tokens what{};
     what.last.all = piece.view.tokens();
@@ -85,24 +99,27 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
       auto const row = static_cast<std::int64_t>(l);
       numbers_.set(units + row, sequence, count);
       numbers_.set(complete + row, sequence, whole);
-      std::array const of_level{act.budget.pages, act.budget.chunks, act.budget.grids};
-      set_share(row, sequence, of_level[l], INT32_MAX);
     }
-    if (act.budget.tokens > 0) {
-      std::int64_t const left = act.budget.tokens - act.window.at(known, prompt).counted;
-      double const share = std::min(1.0, static_cast<double>(left) / static_cast<double>(std::max<std::int64_t>(known, 1)));
-      std::int64_t const pages = left < act.segment.page ? 0 : left / act.segment.page;
-      for (std::int64_t l = 0; l < 3; ++l) {
-        bool const finest = l == 0;
-        set_share(l, sequence, finest ? 1.0f : static_cast<float>(std::pow(share, 1.0 / act.select.depth)),
-                  pages == 0 ? 0
-                  : finest   ? pages
-                             : INT32_MAX);
-      }
+    auto const depth = static_cast<std::size_t>(act.select.depth);
+    std::array<cascade_level, 3> levels{};  // coarse to fine, as the host's
+    for (std::size_t l = 0; l < depth; ++l) {
+      levels[depth - 1 - l] = {.vectors = {nullptr, numbers_.get(units + static_cast<std::int64_t>(l), sequence), dims_, dims_},
+                               .fan_out = l == 0 ? 1 : fan_out_[l],
+                               .fraction = std::array{act.budget.pages, act.budget.chunks, act.budget.grids}[l]};
     }
-    protected_tokens const safe = act.window.at(tokens, prompt);
-    numbers_.set(sinks, sequence, safe.sink_end / act.segment.page);
-    numbers_.set(tail, sequence, safe.recent_begin);
+    protected_tokens const then = act.window.at(known, prompt);
+    bool const any = act.select.plan(act, std::span(levels).first(depth), then);
+    for (std::size_t l = 0; l < depth; ++l) {
+      auto const row = static_cast<std::int64_t>(l);
+      cascade_level const& level = levels[depth - 1 - l];
+      numbers_.set(fraction + row, sequence, std::bit_cast<std::int32_t>(level.fraction));
+      numbers_.set(least + row, sequence, level.least);
+      numbers_.set(most + row, sequence, any ? std::min<std::int64_t>(level.most, INT32_MAX) : 0);
+      numbers_.set(first_unit + row, sequence, level.first);
+      numbers_.set(last_unit + row, sequence, std::min(level.last, level.vectors.rows));
+    }
+    numbers_.set(sinks, sequence, act.window.at(tokens, prompt).sink_end / act.segment.page);
+    numbers_.set(tail, sequence, then.recent_begin);
   }
   void upload(D& device) const { numbers_.upload(device); }
 
@@ -133,7 +150,7 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
     made.units = list(step_list);
     made.stride = units_[0];
     made.named = state(step_named);
-    made.tail = numbers_.of(tail);
+    made.tail.values = state(since);
     made.tokens = lengths;
     made.unit_size = act.segment.page;
     made.about = act.budget.tokens;
@@ -146,6 +163,7 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
     fired,
     entropies_of_page,
     at,
+    since,
     due,
     page_count,
     step_named,
@@ -171,9 +189,23 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
             state(entropies_of_page),
             state(fired)};
   }
-  void set_share(std::int64_t level, std::int64_t sequence, float share, std::int64_t units_at_most) {
-    numbers_.set(fraction + level, sequence, std::bit_cast<std::int32_t>(share));
-    numbers_.set(most + level, sequence, units_at_most);
+  /// How a level is cut; of level 0 pages, 1 chunks, 2 grids.
+  level_limits limits(std::size_t level) const noexcept {
+    auto const row = static_cast<std::int64_t>(level);
+    return {numbers_.of(fraction + row), numbers_.of(least + row), numbers_.of(most + row), numbers_.of(first_unit + row),
+            numbers_.of(last_unit + row)};
+  }
+
+  /// The turns of all tokens that there can be, once.
+  void take(rotation const& rope, D& device) {
+    std::span const told(rope.inverse_frequency, static_cast<std::size_t>(rope.pairs));
+    if (told_ && halves_ == (rope.how == rotation::pairing::halves) && std::ranges::equal(frequency_, told)) return;
+    std::vector<float> angles(static_cast<std::size_t>(2 * rope.pairs * shape_.max_tokens));
+    write_turns(rope, angles);
+    device.upload(buffer<float>{turns_.get().data, std::ssize(angles)}, angles.data(), std::ssize(angles));
+    frequency_.assign(told.begin(), told.end());
+    halves_ = rope.how == rotation::pairing::halves;
+    told_ = true;
   }
 
   void set_state(int row, std::int64_t sequence, std::int32_t value, D& device) {
@@ -195,18 +227,22 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
   void forget(std::int64_t sequence, D& device) {
     set_state(fired, sequence, 0, device);
     set_state(page_count, sequence, 0, device);
+    set_state(since, sequence, 0, device);
     restart(sequence, device);
   }
 
   void pool(batch_rows const& keys, pooled_tokens const& what, std::int64_t sequences, layer_id layer,
             std::int64_t first_sequence, D& device) {
-    launch_pool<pool_mean_body>(device, keys, what, sequences, [&](auto& a) {
+    auto const set = [&](auto& a) {
+      a.turned = {turns_.get(), static_cast<std::int32_t>(frequency_.size()), halves_};
       std::int64_t const from = first_sequence * units_[0] * dims_ + layer.value * shape_.kv_heads * shape_.head_dim;
       a.means = {means_[0].get().data + from, means_[0].get().size - from};
       a.sequence_stride = units_[0] * dims_;
       a.unit_stride = dims_;
       a.head_stride = shape_.head_dim;
-    });
+    };
+    if (!frequency_.empty()) launch_pool<pool_unrotated_body>(device, keys, what, sequences, set);
+    else launch_pool<pool_mean_body>(device, keys, what, sequences, set);
   }
 
   /// Chunks from pages, grids from chunks: those whose units changed since the last choice.
@@ -239,12 +275,9 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
   void choose_pages(act_type const& act, per_sequence const& lengths, D& device) {
     std::int64_t const few = divided_up(sequences_, 32);
     auto const depth = static_cast<std::size_t>(act.select.depth);
-    auto const level_number = [&](number what, std::size_t level) {
-      return numbers_.of(what + static_cast<std::int64_t>(level));
-    };
     device.template launch<cascade_due_body>(
-        {few, 1, 1}, {lengths, state(fired), state(at), act.trigger.first.steps, sequences_, level_number(units, depth - 1),
-                      level_number(fraction, depth - 1), level_number(most, depth - 1), state(due), counts(level_a)});
+        {few, 1, 1}, {lengths, state(fired), state(at), act.trigger.first.steps, act.trigger.second.rest, sequences_,
+                      limits(depth - 1), numbers_.of(tail), state(due), state(since), counts(level_a)});
     for (std::size_t level = 1; level < depth; ++level) refresh(level, device);
     device.template launch<page_anchor_body>(
         {divided_up(dims_, page_anchor_body::threads), sequences_, 1},
@@ -258,17 +291,19 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
       int const next = of_level == level_a ? level_b : level_a;
       buffer<std::int32_t> const children = list(next == level_a ? live_a : live_b);
       device.template launch<cascade_children_body>(
-          {sequences_, 1, 1},
-          {counts(of_level), list(kept_places), live, units_[0], fan_out_[level], level_number(units, level - 1),
-           level_number(fraction, level - 1), level_number(most, level - 1), children, counts(next)});
+          {sequences_, 1, 1}, {counts(of_level), list(kept_places), live, limits(level).first, units_[0], fan_out_[level],
+                               limits(level - 1), children, counts(next)});
       live = children;
       of_level = next;
     }
-    device.template launch<cascade_pages_body>({sequences_, 1, 1}, {counts(of_level), list(kept_places), live, units_[0],
-                                                                    state(due), list(chosen_pages), state(page_count)});
+    device.template launch<cascade_pages_body>(
+        {sequences_, 1, 1}, {counts(of_level), list(kept_places), live, limits(0).first, units_[0], state(due),
+                             list(chosen_pages), state(page_count)});
+    per_sequence tail_now{};
+    tail_now.values = state(since);
     device.template launch<page_list_body>(
-        {sequences_, 1, 1}, {list(chosen_pages), state(page_count), units_[0], numbers_.of(sinks), numbers_.of(tail),
-                             act.segment.page, list(step_list), state(step_named)});
+        {sequences_, 1, 1}, {list(chosen_pages), state(page_count), units_[0], numbers_.of(sinks), tail_now, act.segment.page,
+                             list(step_list), state(step_named)});
   }
 
   /// Scores of a level's live units, and the places of the best among them.
@@ -281,10 +316,13 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
     dot.vector_stride = dims_;
     dot.dims = dims_;
     dot.units = live;
+    dot.first = limits(level).first;
     dot.count.values = of_level.scored;
     dot.scores = scores_->get();
     dot.stride = units_[0];
     launch_score_dot(device, dot, units_[level], sequences_);
+    if (following_ && level == 0)
+      device.template launch<cascade_following_body>({sequences_, 1, 1}, {of_level, live, units_[0], scores_->get()});
     top_k_body<1>::arguments top{};
     top.scores = scores_->get();
     top.score_stride = units_[0];
@@ -301,11 +339,16 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
   std::array<std::int32_t, 3> fan_out_{};
   std::array<std::int64_t, 3> units_{};  ///< of a sequence, at most; every list has room for as many pages
   step_numbers<D> numbers_;
-  std::vector<array_of<D, float>> means_;           ///< of each level `[sequences, units, dims]`
-  array_of<D, std::int32_t> state_;                 ///< `[state_rows, sequences]`
-  array_of<D, double> moments_;                     ///< `[2, sequences]`
-  array_of<D, float> anchor_;                       ///< `[sequences, dims]`
-  array_of<D, float> entropy_;                      ///< `[2, sequences]`
+  std::vector<array_of<D, float>> means_;  ///< of each level `[sequences, units, dims]`
+  array_of<D, std::int32_t> state_;        ///< `[state_rows, sequences]`
+  array_of<D, double> moments_;            ///< `[2, sequences]`
+  array_of<D, float> anchor_;              ///< `[sequences, dims]`
+  array_of<D, float> entropy_;             ///< `[2, sequences]`
+  array_of<D, float> turns_;               ///< `[max_tokens, 2, pairs]`, for unrotated keys
+  std::vector<float> frequency_;           ///< the rotary embedding that they are of
+  bool following_;
+  bool halves_ = true;
+  bool told_ = false;
   std::optional<array_of<D, float>> scores_;        ///< `[sequences, pages]`
   std::optional<array_of<D, std::int32_t>> lists_;  ///< `[list_rows, sequences, pages]`
 };

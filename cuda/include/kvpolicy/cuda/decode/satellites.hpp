@@ -82,6 +82,7 @@ class decode_retrieve<
       if (follows || piece.retained.empty()) {
         state.retrieve().each_chosen(piece.layer, static_cast<std::size_t>(h),
                                      [&](std::int64_t begin, std::int64_t end) { append(list, begin, end, reason::scored); });
+        append(list, act.window.at(tokens, tokens).recent_begin, tokens, reason::recent);
       } else {
         list = piece.retained[piece.retained.size() == 1 ? 0 : static_cast<std::size_t>(h)];
       }

@@ -52,10 +52,44 @@ KVPOLICY_KERNEL pool_item item_of(B& block, batch_rows const& keys, pooled_token
   return mine;
 }
 
-template <element_type E>
-struct pool_mean_body {
+/// How far the rotary embedding turned each token's key; a null buffer: keys are not turned. As token_turns.
+struct batch_turns {
+  buffer<float const> angles;  ///< `[tokens, 2, pairs]`: cosines, then sines
+  std::int32_t pairs = 0;
+  bool halves = true;
+
+  /// Channels [8 part, 8 part + 8) of a key at `offset`, turned back.
+  template <element_type E, class B>
+  KVPOLICY_KERNEL void load(B& block, row_reader<E, B> const& keys, std::int64_t offset, std::int64_t token, std::int32_t part,
+                            float (&x)[8]) const {
+    float own[8];
+    keys.load(offset, part, own);
+    auto const table = block.global(angles);
+    std::int64_t const cosines = token * 2 * pairs;
+    float other[8] = {};  // each channel's partner
+    if (halves && pairs % 8 == 0 && part * 8 < 2 * pairs) {
+      keys.load(offset, part * 8 < pairs ? part + pairs / 8 : part - pairs / 8, other);
+    }
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      std::int32_t const channel = part * 8 + i;
+      x[i] = own[i];
+      if (channel >= 2 * pairs) continue;
+      bool const low = halves ? channel < pairs : i % 2 == 0;
+      std::int32_t const pair = halves ? (low ? channel : channel - pairs) : channel / 2;
+      float partner = halves ? other[i] : own[i ^ 1];
+      if (halves && pairs % 8 != 0) partner = keys.one(offset, low ? channel + pairs : channel - pairs);
+      float const c = table[cosines + pair];
+      float const s = table[cosines + pairs + pair];
+      x[i] = low ? c * own[i] + s * partner : c * own[i] - s * partner;
+    }
+  }
+};
+
+/// Means of keys as they lie, or turned back first: two kernels, as turning takes twice the registers.
+template <element_type E, bool Turned>
+struct pool_mean_of {
   static constexpr unsigned threads = 128;
-  static constexpr char const* name = "pool_mean";
   struct arguments {
     batch_rows keys;
     pooled_tokens what;
@@ -63,6 +97,7 @@ struct pool_mean_body {
     std::int64_t sequence_stride = 0;
     std::int64_t unit_stride = 0;
     std::int64_t head_stride = 0;
+    batch_turns turned;
   };
   template <class B>
   struct shared {};
@@ -86,7 +121,9 @@ struct pool_mean_body {
     KVPOLICY_UNROLL_4
     for (std::int64_t t = mine.begin; t < mine.end; ++t) {
       float x[8];
-      keys.load(keys.offset(block.y(), t), mine.part, x);
+      std::int64_t const row = keys.offset(block.y(), t);
+      if constexpr (Turned) a.turned.load(block, keys, row, keys.at(block.y(), t), mine.part, x);
+      else keys.load(row, mine.part, x);
       count += 1;
       float const share = 1 / count;
       KVPOLICY_UNROLL
@@ -97,6 +134,15 @@ struct pool_mean_body {
       if (mine.part * 8 + i < a.keys.head_dim) means[at + i] = mean[i];
     }
   }
+};
+
+template <element_type E>
+struct pool_mean_body : pool_mean_of<E, false> {
+  static constexpr char const* name = "pool_mean";
+};
+template <element_type E>
+struct pool_unrotated_body : pool_mean_of<E, true> {
+  static constexpr char const* name = "pool_unrotated";
 };
 
 /// Where units' bounds lie: (s, h, u): head_dim maxima, then head_dim minima, of the keys' own type.

@@ -18,7 +18,8 @@ struct score_dot_body {
     std::int64_t vector_stride = 0;
     std::int64_t dims = 0;
     bool packed = false;               ///< strides, dims and addresses allow 16-byte loads
-    buffer<std::int32_t const> units;  ///< `[sequences, stride]`, or none: unit i is the i-th
+    buffer<std::int32_t const> units;  ///< `[sequences, stride]`, or none: unit i is the i-th from `first` on
+    per_sequence first;
     per_sequence count;
     buffer<float> scores;  ///< `[sequences, stride]`
     std::int64_t stride = 0;
@@ -36,8 +37,9 @@ struct score_dot_body {
     auto const anchor = block.global(a.anchor);
     auto const vectors = block.global(a.vectors);
     std::int64_t const from = sequence * a.anchor_stride;
+    std::int64_t const first = a.first.of(block, block.y());
     for (std::int64_t i = block.x(); i < count; i += a.blocks) {
-      std::int64_t unit = i;
+      std::int64_t unit = first + i;
       if (a.units.data != nullptr) {
         std::int32_t const named = block.global(a.units)[sequence * a.stride + i];
         unit = named;
