@@ -78,7 +78,8 @@ struct sentence_model {
   segment::sentences segment;
   std::vector<std::int32_t> ids;
   explicit sentence_model(cache_shape const& shape, random_source& random)
-      : segment{.longest = static_cast<std::int32_t>(random.between(4, 30)),
+      : pool{.spread = random.one_in(2)},
+        segment{.longest = static_cast<std::int32_t>(random.between(4, 30)),
                 .shortest = static_cast<std::int32_t>(random.between(1, 4))} {
     for (std::int64_t t = 0; t < shape.max_tokens; ++t) ids.push_back(static_cast<std::int32_t>(random.between(0, 2)));
   }
@@ -108,6 +109,11 @@ struct sentence_model {
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
         add_bytes(made, from.index_ends({l}, h), from.units());
+        if (!from.spreads.empty()) {
+          bounds_table const spreads = from.bounds({l});
+          add_bytes(made, spreads.unit(h, 0), spreads.unit(h, from.units()) - spreads.unit(h, 0));
+          continue;
+        }
         table<float> const means = from.of({l}, h);
         for (std::int64_t u = 0; u < means.rows; ++u) add_bytes(made, means.row(u), means.columns);
       }

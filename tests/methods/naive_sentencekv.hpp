@@ -77,15 +77,20 @@ inline sentence_reading read_sentences(world const& w, std::int64_t l, std::int6
                                        ints const& there, presets::sentencekv const& p) {
   ints const ends = closed_sentences(w.ids, n, p.sentences);
   std::int64_t const open = ends.empty() ? 0 : ends.back();
-  if (l < p.layers.dense_first || (p.all_after_boundary && open == n - 1)) return {there, false};
+  // Right behind a boundary, at a token that ends a sentence (it would be closed by one more), and at the first behind the
+  // prompt.
+  bool const boundary = open == n - 1 || closed_sentences(w.ids, n + 1, p.sentences).size() > ends.size() || n == prompt + 1;
+  if (l < p.layers.dense_first || (p.all_after_boundary && boundary)) return {there, false};
 
-  // The mean query of the open sentence: of its generated tokens, summed over the group.
-  std::int64_t const first = std::max(open, prompt);
-  reals query = filled(w.shape.head_dim, 0.0);
+  // Each query head's sum: of the open sentence's generated tokens, or of all that were, each step's share of the one behind
+  // it.
+  std::int64_t const first = p.carry == 1 ? std::max(open, prompt) : prompt;
+  std::vector<reals> queries = filled(w.group(), filled(w.shape.head_dim, 0.0));
   for (std::int64_t t = first; t < n; ++t) {
     for (std::int64_t g = 0; g < w.group(); ++g) {
       for (std::int64_t d = 0; d < w.shape.head_dim; ++d) {
-        at(query, d) += w.query(l, t, h * w.group() + g)[d] / static_cast<double>(n - first);
+        double& sum = at(at(queries, g), d);
+        sum = sum * static_cast<double>(p.carry) + static_cast<double>(w.query(l, t, h * w.group() + g)[d]);
       }
     }
   }
@@ -113,12 +118,27 @@ inline sentence_reading read_sentences(world const& w, std::int64_t l, std::int6
     if (open_to_choice.empty()) continue;
     reals const mean = w.mean_key(l, h, members);
     double score = 0;
-    for (std::int64_t d = 0; d < w.shape.head_dim; ++d) score += at(query, d) * at(mean, d);
+    for (reals const& query : queries) {
+      for (std::int64_t d = 0; d < w.shape.head_dim; ++d) {
+        double variance = 0;
+        for (std::int64_t const t : members) {
+          double const off = static_cast<double>(w.cache.key(l, h, t, d)) - at(mean, d);
+          variance += off * off / static_cast<double>(members.size());
+        }
+        score += at(query, d) * at(mean, d) + (p.spread ? std::abs(at(query, d)) * std::sqrt(variance) : 0);
+      }
+    }
     buckets.push_back(open_to_choice);
     scores.push_back(score);
   }
   ints const order = ranked(scores);
-  double const slack = 1e-5 * largest_size(scores);
+  // Spreads are of the cache's own type: both ends of each channel are rounded.
+  double const rounded = w.shape.type == element_type::f32 ? 1e-5 : w.shape.type == element_type::f16 ? 1e-3 : 8e-3;
+  double most = 0;
+  for (reals const& query : queries) {
+    for (double const x : query) most += std::abs(x);
+  }
+  double const slack = p.spread ? rounded * most : 1e-5 * largest_size(scores);
   for (std::int64_t i = 0; i < size_of(order); ++i) {
     ints const& bucket = at(buckets, at(order, i));
     // Two neighbours in this order change places to some effect if both are looked at and not both are read whole.

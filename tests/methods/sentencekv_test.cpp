@@ -21,6 +21,8 @@ presets::sentencekv random_sentencekv(cache_shape const& shape, std::vector<std:
       .window = narrow(window),
       .smooth = presets::sentencekv::paper().smooth,
       .sentences = {.boundary = boundary, .longest = narrow(random.between(8, 20)), .shortest = narrow(random.between(1, 5))},
+      .spread = random.one_in(2),
+      .carry = random.one_in(2) ? 1.0f : static_cast<float>(random.between(0, 3)) / 4,
       .all_after_boundary = random.one_in(3),
       .layers = {.dense_first = narrow(random.between(0, 1))}};
   return made;
@@ -132,7 +134,8 @@ TEST_CASE("what the prompt retains for sentencekv is the best of the whole promp
 // of the best bucket, then 0 of the next, cut. And the open sentence: 8. Token 9's id is 1: it ends the sentence that it is in.
 // Step 2 (token 10, query -4): the sentence [8, 10) is a bucket, and the mean query starts anew: -4, not (1 - 4)/2, though
 // either ranks the same here. Keys of tokens 8 to 10 are 0: buckets -4, -12, 8, 0. Token 10, and 5, 6, 7. Step 3 (token 11,
-// query 9): the mean is (-4 + 9)/2 = 2.5: buckets 2.5, 7.5, -5, 0. Token 11, 3, 4 and 0, and the open one's 10.
+// query 9): the mean is (-4 + 9)/2 = 2.5: buckets 2.5, 7.5, -5, 0. Token 11, 3, 4 and 0, and the open one's 10. As the authors'
+// code does it, step 1, the first and a boundary, and step 2 behind it read all.
 TEST_CASE("sentencekv, worked by hand", "[methods]") {
   random_source random(1304);
   cache_shape const shape{1, 1, 1, 1, 12, element_type::f32};
@@ -148,6 +151,8 @@ TEST_CASE("sentencekv, worked by hand", "[methods]") {
                                      .sinks = 0,
                                      .window = 1,
                                      .sentences = {.boundary = boundary, .shortest = 1},
+                                     .spread = false,
+                                     .carry = 1,
                                      .all_after_boundary = all};
     host_exec exec;
     auto state = start(policy, shape);
@@ -155,7 +160,7 @@ TEST_CASE("sentencekv, worked by hand", "[methods]") {
     auto const step = [&](std::int64_t n, float q, std::int32_t id) {
       return tokens_of(state.choose(own_view{&cache, n}, {0}, {{&q, 1, 1, 1.f}, id}, exec).of({0}));
     };
-    REQUIRE(step(10, 1, 1) == ints{0, 3, 4, 8, 9});
+    REQUIRE(step(10, 1, 1) == (all ? range(0, 10) : ints{0, 3, 4, 8, 9}));
     REQUIRE(step(11, -4, 0) == (all ? range(0, 11) : ints{5, 6, 7, 10}));
     REQUIRE(step(12, 9, 0) == ints{0, 3, 4, 10, 11});
   }

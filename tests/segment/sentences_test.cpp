@@ -12,6 +12,13 @@ TEST_CASE("a sentence ends at a mark, with quotes and blanks behind it, or at a 
     INFO('\'' << text << '\'');
     CHECK(segment::ends_sentence(text));
   }
+  // An ideographic full stop, full-width ! and ?, a closing corner bracket behind one.
+  for (char const* const text : {"\xe3\x80\x82", "\xe5\xa5\xbd\xe3\x80\x82", "\xef\xbc\x81", "\xef\xbc\x9f", "\xef\xbd\xa1",
+                                 "\xe3\x80\x82\xe3\x80\x8d"}) {
+    INFO('\'' << text << '\'');
+    CHECK(segment::ends_sentence(text));
+  }
+  for (char const* const text : {"\xe3\x80\x81", "\xe3\x80\x8d", "\xe5\xa5\xbd"}) CHECK_FALSE(segment::ends_sentence(text));
   for (char const* const text : {"", " ", "word", ",", ":", "\"", ")", ".5", "e.g", "\xe2\x80\x9d"}) {
     INFO('\'' << text << '\'');
     CHECK_FALSE(segment::ends_sentence(text));
@@ -21,6 +28,7 @@ TEST_CASE("a sentence ends at a mark, with quotes and blanks behind it, or at a 
 TEST_CASE("the authors' lookup knows tokens that are a mark and nothing else", "[segment]") {
   CHECK(segment::ends_sentence(".", true));
   CHECK(segment::ends_sentence("\n", true));
+  CHECK(segment::ends_sentence("\xe3\x80\x82", true));
   CHECK_FALSE(segment::ends_sentence(".\n", true));
   CHECK_FALSE(segment::ends_sentence(" end.", true));
 }

@@ -55,8 +55,10 @@ TEST_CASE("every scorer under score/ keeps a scorer's promises", "[testing]") {
         scorer_options{.gathered = false});
   std::vector<std::uint8_t> boundary(10);
   boundary[3] = boundary[7] = 1;
-  check("query_mean_dot", score::query_mean_dot{}, pool::unit_mean{},
-        segment::sentences{.boundary = boundary, .longest = 9, .shortest = 2}, scorer_options{.gathered = false});
+  segment::sentences const sentences{.boundary = boundary, .longest = 9, .shortest = 2};
+  check("query_mean_dot", score::query_mean_dot{}, pool::unit_mean{}, sentences, scorer_options{.gathered = false});
+  check("query_mean_dot", score::query_mean_dot{.carry = .5f}, pool::unit_mean{.spread = true}, sentences,
+        scorer_options{.gathered = false});
   checked.insert("anchor_affinity");         // makes an anchor, no scores: tests/score/anchor_affinity_test.cpp
   std::string const all = KVPOLICY_SCORERS;  // the headers' names, from the folder
   for (std::size_t at = 0; at < all.size();) {

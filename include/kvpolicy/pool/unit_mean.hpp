@@ -1,4 +1,5 @@
-// Pool: the mean key of each sentence, per layer and KV head, over those of its tokens that are there (SentenceKV, eq. 1).
+// Pool: the mean key of each sentence, per layer and KV head, over those of its tokens that are there (SentenceKV, eq. 1); with
+// or without how far they spread around it.
 #pragma once
 
 #include <algorithm>
@@ -13,17 +14,28 @@ namespace kvpolicy::pool {
 struct unit_mean {
   static constexpr signals needs = signals::keys | signals::token_ids;
 
+  /// In place of the mean, mean -/+ one standard deviation by channel: a mean alone hides the few tokens that are asked for.
+  bool spread = false;
+
   struct summaries : segment::sentence_marks {
     std::int64_t layers = 0;
     std::int64_t heads = 0;
     std::int64_t dim = 0;
     std::vector<std::int64_t> folded;     ///< `[layers, heads]` sentences that are in
-    std::vector<float> means;             ///< `[layers, heads, most, dim]`
+    std::vector<float> means;             ///< `[layers, heads, most, dim]`, or
+    bounds_table layout{};                ///< of one layer's spreads, of the cache's own type or f16; `data` is set by bounds()
+    std::vector<std::byte> spreads;       ///< `[layers]` of it
+    std::vector<float> moments;           ///< `[2, dim]` of the sentence that is folded in
     std::vector<std::int32_t> index_end;  ///< `[layers, heads, most]` rank behind each sentence's retained tokens
 
     std::int64_t at(layer_id layer, std::int64_t head) const noexcept { return layer.value * heads + head; }
     table<float> of(layer_id layer, std::int64_t head) noexcept {
       return {means.data() + at(layer, head) * most * dim, units(), dim, dim};
+    }
+    bounds_table bounds(layer_id layer) noexcept {
+      bounds_table result = layout;
+      result.data = spreads.data() + layer.value * layout.bytes();
+      return result;
     }
     std::int32_t const* index_ends(layer_id layer, std::int64_t head) const noexcept {
       return index_end.data() + at(layer, head) * most;
@@ -47,10 +59,16 @@ struct unit_mean {
   };
 
   summaries start(cache_shape const& shape, segment::sentences const& segment) const {
-    summaries made{{segment, shape.max_tokens}, shape.layers, shape.kv_heads, shape.head_dim, {}, {}, {}};
+    summaries made{{segment, shape.max_tokens}, shape.layers, shape.kv_heads, shape.head_dim, {}, {}, {}, {}, {}, {}};
     auto const rows = static_cast<std::size_t>(shape.layers * shape.kv_heads);
     made.folded.resize(rows);
-    made.means.resize(rows * static_cast<std::size_t>(made.most * made.dim));
+    if (spread) {
+      made.layout = {.type = summary_type(shape.type), .heads = shape.kv_heads, .units = made.most, .head_dim = shape.head_dim};
+      made.spreads.resize(static_cast<std::size_t>(shape.layers * made.layout.bytes()));
+      made.moments.resize(static_cast<std::size_t>(2 * made.dim));
+    } else {
+      made.means.resize(rows * static_cast<std::size_t>(made.most * made.dim));
+    }
     made.index_end.resize(rows * static_cast<std::size_t>(made.most));
     return made;
   }
@@ -62,7 +80,6 @@ struct unit_mean {
       std::int64_t& folded = into.folded[static_cast<std::size_t>(into.at(layer, h))];
       if (folded >= into.units()) continue;
       auto const keys = view.keys(layer).of({h, 1});
-      table<float> const means = into.of(layer, h);
       std::int32_t* const ends = into.index_end.data() + into.at(layer, h) * into.most;
       for (; folded < into.units(); ++folded) {
         std::int32_t const behind = into.ends[static_cast<std::size_t>(folded)];
@@ -72,8 +89,15 @@ struct unit_mean {
                                      : std::lower_bound(keys.indices + begin, keys.indices + indices, behind) - keys.indices;
         ends[folded] = static_cast<std::int32_t>(end);
         if (begin == end) continue;
-        pool_mean(keys, {.unit_size = end - begin, .first = begin, .last = end, .origin = begin},
-                  table<float>{means.row(folded), 1, into.dim, into.dim}, 0, exec);
+        pooling const what{.unit_size = end - begin, .first = begin, .last = end, .origin = begin};
+        if (spread) {
+          bounds_table of_unit = into.bounds(layer);
+          of_unit.data = of_unit.unit(h, folded);
+          of_unit.heads = of_unit.units = 1;
+          pool_mean_deviation(keys, what, into.moments.data(), of_unit, exec);
+        } else {
+          pool_mean(keys, what, table<float>{into.of(layer, h).row(folded), 1, into.dim, into.dim}, 0, exec);
+        }
       }
     }
   }

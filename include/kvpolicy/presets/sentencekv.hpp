@@ -19,25 +19,31 @@
 
 namespace kvpolicy::presets {
 
-/// The defaults retain no more than a step reads, by a short window and wide neighbourhoods: what keeps answers on small
-/// models.
+/// The defaults retain three times what a step reads, by a short window and wide neighbourhoods, and rank sentences by how far
+/// their keys spread: what keeps answers on small models.
 struct sentencekv {
   static constexpr char const* name = "sentencekv";
   static constexpr char const* source = "sentences near the one that is being generated (SentenceKV, Zhu et al.)";
 
   std::int32_t tokens = 512;
   std::optional<double> ratio{};
-  double keep = 1;
+  double keep = 3;
   std::int32_t sinks = 4;
   std::int32_t window = 8;
   smoothing smooth{.how = smoothing::kind::maximum, .width = 31, .of_group = true};
   segment::sentences sentences{};
+  bool spread = true;
+  float carry = .5f;
   bool all_after_boundary = false;
   layering layers{};
 
   /// The paper's setting.
   static constexpr sentencekv paper() noexcept {
-    return {.keep = 2, .window = 32, .smooth = {.how = smoothing::kind::maximum, .width = 7, .of_group = true}};
+    return {.keep = 2,
+            .window = 32,
+            .smooth = {.how = smoothing::kind::maximum, .width = 7, .of_group = true},
+            .spread = false,
+            .carry = 1};
   }
 
   template <class Self, class Visit>
@@ -50,13 +56,16 @@ struct sentencekv {
     visit("smooth", p.smooth.how, "none, average or maximum");
     visit("longest", p.sentences.longest, "tokens of the longest sentence");
     visit("shortest", p.sentences.shortest, "tokens of the shortest");
+    visit("spread", p.spread,
+          "rank sentences by the mean of their keys and one deviation towards the query; the paper: the mean");
+    visit("carry", p.carry, "of the queries before, what the next one's score keeps; 1, the paper: the open sentence's mean");
     visit("all_after_boundary", p.all_after_boundary,
           "the authors' code: right behind a boundary all that is retained is read");
     layer_parameters(p, visit);
   }
   template <class Visit>
   static constexpr void settings(Visit visit) {
-    visit("paper", paper(), "r = 2, window 32, maximum over 7");
+    visit("paper", paper(), "r = 2, window 32, maximum over 7; mean keys, mean query of the open sentence");
   }
 
   constexpr auto parts() const {
@@ -67,9 +76,10 @@ struct sentencekv {
         kvpolicy::keep{segment::tokens{}, pool::none{}, score::window_attention{.window = window, .smooth = smooth},
                        budget::tokens{.count = many, .ratio = rest, .at_most = true}, select::top{},
                        window::tokens{.sinks = sinks, .recent = window}, trigger::prefill{}, layers},
-        kvpolicy::keep{sentences, pool::unit_mean{}, score::query_mean_dot{}, budget::tokens{.count = tokens, .ratio = ratio},
-                       select::fill{.all_after_boundary = all_after_boundary}, window::tokens{.sinks = sinks, .recent = window},
-                       trigger::every_step{}, layering{.dense_first = layers.dense_first}}};
+        kvpolicy::keep{sentences, pool::unit_mean{.spread = spread}, score::query_mean_dot{.carry = carry},
+                       budget::tokens{.count = tokens, .ratio = ratio}, select::fill{.all_after_boundary = all_after_boundary},
+                       window::tokens{.sinks = sinks, .recent = window}, trigger::every_step{},
+                       layering{.dense_first = layers.dense_first}}};
   }
 };
 

@@ -1,9 +1,11 @@
-// Score: dot product of a sentence's mean key with the mean query of the sentence that is being generated (SentenceKV, eq. 2).
+// Score: a sentence's mean key, or what it spreads over, against the mean query of the sentence that is being generated
+// (SentenceKV, eq. 2).
 #pragma once
 
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "kvpolicy/concepts.hpp"
@@ -16,32 +18,38 @@ struct query_mean_dot {
   static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::units;
 
+  /// Of the queries before, what counts for the next token: 1 all of the open sentence's, which begin afresh at a boundary (the
+  /// paper); below it they fade, whatever sentence they were of.
+  float carry = 1;
+
   struct memory : no_memory {
     static constexpr bool hears_steps = true;
     std::int64_t heads = 0;
+    std::int64_t group = 0;
     std::int64_t dim = 0;
-    std::vector<float> sums;          ///< `[layers, kv_heads, head_dim]`: of the open sentence's queries, group and tokens
+    std::vector<float> sums;          ///< `[layers, kv_heads, group, head_dim]` of queries
     std::vector<std::int64_t> count;  ///< `[layers, kv_heads]` queries in them
+    std::vector<float> anchor;        ///< `[head_dim]`: a group's sum
     std::vector<std::int32_t> all;    ///< 0, 1, 2, ...
-    std::vector<float> scores;
 
-    std::span<float> sum(layer_id layer, std::int64_t head) noexcept {
-      return std::span(sums).subspan(static_cast<std::size_t>((layer.value * heads + head) * dim),
-                                     static_cast<std::size_t>(dim));
-    }
+    float* sum(layer_id layer, std::int64_t head) noexcept { return sums.data() + (layer.value * heads + head) * group * dim; }
     std::int64_t& queries(layer_id layer, std::int64_t head) noexcept {
       return count[static_cast<std::size_t>(layer.value * heads + head)];
     }
-    /// The mean starts afresh: which of its queries are gone is not known.
+    /// The sum starts afresh: which of its queries are gone is not known.
     void truncate(std::int64_t) noexcept { std::ranges::fill(count, 0); }
   };
   memory start(cache_shape const& shape) const {
+    KVPOLICY_EXPECTS(carry >= 0 && carry <= 1,
+                     "queries that carry " + std::to_string(carry) + " of those before them; it must be 0 to 1");
     auto const rows = static_cast<std::size_t>(shape.layers * shape.kv_heads);
     memory made;
     made.heads = shape.kv_heads;
+    made.group = shape.group();
     made.dim = shape.head_dim;
-    made.sums.resize(rows * static_cast<std::size_t>(shape.head_dim));
+    made.sums.resize(rows * static_cast<std::size_t>(made.group * made.dim));
     made.count.resize(rows);
+    made.anchor.resize(static_cast<std::size_t>(made.dim));
     made.all.resize(static_cast<std::size_t>(shape.max_tokens) + 1);
     std::iota(made.all.begin(), made.all.end(), 0);
     return made;
@@ -50,18 +58,20 @@ struct query_mean_dot {
   /// Adds the current token's queries. A boundary was just before it where the open sentence has no other token.
   template <class Input, executor Exec>
   void watch(Input const& input, Exec&) const {
-    std::int64_t const group = input.queries.heads / input.heads.count;
-    bool const fresh = input.summaries.tokens - input.summaries.open_begin() == 1;
+    memory& m = input.memory;
+    bool const boundary = carry == 1 && input.summaries.tokens - input.summaries.open_begin() == 1;
     for (std::int64_t h = 0; h < input.heads.count; ++h) {
-      std::span const sum = input.memory.sum(input.layer, input.heads.first + h);
-      std::int64_t& count = input.memory.queries(input.layer, input.heads.first + h);
-      if (fresh || count == 0) {
-        std::ranges::fill(sum, 0.0f);
-        count = 0;
-      }
+      float* const sum = m.sum(input.layer, input.heads.first + h);
+      std::int64_t& count = m.queries(input.layer, input.heads.first + h);
+      if (boundary) count = 0;
+      float const before = count == 0 ? 0 : carry;
       ++count;
-      for (std::int64_t q = h * group; q < (h + 1) * group; ++q) {
-        for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += input.queries.head(q)[i];
+      for (std::int64_t q = 0; q < m.group; ++q) {
+        float const* const query = input.queries.head(h * m.group + q);
+        for (std::int64_t i = 0; i < m.dim; ++i) {
+          float& x = sum[q * m.dim + i];
+          x = (before == 0 ? 0 : before * x) + query[i];
+        }
       }
     }
   }
@@ -69,10 +79,19 @@ struct query_mean_dot {
   /// The sum stands for the mean: it ranks the same.
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
+    memory& m = input.memory;
+    if (!input.summaries.spreads.empty()) {
+      query_heads const sums{m.sum(input.layer, input.heads.first), input.heads.count * m.group, m.dim, 1};
+      score_bounds(sums, input.summaries.bounds(input.layer).of(input.heads), out.columns, group_merge::mean, out, exec);
+      return;
+    }
     for (std::int64_t h = 0; h < input.heads.count; ++h) {
       std::int64_t const head = input.heads.first + h;
-      score_dot(input.memory.sum(input.layer, head), table<float const>(input.summaries.of(input.layer, head)),
-                std::span(input.memory.all).first(static_cast<std::size_t>(out.columns)),
+      float const* const sum = m.sum(input.layer, head);
+      std::copy_n(sum, m.dim, m.anchor.begin());
+      for (std::int64_t i = m.dim; i < m.group * m.dim; ++i) m.anchor[static_cast<std::size_t>(i % m.dim)] += sum[i];
+      score_dot(std::span<float const>(m.anchor), table<float const>(input.summaries.of(input.layer, head)),
+                std::span(m.all).first(static_cast<std::size_t>(out.columns)),
                 std::span(out.row(h), static_cast<std::size_t>(out.columns)), exec);
     }
   }

@@ -70,13 +70,17 @@ struct sentence_marks {
   }
 };
 
-/// Whether a token with this text ends a sentence: it ends with . ! ? or an ellipsis, or with a closing quote or bracket after
-/// one, blanks behind that aside; or it holds a line's end. `exact`: only tokens that are such a mark and nothing else, as in
-/// the method's public code, which misses ".\n" and the like.
+/// Whether a token with this text ends a sentence: it ends with . ! ? or an ellipsis, their full-width and ideographic forms
+/// included, or with a closing quote or bracket after one, blanks behind that aside; or it holds a line's end. `exact`: only
+/// tokens that are such a mark and nothing else, as in the method's public code, which misses ".\n" and the like.
 constexpr bool ends_sentence(std::string_view text, bool exact = false) noexcept {
-  constexpr std::string_view ellipsis = "\xe2\x80\xa6";
-  constexpr std::string_view closing[] = {"\"", "'", ")", "]", "\xe2\x80\x9d", "\xe2\x80\x99", "\xc2\xbb"};
-  if (exact) return text == "." || text == "!" || text == "?" || text == ellipsis || text == "\n";
+  // . ! ? and the ellipsis; the ideographic full stop, and its half-width form; full-width ! and ?
+  constexpr std::string_view marks[] = {".",           "!", "?", "\xe2\x80\xa6", "\xe3\x80\x82", "\xef\xbd\xa1", "\xef\xbc\x81",
+                                        "\xef\xbc\x9f"};
+  // Quotes and brackets; the corner brackets, and the full-width parenthesis.
+  constexpr std::string_view closing[] = {
+      "\"", "'", ")", "]", "\xe2\x80\x9d", "\xe2\x80\x99", "\xc2\xbb", "\xe3\x80\x8d", "\xe3\x80\x8f", "\xef\xbc\x89"};
+  if (exact) return text == "\n" || std::ranges::find(marks, text) != std::end(marks);
   if (text.find('\n') != std::string_view::npos) return true;
   while (!text.empty() && (text.back() == ' ' || text.back() == '\t' || text.back() == '\r')) text.remove_suffix(1);
   for (bool more = true; more;) {
@@ -88,7 +92,7 @@ constexpr bool ends_sentence(std::string_view text, bool exact = false) noexcept
       }
     }
   }
-  return text.ends_with('.') || text.ends_with('!') || text.ends_with('?') || text.ends_with(ellipsis);
+  return std::ranges::any_of(marks, [&](std::string_view mark) { return text.ends_with(mark); });
 }
 
 static_assert(segmenter<sentences>);

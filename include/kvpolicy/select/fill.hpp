@@ -24,7 +24,8 @@ struct fill {
     return true;
   }
 
-  /// The authors' code: right behind a boundary everything that is retained is read.
+  /// The authors' code: at the first token behind the prompt, at one that ends a sentence and at the next, everything that is
+  /// retained is read.
   bool all_after_boundary = false;
 
   struct scratch {
@@ -65,7 +66,9 @@ struct fill {
     budget_request const request{
         .shape = input.view.shape(), .layer = input.layer, .heads = input.heads, .tokens = summaries.tokens};
     std::int64_t const budget = keep.budget.of(request) - safe.counted;
-    bool const everything = all_after_boundary && summaries.tokens - summaries.open_begin() == 1;
+    bool const at_boundary = summaries.tokens - summaries.open_begin() == 1 || summaries.last_closes() ||
+                             summaries.tokens == input.prompt_tokens + 1;
+    bool const everything = all_after_boundary && at_boundary;
     for (std::int64_t h = 0; h < input.heads.count; ++h) {
       std::int32_t const* const ends = summaries.index_ends(input.layer, input.heads.first + h);
       auto const begin_of = [&](std::int64_t u) { return std::max<std::int64_t>(u == 0 ? 0 : ends[u - 1], safe.sink_end); };

@@ -31,15 +31,18 @@ class decode_retrieve<
         sequences_(sequences),
         heads_(sequences * shape.kv_heads),
         most_(shape.max_tokens / act.segment.shortest + 1),
-        budgets_(device, shape.layers, sequences),
+        budgets_(device, shape.layers + 1, sequences),
         marks_(static_cast<std::size_t>(sequences)),
         boundary_(device.template allocate<std::uint8_t>(std::max<std::int64_t>(1, std::ssize(act.segment.boundary)))),
         ends_(device.template allocate<std::int32_t>(sequences * most_)),
         state_(device.template allocate<std::int32_t>(3 * sequences)),
-        means_(device.template allocate<float>(shape.layers * heads_ * most_ * shape.head_dim)),
+        spread_(act.pool.spread),
+        vectors_(spread_ ? shape.group() : 1),
+        means_(device.template allocate<float>(spread_ ? 1 : shape.layers * heads_ * most_ * shape.head_dim)),
+        spreads_(device.template allocate<pack>(spread_ ? shape.layers * layer_size() * size_of(shape.type) / 16 : 1)),
         rank_ends_(device.template allocate<std::int32_t>(shape.layers * heads_ * most_)),
         counts_(device.template allocate<std::int32_t>(shape.layers * 2 * heads_)),
-        sums_(device.template allocate<float>(shape.layers * heads_ * shape.head_dim)),
+        sums_(device.template allocate<float>(shape.layers * heads_ * vectors_ * shape.head_dim)),
         scores_(device.template allocate<float>(heads_ * most_)),
         lists_(device.template allocate<std::int32_t>(shape.layers * heads_ * shape.max_tokens)),
         named_(device.template allocate<std::int32_t>(shape.layers * heads_)) {
@@ -82,7 +85,8 @@ class decode_retrieve<
     }
   }
 
-  void plan(act_type const& act, std::int64_t sequence, std::int64_t, std::int64_t tokens) {
+  void plan(act_type const& act, std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
+    budgets_.set(shape_.layers, sequence, prompt);
     for (std::int64_t l = 0; l < shape_.layers && tokens > 0; ++l) {
       budgets_.set(l, sequence,
                    act.budget.of({.shape = shape_, .layer = {l}, .heads = {0, shape_.kv_heads}, .tokens = tokens}));
@@ -110,21 +114,24 @@ class decode_retrieve<
     with_type(keys.type, [&]<element_type E>() {
       device.template launch<sentence_means_body<E>>({heads, sequences_, 1}, {keys, retained, state(), units});
     });
-    buffer<float> const sums = of_layer(sums_.get(), layer, dim);
+    buffer<float> const sums = of_layer(sums_.get(), layer, vectors_ * dim);
     device.template launch<query_sums_body>({heads, sequences_, 1}, {queries,
                                                                      static_cast<std::int32_t>(shape_.group()),
                                                                      heads,
                                                                      dim,
+                                                                     act.score.carry,
+                                                                     spread_,
                                                                      lengths,
                                                                      open_begin(),
                                                                      {units.folded.data + heads_, heads_},
                                                                      sums});
-    launch_logits(device, sums_as_queries(sums), means_as_rows(units.means), units_as_lists());
+    if (spread_) score_spreads(layer, sums, device);
+    else launch_logits(device, sums_as_queries(sums), means_as_rows(units.means), units_as_lists());
     device.template launch<sentence_fill_body>(
         {heads, sequences_, 1},
         {scores_.get(), most_, state(), units, retained, heads, budgets_.of(layer.value), act.window.sinks, act.window.recent,
-         act.select.all_after_boundary, of_layer(lists_.get(), layer, shape_.max_tokens), shape_.max_tokens,
-         of_layer(named_.get(), layer, 1)});
+         act.select.all_after_boundary, budgets_.of(shape_.layers), of_layer(lists_.get(), layer, shape_.max_tokens),
+         shape_.max_tokens, of_layer(named_.get(), layer, 1)});
   }
 
   token_lists lists(act_type const& act, layer_id layer, token_lists const& retained) const noexcept {
@@ -154,15 +161,47 @@ class decode_retrieve<
         ends_.get(), {state_.get().data, sequences_}, open_begin(), {state_.get().data + 2 * sequences_, sequences_}, most_};
   }
   sentence_units units_of(layer_id layer) const noexcept {
-    return {of_layer(means_.get(), layer, most_ * shape_.head_dim),
+    return {spread_ ? buffer<float>{} : of_layer(means_.get(), layer, most_ * shape_.head_dim),
+            spreads_of(layer),
             of_layer(rank_ends_.get(), layer, most_),
             {counts_.get().data + layer.value * 2 * heads_, heads_}};
+  }
+  /// Elements of a layer's spreads, a multiple of 8.
+  std::int64_t layer_size() const noexcept { return divided_up(heads_ * most_ * 2 * shape_.head_dim, 8) * 8; }
+  batch_bounds spreads_of(layer_id layer) const noexcept {
+    batch_bounds made{};
+    if (!spread_) return made;
+    made.base = reinterpret_cast<std::byte*>(spreads_.get().data) + layer.value * layer_size() * size_of(shape_.type);
+    made.elements = layer_size();
+    made.sequence_stride = shape_.kv_heads * most_ * 2 * shape_.head_dim;
+    made.head_stride = most_ * 2 * shape_.head_dim;
+    return made;
+  }
+  void score_spreads(layer_id layer, buffer<float> sums, D& device) const {
+    batch_bounds const from = spreads_of(layer);
+    batch_rows bounds{};
+    bounds.base = from.base;
+    bounds.elements = from.elements;
+    bounds.type = shape_.type;
+    bounds.heads = static_cast<std::int32_t>(shape_.kv_heads);
+    bounds.head_dim = static_cast<std::int32_t>(shape_.head_dim);
+    bounds.sequence_stride = from.sequence_stride;
+    bounds.head_stride = from.head_stride;
+    bounds.token_stride = shape_.head_dim;
+    launch_score_bounds(device, finished(bounds), static_cast<std::int32_t>(shape_.group()), most_, sequences_, [&](auto& a) {
+      a.queries = sums_as_queries(sums);
+      a.merged = group_merge::mean;
+      a.count.values = state().units;
+      a.scores = scores_.get();
+      a.sequence_stride = shape_.kv_heads * most_;
+      a.head_stride = most_;
+    });
   }
   vector_rows sums_as_queries(buffer<float> sums) const noexcept {
     vector_rows made{};
     made.base = sums.data;
     made.elements = sums.size;
-    made.sequence_stride = shape_.kv_heads * shape_.head_dim;
+    made.sequence_stride = shape_.kv_heads * vectors_ * shape_.head_dim;
     made.head_stride = shape_.head_dim;
     return made;
   }
@@ -199,15 +238,18 @@ class decode_retrieve<
   std::int64_t heads_;  ///< of all sequences
   std::int64_t most_;   ///< sentences of a sequence
   std::int64_t boundary_size_ = 0;
-  step_numbers<D> budgets_;  ///< of each layer
+  step_numbers<D> budgets_;  ///< of each layer; then the prompts' tokens
   std::vector<segment::sentence_marks> marks_;
   array_of<D, std::uint8_t> boundary_;
-  array_of<D, std::int32_t> ends_;       ///< `[sequences, sentences]`
-  array_of<D, std::int32_t> state_;      ///< `[3, sequences]`: sentences, first token of the open one, whether it closes
-  array_of<D, float> means_;             ///< `[layers, sequences, kv_heads, sentences, head_dim]`
+  array_of<D, std::int32_t> ends_;   ///< `[sequences, sentences]`
+  array_of<D, std::int32_t> state_;  ///< `[3, sequences]`: sentences, first token of the open one, whether it closes
+  bool spread_;
+  std::int64_t vectors_;                 ///< query sums of a KV head: one, or its query heads'
+  array_of<D, float> means_;             ///< `[layers, sequences, kv_heads, sentences, head_dim]`, or
+  array_of<D, pack> spreads_;            ///< `[layers, sequences, kv_heads, sentences, 2, head_dim]`, of the cache's type
   array_of<D, std::int32_t> rank_ends_;  ///< `[layers, sequences, kv_heads, sentences]`
   array_of<D, std::int32_t> counts_;     ///< `[layers, 2, sequences, kv_heads]`: sentences that are in, queries in the sum
-  array_of<D, float> sums_;              ///< `[layers, sequences, kv_heads, head_dim]`
+  array_of<D, float> sums_;              ///< `[layers, sequences, kv_heads, vectors, head_dim]`
   array_of<D, float> scores_;            ///< `[sequences, kv_heads, sentences]`
   array_of<D, std::int32_t> lists_;      ///< `[layers, sequences, kv_heads, max_tokens]`
   array_of<D, std::int32_t> named_;      ///< `[layers, sequences, kv_heads]`

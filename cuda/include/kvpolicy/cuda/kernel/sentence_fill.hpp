@@ -22,6 +22,7 @@ struct sentence_fill_body {
     std::int32_t sinks = 0;
     std::int32_t recent = 1;
     bool all_after_boundary = false;
+    per_sequence prompt;        ///< tokens
     buffer<std::int32_t> list;  ///< `[sequences, kv_heads, list_stride]` tokens
     std::int64_t list_stride = 0;
     buffer<std::int32_t> named;  ///< `[sequences, kv_heads]`
@@ -87,7 +88,10 @@ struct sentence_fill_body {
     if (thread == 0) s.total[0] = offered;
     block.sync();
     offered = s.total[0];
-    if (a.all_after_boundary && sequence_tokens - open_begin == 1) budget = offered;
+    std::int32_t const closes = block.global(a.state.closes)[block.y()];
+    bool const at_boundary =
+        sequence_tokens - open_begin == 1 || closes != 0 || sequence_tokens == a.prompt.of(block, block.y()) + 1;
+    if (a.all_after_boundary && at_boundary) budget = offered;
     std::int32_t const wanted = budget < 0 ? 0 : budget < offered ? static_cast<std::int32_t>(budget) : offered;
     radix_threshold threshold{0xffffffffu, 0};
     if (wanted > 0) threshold = select_threshold(block, s.radix, wanted, each_unit);

@@ -1,7 +1,10 @@
 // Sentences while decoding: where they end, their retained keys' means, and the running query.
 #pragma once
 
+#include <cmath>
+
 #include "kvpolicy/cuda/kernel/lists.hpp"
+#include "kvpolicy/cuda/kernel/pool.hpp"
 
 namespace kvpolicy::cuda {
 
@@ -73,10 +76,13 @@ KVPOLICY_KERNEL std::int64_t index_of(list_reader<B> const& retained, std::int64
 
 /// What each head has of each sentence. Layer by layer.
 struct sentence_units {
-  buffer<float> means;             ///< `[sequences, kv_heads, most, head_dim]`
+  buffer<float> means;             ///< `[sequences, kv_heads, most, head_dim]`, or
+  batch_bounds spreads;            ///< mean -/+ deviation of each sentence, where it has a base
   buffer<std::int32_t> index_end;  ///< `[sequences, kv_heads, most]` rank behind the sentence's retained tokens
   buffer<std::int32_t> folded;     ///< `[sequences, kv_heads]` sentences that are in
 };
+
+KVPOLICY_KERNEL float within(float value, float most) { return value > most ? most : value < -most ? -most : value; }
 
 /// Folds in the sentences that have closed since: one block a head and sequence, a thread a channel of a part of the tokens.
 template <element_type E>
@@ -92,6 +98,7 @@ struct sentence_means_body {
   template <class B>
   struct shared {
     typename B::template array<float, 128 * 8> sums;
+    typename B::template array<float, 256> means;
   };
 
   template <class B>
@@ -116,24 +123,50 @@ struct sentence_means_body {
     for (; folded < units; ++folded) {
       std::int32_t const behind = block.global(a.state.ends)[block.y() * a.state.most + folded];
       std::int64_t const end = index_of(retained, behind);
-      float sum[8] = {};
-      for (std::int64_t r = begin + row; r < end && row < at_once; r += at_once) {
-        float x[8];
-        keys.load(keys.offset(block.x(), retained.token(r)), part, x);
-        KVPOLICY_UNROLL
-        for (int i = 0; i < 8; ++i) sum[i] += x[i];
-      }
-      KVPOLICY_UNROLL
-      for (int i = 0; i < 8; ++i) s.sums[thread * 8 + i] = sum[i];
-      block.sync();
-      for (std::int32_t d = thread; d < a.keys.head_dim && end > begin; d += B::threads) {
-        float all = 0;
-        for (std::int32_t r = 0; r < at_once; ++r) {
-          float const one = s.sums[(r * parts + d / 8) * 8 + d % 8];
-          all += one;
+      // Sums over the sentence of f(x, channel), one for each channel: parts of the rows side by side, then added up.
+      auto const each_channel = [&](auto f, auto store) {
+        float sum[8] = {};
+        for (std::int64_t r = begin + row; r < end && row < at_once; r += at_once) {
+          float x[8];
+          keys.load(keys.offset(block.x(), retained.token(r)), part, x);
+          KVPOLICY_UNROLL
+          for (int i = 0; i < 8; ++i) sum[i] += f(x[i], part * 8 + i);
         }
-        block.global(a.units.means)[(list * a.state.most + folded) * a.keys.head_dim + d] =
-            all / static_cast<float>(end - begin);
+        KVPOLICY_UNROLL
+        for (int i = 0; i < 8; ++i) s.sums[thread * 8 + i] = sum[i];
+        block.sync();
+        for (std::int32_t d = thread; d < a.keys.head_dim && end > begin; d += B::threads) {
+          float all = 0;
+          for (std::int32_t r = 0; r < at_once; ++r) {
+            float const one = s.sums[(r * parts + d / 8) * 8 + d % 8];
+            all += one;
+          }
+          store(d, all / static_cast<float>(end - begin));
+        }
+        block.sync();
+      };
+      bool const spread = a.units.spreads.base != nullptr;
+      each_channel([](float x, std::int32_t) { return x; },
+                   [&](std::int32_t d, float mean) {
+                     if (spread) s.means[d] = mean;
+                     else block.global(a.units.means)[(list * a.state.most + folded) * a.keys.head_dim + d] = mean;
+                   });
+      if (spread) {
+        auto const spreads =
+            block.global(buffer<stored<E>>{static_cast<stored<E>*>(a.units.spreads.base), a.units.spreads.elements});
+        std::int64_t const at = a.units.spreads.at(block.y(), block.x(), folded, a.keys.head_dim);
+        each_channel(
+            [&](float x, std::int32_t d) {
+              if (d >= a.keys.head_dim) return 0.0f;
+              float const mean = s.means[d];
+              return (x - mean) * (x - mean);
+            },
+            [&](std::int32_t d, float variance) {
+              float const mean = s.means[d];
+              float const deviation = sqrtf(variance);
+              spreads[at + d] = narrowed<E>(within(mean + deviation, largest(E)));
+              spreads[at + a.keys.head_dim + d] = narrowed<E>(within(mean - deviation, largest(E)));
+            });
       }
       if (thread == 0) block.global(a.units.index_end)[list * a.state.most + folded] = static_cast<std::int32_t>(end);
       begin = end;
@@ -143,7 +176,8 @@ struct sentence_means_body {
   }
 };
 
-/// The sum of the open sentence's queries: begun afresh where its first token is the current one.
+/// The sum of the queries so far, of which each step carries a share over; where that is 1, begun afresh where the open
+/// sentence's first token is the current one.
 struct query_sums_body {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "query_sums";
@@ -152,10 +186,12 @@ struct query_sums_body {
     std::int32_t group = 1;
     std::int32_t heads = 1;
     std::int32_t head_dim = 0;
+    float carry = 1;
+    bool apart = false;  ///< each query head's, rather than the group's
     per_sequence tokens;
     buffer<std::int32_t const> open_begin;
     buffer<std::int32_t> count;  ///< `[sequences, kv_heads]` queries in the sum
-    buffer<float> sums;          ///< `[sequences, kv_heads, head_dim]`
+    buffer<float> sums;          ///< `[sequences, kv_heads or query heads, head_dim]`
   };
   template <class B>
   struct shared {};
@@ -168,16 +204,22 @@ struct query_sums_body {
     std::int32_t const begin = block.global(a.open_begin)[block.y()];
     std::int32_t const before = block.global(a.count)[list];
     block.sync();  // every thread has read what thread 0 writes below
-    bool const fresh = tokens - begin == 1 || before == 0;
+    bool const fresh = (a.carry == 1 && tokens - begin == 1) || before == 0 || a.carry == 0;
     auto const sums = block.global(a.sums);
-    for (std::int32_t d = static_cast<std::int32_t>(block.thread()); d < a.head_dim; d += B::threads) {
+    std::int32_t const vectors = a.apart ? a.group : 1;
+    for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < vectors * a.head_dim; i += B::threads) {
+      std::int32_t const first = a.apart ? i / a.head_dim : 0;
+      std::int32_t const d = i - first * a.head_dim;
       float sum = 0;
-      if (!fresh) sum = sums[list * a.head_dim + d];
-      for (std::int32_t g = 0; g < a.group; ++g) {
+      if (!fresh) {
+        float const carried = sums[list * vectors * a.head_dim + i];
+        sum = a.carry * carried;
+      }
+      for (std::int32_t g = first; g < (a.apart ? first + 1 : a.group); ++g) {
         sum += get(block, a.queries,
                    block.y() * a.queries.sequence_stride + (block.x() * a.group + g) * a.queries.head_stride + d);
       }
-      sums[list * a.head_dim + d] = sum;
+      sums[list * vectors * a.head_dim + i] = sum;
     }
     if (block.thread() == 0) block.global(a.count)[list] = fresh ? 1 : before + 1;
   }
