@@ -10,6 +10,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "read_file.hpp"
+
 namespace kvpolicy {
 namespace {
 
@@ -140,6 +142,26 @@ context_ptr text_model::context(llama_context_params const& params) const {
   if (!context)
     throw unsupported("llama.cpp can't make a context of " + std::to_string(params.n_ctx) + " tokens: " + first_error());
   return context;
+}
+
+calibration_prompts read_prompts(text_model const& model, std::vector<std::string> const& paths, bool chat, int steps) {
+  calibration_prompts made;
+  std::size_t longest = 0;
+  for (std::string const& path : paths) {
+    std::string const text = read_file(path);
+    made.tokens.push_back(model.tokens_of(chat ? model.as_chat(text) : text, chat));
+    std::size_t const size = made.tokens.back().size();
+    if (size < 2) throw invalid_value("prompt '" + path + "' has fewer than 2 tokens");
+    longest = std::max(longest, size);
+    made.total += size + static_cast<std::size_t>(steps);
+  }
+  std::int64_t const needed = static_cast<std::int64_t>(longest) + steps + 1;
+  if (needed > model.trained_context()) {
+    throw invalid_value("the longest prompt needs " + std::to_string(needed) +
+                        " tokens with its steps, the model's context has " + std::to_string(model.trained_context()));
+  }
+  made.context = (needed + 255) / 256 * 256;
+  return made;
 }
 
 void decode_prompt(llama_context* context, std::span<llama_token const> tokens,

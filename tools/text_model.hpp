@@ -58,6 +58,16 @@ class text_model {
   policy_facts facts_;
 };
 
+/// Texts to calibrate on, as tokens.
+struct calibration_prompts {
+  std::vector<std::vector<llama_token>> tokens;
+  std::int64_t context = 0;  ///< tokens of a context that the longest fits with its steps
+  std::size_t total = 0;     ///< tokens and steps of all
+};
+/// Reads files, each for `steps` tokens more. Throws invalid_value for a text of fewer than 2 tokens, and where the model's own
+/// context is too short.
+calibration_prompts read_prompts(text_model const& model, std::vector<std::string> const& paths, bool chat, int steps);
+
 /// llama_decode in batches; `failed` is asked for the reason when it does not return 0. progress(done) after each batch.
 void decode_prompt(llama_context* context, std::span<llama_token const> tokens,
                    std::function<void(std::size_t)> const& progress, std::function<void()> const& failed);

@@ -12,7 +12,6 @@
 
 #include "output_file.hpp"
 #include "progress.hpp"
-#include "read_file.hpp"
 #include "text_model.hpp"
 #include "tool_main.hpp"
 
@@ -35,27 +34,13 @@ void calibrate(options const& o) {
   std::optional<output_file> file;
   if (!o.out.empty()) file.emplace(o.out);
   text_model const model(o.model);
-  std::vector<std::vector<llama_token>> prompts;
-  std::size_t longest = 0;
-  std::size_t total = 0;
-  for (std::string const& path : o.prompts) {
-    std::string const text = read_file(path);
-    prompts.push_back(model.tokens_of(o.chat ? model.as_chat(text) : text, o.chat));
-    if (prompts.back().empty()) throw invalid_value("prompt '" + path + "' is empty");
-    longest = std::max(longest, prompts.back().size());
-    total += prompts.back().size() + static_cast<std::size_t>(o.steps);
-  }
-  std::int64_t const needed = static_cast<std::int64_t>(longest) + o.steps + 1;
-  if (needed > model.trained_context()) {
-    throw invalid_value("the longest prompt needs " + std::to_string(needed) +
-                        " tokens with its steps, the model's context has " + std::to_string(model.trained_context()));
-  }
-  context_ptr const context = model.context(model.parameters((needed + 255) / 256 * 256, o.threads, true));
+  calibration_prompts const prompts = read_prompts(model, o.prompts, o.chat, o.steps);
+  context_ptr const context = model.context(model.parameters(prompts.context, o.threads, true));
   simd_exec exec(model.cache(256));
   std::vector<trigger::page_uncertainty> pages;
-  progress_bar bar("calibrating, tokens", total);
+  progress_bar bar("calibrating, tokens", prompts.total);
   std::size_t done = 0;
-  for (std::vector<llama_token> const& prompt : prompts) {
+  for (std::vector<llama_token> const& prompt : prompts.tokens) {
     llama_memory_clear(llama_get_memory(context.get()), true);
     decode_prompt(
         context.get(), prompt, [&](std::size_t of_prompt) { bar.show(done + of_prompt); }, [] {});

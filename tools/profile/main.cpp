@@ -11,7 +11,6 @@
 #include "output_file.hpp"
 #include "profile_file.hpp"
 #include "progress.hpp"
-#include "read_file.hpp"
 #include "text_model.hpp"
 #include "tool_main.hpp"
 
@@ -95,20 +94,8 @@ void profile(options const& o) {
   if (o.smooth % 2 == 0) throw invalid_value("--kernel " + std::to_string(o.smooth) + " is even; it must be odd");
   output_file file(o.out);
   text_model const model(o.model);
-  std::vector<std::vector<llama_token>> prompts;
-  std::size_t longest = 0;
-  for (std::string const& path : o.prompts) {
-    std::string const text = read_file(path);
-    prompts.push_back(model.tokens_of(o.chat ? model.as_chat(text) : text, o.chat));
-    if (prompts.back().size() < 2) throw invalid_value("prompt '" + path + "' has fewer than 2 tokens");
-    longest = std::max(longest, prompts.back().size());
-  }
-  std::int64_t const needed = static_cast<std::int64_t>(longest) + o.steps + 1;
-  if (needed > model.trained_context()) {
-    throw invalid_value("the longest prompt needs " + std::to_string(needed) +
-                        " tokens with its steps, the model's context has " + std::to_string(model.trained_context()));
-  }
-  cache_shape const shape = model.cache(needed);
+  calibration_prompts const prompts = read_prompts(model, o.prompts, o.chat, o.steps);
+  cache_shape const shape = model.cache(prompts.context);
   std::int64_t const layers = shape.layers;
   std::int64_t const heads = shape.kv_heads;
   watcher watch(o, layers, heads);
@@ -119,15 +106,13 @@ void profile(options const& o) {
                                                              query_heads const& queries, simd_exec& exec) {
                                              if (on) watch(layer, view, queries, exec);
                                            }});
-  llama_context_params params = model.parameters((needed + 255) / 256 * 256, o.threads, true);
+  llama_context_params params = model.parameters(prompts.context, o.threads, true);
   session.attach(params, model.get());
   context_ptr const context = model.context(params);
   auto const failed = [&] { session.check(); };
-  std::size_t total = 0;
-  for (auto const& prompt : prompts) total += prompt.size() + static_cast<std::size_t>(o.steps);
-  progress_bar bar("profiling, tokens", total);
+  progress_bar bar("profiling, tokens", prompts.total);
   std::size_t done = 0;
-  for (std::vector<llama_token> const& prompt : prompts) {
+  for (std::vector<llama_token> const& prompt : prompts.tokens) {
     on = false;
     llama_memory_clear(llama_get_memory(context.get()), true);
     decode_prompt(
