@@ -19,15 +19,15 @@
 
 namespace kvpolicy::presets {
 
-/// The defaults retain three times what a step reads, by a short window and wide neighbourhoods, and rank sentences by how far
-/// their keys spread: what keeps answers on small models.
+/// The defaults retain no more than a step reads, by a short window and wide neighbourhoods: what keeps most answers on a small
+/// model. With `keep` above 1 sentences come and go; they are ranked by how far their keys spread.
 struct sentencekv {
   static constexpr char const* name = "sentencekv";
   static constexpr char const* source = "sentences near the one that is being generated (SentenceKV, Zhu et al.)";
 
   std::int32_t tokens = 512;
   std::optional<double> ratio{};
-  double keep = 3;
+  double keep = 1;
   std::int32_t sinks = 4;
   std::int32_t window = 8;
   smoothing smooth{.how = smoothing::kind::maximum, .width = 31, .of_group = true};
