@@ -38,6 +38,7 @@ struct cascade {
   /// together; a level may keep nothing.
   bool paper_literal = false;
   /// A page is worth what the live one before it is, where that is more: what is asked for often stands behind what names it.
+  /// Not to the letter.
   bool following = false;
   std::int32_t depth = 3;  ///< levels: 1 pages alone, 2 chunks and pages, 3 with grids
 
@@ -101,7 +102,8 @@ struct cascade {
     auto const with_next = [&](auto const& score) {
       return [&](std::size_t l, std::span<std::int32_t const> units, std::span<float> out) {
         score(l, units, out);
-        for (std::size_t i = following && l + 1 == levels.size() ? units.size() : 0; i-- > 1;) {
+        if (!following || paper_literal || l + 1 < levels.size()) return;
+        for (std::size_t i = units.size(); i-- > 1;) {
           if (units[i] == units[i - 1] + 1 && !(out[i] >= out[i - 1])) out[i] = out[i - 1];
         }
       };
