@@ -21,6 +21,7 @@ class any_stage {
     virtual void prefill(View const&, layer_id, retained_tokens const&, prompt_signals const&, Exec&) = 0;
     virtual void choose(View const&, layer_id, retained_tokens const&, step_signals const&, Exec&) = 0;
     virtual void observe(std::int64_t tokens, step_outcome const& outcome, Exec& exec) = 0;
+    virtual void tell(listener const& listen) const = 0;
   };
   template <stage<View, Exec> Stage>
   struct model_of final : model {
@@ -41,6 +42,7 @@ class any_stage {
     void observe(std::int64_t tokens, step_outcome const& outcome, Exec& exec) override {
       at_work.observe(tokens, outcome, exec);
     }
+    void tell(listener const& listen) const override { at_work.tell(listen); }
     Stage at_work;
   };
 
@@ -60,6 +62,7 @@ class any_stage {
     model_->choose(view, layer, retained, step, exec);
   }
   void observe(std::int64_t tokens, step_outcome const& outcome, Exec& exec) { model_->observe(tokens, outcome, exec); }
+  void tell(listener const& listen) const { model_->tell(listen); }
 
  private:
   std::unique_ptr<model> model_;

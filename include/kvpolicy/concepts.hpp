@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <functional>
 #include <span>
 #include <type_traits>
 
@@ -35,6 +36,10 @@ struct no_memory {
   void truncate(std::int64_t) noexcept {}
   void cut(layer_id, head_range, std::int64_t) noexcept {}
 };
+
+/// Hears what a policy did, by name: a count once, each value of a series in turn.
+enum class told : std::uint8_t { count, series };
+using listener = std::function<void(told, char const* what, double value)>;
 
 /// Cuts a sequence into units of consecutive tokens. `unit_size()`: tokens of every unit but the last; or, with `ragged`, of
 /// the longest. Ragged units end where the segmenter's `ends(token id)` says so. `check()` throws invalid_value for parameters
@@ -134,7 +139,8 @@ concept window_part = part<W> && requires(W const& window, std::int64_t tokens) 
 /// Requires: `start(shape)` giving a memory with `restart()`, which forgets what was observed of tokens that are gone;
 /// `due(memory, layer, head, since)`, `since` steps after the last choice; `tokens.observe(outcome, exec)` after a
 /// step, where `needs` names logits; `begin` and `watch` (memory, input, prompt, exec) at prefill and before attention, where
-/// it names queries; `wants()`, what of its needs these parameters have use for. Model: trigger::entropy. Not a model: a
+/// it names queries; `wants()`, what of its needs these parameters have use for. It may have `tell(memory, listener)`, what it
+/// did. Model: trigger::entropy. Not a model: a
 /// trigger that reads a clock (not reproducible).
 template <class T>
 concept trigger_part = part<T> && requires(T const& trigger, cache_shape const& shape) {

@@ -25,6 +25,7 @@ class keep_all_stage {
   }
   template <class Exec>
   void observe(std::int64_t, step_outcome const&, Exec&) noexcept {}
+  void tell(listener const&) const noexcept {}
 
  private:
   range_list kept_;

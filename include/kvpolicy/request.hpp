@@ -109,6 +109,12 @@ class request {
     order_.observed();
   }
 
+  /// What the acts did since the request was started.
+  void tell(listener const& listen) const {
+    retain_.tell(listen);
+    retrieve_.tell(listen);
+  }
+
   /// The acts at work, for those who go on from where the prompt left them (the decoder on a GPU).
   auto& retain() noexcept { return retain_; }
   auto const& retain() const noexcept { return retain_; }

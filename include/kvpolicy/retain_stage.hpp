@@ -101,6 +101,10 @@ class retain_stage {
     }
   }
 
+  void tell(listener const& listen) const {
+    if constexpr (requires { act_.trigger.tell(trigger_, listen); }) act_.trigger.tell(trigger_, listen);
+  }
+
  private:
   static constexpr std::int64_t undecided = -1;
 

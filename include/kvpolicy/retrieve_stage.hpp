@@ -127,6 +127,14 @@ class retrieve_stage {
     for (choice& c : choices_) c.decided = false;
   }
 
+  void tell(listener const& listen) const {
+    listen(told::count, "renewals", static_cast<double>(renewals_));
+    if constexpr (requires { act_.budget.tell(shape_, prompt_, listen); }) {
+      if (prompt_ > 0) act_.budget.tell(shape_, prompt_, listen);
+    }
+    if constexpr (requires { act_.trigger.tell(trigger_, listen); }) act_.trigger.tell(trigger_, listen);
+  }
+
  private:
   using memory_type = memory_of<typename Act::score_type>;
   using summaries_type = summaries_of<typename Act::pool_type, typename Act::segment_type>;
@@ -162,6 +170,9 @@ class retrieve_stage {
     std::int64_t wanted = 0;
     for (std::int64_t h = heads.first; h < heads.first + heads.count; ++h) wanted += due(h) ? 1 : 0;
     if (wanted == 0) return;
+    for (std::int64_t h = heads.first; h < (by_head ? heads.first + heads.count : heads.first + 1); ++h) {
+      renewals_ += due(h) && choices[by_head ? static_cast<std::size_t>(h) : 0].decided ? 1 : 0;
+    }
     if (!by_head || wanted == heads.count) {
       decide(indices, layer, heads, known, prompt, queries, nullptr, exec);
       if (!by_head) choices[0].at = now;
@@ -250,6 +261,7 @@ class retrieve_stage {
   layer_lists kept_;
   std::vector<choice> choices_;
   std::int64_t prompt_ = 0;
+  std::int64_t renewals_ = 0;  ///< choices of lists that had one
 };
 
 template <class... Parts>

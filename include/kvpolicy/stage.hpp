@@ -14,13 +14,13 @@ namespace kvpolicy {
 /// Requires: `lists(layer)`, what is kept of a layer; `max_ranges()`, the most ranges of a list; `revision(layer)`, another
 /// number whenever tokens of those lists were dropped; `truncate(tokens)`: those behind are gone, and triggers begin afresh;
 /// `cut(layer, heads, indices)`, the same of what is retained, by index; `prefill`, `choose` and `observe`, as the verbs, with
-/// what is retained where the stage is a retrieve.
+/// what is retained where the stage is a retrieve; `tell(listener)`, what it did since it was started.
 /// Semantics: input was checked; layers come in order. Model: retain_stage, retrieve_stage, keep_all_stage, any_stage. Not a
 /// model: an act (it is not started).
 template <class S, class View, class Exec>
 concept stage = requires(S& s, S const& c, View const& view, layer_id layer, head_range heads, retained_tokens const& retained,
                          prompt_signals const& prompt, step_signals const& step, step_outcome const& outcome, Exec& exec,
-                         std::int64_t n) {
+                         std::int64_t n, listener const& listen) {
   { c.lists(layer) } -> std::same_as<std::span<range_list const>>;
   { c.max_ranges() } -> std::same_as<std::int64_t>;
   { c.revision(layer) } -> std::same_as<std::int64_t>;
@@ -29,6 +29,7 @@ concept stage = requires(S& s, S const& c, View const& view, layer_id layer, hea
   s.prefill(view, layer, retained, prompt, exec);
   s.choose(view, layer, retained, step, exec);
   s.observe(n, outcome, exec);
+  c.tell(listen);
 };
 
 }  // namespace kvpolicy

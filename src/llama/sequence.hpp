@@ -35,6 +35,9 @@ class sequence {
   signals needs() const noexcept { return facts_.needs; }
   step_statistics const& last_step() const noexcept { return statistics_; }
   std::int64_t steps() const noexcept { return steps_; }
+  void tell(listener const& listen) const {
+    if (request_) request_->tell(listen);
+  }
   tier::resident_statistics tier_statistics() const noexcept {
     return resident_ ? resident_->statistics() : tier::resident_statistics{};
   }

@@ -34,5 +34,8 @@ std::int64_t session::steps(llama_seq_id of) const noexcept {
   sequence const* const found = engine_->find(of);
   return found != nullptr ? found->steps() : 0;
 }
+void session::tell(listener const& listen, llama_seq_id of) const {
+  if (sequence const* const found = engine_->find(of)) found->tell(listen);
+}
 
 }  // namespace kvpolicy::llama

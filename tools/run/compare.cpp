@@ -44,7 +44,8 @@ struct measured {
   std::vector<double> first_ms;
   std::vector<std::string> answers;
   ordered_json steps = ordered_json::array();
-  ordered_json kept;  ///< the first prompt's picture
+  ordered_json kept;     ///< the first prompt's picture
+  ordered_json at_work;  ///< of the first prompt's free run
 };
 
 /// Mean of log p(dense) - log p(policy) under the dense distribution, in nats.
@@ -250,7 +251,8 @@ class comparison {
   void free_run(std::size_t policy, prompt_text const& prompt, std::ostream* trace) {
     use(policy);
     bool const first = policies_[policy].answers.empty();
-    watch_.start(options_.policies[policy].name, prompt.name, trace, first ? picture_bins : 0, prompt_ + options_.predict);
+    watch_.start(options_.policies[policy].name, prompt.name, prompt_, trace, first ? picture_bins : 0,
+                 prompt_ + options_.predict);
     std::vector<llama_token> tokens{first_token_};
     for (int i = 0; i + 1 < options_.predict; ++i) {
       decode_token(attached_.get(), tokens.back(), [&] { session_.check(); });
@@ -258,7 +260,10 @@ class comparison {
     }
     watch_.stop();
     policies_[policy].answers.push_back(text_of(tokens));
-    if (first) policies_[policy].kept = watch_.picture(session_.shape().layers);
+    if (!first) return;
+    policies_[policy].kept = watch_.picture(session_.shape().layers);
+    policies_[policy].at_work = watch_.at_work(session_);
+    warn_of_idle(options_.policies[policy].name, policies_[policy].at_work);
   }
 
   std::string text_of(std::vector<llama_token> const& tokens) const {
@@ -370,6 +375,7 @@ ordered_json comparison::result() const {
                   {"first_step_ms", quantile(m.first_ms, .5)},
                   {"answer", m.answers.front()},
                   {"answers", m.answers},
+                  {"at_work", m.at_work},
                   {"kept", m.kept},
                   {"steps", m.steps}});
     result["policies"].push_back(std::move(entry));

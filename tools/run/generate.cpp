@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <iostream>
 #include <optional>
 
 #include "output_file.hpp"
@@ -71,6 +72,15 @@ std::int64_t context_tokens(text_model const& model, run_options const& options,
                               : std::min(model.trained_context(), std::max<std::int64_t>(2048, (needed + 255) / 256 * 256));
 }
 
+void warn_of_idle(std::string const& policy, nlohmann::ordered_json const& at_work) {
+  if (at_work.value("following_heads", 1.) > 0) return;
+  std::cerr
+      << "kvpolicy-run: under " << policy
+      << " no head follows what the answer attends to: " << at_work["whole_heads"].get<long>() << " are read whole, "
+      << at_work["fixed_heads"].get<long>()
+      << " keep what the prompt's end chose; use watch=all, raise the budget, or profile the model with a lower --tau-sim\n";
+}
+
 nlohmann::ordered_json prompt_json(std::optional<prompt_pages> const& policy, llama::prompt_statistics const& read) {
   nlohmann::ordered_json made{{"attend_ms", 1e3 * read.attend_seconds}};
   if (!policy) return made;
@@ -91,7 +101,10 @@ void generate(run_options const& options) {
   if (!options.json.empty()) json.emplace(options.json);
 
   recorder watch;
-  if (trace) watch.start(chosen.name, options.prompts.front().name, &trace->stream(), 0, 0);
+  if (trace || json) {
+    watch.start(chosen.name, options.prompts.front().name, static_cast<std::int64_t>(prompt.size()),
+                trace ? &trace->stream() : nullptr, 0, 0);
+  }
   llama::session_options session_options;
   session_options.on_choice = [&](llama_seq_id, layer_id layer, std::int64_t tokens, selection const& kept) {
     watch(layer, tokens, kept);
@@ -136,6 +149,8 @@ void generate(run_options const& options) {
   }
   std::fputs("\n", stdout);
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw error("standard output could not be written whole");
+  nlohmann::ordered_json const at_work = watch.at_work(*session);
+  warn_of_idle(chosen.name, at_work);
   if (json) {
     json->stream() << nlohmann::ordered_json{{"policy", chosen.name},
                                              {"parameters", chosen.parameters},
@@ -145,6 +160,7 @@ void generate(run_options const& options) {
                                              {"peak_memory_bytes", peak_memory_bytes()},
                                              {"answer", answer},
                                              {"tier", tier_json(options.tier, session->tier_statistics())},
+                                             {"at_work", at_work},
                                              {"steps", steps}}
                           .dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
                    << '\n';

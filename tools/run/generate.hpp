@@ -26,6 +26,9 @@ std::int64_t context_tokens(text_model const& model, run_options const& options,
 
 void generate(run_options const& options);
 
+/// Says on stderr where a policy's own idea can't be at work: no head follows.
+void warn_of_idle(std::string const& policy, nlohmann::ordered_json const& at_work);
+
 /// What attention of prompts took, and what a prompt policy read.
 nlohmann::ordered_json prompt_json(std::optional<prompt_pages> const& policy, llama::prompt_statistics const& read);
 

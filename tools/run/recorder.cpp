@@ -6,9 +6,11 @@
 
 namespace kvpolicy {
 
-void recorder::start(std::string policy, std::string prompt, std::ostream* trace, std::int64_t bins, std::int64_t tokens) {
+void recorder::start(std::string policy, std::string name, std::int64_t prompt, std::ostream* trace, std::int64_t bins,
+                     std::int64_t tokens) {
   policy_ = std::move(policy);
-  prompt_ = std::move(prompt);
+  prompt_ = std::move(name);
+  moved_.start(prompt);
   trace_ = trace;
   step_ = -1;
   bin_tokens_ = bins > 0 ? (tokens + bins - 1) / bins : 0;
@@ -18,6 +20,7 @@ void recorder::start(std::string policy, std::string prompt, std::ostream* trace
 
 void recorder::operator()(layer_id layer, std::int64_t tokens, selection const& kept) {
   if (!on_) return;
+  moved_.add(layer, kept);
   if (layer.value == 0) {
     ++step_;
     if (bin_tokens_ > 0) shares_.emplace_back(static_cast<std::size_t>((tokens + bin_tokens_ - 1) / bin_tokens_));
@@ -55,6 +58,15 @@ nlohmann::json recorder::picture(std::int64_t layers) const {
     picture.push_back(std::move(row));
   }
   return picture;
+}
+
+nlohmann::ordered_json recorder::at_work(llama::session const& session) const {
+  nlohmann::ordered_json made = moved_.result();
+  session.tell([&](told how, char const* what, double value) {
+    if (how == told::count) made[what] = value;
+    else made[what].push_back(value);
+  });
+  return made;
 }
 
 }  // namespace kvpolicy

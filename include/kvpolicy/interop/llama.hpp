@@ -154,8 +154,9 @@ class session {
   prompt_statistics prompts(llama_seq_id of = 0) const noexcept;
   /// Since the sequence began, or all zero without a tier.
   tier::resident_statistics tier_statistics(llama_seq_id of = 0) const noexcept;
-  /// Of the running policy, since it was given to the sequence.
+  /// Of the running policy, since it was given to the sequence: how many steps it made, and what it did in them.
   std::int64_t steps(llama_seq_id of = 0) const noexcept;
+  void tell(listener const& listen, llama_seq_id of = 0) const;
 
  private:
   class engine;

@@ -45,6 +45,12 @@ struct any_of {
     if constexpr (contains(A::needs, signals::queries)) first.watch(s.first, input, prompt, exec);
     if constexpr (contains(B::needs, signals::queries)) second.watch(s.second, input, prompt, exec);
   }
+
+  template <class Listen>
+  void tell(state const& s, Listen const& listen) const {
+    if constexpr (requires { first.tell(s.first, listen); }) first.tell(s.first, listen);
+    if constexpr (requires { second.tell(s.second, listen); }) second.tell(s.second, listen);
+  }
 };
 
 template <class A, class B>

@@ -61,17 +61,36 @@ struct entropy {
   struct state {
     page_statistics pages;
     bool fired = false;
+    std::vector<page_uncertainty> closed;  ///< the last pages, as many as the cache holds
 
     void restart() noexcept { pages = {}; }
   };
-  static state start(cache_shape const&) noexcept { return {}; }
+  state start(cache_shape const& shape) const {
+    KVPOLICY_EXPECTS(page >= 1, "pages of " + std::to_string(page) + " tokens; they need at least 1");
+    state made;
+    made.closed.reserve(static_cast<std::size_t>(shape.max_tokens / page + 1));
+    return made;
+  }
   bool due(state const& s, layer_id, head_id, std::int64_t since) const noexcept { return s.fired && since >= rest; }
 
   template <class Outcome, executor Exec>
   void observe(state& s, std::int64_t tokens, Outcome const& outcome, Exec& exec) const {
     if (outcome.logits.empty() && !outcome.entropy) return;
     float const nats = outcome.entropy ? *outcome.entropy : kvpolicy::entropy(outcome.logits, exec).entropy;
-    s.fired = s.pages.add(nats, tokens, page) && !(s.pages.last().entropy <= mean && s.pages.last().varentropy <= variance);
+    s.fired = false;
+    if (!s.pages.add(nats, tokens, page)) return;
+    page_uncertainty const last = s.pages.last();
+    s.fired = !(last.entropy <= mean && last.varentropy <= variance);
+    if (s.closed.size() == s.closed.capacity()) s.closed.erase(s.closed.begin());
+    s.closed.push_back(last);
+  }
+
+  template <class Listen>
+  void tell(state const& s, Listen const& listen) const {
+    for (page_uncertainty const& one : s.closed) {
+      listen(told::series, "page_entropy", static_cast<double>(one.entropy));
+      listen(told::series, "page_variance", static_cast<double>(one.varentropy));
+    }
   }
 };
 
