@@ -80,13 +80,12 @@ inline std::vector<head_profile> assign_roles(std::span<float const> stability, 
 
 /// Collects, layer by layer, the sets of tokens that heads attend to, and makes a profile of them: stability is the median over
 /// steps of a head's overlap with its set at the prompt's end (eq. 2), similarity that of each pair's overlap at the same step;
-/// both the mean over prompts. `one_step`: the authors' code, which looks at the first step alone.
+/// both the mean over prompts.
 class head_calibration {
  public:
-  head_calibration(std::int64_t layers, std::int64_t heads, bool one_step = false)
+  head_calibration(std::int64_t layers, std::int64_t heads)
       : layers_(static_cast<std::size_t>(layers)),
         heads_(static_cast<std::size_t>(heads)),
-        one_step_(one_step),
         stability_(layers_ * heads_),
         similarity_(layers_ * heads_ * heads_),
         prompt_(layers_ * heads_),
@@ -105,7 +104,6 @@ class head_calibration {
   /// One layer's sets at a step: `[heads]`, each ascending.
   void add(std::int64_t layer, std::span<std::vector<std::int32_t> const> sets) {
     std::size_t const first = static_cast<std::size_t>(layer) * heads_;
-    if (one_step_ && !own_[first].empty()) return;
     for (std::size_t h = 0; h < heads_; ++h) {
       own_[first + h].push_back(coefficient(sets[h], prompt_[first + h]));
       for (std::size_t other = 0; other < heads_; ++other) {
@@ -156,7 +154,6 @@ class head_calibration {
 
   std::size_t layers_;
   std::size_t heads_;
-  bool one_step_;
   std::vector<double> stability_;
   std::vector<double> similarity_;
   std::vector<std::vector<std::int32_t>> prompt_;

@@ -33,6 +33,7 @@
 #include "kvpolicy/score/key_similarity.hpp"
 #include "kvpolicy/score/lag.hpp"
 #include "kvpolicy/score/last_attention.hpp"
+#include "kvpolicy/score/pivot_attention.hpp"
 #include "kvpolicy/score/query_mean_dot.hpp"
 #include "kvpolicy/score/recency.hpp"
 #include "kvpolicy/score/representatives.hpp"

@@ -193,7 +193,7 @@ TEST_CASE("every preset selects with the kernels what it selects with host_exec"
                            .stability = .1f + std::abs(r.real())});
       }
       return presets::heterocache{
-          .heads = profile, .tokens = some(r, 24, 36), .full_share = .6, .window = 3, .observe = 4, .least = 6};
+          .heads = profile, .tokens = some(r, 24, 36), .full_share = .6, .window = 3, .every = 3, .observe = 4, .least = 6};
     });
   }
 }

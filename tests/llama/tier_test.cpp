@@ -6,6 +6,8 @@
 #include <catch2/generators/catch_generators.hpp>
 #include <cmath>
 #include <filesystem>
+#include <map>
+#include <string>
 
 #include "decoding.hpp"
 #include "kvpolicy/kvpolicy.hpp"
@@ -30,7 +32,9 @@ constexpr std::array profile{head_profile{.role = head_role::pivot, .stability =
                              head_profile{.role = head_role::anchor, .stability = .9f},
                              head_profile{.role = head_role::shifting, .stability = .2f}};
 
-presets::heterocache heterocache() { return {.heads = profile, .tokens = 96, .window = 3, .drift = .9f, .observe = 4}; }
+presets::heterocache heterocache() {
+  return {.heads = profile, .tokens = 96, .window = 3, .every = 3, .drift = .9f, .observe = 4};
+}
 presets::sentencekv sentencekv() {
   static std::vector<std::uint8_t> const none(256);  // no token ends a sentence: the longest do
   return {.tokens = 64, .keep = 2, .sentences = {.boundary = none}};
@@ -74,11 +78,16 @@ class tiers {
   std::filesystem::path folder_;
 };
 
-/// Two prompts, each with the tokens after it, one by one. `stalled`: what the latter waited, in seconds; a new prompt may wait
-/// for what the one before has asked for.
+/// Beside the logits.
+struct observed {
+  tier::resident_statistics tier{};
+  double stalled = 0;  ///< what steps waited, in seconds; a new prompt may wait for what the one before has asked for
+  std::map<std::string, double> policy{};  ///< what it told
+};
+
+/// Two prompts, each with the tokens after it, one by one.
 template <class Policy>
-std::vector<logits> decode_twice(Policy const& preset, session_options options, tier::resident_statistics* counted = nullptr,
-                                 double* stalled = nullptr) {
+std::vector<logits> decode_twice(Policy const& preset, session_options options, observed* seen = nullptr) {
   model_owner const model = tiny_llama(shape);
   session policy(preset, std::move(options));
   decoder ours(model.get(), &policy, {.tokens = context});
@@ -88,35 +97,56 @@ std::vector<logits> decode_twice(Policy const& preset, session_options options, 
     ours.feed(random_tokens(400, seed));
     double const before = policy.tier_statistics().stall_seconds;
     std::vector<logits> const steps = decode_each(ours, random_tokens(40, seed + 10));
-    if (stalled != nullptr) *stalled += policy.tier_statistics().stall_seconds - before;
+    if (seen != nullptr) seen->stalled += policy.tier_statistics().stall_seconds - before;
     all.insert(all.end(), steps.begin(), steps.end());
   }
-  if (counted != nullptr) *counted = policy.tier_statistics();
+  if (seen == nullptr) return all;
+  seen->tier = policy.tier_statistics();
+  policy.tell([&](told, char const* what, double value) { seen->policy[what] = value; });
   return all;
 }
 
+/// Returns what the policy told.
 template <class Policy>
-void check_same_results(Policy const& preset) {
+std::map<std::string, double> check_same_results(Policy const& preset) {
   std::vector<logits> const expected = decode_twice(preset, {});
   tiers made;
+  observed seen;
   for (std::string const& name : made.names()) {
     for (std::int64_t const slots : {0, 300}) {
       CAPTURE(name, slots);
       tier::any_tier rows = made.make(name);
-      tier::resident_statistics counted;
-      CHECK(identical(decode_twice(preset, {.rows = &rows, .resident = {.slots = slots}}, &counted), expected));
+      seen = {};
+      CHECK(identical(decode_twice(preset, {.rows = &rows, .resident = {.slots = slots}}, &seen), expected));
+      tier::resident_statistics const& counted = seen.tier;
       CHECK(counted.bytes_stored > 0);
       CHECK(counted.bytes_fetched > 0);
       CHECK(counted.bytes_fetched == (counted.wanted - counted.hits) * block_bytes);
       CHECK(rows.occupied().resident == 0);
     }
   }
+  return seen.policy;
 }
 
 }  // namespace
 
 TEST_CASE("with rows in a tier, and waits, heterocache's results are those of the engine's cells") {
-  check_same_results(heterocache());
+  std::map<std::string, double> const told = check_same_results(heterocache());
+  // 96 of 400 tokens can't pay for a whole head: the pivot follows itself, its satellite the pivot, the volatile head itself.
+  CHECK(told.at("following_heads") == 3);
+  CHECK(told.at("fixed_heads") == 1);
+  CHECK(told.at("drifts") > 0);
+  CHECK(told.at("fetches") > 0);
+}
+TEST_CASE("with rows in a tier, a pivot that is read whole has its satellite fetch") {
+  presets::heterocache whole = heterocache();
+  whole.watch = budget::by_head_role::watched::whole;
+  whole.tokens = 300;
+  whole.full_share = .5;
+  std::map<std::string, double> const told = check_same_results(whole);
+  CHECK(told.at("whole_heads") == 1);
+  CHECK(told.at("following_heads") == 1);
+  CHECK(told.at("fetches") > 0);
 }
 TEST_CASE("with rows in a tier, and waits, sentencekv's results are those of the engine's cells") {
   check_same_results(sentencekv());
@@ -130,13 +160,13 @@ TEST_CASE("with rows in a tier, and no waits, a step reads what is there and goe
   for (std::string const& name : made.names()) {
     CAPTURE(name);
     tier::any_tier rows = made.make(name);
-    double stalled = 0;
-    auto const steps = decode_twice(sentencekv(), {.rows = &rows, .resident = {.wait = false}}, nullptr, &stalled);
+    observed seen;
+    auto const steps = decode_twice(sentencekv(), {.rows = &rows, .resident = {.wait = false}}, &seen);
     REQUIRE(steps.size() == 80);
     for (logits const& step : steps) {
       CHECK(std::ranges::all_of(step, [](float x) { return std::isfinite(x); }));
     }
-    CHECK(stalled == 0);
+    CHECK(seen.stalled == 0);
   }
 }
 

@@ -68,8 +68,7 @@ TEST_CASE("a calibration's stability and similarity are medians over steps, mean
     std::int64_t const layers = random.between(1, 2);
     std::int64_t const heads = random.between(1, 4);
     std::int64_t const prompts = random.between(1, 2);
-    bool const one_step = random.one_in(3);
-    head_calibration calibration(layers, heads, one_step);
+    head_calibration calibration(layers, heads);
     reals stability = filled(layers * heads, 0.0);
     reals similarity = filled(layers * heads * heads, 0.0);
     for (std::int64_t p = 0; p < prompts; ++p) {
@@ -84,7 +83,7 @@ TEST_CASE("a calibration's stability and similarity are medians over steps, mean
           std::vector<std::vector<std::int32_t>> sets;
           for (std::int64_t h = 0; h < heads; ++h) sets.push_back(random_set(14, random));
           calibration.add(l, sets);
-          for (std::int64_t a = 0; a < heads && (s == 0 || !one_step); ++a) {
+          for (std::int64_t a = 0; a < heads; ++a) {
             at(own, l * heads + a).push_back(naive_overlap(at(sets, a), at(first, l * heads + a)));
             for (std::int64_t b = 0; b < heads; ++b) {
               at(pairs, (l * heads + a) * heads + b).push_back(naive_overlap(at(sets, a), at(sets, b)));

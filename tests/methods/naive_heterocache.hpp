@@ -118,10 +118,17 @@ inline naive_budget naive_lengths(std::vector<head_profile> const& heads, std::i
 }
 
 /// Attention of the query at token `from` over the prompt's keys, of which the first `of` tokens count: averaged over `width`
-/// neighbours with zeros beyond both ends, mean over the group.
+/// neighbours with zeros beyond both ends, of the group's mean or its largest.
 inline reals pooled_attention(world const& w, std::int64_t l, std::int64_t h, std::int64_t from, std::int64_t prompt,
-                              std::int64_t of, std::int64_t width) {
+                              std::int64_t of, std::int64_t width, bool largest) {
   reals attention = w.group_attention(l, from, h, range(0, prompt));
+  if (largest) {
+    attention = w.attention(l, from, h * w.group(), range(0, prompt));
+    for (std::int64_t g = 1; g < w.group(); ++g) {
+      reals const one = w.attention(l, from, h * w.group() + g, range(0, prompt));
+      for (std::size_t i = 0; i < one.size(); ++i) attention[i] = std::max(attention[i], one[i]);
+    }
+  }
   attention.resize(static_cast<std::size_t>(of));
   reals pooled;
   for (std::int64_t t = 0; t < of; ++t) {
@@ -132,15 +139,15 @@ inline reals pooled_attention(world const& w, std::int64_t l, std::int64_t h, st
   return pooled;
 }
 
-/// One pivot's watch over its attention (eqs. 9 and 10).
+/// One head's watch over its attention (eqs. 9 and 10).
 struct naive_drift {
   ints baseline;
   std::vector<ints> sets;
   bool close = false;  ///< fp32 might have taken other sets since the last look
 
   ints top(world const& w, std::int64_t l, std::int64_t h, std::int64_t from, std::int64_t prompt, std::int64_t base,
-           std::int64_t width) {
-    reals const scores = pooled_attention(w, l, h, from, prompt, prompt, width);
+           std::int64_t width, bool largest) {
+    reals const scores = pooled_attention(w, l, h, from, prompt, prompt, width, largest);
     close = close || close_call(scores, base, 1e-5 * largest_size(scores));
     return best(range(0, prompt), scores, base);
   }

@@ -35,7 +35,7 @@ TEMPLATE_TEST_CASE("an attended set is the best of a query's attention, averaged
     TestType on(shape);
     on.run([&](auto& exec) {
       auto const set = attended_set({queries.data(), shape.q_heads, shape.head_dim, scale}, keys.get(), tokens, count,
-                                    smooth.width, scratch, exec);
+                                    smooth.width, group_merge::mean, scratch, exec);
       got.assign(set.begin(), set.end());
     });
     INFO("round " << round << " tokens " << tokens << " count " << count);

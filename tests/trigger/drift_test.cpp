@@ -33,9 +33,10 @@ TEST_CASE("what a satellite was given at the prompt's end stands until its pivot
 
 TEST_CASE("a drift window is odd and short, and so is what attention is averaged over", "[trigger]") {
   cache_shape const shape{1, 4, 2, 8, 200, element_type::f32};
-  REQUIRE_NOTHROW(trigger::drift{.window = 15, .smooth = 1}.start(shape));
+  REQUIRE_NOTHROW(trigger::drift{.window = 15, .every = 15, .smooth = 1}.start(shape));
   for (std::int32_t const window : {0, 2, 17, -1})
-    REQUIRE_THROWS_AS(trigger::drift{.window = window}.start(shape), invalid_value);
+    REQUIRE_THROWS_AS((trigger::drift{.window = window, .every = 17}.start(shape)), invalid_value);
+  REQUIRE_THROWS_AS((trigger::drift{.window = 3, .every = 2}.start(shape)), invalid_value);
   for (std::int32_t const smooth : {0, 4, -3}) REQUIRE_THROWS_AS(trigger::drift{.smooth = smooth}.start(shape), invalid_value);
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <iostream>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -26,7 +27,7 @@ struct options {
   std::int64_t top = 1024;
   int smooth = 5;
   role_thresholds thresholds{};
-  bool one_step = false;
+  group_merge group = group_merge::mean;
   std::string out;
   int threads = 1;
 };
@@ -34,7 +35,7 @@ struct options {
 /// Watches a session's queries: at each step, every head's set of most attended prompt tokens.
 class watcher {
  public:
-  watcher(options const& o, std::int64_t layers, std::int64_t heads) : options_(o), calibration_(layers, heads, o.one_step) {}
+  watcher(options const& o, std::int64_t layers, std::int64_t heads) : options_(o), calibration_(layers, heads) {}
 
   /// Steps from now on belong to a prompt of so many tokens whose last queries are `saved`'s.
   void begin(std::int64_t tokens, llama::saved_prompt saved) {
@@ -73,8 +74,8 @@ class watcher {
   void sets_of(query_heads const& queries, rows const& keys, cache_shape const& shape, simd_exec& exec) {
     sets_.resize(static_cast<std::size_t>(shape.kv_heads));
     for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-      auto const set =
-          attended_set(queries.of({h, 1}, shape.group()), keys.of({h, 1}), tokens_, count_, options_.smooth, scratch_, exec);
+      auto const set = attended_set(queries.of({h, 1}, shape.group()), keys.of({h, 1}), tokens_, count_, options_.smooth,
+                                    options_.group, scratch_, exec);
       sets_[static_cast<std::size_t>(h)].assign(set.begin(), set.end());
     }
   }
@@ -162,7 +163,9 @@ int main(int argc, char** argv) {
   app.add_option("--tau-sim", o.thresholds.similar, "overlap of a pivot and its satellites")
       ->capture_default_str()
       ->check(between(0.0, 1.0));
-  app.add_flag("--one-step", o.one_step, "look at the first step alone, as the authors' code does");
+  app.add_option("--group", o.group, "how a KV head's query heads are merged: mean or maximum")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, group_merge>{{"mean", group_merge::mean}, {"maximum", group_merge::maximum}}));
   add_threads(app, o.threads);
   app.add_option("--out", o.out, "the profile, JSON")->required()->check(file_name());
   return kvpolicy::tool_main(app, argc, argv, [&] { profile(o); });

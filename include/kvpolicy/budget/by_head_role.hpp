@@ -30,6 +30,13 @@ struct by_head_role {
   /// Of the budget, the most that whole heads may take; beyond that the least useful (shifting heads before
   /// pivots, stable ones first) are compressed. 1: the paper, which refuses a budget that whole heads spend alone.
   double full_share = .5;
+  /// Whose attention is watched: of whole pivots alone (the paper), or of every head that should be whole, read whole or not.
+  /// One that is not is fetched for when its own attention drifts.
+  enum class watched : std::uint8_t { whole, all };
+  friend constexpr auto names_of(watched) noexcept { return std::array{"whole", "all"}; }
+  watched watch = watched::all;
+
+  static constexpr std::int64_t nobody = -1;
 
   bool relative() const noexcept { return true; }
   std::int64_t most_tokens(cache_shape const& shape) const noexcept { return shape.max_tokens; }
@@ -66,9 +73,20 @@ struct by_head_role {
     return before < room;
   }
 
-  /// Whether a head is fetched for when its pivot drifts: its pivot is whole, and it is not.
+  /// Whether a head's attention is watched: others follow it, or it does so itself.
+  bool watches(std::size_t head, std::int64_t tokens) const noexcept {
+    return wants_all(head) && (whole(head, tokens) ? heads[head].role == head_role::pivot : watch == watched::all);
+  }
+
+  /// The KV head of its layer whose attention says what a head reads, or nobody: it is whole, or what it has is fixed.
+  std::int64_t leader(std::size_t head, std::int64_t tokens, std::int64_t heads_of_layer) const noexcept {
+    if (heads[head].role == head_role::satellite) {
+      return watches(pivot_of(head, heads_of_layer), tokens) ? heads[head].pivot : nobody;
+    }
+    return watches(head, tokens) && !whole(head, tokens) ? static_cast<std::int64_t>(head) % heads_of_layer : nobody;
+  }
   bool follows(std::size_t head, std::int64_t tokens, std::int64_t heads_of_layer) const noexcept {
-    return heads[head].role == head_role::satellite && whole(pivot_of(head, heads_of_layer), tokens);
+    return leader(head, tokens, heads_of_layer) != nobody;
   }
 
   std::size_t pivot_of(std::size_t head, std::int64_t heads_of_layer) const noexcept {
@@ -143,6 +161,16 @@ struct by_head_role {
       ++out[h];
       lost[h] = 0;
     }
+  }
+
+  /// How many heads read all, follow another's or their own attention, or keep what they had at the prompt's end.
+  template <class Listen>
+  void tell(cache_shape const& shape, std::int64_t prompt, Listen const& listen) const {
+    double counted[3]{};
+    for (std::size_t h = 0; h < heads.size(); ++h) ++counted[whole(h, prompt) ? 0 : follows(h, prompt, shape.kv_heads) ? 1 : 2];
+    listen(told::count, "whole_heads", counted[0]);
+    listen(told::count, "following_heads", counted[1]);
+    listen(told::count, "fixed_heads", counted[2]);
   }
 
   template <executor Exec>

@@ -1,11 +1,11 @@
-// Preset heterocache: each head by its role; what satellites read follows their pivot's attention (Shi et al., HeteroCache).
+// Preset heterocache: each head by its role; what a cluster reads follows its pivot's attention (Shi et al., HeteroCache).
 #pragma once
 
 #include "kvpolicy/budget/by_head_role.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/pool/none.hpp"
 #include "kvpolicy/presets/parameters.hpp"
-#include "kvpolicy/score/last_attention.hpp"
+#include "kvpolicy/score/pivot_attention.hpp"
 #include "kvpolicy/segment/tokens.hpp"
 #include "kvpolicy/select/top.hpp"
 #include "kvpolicy/trigger/drift.hpp"
@@ -22,8 +22,12 @@ struct heterocache {
   std::int32_t tokens = 512;
   std::optional<double> ratio{};
   double full_share = .25;
-  std::int32_t window = 5;
+  budget::by_head_role::watched watch = budget::by_head_role::watched::all;
+  bool own = false;
+  std::int32_t window = 1;
+  std::int32_t every = 5;
   float drift = .5f;
+  group_merge group = group_merge::mean;
   bool chance_corrected = false;
   std::int32_t observe = 8;
   smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
@@ -33,7 +37,11 @@ struct heterocache {
 
   /// The paper's setting: one query, attention averaged over five tokens, every pivot and volatile head whole.
   static constexpr heterocache paper() noexcept {
-    return {.full_share = 1, .observe = 1, .smooth = {.how = smoothing::kind::average, .width = 5}};
+    return {.full_share = 1,
+            .watch = budget::by_head_role::watched::whole,
+            .window = 5,
+            .observe = 1,
+            .smooth = {.how = smoothing::kind::average, .width = 5}};
   }
 
   template <class Self, class Visit>
@@ -41,8 +49,12 @@ struct heterocache {
     visit("profile", p.heads, "the model's, made by kvpolicy-profile; not owned");
     budget_parameters(p, visit, "kept of the prompt by a KV head, mean over all heads of all layers");
     visit("full_share", p.full_share, "of the budget, the most for whole heads; 1: the paper");
-    visit("window", p.window, "W: steps between two looks at the pivots' attention, odd");
-    visit("drift", p.drift, "tau_drift: overlap below which satellites fetch anew");
+    visit("watch", p.watch, "whose attention is watched: whole pivots' (the paper), or all that should be whole");
+    visit("own", p.own, "heads fetch by their own attention, not by their pivot's");
+    visit("window", p.window, "W: queries that a look is at, odd; the paper: 5");
+    visit("every", p.every, "steps from one look to the next, at least W; the paper: W");
+    visit("drift", p.drift, "tau_drift: overlap below which heads fetch anew");
+    visit("group", p.group, "how a KV head's query heads are merged: mean or maximum");
     visit("chance_corrected", p.chance_corrected, "overlap beyond what K of L tokens have by chance");
     visit("observe", p.observe, "of the prompt's queries, the last ones that say what is kept; the paper: 1");
     visit("kernel", p.smooth.width, "tokens that attention is smoothed over, odd");
@@ -62,17 +74,21 @@ struct heterocache {
                                      .ratio = ratio,
                                      .floor = floor,
                                      .least = least,
-                                     .full_share = full_share};
+                                     .full_share = full_share,
+                                     .watch = watch};
     budget::by_head_role read = there;
     read.act = budget::by_head_role::of_act::retrieve;
-    return policy{keep{segment::tokens{}, pool::none{}, score::last_attention{observe, smooth}, there, select::top{},
-                       window::tokens{.recent = observe}, trigger::prefill{}},
-                  keep{segment::tokens{}, pool::none{}, score::last_attention{observe, smooth}, read, select::top{},
+    score::pivot_attention const attention{.roles = read, .window = observe, .smooth = smooth, .merged = group, .own = own};
+    return policy{keep{segment::tokens{}, pool::none{}, attention, there, select::top{}, window::tokens{.recent = observe},
+                       trigger::prefill{}},
+                  keep{segment::tokens{}, pool::none{}, attention, read, select::top{},
                        window::tokens{.recent = observe, .generated = true},
                        trigger::drift{.roles = read,
                                       .tau = drift,
                                       .window = window,
+                                      .every = every,
                                       .smooth = monitor_smooth,
+                                      .merged = group,
                                       .chance_corrected = chance_corrected}}};
   }
 };

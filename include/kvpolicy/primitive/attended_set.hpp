@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kvpolicy/primitive/list_attention.hpp"
+#include "kvpolicy/primitive/score.hpp"
 #include "kvpolicy/primitive/top_k.hpp"
 #include "kvpolicy/primitive/window_attention.hpp"
 
@@ -25,18 +26,34 @@ struct attended_set_scratch {
   }
 };
 
-/// The `count` tokens of [0, tokens) that one query group attends to most: ascending, in `scratch`. Softmax over those tokens,
-/// mean over the group, average over `width` tokens (odd; zero padded, pads counted), top-k. `keys` are one head's.
+/// What one query group attends to of [0, tokens): softmax over those tokens, the group's mean or maximum, `[tokens]`, in
+/// `scratch`. `keys` are one head's.
 template <class Memory, class Exec>
-std::span<std::int32_t const> attended_set(query_heads const& queries, basic_rows<Memory> const& keys, std::int64_t tokens,
-                                           std::int64_t count, std::int64_t width, attended_set_scratch& scratch, Exec& exec) {
+std::span<float const> group_attention(query_heads const& queries, basic_rows<Memory> const& keys, std::int64_t tokens,
+                                       group_merge merged, attended_set_scratch& scratch, Exec& exec) {
   scratch.all.clear();
   append(scratch.all, 0, tokens, reason::scored);
-  list_attention(queries, keys, std::span<range_list const>(&scratch.all, 1),
-                 table<float>{scratch.weights.data(), 1, tokens, tokens}, exec);
   auto const size = static_cast<std::size_t>(tokens);
-  smooth_row(std::span<float const>(scratch.weights).first(size), {.how = smoothing::kind::average, .width = width},
-             std::span(scratch.smoothed).first(size));
+  std::int64_t const at_once = merged == group_merge::mean ? queries.heads : 1;
+  for (std::int64_t q = 0; q < queries.heads; q += at_once) {
+    std::vector<float>& to = q == 0 ? scratch.weights : scratch.smoothed;
+    list_attention({queries.head(q), at_once, queries.head_stride, queries.scale}, keys,
+                   std::span<range_list const>(&scratch.all, 1), table<float>{to.data(), 1, tokens, tokens}, exec);
+    for (std::size_t t = 0; q > 0 && t < size; ++t) {
+      if (!(to[t] <= scratch.weights[t])) scratch.weights[t] = to[t];
+    }
+  }
+  return std::span(scratch.weights).first(size);
+}
+
+/// The `count` tokens of [0, tokens) that one query group attends to most, averaged over `width` tokens (odd; zero padded, pads
+/// counted): ascending, in `scratch`.
+template <class Memory, class Exec>
+std::span<std::int32_t const> attended_set(query_heads const& queries, basic_rows<Memory> const& keys, std::int64_t tokens,
+                                           std::int64_t count, std::int64_t width, group_merge merged,
+                                           attended_set_scratch& scratch, Exec& exec) {
+  std::span const weights = group_attention(queries, keys, tokens, merged, scratch, exec);
+  smooth_row(weights, {.how = smoothing::kind::average, .width = width}, std::span(scratch.smoothed).first(weights.size()));
   std::array const k{static_cast<std::int32_t>(std::min(count, tokens))};
   top_k(table<float const>{scratch.smoothed.data(), 1, tokens, tokens}, k,
         table<std::int32_t>{scratch.set.data(), 1, k[0], k[0]}, exec);

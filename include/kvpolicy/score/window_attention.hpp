@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 #include <string>
 
 #include "kvpolicy/concepts.hpp"
@@ -48,6 +49,30 @@ struct window_attention {
       for (std::int64_t t = 0; t < before; ++t) most = std::max(most, out(h, t));
     }
     for (std::int64_t h = 0; h < out.rows; ++h) std::fill(out.row(h) + before, out.row(h) + wanted, most + 1);
+  }
+
+  /// The same with the largest of the group's query heads in place of their mean, smoothed as one. `buffer`: `[tokens]`.
+  template <class Input, executor Exec>
+  void score_maximum(Input const& input, table<float> out, std::span<float> buffer, Exec& exec) const {
+    query_window const queries = queries_of(input, window).of(input.heads, input.view.shape().group());
+    auto const keys = input.keys();
+    std::int64_t const before = keys.tokens - queries.tokens;
+    std::int64_t const group = queries.heads / input.heads.count;
+    for (std::int64_t h = 0; h < out.rows && before > 0; ++h) {
+      for (std::int64_t q = 0; q < group; ++q) {
+        query_window one = queries;
+        one.data = queries.at(0, h * group + q);
+        one.heads = 1;
+        float* const to = q == 0 ? out.row(h) : buffer.data();
+        kvpolicy::window_attention(one, keys.of({h, 1}), {}, table<float>{to, 1, before, before}, exec);
+        for (std::int64_t t = 0; q > 0 && t < before; ++t) {
+          if (!(to[t] <= out(h, t))) out(h, t) = to[t];
+        }
+      }
+      std::span const merged = buffer.first(static_cast<std::size_t>(before));
+      std::copy_n(out.row(h), before, merged.begin());
+      smooth_row(merged, smooth, std::span(out.row(h), merged.size()));
+    }
   }
 };
 

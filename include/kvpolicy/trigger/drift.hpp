@@ -14,18 +14,20 @@
 
 namespace kvpolicy::trigger {
 
-/// Every `window` steps each whole pivot looks at its queries since: for each, the best L_base prompt tokens by smoothed
-/// attention, and their overlap with the baseline set. Where the median falls below tau, the last set becomes the baseline and
-/// the pivot's satellites are due.
+/// Every so many steps each watched head looks at its last `window` queries: for each, the best L_base prompt tokens by
+/// smoothed attention, and their overlap with the baseline set. Where the median falls below tau, the last set becomes the
+/// baseline and the heads that follow it are due.
 struct drift {
   static constexpr signals needs = signals::keys | signals::queries | signals::observation_queries;
   static constexpr bool while_decoding = true;
   static constexpr std::int32_t longest_window = 15;
 
   budget::by_head_role roles{};
-  float tau = .5f;                ///< tau_drift
-  std::int32_t window = 5;        ///< W, steps; odd
-  std::int32_t smooth = 5;        ///< tokens that attention is averaged over, odd
+  float tau = .5f;          ///< tau_drift
+  std::int32_t window = 5;  ///< W, queries; odd
+  std::int32_t every = 5;   ///< steps from one look to the next, at least W; the paper: W
+  std::int32_t smooth = 5;  ///< tokens that attention is averaged over, odd
+  group_merge merged = group_merge::mean;
   bool chance_corrected = false;  ///< (o - K/L) / (1 - K/L) in place of o: K of L tokens overlap by that much by chance
 
   static constexpr signals wants() noexcept { return needs; }
@@ -34,9 +36,11 @@ struct drift {
     std::int64_t kv_heads = 0;
     std::int64_t group_size = 0;                      ///< floats of a KV head's query group
     std::int64_t now = 0;                             ///< steps since the prompt
-    std::int64_t fetches = 0;                         ///< satellites that became due, in all
+    std::int64_t looks = 0;                           ///< of watched heads, in all
+    std::int64_t drifts = 0;                          ///< looks that found another set
+    std::int64_t fetches = 0;                         ///< heads that became due, in all
     std::vector<float> queries;                       ///< `[layers, kv_heads, window, group, head_dim]`
-    std::vector<std::int32_t> seen;                   ///< `[layers, kv_heads]` queries since the last look
+    std::vector<std::int32_t> seen;                   ///< `[layers, kv_heads]` steps since the last look
     std::vector<std::vector<std::int32_t>> baseline;  ///< `[layers, kv_heads]` ascending
     std::vector<std::int64_t> fired;                  ///< `[layers, kv_heads]` the step at which a satellite became due
     attended_set_scratch buffers;
@@ -47,9 +51,11 @@ struct drift {
     void restart() noexcept { std::ranges::fill(seen, 0); }
   };
   state start(cache_shape const& shape) const {
-    KVPOLICY_EXPECTS(
-        window >= 1 && window <= longest_window && window % 2 == 1,
-        "a drift window of " + std::to_string(window) + " steps; it must be odd and at most " + std::to_string(longest_window));
+    KVPOLICY_EXPECTS(window >= 1 && window <= longest_window && window % 2 == 1, "a drift window of " + std::to_string(window) +
+                                                                                     " queries; it must be odd and at most " +
+                                                                                     std::to_string(longest_window));
+    KVPOLICY_EXPECTS(every >= window, "a look every " + std::to_string(every) + " steps at the last " + std::to_string(window) +
+                                          " queries; look no more often than at all of them");
     KVPOLICY_EXPECTS(smooth >= 1 && smooth % 2 == 1,
                      "attention averaged over " + std::to_string(smooth) + " tokens; it must be odd");
     auto const rows = static_cast<std::size_t>(shape.layers * shape.kv_heads);
@@ -61,7 +67,8 @@ struct drift {
     made.seen.resize(rows);
     made.baseline.resize(rows);
     for (std::size_t i = 0; i < rows && i < roles.heads.size(); ++i) {
-      if (roles.heads[i].role == head_role::pivot) made.baseline[i].reserve(tokens);
+      if (roles.heads[i].role == head_role::pivot || roles.heads[i].role == head_role::shifting)
+        made.baseline[i].reserve(tokens);
     }
     made.fired.resize(rows, -1);
     made.buffers = attended_set_scratch(shape.max_tokens);
@@ -80,7 +87,7 @@ struct drift {
       std::size_t const at = s.at(input.layer, h);
       s.fired[at] = -1;
       s.seen[at] = 0;
-      if (!watches(at, prompt)) continue;
+      if (!roles.watches(at, input.prompt_tokens)) continue;
       query_window const& all = input.prompt->queries;
       if (all.tokens < 1) {
         throw unsupported(
@@ -93,7 +100,7 @@ struct drift {
     }
   }
 
-  /// Keeps the current queries of pivots; every `window` steps, looks at them.
+  /// Keeps the queries of watched heads that the next look is at; looks, when it is time.
   template <class Input, executor Exec>
   void watch(state& s, Input const& input, std::int64_t prompt, Exec& exec) const {
     s.now = input.view.tokens() - prompt;
@@ -102,11 +109,14 @@ struct drift {
     for (std::int64_t i = 0; i < input.heads.count; ++i) {
       std::int64_t const h = input.heads.first + i;
       std::size_t const at = s.at(input.layer, h);
-      if (!watches(at, prompt) || s.baseline[at].empty()) continue;
-      float* const kept = s.queries.data() + (static_cast<std::int64_t>(at) * window + s.seen[at]) * s.group_size;
-      for (std::int64_t q = 0; q < group; ++q) std::copy_n(input.queries.head(i * group + q), dim, kept + q * dim);
-      if (++s.seen[at] < window) continue;
+      if (!roles.watches(at, input.prompt_tokens) || s.baseline[at].empty()) continue;
+      if (std::int32_t const place = s.seen[at] - (every - window); place >= 0) {
+        float* const kept = s.queries.data() + (static_cast<std::int64_t>(at) * window + place) * s.group_size;
+        for (std::int64_t q = 0; q < group; ++q) std::copy_n(input.queries.head(i * group + q), dim, kept + q * dim);
+      }
+      if (++s.seen[at] < every) continue;
       s.seen[at] = 0;
+      ++s.looks;
       std::array<double, longest_window> overlaps;
       std::int64_t const base = roles.base(prompt);
       std::span<std::int32_t const> set;
@@ -121,26 +131,30 @@ struct drift {
       std::sort(overlaps.begin(), overlaps.begin() + window);
       if (overlaps[static_cast<std::size_t>(window / 2)] >= tau) continue;
       s.baseline[at].assign(set.begin(), set.end());
+      ++s.drifts;
       for (std::int64_t other = 0; other < s.kv_heads; ++other) {
-        std::size_t const satellite = s.at(input.layer, other);
-        if (roles.heads[satellite].role != head_role::satellite || roles.heads[satellite].pivot != h) continue;
-        s.fired[satellite] = s.now;
+        std::size_t const follower = s.at(input.layer, other);
+        if (roles.leader(follower, input.prompt_tokens, s.kv_heads) != h) continue;
+        s.fired[follower] = s.now;
         ++s.fetches;
       }
     }
   }
 
- private:
-  bool watches(std::size_t head, std::int64_t prompt) const noexcept {
-    return roles.heads[head].role == head_role::pivot && roles.whole(head, prompt);
+  template <class Listen>
+  void tell(state const& s, Listen const& listen) const {
+    listen(told::count, "looks", static_cast<double>(s.looks));
+    listen(told::count, "drifts", static_cast<double>(s.drifts));
+    listen(told::count, "fetches", static_cast<double>(s.fetches));
   }
 
+ private:
   /// The best L_base prompt tokens of one query group, ascending.
   template <class Input, class Exec>
   std::span<std::int32_t const> look(state& s, Input const& input, query_heads const& queries, std::int64_t head,
                                      std::int64_t prompt, Exec& exec) const {
-    return attended_set(queries, input.view.keys(input.layer).of({head, 1}), prompt, roles.base(prompt), smooth, s.buffers,
-                        exec);
+    return attended_set(queries, input.view.keys(input.layer).of({head, 1}), prompt, roles.base(prompt), smooth, merged,
+                        s.buffers, exec);
   }
 };
 

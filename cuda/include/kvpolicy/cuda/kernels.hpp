@@ -43,7 +43,7 @@
   X(cascade_pages_body) X(page_list_body)                                              \
   X(sentence_step_body) KVPOLICY_EACH_TYPE(X, sentence_means_body)                     \
   X(query_sums_body) X(sentence_fill_body) X(evict_body)                               \
-  X(keep_queries_body) X(smooth_rows_body) X(drift_body) X(satellites_due_body)        \
+  X(keep_queries_body) X(smooth_rows_body) X(drift_body) X(followers_due_body)        \
   X(block_queries_body) KVPOLICY_EACH_TYPE(X, represent_body) X(sum_heads_body)        \
   X(resolve_slots_body) KVPOLICY_EACH_TYPE(X, gather_rows_body)                        \
   X(page_table_body)

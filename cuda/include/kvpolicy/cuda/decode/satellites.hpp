@@ -1,4 +1,4 @@
-// Satellites' tokens fetched anew when their pivot's attention drifts (HeteroCache), of every sequence of a batch.
+// Followers' tokens fetched anew when their leader's attention drifts (HeteroCache), of every sequence of a batch.
 #pragma once
 
 #include <algorithm>
@@ -10,23 +10,23 @@
 #include "kvpolicy/cuda/decode/pages.hpp"
 #include "kvpolicy/cuda/kernel/drift.hpp"
 #include "kvpolicy/cuda/launch/attend.hpp"
-#include "kvpolicy/score/last_attention.hpp"
+#include "kvpolicy/score/pivot_attention.hpp"
 #include "kvpolicy/trigger/drift.hpp"
 #include "kvpolicy/window/tokens.hpp"
 
 namespace kvpolicy::cuda {
 
-/// A prompt's end is decided on the host, as the verb does; from then on pivots look, and satellites are scored, on the device.
+/// A prompt's end is decided on the host, as the verb does; from then on heads look, and fetch, on the device.
 template <owning_device D>
-class decode_retrieve<
-    keep<segment::tokens, pool::none, score::last_attention, budget::by_head_role, select::top, window::tokens, trigger::drift>,
-    D> {
-  using act_type = keep<segment::tokens, pool::none, score::last_attention, budget::by_head_role, select::top, window::tokens,
+class decode_retrieve<keep<segment::tokens, pool::none, score::pivot_attention, budget::by_head_role, select::top,
+                           window::tokens, trigger::drift>,
+                      D> {
+  using act_type = keep<segment::tokens, pool::none, score::pivot_attention, budget::by_head_role, select::top, window::tokens,
                         trigger::drift>;
   using host_policy = policy<keep_all, act_type>;
   enum number { prompt_tokens, seen, rows };
   /// Rows of integers of each layer, `[sequences, kv_heads]`.
-  enum of_layer_row { base, pivot, length, named, layer_rows };
+  enum of_layer_row { base, leader, source, length, named, layer_rows };
 
  public:
   static constexpr bool by_index = true;
@@ -36,10 +36,11 @@ class decode_retrieve<
         sequences_(sequences),
         heads_(sequences * shape.kv_heads),
         window_(act.trigger.window),
+        every_(act.trigger.every),
         prompts_(sequences),
         numbers_(device, rows, sequences),
         of_layers_(device.template allocate<std::int32_t>(shape.layers * layer_rows * heads_)),
-        of_step_(device.template allocate<std::int32_t>(3 * heads_)),
+        of_step_(device.template allocate<std::int32_t>(4 * heads_)),
         all_(device.template allocate<std::int32_t>(shape.max_tokens)),
         queries_(device.template allocate<float>(shape.layers * heads_ * window_ * shape.group() * shape.head_dim)),
         baseline_(device.template allocate<std::int32_t>(shape.layers * heads_ * shape.max_tokens)),
@@ -48,7 +49,7 @@ class decode_retrieve<
         smoothed_(device.template allocate<float>(heads_ * window_ * shape.max_tokens)),
         sets_(device.template allocate<std::int32_t>(heads_ * window_ * shape.max_tokens)) {
     KVPOLICY_EXPECTS(act.window.generated && act.window.sinks == 0,
-                     "satellites read their own tokens and what was generated; a window with sinks has no kernel");
+                     "heads read their own tokens and what was generated; a window with sinks has no kernel");
     std::vector<std::int32_t> all(static_cast<std::size_t>(shape.max_tokens));
     for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int32_t>(i);
     device.upload(all_.get(), all.data(), std::ssize(all));
@@ -67,11 +68,13 @@ class decode_retrieve<
     std::vector<range_list> lists(static_cast<std::size_t>(kv_heads));
     for (std::int64_t h = 0; h < kv_heads; ++h) {
       auto const head = static_cast<std::size_t>(piece.layer.value * kv_heads + h);
-      bool const follows = act.budget.follows(head, tokens, kv_heads);
+      std::int64_t const followed = act.budget.leader(head, tokens, kv_heads);
+      bool const follows = followed != act.budget.nobody;
       std::vector<std::int32_t> const& set = state.retrieve().trigger().baseline[head];
-      bool const looks = act.budget.heads[head].role == head_role::pivot && act.budget.whole(head, tokens);
+      bool const looks = act.budget.watches(head, tokens);
       put(piece.layer, base, piece.sequence, h, looks ? static_cast<std::int32_t>(set.size()) : 0, device);
-      put(piece.layer, pivot, piece.sequence, h, follows ? act.budget.heads[head].pivot : -1, device);
+      put(piece.layer, leader, piece.sequence, h, static_cast<std::int32_t>(followed), device);
+      put(piece.layer, source, piece.sequence, h, static_cast<std::int32_t>(act.score.own || !follows ? h : followed), device);
       put(piece.layer, length, piece.sequence, h, static_cast<std::int32_t>(lengths[head]), device);
       if (looks) {
         buffer<std::int32_t> to = of_layer(baseline_.get(), piece.layer, shape_.max_tokens);
@@ -93,7 +96,7 @@ class decode_retrieve<
 
   void plan(act_type const&, std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
     numbers_.set(prompt_tokens, sequence, prompt);
-    numbers_.set(seen, sequence, tokens == 0 ? 0 : (tokens - prompt - 1) % window_);
+    numbers_.set(seen, sequence, tokens == 0 ? 0 : (tokens - prompt - 1) % every_ - (every_ - window_));
   }
   void upload(D& device) const { numbers_.upload(device); }
 
@@ -102,7 +105,8 @@ class decode_retrieve<
     auto const heads = static_cast<std::int32_t>(shape_.kv_heads);
     auto const group = static_cast<std::int32_t>(shape_.group());
     auto const dim = static_cast<std::int32_t>(shape_.head_dim);
-    drift_heads const of{row(layer, base), row(layer, pivot), step_row(0), step_row(1), step_row(2)};
+    drift_heads const of{row(layer, base), row(layer, leader), row(layer, source), step_row(0),
+                         step_row(1),      step_row(2),        step_row(3)};
     buffer<float> const kept = of_layer(queries_.get(), layer, window_ * group * dim);
     device.template launch<keep_queries_body>({heads, sequences_, 1}, {queries, of, heads, group, dim, window_, lengths,
                                                                        numbers_.of(prompt_tokens), numbers_.of(seen), kept});
@@ -111,7 +115,9 @@ class decode_retrieve<
     of_window.elements = kept.size;
     of_window.sequence_stride = shape_.kv_heads * window_ * group * dim;
     of_window.head_stride = dim;
-    attended(of_window, scale, keys, of.looks, window_, {.how = smoothing::kind::average, .width = act.trigger.smooth}, device);
+    smoothing const averaged{.how = smoothing::kind::average, .width = act.trigger.smooth};
+    weigh(of_window, scale, keys, of.looks, window_, act.trigger.merged, device);
+    smooth(of.looks, window_, averaged, {}, device);
     top_k_body<1>::arguments top{};
     top.scores = smoothed_.get();
     top.score_stride = shape_.max_tokens;
@@ -125,9 +131,10 @@ class decode_retrieve<
     device.template launch<drift_body>({heads, sequences_, 1},
                                        {of, heads, window_, sets_.get(), of_layer(baseline_.get(), layer, shape_.max_tokens),
                                         shape_.max_tokens, act.trigger.tau, act.trigger.chance_corrected});
-    device.template launch<satellites_due_body>({divided_up(heads_, satellites_due_body::threads), 1, 1},
-                                                {of, heads, heads_, numbers_.of(prompt_tokens)});
-    attended(queries, scale, keys, of.due, 1, act.score.smooth, device);
+    device.template launch<followers_due_body>({divided_up(heads_, followers_due_body::threads), 1, 1},
+                                               {of, heads, heads_, numbers_.of(prompt_tokens), act.score.own});
+    weigh(queries, scale, keys, of.asked, 1, act.score.merged, device);
+    smooth(of.due, 1, act.score.smooth, of.source, device);
     top.columns.values = of.due;
     top.k.values = row(layer, length);
     top.rows_of_number = 1;
@@ -160,10 +167,10 @@ class decode_retrieve<
     device.upload(buffer<std::int32_t>{row(layer, which).data + sequence * shape_.kv_heads + head, 1}, &value, 1);
   }
 
-  /// `smoothed_` = the attention over the first `counts` tokens, mean over the group, smoothed: a row for each of `window`
-  /// query groups of each head. Heads whose count is 0 read nothing.
-  void attended(vector_rows const& queries, float scale, batch_rows const& keys, buffer<std::int32_t> counts,
-                std::int32_t window, smoothing smooth, D& device) {
+  /// `weights_` = the attention over the first `counts` tokens: a row for each of `window` query groups of each head. Heads
+  /// whose count is 0 read nothing.
+  void weigh(vector_rows const& queries, float scale, batch_rows const& keys, buffer<std::int32_t> counts, std::int32_t window,
+             group_merge merged, D& device) {
     list_weights a{};
     a.queries = queries;
     a.scale = scale;
@@ -179,21 +186,27 @@ class decode_retrieve<
     a.out = weights_.get();
     a.sequence_stride = shape_.kv_heads * window * shape_.max_tokens;
     a.head_stride = shape_.max_tokens;
+    a.maximum = merged == group_merge::maximum;
     launch_list_weights(device, a);
+  }
+
+  /// `smoothed_` = `weights_`, smoothed: each row's own, or its source's.
+  void smooth(buffer<std::int32_t> counts, std::int32_t window, smoothing how, buffer<std::int32_t const> of, D& device) {
     device.template launch<smooth_rows_body>(
         {divided_up(shape_.max_tokens, smooth_rows_body::threads), heads_ * window, 1},
-        {weights_.get(), shape_.max_tokens, counts, window, static_cast<std::int32_t>(smooth.how),
-         static_cast<std::int32_t>(smooth.width), smoothed_.get()});
+        {weights_.get(), shape_.max_tokens, counts, window, static_cast<std::int32_t>(how.how),
+         static_cast<std::int32_t>(how.width), smoothed_.get(), of, static_cast<std::int32_t>(shape_.kv_heads)});
   }
 
   cache_shape shape_;
   std::int64_t sequences_;
   std::int64_t heads_;  ///< of all sequences
   std::int32_t window_;
+  std::int32_t every_;
   host_prompts<host_policy> prompts_;
   step_numbers<D> numbers_;
   array_of<D, std::int32_t> of_layers_;  ///< `[layers, layer_rows, sequences, kv_heads]`
-  array_of<D, std::int32_t> of_step_;    ///< `[3, sequences, kv_heads]`: looks, fired, due
+  array_of<D, std::int32_t> of_step_;    ///< `[4, sequences, kv_heads]`: looks, fired, due, asked
   array_of<D, std::int32_t> all_;        ///< 0, 1, 2, ...
   array_of<D, float> queries_;           ///< `[layers, sequences, kv_heads, window, group, head_dim]`
   array_of<D, std::int32_t> baseline_;   ///< `[layers, sequences, kv_heads, max_tokens]`

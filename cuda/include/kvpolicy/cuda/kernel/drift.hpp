@@ -8,14 +8,17 @@ namespace kvpolicy::cuda {
 
 /// Which heads look, of one layer: all `[sequences, kv_heads]`.
 struct drift_heads {
-  buffer<std::int32_t const> base;   ///< tokens that a pivot's sets have; 0: the head does not look
-  buffer<std::int32_t const> pivot;  ///< of a satellite that is fetched for; -1: it is not
-  buffer<std::int32_t> looks;        ///< prompt tokens that it looks at in this step, or 0
+  buffer<std::int32_t const> base;    ///< tokens that a head's sets have; 0: the head does not look
+  buffer<std::int32_t const> leader;  ///< whose attention moves it to fetch; -1: nobody's
+  buffer<std::int32_t const> source;  ///< whose attention says what it fetches
+  buffer<std::int32_t> looks;         ///< prompt tokens that it looks at in this step, or 0
   buffer<std::int32_t> fired;
-  buffer<std::int32_t> due;  ///< prompt tokens that are scored for it in this step, or 0
+  buffer<std::int32_t> due;    ///< prompt tokens that it chooses among in this step, or 0
+  buffer<std::int32_t> asked;  ///< prompt tokens that its own attention is asked for in this step, or 0
 };
 
-/// Keeps the current queries of heads that look: their place in the window is `seen`.
+/// Keeps the current queries of heads that look: their place in the window is `seen`, below 0 where the
+/// window has not begun.
 struct keep_queries_body {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "keep_queries";
@@ -28,7 +31,7 @@ struct keep_queries_body {
     std::int32_t window = 1;
     per_sequence tokens;
     per_sequence prompt;
-    per_sequence seen;   ///< queries since the last look, before this one
+    per_sequence seen;
     buffer<float> kept;  ///< `[sequences, kv_heads, window, group, head_dim]`
   };
   template <class B>
@@ -44,7 +47,7 @@ struct keep_queries_body {
       auto const prompt = static_cast<std::int32_t>(a.prompt.of(block, block.y()));
       block.global(a.of.looks)[row] = there && seen + 1 == a.window ? prompt : 0;
     }
-    if (!there) return;
+    if (!there || seen < 0) return;
     std::int32_t const size = a.group * a.head_dim;
     for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < size; i += B::threads) {
       std::int32_t const g = i / a.head_dim;
@@ -67,6 +70,8 @@ struct smooth_rows_body {
     std::int32_t how = 0;  ///< smoothing::kind
     std::int32_t width = 1;
     buffer<float> to;
+    buffer<std::int32_t const> source;  ///< of each row, which row of its sequence is smoothed for it; none: its own
+    std::int32_t heads = 1;             ///< rows of a sequence, where there is a source
   };
   template <class B>
   struct shared {};
@@ -78,12 +83,13 @@ struct smooth_rows_body {
     std::int64_t const t = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
     if (t >= count) return;
     auto const from = block.global(a.from);
+    std::int64_t const at = a.source.data == nullptr ? row : row / a.heads * a.heads + block.global(a.source)[row];
     std::int64_t const reach = a.how == 0 ? 0 : a.width / 2;
     std::int64_t const first = t > reach ? t - reach : 0;
     std::int64_t const last = t + reach + 1 < count ? t + reach + 1 : count;
     float result = a.how == 2 ? -__builtin_huge_valf() : 0;
     for (std::int64_t i = first; i < last; ++i) {
-      float const value = from[row * a.stride + i];
+      float const value = from[at * a.stride + i];
       if (a.how != 2) result += value;
       else if (!(value <= result)) result = value;
     }
@@ -91,8 +97,8 @@ struct smooth_rows_body {
   }
 };
 
-/// Whether a pivot has drifted: the median over the window of its sets' overlap with the baseline. Where it has, the last set
-/// is the baseline from here on. One block a head and sequence.
+/// Whether a watched head has drifted: the median over the window of its sets' overlap with the baseline. Where it has, the
+/// last set is the baseline from here on. One block a head and sequence.
 struct drift_body {
   static constexpr unsigned threads = 256;
   static constexpr char const* name = "drift";
@@ -177,15 +183,16 @@ struct drift_body {
   }
 };
 
-/// Which satellites are fetched for in this step: those whose pivot has drifted.
-struct satellites_due_body {
+/// Which heads are fetched for in this step, those whose leader has drifted; and whose attention that takes.
+struct followers_due_body {
   static constexpr unsigned threads = 128;
-  static constexpr char const* name = "satellites_due";
+  static constexpr char const* name = "followers_due";
   struct arguments {
     drift_heads of;
     std::int32_t heads = 1;
     std::int64_t rows = 0;  ///< sequences x KV heads
     per_sequence prompt;
+    bool own = false;  ///< heads fetch by their own attention, not by their leader's
   };
   template <class B>
   struct shared {};
@@ -195,13 +202,13 @@ struct satellites_due_body {
     std::int64_t const row = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
     if (row >= a.rows) return;
     std::int64_t const sequence = row / a.heads;
-    std::int32_t const pivot = block.global(a.of.pivot)[row];
-    std::int32_t due = 0;
-    if (pivot >= 0) {
-      std::int32_t const fired = block.global(a.of.fired)[sequence * a.heads + pivot];
-      if (fired != 0) due = static_cast<std::int32_t>(a.prompt.of(block, static_cast<unsigned>(sequence)));
-    }
-    block.global(a.of.due)[row] = due;
+    auto const prompt = static_cast<std::int32_t>(a.prompt.of(block, static_cast<unsigned>(sequence)));
+    auto const fired = block.global(a.of.fired);
+    std::int32_t const leader = block.global(a.of.leader)[row];
+    bool const due = leader >= 0 && fired[sequence * a.heads + leader] != 0;
+    block.global(a.of.due)[row] = due ? prompt : 0;
+    bool const asked = a.own ? due : fired[row] != 0;
+    block.global(a.of.asked)[row] = asked ? prompt : 0;
   }
 };
 

@@ -132,6 +132,7 @@ struct group_weights_body {
     buffer<float> out;          ///< (s, h, i)
     std::int64_t sequence_stride = 0;
     std::int64_t head_stride = 0;
+    bool maximum = false;  ///< of the group, not its mean
   };
   template <class B>
   struct shared {};
@@ -143,15 +144,18 @@ struct group_weights_body {
     if (i >= list.count() - a.first) return;
     auto const logits = block.global(a.logits);
     auto const statistics = block.global(a.statistics);
-    float sum = 0;
+    float merged = 0;
     for (std::int32_t g = 0; g < a.group; ++g) {
       std::int64_t const q = (static_cast<std::int64_t>(block.z()) * a.heads + block.y()) * a.group + g;
       float const x = logits[q * a.stride + i];
       float const most = statistics[q * 2];
       float const share = statistics[q * 2 + 1];
-      sum += expf(x - most) * share;
+      float const weight = expf(x - most) * share;
+      if (!a.maximum) merged += weight;
+      else if (!(weight <= merged)) merged = weight;
     }
-    block.global(a.out)[block.z() * a.sequence_stride + block.y() * a.head_stride + i] = sum / static_cast<float>(a.group);
+    block.global(a.out)[block.z() * a.sequence_stride + block.y() * a.head_stride + i] =
+        a.maximum ? merged : merged / static_cast<float>(a.group);
   }
 };
 

@@ -83,6 +83,7 @@ struct list_weights {
   buffer<float> out;
   std::int64_t sequence_stride = 0;
   std::int64_t head_stride = 0;
+  bool maximum = false;  ///< of the query heads, not their mean
 };
 
 /// Softmax of logits `[sequences, kv_heads, window, group, stride]`, and its mean over query groups.
@@ -94,9 +95,9 @@ void launch_group_weights(D& device, buffer<float const> logits, std::int64_t st
   device.template launch<softmax_rows_body>({rows, a.sequences, 1},
                                             {logits, stride, a.lists, a.first, rows, rows_of_head, statistics});
   std::int32_t const heads = a.keys.heads * a.window;
-  device.template launch<group_weights_body>(
-      {divided_up(a.most_tokens, group_weights_body::threads), heads, a.sequences},
-      {logits, stride, statistics, a.lists, a.first, a.group, heads, a.window, a.out, a.sequence_stride, a.head_stride});
+  device.template launch<group_weights_body>({divided_up(a.most_tokens, group_weights_body::threads), heads, a.sequences},
+                                             {logits, stride, statistics, a.lists, a.first, a.group, heads, a.window, a.out,
+                                              a.sequence_stride, a.head_stride, a.maximum});
 }
 
 /// scale q.k of the listed tokens: `[sequences, kv_heads, window, group, most_tokens]`. Keys are read once for as many queries
