@@ -13,7 +13,8 @@
 
 namespace kvpolicy::tier {
 
-/// `[layers, kv_heads, slots, 2, head_dim]`: a slot holds one token's key and value.
+/// `[layers, kv_heads, slots, 2, head_dim]`: a slot holds one token's key and value. A head's slots are taken from its first
+/// on, and what was never taken was never touched: where memory is given out by pages, a head has as many as it uses.
 class row_arena {
  public:
   static constexpr std::int32_t nowhere = head_slots::nowhere;
@@ -22,7 +23,8 @@ class row_arena {
       : shape_(shape),
         count_(slots),
         slots_(static_cast<std::size_t>(shape.layers * shape.kv_heads), head_slots(slots)),
-        bytes_(slots_.size() * static_cast<std::size_t>(slots * block_bytes(shape))),
+        bytes_(
+            std::make_unique_for_overwrite<std::byte[]>(slots_.size() * static_cast<std::size_t>(slots * block_bytes(shape)))),
         slot_of_(slots_.size() * static_cast<std::size_t>(shape.max_tokens), nowhere) {}
 
   static constexpr std::int64_t block_bytes(cache_shape const& shape) noexcept {
@@ -56,7 +58,7 @@ class row_arena {
   }
 
   std::byte* address(layer_id layer, std::int64_t head, std::int32_t slot) noexcept {
-    return bytes_.data() + (list_of(layer, head) * count_ + slot) * block_bytes(shape_);
+    return bytes_.get() + (list_of(layer, head) * count_ + slot) * block_bytes(shape_);
   }
   std::int32_t slot_at(layer_id layer, std::int64_t head, std::byte const* address_of_slot) noexcept {
     return static_cast<std::int32_t>((address_of_slot - address(layer, head, 0)) / block_bytes(shape_));
@@ -75,7 +77,7 @@ class row_arena {
 
  private:
   struct lost {
-    std::vector<std::byte> bytes{};
+    std::unique_ptr<std::byte[]> bytes{};
     lost* next = nullptr;
   };
   inline static std::atomic<lost*> lost_{nullptr};
@@ -84,7 +86,7 @@ class row_arena {
 
   rows rows_at(layer_id layer, std::int64_t offset) const noexcept {
     std::int64_t const block = block_bytes(shape_);
-    return {.base = bytes_.data() + list_of(layer, 0) * count_ * block + offset,
+    return {.base = bytes_.get() + list_of(layer, 0) * count_ * block + offset,
             .type = shape_.type,
             .heads = shape_.kv_heads,
             .tokens = shape_.max_tokens,
@@ -100,7 +102,7 @@ class row_arena {
   std::int64_t count_;  ///< slots of a head
   std::vector<head_slots> slots_;
   std::unique_ptr<lost> spare_ = std::make_unique<lost>();  ///< where abandon() leaves the memory
-  std::vector<std::byte> bytes_;
+  std::unique_ptr<std::byte[]> bytes_;
   std::vector<std::int32_t> slot_of_;  ///< `[layers, kv_heads, max_tokens]`
 };
 
