@@ -348,6 +348,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: sentencekv", "[c
         made.all_after_boundary = random.one_in(3);
         made.spread = random.one_in(2);
         made.carry = random.one_in(2) ? 1 : .5f;
+        made.standing = random.one_in(3) ? 0 : .5;
         made.layers.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers - 1));
         if (random.one_in(4)) made.ratio = .5;
         return made;
@@ -388,20 +389,26 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: heterocache", "[
         profile.clear();
         for (std::int64_t l = 0; l < shape.layers; ++l) {
           for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-            head_role const role = h == 0 ? head_role::pivot : random.one_in(3) ? head_role::anchor : head_role::satellite;
+            head_role const alone = random.one_in(2) ? head_role::anchor : head_role::shifting;
+            head_role const role = h == 0 ? head_role::pivot : random.one_in(3) ? alone : head_role::satellite;
             profile.push_back(
                 {.role = role, .pivot = role == head_role::satellite ? 0 : -1, .stability = .1f + std::abs(random.real())});
           }
         }
-        return presets::heterocache{.heads = profile,
-                                    .tokens = static_cast<std::int32_t>(random.between(60, 90)),
-                                    .full_share = .6,
-                                    .window = 1 + 2 * static_cast<std::int32_t>(random.between(0, 2)),
-                                    .drift = .9f,
-                                    .chance_corrected = random.one_in(3),
-                                    .observe = static_cast<std::int32_t>(random.between(1, 4)),
-                                    .monitor_smooth = random.one_in(2) ? 1 : 3,
-                                    .least = 4};
+        return presets::heterocache{
+            .heads = profile,
+            .tokens = static_cast<std::int32_t>(random.between(60, 90)),
+            .full_share = random.one_in(2) ? .6 : .1,
+            .watch = random.one_in(3) ? budget::by_head_role::watched::whole : budget::by_head_role::watched::all,
+            .own = random.one_in(3),
+            .window = 1 + 2 * static_cast<std::int32_t>(random.between(0, 1)),
+            .every = static_cast<std::int32_t>(random.between(3, 6)),
+            .drift = .9f,
+            .group = random.one_in(3) ? group_merge::maximum : group_merge::mean,
+            .chance_corrected = random.one_in(3),
+            .observe = static_cast<std::int32_t>(random.between(1, 4)),
+            .monitor_smooth = random.one_in(2) ? 1 : 3,
+            .least = 4};
       },
       false);
 }

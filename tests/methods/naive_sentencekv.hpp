@@ -67,6 +67,68 @@ inline verdict judge_retained(ints const& got, world const& w, presets::sentence
                1e-5 * largest_size(scores));
 }
 
+/// The prompt's sentences, by their place in order, that stand: those of which some token that is there gets the largest
+/// weights of the prompt's last queries, as many whole ones as the share of the budget holds; and whether fp32 might see it
+/// otherwise.
+struct standing_sentences {
+  ints places;
+  bool close = false;
+};
+
+inline standing_sentences naive_standing(world const& w, std::int64_t l, std::int64_t h, std::int64_t prompt, ints const& there,
+                                         presets::sentencekv const& p) {
+  ints retained;
+  for (std::int64_t const t : there) {
+    if (t < prompt) retained.push_back(t);
+  }
+  std::int64_t const window = std::min<std::int64_t>(p.window, prompt);
+  std::int64_t const before = size_of(retained) - window;
+  if (p.standing == 0 || before <= 0) return {};
+  reals weights = filled(before, 0.0);
+  for (std::int64_t i = 0; i < window; ++i) {  // the window's i-th query sees what was there up to itself
+    ints const seen(retained.begin(), retained.begin() + before + i + 1);
+    reals const one = w.group_attention(l, prompt - window + i, h, seen);
+    for (std::int64_t t = 0; t < before; ++t) at(weights, t) += at(one, t) / static_cast<double>(window);
+  }
+  ints places;
+  ints sizes;
+  reals scores;
+  std::int64_t begin = 0;
+  std::int64_t place = 0;
+  for (std::int64_t const end : closed_sentences(w.ids, prompt, p.sentences)) {
+    std::int64_t size = 0;
+    double most = 0;
+    for (std::int64_t i = 0; i < before; ++i) {
+      if (at(retained, i) < begin || at(retained, i) >= end) continue;
+      ++size;
+      most = std::max(most, at(weights, i));
+    }
+    begin = end;
+    if (size > 0) {
+      places.push_back(place);
+      sizes.push_back(size);
+      scores.push_back(most);
+    }
+    ++place;
+  }
+  double const tau = p.ratio ? std::max(1.0, std::floor(static_cast<double>(prompt) * (1 - *p.ratio)))
+                             : static_cast<double>(std::min<std::int64_t>(p.tokens, prompt));
+  auto left = static_cast<std::int64_t>(p.standing * tau);
+  standing_sentences made;
+  ints const order = ranked(scores);
+  for (std::int64_t i = 0; i < size_of(order) && left > 0; ++i) {
+    std::int64_t const u = at(order, i);
+    if (i + 1 < size_of(order)) {
+      double const gap = at(scores, u) - at(scores, at(order, i + 1));
+      bool const matters = left < at(sizes, u) + at(sizes, at(order, i + 1));
+      made.close = made.close || (matters && gap != 0 && gap < 1e-5 * largest_size(scores));
+    }
+    if (at(sizes, u) <= left) made.places.push_back(at(places, u));
+    left -= at(sizes, u);
+  }
+  return made;
+}
+
 /// What a step on n tokens reads, of the `there` tokens of one KV head (the generated ones among them).
 struct sentence_reading {
   ints tokens;
@@ -104,16 +166,19 @@ inline sentence_reading read_sentences(world const& w, std::int64_t l, std::int6
   double const tau = p.ratio ? std::floor(static_cast<double>(n) * (1 - *p.ratio)) : p.tokens;
   std::int64_t left = std::max<std::int64_t>(0, static_cast<std::int64_t>(tau) - size_of(forced));
 
-  sentence_reading made{forced, false};
+  standing_sentences const standing = naive_standing(w, l, h, prompt, there, p);
+  sentence_reading made{forced, standing.close};
   std::vector<ints> buckets;
   reals scores;
   std::int64_t begin = 0;
+  std::int64_t place = -1;
   for (std::int64_t const end : ends) {
     ints members;
     for (std::int64_t const t : there) {
       if (t >= begin && t < end) members.push_back(t);
     }
     begin = end;
+    ++place;
     ints const open_to_choice = without(members, forced);
     if (open_to_choice.empty()) continue;
     reals const mean = w.mean_key(l, h, members);
@@ -129,7 +194,8 @@ inline sentence_reading read_sentences(world const& w, std::int64_t l, std::int6
       }
     }
     buckets.push_back(open_to_choice);
-    scores.push_back(score);
+    bool const stands = std::ranges::find(standing.places, place) != standing.places.end();
+    scores.push_back(stands ? std::numeric_limits<double>::infinity() : score);
   }
   ints const order = ranked(scores);
   // Spreads are of the cache's own type: both ends of each channel are rounded.
@@ -138,12 +204,15 @@ inline sentence_reading read_sentences(world const& w, std::int64_t l, std::int6
   for (reals const& query : queries) {
     for (double const x : query) most += std::abs(x);
   }
-  double const slack = p.spread ? rounded * most : 1e-5 * largest_size(scores);
+  double largest = 0;
+  for (double const score : scores) largest = std::isinf(score) ? largest : std::max(largest, std::abs(score));
+  double const slack = p.spread ? rounded * most : 1e-5 * largest;
   for (std::int64_t i = 0; i < size_of(order); ++i) {
     ints const& bucket = at(buckets, at(order, i));
     // Two neighbours in this order change places to some effect if both are looked at and not both are read whole.
     if (i + 1 < size_of(order) && left > 0 && left < size_of(bucket) + size_of(at(buckets, at(order, i + 1)))) {
-      double const gap = at(scores, at(order, i)) - at(scores, at(order, i + 1));
+      bool const tie = at(scores, at(order, i)) == at(scores, at(order, i + 1));  // infinities among them
+      double const gap = tie ? 0 : at(scores, at(order, i)) - at(scores, at(order, i + 1));
       made.close = made.close || (gap != 0 && gap < slack);
     }
     std::int64_t const taken = std::min(left, size_of(bucket));

@@ -23,6 +23,7 @@ presets::sentencekv random_sentencekv(cache_shape const& shape, std::vector<std:
       .sentences = {.boundary = boundary, .longest = narrow(random.between(8, 20)), .shortest = narrow(random.between(1, 5))},
       .spread = random.one_in(2),
       .carry = random.one_in(2) ? 1.0f : static_cast<float>(random.between(0, 3)) / 4,
+      .standing = random.one_in(2) ? 0 : static_cast<double>(random.between(1, 4)) / 4,
       .all_after_boundary = random.one_in(3),
       .layers = {.dense_first = narrow(random.between(0, 1))}};
   return made;
@@ -153,6 +154,7 @@ TEST_CASE("sentencekv, worked by hand", "[methods]") {
                                      .sentences = {.boundary = boundary, .shortest = 1},
                                      .spread = false,
                                      .carry = 1,
+                                     .standing = 0,
                                      .all_after_boundary = all};
     host_exec exec;
     auto state = start(policy, shape);

@@ -45,6 +45,9 @@ TEST_CASE("every scorer under score/ keeps a scorer's promises", "[testing]") {
   check("lag", score::lag{.sinks = 0, .size = 4}, none, tokens, unscored(8));
   check("last_attention", score::last_attention{.window = 2, .smooth = {.how = smoothing::kind::average, .width = 3}}, none,
         tokens, unscored(2));
+  check("pivot_attention", score::pivot_attention{.window = 2, .smooth = {.how = smoothing::kind::maximum, .width = 3}}, none,
+        tokens, unscored(2));
+  check("pivot_attention", score::pivot_attention{.window = 3, .merged = group_merge::maximum}, none, tokens, unscored(3));
   check("recency", score::recency{});
   check("window_attention", score::window_attention{.window = 3, .smooth = {.how = smoothing::kind::maximum, .width = 5}}, none,
         tokens, unscored(3));
@@ -57,6 +60,8 @@ TEST_CASE("every scorer under score/ keeps a scorer's promises", "[testing]") {
   boundary[3] = boundary[7] = 1;
   segment::sentences const sentences{.boundary = boundary, .longest = 9, .shortest = 2};
   check("query_mean_dot", score::query_mean_dot{}, pool::unit_mean{}, sentences, scorer_options{.gathered = false});
+  check("query_mean_dot", score::query_mean_dot{.standing = .5, .window = 3, .budget = {.count = 8}}, pool::unit_mean{},
+        sentences, scorer_options{.gathered = false});
   check("query_mean_dot", score::query_mean_dot{.carry = .5f}, pool::unit_mean{.spread = true}, sentences,
         scorer_options{.gathered = false});
   checked.insert("anchor_affinity");         // makes an anchor, no scores: tests/score/anchor_affinity_test.cpp

@@ -19,21 +19,22 @@
 
 namespace kvpolicy::presets {
 
-/// The defaults retain no more than a step reads, by a short window and wide neighbourhoods: what keeps most answers on a small
-/// model. With `keep` above 1 sentences come and go; they are ranked by how far their keys spread.
+/// The defaults retain three times what a step reads, by a short window and wide neighbourhoods. Of that most stands, and the
+/// rest comes and goes, ranked by how far a sentence's keys spread.
 struct sentencekv {
   static constexpr char const* name = "sentencekv";
   static constexpr char const* source = "sentences near the one that is being generated (SentenceKV, Zhu et al.)";
 
   std::int32_t tokens = 512;
   std::optional<double> ratio{};
-  double keep = 1;
+  double keep = 3;
   std::int32_t sinks = 4;
   std::int32_t window = 8;
   smoothing smooth{.how = smoothing::kind::maximum, .width = 31, .of_group = true};
   segment::sentences sentences{};
   bool spread = true;
   float carry = .5f;
+  double standing = .75;
   bool all_after_boundary = false;
   layering layers{};
 
@@ -43,7 +44,8 @@ struct sentencekv {
             .window = 32,
             .smooth = {.how = smoothing::kind::maximum, .width = 7, .of_group = true},
             .spread = false,
-            .carry = 1};
+            .carry = 1,
+            .standing = 0};
   }
 
   template <class Self, class Visit>
@@ -59,6 +61,8 @@ struct sentencekv {
     visit("spread", p.spread,
           "rank sentences by the mean of their keys and one deviation towards the query; the paper: the mean");
     visit("carry", p.carry, "of the queries before, what the next one's score keeps; 1, the paper: the open sentence's mean");
+    visit("standing", p.standing,
+          "of tokens, the share of sentences that the prompt's end attends to most, read at every step; the paper: 0");
     visit("all_after_boundary", p.all_after_boundary,
           "the authors' code: right behind a boundary all that is retained is read");
     layer_parameters(p, visit);
@@ -72,14 +76,15 @@ struct sentencekv {
     auto const many = static_cast<std::int32_t>(std::clamp<double>(keep * tokens, 0, INT32_MAX));
     std::optional<double> rest{};
     if (ratio) rest = std::max(0.0, 1 - keep * (1 - *ratio));
+    budget::tokens const read{.count = tokens, .ratio = ratio};
     return policy{
         kvpolicy::keep{segment::tokens{}, pool::none{}, score::window_attention{.window = window, .smooth = smooth},
                        budget::tokens{.count = many, .ratio = rest, .at_most = true}, select::top{},
                        window::tokens{.sinks = sinks, .recent = window}, trigger::prefill{}, layers},
-        kvpolicy::keep{sentences, pool::unit_mean{.spread = spread}, score::query_mean_dot{.carry = carry},
-                       budget::tokens{.count = tokens, .ratio = ratio}, select::fill{.all_after_boundary = all_after_boundary},
-                       window::tokens{.sinks = sinks, .recent = window}, trigger::every_step{},
-                       layering{.dense_first = layers.dense_first}}};
+        kvpolicy::keep{sentences, pool::unit_mean{.spread = spread},
+                       score::query_mean_dot{.carry = carry, .standing = standing, .window = window, .budget = read}, read,
+                       select::fill{.all_after_boundary = all_after_boundary}, window::tokens{.sinks = sinks, .recent = window},
+                       trigger::every_step{}, layering{.dense_first = layers.dense_first}}};
   }
 };
 

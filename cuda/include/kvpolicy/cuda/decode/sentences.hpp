@@ -44,6 +44,9 @@ class decode_retrieve<
         counts_(device.template allocate<std::int32_t>(shape.layers * 2 * heads_)),
         sums_(device.template allocate<float>(shape.layers * heads_ * vectors_ * shape.head_dim)),
         scores_(device.template allocate<float>(heads_ * most_)),
+        standing_(act.score.standing > 0),
+        stands_(device.template allocate<std::uint8_t>(standing_ ? shape.layers * heads_ * most_ : 1)),
+        of_prompt_(standing_ ? shape.max_tokens : 0, standing_ ? most_ : 0),
         lists_(device.template allocate<std::int32_t>(shape.layers * heads_ * shape.max_tokens)),
         named_(device.template allocate<std::int32_t>(shape.layers * heads_)) {
     KVPOLICY_EXPECTS(act.window.share == 0 && !act.window.generated,
@@ -58,7 +61,7 @@ class decode_retrieve<
 
   /// The prompt's sentences; those of a layer that were there are made anew.
   template <class View, class Exec>
-  void prefill(act_type const& act, prompt_piece<View> const& piece, Exec&, D& device) {
+  void prefill(act_type const& act, prompt_piece<View> const& piece, Exec& exec, D& device) {
     std::int64_t const sequence = piece.sequence;
     layer_id const layer = piece.layer;
     prompt_signals const& prompt = piece.prompt;
@@ -82,6 +85,7 @@ class decode_retrieve<
       std::int64_t const at = layer.value * 2 * heads_ + sequence * shape_.kv_heads + h;
       put(counts_.get(), at, 0, device);
       put(counts_.get(), at + heads_, 0, device);
+      if (standing_) mark_standing(act, piece, h, exec, device);
     }
   }
 
@@ -129,9 +133,10 @@ class decode_retrieve<
     else launch_logits(device, sums_as_queries(sums), means_as_rows(units.means), units_as_lists());
     device.template launch<sentence_fill_body>(
         {heads, sequences_, 1},
-        {scores_.get(), most_, state(), units, retained, heads, budgets_.of(layer.value), act.window.sinks, act.window.recent,
-         act.select.all_after_boundary, budgets_.of(shape_.layers), of_layer(lists_.get(), layer, shape_.max_tokens),
-         shape_.max_tokens, of_layer(named_.get(), layer, 1)});
+        {scores_.get(), most_, state(), units, standing_ ? of_layer(stands_.get(), layer, most_) : buffer<std::uint8_t>{},
+         retained, heads, budgets_.of(layer.value), act.window.sinks, act.window.recent, act.select.all_after_boundary,
+         budgets_.of(shape_.layers), of_layer(lists_.get(), layer, shape_.max_tokens), shape_.max_tokens,
+         of_layer(named_.get(), layer, 1)});
   }
 
   token_lists lists(act_type const& act, layer_id layer, token_lists const& retained) const noexcept {
@@ -233,6 +238,37 @@ class decode_retrieve<
     launch_list_logits(device, a, scores_.get());
   }
 
+  /// The prompt's sentences that stand, of one head: chosen on the host, as the verb does.
+  template <class View, class Exec>
+  void mark_standing(act_type const& act, prompt_piece<View> const& piece, std::int64_t h, Exec& exec, D& device) {
+    std::int64_t const tokens = piece.view.tokens();
+    std::vector<std::int32_t> ids;
+    if (piece.retained.empty()) {
+      for (std::int64_t t = 0; t < tokens; ++t) ids.push_back(static_cast<std::int32_t>(t));
+    } else {
+      for (token_range const& range : piece.retained[piece.retained.size() == 1 ? 0 : static_cast<std::size_t>(h)]) {
+        for (std::int32_t t = range.begin; t < range.end; ++t) ids.push_back(t);
+      }
+    }
+    std::vector<std::int32_t> ends;
+    for (std::int32_t const end : marks_[static_cast<std::size_t>(piece.sequence)].ends) {
+      ends.push_back(static_cast<std::int32_t>(std::ranges::lower_bound(ids, end) - ids.begin()));
+    }
+    std::vector<std::uint8_t> stands(static_cast<std::size_t>(most_));
+    query_window const& all = piece.prompt.queries;
+    if (all.tokens > 0) {
+      indexed_view<View> const there{piece.view, std::ssize(ids), ids.data(), 0};
+      head_range const all_heads{0, shape_.kv_heads};
+      standing_units(all.last(std::min<std::int64_t>(all.tokens, act.score.window)).of({h, 1}, shape_.group()),
+                     there.keys(piece.layer).of({h, 1}), std::span<std::int32_t const>(ends),
+                     act.score.standing_tokens(shape_, piece.layer, all_heads, tokens), of_prompt_,
+                     std::span(stands).first(ends.size()), exec);
+    }
+    buffer<std::uint8_t> to = of_layer(stands_.get(), piece.layer, most_);
+    to.data += (piece.sequence * shape_.kv_heads + h) * most_;
+    device.upload(to, stands.data(), most_);
+  }
+
   cache_shape shape_;
   std::int64_t sequences_;
   std::int64_t heads_;  ///< of all sequences
@@ -251,8 +287,11 @@ class decode_retrieve<
   array_of<D, std::int32_t> counts_;     ///< `[layers, 2, sequences, kv_heads]`: sentences that are in, queries in the sum
   array_of<D, float> sums_;              ///< `[layers, sequences, kv_heads, vectors, head_dim]`
   array_of<D, float> scores_;            ///< `[sequences, kv_heads, sentences]`
-  array_of<D, std::int32_t> lists_;      ///< `[layers, sequences, kv_heads, max_tokens]`
-  array_of<D, std::int32_t> named_;      ///< `[layers, sequences, kv_heads]`
+  bool standing_;
+  array_of<D, std::uint8_t> stands_;  ///< `[layers, sequences, kv_heads, sentences]`
+  standing_units_scratch of_prompt_;
+  array_of<D, std::int32_t> lists_;  ///< `[layers, sequences, kv_heads, max_tokens]`
+  array_of<D, std::int32_t> named_;  ///< `[layers, sequences, kv_heads]`
 };
 
 }  // namespace kvpolicy::cuda

@@ -16,6 +16,7 @@ struct sentence_fill_body {
     std::int64_t stride = 0;
     sentence_state state;
     sentence_units units;
+    buffer<std::uint8_t const> stands;  ///< `[sequences, kv_heads, most]`, not 0: ranks first; or none
     token_lists retained;
     std::int32_t heads = 1;
     per_sequence budget;  ///< tokens
@@ -74,6 +75,9 @@ struct sentence_fill_body {
       found.size = end > found.begin ? static_cast<std::int32_t>(end - found.begin) : 0;
       float const score = scores[list * a.stride + u];
       found.key = key_of(score);
+      if (a.stands.data != nullptr && block.global(a.stands)[list * a.state.most + u] != 0) {
+        found.key = key_of(__builtin_huge_valf());
+      }
       return found;
     };
     auto const each_unit = [&](auto visit) {
