@@ -28,6 +28,7 @@ class retrieve_stage {
         kept_(Act::granularity, shape, static_cast<std::size_t>(max_ranges() + retained)),
         choices_(kept_.all().size()) {
     for (choice& c : choices_) c.ranges.reserve(static_cast<std::size_t>(max_ranges()));
+    if (for_request) renewed_at_.reserve(static_cast<std::size_t>(shape.max_tokens));
   }
 
   std::span<range_list const> lists(layer_id layer) const noexcept { return kept_.of(layer); }
@@ -129,6 +130,7 @@ class retrieve_stage {
 
   void tell(listener const& listen) const {
     listen(told::count, "renewals", static_cast<double>(renewals_));
+    for (std::int64_t const tokens : renewed_at_) listen(told::series, "renewed_at", static_cast<double>(tokens));
     if constexpr (requires { act_.budget.tell(shape_, prompt_, listen); }) {
       if (prompt_ > 0) act_.budget.tell(shape_, prompt_, listen);
     }
@@ -173,6 +175,7 @@ class retrieve_stage {
     for (std::int64_t h = heads.first; h < (by_head ? heads.first + heads.count : heads.first + 1); ++h) {
       renewals_ += due(h) && choices[by_head ? static_cast<std::size_t>(h) : 0].decided ? 1 : 0;
     }
+    if (for_request && choices[0].decided && renewed_at_.size() < renewed_at_.capacity()) renewed_at_.push_back(now);
     if (!by_head || wanted == heads.count) {
       decide(indices, layer, heads, known, prompt, queries, nullptr, exec);
       if (!by_head) choices[0].at = now;
@@ -261,7 +264,8 @@ class retrieve_stage {
   layer_lists kept_;
   std::vector<choice> choices_;
   std::int64_t prompt_ = 0;
-  std::int64_t renewals_ = 0;  ///< choices of lists that had one
+  std::int64_t renewals_ = 0;             ///< choices of lists that had one
+  std::vector<std::int64_t> renewed_at_;  ///< tokens of the sequence then, where a request has one list
 };
 
 template <class... Parts>

@@ -123,7 +123,7 @@ TEST_CASE("triggers: always at every step, never after the prompt, and not befor
   cache_shape const shape{1, 1, 1, 8, 100, element_type::f16};
   REQUIRE(trigger::every_step::due(trigger::every_step::start(shape), {0}, {0}, 1));
   REQUIRE_FALSE(trigger::prefill::due(trigger::prefill::start(shape), {0}, {0}, 1000));
-  REQUIRE_FALSE(trigger::entropy{}.due(trigger::entropy::start(shape), {0}, {0}, 1000));
+  REQUIRE_FALSE(trigger::entropy{}.due(trigger::entropy{}.start(shape), {0}, {0}, 1000));
   STATIC_REQUIRE(trigger::entropy::needs == signals::logits);
   STATIC_REQUIRE(trigger::every_step::needs == signals::none);
 }

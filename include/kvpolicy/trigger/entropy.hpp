@@ -58,10 +58,14 @@ struct entropy {
     return never ? signals::none : needs;
   }
 
+  struct closed_page {
+    std::int64_t end = 0;  ///< tokens of the sequence then
+    page_uncertainty of{};
+  };
   struct state {
     page_statistics pages;
     bool fired = false;
-    std::vector<page_uncertainty> closed;  ///< the last pages, as many as the cache holds
+    std::vector<closed_page> closed;  ///< the last ones, as many as the cache holds
 
     void restart() noexcept { pages = {}; }
   };
@@ -82,14 +86,15 @@ struct entropy {
     page_uncertainty const last = s.pages.last();
     s.fired = !(last.entropy <= mean && last.varentropy <= variance);
     if (s.closed.size() == s.closed.capacity()) s.closed.erase(s.closed.begin());
-    s.closed.push_back(last);
+    s.closed.push_back({tokens, last});
   }
 
   template <class Listen>
   void tell(state const& s, Listen const& listen) const {
-    for (page_uncertainty const& one : s.closed) {
-      listen(told::series, "page_entropy", static_cast<double>(one.entropy));
-      listen(told::series, "page_variance", static_cast<double>(one.varentropy));
+    for (closed_page const& page_of : s.closed) {
+      listen(told::series, "page_end", static_cast<double>(page_of.end));
+      listen(told::series, "page_entropy", static_cast<double>(page_of.of.entropy));
+      listen(told::series, "page_variance", static_cast<double>(page_of.of.varentropy));
     }
   }
 };
