@@ -25,7 +25,7 @@ struct heterocache {
   budget::by_head_role::watched watch = budget::by_head_role::watched::all;
   bool own = false;
   std::int32_t window = 1;
-  std::int32_t every = 5;
+  std::int32_t every = 3;
   float drift = .5f;
   group_merge group = group_merge::mean;
   bool chance_corrected = false;
@@ -40,6 +40,7 @@ struct heterocache {
     return {.full_share = 1,
             .watch = budget::by_head_role::watched::whole,
             .window = 5,
+            .every = 5,
             .observe = 1,
             .smooth = {.how = smoothing::kind::average, .width = 5}};
   }
