@@ -61,16 +61,16 @@ def dense_runs(result, *keys):
 
 
 def speed_table(result):
-    head = ["policy", "request", "first token", "ms/token", "p10&ndash;p90", "a step", "tokens read", "of cache", "choosing", "top-1", "KL"]
+    head = ["policy", "request", "first token", "ms/token", "p10&ndash;p90", "a step", "tokens read", "of cache", "mass", "choosing", "top-1", "KL"]
     request = lambda run: [number(run["request_speedup"], 2, "x"), number(run["first_token_ms"] / 1e3, 2, " s")] if "request_ms" in run else ["", ""]
     rows = []
     for name, run in dense_runs(result, "flash_on", "flash_off", "pass_through"):
         rows.append([name, *request(run), number(run["ms_per_token"]), f'{run["ms_p10"]:.2f}&ndash;{run["ms_p90"]:.2f}',
-                     number(run["speedup"], 2, "x"), "all", "100%", "", "", ""])
+                     number(run["speedup"], 2, "x"), "all", "100%", "100%", "", "", ""])
     for policy, colour in coloured(result):
         rows.append([swatch(colour) + html.escape(policy["label"]), *request(policy), number(policy["ms_per_token"]),
                      f'{policy["ms_p10"]:.2f}&ndash;{policy["ms_p90"]:.2f}', number(policy["speedup"], 2, "x"),
-                     number(policy["tokens_read"], 0), number(100 * policy["cache_share"], 1, "%"),
+                     number(policy["tokens_read"], 0), number(100 * policy["cache_share"], 1, "%"), number(100 * policy["attention_mass"]["mean"], 1, "%"),
                      number(100 * policy["choose_share"], 1, "%"), number(100 * policy["top1_agreement"], 1, "%"), number(policy["kl"], 4)])
     return table(head, rows)
 
@@ -175,6 +175,58 @@ def pictures(result):
     return "".join(parts)
 
 
+def at_work(result):
+    """What each policy's own idea did in its free run behind the first prompt."""
+    head = ["policy", "lists", "changed", "scored tokens a step", "ever", "renewals", "heads whole", "following", "fixed", "looks", "drifts", "fetches"]
+    keys = ["whole_heads", "following_heads", "fixed_heads", "looks", "drifts", "fetches"]
+    rows = []
+    for policy, colour in coloured(result):
+        did = policy["at_work"]
+        if not did["lists"] or not did["scored_tokens_ever"]:
+            continue
+        rows.append([swatch(colour) + html.escape(policy["label"]), str(did["lists"]), number(100 * did["lists_changed"] / did["lists"], 0, "%"),
+                     number(did["scored_tokens_a_step"], 0), number(did["scored_tokens_ever"], 0), number(did["renewals"], 0) if "renewals" in did else ""] +
+                    [number(did[key], 0) if key in did else "" for key in keys])
+    return table(head, rows) if rows else ""
+
+
+def limit(policy, name):
+    """A policy's parameter as a number, or none."""
+    for pair in policy["parameters"].replace("+", ",").split(","):
+        key, _, value = pair.rpartition(":")[2].partition("=")
+        if key == name and value.replace(".", "", 1).isdigit():
+            return float(value)
+    return None
+
+
+def uncertainty(result):
+    """Entropy and variance of each generated page, their thresholds, and where the choice was made anew."""
+    parts = []
+    for policy, colour in coloured(result):
+        did = policy["at_work"]
+        if not did.get("page_end"):
+            continue
+        begin, end = result["prompts"][0]["tokens"], result["prompts"][0]["tokens"] + result["predict"]
+        x = lambda tokens: 60 + 600 * (tokens - begin) / (end - begin)
+        most = max(did["page_entropy"] + did["page_variance"] + [limit(policy, "entropy") or 0, limit(policy, "varentropy") or 0, .1])
+        y = lambda nats: 120 - 100 * nats / most
+        shapes = [f'<line class="axis" x1="60" y1="120" x2="660" y2="120"/>']
+        for name, key, dash in (("entropy", "page_entropy", ""), ("varentropy", "page_variance", ' stroke-dasharray="4 3"')):
+            points = " ".join(f"{x(t):.1f},{y(v):.1f}" for t, v in zip(did["page_end"], did[key]))
+            shapes.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
+            shapes += [f'<circle cx="{x(t):.1f}" cy="{y(v):.1f}" r="3" fill="{colour}"/>' for t, v in zip(did["page_end"], did[key])]
+            if limit(policy, name) is not None:
+                at = y(limit(policy, name))
+                shapes.append(f'<line x1="60" y1="{at:.1f}" x2="660" y2="{at:.1f}" stroke="{colour}" opacity=".5"{dash}/>'
+                              f'<text class="soft" x="54" y="{at + 4:.1f}" text-anchor="end">{limit(policy, name):g}</text>')
+        shapes += [f'<line x1="{x(t):.1f}" y1="10" x2="{x(t):.1f}" y2="120" stroke="currentColor" opacity=".6"/>' for t in did.get("renewed_at", [])]
+        shapes.append(f'<text class="soft" x="60" y="138">generated tokens: 0</text><text class="soft" x="660" y="138" text-anchor="end">{result["predict"]}</text>')
+        parts.append(f'<figure><figcaption>{swatch(colour)}<b>{html.escape(policy["label"])}</b> per page: mean entropy of the next token (nats), and its variance within '
+                     f'the page (dashed), with their thresholds; upright lines: the choice was made anew</figcaption>'
+                     f'<svg viewBox="0 0 720 146" role="img" aria-label="entropy per page under {html.escape(policy["label"])}">{"".join(shapes)}</svg></figure>')
+    return "".join(parts)
+
+
 def page(result):
     counts = sorted({prompt["tokens"] for prompt in result["prompts"]})
     tokens = f"{len(result['prompts'])} of " + (f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0]))
@@ -186,7 +238,8 @@ def page(result):
 {result["rounds"]} interleaved rounds. Baseline: the better dense setting, {html.escape(result["baseline"]["name"])}, {result["baseline"]["ms_per_token"]:.2f} ms a token.</p>
 {speed_table(result)}
 <p>Request: the first prompt and {result["predict"]} tokens, over the better dense setting, {html.escape(result["baseline"]["request_name"])}. Tokens read: mean per KV head
-and step. Choosing: share of a step's time. Top-1 and KL: teacher-forced on the dense tokens.</p>
+and step. Mass: of dense attention, what falls on the tokens read, mean over steps, layers and heads. Choosing: share of a step's time. Mass, top-1 and
+KL: teacher-forced on the dense tokens.</p>
 <div class="pair">
 <section><h2>A request</h2>
 {requests(result)}</section>
@@ -195,6 +248,11 @@ and step. Choosing: share of a step's time. Top-1 and KL: teacher-forced on the 
 </div>
 <h2>Answers</h2>
 {answer_table(result)}
+<h2>The methods at work</h2>
+<p>Behind the first prompt: lists of tokens that were chosen by score, how many of them changed after their first step, the prompt's tokens that a list read at a
+step and over all steps; choices made anew; and where a policy goes by heads' roles, who reads all, follows or is fixed, looks at attention, drifts found, and fetches.</p>
+{at_work(result)}
+{uncertainty(result)}
 <h2>Which tokens were kept</h2>
 <p>The first prompt. From left to right the positions of the sequence, from top to bottom the decode steps (they go on past the answer's end);
 the stronger the colour, the larger the share of those tokens that was read, over all layers and heads.

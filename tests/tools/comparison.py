@@ -33,6 +33,16 @@ with tempfile.TemporaryDirectory() as work:
                     "--cache-type-k", "q8_0", "--cache-type-v", "q4_0", "--policy", "snapkv:tokens=64", "--prompt-policy",
                     "pages:share=.2,least=32,page=16,sinks=16,recent=32,from=64"], check=True, capture_output=True)
     blocks = json.load(open(path("q.json")))
+    with open(path("profile.json"), "w") as file:
+        heads = [{"role": "anchor", "stability": 0.5} for _ in range(90)]
+        json.dump({"format": "kvpolicy-profile/1", "layers": 30, "kv_heads": 3, "heads": heads}, file)
+    still = subprocess.run([run, "--model", model, "--predict", "3", "--json", path("s.json"), "--prompt-file", prompts[0],
+                            "--policy", f"heterocache:profile={path('profile.json')},tokens=64"], check=True, capture_output=True, text=True)
+    chess = subprocess.run([run, "--model", model, "--predict", "40", "--json", path("e.json"), "--prompt-file", prompts[0],
+                            "--policy", "chess:page=8,tokens=96,entropy=.01,rest=0"], check=True, capture_output=True, text=True)
+    still_at_work = json.load(open(path("s.json")))["at_work"]
+    chess_at_work = json.load(open(path("e.json")))["at_work"]
+    chess_prompt = json.load(open(path("e.json")))["prompt_tokens"]
     subprocess.run([sys.executable, os.path.join(examples, "report.py"), path("q.json"), path("q.html")], check=True)
 
 dense = result["dense"]
@@ -75,6 +85,37 @@ for policy in result["policies"]:
                 assert count == budgets[name] + line["step"] + 1, "later tokens are all kept"
             if name == "full":
                 assert count == line["tokens"]
+# What moved, counted again from the trace of the first prompt.
+first = result["prompts"][0]
+for policy in result["policies"]:
+    lists, steps = {}, [line for line in trace if line["policy"] == policy["name"] and line["prompt"] == first["name"]]
+    for line in steps:
+        for i, kept in enumerate(line["kept"]):
+            read = {t for begin, end, why in kept if why == "scored" for t in range(begin, min(end, first["tokens"]))}
+            lists.setdefault((line["layer"], i), []).append(read)
+    did = policy["at_work"]
+    assert did["lists"] == len(lists)
+    assert did["lists_changed"] == sum(any(read != reads[0] for read in reads) for reads in lists.values()), policy["name"]
+    assert did["changes"] == sum(sum(a != b for a, b in zip(reads, reads[1:])) for reads in lists.values())
+    for key, mean in (("scored_tokens_a_step", lambda reads: sum(map(len, reads)) / len(reads)), ("scored_tokens_ever", lambda reads: len(set().union(*reads)))):
+        assert abs(did[key] - sum(map(mean, lists.values())) / len(lists)) < 1e-6, (policy["name"], key)
+    if policy["name"] == "quest":
+        assert did["lists_changed"] > 80 and did["scored_tokens_ever"] > did["scored_tokens_a_step"] > 0 and did["renewals"] == 6 * 90
+    if policy["name"] == "snapkv":
+        assert did["lists_changed"] == 0 and did["scored_tokens_ever"] == did["scored_tokens_a_step"] > 0
+assert still_at_work["following_heads"] == 0 and still_at_work["fixed_heads"] == 90 and still_at_work["fetches"] == 0
+assert still.stderr.count("no head follows") == 1 and "no head follows" not in chess.stderr
+ends = chess_at_work["page_end"]
+assert len(ends) >= 2 and all(end % 8 == 0 and end > chess_prompt for end in ends), ends
+assert len(chess_at_work["page_entropy"]) == len(chess_at_work["page_variance"]) == len(ends)
+assert chess_at_work["renewals"] == len(chess_at_work["renewed_at"]) >= 1, "a threshold that every page passes"
+
+mass = {policy["name"]: policy["attention_mass"] for policy in result["policies"]}
+assert abs(mass["full"]["mean"] - 1) < 1e-4 and abs(mass["full"]["p10"] - 1) < 1e-4, mass["full"]
+for name, share in mass.items():
+    assert share["p10"] <= share["mean"] <= 1 + 1e-4, (name, share)
+assert 0.3 < mass["streaming_llm"]["mean"] < mass["quest"]["mean"] < 1, mass
+
 full = result["policies"][0]
 assert full["top1_agreement"] == 1 and full["kl"] < 0.02, full["kl"]
 assert full["cache_share"] == 1

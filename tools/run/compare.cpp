@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "attention_mass.hpp"
 #include "generate.hpp"
 #include "output_file.hpp"
 #include "progress.hpp"
@@ -46,6 +47,7 @@ struct measured {
   ordered_json steps = ordered_json::array();
   ordered_json kept;     ///< the first prompt's picture
   ordered_json at_work;  ///< of the first prompt's free run
+  ordered_json mass;     ///< of the first prompt's dense tokens
 };
 
 /// Mean of log p(dense) - log p(policy) under the dense distribution, in nats.
@@ -79,13 +81,18 @@ class comparison {
       : options_(options),
         model_(model),
         rows_(make_tier(options.tier, model.cache(context))),
-        session_(presets::full{}, {.observation_queries = most_queries(options),
-                                   .prompt_policy = options.prompt_policy,
-                                   .on_choice = [this](llama_seq_id, layer_id layer, std::int64_t tokens,
-                                                       selection const& kept) { watch_(layer, tokens, kept); },
-                                   .on_queries = {},
-                                   .rows = rows_ ? &*rows_ : nullptr,
-                                   .resident = {.slots = options.tier_slots, .wait = !options.tier_async}}),
+        session_(presets::full{},
+                 {.observation_queries = most_queries(options),
+                  .prompt_policy = options.prompt_policy,
+                  .on_choice =
+                      [this](llama_seq_id, layer_id layer, std::int64_t tokens, selection const& kept) {
+                        watch_(layer, tokens, kept);
+                        mass_.choose(kept);
+                      },
+                  .on_queries = [this](llama_seq_id, layer_id layer, layer_table_view const& view, query_heads const& queries,
+                                       simd_exec& exec) { mass_.see(layer, view, queries, exec); },
+                  .rows = rows_ ? &*rows_ : nullptr,
+                  .resident = {.slots = options.tier_slots, .wait = !options.tier_async}}),
         policies_(options.policies.size()) {
     llama_context_params params = model.parameters(context, options.threads, true);
     flash_on_ = model.context(params);
@@ -107,6 +114,7 @@ class comparison {
       for (std::size_t way = 0; way < ways; ++way, bar.show(++done)) timed_run(way, round);
     }
     for (std::size_t p = 0; p < policies_.size(); ++p, bar.show(++done)) free_run(p, prompt, trace);
+    if (prompts_.empty()) weigh();
     prompts_.push_back({{"name", prompt.name}, {"tokens", prompt_}, {"answer", text_of(dense_tokens_)}});
     if (auto const place = marked_tokens(model_, options_, prompt)) prompts_.back()["marked"] = {place->first, place->second};
   }
@@ -266,6 +274,19 @@ class comparison {
     warn_of_idle(options_.policies[policy].name, policies_[policy].at_work);
   }
 
+  /// The dense tokens of the first prompt once more: how much of dense attention each policy reads.
+  void weigh() {
+    for (std::size_t p = 0; p < policies_.size(); ++p) {
+      use(p);
+      mass_.start();
+      for (int i = 0; i + 1 < options_.predict; ++i) {
+        decode_token(attached_.get(), dense_tokens_[static_cast<std::size_t>(i)], [&] { session_.check(); });
+      }
+      mass_.stop();
+      policies_[p].mass = mass_.result();
+    }
+  }
+
   std::string text_of(std::vector<llama_token> const& tokens) const {
     std::string text;
     for (llama_token const token : tokens) {
@@ -278,6 +299,7 @@ class comparison {
   run_options const& options_;
   text_model const& model_;
   recorder watch_;
+  attention_mass mass_;
   std::optional<tier::any_tier> rows_;
   llama::session session_;
   context_ptr flash_on_;
@@ -371,6 +393,7 @@ ordered_json comparison::result() const {
                   {"cache_share", m.share / compared},
                   {"top1_agreement", static_cast<double>(m.agreed) / compared},
                   {"kl", m.kl / compared},
+                  {"attention_mass", m.mass},
                   {"prefill_ms", quantile(m.prefill_ms, .5)},
                   {"first_step_ms", quantile(m.first_ms, .5)},
                   {"answer", m.answers.front()},
