@@ -37,6 +37,16 @@ out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 head -c 7000 "$text" >"$out/prompt"
 "$tools/kvpolicy-run" --plugin "$plugin" --policy value_recency --model "$model" --prompt-file "$out/prompt" --predict 4 --json "$out/run.json"
+for eps in .4 .001; do
+  "$tools/kvpolicy-run" --plugin "$build/libquest_by_mass.so" --policy "quest_by_mass:eps=$eps,least=32" --model "$model" \
+    --prompt-file "$out/prompt" --predict 4 --json "$out/mass$eps.json"
+done
+python3 - "$out" <<'PY'
+import json, sys
+read = lambda eps: [step["tokens_read"] for step in json.load(open(f"{sys.argv[1]}/mass{eps}.json"))["steps"]]
+few, many = read(".4"), read(".001")
+assert all(32 <= a < b <= 1032 for a, b in zip(few, many)) and few, (few, many)
+PY
 mkdir "$out/data"
 python3 - "$out" <<'PY'
 import json, sys
