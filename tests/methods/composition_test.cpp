@@ -140,7 +140,8 @@ void sentences_over(std::uint64_t seed, Retain draw_retain) {
         .tokens = narrow(random.between(8, std::max<std::int64_t>(8, w.shape.max_tokens / 2))),
         .sinks = narrow(random.between(0, 3)),
         .window = narrow(random.between(1, 5)),
-        .sentences = {.boundary = boundary, .longest = 14, .shortest = narrow(random.between(1, 4))}};
+        .sentences = {.boundary = boundary, .longest = 14, .shortest = narrow(random.between(1, 4))},
+        .standing = facts_of(retain.parts().retain).evicts ? 0 : .75};  // what stood at the prompt's end is not told later
     policy const both{retain.parts().retain, reader.parts().retrieve};
     try {
       check(both, w.shape);

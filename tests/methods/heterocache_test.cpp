@@ -347,10 +347,12 @@ TEST_CASE("heterocache's heads follow an answer that moves through the text", "[
         std::size_t const i = static_cast<std::size_t>(3 * l + h);
         if (s == 1) first[i] = read;
         if (s == 64) moved += heads[i].role == head_role::satellite && read != first[i] ? 1 : 0;
-        // Behind a look at most: what is attended to now is read.
+        // Behind by no more than what half of a set and a look let pass.
         if (s == 60 && heads[i].role != head_role::anchor) {
           INFO("layer " << l << " head " << h << " " << name_of(heads[i].role));
-          CHECK(std::ranges::binary_search(read, std::int64_t{60} * s));
+          auto const near = std::ranges::lower_bound(read, 60 * s - 400);
+          REQUIRE(near != read.end());
+          REQUIRE(*near <= 60 * s + 400);
         }
       }
     }
