@@ -65,12 +65,9 @@ struct by_head_role {
   /// Whether a head is kept whole, in a prompt of so many tokens.
   bool whole(std::size_t head, std::int64_t tokens) const noexcept {
     if (!wants_all(head)) return false;
-    if (full_share >= 1) return true;
-    double const budget = static_cast<double>(mean_tokens(tokens)) * static_cast<double>(heads.size());
-    auto const room = static_cast<std::int64_t>(full_share * budget / static_cast<double>(std::max<std::int64_t>(tokens, 1)));
     std::int64_t before = 0;
     for (std::size_t other = 0; other < heads.size(); ++other) before += wants_all(other) && more_useful(other, head) ? 1 : 0;
-    return before < room;
+    return before < room(tokens);
   }
 
   /// Whether a head's attention is watched: others follow it, or it does so itself.
@@ -96,8 +93,8 @@ struct by_head_role {
 
   /// L_base of a prompt, tokens. Throws invalid_value where whole heads leave nothing.
   std::int64_t base(std::int64_t tokens) const {
-    std::int64_t full = 0;
-    for (std::size_t h = 0; h < heads.size(); ++h) full += whole(h, tokens) ? 1 : 0;
+    std::array<std::uint16_t, max_heads> order;
+    std::int64_t const full = std::ssize(whole_heads(tokens, order));
     auto const compressed = static_cast<std::int64_t>(heads.size()) - full;
     if (compressed == 0) return tokens;
     std::int64_t const left = total(tokens, full);
@@ -111,11 +108,11 @@ struct by_head_role {
   /// and the prompt's length force.
   void lengths(std::int64_t tokens, std::span<std::int64_t> out) const {
     static_cast<void>(base(tokens));
-    std::int64_t full = 0;
-    for (std::size_t h = 0; h < heads.size(); ++h) {
-      out[h] = whole(h, tokens) ? tokens : -1;
-      full += out[h] >= 0 ? 1 : 0;
-    }
+    std::ranges::fill(out, -1);
+    std::array<std::uint16_t, max_heads> order;
+    std::span const whole_ones = whole_heads(tokens, order);
+    for (std::size_t const h : whole_ones) out[h] = tokens;
+    std::int64_t const full = std::ssize(whole_ones);
     std::int64_t const low = std::min<std::int64_t>(least, tokens);
     std::int64_t left = total(tokens, full);
     // Water filling: what would leave its bounds is set to them, and the others share what remains, until none leaves any more.
@@ -195,6 +192,23 @@ struct by_head_role {
   /// What is left for compressed heads: floor(N_comp L_base) = floor(rho N L - N_full L).
   std::int64_t total(std::int64_t tokens, std::int64_t full) const noexcept {
     return mean_tokens(tokens) * static_cast<std::int64_t>(heads.size()) - full * tokens;
+  }
+  /// How many heads may be whole.
+  std::int64_t room(std::int64_t tokens) const noexcept {
+    if (full_share >= 1) return std::ssize(heads);
+    double const budget = static_cast<double>(mean_tokens(tokens)) * static_cast<double>(heads.size());
+    return static_cast<std::int64_t>(full_share * budget / static_cast<double>(std::max<std::int64_t>(tokens, 1)));
+  }
+  /// All that whole() says is, in `order`. O(heads log heads).
+  std::span<std::uint16_t const> whole_heads(std::int64_t tokens, std::span<std::uint16_t> order) const noexcept {
+    std::size_t wants = 0;
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      if (wants_all(h)) order[wants++] = static_cast<std::uint16_t>(h);
+    }
+    std::span const wanted = order.first(wants);
+    if (room(tokens) >= std::ssize(wanted)) return wanted;
+    std::ranges::sort(wanted, [&](std::size_t a, std::size_t b) { return more_useful(a, b); });
+    return wanted.first(static_cast<std::size_t>(room(tokens)));
   }
   bool wants_all(std::size_t head) const noexcept {
     return heads[head].role == head_role::shifting || heads[head].role == head_role::pivot;

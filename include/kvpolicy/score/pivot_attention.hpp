@@ -30,7 +30,8 @@ struct pivot_attention {
     std::vector<float> queries;  ///< `[kv_heads, group, head_dim]`: of the layer and step that chooses
     std::int64_t kv_heads = 0;
     float scale = 1;
-    std::int64_t held = -1;  ///< whose attention `buffers` has
+    std::int64_t held = -1;       ///< whose attention `smoothed` is
+    std::vector<float> smoothed;  ///< `[max_tokens]`
     attended_set_scratch buffers;
   };
   memory start(cache_shape const& shape) const {
@@ -38,6 +39,7 @@ struct pivot_attention {
     made.queries.resize(static_cast<std::size_t>(shape.q_heads * shape.head_dim));
     made.kv_heads = shape.kv_heads;
     made.buffers = attended_set_scratch(shape.max_tokens);
+    made.smoothed.resize(made.buffers.weights.size());
     return made;
   }
 
@@ -67,10 +69,12 @@ struct pivot_attention {
       std::int64_t const leader = followed == roles.nobody ? head : followed;
       if (std::exchange(m.held, leader) != leader) {
         // Both have all of the prompt, so their indices are the same.
-        group_attention({m.queries.data() + leader * group * dim, group, dim, m.scale},
-                        input.view.keys(input.layer).of({leader, 1}), out.columns, merged, m.buffers, exec);
+        std::span const weights =
+            group_attention({m.queries.data() + leader * group * dim, group, dim, m.scale},
+                            input.view.keys(input.layer).of({leader, 1}), out.columns, merged, m.buffers, exec);
+        smooth_row(weights, smooth, std::span(m.smoothed).first(columns));
       }
-      smooth_row(std::span<float const>(m.buffers.weights).first(columns), smooth, std::span(out.row(i), columns));
+      std::copy_n(m.smoothed.begin(), columns, out.row(i));
     }
   }
 
