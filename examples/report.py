@@ -23,7 +23,7 @@ p, figcaption { color: var(--soft); margin: .3rem 0 }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); gap: 1rem 2rem; align-items: start }
 .pair > * { min-width: 0 }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100% }
-th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap }
+th, td { padding: .35rem .42rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap }
 th { color: var(--soft); font-weight: 600 } td:first-child, th:first-child, .text { text-align: left } td.text { white-space: normal; min-width: 8rem; overflow-wrap: anywhere } td.text:first-child { min-width: 0 }
 .swatch { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .45rem }
 figure { margin: 1.1rem 0 } figure img { width: 100%; height: 150px; image-rendering: pixelated; border: 1px solid var(--line); background: var(--tint) }
@@ -207,23 +207,23 @@ def uncertainty(result):
         if not did.get("page_end"):
             continue
         begin, end = result["prompts"][0]["tokens"], result["prompts"][0]["tokens"] + result["predict"]
-        x = lambda tokens: 60 + 600 * (tokens - begin) / (end - begin)
+        x = lambda tokens: 60 + 1060 * (tokens - begin) / (end - begin)
         most = max(did["page_entropy"] + did["page_variance"] + [limit(policy, "entropy") or 0, limit(policy, "varentropy") or 0, .1])
         y = lambda nats: 120 - 100 * nats / most
-        shapes = [f'<line class="axis" x1="60" y1="120" x2="660" y2="120"/>']
+        shapes = [f'<line class="axis" x1="60" y1="120" x2="1120" y2="120"/>']
         for name, key, dash in (("entropy", "page_entropy", ""), ("varentropy", "page_variance", ' stroke-dasharray="4 3"')):
             points = " ".join(f"{x(t):.1f},{y(v):.1f}" for t, v in zip(did["page_end"], did[key]))
             shapes.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
             shapes += [f'<circle cx="{x(t):.1f}" cy="{y(v):.1f}" r="3" fill="{colour}"/>' for t, v in zip(did["page_end"], did[key])]
             if limit(policy, name) is not None:
                 at = y(limit(policy, name))
-                shapes.append(f'<line x1="60" y1="{at:.1f}" x2="660" y2="{at:.1f}" stroke="{colour}" opacity=".5"{dash}/>'
+                shapes.append(f'<line x1="60" y1="{at:.1f}" x2="1120" y2="{at:.1f}" stroke="{colour}" opacity=".5"{dash}/>'
                               f'<text class="soft" x="54" y="{at + 4:.1f}" text-anchor="end">{limit(policy, name):g}</text>')
         shapes += [f'<line x1="{x(t):.1f}" y1="10" x2="{x(t):.1f}" y2="120" stroke="currentColor" opacity=".6"/>' for t in did.get("renewed_at", [])]
-        shapes.append(f'<text class="soft" x="60" y="138">generated tokens: 0</text><text class="soft" x="660" y="138" text-anchor="end">{result["predict"]}</text>')
+        shapes.append(f'<text class="soft" x="60" y="138">generated tokens: 0</text><text class="soft" x="1120" y="138" text-anchor="end">{result["predict"]}</text>')
         parts.append(f'<figure><figcaption>{swatch(colour)}<b>{html.escape(policy["label"])}</b> per page: mean entropy of the next token (nats), and its variance within '
                      f'the page (dashed), with their thresholds; upright lines: the choice was made anew</figcaption>'
-                     f'<svg viewBox="0 0 720 146" role="img" aria-label="entropy per page under {html.escape(policy["label"])}">{"".join(shapes)}</svg></figure>')
+                     f'<svg viewBox="0 0 1180 146" role="img" aria-label="entropy per page under {html.escape(policy["label"])}">{"".join(shapes)}</svg></figure>')
     return "".join(parts)
 
 
