@@ -175,7 +175,10 @@ class retrieve_stage {
     for (std::int64_t h = heads.first; h < (by_head ? heads.first + heads.count : heads.first + 1); ++h) {
       renewals_ += due(h) && choices[by_head ? static_cast<std::size_t>(h) : 0].decided ? 1 : 0;
     }
-    if (for_request && choices[0].decided && renewed_at_.size() < renewed_at_.capacity()) renewed_at_.push_back(now);
+    if (for_request && choices[0].decided) {
+      while (!renewed_at_.empty() && renewed_at_.back() >= now) renewed_at_.pop_back();  // of a tail that was removed
+      renewed_at_.push_back(now);
+    }
     if (!by_head || wanted == heads.count) {
       decide(indices, layer, heads, known, prompt, queries, nullptr, exec);
       if (!by_head) choices[0].at = now;

@@ -31,6 +31,22 @@ TEST_CASE("what a satellite was given at the prompt's end stands until its pivot
   }
 }
 
+// After a cut the steps are counted again from where it left them: what fired later is of steps that are no more.
+TEST_CASE("a satellite is not due by what fired in steps that were cut off", "[trigger]") {
+  cache_shape const shape{1, 4, 2, 8, 200, element_type::f32};
+  trigger::drift const drift{};
+  auto state = drift.start(shape);
+  state.fired[1] = state.now = 20;
+  REQUIRE(drift.due(state, {0}, {1}, 5));
+  REQUIRE_FALSE(drift.due(state, {0}, {1}, 0));
+  REQUIRE_FALSE(drift.due(state, {0}, {0}, 5));
+  state.restart();
+  for (std::int64_t now = 0; now < 25; ++now) {
+    state.now = now;
+    for (std::int64_t const since : {0, 1, 7, 30}) REQUIRE_FALSE(drift.due(state, {0}, {1}, since));
+  }
+}
+
 TEST_CASE("a drift window is odd and short, and so is what attention is averaged over", "[trigger]") {
   cache_shape const shape{1, 4, 2, 8, 200, element_type::f32};
   REQUIRE_NOTHROW(trigger::drift{.window = 15, .every = 15, .smooth = 1}.start(shape));

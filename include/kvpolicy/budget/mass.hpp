@@ -20,7 +20,8 @@ struct mass {
   static constexpr std::int64_t max_units = 16384;  ///< of a list
 
   /// weights: scores are attention (window_attention, last_attention), not below 0. logits: q.k, or bounds of it (upper_bound),
-  /// of which attention is the softmax over all units.
+  /// of which attention is the softmax over all units, scaled by
+  /// 1 / sqrt(head_dim).
   enum class kind : std::uint8_t { weights, logits };
   friend constexpr auto names_of(kind) noexcept { return std::array{"weights", "logits"}; }
 
@@ -63,8 +64,8 @@ struct mass {
     for (float const s : scores) top = s > top ? s : top;
     for (std::size_t u = 0; u < scores.size(); ++u) {
       float const s = scores[u];
-      if (of_scores == kind::weights) out[u] = s > 0 ? s : 0;
-      else if (std::isinf(top)) out[u] = s == top && top > 0 ? 1 : 0;
+      if (std::isinf(top)) out[u] = s == top && top > 0 ? 1 : 0;
+      else if (of_scores == kind::weights) out[u] = s > 0 ? s : 0;
       else out[u] = s <= top ? static_cast<float>(std::exp((static_cast<double>(s) - static_cast<double>(top)) * scale)) : 0;
     }
   }

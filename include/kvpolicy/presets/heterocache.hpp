@@ -1,6 +1,8 @@
 // Preset heterocache: each head by its role; what a cluster reads follows its pivot's attention (Shi et al., HeteroCache).
 #pragma once
 
+#include <algorithm>
+
 #include "kvpolicy/budget/by_head_role.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/pool/none.hpp"
@@ -53,7 +55,7 @@ struct heterocache {
     visit("watch", p.watch, "whose attention is watched: whole pivots' (the paper), or all that should be whole");
     visit("own", p.own, "heads fetch by their own attention, not by their pivot's");
     visit("window", p.window, "W: queries that a look is at, odd; the paper: 5");
-    visit("every", p.every, "steps from one look to the next, at least W; the paper: W");
+    visit("every", p.every, "steps from one look to the next, W where that is more; the paper: W");
     visit("drift", p.drift, "tau_drift: overlap below which heads fetch anew");
     visit("group", p.group, "how a KV head's query heads are merged: mean or maximum");
     visit("chance_corrected", p.chance_corrected, "overlap beyond what K of L tokens have by chance");
@@ -87,7 +89,7 @@ struct heterocache {
                        trigger::drift{.roles = read,
                                       .tau = drift,
                                       .window = window,
-                                      .every = every,
+                                      .every = std::max(every, window),
                                       .smooth = monitor_smooth,
                                       .merged = group,
                                       .chance_corrected = chance_corrected}}};

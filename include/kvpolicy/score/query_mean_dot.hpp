@@ -91,6 +91,11 @@ struct query_mean_dot {
   template <class Input, executor Exec>
   void begin(Input const& input, Exec& exec) const {
     if (standing == 0) return;
+    if (input.prompt->queries.tokens < 1) {
+      throw unsupported(
+          "what stands is what the prompt's last queries attend to, and none were observed: prefill with the "
+          "policy attached");
+    }
     memory& m = input.memory;
     m.known = input.prompt_tokens;
     query_window const last = input.prompt->queries.last(std::min<std::int64_t>(input.prompt->queries.tokens, window));
@@ -98,7 +103,6 @@ struct query_mean_dot {
       std::int64_t const h = input.heads.first + i;
       std::span const stands = m.standing(input.layer, h);
       std::ranges::fill(stands, std::uint8_t{0});
-      if (last.tokens < 1) continue;
       auto const units = static_cast<std::size_t>(input.summaries.units());
       standing_units(last.of({h, 1}, m.group), input.keys().of({i, 1}), {input.summaries.index_ends(input.layer, h), units},
                      standing_tokens(input.view.shape(), input.layer, input.heads, input.prompt_tokens), m.of_prompt,

@@ -37,10 +37,7 @@ struct window_attention {
     auto const keys = input.keys();
     std::int64_t const before = keys.tokens - queries.tokens;
     std::int64_t const wanted = out.columns;
-    KVPOLICY_EXPECTS((include_window || before >= wanted) && wanted <= out.row_stride,
-                     "a window of " + std::to_string(queries.tokens) + " queries scores the " + std::to_string(before) +
-                         " tokens before it, " + std::to_string(wanted) +
-                         " were asked for; protect at least as many recent tokens");
+    expect_room(queries.tokens, before, out);
     out.columns = before;
     if (before > 0) kvpolicy::window_attention(queries, keys, smooth, out, exec);
     if (!include_window) return;
@@ -58,6 +55,7 @@ struct window_attention {
     auto const keys = input.keys();
     std::int64_t const before = keys.tokens - queries.tokens;
     std::int64_t const group = queries.heads / input.heads.count;
+    expect_room(queries.tokens, before, out);
     for (std::int64_t h = 0; h < out.rows && before > 0; ++h) {
       for (std::int64_t q = 0; q < group; ++q) {
         query_window one = queries;
@@ -73,6 +71,14 @@ struct window_attention {
       std::copy_n(out.row(h), before, merged.begin());
       smooth_row(merged, smooth, std::span(out.row(h), merged.size()));
     }
+  }
+
+ private:
+  void expect_room(std::int64_t seen, std::int64_t before, table<float> const& out) const {
+    KVPOLICY_EXPECTS((include_window || before >= out.columns) && out.columns <= out.row_stride,
+                     "a window of " + std::to_string(seen) + " queries scores the " + std::to_string(before) +
+                         " tokens before it, " + std::to_string(out.columns) +
+                         " were asked for; protect at least as many recent tokens");
   }
 };
 

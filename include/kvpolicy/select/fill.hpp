@@ -17,6 +17,7 @@ struct fill {
   static consteval bool fits() {
     static_assert(writes_scores<Score, Pool, Segment>,
                   "the scorer lacks score(input, out, exec) for this pool's summaries, which select::fill calls");
+    static_assert(!Budget::reads_scores, "select::fill spends a number of tokens; a budget that reads scores is select::top's");
     static_assert(
         Segment::ragged && requires(summaries_of<Pool, Segment> & s) { s.index_ends(layer_id{}, std::int64_t{}); },
         "select::fill takes ragged units, whose pool has units(), tokens, open_begin() and index_ends(layer, head): "

@@ -48,7 +48,10 @@ struct drift {
     std::size_t at(layer_id layer, std::int64_t head) const noexcept {
       return static_cast<std::size_t>(layer.value * kv_heads + head);
     }
-    void restart() noexcept { std::ranges::fill(seen, 0); }
+    void restart() noexcept {
+      std::ranges::fill(seen, 0);
+      std::ranges::fill(fired, -1);
+    }
   };
   state start(cache_shape const& shape) const {
     KVPOLICY_EXPECTS(window >= 1 && window <= longest_window && window % 2 == 1, "a drift window of " + std::to_string(window) +
@@ -76,7 +79,8 @@ struct drift {
   }
 
   bool due(state const& s, layer_id layer, head_id head, std::int64_t since) const noexcept {
-    return s.fired[s.at(layer, head.value)] > s.now - since;
+    std::int64_t const fired = s.fired[s.at(layer, head.value)];
+    return fired >= 0 && fired > s.now - since;
   }
 
   /// At the prompt's end: the baseline is what its last query attends to.
@@ -87,6 +91,7 @@ struct drift {
       std::size_t const at = s.at(input.layer, h);
       s.fired[at] = -1;
       s.seen[at] = 0;
+      s.baseline[at].clear();
       if (!roles.watches(at, input.prompt_tokens)) continue;
       query_window const& all = input.prompt->queries;
       if (all.tokens < 1) {
@@ -95,7 +100,8 @@ struct drift {
       }
       std::int64_t const group = all.heads / s.kv_heads;
       query_window const last = all.last(1);
-      auto const set = look(s, input, {last.at(0, h * group), group, last.head_stride, last.scale}, h, prompt, exec);
+      auto const set =
+          look(s, input, {last.at(0, h * group), group, last.head_stride, last.scale}, h, prompt, roles.base(prompt), exec);
       s.baseline[at].assign(set.begin(), set.end());
     }
   }
@@ -109,7 +115,7 @@ struct drift {
     for (std::int64_t i = 0; i < input.heads.count; ++i) {
       std::int64_t const h = input.heads.first + i;
       std::size_t const at = s.at(input.layer, h);
-      if (!roles.watches(at, input.prompt_tokens) || s.baseline[at].empty()) continue;
+      if (s.baseline[at].empty()) continue;  // not watched
       if (std::int32_t const place = s.seen[at] - (every - window); place >= 0) {
         float* const kept = s.queries.data() + (static_cast<std::int64_t>(at) * window + place) * s.group_size;
         for (std::int64_t q = 0; q < group; ++q) std::copy_n(input.queries.head(i * group + q), dim, kept + q * dim);
@@ -118,11 +124,11 @@ struct drift {
       s.seen[at] = 0;
       ++s.looks;
       std::array<double, longest_window> overlaps;
-      std::int64_t const base = roles.base(prompt);
+      std::int64_t const base = std::ssize(s.baseline[at]);
       std::span<std::int32_t const> set;
       for (std::int32_t w = 0; w < window; ++w) {
         float const* const query = s.queries.data() + (static_cast<std::int64_t>(at) * window + w) * s.group_size;
-        set = look(s, input, {query, group, dim, input.queries.scale}, h, prompt, exec);
+        set = look(s, input, {query, group, dim, input.queries.scale}, h, prompt, base, exec);
         double o = static_cast<double>(overlap(set, s.baseline[at])) / static_cast<double>(base);
         double const chance = static_cast<double>(base) / static_cast<double>(prompt);
         if (chance_corrected && chance < 1) o = (o - chance) / (1 - chance);
@@ -152,9 +158,8 @@ struct drift {
   /// The best L_base prompt tokens of one query group, ascending.
   template <class Input, class Exec>
   std::span<std::int32_t const> look(state& s, Input const& input, query_heads const& queries, std::int64_t head,
-                                     std::int64_t prompt, Exec& exec) const {
-    return attended_set(queries, input.view.keys(input.layer).of({head, 1}), prompt, roles.base(prompt), smooth, merged,
-                        s.buffers, exec);
+                                     std::int64_t prompt, std::int64_t base, Exec& exec) const {
+    return attended_set(queries, input.view.keys(input.layer).of({head, 1}), prompt, base, smooth, merged, s.buffers, exec);
   }
 };
 

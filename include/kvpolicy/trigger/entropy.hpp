@@ -85,6 +85,7 @@ struct entropy {
     if (!s.pages.add(nats, tokens, page)) return;
     page_uncertainty const last = s.pages.last();
     s.fired = !(last.entropy <= mean && last.varentropy <= variance);
+    while (!s.closed.empty() && s.closed.back().end >= tokens) s.closed.pop_back();  // of a tail that was removed
     if (s.closed.size() == s.closed.capacity()) s.closed.erase(s.closed.begin());
     s.closed.push_back({tokens, last});
   }
