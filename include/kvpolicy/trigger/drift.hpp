@@ -132,9 +132,11 @@ struct drift {
         double o = static_cast<double>(overlap(set, s.baseline[at])) / static_cast<double>(base);
         double const chance = static_cast<double>(base) / static_cast<double>(prompt);
         if (chance_corrected && chance < 1) o = (o - chance) / (1 - chance);
-        overlaps[static_cast<std::size_t>(w)] = o;
+        auto const end = overlaps.begin() + w;
+        auto const place = std::upper_bound(overlaps.begin(), end, o);
+        std::move_backward(place, end, end + 1);
+        *place = o;
       }
-      std::sort(overlaps.begin(), overlaps.begin() + window);
       if (overlaps[static_cast<std::size_t>(window / 2)] >= tau) continue;
       s.baseline[at].assign(set.begin(), set.end());
       ++s.drifts;
