@@ -20,8 +20,8 @@
 // Parts, in the order in which data passes through them.
 #include "kvpolicy/budget/adaptive.hpp"
 #include "kvpolicy/budget/by_head_role.hpp"
-#include "kvpolicy/budget/mass.hpp"
 #include "kvpolicy/budget/fractions.hpp"
+#include "kvpolicy/budget/mass.hpp"
 #include "kvpolicy/budget/tokens.hpp"
 #include "kvpolicy/pool/bounds.hpp"
 #include "kvpolicy/pool/hierarchical_mean.hpp"
