@@ -105,9 +105,12 @@ void generate(run_options const& options) {
     watch.start(chosen.name, options.prompts.front().name, static_cast<std::int64_t>(prompt.size()),
                 trace ? &trace->stream() : nullptr, 0, 0);
   }
+  double watching_ms = 0;  // not the policy's: taken off each step's time
   llama::session_options session_options;
   session_options.on_choice = [&](llama_seq_id, layer_id layer, std::int64_t tokens, selection const& kept) {
+    auto const start = std::chrono::steady_clock::now();
     watch(layer, tokens, kept);
+    watching_ms += milliseconds_since(start);
   };
   session_options.prompt_policy = options.prompt_policy;
   std::int64_t const context_size = context_tokens(model, options, prompt.size());
@@ -137,9 +140,10 @@ void generate(run_options const& options) {
     std::fputs(piece.c_str(), stdout);
     std::fflush(stdout);
     if (i + 1 == options.predict) break;
+    watching_ms = 0;
     auto const start = std::chrono::steady_clock::now();
     decode_token(context.get(), token, failed);
-    double const ms = milliseconds_since(start);
+    double const ms = milliseconds_since(start) - watching_ms;
     llama::step_statistics const& step = session->last_step();
     steps.push_back({{"tokens", step.tokens},
                      {"tokens_read", step.tokens_read},
