@@ -67,7 +67,11 @@ class batch_run {
         logits_(static_cast<std::size_t>(sequences * vocabulary)),
         ids_(static_cast<std::size_t>(sequences)),
         lists_(static_cast<std::size_t>(shape.layers)),
-        oracles_(static_cast<std::size_t>(sequences)) {}
+        oracles_(static_cast<std::size_t>(sequences)) {
+    for (std::int64_t i = 0; i < std::max<std::int64_t>(1, shape.head_dim / 2); ++i)
+      frequencies_.push_back(std::pow(.3f, static_cast<float>(i)));
+    if (random.one_in(2)) rotation_ = rotation::pairing::neighbours;
+  }
 
   /// A new request in a slot; in two pieces in one case of two.
   void begin(std::int64_t sequence, std::int64_t tokens) {
@@ -171,7 +175,8 @@ class batch_run {
       prompt.first = first;
       prompt.token_ids = ids;
       prompt.queries = {queries.data(), window, shape_.q_heads, shape_.q_heads * shape_.head_dim, shape_.head_dim, .125f};
-      prompt.rope = {frequency_, 0, rotation::pairing::halves};
+      // Keys that are turned back are no whole numbers.
+      prompt.rope = {frequencies_.data(), whole_ ? 0 : shape_.head_dim / 2, rotation_};
       decoder_.prefill(sequence, cache_.view(), tokens, {l}, prompt, exec_);
       mine.state.prefill(view(sequence, tokens), {l}, prompt, mine.exec);
     }
@@ -236,7 +241,8 @@ class batch_run {
   shared_vector<std::int32_t> ids_;
   std::vector<cuda::token_lists> lists_;  ///< of each layer
   std::vector<std::optional<oracle<Policy>>> oracles_;
-  float frequency_[1] = {1};
+  std::vector<float> frequencies_;  ///< of the keys' rotary embedding
+  rotation::pairing rotation_ = rotation::pairing::halves;
 };
 
 cache_shape batch_shape(random_source& random, std::int64_t most_tokens) {

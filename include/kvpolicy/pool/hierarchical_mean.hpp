@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kvpolicy/concepts.hpp"
+#include "kvpolicy/key_turns.hpp"
 #include "kvpolicy/segment/hierarchy.hpp"
 
 namespace kvpolicy::pool {
@@ -36,10 +37,7 @@ struct hierarchical_mean {
     std::vector<float> anchor;      ///< `[dims]`, the scorer's
     std::vector<float> moments;     ///< `[kv_heads, 2, head_dim]`, of all pages in one layer; the scorer's
     std::vector<std::byte> spread;  ///< the same, mean +/- deviation
-    std::vector<float> frequency;   ///< unrotated: the embedding's, once a prompt told it
-    std::vector<float> angles;      ///< unrotated: `[max_tokens, head_dim]`, what token_turns reads
-    rotation::pairing pairing = rotation::pairing::halves;
-    bool told = false;
+    key_turns turns;                ///< unrotated
 
     std::int64_t tokens() const noexcept { return *std::ranges::min_element(folded); }
     std::int64_t units(std::size_t l) const noexcept {
@@ -70,10 +68,7 @@ struct hierarchical_mean {
     made.anchor.resize(static_cast<std::size_t>(made.dims));
     made.moments.resize(static_cast<std::size_t>(2 * shape.kv_heads * shape.head_dim));
     made.spread.resize(made.moments.size() * sizeof(float));
-    if (unrotated) {
-      made.frequency.reserve(static_cast<std::size_t>(shape.head_dim / 2));
-      made.angles.resize(static_cast<std::size_t>(shape.max_tokens * shape.head_dim));
-    }
+    made.turns.reserve(shape, unrotated);
     std::int64_t units = shape.max_tokens;
     std::array const fan_out{segment.page, segment.pages_per_chunk, segment.chunks_per_grid};
     for (std::size_t l = 0; l < made.levels.size(); ++l) {
@@ -86,13 +81,7 @@ struct hierarchical_mean {
 
   /// Takes the prompt's rotary embedding, where keys are to be turned back. O(max_tokens x head_dim), once.
   void begin(summaries& into, prompt_signals const& prompt) const {
-    std::span const frequency(prompt.rope.inverse_frequency, static_cast<std::size_t>(prompt.rope.pairs));
-    if (!unrotated || (into.told && into.pairing == prompt.rope.how && std::ranges::equal(into.frequency, frequency))) return;
-    into.frequency.assign(frequency.begin(), frequency.end());
-    into.pairing = prompt.rope.how;
-    into.told = true;
-    write_turns(prompt.rope,
-                std::span(into.angles).first(static_cast<std::size_t>(2 * prompt.rope.pairs * into.shape.max_tokens)));
+    if (unrotated) into.turns.take(prompt.rope);
   }
 
   /// Folds a layer's new tokens into the open page. O(new tokens), or a page more after a truncation.
@@ -100,13 +89,11 @@ struct hierarchical_mean {
   void update(summaries& into, View const& view, layer_id layer, head_range, std::int64_t tokens, Exec& exec) const {
     std::int64_t& folded = into.folded[static_cast<std::size_t>(layer.value)];
     if (folded >= tokens) return;
-    KVPOLICY_EXPECTS(!unrotated || into.told || tokens == 1,
+    KVPOLICY_EXPECTS(!unrotated || into.turns.told || tokens == 1,
                      "pages of unrotated keys need the rotary embedding, which a prompt tells; call prefill first");
     auto const keys = view.keys(layer);
-    token_turns turned{};
-    if (!into.frequency.empty()) turned = {into.angles.data(), std::ssize(into.frequency), into.pairing};
     table<float> const pages{into.levels[0].means.data(), (tokens + into.page - 1) / into.page, into.dims, into.dims};
-    pool_mean(keys, {.unit_size = into.page, .first = folded, .last = tokens, .turned = turned}, pages,
+    pool_mean(keys, {.unit_size = into.page, .first = folded, .last = tokens, .turned = into.turns.get()}, pages,
               layer.value * keys.heads * keys.head_dim, exec);
     folded = tokens;
   }

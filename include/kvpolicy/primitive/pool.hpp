@@ -15,7 +15,12 @@ struct token_turns {
   rotation::pairing how = rotation::pairing::halves;
 
   /// Turns the key of `token` back, in place: its channels before the embedding.
-  constexpr void undo(std::int64_t token, float* row) const noexcept {
+  constexpr void undo(std::int64_t token, float* row) const noexcept { turn(token, row, 1); }
+  /// Turns a row as the embedding turns the key of `token`, in place.
+  constexpr void redo(std::int64_t token, float* row) const noexcept { turn(token, row, -1); }
+
+ private:
+  constexpr void turn(std::int64_t token, float* row, float back) const noexcept {
     float const* const cosines = angles + token * 2 * pairs;
     float const* const sines = cosines + pairs;
     bool const halves = how == rotation::pairing::halves;
@@ -24,8 +29,9 @@ struct token_turns {
     for (std::int64_t i = 0; i < pairs; ++i) {
       float const x = row[i * step];
       float const y = other[i * step];
-      row[i * step] = cosines[i] * x + sines[i] * y;
-      other[i * step] = cosines[i] * y - sines[i] * x;
+      float const sine = back * sines[i];
+      row[i * step] = cosines[i] * x + sine * y;
+      other[i * step] = cosines[i] * y - sine * x;
     }
   }
 };

@@ -9,6 +9,7 @@
 
 #include "kvpolicy/budget/fractions.hpp"
 #include "kvpolicy/cuda/decode/pages.hpp"
+#include "kvpolicy/cuda/decode/turns.hpp"
 #include "kvpolicy/cuda/kernel/entropy.hpp"
 #include "kvpolicy/cuda/kernel/hierarchy.hpp"
 #include "kvpolicy/cuda/kernel/page_trigger.hpp"
@@ -54,7 +55,7 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
         moments_(device.template allocate<double>(2 * sequences)),
         anchor_(device.template allocate<float>(sequences * dims_)),
         entropy_(device.template allocate<float>(2 * sequences)),
-        turns_(device.template allocate<float>(act.pool.unrotated ? shape.max_tokens * shape.head_dim : 1)),
+        turns_(shape, act.pool.unrotated, device),
         following_(act.select.following) {
     if (act.select.paper_literal) {
       throw unsupported(
@@ -79,7 +80,7 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
     if (piece.layer.value == 0) {
       if (piece.prompt.first == 0) forget(piece.sequence, device);
       restart(piece.sequence, device);
-      if (act.pool.unrotated) take(piece.prompt.rope, device);
+      if (act.pool.unrotated) turns_.take(piece.prompt.rope, device);
     }
     pooled_tokens what{};
     what.last.all = piece.view.tokens();
@@ -196,18 +197,6 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
             numbers_.of(last_unit + row)};
   }
 
-  /// The turns of all tokens that there can be, once.
-  void take(rotation const& rope, D& device) {
-    std::span const told(rope.inverse_frequency, static_cast<std::size_t>(rope.pairs));
-    if (told_ && halves_ == (rope.how == rotation::pairing::halves) && std::ranges::equal(frequency_, told)) return;
-    std::vector<float> angles(static_cast<std::size_t>(2 * rope.pairs * shape_.max_tokens));
-    write_turns(rope, angles);
-    device.upload(buffer<float>{turns_.get().data, std::ssize(angles)}, angles.data(), std::ssize(angles));
-    frequency_.assign(told.begin(), told.end());
-    halves_ = rope.how == rotation::pairing::halves;
-    told_ = true;
-  }
-
   void set_state(int row, std::int64_t sequence, std::int32_t value, D& device) {
     buffer<std::int32_t> to = state(row);
     to.data += sequence;
@@ -234,14 +223,14 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
   void pool(batch_rows const& keys, pooled_tokens const& what, std::int64_t sequences, layer_id layer,
             std::int64_t first_sequence, D& device) {
     auto const set = [&](auto& a) {
-      a.turned = {turns_.get(), static_cast<std::int32_t>(frequency_.size()), halves_};
+      a.turned = turns_.get();
       std::int64_t const from = first_sequence * units_[0] * dims_ + layer.value * shape_.kv_heads * shape_.head_dim;
       a.means = {means_[0].get().data + from, means_[0].get().size - from};
       a.sequence_stride = units_[0] * dims_;
       a.unit_stride = dims_;
       a.head_stride = shape_.head_dim;
     };
-    if (!frequency_.empty()) launch_pool<pool_unrotated_body>(device, keys, what, sequences, set);
+    if (turns_.get().pairs > 0) launch_pool<pool_unrotated_body>(device, keys, what, sequences, set);
     else launch_pool<pool_mean_body>(device, keys, what, sequences, set);
   }
 
@@ -344,11 +333,8 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
   array_of<D, double> moments_;            ///< `[2, sequences]`
   array_of<D, float> anchor_;              ///< `[sequences, dims]`
   array_of<D, float> entropy_;             ///< `[2, sequences]`
-  array_of<D, float> turns_;               ///< `[max_tokens, 2, pairs]`, for unrotated keys
-  std::vector<float> frequency_;           ///< the rotary embedding that they are of
+  device_turns<D> turns_;                  ///< for unrotated keys
   bool following_;
-  bool halves_ = true;
-  bool told_ = false;
   std::optional<array_of<D, float>> scores_;        ///< `[sequences, pages]`
   std::optional<array_of<D, std::int32_t>> lists_;  ///< `[list_rows, sequences, pages]`
 };

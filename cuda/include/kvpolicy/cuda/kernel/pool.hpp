@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "kvpolicy/cuda/kernel/turns.hpp"
 #include "kvpolicy/cuda/rows.hpp"
 
 namespace kvpolicy::cuda {
@@ -51,40 +52,6 @@ KVPOLICY_KERNEL pool_item item_of(B& block, batch_rows const& keys, pooled_token
   mine.already = mine.begin - unit_begin;
   return mine;
 }
-
-/// How far the rotary embedding turned each token's key; a null buffer: keys are not turned. As token_turns.
-struct batch_turns {
-  buffer<float const> angles;  ///< `[tokens, 2, pairs]`: cosines, then sines
-  std::int32_t pairs = 0;
-  bool halves = true;
-
-  /// Channels [8 part, 8 part + 8) of a key at `offset`, turned back.
-  template <element_type E, class B>
-  KVPOLICY_KERNEL void load(B& block, row_reader<E, B> const& keys, std::int64_t offset, std::int64_t token, std::int32_t part,
-                            float (&x)[8]) const {
-    float own[8];
-    keys.load(offset, part, own);
-    auto const table = block.global(angles);
-    std::int64_t const cosines = token * 2 * pairs;
-    float other[8] = {};  // each channel's partner
-    if (halves && pairs % 8 == 0 && part * 8 < 2 * pairs) {
-      keys.load(offset, part * 8 < pairs ? part + pairs / 8 : part - pairs / 8, other);
-    }
-    KVPOLICY_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      std::int32_t const channel = part * 8 + i;
-      x[i] = own[i];
-      if (channel >= 2 * pairs) continue;
-      bool const low = halves ? channel < pairs : i % 2 == 0;
-      std::int32_t const pair = halves ? (low ? channel : channel - pairs) : channel / 2;
-      float partner = halves ? other[i] : own[i ^ 1];
-      if (halves && pairs % 8 != 0) partner = keys.one(offset, low ? channel + pairs : channel - pairs);
-      float const c = table[cosines + pair];
-      float const s = table[cosines + pairs + pair];
-      x[i] = low ? c * own[i] + s * partner : c * own[i] - s * partner;
-    }
-  }
-};
 
 /// Means of keys as they lie, or turned back first: two kernels, as turning takes twice the registers.
 template <element_type E, bool Turned>

@@ -1,0 +1,43 @@
+// A model's rotary embedding, kept from the prompt that told it: what parts that compare unrotated keys remember.
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "kvpolicy/primitive/pool.hpp"
+
+namespace kvpolicy {
+
+struct key_turns {
+  std::vector<float> frequency;  ///< `[pairs]`
+  std::vector<float> angles;     ///< `[max_tokens, 2, pairs]`, what token_turns reads
+  rotation::pairing how = rotation::pairing::halves;
+  bool told = false;
+
+  /// Room for a cache's tokens; nothing where keys stay as they are.
+  void reserve(cache_shape const& shape, bool wanted) {
+    if (!wanted) return;
+    frequency.reserve(static_cast<std::size_t>(shape.head_dim / 2));
+    angles.resize(static_cast<std::size_t>(shape.max_tokens * shape.head_dim));
+  }
+
+  /// Whether it is another embedding than the one that is known. O(max_tokens x head_dim) then.
+  bool take(rotation const& rope) {
+    std::span const given(rope.inverse_frequency, static_cast<std::size_t>(rope.pairs));
+    if (told && how == rope.how && std::ranges::equal(frequency, given)) return false;
+    std::int64_t const tokens = std::ssize(angles) / std::max<std::int64_t>(1, 2 * rope.pairs);
+    frequency.assign(given.begin(), given.end());
+    how = rope.how;
+    told = true;
+    write_turns(rope, std::span(angles).first(static_cast<std::size_t>(2 * rope.pairs * tokens)));
+    return true;
+  }
+
+  token_turns get() const noexcept {
+    if (frequency.empty()) return {};
+    return {angles.data(), std::ssize(frequency), how};
+  }
+};
+
+}  // namespace kvpolicy
