@@ -129,15 +129,18 @@ consteval bool fits_as_retrieve() {
   return true;
 }
 
+/// Of a part's needs, those that its parameters have use for.
+template <class Part>
+constexpr signals wants_of(Part const& part) noexcept {
+  if constexpr (requires { part.wants(); }) return part.wants();
+  else return Part::needs;
+}
+
 inline act_facts facts_of(keep_all const&) noexcept { return {.keeps_all = true}; }
 template <class... Parts>
 act_facts facts_of(keep<Parts...> const& act) noexcept {
   using type = keep<Parts...>;
-  act_facts facts{.needs = type::pool_type::needs | type::score_type::needs | act.trigger.wants(),
-                  .granularity = type::granularity};
-  if constexpr (requires { act.pool.wants(); }) {
-    facts.needs = act.pool.wants() | type::score_type::needs | act.trigger.wants();
-  }
+  act_facts facts{.needs = wants_of(act.pool) | wants_of(act.score) | act.trigger.wants(), .granularity = type::granularity};
   if constexpr (contains(type::score_type::needs, signals::observation_queries)) facts.observation_queries = act.score.window;
   facts.evicts = evicting_scorer<typename type::score_type> && type::trigger_type::while_decoding;
   facts.fixed_indices = memory_of<typename type::score_type>::by_index;

@@ -261,11 +261,11 @@ prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float sc
   if (contains(needs, signals::rotation) && !rope_.known()) {
     throw unsupported(
         "the policy needs the keys' rotary embedding, and this model has none, or the engine turns keys in blocks once more "
-        "(LLAMA_ATTN_ROT_DISABLE=1 keeps it from that); chess does without as unrotated=0");
+        "(LLAMA_ATTN_ROT_DISABLE=1 keeps it from that); chess and infllm do without as unrotated=0");
   }
   if (contains(needs, signals::rotation) && cells_.first_position() != 0) {
     throw unsupported("the policy turns keys by their positions, and the sequence's first token is at position " +
-                      std::to_string(cells_.first_position()) + ", not 0; chess does without as unrotated=0");
+                      std::to_string(cells_.first_position()) + ", not 0; chess and infllm do without as unrotated=0");
   }
   return prompt;
 }

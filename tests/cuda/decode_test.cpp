@@ -427,6 +427,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: infllm", "[cuda]
         made.block = static_cast<std::int32_t>(random.between(2, 7));
         made.representatives = static_cast<std::int32_t>(random.between(1, made.block));
         made.local = static_cast<std::int32_t>(random.between(1, 9));
+        made.unrotated = random.one_in(2);
         made.tokens = static_cast<std::int32_t>(random.between(5 * made.block, 60));
         made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers - 1)),
                        .reuse = static_cast<std::int32_t>(random.between(1, 2))};

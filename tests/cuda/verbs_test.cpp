@@ -125,8 +125,11 @@ TEST_CASE("every preset selects with the kernels what it selects with host_exec"
   }
   SECTION("infllm") {
     but_for_rounding(5, [](random_source& r, cache_shape const&) {
-      return presets::infllm{
-          .tokens = some(r, 40, 60), .block = some(r, 4, 8), .representatives = some(r, 1, 3), .local = some(r, 2, 20)};
+      return presets::infllm{.tokens = some(r, 40, 60),
+                             .block = some(r, 4, 8),
+                             .representatives = some(r, 1, 3),
+                             .local = some(r, 2, 20),
+                             .unrotated = r.one_in(2)};
     });
   }
   SECTION("chess") {

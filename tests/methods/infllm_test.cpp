@@ -17,6 +17,7 @@ presets::infllm random_infllm(cache_shape const& shape, random_source& random) {
                            .recent_blocks = narrow(random.between(1, 2)),
                            .layers = {.dense_first = narrow(random.between(0, 1)), .reuse = narrow(random.between(1, 2))}};
     policy.representatives = narrow(random.between(1, std::min(5, policy.block)));
+    policy.unrotated = random.one_in(2);
     if (random.one_in(4)) policy.ratio = .25 * static_cast<double>(random.between(0, 3));
     try {
       check(policy, shape);

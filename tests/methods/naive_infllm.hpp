@@ -37,14 +37,23 @@ inline representative_tokens representatives_of(world const& w, std::int64_t l, 
           close_call(scores, p.representatives, 1e-5 * largest_size(scores))};
 }
 
-/// The current query's mean dot product with the representatives' keys, mean over the group, summed over KV heads.
-inline double block_score(world const& w, std::int64_t l, std::vector<ints> const& tokens, std::int64_t step) {
+/// The current query's mean dot product with the representatives' keys, mean over the group, summed over KV heads; as if all of
+/// these stood `local` tokens before it, where keys are unrotated.
+inline double block_score(world const& w, presets::infllm const& p, std::int64_t l, std::vector<ints> const& tokens,
+                          std::int64_t step) {
+  std::int64_t const distance = std::min<std::int64_t>(p.local, w.shape.max_tokens - 1);
   double sum = 0;
   for (std::int64_t h = 0; h < w.shape.kv_heads; ++h) {
-    reals const mean = w.mean_key(l, h, at(tokens, h));
-    for (std::int64_t g = 0; g < w.group(); ++g) {
-      float const* const q = w.query(l, step, h * w.group() + g);
-      for (std::int64_t d = 0; d < w.shape.head_dim; ++d) sum += q[d] * at(mean, d) / static_cast<double>(w.group());
+    for (std::int64_t const t : at(tokens, h)) {
+      for (std::int64_t g = 0; g < w.group(); ++g) {
+        float const* const q = w.query(l, step, h * w.group() + g);
+        auto const of_query = [&](std::int64_t i) { return static_cast<double>(q[i]); };
+        for (std::int64_t d = 0; d < w.shape.head_dim; ++d) {
+          double const query = p.unrotated ? turned_back(w, of_query, step - distance, d) : of_query(d);
+          double const key = p.unrotated ? unrotated(w, l, h, t, d) : static_cast<double>(w.cache.key(l, h, t, d));
+          sum += query * key / static_cast<double>(w.group()) / static_cast<double>(p.representatives);
+        }
+      }
     }
   }
   return sum;
@@ -64,7 +73,7 @@ inline verdict judge_infllm(range_list const& list, world const& w, presets::inf
       close = close || of.close;
       tokens.push_back(of.tokens);
     }
-    scores.push_back(block_score(w, leader, tokens, n - 1));
+    scores.push_back(block_score(w, p, leader, tokens, n - 1));
   }
   verdict const v = judge_pages(list, n, p.block, plan, scores, 1e-5 * largest_size(scores));
   return v == verdict::different && close ? verdict::excused : v;

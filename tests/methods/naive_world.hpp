@@ -111,18 +111,24 @@ struct world {
   }
 };
 
-/// Element d of a key before its rotary embedding.
-inline double unrotated(world const& w, std::int64_t l, std::int64_t h, std::int64_t t, std::int64_t d) {
+/// Element d of a row, `row(i)` its elements, turned back by the rotary embedding's angles for `tokens` tokens.
+template <class Row>
+double turned_back(world const& w, Row row, std::int64_t tokens, std::int64_t d) {
   std::int64_t const pairs = w.shape.head_dim / 2;
   bool const halves = w.pairing == rotation::pairing::halves;
-  auto const key = [&](std::int64_t i) { return static_cast<double>(w.cache.key(l, h, t, i)); };
-  if (d >= 2 * pairs) return key(d);
+  if (d >= 2 * pairs) return row(d);
   std::int64_t const pair = halves ? d % pairs : d / 2;
-  double const angle = static_cast<double>(t) * static_cast<double>(at(w.frequencies, pair));
-  double const x = key(halves ? pair : 2 * pair);
-  double const y = key(halves ? pair + pairs : 2 * pair + 1);
+  double const angle = static_cast<double>(tokens) * static_cast<double>(at(w.frequencies, pair));
+  double const x = row(halves ? pair : 2 * pair);
+  double const y = row(halves ? pair + pairs : 2 * pair + 1);
   bool const is_x = halves ? d < pairs : d % 2 == 0;
   return is_x ? std::cos(angle) * x + std::sin(angle) * y : std::cos(angle) * y - std::sin(angle) * x;
+}
+
+/// Element d of a key before its rotary embedding.
+inline double unrotated(world const& w, std::int64_t l, std::int64_t h, std::int64_t t, std::int64_t d) {
+  return turned_back(
+      w, [&](std::int64_t i) { return static_cast<double>(w.cache.key(l, h, t, i)); }, t, d);
 }
 
 inline ints range(std::int64_t first, std::int64_t last) {

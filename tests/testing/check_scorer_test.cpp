@@ -54,6 +54,8 @@ TEST_CASE("every scorer under score/ keeps a scorer's promises", "[testing]") {
   check("upper_bound", score::upper_bound{group_merge::maximum}, pool::bounds{}, segment::pages{4});
   check("upper_bound", score::upper_bound{}, pool::bounds{pool::bounds::kind::mean_deviation}, segment::pages{5});
   // Goes by the positions of what it is given: a token's representatives are found by the queries behind it.
+  check("representatives", score::representatives{.block = 4, .count = 2, .local = 3, .unrotated = true}, none,
+        segment::pages{4}, scorer_options{.gathered = false});
   check("representatives", score::representatives{.block = 4, .count = 2, .local = 3}, none, segment::pages{4},
         scorer_options{.gathered = false});
   std::vector<std::uint8_t> boundary(10);

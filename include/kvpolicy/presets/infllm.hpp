@@ -20,15 +20,16 @@ struct infllm {
 
   std::int32_t tokens = 512;
   std::optional<double> ratio{};
-  std::int32_t block = 32;
+  std::int32_t block = 16;
   std::int32_t representatives = 4;
   std::int32_t local = 128;
   std::int32_t sink_blocks = 1;
   std::int32_t recent_blocks = 2;
+  bool unrotated = true;
   layering layers{};
 
   /// The paper's blocks.
-  static constexpr infllm paper() noexcept { return {.block = 128, .recent_blocks = 1}; }
+  static constexpr infllm paper() noexcept { return {.block = 128, .recent_blocks = 1, .unrotated = true}; }
 
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {
@@ -38,19 +39,21 @@ struct infllm {
     visit("local", p.local, "queries behind a token that say whether it does");
     visit("sink_blocks", p.sink_blocks, "first blocks, always read");
     visit("recent_blocks", p.recent_blocks, "last blocks, always read; the open block is one");
+    visit("unrotated", p.unrotated, "rank blocks by keys before their rotary embedding, as from `local` tokens behind them");
     layer_parameters(p, visit);
   }
   template <class Visit>
   static constexpr void settings(Visit visit) {
-    visit("paper", paper(), "blocks of 128");
+    visit("paper", paper(), "blocks of 128, ranked by unrotated keys");
   }
 
   constexpr auto parts() const {
-    return policy{keep_all{}, keep{segment::pages{block}, pool::none{},
-                                   score::representatives{.block = block, .count = representatives, .local = local},
-                                   budget::tokens{.count = tokens, .ratio = ratio}, select::top_of_layer{},
-                                   window::pages{.size = block, .sink_pages = sink_blocks, .recent_pages = recent_blocks},
-                                   trigger::every_step{}, layers}};
+    return policy{keep_all{},
+                  keep{segment::pages{block}, pool::none{},
+                       score::representatives{.block = block, .count = representatives, .local = local, .unrotated = unrotated},
+                       budget::tokens{.count = tokens, .ratio = ratio}, select::top_of_layer{},
+                       window::pages{.size = block, .sink_pages = sink_blocks, .recent_pages = recent_blocks},
+                       trigger::every_step{}, layers}};
   }
 };
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kvpolicy/key_turns.hpp"
 #include "kvpolicy/primitive/score.hpp"
 #include "kvpolicy/score/window_attention.hpp"
 #include "kvpolicy/score_input.hpp"
@@ -17,7 +18,7 @@ namespace kvpolicy::score {
 /// A token represents its block by how much the queries right behind it want its key (following_queries). The block's score is
 /// the mean over its `count` best tokens of the current query's dot product with their keys: that with the mean of those keys.
 struct representatives {
-  static constexpr signals needs = signals::keys | signals::observation_queries | signals::queries;
+  static constexpr signals needs = signals::keys | signals::observation_queries | signals::queries | signals::rotation;
   static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::units;
   static constexpr std::int32_t window = all_queries;
@@ -25,6 +26,13 @@ struct representatives {
   std::int32_t block = 128;  ///< tokens, the segmenter's
   std::int32_t count = 4;    ///< representatives of a block
   std::int32_t local = 128;  ///< queries behind a token that count; a generated block has its own only
+  /// Rank blocks by keys before their rotary embedding, and the current query as if it stood `local` tokens behind all of them:
+  /// the original's one angle for what is far.
+  bool unrotated = false;
+
+  constexpr signals wants() const noexcept {
+    return unrotated ? needs : signals::keys | signals::observation_queries | signals::queries;
+  }
 
   struct memory : no_memory {
     static constexpr bool by_index = true;
@@ -40,6 +48,9 @@ struct representatives {
     std::vector<float> scores;         ///< `[block]`
     std::vector<std::int32_t> all;     ///< 0, 1, 2, ...
     std::vector<std::int32_t> chosen;  ///< `[count]`
+    key_turns turns;                   ///< unrotated
+    std::int64_t distance = 0;         ///< unrotated: tokens
+    std::vector<float> far;            ///< `[head_dim]`, the current query turned to `distance`
 
     std::int64_t row(layer_id layer, std::int64_t head) const noexcept { return layer.value * heads + head; }
     std::int64_t& done_of(layer_id layer, std::int64_t head) noexcept {
@@ -74,12 +85,16 @@ struct representatives {
     made.all.resize(static_cast<std::size_t>(made.blocks));
     std::iota(made.all.begin(), made.all.end(), 0);
     made.chosen.resize(static_cast<std::size_t>(count));
+    made.turns.reserve(shape, unrotated);
+    made.distance = std::min<std::int64_t>(local, shape.max_tokens - 1);
+    made.far.resize(dim);
     return made;
   }
 
   /// The prompt's whole blocks, and the queries of the one that is open.
   template <class Input, executor Exec>
   void begin(Input const& input, Exec& exec) const {
+    if (unrotated) input.memory.turns.take(input.prompt->rope);
     query_window const queries = window_attention::queries_of(input, window);
     std::int64_t const group = queries.heads / input.view.shape().kv_heads;
     std::int64_t const before = input.prompt_tokens - queries.tokens;  // the first query's token
@@ -114,8 +129,15 @@ struct representatives {
   void score(Input const& input, table<float> out, Exec& exec) const {
     for (std::int64_t i = 0; i < input.heads.count; ++i) {
       std::int64_t const h = input.heads.first + i;
-      std::span<float const> const query(input.memory.query(input.layer, h, input.view.tokens() - 1),
-                                         static_cast<std::size_t>(input.memory.dim));
+      std::int64_t const now = input.view.tokens() - 1;
+      std::span<float const> query(input.memory.query(input.layer, h, now), static_cast<std::size_t>(input.memory.dim));
+      token_turns const turns = input.memory.turns.get();
+      if (turns.angles != nullptr) {
+        std::ranges::copy(query, input.memory.far.begin());
+        turns.undo(input.view.keys(input.layer).of({h, 1}).at({0}, {now}).value, input.memory.far.data());
+        turns.redo(input.memory.distance, input.memory.far.data());
+        query = input.memory.far;
+      }
       table<float const> const vectors{input.memory.vector(input.layer, h, 0), input.memory.done_of(input.layer, h),
                                        input.memory.dim, input.memory.dim};
       auto const known = static_cast<std::size_t>(std::min(out.columns, vectors.rows));
@@ -141,6 +163,7 @@ struct representatives {
   void represent(Input const& input, std::int64_t head, std::int64_t which, query_window const& queries, std::int64_t begin,
                  bool by_position, Exec& exec) const {
     memory& m = input.memory;
+    KVPOLICY_EXPECTS(!unrotated || m.turns.told, "blocks of unrotated keys need the rotary embedding, which a prompt tells");
     auto keys = input.view.keys(input.layer).of({head, 1});
     std::int64_t const first = which * block;
     std::int64_t const counted = std::min<std::int64_t>(local, input.view.shape().max_tokens);
@@ -154,7 +177,7 @@ struct representatives {
     }
     keys.indices = m.chosen.data();
     keys.tokens = count;
-    pool_mean(keys, {.unit_size = count, .first = 0, .last = count},
+    pool_mean(keys, {.unit_size = count, .first = 0, .last = count, .turned = m.turns.get()},
               table<float>{m.vector(input.layer, head, which), 1, m.dim, m.dim}, 0, exec);
   }
 };

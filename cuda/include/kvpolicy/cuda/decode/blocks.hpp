@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kvpolicy/cuda/decode/pages.hpp"
+#include "kvpolicy/cuda/decode/turns.hpp"
 #include "kvpolicy/cuda/kernel/representatives.hpp"
 #include "kvpolicy/cuda/launch/attend.hpp"
 #include "kvpolicy/score/representatives.hpp"
@@ -36,6 +37,7 @@ class decode_retrieve<
         vectors_(device.template allocate<float>(shape.layers * heads_ * blocks_ * shape.head_dim)),
         queries_(device.template allocate<float>(shape.layers * heads_ * act.score.block * shape.head_dim)),
         current_(device.template allocate<float>(heads_ * shape.head_dim)),
+        turns_(shape, act.score.unrotated, device),
         scores_(device.template allocate<float>(heads_ * blocks_)),
         summed_(device.template allocate<float>(sequences * blocks_)),
         chosen_(device.template allocate<std::int32_t>(shape.layers * sequences * blocks_)),
@@ -49,6 +51,7 @@ class decode_retrieve<
   void prefill(act_type const& act, prompt_piece<View> const& piece, Exec& exec, D& device) {
     std::int64_t& given = given_[static_cast<std::size_t>(piece.sequence)];
     if (piece.layer.value == 0) {
+      if (act.score.unrotated) turns_.take(piece.prompt.rope, device);
       KVPOLICY_EXPECTS(piece.prompt.first <= given || piece.prompt.first == 0,
                        "a piece from token " + std::to_string(piece.prompt.first) +
                            " on, behind decoded tokens: their queries are "
@@ -91,10 +94,12 @@ class decode_retrieve<
     buffer<float> const vectors = of_layer(vectors_.get(), layer, heads_ * blocks_ * dim);
     device.template launch<block_queries_body>(
         {heads, sequences_, 1},
-        {queries, static_cast<std::int32_t>(shape_.group()), heads, dim, act.score.block, lengths, of_block, current_.get()});
+        {queries, static_cast<std::int32_t>(shape_.group()), heads, dim, act.score.block, lengths, of_block, current_.get(),
+         turns_.get(), std::min<std::int64_t>(act.score.local, shape_.max_tokens - 1)});
     with_type(keys.type, [&]<element_type E>() {
-      device.template launch<represent_body<E>>({heads, sequences_, 1}, {keys, of_block, act.score.block, act.score.count,
-                                                                         act.score.local, lengths, vectors, blocks_});
+      device.template launch<represent_body<E>>(
+          {heads, sequences_, 1},
+          {keys, of_block, act.score.block, act.score.count, act.score.local, lengths, vectors, blocks_, turns_.get()});
     });
     list_weights w{};
     w.queries.base = current_.get().data;
@@ -168,9 +173,10 @@ class decode_retrieve<
   host_prompts<host_policy> prompts_;
   std::vector<std::int64_t> given_;  ///< tokens of each prompt
   step_numbers<D> numbers_;
-  array_of<D, float> vectors_;        ///< `[layers, sequences, kv_heads, blocks, head_dim]`
-  array_of<D, float> queries_;        ///< `[layers, sequences, kv_heads, block, head_dim]`, of the open block
-  array_of<D, float> current_;        ///< `[sequences, kv_heads, head_dim]`
+  array_of<D, float> vectors_;  ///< `[layers, sequences, kv_heads, blocks, head_dim]`
+  array_of<D, float> queries_;  ///< `[layers, sequences, kv_heads, block, head_dim]`, of the open block
+  array_of<D, float> current_;  ///< `[sequences, kv_heads, head_dim]`
+  device_turns<D> turns_;
   array_of<D, float> scores_;         ///< `[sequences, kv_heads, blocks]`
   array_of<D, float> summed_;         ///< `[sequences, blocks]`
   array_of<D, std::int32_t> chosen_;  ///< `[layers, sequences, blocks]`

@@ -3,10 +3,12 @@
 #pragma once
 
 #include "kvpolicy/cuda/kernel/top_k.hpp"
+#include "kvpolicy/cuda/kernel/turns.hpp"
 
 namespace kvpolicy::cuda {
 
-/// The current token's queries, mean over the group: kept with the open block's, and by themselves.
+/// The current token's queries, mean over the group: kept with the open block's, and by themselves, where keys are turned as if
+/// they stood `distance` tokens behind all of them.
 struct block_queries_body {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "block_queries";
@@ -19,6 +21,8 @@ struct block_queries_body {
     per_sequence tokens;
     buffer<float> of_block;  ///< `[sequences, kv_heads, block_size, head_dim]`
     buffer<float> current;   ///< `[sequences, kv_heads, head_dim]`
+    batch_turns turned;
+    std::int64_t distance = 0;
   };
   template <class B>
   struct shared {};
@@ -28,15 +32,21 @@ struct block_queries_body {
     std::int64_t const tokens = a.tokens.of(block, block.y());
     if (tokens == 0) return;
     std::int64_t const row = static_cast<std::int64_t>(block.y()) * a.heads + block.x();
-    for (std::int32_t d = static_cast<std::int32_t>(block.thread()); d < a.head_dim; d += B::threads) {
+    auto const mean = [&](std::int32_t d) {
       float sum = 0;
       for (std::int32_t g = 0; g < a.group; ++g) {
         sum += get(block, a.queries,
                    block.y() * a.queries.sequence_stride + (block.x() * a.group + g) * a.queries.head_stride + d) /
                static_cast<float>(a.group);
       }
-      block.global(a.of_block)[(row * a.block_size + (tokens - 1) % a.block_size) * a.head_dim + d] = sum;
-      block.global(a.current)[row * a.head_dim + d] = sum;
+      return sum;
+    };
+    for (std::int32_t d = static_cast<std::int32_t>(block.thread()); d < a.head_dim; d += B::threads) {
+      float const own = mean(d);
+      block.global(a.of_block)[(row * a.block_size + (tokens - 1) % a.block_size) * a.head_dim + d] = own;
+      float far = own;
+      if (d < 2 * a.turned.pairs) far = a.turned.moved(block, d, own, mean(a.turned.partner(d)), tokens - 1, a.distance);
+      block.global(a.current)[row * a.head_dim + d] = far;
     }
   }
 };
@@ -57,6 +67,7 @@ struct represent_body {
     per_sequence tokens;
     buffer<float> vectors;  ///< `[sequences, kv_heads, stride, head_dim]`
     std::int64_t stride = 0;
+    batch_turns turned;
   };
   template <class B>
   struct shared {
@@ -127,7 +138,9 @@ struct represent_body {
       for (std::int32_t i = 0; i < a.count; ++i) {
         std::int32_t const m = s.chosen[i];
         float x[8];
-        keys.load(keys.offset(block.x(), first + m), p, x);
+        std::int64_t const offset = keys.offset(block.x(), first + m);
+        if (a.turned.pairs > 0) a.turned.load(block, keys, offset, keys.at(block.x(), first + m), p, x);
+        else keys.load(offset, p, x);
         KVPOLICY_UNROLL
         for (int c = 0; c < 8; ++c) mean[c] = i == 0 ? x[c] : mean[c] + (x[c] - mean[c]) / static_cast<float>(i + 1);
       }
