@@ -69,7 +69,8 @@ TEST_CASE("infllm, worked by hand", "[methods]") {
   std::vector<float> const keys{1, 2, 3, -1, -2, 1, 5};
   for (std::int64_t t = 0; t < 7; ++t) cache.set_key(0, 0, t, 0, at(keys, t));
   std::vector<float> const queries{1, -1, 1, 1, -1, 1};
-  presets::infllm const policy{.tokens = 4, .block = 2, .representatives = 1, .local = 2, .sink_blocks = 0, .recent_blocks = 1};
+  presets::infllm const policy{
+      .tokens = 4, .block = 2, .representatives = 1, .local = 2, .sink_blocks = 0, .recent_blocks = 1, .unrotated = false};
   host_exec exec;
   for (float const q : {1.f, -1.f}) {
     auto state = start(policy, shape);
@@ -89,7 +90,8 @@ TEST_CASE("a block that closes while decoding asks its own queries alone, worked
   std::vector<float> const keys{1, 2, 3, -1, -2, 1, 5};
   for (std::int64_t t = 0; t < 7; ++t) cache.set_key(0, 0, t, 0, at(keys, t));
   std::vector<float> const queries{1, -1, 1, -1, 1, 1, 1};
-  presets::infllm const policy{.tokens = 6, .block = 2, .representatives = 1, .local = 2, .sink_blocks = 0, .recent_blocks = 1};
+  presets::infllm const policy{
+      .tokens = 6, .block = 2, .representatives = 1, .local = 2, .sink_blocks = 0, .recent_blocks = 1, .unrotated = false};
   host_exec exec;
   auto state = start(policy, shape);
   state.prefill(own_view{&cache, 3}, {0}, {.queries = {queries.data(), 3, 1, 1, 1, 1.f}}, exec);
