@@ -1,7 +1,7 @@
 // A layer's keys against a prompt's last queries (SnapKV), smoothed as presets do it. One sequence after the other, as prefill
 // is.
 #include "cache.hpp"
-#include "kvpolicy/cuda/decode/pages.hpp"
+#include "kvpolicy/cuda/decode/batch.hpp"
 #include "kvpolicy/cuda/launch/prompt.hpp"
 #include "primitives.hpp"
 

@@ -76,55 +76,73 @@ struct basic_top {
     return std::min((shape.max_tokens + size - 1) / size, keep.budget.most_tokens(shape) / size + 1);
   }
 
+  /// Units that a choice is made among.
+  struct candidates {
+    budget_request request;
+    std::int64_t first = 0;
+    std::int64_t count = 0;
+    bool any = false;  ///< whether the budget has room for one, beside what the window protects
+  };
+  /// `request`: without what follows from the window.
+  template <class Keep>
+  candidates candidates_of(Keep const& keep, budget_request request, protected_tokens const& safe) const {
+    std::int64_t const size = keep.segment.unit_size();
+    request.forced = safe.counted;
+    request.recent = safe.recent;
+    request.unit_size = size;
+    std::int64_t const first = safe.sink_end / size;
+    std::int64_t const count = std::max<std::int64_t>(0, (safe.recent_begin + size - 1) / size - first);
+    return {request, first, count, count > 0 && (safe.counted == 0 || keep.budget.of(request) > safe.counted)};
+  }
+  /// How many of them each list takes.
+  template <class Keep, class Exec>
+  void allot(Keep const& keep, candidates const& among, table<float const> scores, std::span<std::int32_t> units,
+             Exec& exec) const {
+    keep.budget.allocate(among.request, scores, units, exec);
+    std::int64_t const most = std::min(among.count, max_ranges(keep, among.request.shape));
+    for (std::int32_t& taken : units) taken = static_cast<std::int32_t>(std::min<std::int64_t>(taken, most));
+  }
+
   /// Calls emit(list, begin, end) for each list's scored units, ascending; clipped to nothing protected by the caller.
   template <class Keep, class Input, executor Exec, class Emit>
   void select(Keep const& keep, scratch& s, Input& input, protected_tokens const& safe, Exec& exec, Emit emit) const {
     std::int64_t const size = keep.segment.unit_size();
-    std::int64_t const first = safe.sink_end / size;
-    std::int64_t const candidates = (safe.recent_begin + size - 1) / size - first;
     std::int64_t const lists = Keep::granularity == scope::head ? input.heads.count : 1;
-    if (candidates <= 0) return;
-    budget_request const request{.shape = input.view.shape(),
-                                 .layer = input.layer,
-                                 .heads = input.heads,
-                                 .tokens = input.tokens,
-                                 .prompt = input.prompt_tokens,
-                                 .forced = safe.counted,
-                                 .recent = safe.recent,
-                                 .unit_size = size};
+    cache_shape const shape = input.view.shape();
+    budget_request const request{
+        .shape = shape, .layer = input.layer, .heads = input.heads, .tokens = input.tokens, .prompt = input.prompt_tokens};
+    candidates const among = candidates_of(keep, request, safe);
+    if (!among.any) return;
     table<float> scores{};
     std::span const k = std::span(s.k).first(static_cast<std::size_t>(lists));
-    if (keep.budget.of(request) <= safe.counted && safe.counted > 0) return;
     if constexpr (Keep::budget_type::reads_scores) {
-      scores = scored_units(keep, s, input, safe, exec);
-      keep.budget.allocate(request, scores, k, exec);
+      scores = scored_units(keep, s, input, among, safe, exec);
+      allot(keep, among, scores, k, exec);
     } else {
-      keep.budget.allocate(request, {}, k, exec);
-      if (std::ranges::any_of(k, [&](std::int32_t units) { return units > 0 && units < candidates; })) {
-        scores = scored_units(keep, s, input, safe, exec);
+      allot(keep, among, {}, k, exec);
+      if (std::ranges::any_of(k, [&](std::int32_t units) { return units > 0 && units < among.count; })) {
+        scores = scored_units(keep, s, input, among, safe, exec);
       }
     }
-    for (std::int32_t& units : k) units = static_cast<std::int32_t>(std::min<std::int64_t>({units, candidates, s.most}));
     table<std::int32_t> const indices{s.indices.data(), lists, s.most, s.most};
     if (scores.data != nullptr) top_k(table<float const>(scores), k, indices, exec);
     for (std::int64_t list = 0; list < lists; ++list) {
       for (std::int64_t i = 0; i < k[static_cast<std::size_t>(list)]; ++i) {
-        std::int64_t const unit = first + (scores.data != nullptr ? indices(list, i) : i);
+        std::int64_t const unit = among.first + (scores.data != nullptr ? indices(list, i) : i);
         emit(list, unit * size, (unit + 1) * size);
       }
     }
   }
 
  private:
-  /// `[lists, candidates]`, from unit sink_end / size on.
+  /// Of the candidates, `[lists, candidates]`.
   template <class Keep, class Input, executor Exec>
-  table<float> scored_units(Keep const& keep, scratch& s, Input& input, protected_tokens const& safe, Exec& exec) const {
+  table<float> scored_units(Keep const& keep, scratch& s, Input& input, candidates const& among, protected_tokens const& safe,
+                            Exec& exec) const {
     std::int64_t const size = keep.segment.unit_size();
-    std::int64_t const first = safe.sink_end / size;
-    std::int64_t const candidates = (safe.recent_begin + size - 1) / size - first;
     std::int64_t const heads = Keep::score_type::granularity == scope::head ? input.heads.count : 1;
     bool const by_token = keep.score.of == scored::tokens;
-    table<float> const scores{s.scores.data(), heads, by_token ? safe.recent_begin : first + candidates, s.columns};
+    table<float> const scores{s.scores.data(), heads, by_token ? safe.recent_begin : among.first + among.count, s.columns};
     keep.score.score(input, scores, exec);
     if (Keep::granularity != Keep::score_type::granularity) {
       for (std::int64_t h = 1; h < heads; ++h) {
@@ -134,12 +152,12 @@ struct basic_top {
     std::int64_t const lists = Keep::granularity == scope::head ? heads : 1;
     if (by_token && size > 1) {
       for (std::int64_t l = 0; l < lists; ++l) {
-        for (std::int64_t u = first; u < first + candidates; ++u) {
+        for (std::int64_t u = among.first; u < among.first + among.count; ++u) {
           scores(l, u) = merged(scores.row(l), std::max(safe.sink_end, u * size), std::min(safe.recent_begin, (u + 1) * size));
         }
       }
     }
-    return {scores.data + first, lists, candidates, s.columns};
+    return {scores.data + among.first, lists, among.count, s.columns};
   }
 
   float merged(float const* scores, std::int64_t begin, std::int64_t end) const noexcept {

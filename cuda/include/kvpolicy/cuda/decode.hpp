@@ -6,14 +6,14 @@
 #include <string>
 #include <vector>
 
-#include "kvpolicy/cuda/decode/blocks.hpp"
 #include "kvpolicy/cuda/decode/evicted.hpp"
 #include "kvpolicy/cuda/decode/hierarchy.hpp"
-#include "kvpolicy/cuda/decode/pages.hpp"
 #include "kvpolicy/cuda/decode/retained.hpp"
 #include "kvpolicy/cuda/decode/satellites.hpp"
 #include "kvpolicy/cuda/decode/sentences.hpp"
 #include "kvpolicy/cuda/launch/attend.hpp"
+#include "kvpolicy/cuda/score/representatives.hpp"
+#include "kvpolicy/cuda/score/upper_bound.hpp"
 #include "kvpolicy/policy.hpp"
 
 namespace kvpolicy::cuda {
@@ -62,14 +62,14 @@ concept decodable = requires {
     decode_retrieve<decltype(parts_t<Policy>::retrieve), D>::by_index));
 
 /// Whether the host knows, when a step is planned, how many tokens each of its lists will name (decoder::listed).
+template <class Stage>
+concept counts_lists = requires(Stage const& stage) {
+  stage.listed(layer_id{}, std::int64_t{}, head_id{}, std::int64_t{});
+};
 template <class Policy, class D>
-concept known_counts = decodable<Policy, D> &&
-    (std::same_as<decltype(parts_t<Policy>::retrieve), keep_all>
-         ? requires(decode_retain<decltype(parts_t<Policy>::retain), D> const& r,
-                    parts_t<Policy> const& p) { r.listed(p.retain, layer_id{}, std::int64_t{}, head_id{}, std::int64_t{}); }
-         : requires(decode_retrieve<decltype(parts_t<Policy>::retrieve), D> const& r, parts_t<Policy> const& p) {
-             r.listed(p.retrieve, layer_id{}, std::int64_t{}, head_id{}, std::int64_t{});
-           });
+concept known_counts = decodable<Policy, D> &&(std::same_as<decltype(parts_t<Policy>::retrieve), keep_all>
+                                                   ? counts_lists<decode_retain<decltype(parts_t<Policy>::retain), D>>
+                                                   : counts_lists<decode_retrieve<decltype(parts_t<Policy>::retrieve), D>>);
 
 /// A policy's state for a batch of sequences, on the device. The constructor allocates; prefill() waits; plan() copies numbers
 /// to the device; choose() enqueues kernels whose arguments are the same at every step, so that a step can be captured once and
@@ -82,16 +82,7 @@ class decoder {
  public:
   /// Throws as start() does. `sequences` are slots: each may hold any request, one after the other.
   decoder(Policy const& policy, cache_shape const& shape, std::int64_t sequences, D& device)
-      : parts_((kvpolicy::check(policy, shape), parts_of(policy))),
-        shape_(shape),
-        sequences_(sequences),
-        device_(&device),
-        lengths_(device, 1, sequences),
-        tokens_(static_cast<std::size_t>(sequences)),
-        prompts_(static_cast<std::size_t>(sequences)),
-        next_layer_(static_cast<std::size_t>(sequences)),
-        retain_(parts_.retain, shape, sequences, device),
-        retrieve_(parts_.retrieve, shape, sequences, device) {
+      : decoder((kvpolicy::check(policy, shape), parts_of(policy)), shape, sequences, device, checked{}) {
     expect_row("a decode step", shape.head_dim, shape.group());
   }
 
@@ -103,10 +94,10 @@ class decoder {
     auto const s = static_cast<std::size_t>(sequence);
     tokens_[s] = 0;  // no step before all layers are there
     sequence_view<V, typename Exec::memory> const one{view, shape_, sequence, tokens};
-    retain_.prefill(parts_.retain, sequence, one, layer, prompt, exec);
-    prompt_piece<sequence_view<V, typename Exec::memory>> const piece{sequence, one,    view.keys(layer),
-                                                                      layer,    prompt, retain_.kept(sequence, layer)};
-    retrieve_.prefill(parts_.retrieve, piece, exec, *device_);
+    prompt_piece<sequence_view<V, typename Exec::memory>> piece{sequence, one, view.keys(layer), layer, prompt};
+    retain_.prefill(piece, exec);
+    piece.retained = retain_.kept(sequence, layer);
+    retrieve_.prefill(piece, exec);
     if (++next_layer_[s] < shape_.layers) return;
     next_layer_[s] = 0;
     tokens_[s] = prompts_[s] = tokens;
@@ -128,12 +119,12 @@ class decoder {
       tokens_[s] = tokens[s];
       if (tokens[s] == 0) prompts_[s] = 0;
       lengths_.set(0, sequence, tokens[s]);
-      retain_.plan(parts_.retain, sequence, prompts_[s], tokens[s]);
-      retrieve_.plan(parts_.retrieve, sequence, prompts_[s], tokens[s]);
+      retain_.plan(sequence, prompts_[s], tokens[s]);
+      retrieve_.plan(sequence, prompts_[s], tokens[s]);
     }
     lengths_.upload(*device_);
-    retain_.upload(*device_);
-    retrieve_.upload(*device_);
+    retain_.upload();
+    retrieve_.upload();
   }
 
   /// Tokens of each sequence at this step, on the device; for the engine's own kernels.
@@ -145,9 +136,9 @@ class decoder {
   std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head) const requires known_counts<Policy, D> {
     std::int64_t const tokens = tokens_[static_cast<std::size_t>(sequence)];
     if constexpr (std::same_as<decltype(parts_type::retrieve), keep_all>) {
-      return retain_.listed(parts_.retain, layer, sequence, head, tokens);
+      return retain_.listed(layer, sequence, head, tokens);
     } else {
-      return retrieve_.listed(parts_.retrieve, layer, sequence, head, tokens);
+      return retrieve_.listed(layer, sequence, head, tokens);
     }
   }
 
@@ -156,26 +147,19 @@ class decoder {
   template <batch_view V>
   token_lists choose(V const& view, layer_id layer, vector_rows const& queries, float scale,
                      buffer<std::int32_t const> ids = {}) {
-    per_sequence const lengths = lengths_.of(0);
-    retain_.choose(parts_.retain, layer, view.keys(layer), queries, scale, lengths, *device_);
-    token_lists const retained = retain_.lists(parts_.retain, layer, lengths);
-    if constexpr (std::same_as<decltype(parts_type::retrieve), keep_all>) {
-      return retained;
-    } else if constexpr (decode_retrieve<decltype(parts_type::retrieve), D>::by_index) {
-      KVPOLICY_EXPECTS(ids.data != nullptr || !contains(parts_type::needs, signals::token_ids),
-                       "the policy needs the current tokens' ids, and was given none");
-      retrieve_.choose(parts_.retrieve, layer, view.keys(layer), retained, ids, queries, scale, lengths, *device_);
-      return retrieve_.lists(parts_.retrieve, layer, retained);
-    } else {
-      retrieve_.choose(parts_.retrieve, layer, view.keys(layer), queries, scale, lengths, *device_);
-      return retrieve_.lists(parts_.retrieve, layer, lengths);
-    }
+    KVPOLICY_EXPECTS(ids.data != nullptr || !contains(parts_type::needs, signals::token_ids),
+                     "the policy needs the current tokens' ids, and was given none");
+    decode_step step{layer, view.keys(layer), queries, scale, lengths_.of(0), ids};
+    retain_.choose(step);
+    step.retained = retain_.lists(layer, step.lengths);
+    retrieve_.choose(step);
+    return retrieve_.lists(layer, step.retained);
   }
 
   /// After a step: next-token logits `[sequences, vocabulary]`, for triggers.
   void observe(vector_rows const& logits, std::int64_t vocabulary) {
     if constexpr (contains(parts_type::needs, signals::logits)) {
-      retrieve_.observe(parts_.retrieve, logits, vocabulary, lengths_.of(0), *device_);
+      retrieve_.observe(logits, vocabulary, lengths_.of(0));
     }
   }
 
@@ -197,6 +181,18 @@ class decoder {
   }
 
  private:
+  struct checked {};
+  decoder(parts_type const& parts, cache_shape const& shape, std::int64_t sequences, D& device, checked)
+      : shape_(shape),
+        sequences_(sequences),
+        device_(&device),
+        lengths_(device, 1, sequences),
+        tokens_(static_cast<std::size_t>(sequences)),
+        prompts_(static_cast<std::size_t>(sequences)),
+        next_layer_(static_cast<std::size_t>(sequences)),
+        retain_({parts.retain, shape, sequences, &device}),
+        retrieve_({parts.retrieve, shape, sequences, &device}) {}
+
   void check_piece(std::int64_t sequence, std::int64_t tokens, layer_id layer, std::int64_t first) {
     KVPOLICY_EXPECTS(sequence >= 0 && sequence < sequences_,
                      "sequence " + std::to_string(sequence) + " of a decoder for " + std::to_string(sequences_));
@@ -210,7 +206,6 @@ class decoder {
                          std::to_string(next) + " is next; give a prompt's layers in order");
   }
 
-  parts_type parts_;
   cache_shape shape_;
   std::int64_t sequences_;
   D* device_;

@@ -1,9 +1,7 @@
-// A batch of sequences' caches, as a decode step reads them; and the numbers of a step.
+// A batch of sequences' caches, as a decode step reads them.
 #pragma once
 
 #include <concepts>
-#include <span>
-#include <vector>
 
 #include "kvpolicy/cuda/launch/device.hpp"
 #include "kvpolicy/view.hpp"
@@ -47,41 +45,14 @@ struct paged_batch {
 
 static_assert(batch_view<paged_batch>);
 
-/// A device that owns memory, too: `allocate<T>(count)` gives an owner whose get() is a buffer, `upload(to, from, count)`
-/// copies from the host, after what was launched before.
-template <class D>
-concept owning_device = device<D> && requires(D& d, float const* p) {
-  { d.template allocate<float>(std::int64_t{}).get() } -> std::same_as<buffer<float>>;
-  d.upload(buffer<float>{}, p, std::int64_t{});
-};
-
-template <owning_device D, class T>
-using array_of = decltype(std::declval<D&>().template allocate<T>(std::int64_t{}));
-
-/// Small integers of a step: rows of one for each sequence, made by plan() on the host, copied in one go.
-template <owning_device D>
-class step_numbers {
- public:
-  step_numbers(D& device, std::int64_t rows, std::int64_t sequences)
-      : sequences_(sequences),
-        host_(static_cast<std::size_t>(rows * sequences)),
-        device_(device.template allocate<std::int32_t>(rows * sequences)) {
-    device.upload(device_.get(), host_.data(), std::ssize(host_));
-  }
-
-  void set(std::int64_t row, std::int64_t sequence, std::int64_t value) noexcept {
-    host_[static_cast<std::size_t>(row * sequences_ + sequence)] = static_cast<std::int32_t>(value);
-  }
-  std::int64_t get(std::int64_t row, std::int64_t sequence) const noexcept {
-    return host_[static_cast<std::size_t>(row * sequences_ + sequence)];
-  }
-  per_sequence of(std::int64_t row) const noexcept { return {{device_.get().data + row * sequences_, sequences_}, 0}; }
-  void upload(D& device) const { device.upload(device_.get(), host_.data(), std::ssize(host_)); }
-
- private:
-  std::int64_t sequences_;
-  std::vector<std::int32_t> host_;
-  array_of<D, std::int32_t> device_;
-};
+/// The rows of one sequence of a batch, as a batch of one.
+constexpr batch_rows of_sequence(batch_rows rows, std::int64_t sequence) noexcept {
+  std::int64_t const first = sequence * rows.sequence_stride;
+  rows.base = static_cast<std::byte const*>(rows.base) + first * size_of(rows.type);
+  rows.elements -= first;
+  rows.pages.data += rows.pages.data == nullptr ? 0 : sequence * rows.page_table_stride;
+  rows.pages.size -= rows.pages.data == nullptr ? 0 : sequence * rows.page_table_stride;
+  return rows;
+}
 
 }  // namespace kvpolicy::cuda

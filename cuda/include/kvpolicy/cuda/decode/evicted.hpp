@@ -5,11 +5,14 @@
 #include <vector>
 
 #include "kvpolicy/budget/tokens.hpp"
-#include "kvpolicy/cuda/decode/retained.hpp"
+#include "kvpolicy/cuda/decode/stage.hpp"
 #include "kvpolicy/cuda/kernel/evict.hpp"
 #include "kvpolicy/cuda/launch/attend.hpp"
+#include "kvpolicy/pool/none.hpp"
 #include "kvpolicy/score/accumulated_attention.hpp"
 #include "kvpolicy/score/last_attention.hpp"
+#include "kvpolicy/segment/tokens.hpp"
+#include "kvpolicy/trigger/every_step.hpp"
 #include "kvpolicy/window/tokens.hpp"
 
 namespace kvpolicy::cuda {
@@ -19,7 +22,6 @@ template <evicting_scorer Score, class Budget, class Select, class Window, ownin
 requires Score::after_attention class decode_retain<
     keep<segment::tokens, pool::none, Score, Budget, Select, Window, trigger::every_step>, D> {
   using act_type = keep<segment::tokens, pool::none, Score, Budget, Select, Window, trigger::every_step>;
-  using host_policy = policy<act_type, keep_all>;
   static constexpr bool sums = std::same_as<Score, score::accumulated_attention>;
   static_assert(sums || std::same_as<Score, score::last_attention>, "no kernel evicts by this score");
   /// Rows of each layer's numbers.
@@ -28,58 +30,48 @@ requires Score::after_attention class decode_retain<
  public:
   static constexpr bool stays = false;
 
-  decode_retain(act_type const&, cache_shape const& shape, std::int64_t sequences, D& device)
-      : shape_(shape),
-        sequences_(sequences),
-        lists_(act_type::granularity == scope::head ? shape.kv_heads : 1),
-        prompts_(sequences),
-        stepped_(static_cast<std::size_t>(sequences)),
-        numbers_(device, shape.layers * rows, sequences),
-        device_(&device),
-        ids_(device.template allocate<std::int32_t>(shape.layers * sequences * lists_ * shape.max_tokens)),
-        named_(device.template allocate<std::int32_t>(shape.layers * sequences * lists_)),
-        weights_(device.template allocate<float>(shape.layers * sequences * shape.kv_heads * shape.max_tokens)),
-        sums_(device.template allocate<float>(sums ? shape.layers * sequences * shape.kv_heads * shape.max_tokens : 0)) {
-    std::vector<std::int32_t> const none(static_cast<std::size_t>(shape.layers * sequences * lists_));
-    device.upload(named_.get(), none.data(), std::ssize(none));
-  }
+  explicit decode_retain(decode_stage<act_type, D> const& stage)
+      : stage_(stage),
+        prompts_({stage.act, keep_all{}}, stage.shape, stage.sequences),
+        stepped_(static_cast<std::size_t>(stage.sequences)),
+        numbers_(*stage.device, stage.shape.layers * rows, stage.sequences),
+        lists_(*stage.device, stage.shape.layers, stage.sequences,
+               act_type::granularity == scope::head ? stage.shape.kv_heads : 1, stage.shape.max_tokens),
+        weights_(stage.template by_layer<float>(stage.heads() * stage.shape.max_tokens)),
+        sums_(stage.template by_layer<float>(sums ? stage.heads() * stage.shape.max_tokens : 0)) {}
 
   template <class View, class Exec>
-  void prefill(act_type const& act, std::int64_t sequence, View const& view, layer_id layer, prompt_signals const& prompt,
-               Exec& exec) {
-    auto& state = prompts_.prefill(host_policy{act, keep_all{}}, shape_, sequence, view, layer, prompt, exec);
-    stepped_[static_cast<std::size_t>(sequence)] = 0;
-    if (act.layers.dense(layer)) return;
-    std::int64_t const first = (layer.value * sequences_ + sequence) * lists_;
-    upload_lists(*device_, state.retain().lists(layer), ids_.get(), named_.get(), first, shape_.max_tokens);
+  void prefill(prompt_piece<View> const& piece, Exec& exec) {
+    auto& state = prompts_.prefill(piece, exec);
+    layer_id const layer = piece.layer;
+    stepped_[static_cast<std::size_t>(piece.sequence)] = 0;
+    if (stage_.act.layers.dense(layer)) return;
+    lists_.upload(layer, piece.sequence, state.retain().lists(layer), *stage_.device);
     if constexpr (sums) {
       auto& memory = state.retain().memory();
-      numbers_.set(layer.value * rows + first_query, sequence, memory.first_query);
-      for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
-        buffer<float> to = sums_.get();
-        to.data += (first + h) * shape_.max_tokens;
-        device_->upload(to, memory.row(layer, h), view.tokens());
-      }
-      // Tokens to come begin at nothing.
-      std::vector<float> const none(static_cast<std::size_t>(shape_.max_tokens - view.tokens()));
-      for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
-        buffer<float> to = sums_.get();
-        to.data += (first + h) * shape_.max_tokens + view.tokens();
-        device_->upload(to, none.data(), std::ssize(none));
+      numbers_.set(layer.value * rows + first_query, piece.sequence, memory.first_query);
+      std::vector<float> of_head(static_cast<std::size_t>(stage_.shape.max_tokens));  // tokens to come begin at nothing
+      for (std::int64_t h = 0; h < stage_.shape.kv_heads; ++h) {
+        std::copy_n(memory.row(layer, h), piece.view.tokens(), of_head.begin());
+        std::int64_t const row = piece.sequence * stage_.shape.kv_heads + h;
+        stage_.device->upload(part_of(sums_.of(layer), row * stage_.shape.max_tokens, stage_.shape.max_tokens), of_head.data(),
+                              stage_.shape.max_tokens);
       }
     }
   }
 
   /// What the last step evicts is decided at this one, with the last one's numbers.
-  void plan(act_type const& act, std::int64_t sequence, std::int64_t, std::int64_t tokens) {
+  void plan(std::int64_t sequence, std::int64_t, std::int64_t tokens) {
+    act_type const& act = stage_.act;
+    cache_shape const& shape = stage_.shape;
     std::int64_t& last = stepped_[static_cast<std::size_t>(sequence)];
-    for (std::int64_t l = 0; l < shape_.layers; ++l) {
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
       bool const dense = act.layers.dense({l});
       auto const set = [&](number row, std::int64_t value) { numbers_.set(l * rows + row, sequence, value); };
       set(tail, tokens == 0 || dense ? 0 : tokens - 1);
       set(last_tokens, tokens == 0 || dense ? 0 : last);
       if (tokens == 0 || last == 0) continue;
-      budget_request request{.shape = shape_, .layer = {l}, .heads = {0, shape_.kv_heads}, .tokens = last, .prompt = last};
+      budget_request request{.shape = shape, .layer = {l}, .heads = {0, shape.kv_heads}, .tokens = last, .prompt = last};
       request.recent = act.window.at(last, last, act.budget.of(request)).recent;
       std::int64_t const kept = act.budget.of(request);
       protected_tokens const safe = clipped(act.window.at(last, last, kept), last, kept);
@@ -89,77 +81,61 @@ requires Score::after_attention class decode_retain<
     }
     last = tokens;
   }
-  void upload(D& device) const { numbers_.upload(device); }
+  void upload() const { numbers_.upload(*stage_.device); }
   std::span<range_list const> kept(std::int64_t, layer_id) const noexcept { return {}; }  // no retrieve goes with it
 
-  void choose(act_type const& act, layer_id layer, batch_rows const& keys, vector_rows const& queries, float scale,
-              per_sequence const& lengths, D& device) {
-    if (act.layers.dense(layer) || act.layers.leader(layer) != layer) return;
-    buffer<float> const weights = of_layer(weights_.get(), layer, shape_.kv_heads * shape_.max_tokens);
+  void choose(decode_step const& step) {
+    layer_id const layer = step.layer;
+    cache_shape const& shape = stage_.shape;
+    if (stage_.act.layers.dense(layer) || stage_.act.layers.leader(layer) != layer) return;
     evict_body::arguments a{};
-    a.ids = of_layer(ids_.get(), layer, lists_ * shape_.max_tokens);
-    a.stride = shape_.max_tokens;
-    a.named = of_layer(named_.get(), layer, lists_);
-    a.lists = static_cast<std::int32_t>(lists_);
+    a.ids = lists_.units(layer);
+    a.stride = lists_.stride();
+    a.named = lists_.named(layer);
+    a.lists = static_cast<std::int32_t>(lists_.lists());
     a.tokens = number_of(layer, last_tokens);
     a.most = number_of(layer, most);
     a.sink_end = number_of(layer, sink_end);
     a.recent_begin = number_of(layer, recent_begin);
     a.first_query = number_of(layer, first_query);
-    a.weights = weights;
-    a.weight_stride = shape_.max_tokens;
-    a.heads = static_cast<std::int32_t>(shape_.kv_heads);
+    a.weights = weights_.of(layer);
+    a.weight_stride = shape.max_tokens;
+    a.heads = static_cast<std::int32_t>(shape.kv_heads);
     if constexpr (sums) {
-      a.sums = of_layer(sums_.get(), layer, shape_.kv_heads * shape_.max_tokens);
-      a.mean = act.score.mean;
+      a.sums = sums_.of(layer);
+      a.mean = stage_.act.score.mean;
     }
-    device.template launch<evict_body>({lists_, sequences_, 1}, a);
+    stage_.device->template launch<evict_body>({lists_.lists(), stage_.sequences, 1}, a);
     list_weights w{};
-    w.queries = queries;
-    w.scale = scale;
-    w.group = static_cast<std::int32_t>(shape_.group());
-    w.keys = keys;
-    w.lists = lists(act, layer, lengths);
-    w.sequences = sequences_;
-    w.most_tokens = std::min(shape_.max_tokens, act.budget.most_tokens(shape_) + 1);  // with the step's own token
-    w.out = weights;
-    w.sequence_stride = shape_.kv_heads * shape_.max_tokens;
-    w.head_stride = shape_.max_tokens;
-    launch_list_weights(device, w);
+    w.queries = step.queries;
+    w.scale = step.scale;
+    w.group = static_cast<std::int32_t>(shape.group());
+    w.keys = step.keys;
+    w.lists = lists(layer, step.lengths);
+    w.sequences = stage_.sequences;
+    w.most_tokens = std::min(shape.max_tokens, stage_.act.budget.most_tokens(shape) + 1);  // with the step's own token
+    w.out = weights_.of(layer);
+    w.sequence_stride = shape.kv_heads * shape.max_tokens;
+    w.head_stride = shape.max_tokens;
+    launch_list_weights(*stage_.device, w);
   }
 
-  token_lists lists(act_type const& act, layer_id layer, per_sequence const& lengths) const noexcept {
-    token_lists made{};
-    made.tail = number_of(layer, tail);
-    made.tokens = lengths;
-    if (act.layers.dense(layer)) return made;
-    layer_id const leader = act.layers.leader(layer);
-    made.units = of_layer(ids_.get(), leader, lists_ * shape_.max_tokens);
-    made.stride = shape_.max_tokens;
-    made.named = of_layer(named_.get(), leader, lists_);
-    made.lists = static_cast<std::int32_t>(lists_);
-    made.about = act.budget.most_tokens(shape_);
-    return made;
+  token_lists lists(layer_id layer, per_sequence const& lengths) const noexcept {
+    if (stage_.act.layers.dense(layer)) return all_of(lengths);
+    return lists_.of(stage_.act.layers.leader(layer), number_of(layer, tail), lengths,
+                     stage_.act.budget.most_tokens(stage_.shape));
   }
 
  private:
   per_sequence number_of(layer_id layer, number row) const noexcept { return numbers_.of(layer.value * rows + row); }
-  template <class T>
-  buffer<T> of_layer(buffer<T> all, layer_id layer, std::int64_t size) const noexcept {
-    return {all.data + layer.value * sequences_ * size, sequences_ * size};
-  }
 
-  cache_shape shape_;
-  std::int64_t sequences_;
-  std::int64_t lists_;
-  host_prompts<host_policy> prompts_;
+  decode_stage<act_type, D> stage_;
+  host_prompts<policy<act_type, keep_all>> prompts_;
   std::vector<std::int64_t> stepped_;  ///< tokens at the last step since the prompt, or 0
   step_numbers<D> numbers_;
-  D* device_;
-  array_of<D, std::int32_t> ids_;    ///< `[layers, sequences, lists, max_tokens]`
-  array_of<D, std::int32_t> named_;  ///< `[layers, sequences, lists]`
-  array_of<D, float> weights_;       ///< `[layers, sequences, kv_heads, max_tokens]` of the last step
-  array_of<D, float> sums_;          ///< the same by token, where weights are accumulated
+  list_store<D> lists_;
+  layer_array<D, float> weights_;  ///< `[sequences, kv_heads, max_tokens]` of the last step
+  layer_array<D, float> sums_;     ///< the same by token, where weights are accumulated
 };
 
 }  // namespace kvpolicy::cuda

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "kvpolicy/budget/fractions.hpp"
-#include "kvpolicy/cuda/decode/pages.hpp"
 #include "kvpolicy/cuda/decode/turns.hpp"
 #include "kvpolicy/cuda/kernel/entropy.hpp"
 #include "kvpolicy/cuda/kernel/hierarchy.hpp"
 #include "kvpolicy/cuda/kernel/page_trigger.hpp"
+#include "kvpolicy/cuda/launch/units.hpp"
 #include "kvpolicy/pool/hierarchical_mean.hpp"
 #include "kvpolicy/score/anchor_affinity.hpp"
 #include "kvpolicy/select/cascade.hpp"
@@ -46,51 +46,51 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
  public:
   static constexpr bool by_index = false;
 
-  decode_retrieve(act_type const& act, cache_shape const& shape, std::int64_t sequences, D& device)
-      : shape_(shape),
-        sequences_(sequences),
-        dims_(shape.layers * shape.kv_heads * shape.head_dim),
-        numbers_(device, rows, sequences),
-        state_(device.template allocate<std::int32_t>(state_rows * sequences)),
-        moments_(device.template allocate<double>(2 * sequences)),
-        anchor_(device.template allocate<float>(sequences * dims_)),
-        entropy_(device.template allocate<float>(2 * sequences)),
-        turns_(shape, act.pool.unrotated, device),
-        following_(act.select.following) {
+  explicit decode_retrieve(decode_stage<act_type, D> const& stage)
+      : stage_(stage),
+        dims_(stage.shape.layers * stage.shape.kv_heads * stage.shape.head_dim),
+        numbers_(*stage.device, rows, stage.sequences),
+        state_(stage.template array<std::int32_t>(state_rows * stage.sequences)),
+        moments_(stage.template array<double>(2 * stage.sequences)),
+        anchor_(stage.template array<float>(stage.sequences * dims_)),
+        entropy_(stage.template array<float>(2 * stage.sequences)),
+        turns_(stage.shape, stage.act.pool.unrotated, *stage.device) {
+    act_type const& act = stage.act;
     if (act.select.paper_literal) {
       throw unsupported(
           "chess:literal scores units that it has dropped, for comparison; it has no kernels: use the four verbs with "
           "cuda_exec");
     }
-    std::int64_t count = shape.max_tokens;
+    std::int64_t count = stage.shape.max_tokens;
     fan_out_ = {act.segment.page, act.segment.pages_per_chunk, act.segment.chunks_per_grid};
     for (std::size_t l = 0; l < 3; ++l) {
       count = divided_up(count, fan_out_[l]);
       units_[l] = count;
       if (static_cast<std::int32_t>(l) < act.select.depth)
-        means_.push_back(device.template allocate<float>(sequences * count * dims_));
+        means_.push_back(stage.template array<float>(stage.sequences * count * dims_));
     }
-    scores_.emplace(device.template allocate<float>(sequences * units_[0]));
-    lists_.emplace(device.template allocate<std::int32_t>(list_rows * sequences * units_[0]));
-    for (std::int64_t s = 0; s < sequences; ++s) forget(s, device);
+    scores_.emplace(stage.template array<float>(stage.sequences * units_[0]));
+    lists_.emplace(stage.template array<std::int32_t>(list_rows * stage.sequences * units_[0]));
+    for (std::int64_t s = 0; s < stage.sequences; ++s) forget(s);
   }
 
   template <class View, class Exec>
-  void prefill(act_type const& act, prompt_piece<View> const& piece, Exec&, D& device) {
+  void prefill(prompt_piece<View> const& piece, Exec&) {
+    std::int64_t const page = stage_.act.segment.page;
     if (piece.layer.value == 0) {
-      if (piece.prompt.first == 0) forget(piece.sequence, device);
-      restart(piece.sequence, device);
-      if (act.pool.unrotated) turns_.take(piece.prompt.rope, device);
+      if (piece.prompt.first == 0) forget(piece.sequence);
+      restart(piece.sequence);
+      if (stage_.act.pool.unrotated) turns_.take(piece.prompt.rope, *stage_.device);
     }
     pooled_tokens what{};
     what.last.all = piece.view.tokens();
-    what.newest = piece.view.tokens() - piece.prompt.first / act.segment.page * act.segment.page;
-    what.unit_size = act.segment.page;
-    what.units = divided_up(what.newest, act.segment.page);
-    pool(of_sequence(piece.keys, piece.sequence), what, 1, piece.layer, piece.sequence, device);
+    what.newest = piece.view.tokens() - piece.prompt.first / page * page;
+    what.units = divided_up(what.newest, page);
+    pool(of_sequence(piece.keys, piece.sequence), what, 1, piece.layer, piece.sequence);
   }
 
-  void plan(act_type const& act, std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
+  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
+    act_type const& act = stage_.act;
     std::int64_t const known = std::max<std::int64_t>(tokens - 1, 0);  // the choice is made before the step's keys are there
     std::int64_t count = known;
     std::int64_t whole = known;
@@ -122,40 +122,36 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
     numbers_.set(sinks, sequence, act.window.at(tokens, prompt).sink_end / act.segment.page);
     numbers_.set(tail, sequence, then.recent_begin);
   }
-  void upload(D& device) const { numbers_.upload(device); }
+  void upload() const { numbers_.upload(*stage_.device); }
 
-  void choose(act_type const& act, layer_id layer, batch_rows const& keys, vector_rows const&, float,
-              per_sequence const& lengths, D& device) {
-    if (layer.value == 0) choose_pages(act, lengths, device);
+  void choose(decode_step const& step) {
+    if (step.layer.value == 0) choose_pages(step.lengths);
     pooled_tokens what{};
-    what.last = lengths;
+    what.last = step.lengths;
     what.newest = 1;
-    what.unit_size = act.segment.page;
     what.units = 1;
-    pool(keys, what, sequences_, layer, 0, device);
+    pool(step.keys, what, stage_.sequences, step.layer, 0);
   }
 
-  void observe(act_type const& act, vector_rows const& logits, std::int64_t vocabulary, per_sequence const& lengths,
-               D& device) {
-    buffer<float> const entropies{entropy_.get().data, sequences_};
-    device.template launch<entropy_body>({sequences_, 1, 1},
-                                         {logits, vocabulary, entropies, {entropy_.get().data + sequences_, sequences_}});
-    trigger::entropy const& when = act.trigger.second;
-    device.template launch<page_trigger_body>(
-        {divided_up(sequences_, page_trigger_body::threads), 1, 1},
-        {trigger_state(), entropies, lengths, sequences_, when.page, when.mean, when.variance});
+  void observe(vector_rows const& logits, std::int64_t vocabulary, per_sequence const& lengths) {
+    std::int64_t const sequences = stage_.sequences;
+    buffer<float> const entropies = part_of(entropy_.get(), 0, sequences);
+    stage_.device->template launch<entropy_body>(
+        {sequences, 1, 1}, {logits, vocabulary, entropies, part_of(entropy_.get(), sequences, sequences)});
+    trigger::entropy const& when = stage_.act.trigger.second;
+    stage_.device->template launch<page_trigger_body>(
+        {divided_up(sequences, page_trigger_body::threads), 1, 1},
+        {trigger_state(), entropies, lengths, sequences, when.page, when.mean, when.variance});
   }
 
-  token_lists lists(act_type const& act, layer_id, per_sequence const& lengths) const noexcept {
-    token_lists made{};
-    made.units = list(step_list);
-    made.stride = units_[0];
-    made.named = state(step_named);
-    made.tail.values = state(since);
-    made.tokens = lengths;
-    made.unit_size = act.segment.page;
-    made.about = act.budget.tokens;
-    return made;
+  token_lists lists(layer_id, token_lists const& retained) const noexcept {
+    return {.units = list(step_list),
+            .stride = units_[0],
+            .named = state(step_named),
+            .tail = {state(since)},
+            .tokens = retained.tokens,
+            .unit_size = stage_.act.segment.page,
+            .about = stage_.act.budget.tokens};
   }
 
  private:
@@ -178,17 +174,15 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
   };
   enum list_row { live_a, live_b, kept_places, chosen_pages, step_list, list_rows };
 
-  buffer<std::int32_t> state(int row) const noexcept { return {state_.get().data + row * sequences_, sequences_}; }
+  buffer<std::int32_t> state(int row) const noexcept { return part_of(state_.get(), row * stage_.sequences, stage_.sequences); }
   buffer<std::int32_t> list(int row) const noexcept {
-    std::int64_t const size = sequences_ * units_[0];
-    return {lists_->get().data + row * size, size};
+    std::int64_t const size = stage_.sequences * units_[0];
+    return part_of(lists_->get(), row * size, size);
   }
   level_counts counts(int row) const noexcept { return {state(row), state(row + 1), state(row + 2)}; }
   page_trigger trigger_state() const noexcept {
-    return {{moments_.get().data, sequences_},
-            {moments_.get().data + sequences_, sequences_},
-            state(entropies_of_page),
-            state(fired)};
+    return {part_of(moments_.get(), 0, stage_.sequences), part_of(moments_.get(), stage_.sequences, stage_.sequences),
+            state(entropies_of_page), state(fired)};
   }
   /// How a level is cut; of level 0 pages, 1 chunks, 2 grids.
   level_limits limits(std::size_t level) const noexcept {
@@ -197,50 +191,38 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
             numbers_.of(last_unit + row)};
   }
 
-  void set_state(int row, std::int64_t sequence, std::int32_t value, D& device) {
-    buffer<std::int32_t> to = state(row);
-    to.data += sequence;
-    to.size = 1;
-    device.upload(to, &value, 1);
+  void restart(std::int64_t sequence) {
+    stage_.put(state(at), sequence, -1);
+    for (int const row : {entropies_of_page, complete_chunks, complete_grids}) stage_.put(state(row), sequence, 0);
+    for (std::int64_t row = 0; row < 2; ++row) stage_.put(moments_.get(), row * stage_.sequences + sequence, 0.0);
   }
-  void restart(std::int64_t sequence, D& device) {
-    double const none = 0;
-    set_state(at, sequence, -1, device);
-    set_state(entropies_of_page, sequence, 0, device);
-    set_state(complete_chunks, sequence, 0, device);
-    set_state(complete_grids, sequence, 0, device);
-    for (std::int64_t row = 0; row < 2; ++row) {
-      device.upload(buffer<double>{moments_.get().data + row * sequences_ + sequence, 1}, &none, 1);
-    }
-  }
-  void forget(std::int64_t sequence, D& device) {
-    set_state(fired, sequence, 0, device);
-    set_state(page_count, sequence, 0, device);
-    set_state(since, sequence, 0, device);
-    restart(sequence, device);
+  void forget(std::int64_t sequence) {
+    for (int const row : {fired, page_count, since}) stage_.put(state(row), sequence, 0);
+    restart(sequence);
   }
 
-  void pool(batch_rows const& keys, pooled_tokens const& what, std::int64_t sequences, layer_id layer,
-            std::int64_t first_sequence, D& device) {
+  void pool(batch_rows const& keys, pooled_tokens what, std::int64_t sequences, layer_id layer, std::int64_t first_sequence) {
+    what.unit_size = stage_.act.segment.page;
     auto const set = [&](auto& a) {
       a.turned = turns_.get();
-      std::int64_t const from = first_sequence * units_[0] * dims_ + layer.value * shape_.kv_heads * shape_.head_dim;
-      a.means = {means_[0].get().data + from, means_[0].get().size - from};
+      std::int64_t const from =
+          first_sequence * units_[0] * dims_ + layer.value * stage_.shape.kv_heads * stage_.shape.head_dim;
+      a.means = part_of(means_[0].get(), from, means_[0].get().size - from);
       a.sequence_stride = units_[0] * dims_;
       a.unit_stride = dims_;
-      a.head_stride = shape_.head_dim;
+      a.head_stride = stage_.shape.head_dim;
     };
-    if (turns_.get().pairs > 0) launch_pool<pool_unrotated_body>(device, keys, what, sequences, set);
-    else launch_pool<pool_mean_body>(device, keys, what, sequences, set);
+    if (turns_.get().pairs > 0) launch_pool<pool_unrotated_body>(*stage_.device, keys, what, sequences, set);
+    else launch_pool<pool_mean_body>(*stage_.device, keys, what, sequences, set);
   }
 
   /// Chunks from pages, grids from chunks: those whose units changed since the last choice.
-  void refresh(std::size_t level, D& device) {
+  void refresh(std::size_t level) {
     std::int64_t const finer = static_cast<std::int64_t>(level) - 1;
-    device.template launch<refresh_range_body>(
-        {divided_up(sequences_, refresh_range_body::threads), 1, 1},
+    stage_.device->template launch<refresh_range_body>(
+        {divided_up(stage_.sequences, refresh_range_body::threads), 1, 1},
         {state(due), state(level == 1 ? complete_chunks : complete_grids), numbers_.of(units + finer),
-         numbers_.of(complete + finer), fan_out_[level], sequences_, state(first), state(last)});
+         numbers_.of(complete + finer), fan_out_[level], stage_.sequences, state(first), state(last)});
     batch_rows from{};
     from.base = means_[level - 1].get().data;
     from.elements = means_[level - 1].get().size;
@@ -254,49 +236,50 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
     what.begin.values = state(first);
     what.unit_size = fan_out_[level];
     what.units = units_[level];
-    launch_pool<pool_mean_body>(device, finished(from), what, sequences_, [&](auto& a) {
+    launch_pool<pool_mean_body>(*stage_.device, finished(from), what, stage_.sequences, [&](auto& a) {
       a.means = means_[level].get();
       a.sequence_stride = units_[level] * dims_;
       a.unit_stride = dims_;
     });
   }
 
-  void choose_pages(act_type const& act, per_sequence const& lengths, D& device) {
-    std::int64_t const few = divided_up(sequences_, 32);
+  void choose_pages(per_sequence const& lengths) {
+    act_type const& act = stage_.act;
+    std::int64_t const few = divided_up(stage_.sequences, 32);
     auto const depth = static_cast<std::size_t>(act.select.depth);
-    device.template launch<cascade_due_body>(
-        {few, 1, 1}, {lengths, state(fired), state(at), act.trigger.first.steps, act.trigger.second.rest, sequences_,
+    stage_.device->template launch<cascade_due_body>(
+        {few, 1, 1}, {lengths, state(fired), state(at), act.trigger.first.steps, act.trigger.second.rest, stage_.sequences,
                       limits(depth - 1), numbers_.of(tail), state(due), state(since), counts(level_a)});
-    for (std::size_t level = 1; level < depth; ++level) refresh(level, device);
-    device.template launch<page_anchor_body>(
-        {divided_up(dims_, page_anchor_body::threads), sequences_, 1},
+    for (std::size_t level = 1; level < depth; ++level) refresh(level);
+    stage_.device->template launch<page_anchor_body>(
+        {divided_up(dims_, page_anchor_body::threads), stage_.sequences, 1},
         {means_[0].get(), units_[0] * dims_, dims_, numbers_.of(units), state(due), act.score.recent_pages,
          act.score.standardised, score::anchor_affinity::min_deviation, anchor_.get()});
     buffer<std::int32_t> live{};
     int of_level = level_a;
     for (std::size_t level = depth; level-- > 0;) {
-      score(level, live, counts(of_level), device);
+      score(level, live, counts(of_level));
       if (level == 0) break;
       int const next = of_level == level_a ? level_b : level_a;
       buffer<std::int32_t> const children = list(next == level_a ? live_a : live_b);
-      device.template launch<cascade_children_body>(
-          {sequences_, 1, 1}, {counts(of_level), list(kept_places), live, limits(level).first, units_[0], fan_out_[level],
-                               limits(level - 1), children, counts(next)});
+      stage_.device->template launch<cascade_children_body>(
+          {stage_.sequences, 1, 1}, {counts(of_level), list(kept_places), live, limits(level).first, units_[0], fan_out_[level],
+                                     limits(level - 1), children, counts(next)});
       live = children;
       of_level = next;
     }
-    device.template launch<cascade_pages_body>(
-        {sequences_, 1, 1}, {counts(of_level), list(kept_places), live, limits(0).first, units_[0], state(due),
-                             list(chosen_pages), state(page_count)});
+    stage_.device->template launch<cascade_pages_body>(
+        {stage_.sequences, 1, 1}, {counts(of_level), list(kept_places), live, limits(0).first, units_[0], state(due),
+                                   list(chosen_pages), state(page_count)});
     per_sequence tail_now{};
     tail_now.values = state(since);
-    device.template launch<page_list_body>(
-        {sequences_, 1, 1}, {list(chosen_pages), state(page_count), units_[0], numbers_.of(sinks), tail_now, act.segment.page,
-                             list(step_list), state(step_named)});
+    stage_.device->template launch<page_list_body>(
+        {stage_.sequences, 1, 1}, {list(chosen_pages), state(page_count), units_[0], numbers_.of(sinks), tail_now,
+                                   act.segment.page, list(step_list), state(step_named)});
   }
 
   /// Scores of a level's live units, and the places of the best among them.
-  void score(std::size_t level, buffer<std::int32_t const> live, level_counts const& of_level, D& device) {
+  void score(std::size_t level, buffer<std::int32_t const> live, level_counts const& of_level) {
     score_dot_body::arguments dot{};
     dot.anchor = anchor_.get();
     dot.anchor_stride = dims_;
@@ -309,9 +292,10 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
     dot.count.values = of_level.scored;
     dot.scores = scores_->get();
     dot.stride = units_[0];
-    launch_score_dot(device, dot, units_[level], sequences_);
-    if (following_ && level == 0)
-      device.template launch<cascade_following_body>({sequences_, 1, 1}, {of_level, live, units_[0], scores_->get()});
+    launch_score_dot(*stage_.device, dot, units_[level], stage_.sequences);
+    if (stage_.act.select.following && level == 0)
+      stage_.device->template launch<cascade_following_body>({stage_.sequences, 1, 1},
+                                                             {of_level, live, units_[0], scores_->get()});
     top_k_body<1>::arguments top{};
     top.scores = scores_->get();
     top.score_stride = units_[0];
@@ -319,22 +303,20 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
     top.k.values = of_level.kept;
     top.indices = list(kept_places);
     top.index_stride = units_[0];
-    launch_top_k(device, top, sequences_, units_[level]);
+    launch_top_k(*stage_.device, top, stage_.sequences, units_[level]);
   }
 
-  cache_shape shape_;
-  std::int64_t sequences_;
+  decode_stage<act_type, D> stage_;
   std::int64_t dims_;
   std::array<std::int32_t, 3> fan_out_{};
   std::array<std::int64_t, 3> units_{};  ///< of a sequence, at most; every list has room for as many pages
   step_numbers<D> numbers_;
-  std::vector<array_of<D, float>> means_;  ///< of each level `[sequences, units, dims]`
-  array_of<D, std::int32_t> state_;        ///< `[state_rows, sequences]`
-  array_of<D, double> moments_;            ///< `[2, sequences]`
-  array_of<D, float> anchor_;              ///< `[sequences, dims]`
-  array_of<D, float> entropy_;             ///< `[2, sequences]`
-  device_turns<D> turns_;                  ///< for unrotated keys
-  bool following_;
+  std::vector<array_of<D, float>> means_;           ///< of each level `[sequences, units, dims]`
+  array_of<D, std::int32_t> state_;                 ///< `[state_rows, sequences]`
+  array_of<D, double> moments_;                     ///< `[2, sequences]`
+  array_of<D, float> anchor_;                       ///< `[sequences, dims]`
+  array_of<D, float> entropy_;                      ///< `[2, sequences]`
+  device_turns<D> turns_;                           ///< for unrotated keys
   std::optional<array_of<D, float>> scores_;        ///< `[sequences, pages]`
   std::optional<array_of<D, std::int32_t>> lists_;  ///< `[list_rows, sequences, pages]`
 };

@@ -7,10 +7,14 @@
 #include <vector>
 
 #include "kvpolicy/budget/by_head_role.hpp"
-#include "kvpolicy/cuda/decode/pages.hpp"
+#include "kvpolicy/cuda/decode/stage.hpp"
 #include "kvpolicy/cuda/kernel/drift.hpp"
 #include "kvpolicy/cuda/launch/attend.hpp"
+#include "kvpolicy/cuda/launch/units.hpp"
+#include "kvpolicy/pool/none.hpp"
 #include "kvpolicy/score/pivot_attention.hpp"
+#include "kvpolicy/segment/tokens.hpp"
+#include "kvpolicy/select/top.hpp"
 #include "kvpolicy/trigger/drift.hpp"
 #include "kvpolicy/window/tokens.hpp"
 
@@ -23,63 +27,59 @@ class decode_retrieve<keep<segment::tokens, pool::none, score::pivot_attention, 
                       D> {
   using act_type = keep<segment::tokens, pool::none, score::pivot_attention, budget::by_head_role, select::top, window::tokens,
                         trigger::drift>;
-  using host_policy = policy<keep_all, act_type>;
   enum number { prompt_tokens, seen, rows };
   /// Rows of integers of each layer, `[sequences, kv_heads]`.
-  enum of_layer_row { base, leader, source, length, named, layer_rows };
+  enum of_layer_row { base, leader, source, length, layer_rows };
 
  public:
   static constexpr bool by_index = true;
 
-  decode_retrieve(act_type const& act, cache_shape const& shape, std::int64_t sequences, D& device)
-      : shape_(shape),
-        sequences_(sequences),
-        heads_(sequences * shape.kv_heads),
-        window_(act.trigger.window),
-        every_(act.trigger.every),
-        prompts_(sequences),
-        numbers_(device, rows, sequences),
-        of_layers_(device.template allocate<std::int32_t>(shape.layers * layer_rows * heads_)),
-        of_step_(device.template allocate<std::int32_t>(4 * heads_)),
-        all_(device.template allocate<std::int32_t>(shape.max_tokens)),
-        queries_(device.template allocate<float>(shape.layers * heads_ * window_ * shape.group() * shape.head_dim)),
-        baseline_(device.template allocate<std::int32_t>(shape.layers * heads_ * shape.max_tokens)),
-        chosen_(device.template allocate<std::int32_t>(shape.layers * heads_ * shape.max_tokens)),
-        weights_(device.template allocate<float>(heads_ * window_ * shape.max_tokens)),
-        smoothed_(device.template allocate<float>(heads_ * window_ * shape.max_tokens)),
-        sets_(device.template allocate<std::int32_t>(heads_ * window_ * shape.max_tokens)) {
-    KVPOLICY_EXPECTS(act.window.generated && act.window.sinks == 0,
+  explicit decode_retrieve(decode_stage<act_type, D> const& stage)
+      : stage_(stage),
+        window_(stage.act.trigger.window),
+        prompts_({keep_all{}, stage.act}, stage.shape, stage.sequences),
+        numbers_(*stage.device, rows, stage.sequences),
+        of_layers_(stage.template by_layer<std::int32_t>(layer_rows * stage.heads())),
+        of_step_(stage.template array<std::int32_t>(4 * stage.heads())),
+        all_(counted(*stage.device, stage.shape.max_tokens)),
+        queries_(stage.template by_layer<float>(stage.heads() * window_ * stage.shape.group() * stage.shape.head_dim)),
+        baseline_(stage.template by_layer<std::int32_t>(stage.heads() * stage.shape.max_tokens)),
+        chosen_(*stage.device, stage.shape.layers, stage.sequences, stage.shape.kv_heads, stage.shape.max_tokens),
+        weights_(stage.template array<float>(stage.heads() * window_ * stage.shape.max_tokens)),
+        smoothed_(stage.template array<float>(stage.heads() * window_ * stage.shape.max_tokens)),
+        sets_(stage.template array<std::int32_t>(stage.heads() * window_ * stage.shape.max_tokens)) {
+    KVPOLICY_EXPECTS(stage.act.window.generated && stage.act.window.sinks == 0,
                      "heads read their own tokens and what was generated; a window with sinks has no kernel");
-    std::vector<std::int32_t> all(static_cast<std::size_t>(shape.max_tokens));
-    for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int32_t>(i);
-    device.upload(all_.get(), all.data(), std::ssize(all));
-    std::vector<std::int32_t> const none(static_cast<std::size_t>(shape.layers * layer_rows * heads_));
-    device.upload(of_layers_.get(), none.data(), std::ssize(none));
+    std::vector<std::int32_t> const none(static_cast<std::size_t>(stage.shape.layers * layer_rows * stage.heads()));
+    stage.device->upload(of_layers_.all(), none.data(), std::ssize(none));
   }
 
   template <class View, class Exec>
-  void prefill(act_type const& act, prompt_piece<View> const& piece, Exec& exec, D& device) {
-    auto& state =
-        prompts_.prefill(host_policy{keep_all{}, act}, shape_, piece.sequence, piece.view, piece.layer, piece.prompt, exec);
+  void prefill(prompt_piece<View> const& piece, Exec& exec) {
+    act_type const& act = stage_.act;
+    auto& state = prompts_.prefill(piece, exec);
     std::int64_t const tokens = piece.view.tokens();
-    std::int64_t const kv_heads = shape_.kv_heads;
+    std::int64_t const kv_heads = stage_.shape.kv_heads;
     std::vector<std::int64_t> lengths(act.budget.heads.size());
     act.budget.lengths(tokens, lengths);
     std::vector<range_list> lists(static_cast<std::size_t>(kv_heads));
     for (std::int64_t h = 0; h < kv_heads; ++h) {
       auto const head = static_cast<std::size_t>(piece.layer.value * kv_heads + h);
+      std::int64_t const row = piece.sequence * kv_heads + h;
       std::int64_t const followed = act.budget.leader(head, tokens, kv_heads);
       bool const follows = followed != act.budget.nobody;
       std::vector<std::int32_t> const& set = state.retrieve().trigger().baseline[head];
       bool const looks = act.budget.watches(head, tokens);
-      put(piece.layer, base, piece.sequence, h, looks ? static_cast<std::int32_t>(set.size()) : 0, device);
-      put(piece.layer, leader, piece.sequence, h, static_cast<std::int32_t>(followed), device);
-      put(piece.layer, source, piece.sequence, h, static_cast<std::int32_t>(act.score.own || !follows ? h : followed), device);
-      put(piece.layer, length, piece.sequence, h, static_cast<std::int32_t>(lengths[head]), device);
+      auto const put = [&](of_layer_row which, std::int64_t value) {
+        stage_.put(this->row(piece.layer, which), row, static_cast<std::int32_t>(value));
+      };
+      put(base, looks ? std::ssize(set) : 0);
+      put(leader, followed);
+      put(source, act.score.own || !follows ? h : followed);
+      put(length, lengths[head]);
       if (looks) {
-        buffer<std::int32_t> to = of_layer(baseline_.get(), piece.layer, shape_.max_tokens);
-        to.data += (piece.sequence * kv_heads + h) * shape_.max_tokens;
-        device.upload(to, set.data(), std::ssize(set));
+        stage_.device->upload(part_of(baseline_.of(piece.layer), row * stage_.shape.max_tokens, stage_.shape.max_tokens),
+                              set.data(), std::ssize(set));
       }
       range_list& list = lists[static_cast<std::size_t>(h)];
       if (follows || piece.retained.empty()) {
@@ -90,130 +90,121 @@ class decode_retrieve<keep<segment::tokens, pool::none, score::pivot_attention, 
         list = piece.retained[piece.retained.size() == 1 ? 0 : static_cast<std::size_t>(h)];
       }
     }
-    upload_lists(device, std::span<range_list const>(lists), of_layer(chosen_.get(), piece.layer, shape_.max_tokens),
-                 row(piece.layer, named), piece.sequence * kv_heads, shape_.max_tokens);
+    chosen_.upload(piece.layer, piece.sequence, lists, *stage_.device);
   }
 
-  void plan(act_type const&, std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
+  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
     numbers_.set(prompt_tokens, sequence, prompt);
-    numbers_.set(seen, sequence, tokens == 0 ? 0 : (tokens - prompt - 1) % every_ - (every_ - window_));
+    numbers_.set(seen, sequence, tokens == 0 ? 0 : (tokens - prompt - 1) % every() - (every() - window_));
   }
-  void upload(D& device) const { numbers_.upload(device); }
+  void upload() const { numbers_.upload(*stage_.device); }
 
-  void choose(act_type const& act, layer_id layer, batch_rows const& keys, token_lists const&, buffer<std::int32_t const>,
-              vector_rows const& queries, float scale, per_sequence const& lengths, D& device) {
-    auto const heads = static_cast<std::int32_t>(shape_.kv_heads);
-    auto const group = static_cast<std::int32_t>(shape_.group());
-    auto const dim = static_cast<std::int32_t>(shape_.head_dim);
+  void choose(decode_step const& step) {
+    act_type const& act = stage_.act;
+    layer_id const layer = step.layer;
+    cache_shape const& shape = stage_.shape;
+    D& device = *stage_.device;
+    auto const heads = static_cast<std::int32_t>(shape.kv_heads);
+    auto const group = static_cast<std::int32_t>(shape.group());
+    auto const dim = static_cast<std::int32_t>(shape.head_dim);
     drift_heads const of{row(layer, base), row(layer, leader), row(layer, source), step_row(0),
                          step_row(1),      step_row(2),        step_row(3)};
-    buffer<float> const kept = of_layer(queries_.get(), layer, window_ * group * dim);
-    device.template launch<keep_queries_body>({heads, sequences_, 1}, {queries, of, heads, group, dim, window_, lengths,
-                                                                       numbers_.of(prompt_tokens), numbers_.of(seen), kept});
+    buffer<float> const kept = queries_.of(layer);
+    device.template launch<keep_queries_body>(
+        {heads, stage_.sequences, 1},
+        {step.queries, of, heads, group, dim, window_, step.lengths, numbers_.of(prompt_tokens), numbers_.of(seen), kept});
     vector_rows of_window{};
     of_window.base = kept.data;
     of_window.elements = kept.size;
-    of_window.sequence_stride = shape_.kv_heads * window_ * group * dim;
+    of_window.sequence_stride = shape.kv_heads * window_ * group * dim;
     of_window.head_stride = dim;
     smoothing const averaged{.how = smoothing::kind::average, .width = act.trigger.smooth};
-    weigh(of_window, scale, keys, of.looks, window_, act.trigger.merged, device);
-    smooth(of.looks, window_, averaged, {}, device);
+    weigh(step, of_window, of.looks, window_, act.trigger.merged);
+    smooth(of.looks, window_, averaged, {});
     top_k_body<1>::arguments top{};
     top.scores = smoothed_.get();
-    top.score_stride = shape_.max_tokens;
+    top.score_stride = shape.max_tokens;
     top.columns.values = of.looks;
     top.k.values = of.base;
     top.rows_of_number = window_;
     top.indices = sets_.get();
-    top.index_stride = shape_.max_tokens;
+    top.index_stride = shape.max_tokens;
     top.keeps_empty = true;
-    launch_top_k(device, top, heads_ * window_, shape_.max_tokens);
-    device.template launch<drift_body>({heads, sequences_, 1},
-                                       {of, heads, window_, sets_.get(), of_layer(baseline_.get(), layer, shape_.max_tokens),
-                                        shape_.max_tokens, act.trigger.tau, act.trigger.chance_corrected});
-    device.template launch<followers_due_body>({divided_up(heads_, followers_due_body::threads), 1, 1},
-                                               {of, heads, heads_, numbers_.of(prompt_tokens), act.score.own});
-    weigh(queries, scale, keys, of.asked, 1, act.score.merged, device);
-    smooth(of.due, 1, act.score.smooth, of.source, device);
+    launch_top_k(device, top, stage_.heads() * window_, shape.max_tokens);
+    device.template launch<drift_body>({heads, stage_.sequences, 1},
+                                       {of, heads, window_, sets_.get(), baseline_.of(layer), shape.max_tokens, act.trigger.tau,
+                                        act.trigger.chance_corrected});
+    device.template launch<followers_due_body>({divided_up(stage_.heads(), followers_due_body::threads), 1, 1},
+                                               {of, heads, stage_.heads(), numbers_.of(prompt_tokens), act.score.own});
+    weigh(step, step.queries, of.asked, 1, act.score.merged);
+    smooth(of.due, 1, act.score.smooth, of.source);
     top.columns.values = of.due;
     top.k.values = row(layer, length);
     top.rows_of_number = 1;
-    top.indices = of_layer(chosen_.get(), layer, shape_.max_tokens);
-    top.tokens = row(layer, named);
-    launch_top_k(device, top, heads_, shape_.max_tokens);
+    top.indices = chosen_.units(layer);
+    top.tokens = chosen_.named(layer);
+    launch_top_k(device, top, stage_.heads(), shape.max_tokens);
   }
 
-  token_lists lists(act_type const&, layer_id layer, token_lists const& retained) const noexcept {
-    token_lists made{};
-    made.units = of_layer(chosen_.get(), layer, shape_.max_tokens);
-    made.stride = shape_.max_tokens;
-    made.named = row(layer, named);
-    made.tail = numbers_.of(prompt_tokens);
-    made.tokens = retained.tokens;
-    made.lists = static_cast<std::int32_t>(shape_.kv_heads);
-    return made;
+  token_lists lists(layer_id layer, token_lists const& retained) const noexcept {
+    return chosen_.of(layer, numbers_.of(prompt_tokens), retained.tokens, 0);
   }
 
  private:
-  template <class T>
-  buffer<T> of_layer(buffer<T> all, layer_id layer, std::int64_t stride) const noexcept {
-    return {all.data + layer.value * heads_ * stride, heads_ * stride};
-  }
+  std::int32_t every() const noexcept { return stage_.act.trigger.every; }
   buffer<std::int32_t> row(layer_id layer, of_layer_row which) const noexcept {
-    return {of_layers_.get().data + (layer.value * layer_rows + which) * heads_, heads_};
+    return part_of(of_layers_.of(layer), which * stage_.heads(), stage_.heads());
   }
-  buffer<std::int32_t> step_row(std::int64_t nth) const noexcept { return {of_step_.get().data + nth * heads_, heads_}; }
-  void put(layer_id layer, of_layer_row which, std::int64_t sequence, std::int64_t head, std::int32_t value, D& device) {
-    device.upload(buffer<std::int32_t>{row(layer, which).data + sequence * shape_.kv_heads + head, 1}, &value, 1);
+  buffer<std::int32_t> step_row(std::int64_t nth) const noexcept {
+    return part_of(of_step_.get(), nth * stage_.heads(), stage_.heads());
   }
 
   /// `weights_` = the attention over the first `counts` tokens: a row for each of `window` query groups of each head. Heads
   /// whose count is 0 read nothing.
-  void weigh(vector_rows const& queries, float scale, batch_rows const& keys, buffer<std::int32_t> counts, std::int32_t window,
-             group_merge merged, D& device) {
+  void weigh(decode_step const& step, vector_rows const& queries, buffer<std::int32_t> counts, std::int32_t window,
+             group_merge merged) {
+    cache_shape const& shape = stage_.shape;
     list_weights a{};
     a.queries = queries;
-    a.scale = scale;
-    a.group = static_cast<std::int32_t>(shape_.group());
-    a.keys = keys;
+    a.scale = step.scale;
+    a.group = static_cast<std::int32_t>(shape.group());
+    a.keys = step.keys;
     a.lists.units = all_.get();  // every list is 0, 1, 2, ...: no stride
     a.lists.named = counts;
-    a.lists.tokens.all = shape_.max_tokens;
-    a.lists.lists = static_cast<std::int32_t>(shape_.kv_heads);
-    a.sequences = sequences_;
-    a.most_tokens = shape_.max_tokens;
+    a.lists.tokens.all = shape.max_tokens;
+    a.lists.lists = static_cast<std::int32_t>(shape.kv_heads);
+    a.sequences = stage_.sequences;
+    a.most_tokens = shape.max_tokens;
     a.window = window;
     a.out = weights_.get();
-    a.sequence_stride = shape_.kv_heads * window * shape_.max_tokens;
-    a.head_stride = shape_.max_tokens;
+    a.sequence_stride = shape.kv_heads * window * shape.max_tokens;
+    a.head_stride = shape.max_tokens;
     a.maximum = merged == group_merge::maximum;
-    launch_list_weights(device, a);
+    launch_list_weights(*stage_.device, a);
   }
 
   /// `smoothed_` = `weights_`, smoothed: each row's own, or its source's.
-  void smooth(buffer<std::int32_t> counts, std::int32_t window, smoothing how, buffer<std::int32_t const> of, D& device) {
-    device.template launch<smooth_rows_body>(
-        {divided_up(shape_.max_tokens, smooth_rows_body::threads), heads_ * window, 1},
-        {weights_.get(), shape_.max_tokens, counts, window, static_cast<std::int32_t>(how.how),
-         static_cast<std::int32_t>(how.width), smoothed_.get(), of, static_cast<std::int32_t>(shape_.kv_heads)});
+  void smooth(buffer<std::int32_t> counts, std::int32_t window, smoothing how, buffer<std::int32_t const> of) {
+    cache_shape const& shape = stage_.shape;
+    stage_.device->template launch<smooth_rows_body>(
+        {divided_up(shape.max_tokens, smooth_rows_body::threads), stage_.heads() * window, 1},
+        {weights_.get(), shape.max_tokens, counts, window, static_cast<std::int32_t>(how.how),
+         static_cast<std::int32_t>(how.width), smoothed_.get(), of, static_cast<std::int32_t>(shape.kv_heads)});
   }
 
-  cache_shape shape_;
-  std::int64_t sequences_;
-  std::int64_t heads_;  ///< of all sequences
+  decode_stage<act_type, D> stage_;
   std::int32_t window_;
-  std::int32_t every_;
-  host_prompts<host_policy> prompts_;
+  host_prompts<policy<keep_all, act_type>> prompts_;
   step_numbers<D> numbers_;
-  array_of<D, std::int32_t> of_layers_;  ///< `[layers, layer_rows, sequences, kv_heads]`
-  array_of<D, std::int32_t> of_step_;    ///< `[4, sequences, kv_heads]`: looks, fired, due, asked
-  array_of<D, std::int32_t> all_;        ///< 0, 1, 2, ...
-  array_of<D, float> queries_;           ///< `[layers, sequences, kv_heads, window, group, head_dim]`
-  array_of<D, std::int32_t> baseline_;   ///< `[layers, sequences, kv_heads, max_tokens]`
-  array_of<D, std::int32_t> chosen_;     ///< the same
-  array_of<D, float> weights_;           ///< `[sequences, kv_heads, window, max_tokens]`
-  array_of<D, float> smoothed_;          ///< the same
-  array_of<D, std::int32_t> sets_;       ///< the same
+  layer_array<D, std::int32_t> of_layers_;  ///< `[layer_rows, sequences, kv_heads]`
+  array_of<D, std::int32_t> of_step_;       ///< `[4, sequences, kv_heads]`: looks, fired, due, asked
+  array_of<D, std::int32_t> all_;           ///< 0, 1, 2, ...
+  layer_array<D, float> queries_;           ///< `[sequences, kv_heads, window, group, head_dim]`
+  layer_array<D, std::int32_t> baseline_;   ///< `[sequences, kv_heads, max_tokens]`
+  list_store<D> chosen_;
+  array_of<D, float> weights_;      ///< `[sequences, kv_heads, window, max_tokens]`
+  array_of<D, float> smoothed_;     ///< the same
+  array_of<D, std::int32_t> sets_;  ///< the same
 };
 
 }  // namespace kvpolicy::cuda

@@ -1,7 +1,7 @@
 // A model's rotary embedding on the device, for decoders that compare unrotated keys.
 #pragma once
 
-#include "kvpolicy/cuda/decode/batch.hpp"
+#include "kvpolicy/cuda/decode/stage.hpp"
 #include "kvpolicy/cuda/kernel/turns.hpp"
 #include "kvpolicy/key_turns.hpp"
 

@@ -26,6 +26,17 @@ concept device = requires(D& d) {
   d.release_scratch(std::int64_t{});
 };
 
+/// A device that owns memory, too: `allocate<T>(count)` gives an owner whose get() is a buffer, `upload(to, from, count)`
+/// copies from the host, after what was launched before.
+template <class D>
+concept owning_device = device<D> && requires(D& d, float const* p) {
+  { d.template allocate<float>(std::int64_t{}).get() } -> std::same_as<buffer<float>>;
+  d.upload(buffer<float>{}, p, std::int64_t{});
+};
+
+template <owning_device D, class T>
+using array_of = decltype(std::declval<D&>().template allocate<T>(std::int64_t{}));
+
 /// Scratch that is taken while it lives is given back at its end.
 template <device D>
 class scratch_scope {

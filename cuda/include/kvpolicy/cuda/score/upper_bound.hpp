@@ -1,0 +1,118 @@
+// Pages by the bounds of their keys (Quest), of every sequence of a batch.
+#pragma once
+
+#include "kvpolicy/cuda/decode/units.hpp"
+#include "kvpolicy/pool/bounds.hpp"
+#include "kvpolicy/score/upper_bound.hpp"
+
+namespace kvpolicy::cuda {
+
+/// Two vectors a unit of every layer, sequence and KV head, of the cache's type, as score_bounds reads them.
+template <owning_device D>
+class unit_bounds {
+ public:
+  unit_bounds(cache_shape const& shape, std::int64_t layers, std::int64_t sequences, std::int64_t units, D& device)
+      : shape_(shape),
+        sequences_(sequences),
+        units_(units),
+        all_(device.template allocate<pack>(divided_up(layers * layer_size() * size_of(shape.type), 16))) {}
+
+  std::int64_t units() const noexcept { return units_; }
+  /// As kernels write them, from a sequence on.
+  batch_bounds to(layer_id layer, std::int64_t first_sequence = 0) const noexcept {
+    std::int64_t const skipped = first_sequence * shape_.kv_heads * head_size();
+    return {base(layer) + skipped * size_of(shape_.type), layer_size() - skipped, shape_.kv_heads * head_size(), head_size()};
+  }
+  /// As they are read: of unit u, rows 2u and 2u + 1.
+  batch_rows rows(layer_id layer) const noexcept {
+    batch_rows made{};
+    made.base = base(layer);
+    made.elements = layer_size();
+    made.type = shape_.type;
+    made.heads = static_cast<std::int32_t>(shape_.kv_heads);
+    made.head_dim = static_cast<std::int32_t>(shape_.head_dim);
+    made.sequence_stride = shape_.kv_heads * head_size();
+    made.head_stride = head_size();
+    made.token_stride = shape_.head_dim;
+    return finished(made);
+  }
+
+ private:
+  std::byte* base(layer_id layer) const noexcept {
+    return reinterpret_cast<std::byte*>(all_.get().data) + layer.value * layer_size() * size_of(shape_.type);
+  }
+  std::int64_t head_size() const noexcept { return units_ * 2 * shape_.head_dim; }
+  /// A multiple of 8, so that every layer's rows are aligned.
+  std::int64_t layer_size() const noexcept { return divided_up(sequences_ * shape_.kv_heads * head_size(), 8) * 8; }
+
+  cache_shape shape_;
+  std::int64_t sequences_;
+  std::int64_t units_;
+  array_of<D, pack> all_;  ///< `[layers, sequences, kv_heads, units, 2, head_dim]`
+};
+
+template <class Act, owning_device D>
+  requires std::same_as<typename Act::pool_type, pool::bounds> && std::same_as<typename Act::score_type, score::upper_bound>
+class unit_scores<Act, D> {
+ public:
+  unit_scores(decode_stage<Act, D> const& stage, std::int64_t units)
+      : stage_(stage),
+        bounds_(stage.shape, stage.shape.layers, stage.sequences, units, *stage.device),
+        moments_(stage.template by_layer<float>(
+            stage.act.pool.how == pool::bounds::kind::mean_deviation ? stage.sequences * moments_of_sequence() : 0)) {}
+
+  /// Bounds of a prompt's pages; a page that was open is made anew.
+  template <class View, class Exec>
+  void prefill(prompt_piece<View> const& piece, Exec&) {
+    std::int64_t const page = stage_.act.segment.unit_size();
+    pooled_tokens what{};
+    what.last.all = piece.view.tokens();
+    what.newest = piece.view.tokens() - piece.prompt.first / page * page;
+    what.units = divided_up(what.newest, page);
+    pool(of_sequence(piece.keys, piece.sequence), what, 1, piece.layer, piece.sequence);
+  }
+
+  void score(decode_step const& step, unit_candidates const& among, buffer<float> scores) {
+    pooled_tokens what{};
+    what.last = step.lengths;
+    what.newest = 1;
+    what.units = 1;
+    pool(step.keys, what, stage_.sequences, step.layer, 0);
+    cache_shape const& shape = stage_.shape;
+    std::int64_t const units = bounds_.units();
+    launch_score_bounds(*stage_.device, bounds_.rows(step.layer), static_cast<std::int32_t>(shape.group()), units,
+                        stage_.sequences, [&](auto& a) {
+                          a.queries = step.queries;
+                          a.merged = stage_.act.score.merged;
+                          a.first = among.first;
+                          a.count = among.count;
+                          a.scores = scores;
+                          a.sequence_stride = shape.kv_heads * units;
+                          a.head_stride = units;
+                        });
+  }
+
+ private:
+  std::int64_t moments_of_sequence() const noexcept { return stage_.shape.kv_heads * 2 * stage_.shape.head_dim; }
+
+  void pool(batch_rows const& keys, pooled_tokens what, std::int64_t sequences, layer_id layer, std::int64_t first_sequence) {
+    what.unit_size = static_cast<std::int32_t>(stage_.act.segment.unit_size());
+    batch_bounds const to = bounds_.to(layer, first_sequence);
+    if (stage_.act.pool.how == pool::bounds::kind::range) {
+      launch_pool<pool_bounds_body>(*stage_.device, keys, what, sequences, [&](auto& a) { a.bounds = to; });
+    } else {
+      launch_pool<pool_mean_deviation_body>(*stage_.device, keys, what, sequences, [&](auto& a) {
+        a.bounds = to;
+        std::int64_t const skipped = first_sequence * moments_of_sequence();
+        a.moments = part_of(moments_.of(layer), skipped, moments_.of(layer).size - skipped);
+        a.open_alone = true;
+      });
+    }
+  }
+
+  decode_stage<Act, D> stage_;
+  unit_bounds<D> bounds_;
+  layer_array<D, float> moments_;  ///< `[sequences, kv_heads, 2, head_dim]` of open pages, where bounds are spreads
+};
+
+}  // namespace kvpolicy::cuda
