@@ -225,7 +225,7 @@ void infllm_over(std::uint64_t seed, Retain draw_retain) {
       reals scores;
       for (std::int64_t const u : plan.candidates) {
         ints const tokens(there.begin() + u * block, there.begin() + u * block + block);
-        scores.push_back(block_score(w, l, filled(w.shape.kv_heads, tokens), n - 1));
+        scores.push_back(block_score(w, infllm, l, filled(w.shape.kv_heads, tokens), n - 1));
       }
       range_list by_index;
       for (std::int64_t const r : ranks) append(by_index, r, r + 1, reason::scored);
