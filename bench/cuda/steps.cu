@@ -180,6 +180,9 @@ void policies(gpu& on, situation const& at, std::int64_t tokens, std::string con
   quest.layers = {};
   step(on, at, "quest " + budget, quest, tokens, bounds(at.batch, at.context) * layers, false,
        "the paper's pages of 16 with minima and maxima, but no dense layer");
+  quest.tokens = few / 2;
+  step(on, at, "snapkv, then quest " + budget, policy{presets::snapkv{.tokens = few}.parts().retain, quest.parts().retrieve},
+       quest.tokens, bounds(at.batch, few) * layers, false, "half of what snapkv retains is read");
 
   presets::chess chess = presets::chess::of_paper({.tokens = few});
   chess.entropy = chess.varentropy = 0;  // any page is unsure

@@ -445,6 +445,30 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: quest by mean an
       false);
 }
 
+/// Quest's pages of what another method retained, each head's own or a layer's.
+template <class Retain>
+void run_quest_over(std::uint64_t seed) {
+  using pair = decltype(policy{Retain{}.parts().retain, presets::quest{}.parts().retrieve});
+  run_batches<pair>(seed, 10, [](random_source& random, cache_shape const& shape) {
+    Retain retain{};
+    retain.tokens = static_cast<std::int32_t>(random.between(40, 80));
+    retain.layers.dense_first = static_cast<std::int32_t>(random.between(0, 1));
+    presets::quest made = random.one_in(2) ? presets::quest::paper() : presets::quest{};
+    made.page = static_cast<std::int32_t>(random.between(1, 7));
+    made.tokens = static_cast<std::int32_t>(random.between(3 * made.page, 36));
+    made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers - 1))};
+    made.metadata = pool::bounds::kind::range;
+    return policy{retain.parts().retain, made.parts().retrieve};
+  });
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: quest over what is retained", "[cuda]") {
+  SECTION("snapkv, a list for each head") { run_quest_over<presets::snapkv>(13); }
+  SECTION("adakv, lists of unequal length") { run_quest_over<presets::adakv>(14); }
+  SECTION("pyramidkv, layers of unequal length") { run_quest_over<presets::pyramidkv>(15); }
+  SECTION("chunkkv, a list for the layer") { run_quest_over<presets::chunkkv>(16); }
+}
+
 TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cuda]") {
   random_source random(12);
   cache_shape const shape{.layers = 2, .q_heads = 2, .kv_heads = 1, .head_dim = 8, .max_tokens = 40};
@@ -493,11 +517,13 @@ constexpr bool served = cuda::decodable<policy<Retain, Retrieve>, test_device>;
 using snapkv_retain = decltype(presets::snapkv{}.parts().retain);
 using h2o_retain = decltype(presets::h2o{}.parts().retain);
 using sentence_retrieve = decltype(presets::sentencekv{}.parts().retrieve);
+using infllm_retrieve = decltype(presets::infllm{}.parts().retrieve);
 using quest_retrieve = decltype(presets::quest{}.parts().retrieve);
 static_assert(served<keep_all, keep_all> && served<snapkv_retain, keep_all> && served<keep_all, quest_retrieve>);
-static_assert(served<snapkv_retain, sentence_retrieve>);
-static_assert(!served<snapkv_retain, quest_retrieve>);  // pages of ranks
-static_assert(!served<h2o_retain, sentence_retrieve>);  // ranks that change at every step
+static_assert(served<snapkv_retain, sentence_retrieve> && served<snapkv_retain, quest_retrieve>);
+static_assert(!served<snapkv_retain, infllm_retrieve>);  // its host asks every token
+static_assert(!served<h2o_retain, sentence_retrieve> &&
+              !served<h2o_retain, quest_retrieve>);  // indices that change at every step
 
 }  // namespace
 }  // namespace kvpolicy_test

@@ -78,6 +78,8 @@ template <policy_like Policy, owning_device D>
   requires decodable<Policy, D>
 class decoder {
   using parts_type = parts_t<Policy>;
+  using retain_stage = decode_retain<decltype(parts_type::retain), D>;
+  using retrieve_stage = decode_retrieve<decltype(parts_type::retrieve), D>;
 
  public:
   /// Throws as start() does. `sequences` are slots: each may hold any request, one after the other.
@@ -96,7 +98,10 @@ class decoder {
     sequence_view<V, typename Exec::memory> const one{view, shape_, sequence, tokens};
     prompt_piece<sequence_view<V, typename Exec::memory>> piece{sequence, one, view.keys(layer), layer, prompt};
     retain_.prefill(piece, exec);
-    piece.retained = retain_.kept(sequence, layer);
+    if constexpr (!std::same_as<decltype(parts_type::retrieve), keep_all>) {
+      piece.retained = retain_.kept(sequence, layer);
+      piece.lists = retain_.kept_lists(sequence, layer, tokens);
+    }
     retrieve_.prefill(piece, exec);
     if (++next_layer_[s] < shape_.layers) return;
     next_layer_[s] = 0;
@@ -120,7 +125,10 @@ class decoder {
       if (tokens[s] == 0) prompts_[s] = 0;
       lengths_.set(0, sequence, tokens[s]);
       retain_.plan(sequence, prompts_[s], tokens[s]);
-      retrieve_.plan(sequence, prompts_[s], tokens[s]);
+      retrieve_.plan(sequence, prompts_[s], tokens[s], [&](layer_id layer, head_id head) {
+        if constexpr (counts_lists<retain_stage>) return retain_.listed(layer, sequence, head, tokens[s]);
+        else return static_cast<std::int64_t>(tokens[s]);
+      });
     }
     lengths_.upload(*device_);
     retain_.upload();
@@ -191,7 +199,12 @@ class decoder {
         prompts_(static_cast<std::size_t>(sequences)),
         next_layer_(static_cast<std::size_t>(sequences)),
         retain_({parts.retain, shape, sequences, &device}),
-        retrieve_({parts.retrieve, shape, sequences, &device}) {}
+        retrieve_({parts.retrieve, shape, sequences, &device, lists_of(retain_)}) {}
+
+  static std::int64_t lists_of(retain_stage const& retain) {
+    if constexpr (requires { retain.retained_lists(); }) return retain.retained_lists();
+    else return 0;  // no retrieve goes with it
+  }
 
   void check_piece(std::int64_t sequence, std::int64_t tokens, layer_id layer, std::int64_t first) {
     KVPOLICY_EXPECTS(sequence >= 0 && sequence < sequences_,
@@ -213,8 +226,8 @@ class decoder {
   std::vector<std::int64_t> tokens_;
   std::vector<std::int64_t> prompts_;
   std::vector<std::int64_t> next_layer_;  ///< of the prompt that is being taken in
-  decode_retain<decltype(parts_type::retain), D> retain_;
-  decode_retrieve<decltype(parts_type::retrieve), D> retrieve_;
+  retain_stage retain_;
+  retrieve_stage retrieve_;
 };
 
 }  // namespace kvpolicy::cuda

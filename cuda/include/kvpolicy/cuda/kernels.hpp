@@ -36,7 +36,7 @@
   KVPOLICY_EACH_TYPE(X, pool_mean_body) KVPOLICY_EACH_TYPE(X, pool_unrotated_body)     \
   KVPOLICY_EACH_TYPE(X, pool_bounds_body)                                              \
   KVPOLICY_EACH_TYPE(X, pool_mean_deviation_body) KVPOLICY_EACH_TYPE(X, score_bounds_body) \
-  X(score_dot_body) X(top_k_body<1>) X(top_k_body<32>)                                 \
+  X(score_dot_body) X(top_k_body<1>) X(top_k_body<32>) X(named_tokens_body)            \
   X(entropy_body) X(page_trigger_body)                                                 \
   X(cascade_due_body) X(page_anchor_body) X(refresh_range_body)                        \
   X(cascade_following_body) X(cascade_children_body)                                   \

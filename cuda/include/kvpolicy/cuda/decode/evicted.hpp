@@ -82,7 +82,6 @@ requires Score::after_attention class decode_retain<
     last = tokens;
   }
   void upload() const { numbers_.upload(*stage_.device); }
-  std::span<range_list const> kept(std::int64_t, layer_id) const noexcept { return {}; }  // no retrieve goes with it
 
   void choose(decode_step const& step) {
     layer_id const layer = step.layer;

@@ -89,7 +89,7 @@ class decode_retrieve<keep<segment::hierarchy, pool::hierarchical_mean, score::a
     pool(of_sequence(piece.keys, piece.sequence), what, 1, piece.layer, piece.sequence);
   }
 
-  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
+  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens, auto const&) {
     act_type const& act = stage_.act;
     std::int64_t const known = std::max<std::int64_t>(tokens - 1, 0);  // the choice is made before the step's keys are there
     std::int64_t count = known;

@@ -48,6 +48,11 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
   std::span<range_list const> kept(std::int64_t sequence, layer_id layer) const noexcept {
     return prompts_[sequence].retain().lists(layer);
   }
+  token_lists kept_lists(std::int64_t sequence, layer_id layer, std::int64_t tokens) const noexcept {
+    if (stage_.act.layers.dense(layer)) return all_of({{}, tokens});
+    return lists_.of_sequence(layer, sequence, tokens);
+  }
+  std::int64_t retained_lists() const noexcept { return lists_.lists(); }
   void choose(decode_step const&) const noexcept {}
 
   std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t tokens) const {
@@ -101,7 +106,6 @@ class decode_retain<keep<segment::tokens, pool::none, score::recency, Budget, se
     numbers_.set(sinks, sequence, std::min(mine.sinks, mine.begin));
   }
   void upload() const { numbers_.upload(*stage_.device); }
-  std::span<range_list const> kept(std::int64_t, layer_id) const noexcept { return {}; }  // no retrieve goes with it
   void choose(decode_step const&) const noexcept {}
 
   std::int64_t listed(layer_id, std::int64_t sequence, head_id, std::int64_t tokens) const noexcept {

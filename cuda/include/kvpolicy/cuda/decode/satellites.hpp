@@ -93,7 +93,7 @@ class decode_retrieve<keep<segment::tokens, pool::none, score::pivot_attention, 
     chosen_.upload(piece.layer, piece.sequence, lists, *stage_.device);
   }
 
-  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
+  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens, auto const&) {
     numbers_.set(prompt_tokens, sequence, prompt);
     numbers_.set(seen, sequence, tokens == 0 ? 0 : (tokens - prompt - 1) % every() - (every() - window_));
   }

@@ -69,7 +69,7 @@ class decode_retrieve<
     }
   }
 
-  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
+  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens, auto const&) {
     cache_shape const& shape = stage_.shape;
     budgets_.set(shape.layers, sequence, prompt);
     for (std::int64_t l = 0; l < shape.layers && tokens > 0; ++l) {

@@ -106,6 +106,14 @@ class list_store {
             .about = about};
   }
 
+  /// One sequence's lists of `tokens` tokens, without a tail.
+  token_lists of_sequence(layer_id layer, std::int64_t sequence, std::int64_t tokens) const noexcept {
+    token_lists made = of(layer, {{}, token_lists::no_tail}, {{}, tokens}, 0);
+    made.units = part_of(units(layer), sequence * lists_ * stride_, lists_ * stride_);
+    made.named = part_of(named(layer), sequence * lists_, lists_);
+    return made;
+  }
+
   /// One sequence's lists of tokens, as the host has them.
   void upload(layer_id layer, std::int64_t sequence, std::span<range_list const> lists, D& device) const {
     std::vector<std::int32_t> tokens;
@@ -148,6 +156,7 @@ struct prompt_piece {
   layer_id layer{};
   prompt_signals const& prompt;
   std::span<range_list const> retained{};  ///< what the retain left, where it is not everything
+  token_lists lists{};                     ///< the same on the device, of this sequence alone
 };
 
 /// What the parts are given of one layer of a step.
@@ -168,6 +177,7 @@ struct decode_stage {
   cache_shape shape;
   std::int64_t sequences;
   D* device;
+  std::int64_t retained_lists = 0;  ///< of a layer, that a retrieve goes by; 0: everything is there
 
   template <class T>
   array_of<D, T> array(std::int64_t size) const {
@@ -189,9 +199,10 @@ struct decode_stage {
 /// prompt, tokens)`, told of one new token at a time (0: the slot is empty), and `upload()`, before a step; `choose(step)`,
 /// which enqueues; `lists(layer, lengths)`, what is there, or what is read. Where lengths alone decide how many tokens a
 /// planned step's list names, `listed(layer, sequence, head, tokens)` says it on the host. A retain has `stays`, whether what
-/// it keeps of a prompt is there for good, and `kept(sequence, layer)`, what a prompt's end left where that is not everything.
-/// A retrieve has `by_index`, whether it sees what is there by index, whatever the retain, and `observe(logits, vocabulary,
-/// lengths)` where it needs logits.
+/// it keeps of a prompt is there for good; then `kept(sequence, layer)` and `kept_lists(sequence, layer, tokens)`, what a
+/// prompt's end left, on the host and the device, and `retained_lists()` of a layer. A retrieve has `by_index`, whether it sees
+/// what is there by index, and `observe(logits, vocabulary, lengths)` where it needs logits; its plan() is given
+/// `retained(layer, head)`, too, how many tokens are there.
 template <class Act, owning_device D>
 class decode_retain;
 template <class Act, owning_device D>
@@ -209,6 +220,8 @@ class decode_retain<keep_all, D> {
   void plan(std::int64_t, std::int64_t, std::int64_t) noexcept {}
   void upload() const {}
   std::span<range_list const> kept(std::int64_t, layer_id) const noexcept { return {}; }
+  token_lists kept_lists(std::int64_t, layer_id, std::int64_t tokens) const noexcept { return all_of({{}, tokens}); }
+  std::int64_t retained_lists() const noexcept { return 0; }
   void choose(decode_step const&) const noexcept {}
   std::int64_t listed(layer_id, std::int64_t, head_id, std::int64_t tokens) const noexcept { return tokens; }
   token_lists lists(layer_id, per_sequence const& lengths) const noexcept { return all_of(lengths); }
@@ -222,7 +235,7 @@ class decode_retrieve<keep_all, D> {
   explicit decode_retrieve(decode_stage<keep_all, D> const&) {}
   template <class View, class Exec>
   void prefill(prompt_piece<View> const&, Exec&) {}
-  void plan(std::int64_t, std::int64_t, std::int64_t) noexcept {}
+  void plan(std::int64_t, std::int64_t, std::int64_t, auto const&) noexcept {}
   void upload() const {}
   void choose(decode_step const&) const noexcept {}
   token_lists lists(layer_id, token_lists const& retained) const noexcept { return retained; }

@@ -54,4 +54,46 @@ class list_reader {
   std::int32_t unit_size_;
 };
 
+/// Lists of units by index of other lists, as lists of those' tokens: named units, then every index from `tail` on.
+struct named_tokens_body {
+  static constexpr unsigned threads = 128;
+  static constexpr char const* name = "named_tokens";
+  struct arguments {
+    buffer<std::int32_t const> units;  ///< `[sequences, heads, stride]`
+    std::int64_t stride = 0;
+    buffer<std::int32_t const> named;  ///< `[sequences, heads]` indices
+    std::int32_t unit_size = 1;
+    per_sequence tail;               ///< an index; of each list, or each sequence's lists
+    std::int32_t lists_of_tail = 1;  ///< that share one
+    token_lists retained;            ///< whose tokens are meant
+    buffer<std::int32_t> ids;        ///< `[sequences, heads, id_stride]`
+    std::int64_t id_stride = 0;
+    buffer<std::int32_t> count;  ///< `[sequences, heads]`
+    std::int32_t heads = 1;
+  };
+  template <class B>
+  struct shared {};
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
+    std::int64_t const row = static_cast<std::int64_t>(block.y()) * a.heads + block.x();
+    list_reader<B> const retained(block, a.retained, block.y(), block.x());
+    auto const units = block.global(a.units);
+    std::int64_t const tail = a.tail.of(block, static_cast<unsigned>(row / a.lists_of_tail));
+    std::int64_t const behind = retained.count() > tail ? retained.count() - tail : 0;
+    std::int32_t named = 0;
+    if (retained.count() > 0) named = block.global(a.named)[row];
+    for (std::int64_t i = block.thread(); i < named + behind; i += B::threads) {
+      std::int64_t index = tail + i - named;
+      if (i < named) {
+        std::int64_t const nth = i / a.unit_size;
+        std::int32_t const unit = units[row * a.stride + nth];
+        index = static_cast<std::int64_t>(unit) * a.unit_size + (i - nth * a.unit_size);
+      }
+      block.global(a.ids)[row * a.id_stride + i] = static_cast<std::int32_t>(retained.token(index));
+    }
+    if (block.thread() == 0) block.global(a.count)[row] = static_cast<std::int32_t>(named + behind);
+  }
+};
+
 }  // namespace kvpolicy::cuda

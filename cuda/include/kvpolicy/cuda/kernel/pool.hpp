@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "kvpolicy/cuda/kernel/lists.hpp"
 #include "kvpolicy/cuda/kernel/turns.hpp"
 #include "kvpolicy/cuda/rows.hpp"
 
@@ -17,7 +18,8 @@ struct pooled_tokens {
   per_sequence begin{{}, -1};
   std::int32_t unit_size = 1;
   std::int64_t origin = 0;
-  std::int64_t units = 0;      ///< of any sequence that are touched, at most: the grid's
+  token_lists lists{};     ///< pool_bounds and pool_mean_deviation alone: tokens are by index in these, `last` is their length
+  std::int64_t units = 0;  ///< of any sequence that are touched, at most: the grid's
   std::int64_t unit_base = 0;  ///< the first unit of the output
 
   template <class B>
@@ -37,8 +39,7 @@ struct pool_item {
 };
 
 template <class B>
-KVPOLICY_KERNEL pool_item item_of(B& block, batch_rows const& keys, pooled_tokens const& what) {
-  std::int64_t const last = what.last.of(block, block.z());
+KVPOLICY_KERNEL pool_item item_of(B& block, batch_rows const& keys, pooled_tokens const& what, std::int64_t last) {
   std::int64_t const first = what.first(block, last);
   std::int64_t const item = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
   std::int64_t const nth = item / keys.parts();
@@ -52,6 +53,33 @@ KVPOLICY_KERNEL pool_item item_of(B& block, batch_rows const& keys, pooled_token
   mine.already = mine.begin - unit_begin;
   return mine;
 }
+
+template <class B>
+KVPOLICY_KERNEL pool_item item_of(B& block, batch_rows const& keys, pooled_tokens const& what) {
+  return item_of(block, keys, what, what.last.of(block, block.z()));
+}
+
+/// A head's keys: those of its list, or all.
+template <element_type E, class B>
+class pooled_keys {
+ public:
+  KVPOLICY_KERNEL pooled_keys(B& block, batch_rows const& keys, pooled_tokens const& what)
+      : keys_(block, keys, block.z()),
+        list_(block, what.lists, block.z(), block.y()),
+        listed_(what.lists.units.data != nullptr),
+        last_(listed_ ? list_.count() : what.last.of(block, block.z())) {}
+
+  KVPOLICY_KERNEL std::int64_t last() const { return last_; }
+  KVPOLICY_KERNEL void load(B& block, std::int64_t token, std::int32_t part, float (&x)[8]) const {
+    keys_.load(keys_.offset(block.y(), listed_ ? list_.token(token) : token), part, x);
+  }
+
+ private:
+  row_reader<E, B> keys_;
+  list_reader<B> list_;
+  bool listed_;
+  std::int64_t last_;
+};
 
 /// Means of keys as they lie, or turned back first: two kernels, as turning takes twice the registers.
 template <element_type E, bool Turned>
@@ -138,10 +166,10 @@ struct pool_bounds_body {
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    pool_item const mine = item_of(block, a.keys, a.what);
+    pooled_keys<E, B> const keys(block, a.keys, a.what);
+    pool_item const mine = item_of(block, a.keys, a.what, keys.last());
     if (mine.begin >= mine.end) return;
     constexpr float most = largest(E);
-    row_reader<E, B> const keys(block, a.keys, block.z());
     auto const bounds = block.global(buffer<stored<E>>{static_cast<stored<E>*>(a.bounds.base), a.bounds.elements});
     std::int32_t const dim = a.keys.head_dim;
     std::int64_t const at = a.bounds.at(block.z(), block.y(), mine.unit, dim) + mine.part * 8;
@@ -161,7 +189,7 @@ struct pool_bounds_body {
     KVPOLICY_UNROLL_4
     for (std::int64_t t = mine.begin; t < mine.end; ++t) {
       float x[8];
-      keys.load(keys.offset(block.y(), t), mine.part, x);
+      keys.load(block, t, mine.part, x);
       KVPOLICY_UNROLL
       for (int i = 0; i < 8; ++i) {  // comparisons that a NaN fails
         float const value = x[i] > most ? most : x[i] < -most ? -most : x[i];
@@ -196,9 +224,9 @@ struct pool_mean_deviation_body {
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    pool_item const mine = item_of(block, a.keys, a.what);
+    pooled_keys<E, B> const keys(block, a.keys, a.what);
+    pool_item const mine = item_of(block, a.keys, a.what, keys.last());
     if (mine.begin >= mine.end) return;
-    row_reader<E, B> const keys(block, a.keys, block.z());
     auto const moments = block.global(a.moments);
     auto const bounds = block.global(buffer<stored<E>>{static_cast<stored<E>*>(a.bounds.base), a.bounds.elements});
     std::int32_t const dim = a.keys.head_dim;
@@ -219,7 +247,7 @@ struct pool_mean_deviation_body {
     auto count = static_cast<float>(mine.already);
     for (std::int64_t t = mine.begin; t < mine.end; ++t) {
       float x[8];
-      keys.load(keys.offset(block.y(), t), mine.part, x);
+      keys.load(block, t, mine.part, x);
       bool const fresh = count == 0;
       count += 1;
       KVPOLICY_UNROLL

@@ -82,6 +82,7 @@ struct score_bounds_body {
     batch_rows bounds;  ///< rows 2u and 2u + 1 of head h: unit u's maxima and minima
     per_sequence first;
     per_sequence count;
+    bool by_head = false;  ///< these two are `[sequences, heads]`
     buffer<float> scores;  ///< (s, h, u)
     std::int64_t sequence_stride = 0;
     std::int64_t head_stride = 0;
@@ -106,8 +107,10 @@ struct score_bounds_body {
     auto const part = lane & (share.lanes - 1);
     std::int64_t const nth =
         (static_cast<std::int64_t>(block.x()) * (B::threads / 32) + tile.index()) * share.rows_of_warp() + lane / share.lanes;
-    bool const there = nth < a.count.of(block, block.z());
-    std::int64_t const unit = a.first.of(block, block.z()) + nth;
+    unsigned number = block.z();
+    if (a.by_head) number = number * static_cast<unsigned>(a.bounds.heads) + block.y();
+    bool const there = nth < a.count.of(block, number);
+    std::int64_t const unit = a.first.of(block, number) + nth;
     float high[8] = {};
     float low[8] = {};
     if (there && part < a.bounds.parts()) {

@@ -18,6 +18,8 @@ template <class Act, owning_device D>
   requires std::same_as<typename Act::pool_type, pool::none> && std::same_as<typename Act::score_type, score::representatives>
 class unit_scores<Act, D> {
  public:
+  static constexpr bool by_index = false;
+
   unit_scores(decode_stage<Act, D> const& stage, std::int64_t units)
       : stage_(stage),
         units_(units),

@@ -55,19 +55,24 @@ template <class Act, owning_device D>
   requires std::same_as<typename Act::pool_type, pool::bounds> && std::same_as<typename Act::score_type, score::upper_bound>
 class unit_scores<Act, D> {
  public:
+  static constexpr bool by_index = true;
+
   unit_scores(decode_stage<Act, D> const& stage, std::int64_t units)
       : stage_(stage),
         bounds_(stage.shape, stage.shape.layers, stage.sequences, units, *stage.device),
         moments_(stage.template by_layer<float>(
             stage.act.pool.how == pool::bounds::kind::mean_deviation ? stage.sequences * moments_of_sequence() : 0)) {}
 
-  /// Bounds of a prompt's pages; a page that was open is made anew.
+  /// Bounds of a prompt's pages: those of further tokens, where everything is there, and a page that was open is made anew; or
+  /// of all that a retain left.
   template <class View, class Exec>
   void prefill(prompt_piece<View> const& piece, Exec&) {
     std::int64_t const page = stage_.act.segment.unit_size();
     pooled_tokens what{};
     what.last.all = piece.view.tokens();
-    what.newest = piece.view.tokens() - piece.prompt.first / page * page;
+    what.lists = piece.lists;
+    what.newest = what.last.all;
+    if (what.lists.units.data == nullptr) what.newest -= piece.prompt.first / page * page;
     what.units = divided_up(what.newest, page);
     pool(of_sequence(piece.keys, piece.sequence), what, 1, piece.layer, piece.sequence);
   }
@@ -75,6 +80,7 @@ class unit_scores<Act, D> {
   void score(decode_step const& step, unit_candidates const& among, buffer<float> scores) {
     pooled_tokens what{};
     what.last = step.lengths;
+    what.lists = step.retained;
     what.newest = 1;
     what.units = 1;
     pool(step.keys, what, stage_.sequences, step.layer, 0);
@@ -86,6 +92,7 @@ class unit_scores<Act, D> {
                           a.merged = stage_.act.score.merged;
                           a.first = among.first;
                           a.count = among.count;
+                          a.by_head = among.by_head;
                           a.scores = scores;
                           a.sequence_stride = shape.kv_heads * units;
                           a.head_stride = units;
