@@ -254,8 +254,6 @@ class checked_block {
   struct scan_storage : checked_storage {};
   template <class T>
   struct reduce_storage : checked_storage {};
-  template <class K, int N>
-  struct sort_storage : checked_storage {};
 
   explicit checked_block(thread_state& me) : me_(me) {}
   checked_block(checked_block const&) = delete;
@@ -312,17 +310,6 @@ class checked_block {
       for (unsigned t = 1; t < Threads; ++t) items[t] = poison<T>();
     });
     return item;
-  }
-
-  template <class K, int N>
-  void sort(sort_storage<K, N>& storage, K (&keys)[N], location where = location::current()) const {
-    static_assert(std::is_integral_v<K>, "floats: which zero comes first, and NaN, are CUB's own");
-    collective<K[N]>("sort", storage, keys, where, [](auto const& items) {
-      std::vector<K> all;
-      for (unsigned t = 0; t < Threads; ++t) all.insert(all.end(), std::begin(items[t]), std::end(items[t]));
-      std::sort(all.begin(), all.end());
-      for (unsigned t = 0; t < Threads; ++t) std::copy_n(all.begin() + t * N, N, items[t]);
-    });
   }
 
  private:

@@ -81,27 +81,6 @@ TEST_CASE("a reduction is thread 0's, and nothing to the others", "[cuda][model]
   });
 }
 
-template <int N>
-struct sorts : small_body<64> {
-  template <class B>
-  KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
-    std::uint32_t keys[N];
-    for (unsigned i = 0; i < N; ++i) keys[i] = (block.thread() * N + i) * 37 % 50;
-    if constexpr (N == 1) block.sort(s.sort, keys);
-    else block.sort(s.sort_4, keys);
-    for (unsigned i = 0; i < N; ++i) block.global(a.counts)[block.thread() * N + i] = static_cast<std::int32_t>(keys[i]);
-  }
-};
-
-TEMPLATE_TEST_CASE_SIG("a sort is ascending over the block, with what was in it", "[cuda][model]", ((int N), N), 1, 4) {
-  require_right<sorts<N>>([](fixture const& memory) {
-    std::vector<std::int32_t> keys;
-    for (int i = 0; i < 64 * N; ++i) keys.push_back(i * 37 % 50);
-    std::sort(keys.begin(), keys.end());
-    REQUIRE(std::equal(keys.begin(), keys.end(), memory.counts.begin()));
-  });
-}
-
 struct shuffles : small_body<64> {
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {

@@ -33,8 +33,6 @@ struct small_body {
     typename B::template array<std::int32_t, 4> counts;
     typename B::template scan_storage<std::int32_t> scan;
     typename B::template reduce_storage<float> reduce;
-    typename B::template sort_storage<std::uint32_t, 1> sort;
-    typename B::template sort_storage<std::uint32_t, 4> sort_4;
   };
 };
 

@@ -55,7 +55,6 @@ struct grid_size {
 //   block.sync()                                              every thread, at the same place in the text
 //   block.exclusive_sum(storage, int, int& total) -> int      collective over the block; sync before storage is used again
 //   block.reduce(storage, T, op) -> T                         the same; the result is thread 0's alone
-//   block.sort(storage, K (&keys)[N])                         ascending, thread 0 has the first N
 //   block.tile() -> warp                                      lane(), index(), sync(), ballot(bool), shfl(v, lane),
 //                                                             shfl_xor(v, mask); collective over the warp's 32 threads
 //   block.global(buffer<T>) -> g                              g[i], g[i] = v, g.load(i) -> pack, g.store(i, pack),

@@ -1,7 +1,6 @@
 // The block concept's model on a GPU: cooperative launch geometry, warp shuffles and CUB's block primitives. nvcc alone.
 #pragma once
 
-#include <cub/block/block_radix_sort.cuh>
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
@@ -76,10 +75,6 @@ class device_block {
   struct reduce_storage {
     typename cub::BlockReduce<T, Threads>::TempStorage storage;
   };
-  template <class K, int N>
-  struct sort_storage {
-    typename cub::BlockRadixSort<K, Threads, N>::TempStorage storage;
-  };
 
   __device__ __forceinline__ unsigned thread() const { return threadIdx.x; }
   __device__ __forceinline__ unsigned x() const { return blockIdx.x; }
@@ -101,10 +96,6 @@ class device_block {
   template <class T, class Op>
   __device__ __forceinline__ T reduce(reduce_storage<T>& s, T value, Op op) const {
     return cub::BlockReduce<T, Threads>(s.storage).Reduce(value, op);
-  }
-  template <class K, int N>
-  __device__ __forceinline__ void sort(sort_storage<K, N>& s, K (&keys)[N]) const {
-    cub::BlockRadixSort<K, Threads, N>(s.storage).Sort(keys);
   }
 };
 
