@@ -135,13 +135,13 @@ struct sentence_means_body {
         KVPOLICY_UNROLL
         for (int i = 0; i < 8; ++i) s.sums[thread * 8 + i] = sum[i];
         block.sync();
-        for (std::int32_t d = thread; d < a.keys.head_dim && end > begin; d += B::threads) {
+        for (std::int32_t d = thread; d < a.keys.head_dim; d += B::threads) {  // of a sentence with nothing left: 0
           float all = 0;
           for (std::int32_t r = 0; r < at_once; ++r) {
             float const one = s.sums[(r * parts + d / 8) * 8 + d % 8];
             all += one;
           }
-          store(d, all / static_cast<float>(end - begin));
+          store(d, end > begin ? all / static_cast<float>(end - begin) : 0);
         }
         block.sync();
       };
