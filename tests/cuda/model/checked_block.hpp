@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cuda/model/state.hpp"
-#include "kvpolicy/cuda/block.hpp"
+#include "kvpolicy/cuda/rows.hpp"
 
 namespace kvpolicy_test {
 
@@ -222,8 +222,63 @@ class checked_tile {
   T shfl_xor(T value, unsigned mask, location where = location::current()) const {
     return shuffled("tile.shfl_xor", value, lane() ^ mask, where);
   }
+  template <kvpolicy::element_type E>
+  void multiply(std::uint32_t const (&a)[4], std::uint32_t const (&b)[2], float (&c)[4],
+                location where = location::current()) const {
+    struct {
+      std::uint32_t a[4];
+      std::uint32_t b[2];
+      float c[4];
+    } item{};
+    std::copy_n(a, 4, item.a);
+    std::copy_n(b, 2, item.b);
+    std::copy_n(c, 4, item.c);
+    meet(*me_, me_->warp->place, {"tile.multiply", &type_key<element_of<E>>, nullptr, where}, item, [](auto const& items) {
+      // As PTX lays m16n8k16 out: lane l has rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next, of each 8 x 8 quarter.
+      float left[16][16];
+      float right[16][8];
+      for (unsigned l = 0; l < 32; ++l) {
+        for (unsigned half = 0; half < 2; ++half) {
+          unsigned const pair = 2 * (l % 4) + half;
+          for (unsigned r = 0; r < 4; ++r) left[l / 4 + 8 * (r % 2)][pair + 8 * (r / 2)] = half_of<E>(items[l].a[r], half);
+          for (unsigned r = 0; r < 2; ++r) right[pair + 8 * r][l / 4] = half_of<E>(items[l].b[r], half);
+        }
+      }
+      for (unsigned l = 0; l < 32; ++l) {
+        for (unsigned i = 0; i < 4; ++i) {
+          float sum = items[l].c[i];
+          for (unsigned k = 0; k < 16; ++k) sum += left[l / 4 + 8 * (i / 2)][k] * right[k][2 * (l % 4) + i % 2];
+          items[l].c[i] = sum;
+        }
+      }
+    });
+    std::copy_n(item.c, 4, c);
+  }
+  std::uint32_t transpose(std::uint32_t word, location where = location::current()) const {
+    struct {
+      std::uint32_t mine;
+      std::uint32_t got;
+    } item{word, 0};
+    meet(*me_, me_->warp->place, {"tile.transpose", nullptr, nullptr, where}, item, [](auto const& items) {
+      for (unsigned l = 0; l < 32; ++l) {
+        for (unsigned half = 0; half < 2; ++half) {
+          unsigned const row = 2 * (l % 4) + half;  // of what is turned: its column
+          unsigned const column = l / 4;
+          std::uint32_t const from = items[row * 4 + column / 2].mine >> (16 * (column % 2)) & 0xffff;
+          items[l].got |= from << (16 * half);
+        }
+      }
+    });
+    return item.got;
+  }
 
  private:
+  template <kvpolicy::element_type E>
+  struct element_of {};
+  template <kvpolicy::element_type E>
+  static float half_of(std::uint32_t word, unsigned which) {
+    return kvpolicy::cuda::widened<E>(static_cast<std::uint16_t>(word >> (16 * which)));
+  }
   template <class T>
   T shuffled(char const* kind, T const& value, unsigned from, location const& where) const {
     if (from >= 32) fail("out of bounds", "lane " + std::to_string(from), where);

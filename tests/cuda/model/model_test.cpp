@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <catch2/catch_template_test_macros.hpp>
 #include <cmath>
 #include <vector>
@@ -77,6 +76,81 @@ TEST_CASE("a reduction is thread 0's, and nothing to the others", "[cuda][model]
     for (std::size_t t = 1; t < 256; ++t) {
       REQUIRE(std::isnan(memory.out[t]));
       REQUIRE(memory.counts[t] == 0x2aaaaaaa);
+    }
+  });
+}
+
+using kvpolicy::element_type;
+
+/// Element i of a lane's parts of A, B and C, as the PTX ISA's formulas of mma.m16n8k16 for 16-bit floats have it.
+struct fragment_place {
+  unsigned row;
+  unsigned column;
+};
+KVPOLICY_KERNEL fragment_place left_place(unsigned lane, unsigned i) {
+  return {lane / 4 + (i < 2 || (i >= 4 && i < 6) ? 0 : 8), lane % 4 * 2 + (i & 1) + (i >= 4 ? 8 : 0)};
+}
+KVPOLICY_KERNEL fragment_place right_place(unsigned lane, unsigned i) {
+  return {lane % 4 * 2 + (i & 1) + (i >= 2 ? 8 : 0), lane / 4};
+}
+KVPOLICY_KERNEL fragment_place sum_place(unsigned lane, unsigned i) {
+  return {lane / 4 + (i < 2 ? 0 : 8), lane % 4 * 2 + (i & 1)};
+}
+KVPOLICY_KERNEL float left_element(fragment_place at) { return static_cast<float>((at.row * 16 + at.column) % 7) - 3; }
+KVPOLICY_KERNEL float right_element(fragment_place at) { return static_cast<float>((at.row * 8 + at.column) % 5) - 2; }
+
+template <element_type E>
+struct products : small_body<32> {
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
+    unsigned const lane = block.tile().lane();
+    auto const pair = [](float low, float high) {
+      return cuda::narrowed<E>(low) | static_cast<std::uint32_t>(cuda::narrowed<E>(high)) << 16;
+    };
+    std::uint32_t left[4];
+    std::uint32_t right[2];
+    for (unsigned i = 0; i < 4; ++i)
+      left[i] = pair(left_element(left_place(lane, 2 * i)), left_element(left_place(lane, 2 * i + 1)));
+    for (unsigned i = 0; i < 2; ++i)
+      right[i] = pair(right_element(right_place(lane, 2 * i)), right_element(right_place(lane, 2 * i + 1)));
+    float sum[4] = {1, 1, 1, 1};
+    block.tile().template multiply<E>(left, right, sum);
+    for (unsigned i = 0; i < 4; ++i) {
+      fragment_place const at = sum_place(lane, i);
+      block.global(a.out)[at.row * 8 + at.column] = sum[i];
+    }
+  }
+};
+
+TEMPLATE_TEST_CASE_SIG("a product of matrices adds to what is there", "[cuda][model]", ((element_type E), E), element_type::f16,
+                       element_type::bf16) {
+  require_right<products<E>>([](fixture const& memory) {
+    for (unsigned row = 0; row < 16; ++row) {
+      for (unsigned column = 0; column < 8; ++column) {
+        float sum = 1;
+        for (unsigned k = 0; k < 16; ++k) sum += left_element({row, k}) * right_element({k, column});
+        REQUIRE(memory.out[row * 8 + column] == sum);
+      }
+    }
+  });
+}
+
+struct transposes : small_body<32> {
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
+    unsigned const lane = block.tile().lane();
+    std::uint32_t const first = lane / 4 * 8 + lane % 4 * 2;  // an element is 8 row + column
+    std::uint32_t const turned = block.tile().transpose(first | (first + 1) << 16);
+    block.global(a.counts)[first] = static_cast<std::int32_t>(turned & 0xffff);
+    block.global(a.counts)[first + 1] = static_cast<std::int32_t>(turned >> 16);
+  }
+};
+
+TEST_CASE("a transposed matrix has rows for columns", "[cuda][model]") {
+  require_right<transposes>([](fixture const& memory) {
+    for (std::int32_t row = 0; row < 8; ++row) {
+      for (std::int32_t column = 0; column < 8; ++column)
+        REQUIRE(memory.counts[static_cast<std::size_t>(8 * row + column)] == 8 * column + row);
     }
   });
 }

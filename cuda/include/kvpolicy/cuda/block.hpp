@@ -57,6 +57,10 @@ struct grid_size {
 //   block.reduce(storage, T, op) -> T                         the same; the result is thread 0's alone
 //   block.tile() -> warp                                      lane(), index(), sync(), ballot(bool), shfl(v, lane),
 //                                                             shfl_xor(v, mask); collective over the warp's 32 threads
+//   block.tile().multiply<E>(a, b, c)                         c += A B on matrices of halves, 16 x 16, 16 x 8 and 16 x 8, a lane's
+//                                                             part of each laid out as PTX's mma.m16n8k16
+//   block.tile().transpose(word) -> word                      an 8 x 8 matrix of halves, lane l with columns 2 (l % 4) and the next
+//                                                             of row l / 4, the other way round
 //   block.global(buffer<T>) -> g                              g[i], g[i] = v, g.load(i) -> pack, g.store(i, pack),
 //                                                             g.atomic_add(i, v) -> T before; i in elements, 64 bit
 //   B::array<T, N> a                                          shared memory: a[i], a[i] = v, a.atomic_add(i, v) -> T

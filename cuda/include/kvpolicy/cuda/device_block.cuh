@@ -51,6 +51,26 @@ class device_tile {
   __device__ __forceinline__ T shfl_xor(T value, unsigned mask) const {
     return __shfl_xor_sync(0xffffffffu, value, static_cast<int>(mask));
   }
+  template <element_type E>
+  __device__ __forceinline__ void multiply(std::uint32_t const (&a)[4], std::uint32_t const (&b)[2], float (&c)[4]) const {
+    static_assert(E == element_type::f16 || E == element_type::bf16);
+    if constexpr (E == element_type::f16) {
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    } else {
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+  }
+  __device__ __forceinline__ std::uint32_t transpose(std::uint32_t word) const {
+    std::uint32_t turned;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(word));
+    return turned;
+  }
 };
 
 template <unsigned Threads>

@@ -4,6 +4,7 @@
 #include "kvpolicy/cuda/kernel/attend.hpp"
 #include "kvpolicy/cuda/kernel/attend_block.hpp"
 #include "kvpolicy/cuda/kernel/attend_merge.hpp"
+#include "kvpolicy/cuda/kernel/attend_tensor.hpp"
 #include "kvpolicy/cuda/kernel/drift.hpp"
 #include "kvpolicy/cuda/kernel/entropy.hpp"
 #include "kvpolicy/cuda/kernel/evict.hpp"
@@ -50,6 +51,8 @@
 
 #define KVPOLICY_ATTEND_KERNELS(X)                                                     \
   KVPOLICY_EACH_GROUP(X, f32) KVPOLICY_EACH_GROUP(X, f16) KVPOLICY_EACH_GROUP(X, bf16) \
+  X(attend_tensor_body<element_type::f16, 2>) X(attend_tensor_body<element_type::f16, 4>) \
+  X(attend_tensor_body<element_type::bf16, 2>) X(attend_tensor_body<element_type::bf16, 4>) \
   X(attend_merge_body)                                                                 \
   KVPOLICY_EACH_TYPE(X, list_logits_body) X(softmax_rows_body) X(group_weights_body)
 

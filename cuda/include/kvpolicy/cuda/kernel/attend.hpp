@@ -16,40 +16,103 @@ struct attend_partial {
 /// No logit is as low; weights relative to it are 0 and never NaN.
 inline constexpr float no_logit = -1e30f;
 
-/// Splits of each list; Group query heads of a KV head share the loads of its rows, `group` of them real in the last of
-/// `tiles` groups. A warp's lanes share rows, warps take turns; each keeps a softmax of its own until the end.
+/// What an attention over splits of lists is given.
+struct attend_arguments {
+  vector_rows queries;  ///< `[sequences, q_heads, head_dim]`
+  float scale = 1;
+  std::int32_t group = 1;  ///< query heads of a KV head
+  std::int32_t tiles = 1;  ///< that a KV head's query heads are worked on in
+  batch_rows keys;
+  batch_rows values;
+  token_lists lists;
+  std::int32_t splits = 1;
+  vector_rows out;            ///< `[sequences, q_heads, head_dim]`, where there is one split
+  buffer<float> log_sum_exp;  ///< `[sequences, q_heads]`, or none
+  buffer<float> partial;      ///< `[sequences, q_heads, splits, head_dim + 2]`, where there are more
+};
+
+/// The query heads of a block's tile, `most` to each tile but the last.
+struct attend_tile {
+  unsigned kv_head;
+  std::int32_t first_q;
+  std::int32_t real;  ///< query heads
+
+  template <class B>
+  KVPOLICY_KERNEL attend_tile(B& block, attend_arguments const& a, std::int32_t most)
+      : kv_head(block.y() / static_cast<unsigned>(a.tiles)) {
+    std::int32_t const nth = static_cast<std::int32_t>(block.y()) - static_cast<std::int32_t>(kv_head) * a.tiles;
+    first_q = static_cast<std::int32_t>(kv_head) * a.group + nth * most;
+    real = a.group - nth * most < most ? a.group - nth * most : most;
+  }
+};
+
+/// What the warps of a block come to, each by itself.
+template <class B, int Heads, int Warps, int Channels>
+struct attend_shared {
+  typename B::template array<float, Heads * Channels> sums;  ///< of the warps' values
+  typename B::template array<float, Warps * Heads> most;
+  typename B::template array<float, Warps * Heads> total;
+
+  /// The largest logit that any warp saw of a head.
+  KVPOLICY_KERNEL float largest(int head) {
+    float more = no_logit;
+    for (int v = 0; v < Warps; ++v) {
+      float const m = most[v * Heads + head];
+      more = m > more ? m : more;
+    }
+    return more;
+  }
+
+  /// A split's result from all warps' sums, or its part of it.
+  KVPOLICY_KERNEL void write(B& block, attend_arguments const& a, attend_tile const& heads) {
+    std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
+    for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < heads.real * a.keys.head_dim; i += B::threads) {
+      std::int32_t const g = i / a.keys.head_dim;
+      std::int32_t const d = i - g * a.keys.head_dim;
+      float const more = largest(g);
+      float all = 0;
+      for (int v = 0; v < Warps; ++v) {
+        float const m = most[v * Heads + g];
+        float const t = total[v * Heads + g];
+        all += t * exp2f(m - more);
+      }
+      float const weighted = sums[g * Channels + d];
+      std::int64_t const q = block.z() * q_heads + heads.first_q + g;
+      if (a.splits == 1) {
+        put(block, a.out, block.z() * a.out.sequence_stride + (heads.first_q + g) * a.out.head_stride + d,
+            all == 0 ? 0.0f : weighted / all);
+        if (d == 0 && a.log_sum_exp.data != nullptr) {
+          block.global(a.log_sum_exp)[q] = all == 0 ? -__builtin_huge_valf() : (more + log2f(all)) * 0.693147181f;
+        }
+      } else {
+        auto const partial = block.global(a.partial);
+        std::int64_t const at = (q * a.splits + block.x()) * (a.keys.head_dim + 2);
+        partial[at + 2 + d] = weighted;
+        if (d == 0) {
+          partial[at] = more;
+          partial[at + 1] = all;
+        }
+      }
+    }
+  }
+};
+
+/// Splits of each list; Group query heads of a KV head share the loads of its rows, fewer in the last of `tiles` groups. A
+/// warp's lanes share rows, warps take turns; each keeps a softmax of its own until the end.
 /// Packed: 16-byte loads, the next turn's on their way while this one's are worked on.
 template <element_type E, int Group, bool Packed = true>
 struct attend_body {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "attend";
   static constexpr int warps = 4;
-  struct arguments {
-    vector_rows queries;  ///< `[sequences, q_heads, head_dim]`
-    float scale = 1;
-    std::int32_t group = 1;  ///< query heads of a KV head
-    std::int32_t tiles = 1;  ///< ceil(group / Group)
-    batch_rows keys;
-    batch_rows values;
-    token_lists lists;
-    std::int32_t splits = 1;
-    vector_rows out;            ///< `[sequences, q_heads, head_dim]`, where there is one split
-    buffer<float> log_sum_exp;  ///< `[sequences, q_heads]`, or none
-    buffer<float> partial;      ///< `[sequences, q_heads, splits, head_dim + 2]`, where there are more
-  };
+  using arguments = attend_arguments;
   template <class B>
-  struct shared {
-    typename B::template array<float, Group * 256> sums;  ///< of a warp's values
-    typename B::template array<float, warps * Group> most;
-    typename B::template array<float, warps * Group> total;
-  };
+  using shared = attend_shared<B, Group, warps, 256>;
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
-    unsigned const kv_head = block.y() / static_cast<unsigned>(a.tiles);
-    std::int32_t const tile_of_group = static_cast<std::int32_t>(block.y()) - static_cast<std::int32_t>(kv_head) * a.tiles;
-    std::int32_t const first_q = static_cast<std::int32_t>(kv_head) * a.group + tile_of_group * Group;
-    std::int32_t const real = a.group - tile_of_group * Group < Group ? a.group - tile_of_group * Group : Group;
+    attend_tile const heads(block, a, Group);
+    unsigned const kv_head = heads.kv_head;
     auto const tile = block.tile();
     row_lanes const share(a.keys.parts());
     auto const lane = static_cast<std::int32_t>(tile.lane());
@@ -71,10 +134,11 @@ struct attend_body {
       for (int i = 0; i < 8; ++i) {
         sum[g][i] = 0;
         query[g][i] = 0;
-        if (g < real && part * 8 + i < a.keys.head_dim) {
-          query[g][i] = get(block, a.queries,
-                            block.z() * a.queries.sequence_stride + (first_q + g) * a.queries.head_stride + part * 8 + i) *
-                        (a.scale * 1.44269504f);
+        if (g < heads.real && part * 8 + i < a.keys.head_dim) {
+          query[g][i] =
+              get(block, a.queries,
+                  block.z() * a.queries.sequence_stride + (heads.first_q + g) * a.queries.head_stride + part * 8 + i) *
+              (a.scale * 1.44269504f);
         }
       }
     }
@@ -179,12 +243,7 @@ struct attend_body {
       if (static_cast<int>(tile.index()) == w && lane < share.lanes && reads) {
         KVPOLICY_UNROLL
         for (int g = 0; g < Group; ++g) {
-          float more = no_logit;
-          for (int v = 0; v < warps; ++v) {
-            float const m = s.most[v * Group + g];
-            more = m > more ? m : more;
-          }
-          float const mine = exp2f(most[g] - more);
+          float const mine = exp2f(most[g] - s.largest(g));
           KVPOLICY_UNROLL
           for (int c = 0; c < 8; ++c) {
             std::int32_t const at = g * 256 + part * 8 + c;
@@ -196,39 +255,7 @@ struct attend_body {
       }
       block.sync();
     }
-    std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
-    for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < real * a.keys.head_dim; i += B::threads) {
-      std::int32_t const g = i / a.keys.head_dim;
-      std::int32_t const d = i - g * a.keys.head_dim;
-      float more = no_logit;
-      float all = 0;
-      for (int v = 0; v < warps; ++v) {
-        float const m = s.most[v * Group + g];
-        more = m > more ? m : more;
-      }
-      for (int v = 0; v < warps; ++v) {
-        float const m = s.most[v * Group + g];
-        float const t = s.total[v * Group + g];
-        all += t * exp2f(m - more);
-      }
-      float const weighted = s.sums[g * 256 + d];
-      std::int64_t const q = block.z() * q_heads + first_q + g;
-      if (a.splits == 1) {
-        put(block, a.out, block.z() * a.out.sequence_stride + (first_q + g) * a.out.head_stride + d,
-            all == 0 ? 0.0f : weighted / all);
-        if (d == 0 && a.log_sum_exp.data != nullptr) {
-          block.global(a.log_sum_exp)[q] = all == 0 ? -__builtin_huge_valf() : (more + log2f(all)) * 0.693147181f;
-        }
-      } else {
-        auto const partial = block.global(a.partial);
-        std::int64_t const at = (q * a.splits + block.x()) * (a.keys.head_dim + 2);
-        partial[at + 2 + d] = weighted;
-        if (d == 0) {
-          partial[at] = more;
-          partial[at + 1] = all;
-        }
-      }
-    }
+    s.write(block, a, heads);
   }
 };
 

@@ -5,6 +5,7 @@
 
 #include "kvpolicy/cuda/kernel/attend.hpp"
 #include "kvpolicy/cuda/kernel/attend_merge.hpp"
+#include "kvpolicy/cuda/kernel/attend_tensor.hpp"
 #include "kvpolicy/cuda/kernel/softmax.hpp"
 #include "kvpolicy/cuda/launch/device.hpp"
 
@@ -33,22 +34,38 @@ inline std::int32_t splits_of(decode_attention const& a, std::int64_t blocks_wan
       std::clamp<std::int64_t>(divided_up(blocks_wanted, lists), 1, std::min<std::int64_t>(useful, 256)));
 }
 
-template <int Group, bool Packed = true, device D>
-void launch_attend_tiles(D& device, decode_attention const& a) {
+/// enqueue(grid, arguments) for the splits, tiles of `heads` query heads at most; and what puts them together.
+template <device D, class Enqueue>
+void launch_attend_splits(D& device, decode_attention const& a, std::int64_t heads, Enqueue enqueue) {
   std::int32_t const splits = splits_of(a, device.blocks_wanted());
   std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
   scratch_scope const scope(device);
   buffer<float> const partial =
       splits > 1 ? device.template scratch<float>(a.sequences * q_heads * splits * (a.keys.head_dim + 2)) : buffer<float>{};
-  auto const tiles = static_cast<std::int32_t>(divided_up(a.group, Group));
-  with_type(a.keys.type, [&]<element_type E>() {
-    device.template launch<attend_body<E, Group, Packed>>(
-        {splits, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences},
-        {a.queries, a.scale, a.group, tiles, a.keys, a.values, a.lists, splits, a.out, a.log_sum_exp, partial});
-  });
+  auto const tiles = static_cast<std::int32_t>(divided_up(a.group, heads));
+  enqueue(
+      grid_size{splits, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences},
+      attend_arguments{a.queries, a.scale, a.group, tiles, a.keys, a.values, a.lists, splits, a.out, a.log_sum_exp, partial});
   if (splits == 1) return;
   device.template launch<attend_merge_body>(
       {q_heads, a.sequences, 1}, {partial, splits, a.keys.head_dim, static_cast<std::int32_t>(q_heads), a.out, a.log_sum_exp});
+}
+
+template <int Group, bool Packed = true, device D>
+void launch_attend_tiles(D& device, decode_attention const& a) {
+  launch_attend_splits(device, a, Group, [&](grid_size const& grid, attend_arguments const& arguments) {
+    with_type(a.keys.type, [&]<element_type E>() { device.template launch<attend_body<E, Group, Packed>>(grid, arguments); });
+  });
+}
+
+/// Rows of 32 Chunks halves.
+template <int Chunks, device D>
+void launch_attend_tensor(D& device, decode_attention const& a) {
+  launch_attend_splits(device, a, 8, [&](grid_size const& grid, attend_arguments const& arguments) {
+    if (a.keys.type == element_type::f16)
+      device.template launch<attend_tensor_body<element_type::f16, Chunks>>(grid, arguments);
+    else device.template launch<attend_tensor_body<element_type::bf16, Chunks>>(grid, arguments);
+  });
 }
 
 inline void expect_alike(char const* kernel, batch_rows const& keys, batch_rows const& values) {
@@ -62,7 +79,11 @@ template <device D>
 void launch_attend(D& device, decode_attention const& a) {
   expect_row("attend", a.keys.head_dim);
   expect_alike("attend", a.keys, a.values);
-  if (!a.keys.packed || !a.values.packed) launch_attend_tiles<1, false>(device, a);
+  bool const packed = a.keys.packed && a.values.packed;
+  bool const halves = packed && (a.keys.type == element_type::f16 || a.keys.type == element_type::bf16);
+  if (halves && a.keys.head_dim == 64) launch_attend_tensor<2>(device, a);
+  else if (halves && a.keys.head_dim == 128) launch_attend_tensor<4>(device, a);
+  else if (!packed) launch_attend_tiles<1, false>(device, a);
   else if (a.group == 1) launch_attend_tiles<1>(device, a);
   else if (a.group == 2) launch_attend_tiles<2>(device, a);
   else if (a.group <= 4) launch_attend_tiles<4>(device, a);

@@ -1,0 +1,210 @@
+// Decode attention over listed tokens on tensor cores: the same splits as attend_body, 16 tokens a warp and turn.
+#pragma once
+
+#include "kvpolicy/cuda/kernel/attend.hpp"
+
+namespace kvpolicy::cuda {
+
+/// Two halves in a word, the first one low; and what they leave of the values, in another.
+template <element_type E>
+KVPOLICY_KERNEL void split(float x, float y, std::uint32_t& high, std::uint32_t& low) {
+  stored<E> const x_high = narrowed<E>(x);
+  stored<E> const y_high = narrowed<E>(y);
+  stored<E> const x_low = narrowed<E>(x - widened<E>(x_high));
+  stored<E> const y_low = narrowed<E>(y - widened<E>(y_high));
+  high = x_high | static_cast<std::uint32_t>(y_high) << 16;
+  low = x_low | static_cast<std::uint32_t>(y_low) << 16;
+}
+
+/// Keys and values are 16-bit, packed, of 32 Chunks channels. Up to 8 query heads are rows 0 to 7 of a matrix, what rounding to
+/// halves leaves of them rows 8 to 15: one product has both, and is as exact as one of fp32 queries. Weights likewise.
+/// Of lane l, g = l / 4 and t = l % 4: it reads channels [8 (t + 4 c), + 8) of the keys and values of tokens g and g + 8 of a
+/// turn, has those channels of query head g and of its sum, and the logits of tokens 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. Which
+/// channels a product calls its k-th does not matter, as long as both sides agree.
+template <element_type E, int Chunks>
+struct attend_tensor_body {
+  static constexpr unsigned threads = 128;
+  static constexpr char const* name = "attend_tensor";
+  static constexpr int warps = 4;
+  static constexpr int heads_of_tile = 8;
+  static constexpr std::int64_t at_once = 16;  ///< tokens
+  using arguments = attend_arguments;
+  template <class B>
+  using shared = attend_shared<B, heads_of_tile, warps, 32 * Chunks>;
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
+    attend_tile const heads(block, a, heads_of_tile);
+    auto const tile = block.tile();
+    auto const g = static_cast<std::int32_t>(tile.lane()) >> 2;
+    auto const t = static_cast<std::int32_t>(tile.lane()) & 3;
+    row_reader<E, B> const keys(block, a.keys, block.z());
+    row_reader<E, B> const values(block, a.values, block.z());
+    list_reader<B> const list(block, a.lists, block.z(), heads.kv_head);
+
+    // Of the query at a power of two that makes its largest channel less than 1: halves then hold it, whatever its size.
+    std::uint32_t query[Chunks][2][4];
+    float unit = 1;
+    {
+      float channels[Chunks][8] = {};
+      float size = 0;
+      KVPOLICY_UNROLL
+      for (int c = 0; c < Chunks; ++c) {
+        KVPOLICY_UNROLL
+        for (int i = 0; i < 8; ++i) {
+          if (g >= heads.real) continue;
+          channels[c][i] =
+              get(block, a.queries,
+                  block.z() * a.queries.sequence_stride + (heads.first_q + g) * a.queries.head_stride + 8 * (t + 4 * c) + i) *
+              (a.scale * 1.44269504f);
+          size = fabsf(channels[c][i]) > size ? fabsf(channels[c][i]) : size;
+        }
+      }
+      KVPOLICY_UNROLL
+      for (unsigned mask = 1; mask < 4; mask *= 2) {
+        float const other = tile.shfl_xor(size, mask);
+        size = other > size ? other : size;
+      }
+      int exponent = 0;
+      if (size > 0 && size < 3e38f) (void)frexpf(size, &exponent);
+      unit = ldexpf(1, exponent);
+      float const share = ldexpf(1, -exponent);
+      KVPOLICY_UNROLL
+      for (int c = 0; c < Chunks; ++c) {
+        KVPOLICY_UNROLL
+        for (int step = 0; step < 2; ++step) {
+          float const* const four = &channels[c][4 * step];
+          split<E>(four[0] * share, four[1] * share, query[c][step][0], query[c][step][1]);
+          split<E>(four[2] * share, four[3] * share, query[c][step][2], query[c][step][3]);
+        }
+      }
+    }
+
+    float sum[Chunks][4][4] = {};
+    float most = no_logit;
+    float total = 0;
+    std::int64_t const turns = (list.count() + at_once - 1) / at_once;
+    std::int64_t const turns_of_split = (turns + a.splits - 1) / a.splits;
+    std::int64_t const first = block.x() * turns_of_split;
+    std::int64_t const last = first + turns_of_split < turns ? first + turns_of_split : turns;
+    struct place {
+      std::int64_t key[2];
+      std::int64_t value[2];
+    };
+    // Behind the list's end the last token is read again, and weighs nothing.
+    auto const place_of = [&](std::int64_t turn) {
+      place made;
+      KVPOLICY_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        std::int64_t const i = turn * at_once + 8 * r + g;
+        std::int64_t const token = list.token(i < list.count() ? i : list.count() - 1);
+        made.key[r] = keys.offset(heads.kv_head, token);
+        made.value[r] = values.offset(heads.kv_head, token);
+      }
+      return made;
+    };
+    place next = {};
+    if (first < last) next = place_of(first + tile.index());
+    for (std::int64_t turn = first + tile.index(); turn < last; turn += warps) {
+      typename row_reader<E, B>::raw key[2][Chunks];
+      typename row_reader<E, B>::raw value[2][Chunks];
+      KVPOLICY_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        KVPOLICY_UNROLL
+        for (int c = 0; c < Chunks; ++c) key[r][c] = keys.load_raw(next.key[r], t + 4 * c);
+        KVPOLICY_UNROLL
+        for (int c = 0; c < Chunks; ++c) value[r][c] = values.load_raw(next.value[r], t + 4 * c);
+      }
+      next = place_of(turn + warps);
+
+      std::int64_t const behind = list.count() - turn * at_once;
+      auto const left = static_cast<std::int32_t>(behind < at_once ? behind : at_once);
+      float logit[4];
+      KVPOLICY_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        float product[4] = {};
+        KVPOLICY_UNROLL
+        for (int c = 0; c < Chunks; ++c) {
+          KVPOLICY_UNROLL
+          for (int step = 0; step < 2; ++step) {
+            std::uint32_t const four[2] = {key[r][c].word[0].word[2 * step], key[r][c].word[0].word[2 * step + 1]};
+            tile.template multiply<E>(query[c][step], four, product);
+          }
+        }
+        KVPOLICY_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          logit[2 * r + i] = 8 * r + 2 * t + i < left ? (product[i] + product[2 + i]) * unit : 2 * no_logit;
+        }
+      }
+      float more = most;
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 4; ++i) more = logit[i] > more ? logit[i] : more;
+      KVPOLICY_UNROLL
+      for (unsigned mask = 1; mask < 4; mask *= 2) {
+        float const other = tile.shfl_xor(more, mask);
+        more = other > more ? other : more;
+      }
+      float const kept = exp2f(most - more);
+      most = more;
+      if (tile.ballot(kept != 1) != 0) {
+        total *= kept;
+        KVPOLICY_UNROLL
+        for (int c = 0; c < Chunks; ++c) {
+          KVPOLICY_UNROLL
+          for (int w = 0; w < 4; ++w) {
+            KVPOLICY_UNROLL
+            for (int i = 0; i < 4; ++i) sum[c][w][i] *= kept;
+          }
+        }
+      }
+      std::uint32_t weights[4];
+      KVPOLICY_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        float const weight0 = exp2f(logit[2 * r] - more);
+        float const weight1 = exp2f(logit[2 * r + 1] - more);
+        total += weight0 + weight1;
+        split<E>(weight0, weight1, weights[2 * r], weights[2 * r + 1]);
+      }
+      KVPOLICY_UNROLL
+      for (int c = 0; c < Chunks; ++c) {
+        KVPOLICY_UNROLL
+        for (int w = 0; w < 4; ++w) {
+          std::uint32_t const turned[2] = {tile.transpose(value[0][c].word[0].word[w]),
+                                           tile.transpose(value[1][c].word[0].word[w])};
+          tile.template multiply<E>(weights, turned, sum[c][w]);
+        }
+      }
+    }
+
+    // The warps in order.
+    KVPOLICY_UNROLL
+    for (unsigned mask = 1; mask < 4; mask *= 2) total += tile.shfl_xor(total, mask);
+    if (t == 0) {
+      s.most[tile.index() * heads_of_tile + g] = most;
+      s.total[tile.index() * heads_of_tile + g] = total;
+    }
+    block.sync();
+    float const mine = exp2f(most - s.largest(g));
+    for (int v = 0; v < warps; ++v) {
+      if (static_cast<int>(tile.index()) == v) {
+        KVPOLICY_UNROLL
+        for (int c = 0; c < Chunks; ++c) {
+          KVPOLICY_UNROLL
+          for (int w = 0; w < 4; ++w) {
+            KVPOLICY_UNROLL
+            for (int i = 0; i < 2; ++i) {
+              std::int32_t const at = g * 32 * Chunks + 8 * (t + 4 * c) + 2 * w + i;
+              float before = 0;
+              if (v > 0) before = s.sums[at];
+              s.sums[at] = before + mine * (sum[c][w][i] + sum[c][w][2 + i]);
+            }
+          }
+        }
+      }
+      block.sync();
+    }
+    s.write(block, a, heads);
+  }
+};
+
+}  // namespace kvpolicy::cuda
