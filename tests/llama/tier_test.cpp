@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "decoding.hpp"
@@ -81,7 +82,7 @@ class tiers {
 /// Beside the logits.
 struct observed {
   tier::resident_statistics tier{};
-  double stalled = 0;  ///< what steps waited, in seconds; a new prompt may wait for what the one before has asked for
+  double stalled = 0;  ///< what steps waited, in seconds, but each prompt's first, which may wait for the prompt before
   std::map<std::string, double> policy{};  ///< what it told
 };
 
@@ -95,10 +96,12 @@ std::vector<logits> decode_twice(Policy const& preset, session_options options, 
   for (std::uint64_t const seed : {11u, 12u}) {
     ours.clear();
     ours.feed(random_tokens(400, seed));
-    double const before = policy.tier_statistics().stall_seconds;
-    std::vector<logits> const steps = decode_each(ours, random_tokens(40, seed + 10));
-    if (seen != nullptr) seen->stalled += policy.tier_statistics().stall_seconds - before;
-    all.insert(all.end(), steps.begin(), steps.end());
+    std::optional<double> before;
+    for (llama_token const token : random_tokens(40, seed + 10)) {
+      all.push_back(ours.feed(token));
+      if (!before) before = policy.tier_statistics().stall_seconds;  // the first step takes its prompt in
+    }
+    if (seen != nullptr) seen->stalled += policy.tier_statistics().stall_seconds - *before;
   }
   if (seen == nullptr) return all;
   seen->tier = policy.tier_statistics();
