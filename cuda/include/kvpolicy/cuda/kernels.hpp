@@ -5,6 +5,7 @@
 #include "kvpolicy/cuda/kernel/attend_block.hpp"
 #include "kvpolicy/cuda/kernel/attend_merge.hpp"
 #include "kvpolicy/cuda/kernel/attend_tensor.hpp"
+#include "kvpolicy/cuda/kernel/logits_tensor.hpp"
 #include "kvpolicy/cuda/kernel/drift.hpp"
 #include "kvpolicy/cuda/kernel/entropy.hpp"
 #include "kvpolicy/cuda/kernel/evict.hpp"
@@ -28,6 +29,9 @@
 
 /// X(body) for each body of a group; inside namespace kvpolicy::cuda.
 #define KVPOLICY_EACH_TYPE(X, body) X(body<element_type::f32>) X(body<element_type::f16>) X(body<element_type::bf16>)
+#define KVPOLICY_EACH_TENSOR(X, body)                                                  \
+  X(body<element_type::f16, 2>) X(body<element_type::f16, 4>)                          \
+  X(body<element_type::bf16, 2>) X(body<element_type::bf16, 4>)
 #define KVPOLICY_EACH_GROUP(X, type)                                                   \
   X(attend_body<element_type::type, 1>) X(attend_body<element_type::type, 2>)          \
   X(attend_body<element_type::type, 4>) X(attend_body<element_type::type, 8>)          \
@@ -37,6 +41,7 @@
   KVPOLICY_EACH_TYPE(X, pool_mean_body) KVPOLICY_EACH_TYPE(X, pool_unrotated_body)     \
   KVPOLICY_EACH_TYPE(X, pool_bounds_body)                                              \
   KVPOLICY_EACH_TYPE(X, pool_mean_deviation_body) KVPOLICY_EACH_TYPE(X, score_bounds_body) \
+  KVPOLICY_EACH_TENSOR(X, score_bounds_tensor_body)                                    \
   X(score_dot_body) X(top_k_body<1>) X(top_k_body<32>) X(named_tokens_body)            \
   X(entropy_body) X(page_trigger_body)                                                 \
   X(cascade_due_body) X(page_anchor_body) X(refresh_range_body)                        \
@@ -51,8 +56,7 @@
 
 #define KVPOLICY_ATTEND_KERNELS(X)                                                     \
   KVPOLICY_EACH_GROUP(X, f32) KVPOLICY_EACH_GROUP(X, f16) KVPOLICY_EACH_GROUP(X, bf16) \
-  X(attend_tensor_body<element_type::f16, 2>) X(attend_tensor_body<element_type::f16, 4>) \
-  X(attend_tensor_body<element_type::bf16, 2>) X(attend_tensor_body<element_type::bf16, 4>) \
+  KVPOLICY_EACH_TENSOR(X, attend_tensor_body) KVPOLICY_EACH_TENSOR(X, list_logits_tensor_body) \
   X(attend_merge_body)                                                                 \
   KVPOLICY_EACH_TYPE(X, list_logits_body) X(softmax_rows_body) X(group_weights_body)
 

@@ -2,25 +2,13 @@
 #pragma once
 
 #include "kvpolicy/cuda/kernel/attend.hpp"
+#include "kvpolicy/cuda/kernel/tensor_queries.hpp"
 
 namespace kvpolicy::cuda {
 
-/// Two halves in a word, the first one low; and what they leave of the values, in another.
-template <element_type E>
-KVPOLICY_KERNEL void split(float x, float y, std::uint32_t& high, std::uint32_t& low) {
-  stored<E> const x_high = narrowed<E>(x);
-  stored<E> const y_high = narrowed<E>(y);
-  stored<E> const x_low = narrowed<E>(x - widened<E>(x_high));
-  stored<E> const y_low = narrowed<E>(y - widened<E>(y_high));
-  high = x_high | static_cast<std::uint32_t>(y_high) << 16;
-  low = x_low | static_cast<std::uint32_t>(y_low) << 16;
-}
-
-/// Keys and values are 16-bit, packed, of 32 Chunks channels. Up to 8 query heads are rows 0 to 7 of a matrix, what rounding to
-/// halves leaves of them rows 8 to 15: one product has both, and is as exact as one of fp32 queries. Weights likewise.
-/// Of lane l, g = l / 4 and t = l % 4: it reads channels [8 (t + 4 c), + 8) of the keys and values of tokens g and g + 8 of a
-/// turn, has those channels of query head g and of its sum, and the logits of tokens 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. Which
-/// channels a product calls its k-th does not matter, as long as both sides agree.
+/// Rows as tensor_queries; weights in two halves like them. Of lane l, g = l / 4 and t = l % 4: it reads channels
+/// [8 (t + 4 c), + 8) of the keys and values of tokens g and g + 8 of a turn, has those channels of query head g's sum, and the
+/// logits of tokens 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
 template <element_type E, int Chunks>
 struct attend_tensor_body {
   static constexpr unsigned threads = 128;
@@ -42,43 +30,12 @@ struct attend_tensor_body {
     row_reader<E, B> const values(block, a.values, block.z());
     list_reader<B> const list(block, a.lists, block.z(), heads.kv_head);
 
-    // Of the query at a power of two that makes its largest channel less than 1: halves then hold it, whatever its size.
-    std::uint32_t query[Chunks][2][4];
-    float unit = 1;
-    {
-      float channels[Chunks][8] = {};
-      float size = 0;
-      KVPOLICY_UNROLL
-      for (int c = 0; c < Chunks; ++c) {
-        KVPOLICY_UNROLL
-        for (int i = 0; i < 8; ++i) {
-          if (g >= heads.real) continue;
-          channels[c][i] =
-              get(block, a.queries,
-                  block.z() * a.queries.sequence_stride + (heads.first_q + g) * a.queries.head_stride + 8 * (t + 4 * c) + i) *
-              (a.scale * 1.44269504f);
-          size = fabsf(channels[c][i]) > size ? fabsf(channels[c][i]) : size;
-        }
-      }
-      KVPOLICY_UNROLL
-      for (unsigned mask = 1; mask < 4; mask *= 2) {
-        float const other = tile.shfl_xor(size, mask);
-        size = other > size ? other : size;
-      }
-      int exponent = 0;
-      if (size > 0 && size < 3e38f) (void)frexpf(size, &exponent);
-      unit = ldexpf(1, exponent);
-      float const share = ldexpf(1, -exponent);
-      KVPOLICY_UNROLL
-      for (int c = 0; c < Chunks; ++c) {
-        KVPOLICY_UNROLL
-        for (int step = 0; step < 2; ++step) {
-          float const* const four = &channels[c][4 * step];
-          split<E>(four[0] * share, four[1] * share, query[c][step][0], query[c][step][1]);
-          split<E>(four[2] * share, four[3] * share, query[c][step][2], query[c][step][3]);
-        }
-      }
-    }
+    tensor_queries<E, Chunks> query;
+    query.load(tile, heads.real, [&](std::int32_t head, std::int32_t channel) {
+      return get(block, a.queries,
+                 block.z() * a.queries.sequence_stride + (heads.first_q + head) * a.queries.head_stride + channel) *
+             (a.scale * 1.44269504f);
+    });
 
     float sum[Chunks][4][4] = {};
     float most = no_logit;
@@ -123,17 +80,10 @@ struct attend_tensor_body {
       KVPOLICY_UNROLL
       for (int r = 0; r < 2; ++r) {
         float product[4] = {};
-        KVPOLICY_UNROLL
-        for (int c = 0; c < Chunks; ++c) {
-          KVPOLICY_UNROLL
-          for (int step = 0; step < 2; ++step) {
-            std::uint32_t const four[2] = {key[r][c].word[0].word[2 * step], key[r][c].word[0].word[2 * step + 1]};
-            tile.template multiply<E>(query[c][step], four, product);
-          }
-        }
+        query.multiply(tile, key[r], product);
         KVPOLICY_UNROLL
         for (int i = 0; i < 2; ++i) {
-          logit[2 * r + i] = 8 * r + 2 * t + i < left ? (product[i] + product[2 + i]) * unit : 2 * no_logit;
+          logit[2 * r + i] = 8 * r + 2 * t + i < left ? (product[i] + product[2 + i]) * query.unit : 2 * no_logit;
         }
       }
       float more = most;

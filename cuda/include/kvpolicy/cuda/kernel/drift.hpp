@@ -72,6 +72,7 @@ struct smooth_rows_body {
     buffer<float> to;
     buffer<std::int32_t const> source;  ///< of each row, which row of its sequence is smoothed for it; none: its own
     std::int32_t heads = 1;             ///< rows of a sequence, where there is a source
+    std::int32_t blocks = 1;            ///< that share a row
   };
   template <class B>
   struct shared {};
@@ -80,20 +81,22 @@ struct smooth_rows_body {
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
     std::int64_t const row = block.y();
     std::int32_t const count = block.global(a.counts)[row / a.per_list];
-    std::int64_t const t = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
+    std::int64_t t = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
     if (t >= count) return;
     auto const from = block.global(a.from);
     std::int64_t const at = a.source.data == nullptr ? row : row / a.heads * a.heads + block.global(a.source)[row];
     std::int64_t const reach = a.how == 0 ? 0 : a.width / 2;
-    std::int64_t const first = t > reach ? t - reach : 0;
-    std::int64_t const last = t + reach + 1 < count ? t + reach + 1 : count;
-    float result = a.how == 2 ? -__builtin_huge_valf() : 0;
-    for (std::int64_t i = first; i < last; ++i) {
-      float const value = from[at * a.stride + i];
-      if (a.how != 2) result += value;
-      else if (!(value <= result)) result = value;
+    for (; t < count; t += static_cast<std::int64_t>(a.blocks) * B::threads) {
+      std::int64_t const first = t > reach ? t - reach : 0;
+      std::int64_t const last = t + reach + 1 < count ? t + reach + 1 : count;
+      float result = a.how == 2 ? -__builtin_huge_valf() : 0;
+      for (std::int64_t i = first; i < last; ++i) {
+        float const value = from[at * a.stride + i];
+        if (a.how != 2) result += value;
+        else if (!(value <= result)) result = value;
+      }
+      block.global(a.to)[row * a.stride + t] = a.how == 1 ? result / static_cast<float>(a.width) : result;
     }
-    block.global(a.to)[row * a.stride + t] = a.how == 1 ? result / static_cast<float>(a.width) : result;
   }
 };
 

@@ -86,6 +86,11 @@ struct score_bounds_body {
     buffer<float> scores;  ///< (s, h, u)
     std::int64_t sequence_stride = 0;
     std::int64_t head_stride = 0;
+
+    template <class B>
+    KVPOLICY_KERNEL unsigned number(B& block) const {
+      return by_head ? block.z() * static_cast<unsigned>(bounds.heads) + block.y() : block.z();
+    }
   };
   template <class B>
   struct shared {
@@ -107,8 +112,7 @@ struct score_bounds_body {
     auto const part = lane & (share.lanes - 1);
     std::int64_t const nth =
         (static_cast<std::int64_t>(block.x()) * (B::threads / 32) + tile.index()) * share.rows_of_warp() + lane / share.lanes;
-    unsigned number = block.z();
-    if (a.by_head) number = number * static_cast<unsigned>(a.bounds.heads) + block.y();
+    unsigned const number = a.number(block);
     bool const there = nth < a.count.of(block, number);
     std::int64_t const unit = a.first.of(block, number) + nth;
     float high[8] = {};

@@ -132,7 +132,8 @@ struct group_weights_body {
     buffer<float> out;          ///< (s, h, i)
     std::int64_t sequence_stride = 0;
     std::int64_t head_stride = 0;
-    bool maximum = false;  ///< of the group, not its mean
+    bool maximum = false;     ///< of the group, not its mean
+    std::int32_t blocks = 1;  ///< that share a row
   };
   template <class B>
   struct shared {};
@@ -140,22 +141,24 @@ struct group_weights_body {
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
     list_reader<B> const list(block, a.lists, block.z(), block.y() / static_cast<unsigned>(a.per_list));
-    std::int64_t const i = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
-    if (i >= list.count() - a.first) return;
     auto const logits = block.global(a.logits);
     auto const statistics = block.global(a.statistics);
-    float merged = 0;
-    for (std::int32_t g = 0; g < a.group; ++g) {
-      std::int64_t const q = (static_cast<std::int64_t>(block.z()) * a.heads + block.y()) * a.group + g;
-      float const x = logits[q * a.stride + i];
-      float const most = statistics[q * 2];
-      float const share = statistics[q * 2 + 1];
-      float const weight = expf(x - most) * share;
-      if (!a.maximum) merged += weight;
-      else if (!(weight <= merged)) merged = weight;
+    std::int64_t const count = list.count() - a.first;
+    for (std::int64_t i = static_cast<std::int64_t>(block.x()) * B::threads + block.thread(); i < count;
+         i += static_cast<std::int64_t>(a.blocks) * B::threads) {
+      float merged = 0;
+      for (std::int32_t g = 0; g < a.group; ++g) {
+        std::int64_t const q = (static_cast<std::int64_t>(block.z()) * a.heads + block.y()) * a.group + g;
+        float const x = logits[q * a.stride + i];
+        float const most = statistics[q * 2];
+        float const share = statistics[q * 2 + 1];
+        float const weight = expf(x - most) * share;
+        if (!a.maximum) merged += weight;
+        else if (!(weight <= merged)) merged = weight;
+      }
+      block.global(a.out)[block.z() * a.sequence_stride + block.y() * a.head_stride + i] =
+          a.maximum ? merged : merged / static_cast<float>(a.group);
     }
-    block.global(a.out)[block.z() * a.sequence_stride + block.y() * a.head_stride + i] =
-        a.maximum ? merged : merged / static_cast<float>(a.group);
   }
 };
 

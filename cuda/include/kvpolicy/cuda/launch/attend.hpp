@@ -6,6 +6,7 @@
 #include "kvpolicy/cuda/kernel/attend.hpp"
 #include "kvpolicy/cuda/kernel/attend_merge.hpp"
 #include "kvpolicy/cuda/kernel/attend_tensor.hpp"
+#include "kvpolicy/cuda/kernel/logits_tensor.hpp"
 #include "kvpolicy/cuda/kernel/softmax.hpp"
 #include "kvpolicy/cuda/launch/device.hpp"
 
@@ -58,16 +59,6 @@ void launch_attend_tiles(D& device, decode_attention const& a) {
   });
 }
 
-/// Rows of 32 Chunks halves.
-template <int Chunks, device D>
-void launch_attend_tensor(D& device, decode_attention const& a) {
-  launch_attend_splits(device, a, 8, [&](grid_size const& grid, attend_arguments const& arguments) {
-    if (a.keys.type == element_type::f16)
-      device.template launch<attend_tensor_body<element_type::f16, Chunks>>(grid, arguments);
-    else device.template launch<attend_tensor_body<element_type::bf16, Chunks>>(grid, arguments);
-  });
-}
-
 inline void expect_alike(char const* kernel, batch_rows const& keys, batch_rows const& values) {
   if (values.type == keys.type && values.head_dim == keys.head_dim && values.heads == keys.heads) return;
   throw unsupported(std::string(kernel) + " reads values of the keys' type, heads and head size; got " +
@@ -80,10 +71,14 @@ void launch_attend(D& device, decode_attention const& a) {
   expect_row("attend", a.keys.head_dim);
   expect_alike("attend", a.keys, a.values);
   bool const packed = a.keys.packed && a.values.packed;
-  bool const halves = packed && (a.keys.type == element_type::f16 || a.keys.type == element_type::bf16);
-  if (halves && a.keys.head_dim == 64) launch_attend_tensor<2>(device, a);
-  else if (halves && a.keys.head_dim == 128) launch_attend_tensor<4>(device, a);
-  else if (!packed) launch_attend_tiles<1, false>(device, a);
+  if (packed && with_tensor_rows(a.keys, [&]<element_type E, int Chunks>() {
+        launch_attend_splits(device, a, 8, [&](grid_size const& grid, attend_arguments const& arguments) {
+          device.template launch<attend_tensor_body<E, Chunks>>(grid, arguments);
+        });
+      })) {
+    return;
+  }
+  if (!packed) launch_attend_tiles<1, false>(device, a);
   else if (a.group == 1) launch_attend_tiles<1>(device, a);
   else if (a.group == 2) launch_attend_tiles<2>(device, a);
   else if (a.group <= 4) launch_attend_tiles<4>(device, a);
@@ -116,9 +111,10 @@ void launch_group_weights(D& device, buffer<float const> logits, std::int64_t st
   device.template launch<softmax_rows_body>({rows, a.sequences, 1},
                                             {logits, stride, a.lists, a.first, rows, rows_of_head, statistics});
   std::int32_t const heads = a.keys.heads * a.window;
-  device.template launch<group_weights_body>({divided_up(a.most_tokens, group_weights_body::threads), heads, a.sequences},
+  std::int32_t const blocks = blocks_of_row(device, a.most_tokens, group_weights_body::threads, heads * a.sequences);
+  device.template launch<group_weights_body>({blocks, heads, a.sequences},
                                              {logits, stride, statistics, a.lists, a.first, a.group, heads, a.window, a.out,
-                                              a.sequence_stride, a.head_stride, a.maximum});
+                                              a.sequence_stride, a.head_stride, a.maximum, blocks});
 }
 
 /// scale q.k of the listed tokens: `[sequences, kv_heads, window, group, most_tokens]`. Keys are read once for as many queries
@@ -126,6 +122,14 @@ void launch_group_weights(D& device, buffer<float const> logits, std::int64_t st
 template <device D>
 void launch_list_logits(D& device, list_weights const& a, buffer<float> logits) {
   std::int32_t const rows = a.group * a.window;
+  bool const on_tensors = with_tensor_rows(a.keys, [&]<element_type E, int Chunks>() {
+    using body = list_logits_tensor_body<E, Chunks>;
+    auto const tiles = static_cast<std::int32_t>(divided_up(rows, 8));
+    std::int32_t const blocks = blocks_of_row(device, a.most_tokens, body::threads / 4, a.sequences * a.keys.heads * tiles);
+    device.template launch<body>({blocks, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences},
+                                 {a.queries, a.scale, rows, tiles, a.keys, a.lists, a.first, logits, a.most_tokens, blocks});
+  });
+  if (on_tensors) return;
   std::int32_t const at_once = 16 * max_head_dim / a.keys.head_dim;
   with_type(a.keys.type, [&]<element_type E>() {
     using body = list_logits_body<E>;

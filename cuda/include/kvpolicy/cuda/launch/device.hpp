@@ -2,6 +2,7 @@
 // checked one.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <concepts>
 #include <string>
@@ -66,6 +67,28 @@ void with_type(element_type type, Work work) {
     default:
       throw unsupported(std::string("rows of ") + name_of(type) + " are read on hosts only; use f16, bf16 or f32 on a GPU");
   }
+}
+
+/// Calls `work.template operator()<E, Chunks>()` for packed rows of 32 Chunks halves, which tensor cores take; or says false.
+template <class Work>
+bool with_tensor_rows(batch_rows const& rows, Work work) {
+  if (!rows.packed || (rows.type != element_type::f16 && rows.type != element_type::bf16)) return false;
+  if (rows.head_dim != 64 && rows.head_dim != 128) return false;
+  auto const of_type = [&]<element_type E>() {
+    if (rows.head_dim == 64) work.template operator()<E, 2>();
+    else work.template operator()<E, 4>();
+  };
+  if (rows.type == element_type::f16) of_type.template operator()<element_type::f16>();
+  else of_type.template operator()<element_type::bf16>();
+  return true;
+}
+
+/// How many blocks share a row of `most` elements, `of_block` to each at a time: what there is they take in turns, so that rows
+/// that are short, or empty, cost next to nothing, and all rows fill the device.
+template <device D>
+std::int32_t blocks_of_row(D& device, std::int64_t most, std::int64_t of_block, std::int64_t rows) {
+  std::int64_t const enough = divided_up(4 * device.blocks_wanted(), std::max<std::int64_t>(1, rows));
+  return static_cast<std::int32_t>(std::clamp<std::int64_t>(divided_up(most, of_block), 1, std::max<std::int64_t>(1, enough)));
 }
 
 /// The strides and sizes of a view's rows, as kernels take them. Throws invalid_value where a stride is not of whole elements,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kvpolicy/cuda/kernel/logits_tensor.hpp"
 #include "kvpolicy/cuda/kernel/pool.hpp"
 #include "kvpolicy/cuda/kernel/score.hpp"
 #include "kvpolicy/cuda/kernel/top_k.hpp"
@@ -37,6 +38,17 @@ template <device D, class Set>
 void launch_score_bounds(D& device, batch_rows const& bounds, std::int32_t group, std::int64_t max_units,
                          std::int64_t sequences, Set set) {
   expect_row("score_bounds", bounds.head_dim, group);
+  bool const on_tensors = group <= 8 && with_tensor_rows(bounds, [&]<element_type E, int Chunks>() {
+                            using body = score_bounds_tensor_body<E, Chunks>;
+                            typename body::arguments a{};
+                            a.bounds = bounds;
+                            a.group = group;
+                            a.head_dim = bounds.head_dim;
+                            set(a);
+                            a.blocks = blocks_of_row(device, max_units, body::threads / 4, sequences * bounds.heads);
+                            device.template launch<body>({a.blocks, bounds.heads, sequences}, a);
+                          });
+  if (on_tensors) return;
   with_type(bounds.type, [&]<element_type E>() {
     using body = score_bounds_body<E>;
     typename body::arguments a{};
