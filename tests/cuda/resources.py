@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Reads what nvcc says of the library's kernels: no spills, no local memory, static shared memory that fits, and rows that are read
-16 bytes at a time. Prints the table of docs/kernels.md with --table.
+16 bytes at a time; and, with a disassembler, how many instructions a warp issues for 512 bytes of rows. Prints the table of
+docs/kernels.md with --table.
 
-    resources.py NVCC SOURCE_DIR [--table]
+    resources.py NVCC SOURCE_DIR [--nvdisasm PROGRAM] [--table]
 """
 import argparse
 import re
@@ -11,6 +12,17 @@ import sys
 import tempfile
 
 GROUPS = ("unit", "attend", "prompt")
+# Instructions for 512 bytes: what a kernel may not go above. docs/kernels.md says of each what it is aimed at.
+LIMITS = {
+    "attend_tensor<bf16,2>": 90, "attend_tensor<bf16,4>": 60, "attend_tensor<f16,2>": 90, "attend_tensor<f16,4>": 60,
+    "gather_rows<bf16>": 143, "gather_rows<f16>": 143, "gather_rows<f32>": 72, "list_logits_tensor<bf16,2>": 90,
+    "list_logits_tensor<bf16,4>": 60, "list_logits_tensor<f16,2>": 90, "list_logits_tensor<f16,4>": 60,
+    "pool_bounds<bf16>": 379, "pool_bounds<f16>": 379, "pool_bounds<f32>": 180, "pool_mean<bf16>": 255,
+    "pool_mean<f16>": 255, "pool_mean<f32>": 118, "pool_mean_deviation<bf16>": 449, "pool_mean_deviation<f16>": 449,
+    "pool_mean_deviation<f32>": 215, "pool_unrotated<bf16>": 356, "pool_unrotated<f16>": 357, "pool_unrotated<f32>": 171,
+    "score_bounds_tensor<bf16,2>": 90, "score_bounds_tensor<bf16,4>": 60, "score_bounds_tensor<f16,2>": 90,
+    "score_bounds_tensor<f16,4>": 60, "score_dot": 30,
+}
 REGISTERS, SHARED, THREADS, BLOCKS = 65536, 233472, 2048, 32  # of an sm_90 multiprocessor
 
 
@@ -23,6 +35,35 @@ def compile_group(nvcc, root, group, folder):
     subprocess.run([*common, "-ptx", source, "-o", f"{folder}/{group}.ptx"], check=True)
     with open(f"{folder}/{group}.ptx") as file:
         return cubin.stderr, file.read()
+
+
+def instructions(nvdisasm, cubin):
+    """Of each kernel that reads rows 16 bytes a thread: instructions for each such load of a warp, 512 bytes, in its tightest loop with
+    most of them, or in all of it where no loop has any."""
+    listing = subprocess.run([nvdisasm, "-c", cubin], capture_output=True, text=True, check=True).stdout
+    found = {}
+    for part in re.split(r"(?=^\.text\.\w+:$)", listing, flags=re.M)[1:]:
+        name = re.match(r"\.text\.(\w+):", part).group(1)
+        code, labels = [], {}
+        for line in part.split("\n"):
+            label = re.match(r"(\.L_x_\d+):", line)
+            if label:
+                labels[label.group(1)] = len(code)
+            operation = re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", line)
+            if operation:
+                code.append(operation.group(1))
+        spans = [(0, len(code))]
+        for at, operation in enumerate(code):
+            jump = re.search(r"\bBRA\b.*?`\((\.L_x_\d+)\)", operation)
+            if jump and labels.get(jump.group(1), at + 1) <= at:
+                spans.append((labels[jump.group(1)], at + 1))
+        loads = {span: sum("LDG" in o and ".128" in o for o in code[span[0]:span[1]]) for span in spans}
+        loops = [span for span in spans[1:] if loads[span]]
+        most = max((loads[span] for span in loops), default=0)
+        tight = [span for span in loops if loads[span] == most] or [span for span in spans[:1] if loads[span]]
+        if tight:
+            found[name] = min(round((last - first) / loads[first, last]) for first, last in tight)
+    return found
 
 
 def demangled(names):
@@ -61,12 +102,16 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("nvcc")
     parser.add_argument("root")
+    parser.add_argument("--nvdisasm")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     every = {}
+    issued = {}
     with tempfile.TemporaryDirectory() as folder:
         for group in GROUPS:
             every |= kernels(*compile_group(arguments.nvcc, arguments.root, group, folder))
+            if arguments.nvdisasm:
+                issued |= instructions(arguments.nvdisasm, f"{folder}/{group}.cubin")
     names = demangled(list(every))
     faults = []
     rows = []
@@ -74,7 +119,10 @@ def main():
         name = short(names[mangled])
         size = kernel["threads"]
         blocks = min(REGISTERS // (-(-kernel["registers"] // 8) * 8 * size), SHARED // (kernel["shared"] + 1024), THREADS // size, BLOCKS)
-        rows.append((name, size, kernel["registers"], kernel["shared"], blocks, f"{100 * blocks * size // THREADS} %"))
+        rows.append((name, size, kernel["registers"], kernel["shared"], blocks, f"{100 * blocks * size // THREADS} %",
+                     issued.get(mangled, "")))
+        if issued.get(mangled, 0) > LIMITS.get(name, 10**9):
+            faults.append(f"{name}: {issued[mangled]} instructions for 512 bytes of rows; the limit is {LIMITS[name]}")
         if kernel["spills"] or kernel["stack"] or kernel["local"]:
             faults.append(f"{name}: {kernel['spills']} bytes spilled, {kernel['stack']} bytes of stack")
         if blocks == 0:
@@ -85,10 +133,14 @@ def main():
         if reads_rows and kernel["wide"] == 0:
             faults.append(f"{name}: rows are not read 16 bytes at a time")
     if arguments.table:
-        print("| kernel | threads | registers | shared, bytes | blocks on an sm_90 multiprocessor | occupancy |")
-        print("|---|---|---|---|---|---|")
+        print("| kernel | threads | registers | shared, bytes | blocks on an sm_90 multiprocessor | occupancy | for 512 bytes |")
+        print("|---|---|---|---|---|---|---|")
         for row in rows:
             print("| " + " | ".join(str(cell) for cell in row) + " |")
+    names_there = {row[0] for row in rows}
+    faults += [f"LIMITS names {name}, which is no kernel" for name in LIMITS if name not in names_there]
+    if not arguments.nvdisasm:
+        print("resources.py: no nvdisasm given: instructions were not counted", file=sys.stderr)
     for fault in faults:
         print(f"resources.py: {fault}", file=sys.stderr)
     print(f"{len(every)} kernels, {len(faults)} faults", file=sys.stderr)
