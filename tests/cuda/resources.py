@@ -17,9 +17,9 @@ LIMITS = {
     "attend_tensor<bf16,2>": 90, "attend_tensor<bf16,4>": 60, "attend_tensor<f16,2>": 90, "attend_tensor<f16,4>": 60,
     "gather_rows<bf16>": 143, "gather_rows<f16>": 143, "gather_rows<f32>": 72, "list_logits_tensor<bf16,2>": 90,
     "list_logits_tensor<bf16,4>": 60, "list_logits_tensor<f16,2>": 90, "list_logits_tensor<f16,4>": 60,
-    "pool_bounds<bf16>": 379, "pool_bounds<f16>": 379, "pool_bounds<f32>": 180, "pool_mean<bf16>": 255,
-    "pool_mean<f16>": 255, "pool_mean<f32>": 118, "pool_mean_deviation<bf16>": 449, "pool_mean_deviation<f16>": 449,
-    "pool_mean_deviation<f32>": 215, "pool_unrotated<bf16>": 356, "pool_unrotated<f16>": 357, "pool_unrotated<f32>": 171,
+    "pool_bounds<bf16>": 191, "pool_bounds<f16>": 191, "pool_bounds<f32>": 92, "pool_mean<bf16>": 121,
+    "pool_mean<f16>": 121, "pool_mean<f32>": 57, "pool_mean_deviation<bf16>": 265, "pool_mean_deviation<f16>": 265,
+    "pool_mean_deviation<f32>": 127, "pool_unrotated<bf16>": 356, "pool_unrotated<f16>": 357, "pool_unrotated<f32>": 171,
     "score_bounds_tensor<bf16,2>": 90, "score_bounds_tensor<bf16,4>": 60, "score_bounds_tensor<f16,2>": 90,
     "score_bounds_tensor<f16,4>": 60, "score_dot": 30,
 }

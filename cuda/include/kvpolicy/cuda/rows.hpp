@@ -97,6 +97,7 @@ class row_reader {
         indices_(block.global(rows.indices)),
         sequence_(sequence) {}
 
+  KVPOLICY_KERNEL bool packed() const { return rows_.packed; }
   /// The token of the sequence that row `token` is of.
   KVPOLICY_KERNEL std::int64_t at(std::int64_t head, std::int64_t token) const {
     if (rows_.indices.data == nullptr) return token;

@@ -4,82 +4,11 @@
 
 #include <cmath>
 
-#include "kvpolicy/cuda/kernel/lists.hpp"
+#include "kvpolicy/cuda/kernel/pool_items.hpp"
 #include "kvpolicy/cuda/kernel/turns.hpp"
 #include "kvpolicy/cuda/rows.hpp"
 
 namespace kvpolicy::cuda {
-
-/// Tokens that are folded in, of each sequence: [last - newest, last), not below 0, or from `begin` where that is given; units
-/// of `unit_size` from `origin` on.
-struct pooled_tokens {
-  per_sequence last;
-  std::int64_t newest = INT64_MAX;
-  per_sequence begin{{}, -1};
-  std::int32_t unit_size = 1;
-  std::int64_t origin = 0;
-  token_lists lists{};     ///< pool_bounds and pool_mean_deviation alone: tokens are by index in these, `last` is their length
-  std::int64_t units = 0;  ///< of any sequence that are touched, at most: the grid's
-  std::int64_t unit_base = 0;  ///< the first unit of the output
-
-  template <class B>
-  KVPOLICY_KERNEL std::int64_t first(B& block, std::int64_t last_token) const {
-    if (begin.values.data != nullptr) return begin.of(block, block.z());
-    return newest < last_token ? last_token - newest : 0;
-  }
-};
-
-/// What one thread of a pooling kernel works on.
-struct pool_item {
-  std::int64_t unit = 0;
-  std::int32_t part = 0;
-  std::int64_t begin = 0;  ///< tokens to fold in
-  std::int64_t end = 0;
-  std::int64_t already = 0;  ///< tokens of the unit that are in
-};
-
-template <class B>
-KVPOLICY_KERNEL pool_item item_of(B& block, batch_rows const& keys, pooled_tokens const& what, std::int64_t last) {
-  std::int64_t const first = what.first(block, last);
-  std::int64_t const item = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
-  std::int64_t const nth = item / keys.parts();
-  pool_item mine;
-  mine.part = static_cast<std::int32_t>(item - nth * keys.parts());
-  std::int64_t const unit = (first - what.origin) / what.unit_size + nth;
-  mine.unit = unit - what.unit_base;
-  std::int64_t const unit_begin = what.origin + unit * what.unit_size;
-  mine.begin = unit_begin > first ? unit_begin : first;
-  mine.end = unit_begin + what.unit_size < last ? unit_begin + what.unit_size : last;
-  mine.already = mine.begin - unit_begin;
-  return mine;
-}
-
-template <class B>
-KVPOLICY_KERNEL pool_item item_of(B& block, batch_rows const& keys, pooled_tokens const& what) {
-  return item_of(block, keys, what, what.last.of(block, block.z()));
-}
-
-/// A head's keys: those of its list, or all.
-template <element_type E, class B>
-class pooled_keys {
- public:
-  KVPOLICY_KERNEL pooled_keys(B& block, batch_rows const& keys, pooled_tokens const& what)
-      : keys_(block, keys, block.z()),
-        list_(block, what.lists, block.z(), block.y()),
-        listed_(what.lists.units.data != nullptr),
-        last_(listed_ ? list_.count() : what.last.of(block, block.z())) {}
-
-  KVPOLICY_KERNEL std::int64_t last() const { return last_; }
-  KVPOLICY_KERNEL void load(B& block, std::int64_t token, std::int32_t part, float (&x)[8]) const {
-    keys_.load(keys_.offset(block.y(), listed_ ? list_.token(token) : token), part, x);
-  }
-
- private:
-  row_reader<E, B> keys_;
-  list_reader<B> list_;
-  bool listed_;
-  std::int64_t last_;
-};
 
 /// Means of keys as they lie, or turned back first: two kernels, as turning takes twice the registers.
 template <element_type E, bool Turned>
@@ -113,16 +42,25 @@ struct pool_mean_of {
       if (mine.already > 0 && mine.part * 8 + i < a.keys.head_dim) mean[i] = means[at + i];
     }
     auto count = static_cast<float>(mine.already);
-    KVPOLICY_UNROLL_4
-    for (std::int64_t t = mine.begin; t < mine.end; ++t) {
-      float x[8];
-      std::int64_t const row = keys.offset(block.y(), t);
-      if constexpr (Turned) a.turned.load(block, keys, row, keys.at(block.y(), t), mine.part, x);
-      else keys.load(row, mine.part, x);
-      count += 1;
-      float const share = 1 / count;
-      KVPOLICY_UNROLL
-      for (int i = 0; i < 8; ++i) mean[i] = count == 1 ? x[i] : mean[i] + (x[i] - mean[i]) * share;
+    auto const fold = [&](auto read) {
+      KVPOLICY_UNROLL_4
+      for (std::int64_t t = mine.begin; t < mine.end; ++t) {
+        float x[8];
+        read(t, x);
+        count += 1;
+        float const share = 1 / count;
+        KVPOLICY_UNROLL
+        for (int i = 0; i < 8; ++i) mean[i] = count == 1 ? x[i] : mean[i] + (x[i] - mean[i]) * share;
+      }
+    };
+    if constexpr (Turned) {
+      fold([&](std::int64_t t, float(&x)[8]) {
+        a.turned.load(block, keys, keys.offset(block.y(), t), keys.at(block.y(), t), mine.part, x);
+      });
+    } else if (keys.packed()) {
+      fold([&](std::int64_t t, float(&x)[8]) { keys.widen(keys.load_raw(keys.offset(block.y(), t), mine.part), x); });
+    } else {
+      fold([&](std::int64_t t, float(&x)[8]) { keys.load_apart(keys.offset(block.y(), t), mine.part, x); });
     }
     KVPOLICY_UNROLL
     for (int i = 0; i < 8; ++i) {
@@ -186,17 +124,19 @@ struct pool_bounds_body {
         low[i] = widened<E>(old_low);
       }
     }
-    KVPOLICY_UNROLL_4
-    for (std::int64_t t = mine.begin; t < mine.end; ++t) {
-      float x[8];
-      keys.load(block, t, mine.part, x);
-      KVPOLICY_UNROLL
-      for (int i = 0; i < 8; ++i) {  // comparisons that a NaN fails
-        float const value = x[i] > most ? most : x[i] < -most ? -most : x[i];
-        if (value > high[i]) high[i] = value;
-        if (value < low[i]) low[i] = value;
+    keys.with_part(block, mine.part, [&](auto read) {
+      KVPOLICY_UNROLL_4
+      for (std::int64_t t = mine.begin; t < mine.end; ++t) {
+        float x[8];
+        read(t, x);
+        KVPOLICY_UNROLL
+        for (int i = 0; i < 8; ++i) {  // comparisons that a NaN fails
+          float const value = x[i] > most ? most : x[i] < -most ? -most : x[i];
+          if (value > high[i]) high[i] = value;
+          if (value < low[i]) low[i] = value;
+        }
       }
-    }
+    });
     KVPOLICY_UNROLL
     for (int i = 0; i < 8; ++i) {
       if (mine.part * 8 + i >= dim) continue;
@@ -245,18 +185,20 @@ struct pool_mean_deviation_body {
       }
     }
     auto count = static_cast<float>(mine.already);
-    for (std::int64_t t = mine.begin; t < mine.end; ++t) {
-      float x[8];
-      keys.load(block, t, mine.part, x);
-      bool const fresh = count == 0;
-      count += 1;
-      KVPOLICY_UNROLL
-      for (int i = 0; i < 8; ++i) {
-        float const before = fresh ? x[i] : mean[i];
-        mean[i] = before + (x[i] - before) / count;
-        squares[i] += (x[i] - before) * (x[i] - mean[i]);
+    keys.with_part(block, mine.part, [&](auto read) {
+      for (std::int64_t t = mine.begin; t < mine.end; ++t) {
+        float x[8];
+        read(t, x);
+        bool const fresh = count == 0;
+        count += 1;
+        KVPOLICY_UNROLL
+        for (int i = 0; i < 8; ++i) {
+          float const before = fresh ? x[i] : mean[i];
+          mean[i] = before + (x[i] - before) / count;
+          squares[i] += (x[i] - before) * (x[i] - mean[i]);
+        }
       }
-    }
+    });
     constexpr float most = largest(E);
     KVPOLICY_UNROLL
     for (int i = 0; i < 8; ++i) {
