@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kvpolicy/budget/tokens.hpp"
-#include "kvpolicy/cuda/decode/stage.hpp"
+#include "kvpolicy/cuda/decode/host_prompts.hpp"
 #include "kvpolicy/cuda/kernel/evict.hpp"
 #include "kvpolicy/cuda/launch/attend.hpp"
 #include "kvpolicy/pool/none.hpp"

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kvpolicy/cuda/decode/stage.hpp"
+#include "kvpolicy/cuda/decode/host_prompts.hpp"
 #include "kvpolicy/pool/none.hpp"
 #include "kvpolicy/score/recency.hpp"
 #include "kvpolicy/segment/tokens.hpp"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kvpolicy/budget/by_head_role.hpp"
-#include "kvpolicy/cuda/decode/stage.hpp"
+#include "kvpolicy/cuda/decode/host_prompts.hpp"
 #include "kvpolicy/cuda/kernel/drift.hpp"
 #include "kvpolicy/cuda/launch/attend.hpp"
 #include "kvpolicy/cuda/launch/units.hpp"

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kvpolicy/cuda/decode/host_prompts.hpp"
 #include "kvpolicy/cuda/decode/turns.hpp"
 #include "kvpolicy/cuda/decode/units.hpp"
 #include "kvpolicy/cuda/launch/attend.hpp"
