@@ -27,7 +27,8 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
         prompts_({stage.act, keep_all{}}, stage.shape, stage.sequences),
         tails_(*stage.device, stage.shape.layers, stage.sequences),
         lists_(*stage.device, stage.shape.layers, stage.sequences,
-               act_type::granularity == scope::head ? stage.shape.kv_heads : 1, stage.shape.max_tokens) {}
+               act_type::granularity == scope::head ? stage.shape.kv_heads : 1, stage.shape.max_tokens),
+        counts_(static_cast<std::size_t>(stage.shape.layers * lists_.rows())) {}
 
   /// Decides by the four verbs' own parts, on the host, with the device's primitives.
   template <class View, class Exec>
@@ -39,6 +40,7 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
     std::vector<range_list> const none(lists.size());
     if (dense) lists = none;
     lists_.upload(piece.layer, piece.sequence, lists, *stage_.device);
+    for (std::size_t l = 0; l < lists.size(); ++l) counts_[place(piece.layer, piece.sequence, l)] = token_count(lists[l]);
   }
 
   void plan(std::int64_t sequence, std::int64_t, std::int64_t tokens) {
@@ -57,9 +59,8 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
 
   std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t tokens) const {
     if (tokens == 0 || stage_.act.layers.dense(layer)) return tokens;
-    std::span const lists = kept(sequence, layer);
     std::int64_t const since = tokens - tails_.get(deciding(layer).value, sequence);
-    return token_count(lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(head.value)]) + since;
+    return counts_[place(deciding(layer), sequence, lists_.lists() == 1 ? 0 : static_cast<std::size_t>(head.value))] + since;
   }
 
   token_lists lists(layer_id layer, per_sequence const& lengths) const noexcept {
@@ -70,11 +71,15 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
 
  private:
   static layer_id deciding(layer_id layer) noexcept { return of_request ? layer_id{0} : layer; }
+  std::size_t place(layer_id layer, std::int64_t sequence, std::size_t list) const noexcept {
+    return static_cast<std::size_t>(layer.value * lists_.rows() + sequence * lists_.lists()) + list;
+  }
 
   decode_stage<act_type, D> stage_;
   host_prompts<policy<act_type, keep_all>> prompts_;
   step_numbers<D> tails_;
   list_store<D> lists_;
+  std::vector<std::int64_t> counts_;  ///< `[layers, sequences, lists]` tokens of the prompt
 };
 
 /// The first tokens and the last ones (StreamingLLM). What has left the window does not come back.
