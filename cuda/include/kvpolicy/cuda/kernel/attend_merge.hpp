@@ -1,7 +1,7 @@
 // The splits of a decode attention, put together.
 #pragma once
 
-#include "kvpolicy/cuda/kernel/attend.hpp"
+#include "kvpolicy/cuda/kernel/attend_split.hpp"
 
 namespace kvpolicy::cuda {
 

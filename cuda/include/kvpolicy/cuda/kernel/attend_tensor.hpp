@@ -1,7 +1,7 @@
 // Decode attention over listed tokens on tensor cores: the same splits as attend_body, 16 tokens a warp and turn.
 #pragma once
 
-#include "kvpolicy/cuda/kernel/attend.hpp"
+#include "kvpolicy/cuda/kernel/attend_split.hpp"
 #include "kvpolicy/cuda/kernel/tensor_queries.hpp"
 
 namespace kvpolicy::cuda {

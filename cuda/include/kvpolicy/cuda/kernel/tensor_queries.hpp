@@ -19,9 +19,9 @@ KVPOLICY_KERNEL void split(float x, float y, std::uint32_t& high, std::uint32_t&
 }
 
 /// Query heads of 32 Chunks channels, a lane's part of them. They are rows 0 to 7 of a matrix, what rounding to halves leaves
-/// of them rows 8 to 15: one product has both, and is as exact as one of fp32 queries all but 16 bits long, or 22 with f16.
-/// Lane l has channels [8 (t + 4 c), + 8) of head l / 4, t = l % 4, and reads those of row l / 4: which channel a product calls
-/// its k-th does not matter, as long as both sides agree.
+/// of them rows 8 to 15: one product has both, as from queries of 16 significant bits (bf16) or 22 (f16). Lane l has channels
+/// [8 (t + 4 c), + 8) of head l / 4, t = l % 4, and reads those of row l / 4: which channel a product calls its k-th does not
+/// matter, as long as both sides agree.
 template <element_type E, int Chunks>
 struct tensor_queries {
   std::uint32_t part[Chunks][2][4];
