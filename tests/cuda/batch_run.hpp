@@ -1,0 +1,287 @@
+// A decoder's steps beside the four verbs' on the oracle, over random batches.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <catch2/catch_test_macros.hpp>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "conformance/rounds.hpp"
+#include "cuda/batch_cache.hpp"
+#include "cuda/test_device.hpp"
+#include "kvpolicy/cuda/decode.hpp"
+#include "kvpolicy/exec/host.hpp"
+
+namespace kvpolicy_test {
+
+inline std::vector<std::int32_t> tokens_of(range_list const& list) {
+  std::vector<std::int32_t> made;
+  for (token_range const& range : list) {
+    for (std::int32_t t = range.begin; t < range.end; ++t) made.push_back(t);
+  }
+  return made;
+}
+
+/// What list `head` of a sequence names, read on the host as kernels read it.
+inline std::vector<std::int32_t> tokens_of(cuda::token_lists const& lists, std::int64_t sequence, std::int64_t head) {
+  auto const number = [&](cuda::per_sequence const& of) -> std::int64_t {
+    return of.values.data == nullptr ? of.all : of.values.data[sequence];
+  };
+  std::int64_t const list = sequence * lists.lists + (lists.lists == 1 ? 0 : head);
+  std::vector<std::int32_t> made;
+  for (std::int32_t i = 0; lists.named.data != nullptr && i < lists.named.data[list]; ++i) {
+    made.push_back(lists.units.data[list * lists.stride + i / lists.unit_size] * lists.unit_size + i % lists.unit_size);
+  }
+  for (std::int64_t t = number(lists.tail); t < number(lists.tokens); ++t) made.push_back(static_cast<std::int32_t>(t));
+  return made;
+}
+
+/// One sequence of the batch, run by the four verbs on the oracle.
+template <class Policy>
+struct oracle {
+  Policy const& policy;
+  request_of<Policy> state;
+  host_exec exec;
+
+  oracle(Policy const& p, cache_shape const& shape) : policy(p), state(start(p, shape)) {}
+};
+
+inline constexpr std::int64_t vocabulary = 21;
+
+template <class Policy>
+class batch_run {
+  using view_type = cuda::sequence_view<cuda::paged_batch, host_memory>;
+
+ public:
+  batch_run(Policy const& policy, cache_shape const& shape, std::int64_t sequences, bool whole, random_source& random)
+      : policy_(policy),
+        shape_(shape),
+        random_(random),
+        whole_(whole),
+        cache_(shape, sequences, static_cast<std::int32_t>(random.between(1, 20)),
+               random.one_in(2) ? page_layout::nhd : page_layout::hnd, random, whole),
+        device_(static_cast<std::uint64_t>(random.between(1, 1000))),
+        decoder_(policy, shape, sequences, device_),
+        tokens_(static_cast<std::size_t>(sequences)),
+        queries_(static_cast<std::size_t>(shape.layers * layer_size())),
+        out_(queries_.size(), 7),
+        logits_(static_cast<std::size_t>(sequences * vocabulary)),
+        ids_(static_cast<std::size_t>(sequences)),
+        lists_(static_cast<std::size_t>(shape.layers)),
+        oracles_(static_cast<std::size_t>(sequences)) {
+    for (std::int64_t i = 0; i < std::max<std::int64_t>(1, shape.head_dim / 2); ++i)
+      frequencies_.push_back(std::pow(.3f, static_cast<float>(i)));
+    if (random.one_in(2)) rotation_ = rotation::pairing::neighbours;
+  }
+
+  /// A new request in a slot; in two pieces in one case of two.
+  void begin(std::int64_t sequence, std::int64_t tokens) {
+    auto& mine = oracles_[static_cast<std::size_t>(sequence)];
+    mine.emplace(policy_, shape_);
+    for (std::int64_t t = 0; t < tokens; ++t) cache_.write(sequence, t, random_);
+    std::int64_t const cut = tokens > 1 && random_.one_in(2) ? random_.between(1, tokens - 1) : tokens;
+    piece(sequence, 0, cut, *mine);
+    if (cut < tokens) piece(sequence, cut, tokens, *mine);
+    tokens_[static_cast<std::size_t>(sequence)] = static_cast<std::int32_t>(tokens);
+  }
+  /// More of the prompt, after what was decoded.
+  void extend(std::int64_t sequence, std::int64_t more) {
+    std::int32_t& tokens = tokens_[static_cast<std::size_t>(sequence)];
+    if (tokens == 0) return;
+    for (std::int64_t t = tokens; t < tokens + more; ++t) cache_.write(sequence, t, random_);
+    piece(sequence, tokens, tokens + more, *oracles_[static_cast<std::size_t>(sequence)]);
+    tokens += static_cast<std::int32_t>(more);
+  }
+  void end(std::int64_t sequence) {
+    oracles_[static_cast<std::size_t>(sequence)].reset();
+    tokens_[static_cast<std::size_t>(sequence)] = 0;
+  }
+
+  /// One step of the sequences that are there; what differs from the oracle's, or nothing. On a GPU the first step is captured,
+  /// and every step a replay of it.
+  std::string step() {
+    for (std::int32_t& n : tokens_) n += n > 0 ? 1 : 0;
+    decoder_.plan(tokens_);
+    fill(queries_);
+    fill(logits_);
+    for (std::int32_t& id : ids_) id = static_cast<std::int32_t>(random_.between(0, vocabulary - 1));
+    // A step run layer by layer must do without the later layers' keys; one that is replayed has them all.
+    for (std::int64_t l = 0; on_real_gpu && l < shape_.layers; ++l) write(l);
+    captured_.run(device_.on(), [&] {
+      for (std::int64_t l = 0; l < shape_.layers; ++l) {
+        if (!on_real_gpu) write(l);
+        cuda::vector_rows const heads = rows_of(queries_.data() + l * layer_size(), layer_size());
+        lists_[static_cast<std::size_t>(l)] =
+            decoder_.choose(cache_.view(), {l}, heads, .125f, {ids_.data(), std::ssize(ids_)});
+        decoder_.attend(cache_.view(), {l}, lists_[static_cast<std::size_t>(l)], heads, .125f,
+                        rows_of(out_.data() + l * layer_size(), layer_size()));
+      }
+      cuda::vector_rows logits{};
+      logits.base = logits_.data();
+      logits.elements = std::ssize(logits_);
+      logits.sequence_stride = vocabulary;
+      decoder_.observe(logits, vocabulary);
+    });
+    device_.wait();
+    for (std::int64_t l = 0; l < shape_.layers; ++l) {
+      for (std::size_t s = 0; s < tokens_.size(); ++s) {
+        std::string const fault = compare(static_cast<std::int64_t>(s), l);
+        if (!fault.empty()) return "layer " + std::to_string(l) + " sequence " + std::to_string(s) + ": " + fault;
+      }
+    }
+    for (std::size_t s = 0; s < tokens_.size(); ++s) {
+      auto& mine = oracles_[s];
+      std::span<float const> const logits(logits_.data() + static_cast<std::int64_t>(s) * vocabulary, vocabulary);
+      if (mine) mine->state.observe({logits}, mine->exec);
+    }
+    return {};
+  }
+
+  std::int64_t most_tokens() const { return *std::max_element(tokens_.begin(), tokens_.end()); }
+
+ private:
+  view_type view(std::int64_t sequence, std::int64_t tokens) const { return {cache_.view(), shape_, sequence, tokens}; }
+  float number() { return whole_ ? static_cast<float>(random_.between(-2, 2)) : random_.real(); }
+  void fill(shared_vector<float>& with) {
+    for (float& x : with) x = number();
+  }
+  std::vector<float> numbers(std::int64_t count) {
+    std::vector<float> made(static_cast<std::size_t>(count));
+    for (float& x : made) x = number();
+    return made;
+  }
+  void write(std::int64_t layer) {
+    for (std::size_t s = 0; s < tokens_.size(); ++s) {
+      if (tokens_[s] > 0) cache_.write(static_cast<std::int64_t>(s), tokens_[s] - 1, layer, random_);
+    }
+  }
+  /// Queries or outputs of a layer, floats.
+  std::int64_t layer_size() const { return std::ssize(tokens_) * shape_.q_heads * shape_.head_dim; }
+  cuda::vector_rows rows_of(float* data, std::int64_t size) const {
+    cuda::vector_rows made{};
+    made.base = data;
+    made.elements = size;
+    made.sequence_stride = shape_.q_heads * shape_.head_dim;
+    made.head_stride = shape_.head_dim;
+    return made;
+  }
+
+  void piece(std::int64_t sequence, std::int64_t first, std::int64_t tokens, oracle<Policy>& mine) {
+    std::int64_t const window = std::min<std::int64_t>(observation_queries(policy_), tokens - first);
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens - first));
+    for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random_.between(0, vocabulary - 1));
+    for (std::int64_t l = 0; l < shape_.layers; ++l) {
+      std::vector<float> const queries = numbers(window * shape_.q_heads * shape_.head_dim);
+      prompt_signals prompt{};
+      prompt.first = first;
+      prompt.token_ids = ids;
+      prompt.queries = {queries.data(), window, shape_.q_heads, shape_.q_heads * shape_.head_dim, shape_.head_dim, .125f};
+      // Keys that are turned back are no whole numbers.
+      prompt.rope = {frequencies_.data(), whole_ ? 0 : shape_.head_dim / 2, rotation_};
+      decoder_.prefill(sequence, cache_.view(), tokens, {l}, prompt, exec_);
+      mine.state.prefill(view(sequence, tokens), {l}, prompt, mine.exec);
+    }
+  }
+
+  std::string compare(std::int64_t s, std::int64_t l) {
+    float const* const queries = queries_.data() + l * layer_size();
+    float const* const out = out_.data() + l * layer_size();
+    std::int64_t const size = shape_.q_heads * shape_.head_dim;
+    auto& mine = oracles_[static_cast<std::size_t>(s)];
+    if (!mine) {
+      for (std::int64_t i = 0; i < size; ++i) {
+        if (out[s * size + i] != 0) return "an empty slot has an output";
+      }
+      return {};
+    }
+    std::int64_t const n = tokens_[static_cast<std::size_t>(s)];
+    query_heads const heads{queries + s * size, shape_.q_heads, shape_.head_dim, .125f};
+    selection const kept =
+        mine->state.choose(view(s, n), {l}, step_signals{heads, ids_[static_cast<std::size_t>(s)]}, mine->exec);
+    for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
+      std::vector<std::int32_t> const want = tokens_of(kept.of({h}));
+      std::vector<std::int32_t> const got = tokens_of(lists_[static_cast<std::size_t>(l)], s, h);
+      if (want != got)
+        return "head " + std::to_string(h) + " of " + std::to_string(n) + " tokens reads " + text(got) + " for " + text(want);
+      if constexpr (cuda::known_counts<Policy, test_device>) {
+        if (decoder_.listed({l}, s, {h}) != std::ssize(want))
+          return "the host counts " + std::to_string(decoder_.listed({l}, s, {h})) + " tokens for " +
+                 std::to_string(want.size());
+      }
+    }
+    std::vector<float> expected(static_cast<std::size_t>(size));
+    attend(heads, view(s, n).keys({l}), view(s, n).values({l}), kept,
+           table<float>{expected.data(), shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, mine->exec);
+    for (std::int64_t i = 0; i < size; ++i) {
+      if (!(std::abs(out[s * size + i] - expected[static_cast<std::size_t>(i)]) <= 1e-4f)) {
+        return "output " + std::to_string(i) + " is " + std::to_string(out[s * size + i]) + " for " +
+               std::to_string(expected[static_cast<std::size_t>(i)]);
+      }
+    }
+    return {};
+  }
+  static std::string text(std::vector<std::int32_t> const& list) {
+    std::string made = "{";
+    for (std::int32_t const t : list) made += std::to_string(t) + " ";
+    return made + "}";
+  }
+
+  Policy const& policy_;
+  cache_shape shape_;
+  random_source& random_;
+  bool whole_;
+  batch_cache cache_;
+  test_device device_;
+  test_exec exec_;
+  captured_step captured_;
+  cuda::decoder<Policy, test_device> decoder_;
+  std::vector<std::int32_t> tokens_;
+  shared_vector<float> queries_;  ///< `[layers, sequences, q_heads, head_dim]`
+  shared_vector<float> out_;
+  shared_vector<float> logits_;
+  shared_vector<std::int32_t> ids_;
+  std::vector<cuda::token_lists> lists_;  ///< of each layer
+  std::vector<std::optional<oracle<Policy>>> oracles_;
+  std::vector<float> frequencies_;  ///< of the keys' rotary embedding
+  rotation::pairing rotation_ = rotation::pairing::halves;
+};
+
+inline cache_shape batch_shape(random_source& random, std::int64_t most_tokens) {
+  constexpr std::array<std::int64_t, 7> dims{8, 16, 24, 5, 64, 128, 256};
+  constexpr std::array<std::int64_t, 4> groups{1, 2, 3, 8};
+  std::int64_t const heads = random.between(1, 3);
+  return {.layers = random.between(1, 3),
+          .q_heads = heads * random.pick(groups),
+          .kv_heads = heads,
+          .head_dim = random.pick(dims),
+          .max_tokens = most_tokens,
+          .type = random.pick(types)};
+}
+
+template <class Policy, class Make>
+void run_batches(std::uint64_t seed, int rounds, Make make, bool whole = true, bool extends = true) {
+  random_source random(seed);
+  for (int round = 0; round < rounds_of(rounds); ++round) {
+    cache_shape const shape = batch_shape(random, 120);
+    Policy const policy = make(random, shape);
+    std::int64_t const sequences = random.between(1, 3);
+    batch_run<Policy> run(policy, shape, sequences, whole, random);
+    REQUIRE(run.step().empty());  // nobody is there yet: a step to warm up with, or to capture
+    for (std::int64_t s = 0; s < sequences; ++s) {
+      if (s == 0 || !random.one_in(4)) run.begin(s, random.between(1, 85));
+    }
+    for (int step = 0; step < 10; ++step) {
+      if (step == 4 && extends) run.extend(0, random.between(1, 15));
+      if (step == 5) run.begin(sequences - 1, random.between(1, 60));
+      if (step == 7 && sequences > 1) run.end(0);
+      std::string const fault = run.step();
+      INFO("round " << round << " step " << step << ": " << fault);
+      REQUIRE(fault.empty());
+    }
+  }
+}
+
+}  // namespace kvpolicy_test
