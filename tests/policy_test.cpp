@@ -6,6 +6,7 @@
 #include <catch2/matchers/catch_matchers_string.hpp>
 
 #include "conformance/history.hpp"
+#include "conformance/tokens.hpp"
 
 namespace kvpolicy_test {
 namespace {
@@ -171,14 +172,6 @@ random_cache compacted(random_cache const& from, std::int64_t l, std::int64_t h,
     for (std::int64_t t = range.begin; t < range.end; ++t, ++rank) {
       for (std::int64_t d = 0; d < shape.head_dim; ++d) made.set_key(0, 0, rank, d, from.key(l, h, t, d));
     }
-  }
-  return made;
-}
-
-std::vector<std::int64_t> tokens_of(range_list const& list) {
-  std::vector<std::int64_t> made;
-  for (token_range const& range : list) {
-    for (std::int64_t t = range.begin; t < range.end; ++t) made.push_back(t);
   }
   return made;
 }

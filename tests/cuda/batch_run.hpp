@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "conformance/rounds.hpp"
+#include "conformance/tokens.hpp"
 #include "cuda/batch_cache.hpp"
 #include "cuda/test_device.hpp"
 #include "kvpolicy/cuda/decode.hpp"
@@ -17,25 +18,17 @@
 
 namespace kvpolicy_test {
 
-inline std::vector<std::int32_t> tokens_of(range_list const& list) {
-  std::vector<std::int32_t> made;
-  for (token_range const& range : list) {
-    for (std::int32_t t = range.begin; t < range.end; ++t) made.push_back(t);
-  }
-  return made;
-}
-
 /// What list `head` of a sequence names, read on the host as kernels read it.
-inline std::vector<std::int32_t> tokens_of(cuda::token_lists const& lists, std::int64_t sequence, std::int64_t head) {
+inline std::vector<std::int64_t> tokens_of(cuda::token_lists const& lists, std::int64_t sequence, std::int64_t head) {
   auto const number = [&](cuda::per_sequence const& of) -> std::int64_t {
     return of.values.data == nullptr ? of.all : of.values.data[sequence];
   };
   std::int64_t const list = sequence * lists.lists + (lists.lists == 1 ? 0 : head);
-  std::vector<std::int32_t> made;
+  std::vector<std::int64_t> made;
   for (std::int32_t i = 0; lists.named.data != nullptr && i < lists.named.data[list]; ++i) {
     made.push_back(lists.units.data[list * lists.stride + i / lists.unit_size] * lists.unit_size + i % lists.unit_size);
   }
-  for (std::int64_t t = number(lists.tail); t < number(lists.tokens); ++t) made.push_back(static_cast<std::int32_t>(t));
+  for (std::int64_t t = number(lists.tail); t < number(lists.tokens); ++t) made.push_back(t);
   return made;
 }
 
@@ -202,8 +195,8 @@ class batch_run {
     selection const kept =
         mine->state.choose(view(s, n), {l}, step_signals{heads, ids_[static_cast<std::size_t>(s)]}, mine->exec);
     for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
-      std::vector<std::int32_t> const want = tokens_of(kept.of({h}));
-      std::vector<std::int32_t> const got = tokens_of(lists_[static_cast<std::size_t>(l)], s, h);
+      std::vector<std::int64_t> const want = tokens_of(kept.of({h}));
+      std::vector<std::int64_t> const got = tokens_of(lists_[static_cast<std::size_t>(l)], s, h);
       if (want != got)
         return "head " + std::to_string(h) + " of " + std::to_string(n) + " tokens reads " + text(got) + " for " + text(want);
       if constexpr (cuda::known_counts<Policy, test_device>) {
@@ -223,9 +216,9 @@ class batch_run {
     }
     return {};
   }
-  static std::string text(std::vector<std::int32_t> const& list) {
+  static std::string text(std::vector<std::int64_t> const& list) {
     std::string made = "{";
-    for (std::int32_t const t : list) made += std::to_string(t) + " ";
+    for (std::int64_t const t : list) made += std::to_string(t) + " ";
     return made + "}";
   }
 

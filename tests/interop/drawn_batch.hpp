@@ -7,6 +7,7 @@
 #include <map>
 
 #include "conformance/engine_batch.hpp"
+#include "conformance/tokens.hpp"
 #include "kvpolicy/exec/host.hpp"
 #include "kvpolicy/primitive/attend.hpp"
 
@@ -110,14 +111,6 @@ class drawn_batch {
   std::vector<std::vector<range_list>> lists_;
   std::vector<float> queries_;
 };
-
-inline std::vector<std::int64_t> tokens_of(range_list const& list) {
-  std::vector<std::int64_t> made;
-  for (token_range const& range : list) {
-    for (std::int64_t t = range.begin; t < range.end; ++t) made.push_back(t);
-  }
-  return made;
-}
 
 /// Attention of one query head in float64 over `count` rows, of which element d of key or value i is at key(i, d), value(i, d).
 template <class Key, class Value>

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "conformance/random_cache.hpp"
+#include "conformance/tokens.hpp"
 #include "kvpolicy/act.hpp"
 #include "kvpolicy/selection.hpp"
 
@@ -134,14 +135,6 @@ inline double unrotated(world const& w, std::int64_t l, std::int64_t h, std::int
 inline ints range(std::int64_t first, std::int64_t last) {
   ints made;
   for (std::int64_t t = first; t < last; ++t) made.push_back(t);
-  return made;
-}
-
-inline ints tokens_of(range_list const& list) {
-  ints made;
-  for (token_range const& r : list) {
-    for (std::int64_t t = r.begin; t < r.end; ++t) made.push_back(t);
-  }
   return made;
 }
 
