@@ -59,6 +59,7 @@ class batch_run {
         device_(static_cast<std::uint64_t>(random.between(1, 1000))),
         decoder_(policy, shape, sequences, device_),
         tokens_(static_cast<std::size_t>(sequences)),
+        steps_(static_cast<std::size_t>(sequences)),
         queries_(static_cast<std::size_t>(shape.layers * layer_size())),
         out_(queries_.size(), 7),
         logits_(static_cast<std::size_t>(sequences * vocabulary)),
@@ -93,11 +94,15 @@ class batch_run {
     tokens_[static_cast<std::size_t>(sequence)] = 0;
   }
 
-  /// One step of the sequences that are there; what differs from the oracle's, or nothing. On a GPU the first step is captured,
-  /// and every step a replay of it.
+  /// One step of the sequences that are there, but for those that pause; what differs from the oracle's, or nothing. On a GPU
+  /// the first step is captured, and every step a replay of it.
   std::string step() {
-    for (std::int32_t& n : tokens_) n += n > 0 ? 1 : 0;
-    decoder_.plan(tokens_);
+    std::vector<std::int32_t> now(tokens_);
+    for (std::size_t s = 0; s < now.size(); ++s) {
+      if (tokens_[s] > 0) now[s] = random_.one_in(6) ? cuda::paused : ++tokens_[s];
+      steps_[s] = now[s] > 0;
+    }
+    decoder_.plan(now);
     fill(queries_);
     fill(logits_);
     for (std::int32_t& id : ids_) id = static_cast<std::int32_t>(random_.between(0, vocabulary - 1));
@@ -128,7 +133,7 @@ class batch_run {
     for (std::size_t s = 0; s < tokens_.size(); ++s) {
       auto& mine = oracles_[s];
       std::span<float const> const logits(logits_.data() + static_cast<std::int64_t>(s) * vocabulary, vocabulary);
-      if (mine) mine->state.observe({logits}, mine->exec);
+      if (mine && steps_[s]) mine->state.observe({logits}, mine->exec);
     }
     return {};
   }
@@ -148,7 +153,7 @@ class batch_run {
   }
   void write(std::int64_t layer) {
     for (std::size_t s = 0; s < tokens_.size(); ++s) {
-      if (tokens_[s] > 0) cache_.write(static_cast<std::int64_t>(s), tokens_[s] - 1, layer, random_);
+      if (steps_[s]) cache_.write(static_cast<std::int64_t>(s), tokens_[s] - 1, layer, random_);
     }
   }
   /// Queries or outputs of a layer, floats.
@@ -184,9 +189,12 @@ class batch_run {
     float const* const out = out_.data() + l * layer_size();
     std::int64_t const size = shape_.q_heads * shape_.head_dim;
     auto& mine = oracles_[static_cast<std::size_t>(s)];
-    if (!mine) {
+    if (!steps_[static_cast<std::size_t>(s)]) {
       for (std::int64_t i = 0; i < size; ++i) {
-        if (out[s * size + i] != 0) return "an empty slot has an output";
+        if (out[s * size + i] != 0) return "a slot that is empty or pauses has an output";
+      }
+      if constexpr (cuda::known_counts<Policy, test_device>) {
+        if (decoder_.listed({l}, s, {0}) != 0) return "the host counts tokens of a slot that is empty or pauses";
       }
       return {};
     }
@@ -232,6 +240,7 @@ class batch_run {
   captured_step captured_;
   cuda::decoder<Policy, test_device> decoder_;
   std::vector<std::int32_t> tokens_;
+  std::vector<bool> steps_;       ///< which have a token at this step
   shared_vector<float> queries_;  ///< `[layers, sequences, q_heads, head_dim]`
   shared_vector<float> out_;
   shared_vector<float> logits_;

@@ -228,6 +228,9 @@ TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cud
   plan(quest, {11, 0});
   plan(quest, {12, 0});
   REQUIRE_THROWS_AS(plan(quest, {12, 0}), invalid_value);
+  REQUIRE_THROWS_AS(plan(quest, {13, cuda::paused}), invalid_value);  // nobody is there to pause
+  plan(quest, {cuda::paused, 0});
+  plan(quest, {13, 0});
 
   REQUIRE_THROWS_AS(made(presets::chess{.paper_literal = true}), unsupported);
   cache_shape wide = shape;
@@ -249,9 +252,11 @@ using infllm_retrieve = decltype(presets::infllm{}.parts().retrieve);
 using quest_retrieve = decltype(presets::quest{}.parts().retrieve);
 static_assert(served<keep_all, keep_all> && served<snapkv_retain, keep_all> && served<keep_all, quest_retrieve>);
 static_assert(served<snapkv_retain, sentence_retrieve> && served<snapkv_retain, quest_retrieve>);
-static_assert(!served<snapkv_retain, infllm_retrieve>);  // its host asks every token
-static_assert(!served<h2o_retain, sentence_retrieve> &&
-              !served<h2o_retain, quest_retrieve>);  // indices that change at every step
+// Why not, by name: infllm's host asks every token; h2o's indices change at every step.
+static_assert(cuda::decodable_retain<snapkv_retain, test_device> && cuda::decodable_retrieve<infllm_retrieve, test_device>);
+static_assert(!cuda::decodable_together<snapkv_retain, infllm_retrieve, test_device>);
+static_assert(!cuda::decodable_together<h2o_retain, sentence_retrieve, test_device>);
+static_assert(!cuda::decodable_together<h2o_retain, quest_retrieve, test_device>);
 
 }  // namespace
 }  // namespace kvpolicy_test

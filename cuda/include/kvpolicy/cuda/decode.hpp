@@ -51,15 +51,28 @@ struct sequence_view {
   }
 };
 
+/// In plan(), of a slot whose sequence has no token at this step and goes on at a later one.
+inline constexpr std::int32_t paused = -1;
+
+/// Whether a retain, or a retrieve, has kernels for every step.
+template <class Act, class D>
+concept decodable_retain = requires {
+  sizeof(decode_retain<Act, D>);
+};
+template <class Act, class D>
+concept decodable_retrieve = requires {
+  sizeof(decode_retrieve<Act, D>);
+};
+/// Whether the retrieve can choose among what the retain left: it sees that by index, and a prompt's end fixes it for good.
+template <class Retain, class Retrieve, class D>
+concept decodable_together = std::same_as<Retain, keep_all> || std::same_as<Retrieve, keep_all> ||
+    (decode_retain<Retain, D>::stays&& decode_retrieve<Retrieve, D>::by_index);
+
 /// Whether a policy's acts have kernels for every step. Others run by the four verbs with cuda_exec, which waits.
 template <class Policy, class D>
-concept decodable = requires {
-  sizeof(decode_retain<decltype(parts_t<Policy>::retain), D>);
-  sizeof(decode_retrieve<decltype(parts_t<Policy>::retrieve), D>);
-}
-&&(std::same_as<decltype(parts_t<Policy>::retrieve), keep_all> || std::same_as<decltype(parts_t<Policy>::retain), keep_all> ||
-   (decode_retain<decltype(parts_t<Policy>::retain), D>::stays &&
-    decode_retrieve<decltype(parts_t<Policy>::retrieve), D>::by_index));
+concept decodable =
+    decodable_retain<decltype(parts_t<Policy>::retain), D> && decodable_retrieve<decltype(parts_t<Policy>::retrieve), D> &&
+    decodable_together<decltype(parts_t<Policy>::retain), decltype(parts_t<Policy>::retrieve), D>;
 
 /// Whether the host knows, when a step is planned, how many tokens each of its lists will name (decoder::listed).
 template <class Stage>
@@ -108,26 +121,29 @@ class decoder {
     tokens_[s] = prompts_[s] = tokens;
   }
 
-  /// Before a step: how many tokens each sequence has with the one that is decoded now; 0 where a slot is empty. Not captured.
-  /// Throws invalid_value where a sequence did not grow by one token since its prompt or its last step.
+  /// Before a step: how many tokens each sequence has with the one that is decoded now; 0 where a slot is empty, `paused` where
+  /// its sequence has no token at this step. Neither reads anything, and its output is 0. Not captured. Throws invalid_value
+  /// where a sequence did not grow by one token since its prompt or its last step, or what is to pause is not there.
   void plan(std::span<std::int32_t const> tokens) {
     KVPOLICY_EXPECTS(std::ssize(tokens) == sequences_, "a plan for " + std::to_string(tokens.size()) +
                                                            " sequences; this decoder has " + std::to_string(sequences_));
     for (std::size_t s = 0; s < tokens.size(); ++s) {
-      KVPOLICY_EXPECTS(tokens[s] == 0 || (tokens[s] == tokens_[s] + 1 && tokens_[s] > 0 && tokens[s] <= shape_.max_tokens),
+      bool const next = tokens[s] == tokens_[s] + 1 && tokens[s] <= shape_.max_tokens;
+      KVPOLICY_EXPECTS(tokens[s] == 0 || (tokens_[s] > 0 && (next || tokens[s] == paused)),
                        "sequence " + std::to_string(s) + " has " + std::to_string(tokens[s]) + " tokens after " +
                            std::to_string(tokens_[s]) + "; a step adds one, up to " + std::to_string(shape_.max_tokens) +
-                           "; prefill what else came, or give 0 for an empty slot");
+                           "; prefill what else came, give -1 (paused) for a sequence that waits, or 0 for an empty slot");
     }
     for (std::size_t s = 0; s < tokens.size(); ++s) {
       auto const sequence = static_cast<std::int64_t>(s);
-      tokens_[s] = tokens[s];
+      std::int64_t const now = std::max(tokens[s], 0);
+      if (tokens[s] != paused) tokens_[s] = now;
       if (tokens[s] == 0) prompts_[s] = 0;
-      lengths_.set(0, sequence, tokens[s]);
-      retain_.plan(sequence, prompts_[s], tokens[s]);
-      retrieve_.plan(sequence, prompts_[s], tokens[s], [&](layer_id layer, head_id head) {
-        if constexpr (counts_lists<retain_stage>) return retain_.listed(layer, sequence, head, tokens[s]);
-        else return static_cast<std::int64_t>(tokens[s]);
+      lengths_.set(0, sequence, now);
+      retain_.plan(sequence, prompts_[s], now);
+      retrieve_.plan(sequence, prompts_[s], now, [&](layer_id layer, head_id head) {
+        if constexpr (counts_lists<retain_stage>) return retain_.listed(layer, sequence, head, now);
+        else return now;
       });
     }
     lengths_.upload(*device_);
@@ -142,7 +158,8 @@ class decoder {
   /// that plans its attention on the host needs. For policies whose counts follow from lengths and prompts; for others (a
   /// choice that logits trigger, sentences, evictions) only the device knows, and this is not there.
   std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head) const requires known_counts<Policy, D> {
-    std::int64_t const tokens = tokens_[static_cast<std::size_t>(sequence)];
+    std::int64_t const tokens = lengths_.get(0, sequence);
+    if (tokens == 0) return 0;
     if constexpr (std::same_as<decltype(parts_type::retrieve), keep_all>) {
       return retain_.listed(layer, sequence, head, tokens);
     } else {

@@ -79,7 +79,7 @@ requires Score::after_attention class decode_retain<
       set(sink_end, safe.sink_end);
       set(recent_begin, safe.recent_begin);
     }
-    last = tokens;
+    if (tokens > 0) last = tokens;
   }
   void upload() const { numbers_.upload(*stage_.device); }
 

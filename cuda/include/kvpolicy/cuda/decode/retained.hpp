@@ -43,9 +43,7 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
     for (std::size_t l = 0; l < lists.size(); ++l) counts_[place(piece.layer, piece.sequence, l)] = token_count(lists[l]);
   }
 
-  void plan(std::int64_t sequence, std::int64_t, std::int64_t tokens) {
-    for (std::int64_t l = 0; tokens == 0 && l < stage_.shape.layers; ++l) tails_.set(l, sequence, 0);
-  }
+  void plan(std::int64_t, std::int64_t, std::int64_t) const noexcept {}
   void upload() const { tails_.upload(*stage_.device); }
   std::span<range_list const> kept(std::int64_t sequence, layer_id layer) const noexcept {
     return prompts_[sequence].retain().lists(layer);
@@ -58,7 +56,7 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
   void choose(decode_step const&) const noexcept {}
 
   std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t tokens) const {
-    if (tokens == 0 || stage_.act.layers.dense(layer)) return tokens;
+    if (stage_.act.layers.dense(layer)) return tokens;
     std::int64_t const since = tokens - tails_.get(deciding(layer).value, sequence);
     return counts_[place(deciding(layer), sequence, lists_.lists() == 1 ? 0 : static_cast<std::size_t>(head.value))] + since;
   }
@@ -104,8 +102,7 @@ class decode_retain<keep<segment::tokens, pool::none, score::recency, Budget, se
     slide(piece.sequence, piece.view.tokens());
   }
   void plan(std::int64_t sequence, std::int64_t, std::int64_t tokens) {
-    if (tokens == 0) kept_[static_cast<std::size_t>(sequence)] = {};
-    else slide(sequence, tokens);
+    slide(sequence, tokens);
     window const& mine = kept_[static_cast<std::size_t>(sequence)];
     numbers_.set(tail, sequence, mine.begin);
     numbers_.set(sinks, sequence, std::min(mine.sinks, mine.begin));

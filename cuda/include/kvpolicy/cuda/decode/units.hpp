@@ -134,11 +134,11 @@ class decode_retrieve<keep<segment::pages, Pool, Score, Budget, select::basic_to
          static_cast<std::int32_t>(stage_.shape.kv_heads)});
   }
 
-  std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t tokens) const noexcept {
+  std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t) const noexcept {
     auto const get = [&](layer_id of, number row) {
       return numbers_.get(of.value * rows + row, sequence * planned_ + (planned_ > 1 ? head.value : 0));
     };
-    if (tokens == 0 || stage_.act.layers.dense(layer)) return get(layer, there);
+    if (stage_.act.layers.dense(layer)) return get(layer, there);
     layer_id const leader = stage_.act.layers.leader(layer);
     return (get(leader, first) + get(leader, taken)) * stage_.act.segment.unit_size() + get(layer, there) - get(layer, tail);
   }

@@ -87,7 +87,7 @@ struct cascade_due_body {
     auto const tail = static_cast<std::int32_t>(a.tail.of(block, sequence));
     std::int32_t const since = block.global(a.since)[s];
     if (due) block.global(a.at)[s] = tokens;
-    if (due || since > tail) block.global(a.since)[s] = tail;
+    if (due || (tokens > 0 && since > tail)) block.global(a.since)[s] = tail;
     block.global(a.due)[s] = due ? 1 : 0;
     auto const first = static_cast<std::int32_t>(a.limits.first.of(block, sequence));
     auto const last = static_cast<std::int32_t>(a.limits.last.of(block, sequence));
