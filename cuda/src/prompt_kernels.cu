@@ -3,8 +3,9 @@
 
 namespace kvpolicy::cuda {
 
-#define KVPOLICY_COMPILE(...) \
-  template void stream_device::launch<__VA_ARGS__>(grid_size, typename __VA_ARGS__::arguments const&);
+#define KVPOLICY_COMPILE(...)                                                                          \
+  template void stream_device::launch<__VA_ARGS__>(grid_size, typename __VA_ARGS__::arguments const&); \
+  template std::int64_t stream_device::blocks_wanted<__VA_ARGS__>() const;
 KVPOLICY_PROMPT_KERNELS(KVPOLICY_COMPILE)
 
 }  // namespace kvpolicy::cuda

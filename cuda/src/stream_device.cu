@@ -14,7 +14,9 @@ namespace {
 void check(cudaError_t result, std::string const& what) {
   if (result == cudaSuccess) return;
   cudaGetLastError();  // it is told of here, and not again at the next call
-  throw device_error(what + ": " + cudaGetErrorString(result));
+  std::string const told = what + ": " + cudaGetErrorString(result);
+  if (result == cudaErrorMemoryAllocation) throw device_memory_exceeded(told);
+  throw device_error(told);
 }
 
 /// Whether kernels may read and write what lies there: device, managed and registered host memory.
@@ -31,6 +33,13 @@ void check_launch(char const* kernel, grid_size const& grid, cudaError_t result)
   cudaGetLastError();
   throw device_error(std::string("launching ") + kernel + " on " + std::to_string(grid.x) + " x " + std::to_string(grid.y) +
                      " x " + std::to_string(grid.z) + " blocks: " + cudaGetErrorString(result));
+}
+
+std::int64_t blocks_at_once(char const* kernel, void const* code, int threads) {
+  int blocks = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, code, threads, 0),
+        std::string("asking how many blocks of ") + kernel + " fit a multiprocessor");
+  return blocks > 0 ? blocks : 1;
 }
 
 device_array::device_array(std::int64_t bytes) : bytes_(bytes) {
@@ -66,7 +75,7 @@ stream_device::stream_device(stream on, std::int64_t workspace_bytes) : stream_(
   int processors = 0;
   check(cudaGetDevice(&device), "asking for the current device");
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "asking for the device's size");
-  blocks_wanted_ = 4 * static_cast<std::int64_t>(processors);
+  processors_ = processors;
 }
 
 void* stream_device::take(std::int64_t bytes) {

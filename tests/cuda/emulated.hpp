@@ -24,7 +24,10 @@ class emulated_device {
   void launch(cuda::grid_size grid, typename Body::arguments const& a) {
     if (grid.x > 0 && grid.y > 0 && grid.z > 0) device_.launch<Body>(grid, a);
   }
-  std::int64_t blocks_wanted() const { return 24; }
+  template <class Body>
+  std::int64_t blocks_wanted() const {
+    return 24;
+  }
 
   /// Each piece is an allocation of its own, of bytes that are NaN in every type: ends are where they are.
   template <class T>

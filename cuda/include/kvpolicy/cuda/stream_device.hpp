@@ -19,6 +19,11 @@ struct device_error : error {
   using error::error;
 };
 
+/// Memory that the device has not. What was there stays; ask for less.
+struct device_memory_exceeded : device_error {
+  using device_error::device_error;
+};
+
 /// Scratch did not suffice: names what is there and what was wanted.
 struct workspace_exceeded : error {
   using error::error;
@@ -28,7 +33,7 @@ struct workspace_exceeded : error {
 class device_array {
  public:
   device_array() = default;
-  explicit device_array(std::int64_t bytes);  ///< not initialised; throws device_error
+  explicit device_array(std::int64_t bytes);  ///< not initialised; throws device_memory_exceeded, device_error
   device_array(device_array&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   device_array& operator=(device_array&& other) noexcept {
@@ -97,8 +102,9 @@ class stream_device {
   }
   std::int64_t scratch_used() const noexcept { return used_; }
   void release_scratch(std::int64_t used) noexcept { used_ = used; }
-  /// Blocks that keep every multiprocessor busy.
-  std::int64_t blocks_wanted() const noexcept { return blocks_wanted_; }
+  /// Blocks of a body that the device runs at once.
+  template <class Body>
+  std::int64_t blocks_wanted() const;
 
   template <class T>
   device_buffer<T> allocate(std::int64_t count) const {
@@ -139,7 +145,7 @@ class stream_device {
   stream stream_;
   device_array workspace_;
   std::int64_t used_ = 0;
-  std::int64_t blocks_wanted_ = 0;
+  std::int64_t processors_ = 0;
   std::vector<copy> copies_;
 };
 

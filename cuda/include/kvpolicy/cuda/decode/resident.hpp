@@ -72,9 +72,9 @@ class resident_rows {
                                                                         part(all, 4, size),
                                                                         missed,
                                                                         {of_rows_.get().data + 3 * rows_, 1}});
-    std::int64_t const blocks = std::max<std::int64_t>(1, divided_up(device.blocks_wanted(), rows_));
     with_type(shape_.type, [&]<element_type E>() {
       using body = gather_rows_body<E>;
+      std::int64_t const blocks = blocks_of_row<body>(device, slots_, 1, rows_);
       auto const enqueue = [&](batch_rows const& from, buffer<pack> to) {
         device.template launch<body>({blocks, heads, sequences_},
                                      {from,

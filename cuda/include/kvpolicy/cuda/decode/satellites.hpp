@@ -187,7 +187,8 @@ class decode_retrieve<keep<segment::tokens, pool::none, score::pivot_attention, 
   void smooth(buffer<std::int32_t> counts, std::int32_t window, smoothing how, buffer<std::int32_t const> of) {
     cache_shape const& shape = stage_.shape;
     std::int64_t const row_count = stage_.heads() * window;
-    std::int32_t const blocks = blocks_of_row(*stage_.device, shape.max_tokens, smooth_rows_body::threads, row_count);
+    std::int32_t const blocks =
+        blocks_of_row<smooth_rows_body>(*stage_.device, shape.max_tokens, smooth_rows_body::threads, row_count);
     stage_.device->template launch<smooth_rows_body>(
         {blocks, row_count, 1},
         {weights_.get(), shape.max_tokens, counts, window, static_cast<std::int32_t>(how.how),

@@ -35,18 +35,18 @@ inline std::int32_t splits_of(decode_attention const& a, std::int64_t blocks_wan
       std::clamp<std::int64_t>(divided_up(blocks_wanted, lists), 1, std::min<std::int64_t>(useful, 256)));
 }
 
-/// enqueue(grid, arguments) for the splits, tiles of `heads` query heads at most; and what puts them together.
-template <device D, class Enqueue>
-void launch_attend_splits(D& device, decode_attention const& a, std::int64_t heads, Enqueue enqueue) {
-  std::int32_t const splits = splits_of(a, device.blocks_wanted());
+/// The splits, tiles of `heads` query heads at most; and what puts them together.
+template <class Body, device D>
+void launch_attend_splits(D& device, decode_attention const& a, std::int64_t heads) {
+  std::int32_t const splits = splits_of(a, device.template blocks_wanted<Body>());
   std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
   scratch_scope const scope(device);
   buffer<float> const partial =
       splits > 1 ? device.template scratch<float>(a.sequences * q_heads * splits * (a.keys.head_dim + 2)) : buffer<float>{};
   auto const tiles = static_cast<std::int32_t>(divided_up(a.group, heads));
-  enqueue(
-      grid_size{splits, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences},
-      attend_arguments{a.queries, a.scale, a.group, tiles, a.keys, a.values, a.lists, splits, a.out, a.log_sum_exp, partial});
+  device.template launch<Body>(
+      {splits, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences},
+      {a.queries, a.scale, a.group, tiles, a.keys, a.values, a.lists, splits, a.out, a.log_sum_exp, partial});
   if (splits == 1) return;
   device.template launch<attend_merge_body>(
       {q_heads, a.sequences, 1}, {partial, splits, a.keys.head_dim, static_cast<std::int32_t>(q_heads), a.out, a.log_sum_exp});
@@ -54,9 +54,7 @@ void launch_attend_splits(D& device, decode_attention const& a, std::int64_t hea
 
 template <int Group, bool Packed = true, device D>
 void launch_attend_tiles(D& device, decode_attention const& a) {
-  launch_attend_splits(device, a, Group, [&](grid_size const& grid, attend_arguments const& arguments) {
-    with_type(a.keys.type, [&]<element_type E>() { device.template launch<attend_body<E, Group, Packed>>(grid, arguments); });
-  });
+  with_type(a.keys.type, [&]<element_type E>() { launch_attend_splits<attend_body<E, Group, Packed>>(device, a, Group); });
 }
 
 inline void expect_alike(char const* kernel, batch_rows const& keys, batch_rows const& values) {
@@ -72,9 +70,7 @@ void launch_attend(D& device, decode_attention const& a) {
   expect_alike("attend", a.keys, a.values);
   bool const packed = a.keys.packed && a.values.packed;
   if (packed && with_tensor_rows(a.keys, [&]<element_type E, int Chunks>() {
-        launch_attend_splits(device, a, 8, [&](grid_size const& grid, attend_arguments const& arguments) {
-          device.template launch<attend_tensor_body<E, Chunks>>(grid, arguments);
-        });
+        launch_attend_splits<attend_tensor_body<E, Chunks>>(device, a, 8);
       })) {
     return;
   }
@@ -111,7 +107,8 @@ void launch_group_weights(D& device, buffer<float const> logits, std::int64_t st
   device.template launch<softmax_rows_body>({rows, a.sequences, 1},
                                             {logits, stride, a.lists, a.first, rows, rows_of_head, statistics});
   std::int32_t const heads = a.keys.heads * a.window;
-  std::int32_t const blocks = blocks_of_row(device, a.most_tokens, group_weights_body::threads, heads * a.sequences);
+  std::int32_t const blocks =
+      blocks_of_row<group_weights_body>(device, a.most_tokens, group_weights_body::threads, heads * a.sequences);
   device.template launch<group_weights_body>({blocks, heads, a.sequences},
                                              {logits, stride, statistics, a.lists, a.first, a.group, heads, a.window, a.out,
                                               a.sequence_stride, a.head_stride, a.maximum, blocks});
@@ -125,7 +122,8 @@ void launch_list_logits(D& device, list_weights const& a, buffer<float> logits) 
   bool const on_tensors = with_tensor_rows(a.keys, [&]<element_type E, int Chunks>() {
     using body = list_logits_tensor_body<E, Chunks>;
     auto const tiles = static_cast<std::int32_t>(divided_up(rows, 8));
-    std::int32_t const blocks = blocks_of_row(device, a.most_tokens, body::threads / 4, a.sequences * a.keys.heads * tiles);
+    std::int32_t const blocks =
+        blocks_of_row<body>(device, a.most_tokens, body::threads / 4, a.sequences * a.keys.heads * tiles);
     device.template launch<body>({blocks, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences},
                                  {a.queries, a.scale, rows, tiles, a.keys, a.lists, a.first, logits, a.most_tokens, blocks});
   });

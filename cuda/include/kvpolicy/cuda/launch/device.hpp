@@ -15,14 +15,13 @@
 namespace kvpolicy::cuda {
 
 /// Runs kernels in order, asynchronously.
-/// Requires: `launch<Body>(grid, arguments)`; `blocks_wanted()`, how many blocks fill the device; `scratch<T>(count)`,
+/// Requires: `launch<Body>(grid, arguments)`; `blocks_wanted<Body>()`, how many blocks fill the device; `scratch<T>(count)`,
 /// uninitialised device memory that is the caller's until the end of the current `scratch_scope`. Semantics: launches see what
 /// launches before them wrote; neither call allocates or waits. Throws device_error, which names the kernel and its grid, where
 /// a launch fails, and workspace_exceeded where scratch does not suffice.
 template <class D>
 concept device = requires(D& d) {
   { d.template scratch<float>(std::int64_t{}) } -> std::same_as<buffer<float>>;
-  { d.blocks_wanted() } -> std::convertible_to<std::int64_t>;
   { d.scratch_used() } -> std::convertible_to<std::int64_t>;
   d.release_scratch(std::int64_t{});
 };
@@ -85,9 +84,9 @@ bool with_tensor_rows(batch_rows const& rows, Work work) {
 
 /// How many blocks share a row of `most` elements, `of_block` to each at a time: what there is they take in turns, so that rows
 /// that are short, or empty, cost next to nothing, and all rows fill the device.
-template <device D>
+template <class Body, device D>
 std::int32_t blocks_of_row(D& device, std::int64_t most, std::int64_t of_block, std::int64_t rows) {
-  std::int64_t const enough = divided_up(4 * device.blocks_wanted(), std::max<std::int64_t>(1, rows));
+  std::int64_t const enough = divided_up(device.template blocks_wanted<Body>(), std::max<std::int64_t>(1, rows));
   return static_cast<std::int32_t>(std::clamp<std::int64_t>(divided_up(most, of_block), 1, std::max<std::int64_t>(1, enough)));
 }
 

@@ -22,13 +22,14 @@ void launch_window_attention(D& device, prompt_attention const& what, std::int64
   std::int64_t const heads = what.keys.heads;
   std::int64_t const row_tiles = divided_up(what.rows(), tile_rows);
   std::int64_t const key_tiles = divided_up(what.tokens, tile_keys);
-  std::int64_t const wanted = std::clamp<std::int64_t>(divided_up(device.blocks_wanted(), heads * row_tiles), 1, key_tiles);
-  std::int64_t const keys_of_split = divided_up(key_tiles, wanted) * tile_keys;
-  auto const splits = static_cast<std::int32_t>(divided_up(what.tokens, keys_of_split));
-  buffer<float> const parts = device.template scratch<float>(heads * what.rows() * splits * 2);
   buffer<float> const statistics = device.template scratch<float>(heads * what.rows() * 2);
   buffer<float> const sums = device.template scratch<float>(heads * what.group * columns);
   with_type(what.keys.type, [&]<element_type E>() {
+    std::int64_t const filled = device.template blocks_wanted<window_statistics_body<E>>();
+    std::int64_t const wanted = std::clamp<std::int64_t>(divided_up(filled, heads * row_tiles), 1, key_tiles);
+    std::int64_t const keys_of_split = divided_up(key_tiles, wanted) * tile_keys;
+    auto const splits = static_cast<std::int32_t>(divided_up(what.tokens, keys_of_split));
+    buffer<float> const parts = device.template scratch<float>(heads * what.rows() * splits * 2);
     device.template launch<window_statistics_body<E>>({row_tiles, heads, splits}, {what, keys_of_split, parts, splits});
     device.template launch<merge_statistics_body>({divided_up(heads * what.rows(), merge_statistics_body::threads), 1, 1},
                                                   {parts, splits, heads * what.rows(), statistics});

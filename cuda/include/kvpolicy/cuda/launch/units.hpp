@@ -29,7 +29,7 @@ void launch_score_dot(D& device, score_dot_body::arguments a, std::int64_t max_u
   a.packed = aligned(a.anchor.data) && aligned(a.vectors.data) && a.dims % 4 == 0 && a.anchor_stride % 4 == 0 &&
              a.vector_stride % 4 == 0 && a.vector_sequence_stride % 4 == 0;
   // Where a cascade is not due its counts are 0: no more blocks than fill the device.
-  a.blocks = std::min(max_units, 4 * device.blocks_wanted());
+  a.blocks = blocks_of_row<score_dot_body>(device, max_units, 1, sequences);
   device.template launch<score_dot_body>({a.blocks, sequences, 1}, a);
 }
 
@@ -45,7 +45,7 @@ void launch_score_bounds(D& device, batch_rows const& bounds, std::int32_t group
                             a.group = group;
                             a.head_dim = bounds.head_dim;
                             set(a);
-                            a.blocks = blocks_of_row(device, max_units, body::threads / 4, sequences * bounds.heads);
+                            a.blocks = blocks_of_row<body>(device, max_units, body::threads / 4, sequences * bounds.heads);
                             device.template launch<body>({a.blocks, bounds.heads, sequences}, a);
                           });
   if (on_tensors) return;
