@@ -225,14 +225,14 @@ bool gpu::run(std::string const& name, std::int64_t batch, std::int64_t context,
     line.insert(line.end(), found.more.begin(), found.more.end());
     print(line);
     return true;
+  } catch (cuda::device_memory_exceeded const& e) {
+    line.push_back(text("skipped", e.what()));
   } catch (std::exception const& e) {
-    // The last error is forgotten when it is asked for; one that broke the context stays, and every case from here on fails.
-    bool const no_room = cudaGetLastError() == cudaErrorMemoryAllocation;
-    if (!no_room) failed_ = true;
-    line.push_back(text(no_room ? "skipped" : "failed", e.what()));
-    print(line);
-    return false;
+    failed_ = true;
+    line.push_back(text("failed", e.what()));
   }
+  print(line);
+  return false;
 }
 
 void gpu::each(std::vector<std::int64_t> const& wanted, std::vector<std::int64_t> const& all,
