@@ -15,18 +15,35 @@ void check(cudaError_t result, char const* what) {
   if (result != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(result));
 }
 
-struct past_the_end_body {
-  static constexpr unsigned threads = 32;
-  static constexpr char const* name = "past_the_end";
+/// Blocks of 64 threads with a bug.
+template <planted Bug>
+struct planted_body {
+  static constexpr unsigned threads = 64;
+  static constexpr char const* name = "planted";
   struct arguments {
     cuda::buffer<float> out;
   };
   template <class B>
-  struct shared {};
+  struct shared {
+    typename B::template array<float, 1> one;
+  };
 
   template <class B>
-  KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    if (block.thread() == 0) block.global(a.out)[a.out.size] = 1;
+  KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
+    auto const out = block.global(a.out);
+    if constexpr (Bug == planted::write_past_the_end) {
+      if (block.thread() == 0) out[a.out.size] = 1;
+    } else if constexpr (Bug == planted::read_before_write) {
+      float const never = out[block.thread() + 64];
+      out[block.thread()] = never;
+    } else if constexpr (Bug == planted::race) {
+      s.one[0] = static_cast<float>(block.thread());
+      float const whose = s.one[0];
+      out[block.thread()] = whose;
+    } else {
+      if (block.thread() % 2 == 0) block.sync();
+      out[block.thread()] = 1;
+    }
   }
 };
 
@@ -48,6 +65,9 @@ cuda::stream test_stream() {
   return on;
 }
 void wait_for(cuda::stream on) { check(cudaStreamSynchronize(on), "waiting for the device"); }
+void poison(void* at, std::int64_t bytes, cuda::stream on) {
+  check(cudaMemsetAsync(at, 0xff, static_cast<std::size_t>(bytes), on), "poisoning scratch");
+}
 
 captured_step::~captured_step() {
   if (step_ != nullptr) cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(step_));
@@ -67,10 +87,23 @@ void captured_step::replay(cuda::stream on) {
   check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(step_), on), "replaying a step");
 }
 
-void write_past_the_end() {
+void run(planted bug) {
   cuda::stream_device device(test_stream(), 1024);
-  cuda::device_buffer<float> const few = device.allocate<float>(32);
-  device.launch<past_the_end_body>({1, 1, 1}, {few.get()});
+  cuda::device_buffer<float> const few = device.allocate<float>(128);
+  auto const launch = [&]<planted Bug>() { device.launch<planted_body<Bug>>({1, 1, 1}, {few.get()}); };
+  switch (bug) {
+    case planted::write_past_the_end:
+      launch.template operator()<planted::write_past_the_end>();
+      break;
+    case planted::read_before_write:
+      launch.template operator()<planted::read_before_write>();
+      break;
+    case planted::race:
+      launch.template operator()<planted::race>();
+      break;
+    case planted::divergent_barrier:
+      launch.template operator()<planted::divergent_barrier>();
+  }
   wait_for(test_stream());
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <new>
 
 #include "kvpolicy/cuda/basic_exec.hpp"
@@ -17,6 +18,8 @@ void* allocate_managed(std::size_t bytes);
 void free_managed(void* at) noexcept;
 cuda::stream test_stream();
 void wait_for(cuda::stream on);
+/// Bytes that are NaN in every floating type and -1 in integers, enqueued.
+void poison(void* at, std::int64_t bytes, cuda::stream on);
 
 template <class T>
 struct managed_allocator {
@@ -40,7 +43,7 @@ class gpu_device : public cuda::stream_device {
 
   explicit gpu_device(std::uint64_t = 0) : stream_device(test_stream(), std::int64_t{1} << 30) {}
 
-  /// Managed, so that a test can look into it after wait().
+  /// Managed, so that a test can look into it after wait(); poisoned, so that what nobody wrote is seen where it is read.
   template <class T>
   struct owned {
     std::vector<T, managed_allocator<T>> storage;
@@ -48,7 +51,15 @@ class gpu_device : public cuda::stream_device {
   };
   template <class T>
   owned<T> allocate(std::int64_t count) const {
-    return {std::vector<T, managed_allocator<T>>(static_cast<std::size_t>(count))};
+    owned<T> made{std::vector<T, managed_allocator<T>>(static_cast<std::size_t>(count))};
+    std::memset(static_cast<void*>(made.storage.data()), 0xff, made.storage.size() * sizeof(T));
+    return made;
+  }
+  template <class T>
+  cuda::buffer<T> scratch(std::int64_t count) {
+    cuda::buffer<T> const made = stream_device::scratch<T>(count);
+    poison(made.data, count * static_cast<std::int64_t>(sizeof(T)), on());
+    return made;
   }
   void wait() const { wait_for(on()); }
 };
@@ -95,7 +106,8 @@ class captured_step {
   void* step_ = nullptr;
 };
 
-/// Writes one float behind a buffer's end: what compute-sanitizer must report.
-void write_past_the_end();
+/// Bugs, one for each tool of compute-sanitizer, which must report it.
+enum class planted { write_past_the_end, read_before_write, race, divergent_barrier };
+void run(planted bug);
 
 }  // namespace kvpolicy_test

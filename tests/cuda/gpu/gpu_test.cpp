@@ -2,14 +2,19 @@
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 
+#include "cuda/batch_run.hpp"
 #include "cuda/gpu/gpu_device.hpp"
 #include "kvpolicy/cuda/launch/attend.hpp"
+#include "kvpolicy/presets/quest.hpp"
 
 namespace kvpolicy_test {
 namespace {
 
-// Hidden: tests/cuda/gpu.sh runs it under compute-sanitizer, which must report it, or it was not looking.
-TEST_CASE("planted: a write behind a buffer's end", "[.planted]") { write_past_the_end(); }
+// Hidden: tests/cuda/lease.sh runs each under a tool of compute-sanitizer, which must report it, or it was not looking.
+TEST_CASE("planted for memcheck", "[.planted]") { run(planted::write_past_the_end); }
+TEST_CASE("planted for initcheck", "[.planted]") { run(planted::read_before_write); }
+TEST_CASE("planted for racecheck", "[.planted]") { run(planted::race); }
+TEST_CASE("planted for synccheck", "[.planted]") { run(planted::divergent_barrier); }
 
 TEST_CASE("a workspace that is too small is refused by name", "[gpu]") {
   cuda::stream_device device(test_stream(), 1 << 20);
@@ -26,6 +31,37 @@ TEST_CASE("a grid beyond the device's limits is refused by the kernel's name", "
   } catch (cuda::device_error const& e) {
     REQUIRE(std::string(e.what()).find("attend_merge on 1 x 70000 x 1") != std::string::npos);
   }
+}
+
+/// Steps of quest, each a replay of one captured step, beside the four verbs' on the oracle.
+void replay(cache_shape const& shape, std::int64_t sequences, std::int64_t prompt, int steps) {
+  random_source random(301);
+  presets::quest policy{.tokens = 64};
+  policy.metadata = pool::bounds::kind::range;  // exact; spreads are not
+  batch_run<presets::quest> run(policy, shape, sequences, true, random);
+  REQUIRE(run.step().empty());
+  for (std::int64_t s = 0; s < sequences; ++s) run.begin(s, random.between(prompt / 2, prompt));
+  for (int step = 0; step < steps; ++step) {
+    std::string const fault = run.step();
+    INFO("step " << step << ": " << fault);
+    REQUIRE(fault.empty());
+  }
+}
+
+TEST_CASE("a captured step is replayed 1,000 times", "[gpu]") {
+  replay({.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64, .max_tokens = 1100, .type = element_type::f16}, 3, 90,
+         1000);
+}
+
+TEST_CASE("a batch of 256 sequences", "[gpu]") {
+  replay({.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64, .max_tokens = 160, .type = element_type::bf16}, 256, 140,
+         8);
+}
+
+TEST_CASE("a million tokens", "[gpu]") {
+  constexpr std::int64_t most = std::int64_t{1} << 20;
+  replay({.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 64, .max_tokens = most, .type = element_type::bf16}, 1,
+         most - 20, 10);
 }
 
 // Rows behind 2^31 elements: one head of 128 channels, the last of 20 million tokens.
