@@ -13,5 +13,6 @@ int main(int count, char** arguments) {
     window_attention_cases(on);
     sentence_scores(on);
     entropies(on);
+    gathers(on);
   });
 }

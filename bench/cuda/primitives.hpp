@@ -14,5 +14,6 @@ void list_weight_cases(gpu& on);
 void window_attention_cases(gpu& on);
 void sentence_scores(gpu& on);
 void entropies(gpu& on);
+void gathers(gpu& on);
 
 }  // namespace kvpolicy::bench

@@ -96,14 +96,35 @@ std::vector<std::int32_t> random_ids(std::int64_t count, std::uint32_t seed) {
   return made;
 }
 
-/// A decoder whose sequences have prompts of all tokens but the one of the step that is planned. `fires`: the step before
-/// made the trigger fire, so that every choice is made anew.
 template <class Policy>
-std::unique_ptr<cuda::decoder<Policy, cuda::stream_device>> planned(gpu& on, situation const& at, Policy const& policy,
-                                                                    bool fires, cuda::stream_device& device) {
-  auto made = std::make_unique<cuda::decoder<Policy, cuda::stream_device>>(policy, shape(at.context), at.batch, device);
+using decoder_of = cuda::decoder<Policy, cuda::stream_device>;
+
+/// One step of all layers, enqueued.
+template <class Policy>
+void enqueue_step(situation const& at, decoder_of<Policy>& decoder, std::vector<cuda::token_lists>& lists) {
+  for (std::int64_t l = 0; l < layers; ++l) {
+    cuda::paged_batch const view = at.cache.layer(l);
+    cuda::vector_rows const queries = at.queries_of(l);
+    cuda::token_lists& mine = lists[static_cast<std::size_t>(l)];
+    mine = decoder.choose(view, {l}, queries, scale, at.ids.get());
+    decoder.attend(view, {l}, mine, queries, scale, at.outputs());
+  }
+}
+
+/// When a step is measured: after `before` others since the prompt; `fires`: the one before made the trigger fire, so that
+/// every choice is made anew.
+struct moment {
+  int before = 0;
+  bool fires = false;
+};
+
+/// A decoder whose sequences' prompts, steps before and the step that is planned have `context` tokens.
+template <class Policy>
+std::unique_ptr<decoder_of<Policy>> planned(gpu& on, situation const& at, Policy const& policy, moment const& when,
+                                            cuda::stream_device& device) {
+  auto made = std::make_unique<decoder_of<Policy>>(policy, shape(at.context), at.batch, device);
   cuda_exec exec(on.on(), std::int64_t{256} << 20);
-  std::int64_t const tokens = at.context - 1;
+  std::int64_t const tokens = at.context - 1 - when.before;
   std::vector<float> frequency(head_dim / 2);
   for (std::size_t i = 0; i < frequency.size(); ++i)
     frequency[i] = std::pow(5e5f, -2 * static_cast<float>(i) / static_cast<float>(head_dim));
@@ -116,11 +137,14 @@ std::unique_ptr<cuda::decoder<Policy, cuda::stream_device>> planned(gpu& on, sit
     prompt.queries = {at.window.get().data, seen, q_heads, q_heads * head_dim, head_dim, scale};
     for (std::int64_t l = 0; l < layers; ++l) made->prefill(s, at.cache.layer(l), tokens, {l}, prompt, exec);
   }
-  std::vector<std::int32_t> const lengths(static_cast<std::size_t>(at.batch), static_cast<std::int32_t>(at.context));
-  made->plan(lengths);
+  std::vector<cuda::token_lists> lists(static_cast<std::size_t>(layers));
+  for (std::int64_t now = tokens + 1; now <= at.context; ++now) {
+    made->plan(std::vector<std::int32_t>(static_cast<std::size_t>(at.batch), static_cast<std::int32_t>(now)));
+    if (now < at.context) enqueue_step(at, *made, lists);
+  }
   constexpr std::int64_t few = 1024;
   auto const logits = on.floats(at.batch * few);
-  if (fires) made->observe(vectors(logits, 1, few), few);
+  if (when.fires) made->observe(vectors(logits, 1, few), few);
   exec.device().finish();  // logits go
   return made;
 }
@@ -144,22 +168,12 @@ std::int64_t tokens_of(gpu& on, situation const& at, cuda::token_lists const& li
 /// `scored`: bytes of a step's scoring, of all layers. The floor counts them, and the tokens that lists name in fact.
 template <class Policy>
 void step(gpu& on, situation const& at, std::string const& name, Policy const& policy, std::int64_t budget, double scored,
-          bool fires = false, std::string const& note = {}) {
+          moment const& when = {}, std::string const& note = {}) {
   on.run("step " + name, at.batch, at.context, [&] {
     cuda::stream_device device(on.on());
-    auto const decoder = planned(on, at, policy, fires, device);
+    auto const decoder = planned(on, at, policy, when, device);
     std::vector<cuda::token_lists> lists(static_cast<std::size_t>(layers));
-    timing const time = on.time(
-        [&](int) {
-          for (std::int64_t l = 0; l < layers; ++l) {
-            cuda::paged_batch const view = at.cache.layer(l);
-            cuda::vector_rows const queries = at.queries_of(l);
-            cuda::token_lists& mine = lists[static_cast<std::size_t>(l)];
-            mine = decoder->choose(view, {l}, queries, scale, at.ids.get());
-            decoder->attend(view, {l}, mine, queries, scale, at.outputs());
-          }
-        },
-        1);
+    timing const time = on.time([&](int) { enqueue_step(at, *decoder, lists); }, 1);
     std::int64_t rows = 0;
     for (cuda::token_lists const& of_layer : lists) rows += tokens_of(on, at, of_layer);
     outcome made{static_cast<double>(rows) * head_dim * 4 + scored, time, at.described(time.us)};
@@ -178,11 +192,11 @@ void policies(gpu& on, situation const& at, std::int64_t tokens, std::string con
   presets::quest quest = presets::quest::paper();
   quest.tokens = few;
   quest.layers = {};
-  step(on, at, "quest " + budget, quest, tokens, bounds(at.batch, at.context) * layers, false,
+  step(on, at, "quest " + budget, quest, tokens, bounds(at.batch, at.context) * layers, {},
        "the paper's pages of 16 with minima and maxima, but no dense layer");
   quest.tokens = few / 2;
   step(on, at, "snapkv, then quest " + budget, policy{presets::snapkv{.tokens = few}.parts().retain, quest.parts().retrieve},
-       quest.tokens, bounds(at.batch, few) * layers, false, "half of what snapkv retains is read");
+       quest.tokens, bounds(at.batch, few) * layers, {}, "half of what snapkv retains is read");
 
   presets::chess chess = presets::chess::of_paper({.tokens = few});
   chess.entropy = chess.varentropy = 0;  // any page is unsure
@@ -190,16 +204,33 @@ void policies(gpu& on, situation const& at, std::int64_t tokens, std::string con
       static_cast<double>(std::max<std::int64_t>(tokens - (chess.sink_pages + chess.recent_pages) * chess_page, 0)) /
       static_cast<double>(at.context - 1);
   double const kept = std::pow(share, 1.0 / chess.depth);
-  step(on, at, "chess " + budget, chess, tokens, 0, false, "between choices");
-  step(on, at, "chess that chooses " + budget, chess, tokens, descent(at.batch, at.context, kept, kept), true,
+  step(on, at, "chess " + budget, chess, tokens, 0, {}, "between choices");
+  step(on, at, "chess that chooses " + budget, chess, tokens, descent(at.batch, at.context, kept, kept), {.fires = true},
        "a choice in this step");
 
   presets::sentencekv sentencekv = presets::sentencekv::paper();
   sentencekv.tokens = few;
   sentencekv.sentences.boundary = boundaries();
   sentencekv.sentences.shortest = shortest_sentence;
-  step(on, at, "sentencekv " + budget, sentencekv, tokens, llama_8b::sentences(at.batch, at.context) * layers, false,
+  step(on, at, "sentencekv " + budget, sentencekv, tokens, llama_8b::sentences(at.batch, at.context) * layers, {},
        "the paper's setting; sentences of 28 tokens on average, 16 at least");
+
+  double const evicted = keys(at.batch, tokens) * layers;  // once more, for the weights
+  step(on, at, "h2o " + budget, presets::h2o{.tokens = few}, tokens, evicted);
+  step(on, at, "tova " + budget, presets::tova{.tokens = few}, tokens, evicted);
+
+  // One head of each layer is a pivot that the others follow.
+  std::vector<head_profile> profile;
+  for (std::int64_t head = 0; head < layers * kv_heads; ++head) {
+    bool const pivot = head % kv_heads == 0;
+    profile.push_back({.role = pivot ? head_role::pivot : head_role::satellite, .pivot = pivot ? -1 : 0, .stability = .5f});
+  }
+  presets::heterocache const heterocache{.heads = profile, .tokens = few};
+  int const look = std::max(heterocache.every, heterocache.window) - 1;
+  step(on, at, "heterocache " + budget, heterocache, tokens, 0, {}, "between looks");
+  double const keys_of_pivot = static_cast<double>(at.batch * at.context * head_dim) * 2;
+  step(on, at, "heterocache that looks " + budget, heterocache, tokens, keys_of_pivot * layers, {.before = look},
+       "the pivots' attention over the whole prompt is in it; a fetch is where it drifted");
 }
 
 void cell(gpu& on, std::int64_t batch, std::int64_t context) {
