@@ -70,12 +70,16 @@ pinned_memory::~pinned_memory() {
   for (void* const piece : pieces_) cudaHostUnregister(piece);
 }
 
-stream_device::stream_device(stream on, std::int64_t workspace_bytes) : stream_(on), workspace_(workspace_bytes) {
+stream_device::stream_device(stream on, std::int64_t workspace_bytes)
+    : stream_(on), workspace_(workspace_bytes), counters_(std::int64_t{1} << 12) {
   int device = 0;
   int processors = 0;
   check(cudaGetDevice(&device), "asking for the current device");
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "asking for the device's size");
   processors_ = processors;
+  check(cudaMemsetAsync(counters_.get().data, 0, static_cast<std::size_t>(counters_.get().size) * sizeof(std::int32_t), on),
+        "setting counters to 0");
+  check(cudaStreamSynchronize(on), "setting counters to 0");
 }
 
 void* stream_device::take(std::int64_t bytes) {

@@ -36,6 +36,7 @@ class emulated_device {
     std::memset(pieces_.back()->data(), 0xff, pieces_.back()->size() * 16);
     return {reinterpret_cast<T*>(pieces_.back()->data()), count};
   }
+  cuda::buffer<std::int32_t> counters() { return {counters_.data(), std::ssize(counters_)}; }
   std::int64_t scratch_used() const { return std::ssize(pieces_); }
   void release_scratch(std::int64_t used) { pieces_.resize(static_cast<std::size_t>(used)); }
 
@@ -74,6 +75,7 @@ class emulated_device {
  private:
   checked_device device_;
   std::vector<std::unique_ptr<std::vector<cuda::pack>>> pieces_;
+  std::vector<std::int32_t> counters_ = std::vector<std::int32_t>(64);
 };
 
 using emulated_exec = cuda::basic_exec<emulated_device>;

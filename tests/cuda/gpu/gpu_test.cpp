@@ -23,13 +23,12 @@ TEST_CASE("a workspace that is too small is refused by name", "[gpu]") {
 
 TEST_CASE("a grid beyond the device's limits is refused by the kernel's name", "[gpu]") {
   gpu_device device;
-  cuda::attend_merge_body::arguments a{};
-  a.splits = 1;
+  cuda::sum_heads_body::arguments a{};
   try {
-    device.launch<cuda::attend_merge_body>({1, 70000, 1}, a);
+    device.launch<cuda::sum_heads_body>({1, 70000, 1}, a);
     FAIL("70,000 blocks in y were launched");
   } catch (cuda::device_error const& e) {
-    REQUIRE(std::string(e.what()).find("attend_merge on 1 x 70000 x 1") != std::string::npos);
+    REQUIRE(std::string(e.what()).find("sum_heads on 1 x 70000 x 1") != std::string::npos);
   }
 }
 

@@ -309,6 +309,7 @@ class checked_block {
   struct scan_storage : checked_storage {};
   template <class T>
   struct reduce_storage : checked_storage {};
+  struct last_storage : checked_storage {};
 
   explicit checked_block(thread_state& me) : me_(me) {}
   checked_block(checked_block const&) = delete;
@@ -363,6 +364,20 @@ class checked_block {
       }
       for (unsigned t = 32; t < Threads; t += 32) items[0] = op(items[0], items[t]);
       for (unsigned t = 1; t < Threads; ++t) items[t] = poison<T>();
+    });
+    return item;
+  }
+
+  bool last_of(last_storage& storage, kvpolicy::cuda::buffer<std::int32_t> counters, element_index i, std::int32_t count,
+               location where = location::current()) const {
+    bool item = false;
+    collective<bool>("last_of", storage, item, where, [&](auto const& items) {
+      if (i.value < 0 || i.value >= counters.size) fail("out of bounds", "counter " + std::to_string(i.value), where);
+      block_state& block = *me_.block;
+      bool const last = block.memory.last_of(counters.data + i.value, count, where);
+      for (unsigned t = 0; t < Threads; ++t) items[t] = last;
+      block.next_epoch(block.epoch, block.place, where);
+      for (unsigned w = 0; w < Threads / 32; ++w) block.warps[w].epoch = 0;
     });
     return item;
   }

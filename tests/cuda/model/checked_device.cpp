@@ -36,6 +36,8 @@ void checked_device::run(char const* name, unsigned threads, kvpolicy::cuda::gri
     start_block();
     block_->run(random_, [&](unsigned t) { body(block_->each[t]); });
   }
+  std::string const left = block_->memory.end_launch();
+  if (!left.empty()) refuse(left);
 }
 
 }  // namespace kvpolicy_test

@@ -62,9 +62,28 @@ global_shadows::page& global_shadows::page_of(std::uintptr_t number) {
 
 void global_shadows::start_launch() {
   launch_ = block_ + 1;
+  counters_.clear();
   if (pages_.size() < 1024) return;
   pages_.clear();
   recent_.fill({});
+}
+
+std::string global_shadows::end_launch() {
+  if (counters_.empty()) return "";
+  return std::to_string(counters_.begin()->second.size()) + " blocks have come to a counter, and no last one";
+}
+
+bool global_shadows::last_of(std::int32_t* counter, std::int32_t count, std::source_location const& where) {
+  std::vector<std::uint32_t>& came = counters_[counter];
+  if (*counter != static_cast<std::int32_t>(came.size()))
+    fail("counter", "it was " + std::to_string(*counter) + " after " + std::to_string(came.size()) + " blocks", where);
+  came.push_back(block_);
+  came_ = true;
+  if (++*counter < count) return false;
+  seen_ = came;
+  *counter = 0;
+  counters_.erase(counter);
+  return true;
 }
 
 void global_shadows::touch(thread_state const& me, void const* at, std::size_t bytes, access how, element_index const& index) {
@@ -98,7 +117,14 @@ void global_shadows::touch(thread_state const& me, void const* at, std::size_t b
       auto const name = [&] { return "global element " + std::to_string(index.value); };
       for (unsigned k = 0; k < 3; ++k) {
         if ((g.before >> k & 1) == 0 || harmless(how, static_cast<access>(k))) continue;
+        bool const told = how == access::read && static_cast<access>(k) == access::write && !g.late &&
+                          std::ranges::binary_search(seen_, g.writer);
+        if (told) continue;
         fail("race", name() + " " + did[static_cast<unsigned>(how)] + ", and " + did[k] + " by another block", index.where);
+      }
+      if (how == access::write) {
+        g.writer = block_;
+        g.late = came_;
       }
       if (g.here.races(me, how)) fail("race", name() + g.here.text_of_race(me, how), index.where);
     }

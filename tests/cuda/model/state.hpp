@@ -101,7 +101,15 @@ class global_shadows {
  public:
   /// What was noted before is of an earlier launch.
   void start_launch();
-  void start_block() { ++block_; }
+  /// What its blocks counted with, and did not count to the end; or nothing.
+  std::string end_launch();
+  void start_block() {
+    ++block_;
+    came_ = false;
+    seen_.clear();
+  }
+  /// The block has come to a counter. The last of `count` may read what the others wrote before they came.
+  bool last_of(std::int32_t* counter, std::int32_t count, std::source_location const& where);
   /// Fails where it races; `index` is for the message.
   void touch(thread_state const& me, void const* at, std::size_t bytes, access how, element_index const& index);
 
@@ -111,6 +119,8 @@ class global_shadows {
     shadow here;  ///< in `block`
     std::uint32_t block = 0;
     std::uint32_t before = 0;  ///< bits of `access`: what earlier blocks of the launch did
+    std::uint32_t writer = 0;  ///< the last block that wrote here
+    bool late = false;         ///< after it had come to a counter
   };
   struct page {
     unsigned shift = 0;
@@ -122,6 +132,9 @@ class global_shadows {
   std::array<std::pair<std::uintptr_t, page*>, 64> recent_{};
   std::uint32_t block_ = 0;
   std::uint32_t launch_ = 1;
+  std::unordered_map<std::int32_t*, std::vector<std::uint32_t>> counters_;  ///< blocks that have come to each
+  bool came_ = false;                                                       ///< this block has come to one
+  std::vector<std::uint32_t> seen_;  ///< blocks whose writes this one may read, ascending
 };
 
 struct block_state {

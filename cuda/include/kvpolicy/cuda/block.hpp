@@ -46,7 +46,7 @@ struct grid_size {
 //   static constexpr unsigned threads;                        of a block, a multiple of 32
 //   static constexpr char const* name;                        for messages and reports
 //   struct arguments { buffer<...> ...; numbers ... };        trivially copyable
-//   template <class B> struct shared { ... };                 B::array, B::scan_storage, B::reduce_storage, B::sort_storage
+//   template <class B> struct shared { ... };                 B::array, B::scan_storage, B::reduce_storage, B::last_storage
 //   template <class B> KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a);
 //
 // and a block B offers
@@ -55,11 +55,17 @@ struct grid_size {
 //   block.sync()                                              every thread, at the same place in the text
 //   block.exclusive_sum(storage, int, int& total) -> int      collective over the block; sync before storage is used again
 //   block.reduce(storage, T, op) -> T                         the same; the result is thread 0's alone
+//   block.last_of(storage, counters, i, count) -> bool        collective: whether this block is the last of `count` that have
+//   come
+//                                                             to counter i, which is 0 before and after: it sees what the
+//                                                             others wrote before they came; sync before storage is used again
 //   block.tile() -> warp                                      lane(), index(), sync(), ballot(bool), shfl(v, lane),
 //                                                             shfl_xor(v, mask); collective over the warp's 32 threads
-//   block.tile().multiply<E>(a, b, c)                         c += A B on matrices of halves, 16 x 16, 16 x 8 and 16 x 8, a lane's
+//   block.tile().multiply<E>(a, b, c)                         c += A B on matrices of halves, 16 x 16, 16 x 8 and 16 x 8, a
+//   lane's
 //                                                             part of each laid out as PTX's mma.m16n8k16
-//   block.tile().transpose(word) -> word                      an 8 x 8 matrix of halves, lane l with columns 2 (l % 4) and the next
+//   block.tile().transpose(word) -> word                      an 8 x 8 matrix of halves, lane l with columns 2 (l % 4) and the
+//   next
 //                                                             of row l / 4, the other way round
 //   block.global(buffer<T>) -> g                              g[i], g[i] = v, g.load(i) -> pack, g.store(i, pack),
 //                                                             g.atomic_add(i, v) -> T before; i in elements, 64 bit

@@ -96,6 +96,10 @@ class device_block {
     typename cub::BlockReduce<T, Threads>::TempStorage storage;
   };
 
+  struct last_storage {
+    int last;
+  };
+
   __device__ __forceinline__ unsigned thread() const { return threadIdx.x; }
   __device__ __forceinline__ unsigned x() const { return blockIdx.x; }
   __device__ __forceinline__ unsigned y() const { return blockIdx.y; }
@@ -116,6 +120,18 @@ class device_block {
   template <class T, class Op>
   __device__ __forceinline__ T reduce(reduce_storage<T>& s, T value, Op op) const {
     return cub::BlockReduce<T, Threads>(s.storage).Reduce(value, op);
+  }
+  __device__ __forceinline__ bool last_of(last_storage& s, buffer<std::int32_t> counters, std::int64_t i,
+                                          std::int32_t count) const {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      s.last = atomicAdd(counters.data + i, 1) == count - 1 ? 1 : 0;
+      if (s.last != 0) counters.data[i] = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return s.last != 0;
   }
 };
 

@@ -3,15 +3,14 @@
 
 #include "kvpolicy/cuda/kernel/attend.hpp"
 #include "kvpolicy/cuda/kernel/attend_block.hpp"
-#include "kvpolicy/cuda/kernel/attend_merge.hpp"
 #include "kvpolicy/cuda/kernel/attend_tensor.hpp"
-#include "kvpolicy/cuda/kernel/logits_tensor.hpp"
 #include "kvpolicy/cuda/kernel/drift.hpp"
 #include "kvpolicy/cuda/kernel/entropy.hpp"
 #include "kvpolicy/cuda/kernel/evict.hpp"
 #include "kvpolicy/cuda/kernel/gather.hpp"
 #include "kvpolicy/cuda/kernel/gaussian.hpp"
 #include "kvpolicy/cuda/kernel/hierarchy.hpp"
+#include "kvpolicy/cuda/kernel/logits_tensor.hpp"
 #include "kvpolicy/cuda/kernel/page_table.hpp"
 #include "kvpolicy/cuda/kernel/page_trigger.hpp"
 #include "kvpolicy/cuda/kernel/pool.hpp"
@@ -57,7 +56,6 @@
 #define KVPOLICY_ATTEND_KERNELS(X)                                                     \
   KVPOLICY_EACH_GROUP(X, f32) KVPOLICY_EACH_GROUP(X, f16) KVPOLICY_EACH_GROUP(X, bf16) \
   KVPOLICY_EACH_TENSOR(X, attend_tensor_body) KVPOLICY_EACH_TENSOR(X, list_logits_tensor_body) \
-  X(attend_merge_body)                                                                 \
   KVPOLICY_EACH_TYPE(X, list_logits_body) X(softmax_rows_body) X(group_weights_body)
 
 #define KVPOLICY_PROMPT_KERNELS(X)                                                     \

@@ -10,8 +10,9 @@
 
 // The library's kernels are compiled in it, not again in every file that includes this.
 namespace kvpolicy::cuda {
-#define KVPOLICY_ELSEWHERE(...) \
-  extern template void stream_device::launch<__VA_ARGS__>(grid_size, typename __VA_ARGS__::arguments const&);
+#define KVPOLICY_ELSEWHERE(...)                                                                               \
+  extern template void stream_device::launch<__VA_ARGS__>(grid_size, typename __VA_ARGS__::arguments const&); \
+  extern template std::int64_t stream_device::blocks_wanted<__VA_ARGS__>() const;
 KVPOLICY_UNIT_KERNELS(KVPOLICY_ELSEWHERE)
 KVPOLICY_ATTEND_KERNELS(KVPOLICY_ELSEWHERE)
 KVPOLICY_PROMPT_KERNELS(KVPOLICY_ELSEWHERE)

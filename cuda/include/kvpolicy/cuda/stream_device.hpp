@@ -100,6 +100,7 @@ class stream_device {
   buffer<T> scratch(std::int64_t count) {
     return {static_cast<T*>(take(count * static_cast<std::int64_t>(sizeof(T)))), count};
   }
+  buffer<std::int32_t> counters() const noexcept { return counters_.get(); }
   std::int64_t scratch_used() const noexcept { return used_; }
   void release_scratch(std::int64_t used) noexcept { used_ = used; }
   /// Blocks of a body that the device runs at once.
@@ -144,6 +145,7 @@ class stream_device {
 
   stream stream_;
   device_array workspace_;
+  device_buffer<std::int32_t> counters_;
   std::int64_t used_ = 0;
   std::int64_t processors_ = 0;
   std::vector<copy> copies_;

@@ -165,7 +165,7 @@ struct attend_body {
       }
       block.sync();
     }
-    s.write(block, a, heads);
+    s.finish(block, a, heads);
   }
 };
 

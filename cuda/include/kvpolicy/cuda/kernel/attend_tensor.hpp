@@ -153,7 +153,7 @@ struct attend_tensor_body {
       }
       block.sync();
     }
-    s.write(block, a, heads);
+    s.finish(block, a, heads);
   }
 };
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "kvpolicy/cuda/kernel/attend.hpp"
-#include "kvpolicy/cuda/kernel/attend_merge.hpp"
 #include "kvpolicy/cuda/kernel/attend_tensor.hpp"
 #include "kvpolicy/cuda/kernel/logits_tensor.hpp"
 #include "kvpolicy/cuda/kernel/softmax.hpp"
@@ -35,21 +34,20 @@ inline std::int32_t splits_of(decode_attention const& a, std::int64_t blocks_wan
       std::clamp<std::int64_t>(divided_up(blocks_wanted, lists), 1, std::min<std::int64_t>(useful, 256)));
 }
 
-/// The splits, tiles of `heads` query heads at most; and what puts them together.
+/// Splits of each list, tiles of `heads` query heads at most.
 template <class Body, device D>
 void launch_attend_splits(D& device, decode_attention const& a, std::int64_t heads) {
-  std::int32_t const splits = splits_of(a, device.template blocks_wanted<Body>());
+  auto const tiles = static_cast<std::int32_t>(divided_up(a.group, heads));
+  std::int64_t const blocks = a.sequences * a.keys.heads * tiles;  // of one split
+  buffer<std::int32_t> const counters = device.counters();
+  std::int32_t const splits = blocks > counters.size ? 1 : splits_of(a, device.template blocks_wanted<Body>());
   std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
   scratch_scope const scope(device);
   buffer<float> const partial =
       splits > 1 ? device.template scratch<float>(a.sequences * q_heads * splits * (a.keys.head_dim + 2)) : buffer<float>{};
-  auto const tiles = static_cast<std::int32_t>(divided_up(a.group, heads));
   device.template launch<Body>(
       {splits, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences},
-      {a.queries, a.scale, a.group, tiles, a.keys, a.values, a.lists, splits, a.out, a.log_sum_exp, partial});
-  if (splits == 1) return;
-  device.template launch<attend_merge_body>(
-      {q_heads, a.sequences, 1}, {partial, splits, a.keys.head_dim, static_cast<std::int32_t>(q_heads), a.out, a.log_sum_exp});
+      {a.queries, a.scale, a.group, tiles, a.keys, a.values, a.lists, splits, a.out, a.log_sum_exp, partial, counters});
 }
 
 template <int Group, bool Packed = true, device D>
