@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Reads what nvcc says of the library's kernels: no spills, no local memory, static shared memory that fits, and rows that are read
-16 bytes at a time; and, with a disassembler, how many instructions a warp issues for 512 bytes of rows. Prints the table of
-docs/kernels.md with --table.
+16 bytes at a time; with a disassembler, how many instructions a warp issues for 512 bytes of rows; and, with the tests' program, what
+HeteroCache's step between looks costs beside attention over everything. Prints the table of docs/kernels.md with --table.
 
-    resources.py NVCC SOURCE_DIR [--nvdisasm PROGRAM] [--table]
+    resources.py NVCC SOURCE_DIR [--nvdisasm PROGRAM [--grids PROGRAM]] [--table]
 """
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ LIMITS = {
     "score_bounds_tensor<bf16,2>": 90, "score_bounds_tensor<bf16,4>": 60, "score_bounds_tensor<f16,2>": 90,
     "score_bounds_tensor<f16,4>": 60, "score_dot": 30,
 }
+IDLE = .05  # of a dense step's instructions, at most, HeteroCache's step between looks at 128K
 REGISTERS, SHARED, THREADS, BLOCKS = 65536, 233472, 2048, 32  # of an sm_90 multiprocessor
 
 
@@ -39,9 +41,10 @@ def compile_group(nvcc, root, group, folder):
 
 def instructions(nvdisasm, cubin):
     """Of each kernel that reads rows 16 bytes a thread: instructions for each such load of a warp, 512 bytes, in its tightest loop with
-    most of them, or in all of it where no loop has any."""
+    most of them, or in all of it where no loop has any. And of every kernel, instructions before the first place where it may end: what
+    a warp with nothing to do issues at most."""
     listing = subprocess.run([nvdisasm, "-c", cubin], capture_output=True, text=True, check=True).stdout
-    found = {}
+    found, idle = {}, {}
     for part in re.split(r"(?=^\.text\.\w+:$)", listing, flags=re.M)[1:]:
         name = re.match(r"\.text\.(\w+):", part).group(1)
         code, labels = [], {}
@@ -52,6 +55,7 @@ def instructions(nvdisasm, cubin):
             operation = re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", line)
             if operation:
                 code.append(operation.group(1))
+        idle[name] = next(i for i, operation in enumerate(code) if "EXIT" in operation) + 1
         spans = [(0, len(code))]
         for at, operation in enumerate(code):
             jump = re.search(r"\bBRA\b.*?`\((\.L_x_\d+)\)", operation)
@@ -63,7 +67,28 @@ def instructions(nvdisasm, cubin):
         tight = [span for span in loops if loads[span] == most] or [span for span in spans[:1] if loads[span]]
         if tight:
             found[name] = min(round((last - first) / loads[first, last]) for first, last in tight)
-    return found
+    return found, idle
+
+
+def idle_share(program, kernels, idle, per_row):
+    """Warp instructions of one layer's idle step at 128K, without its attention over what it lists, beside those of attention over
+    everything. Of a kernel for several types the dearest counts."""
+    mine = {}  # by the name that a launch is told by: blocks on a multiprocessor, instructions of an idle warp
+    for name, blocks in kernels.items():
+        if "f32" in name or re.search(r"<f16", name):
+            continue
+        base = re.sub(r"<.*", "", name)
+        if name == "top_k<32>":
+            base = "top_k in registers"
+        before = mine.get(base, (blocks, 0))
+        mine[base] = (min(before[0], blocks), max(before[1], idle[name]))
+    occupancy = ",".join(f"{name}={blocks}" for name, (blocks, _) in mine.items())
+    said = subprocess.run([program, "[.grids]"], capture_output=True, text=True, env=os.environ | {"KVPOLICY_OCCUPANCY": occupancy}).stdout
+    grids = re.findall(r"^grid (\d+) (\d+) (.*)$", said, flags=re.M)
+    if not grids:
+        sys.exit(f"resources.py: {program} says nothing of grids")
+    issued = sum(int(blocks) * int(warps) * mine[name][1] for blocks, warps, name in grids if not name.startswith("attend"))
+    return issued / (131072 * 8 * per_row)
 
 
 def demangled(names):
@@ -103,15 +128,18 @@ def main():
     parser.add_argument("nvcc")
     parser.add_argument("root")
     parser.add_argument("--nvdisasm")
+    parser.add_argument("--grids", help="the tests' program, for the grids of an idle step")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     every = {}
-    issued = {}
+    issued, idle = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for group in GROUPS:
             every |= kernels(*compile_group(arguments.nvcc, arguments.root, group, folder))
             if arguments.nvdisasm:
-                issued |= instructions(arguments.nvdisasm, f"{folder}/{group}.cubin")
+                loops, ends = instructions(arguments.nvdisasm, f"{folder}/{group}.cubin")
+                issued |= loops
+                idle |= ends
     names = demangled(list(every))
     faults = []
     rows = []
@@ -132,6 +160,13 @@ def main():
                               r"partition_deviation|following_queries|gaussian_logits|sentence_means)\b", name)
         if reads_rows and kernel["wide"] == 0:
             faults.append(f"{name}: rows are not read 16 bytes at a time")
+    if arguments.nvdisasm and arguments.grids:
+        by_name = {short(names[mangled]): mangled for mangled in every}
+        share = idle_share(arguments.grids, {row[0]: row[4] for row in rows}, {name: idle[m] for name, m in by_name.items()},
+                           issued[by_name["attend_tensor<bf16,4>"]])
+        print(f"HeteroCache between looks, 128K: {share:.1%} of the instructions of attention over everything", file=sys.stderr)
+        if share > IDLE:
+            faults.append(f"HeteroCache's step between looks issues {share:.1%} of what attention over everything does; the limit is {IDLE:.0%}")
     if arguments.table:
         print("| kernel | threads | registers | shared, bytes | blocks on an sm_90 multiprocessor | occupancy | for 512 bytes |")
         print("|---|---|---|---|---|---|---|")

@@ -1,0 +1,158 @@
+// How many kernels a decode step launches in a layer, and how large their grids are: what a step costs where nothing is due.
+#include <catch2/catch_test_macros.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+
+#include "cuda/batch_cache.hpp"
+#include "cuda/emulated.hpp"
+#include "kvpolicy/cuda/decode.hpp"
+#include "kvpolicy/kvpolicy.hpp"
+
+namespace kvpolicy_test {
+namespace {
+
+struct recorded {
+  std::string name;
+  std::int64_t blocks = 0;
+  unsigned warps = 0;  ///< of a block
+};
+
+/// Notes what is launched and runs nothing; memory is nowhere. As large as an H100: 132 multiprocessors.
+class recorder {
+ public:
+  using memory = host_memory;
+  std::vector<recorded> launches;
+
+  template <class Body>
+  void launch(cuda::grid_size grid, typename Body::arguments const&) {
+    if (grid.x > 0 && grid.y > 0 && grid.z > 0) launches.push_back({Body::name, grid.x * grid.y * grid.z, Body::threads / 32});
+  }
+  /// Blocks of each kernel on a multiprocessor are KVPOLICY_OCCUPANCY's, "name=blocks,...": resources.py knows them.
+  template <class Body>
+  std::int64_t blocks_wanted() const {
+    char const* const given = std::getenv("KVPOLICY_OCCUPANCY");
+    std::string const all = "," + std::string(given == nullptr ? "" : given);
+    std::string const name = "," + std::string(Body::name) + "=";
+    std::size_t const at = all.find(name);
+    return 132 * (at == std::string::npos ? 4 : std::atoi(all.c_str() + at + name.size()));
+  }
+  cuda::buffer<std::int32_t> counters() const { return {nullptr, 4096}; }
+  template <class T>
+  cuda::buffer<T> scratch(std::int64_t count) const {
+    return {nullptr, count};
+  }
+  std::int64_t scratch_used() const { return 0; }
+  void release_scratch(std::int64_t) const {}
+  template <class T>
+  struct owned {
+    std::int64_t count = 0;
+    cuda::buffer<T> get() const { return {nullptr, count}; }
+  };
+  template <class T>
+  owned<T> allocate(std::int64_t count) const {
+    return {count};
+  }
+  template <class T>
+  void upload(cuda::buffer<T>, T const*, std::int64_t) const {}
+};
+
+constexpr cache_shape llama_8b{
+    .layers = 2, .q_heads = 32, .kv_heads = 8, .head_dim = 128, .max_tokens = 131072, .type = element_type::bf16};
+
+/// What the third step after a short prompt launches in layers 0 and 1; grids are those of 128K tokens.
+template <class Policy>
+std::vector<std::vector<recorded>> launches_of(Policy const& policy) {
+  constexpr std::int64_t tokens = 60;
+  random_source random(1);
+  cache_shape small = llama_8b;
+  small.max_tokens = tokens + 4;
+  batch_cache cache(small, 1, 16, page_layout::nhd, random, false);
+  for (std::int64_t t = 0; t < tokens; ++t) cache.write(0, t, random);
+  std::vector<float> queries(static_cast<std::size_t>(tokens * small.q_heads * small.head_dim), .1f);
+  std::vector<std::int32_t> const ids(static_cast<std::size_t>(tokens), 1);
+  std::vector<float> const frequencies(64, .5f);
+
+  recorder device;
+  cuda::decoder<Policy, recorder> decoder(policy, llama_8b, 1, device);
+  host_exec exec;
+  for (std::int64_t l = 0; l < llama_8b.layers; ++l) {
+    prompt_signals prompt{};
+    prompt.token_ids = ids;
+    std::int64_t const window = std::min<std::int64_t>(observation_queries(policy), tokens);
+    prompt.queries = {queries.data(), window, 32, 32 * 128, 128, .1f};
+    prompt.rope = {frequencies.data(), 64};
+    decoder.prefill(0, cache.view(), tokens, {l}, prompt, exec);
+  }
+  cuda::vector_rows heads{};
+  heads.base = queries.data();
+  heads.elements = std::ssize(queries);
+  heads.sequence_stride = 32 * 128;
+  heads.head_stride = 128;
+  std::vector<std::vector<recorded>> made;
+  for (std::int32_t now = tokens + 1; now <= tokens + 3; ++now) {
+    decoder.plan(std::array{now});
+    made.assign(2, {});
+    for (std::int64_t l = 0; l < 2; ++l) {
+      device.launches.clear();
+      auto const lists = decoder.choose(cache.view(), {l}, heads, .1f, {ids.data(), 1});
+      decoder.attend(cache.view(), {l}, lists, heads, .1f, heads);
+      made[static_cast<std::size_t>(l)] = device.launches;
+    }
+  }
+  return made;
+}
+
+std::vector<head_profile> const& profile() {
+  static std::vector<head_profile> const made = [] {
+    std::vector<head_profile> all;
+    for (std::int64_t head = 0; head < 16; ++head) {
+      bool const pivot = head % 8 == 0;
+      all.push_back({.role = pivot ? head_role::pivot : head_role::satellite, .pivot = pivot ? -1 : 0, .stability = .5f});
+    }
+    return all;
+  }();
+  return made;
+}
+
+presets::sentencekv sentencekv() {
+  static constexpr std::array<std::uint8_t, 4> boundary{0, 0, 1, 0};
+  presets::sentencekv made{};
+  made.sentences.boundary = boundary;
+  return made;
+}
+
+/// A layer of its own; and the first, which does for all what is done once.
+template <class Policy>
+void expect_launches(Policy const& policy, std::size_t layer, std::size_t first) {
+  auto const found = launches_of(policy);
+  std::string names;
+  for (recorded const& one : found[1]) names += one.name + " ";
+  INFO(names);
+  CHECK(found[1].size() == layer);
+  CHECK(found[0].size() == first);
+}
+
+TEST_CASE("a decode step launches as many kernels in a layer as docs/kernels.md says", "[cuda]") {
+  SECTION("full") { expect_launches(presets::full{}, 1, 1); }
+  SECTION("streaming_llm") { expect_launches(presets::streaming_llm{}, 1, 1); }
+  SECTION("snapkv") { expect_launches(presets::snapkv{}, 1, 1); }
+  SECTION("chess") { expect_launches(presets::chess{}, 2, 14); }
+  SECTION("quest") { expect_launches(presets::quest{}, 4, 4); }
+  SECTION("infllm") { expect_launches(presets::infllm{}, 6, 6); }
+  SECTION("sentencekv") { expect_launches(sentencekv(), 5, 6); }
+  SECTION("h2o") { expect_launches(presets::h2o{}, 5, 5); }
+  SECTION("tova") { expect_launches(presets::tova{}, 5, 5); }
+  SECTION("heterocache") { expect_launches(presets::heterocache{.heads = profile()}, 14, 14); }
+}
+
+// Hidden: tests/cuda/resources.py reads the grids of HeteroCache's step between looks, and knows what an idle block costs.
+TEST_CASE("grids of an idle step", "[.grids]") {
+  auto const found = launches_of(presets::heterocache{.heads = profile()});
+  for (recorded const& one : found[1]) {
+    std::printf("grid %lld %u %s\n", static_cast<long long>(one.blocks), one.warps, one.name.c_str());
+  }
+}
+
+}  // namespace
+}  // namespace kvpolicy_test
