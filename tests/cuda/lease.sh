@@ -117,7 +117,8 @@ check synccheck 'Barrier error detected'
 
 # Without a device they end with 77, and say so: that is what a dry run sees.
 ends="; [ \$? -eq 77 ]"
-stage primitives 200 "$bin/kvpolicy_cuda_primitives$ends" "$bin/kvpolicy_cuda_primitives --context 32768 --context 131072 --batch 1 --batch 16 --replays 9 | tee primitives.jsonl"
+stage primitives 200 "$bin/kvpolicy_cuda_primitives$ends" "$bin/kvpolicy_cuda_primitives --context 32768 --context 131072 --batch 1 --batch 16 --replays 9 | tee primitives.jsonl
+  $bin/kvpolicy_cuda_primitives --only '2048' --context 16384 --replays 9 | tee -a primitives.jsonl"
 stage steps-128k 240 "$bin/kvpolicy_cuda_steps$ends" "$bin/kvpolicy_cuda_steps --context 131072 --batch 1 --batch 16 --replays 9 | tee steps-128k.jsonl"
 stage steps-32k 90 "$bin/kvpolicy_cuda_steps$ends" "$bin/kvpolicy_cuda_steps --context 32768 --batch 1 --replays 9 | tee steps-32k.jsonl"
 sdpa=$here/sdpa.py

@@ -1,8 +1,44 @@
-// Exact top-2048 of rows of random scores; "context" is a row's length, "batch" the rows.
+// Exact top-2048 of rows of random scores; "context" is a row's length, "batch" the rows. Beside it CUB's sort of the same
+// rows: what CCCL 3.0 has instead of a top-k.
+#include <cub/device/device_segmented_radix_sort.cuh>
+#include <numeric>
+
+#include "graph.hpp"
 #include "kvpolicy/cuda/launch/units.hpp"
 #include "primitives.hpp"
 
 namespace kvpolicy::bench {
+namespace {
+
+void sort_rows(gpu& on, std::int64_t rows, std::int64_t columns, double bytes) {
+  on.run("CUB's sort of all", rows, columns, [&] {
+    std::int64_t const all = rows * columns;
+    auto const scores = on.floats(all);
+    std::vector<std::int32_t> places(static_cast<std::size_t>(all));
+    for (std::size_t i = 0; i < places.size(); ++i)
+      places[i] = static_cast<std::int32_t>(i % static_cast<std::size_t>(columns));
+    std::vector<std::int32_t> ends(static_cast<std::size_t>(rows + 1));
+    for (std::size_t row = 0; row < ends.size(); ++row)
+      ends[row] = static_cast<std::int32_t>(row * static_cast<std::size_t>(columns));
+    auto const indices = on.numbers(places);
+    auto const segments = on.numbers(ends);
+    cuda::device_buffer<float> const sorted(all);
+    cuda::device_buffer<std::int32_t> const sorted_indices(all);
+    std::size_t scratch = 0;
+    auto const sort = [&](void* temporary) {
+      check(cub::DeviceSegmentedRadixSort::SortPairsDescending(
+                temporary, scratch, scores.get().data, sorted.get().data, indices.get().data, sorted_indices.get().data, all,
+                static_cast<int>(rows), segments.get().data, segments.get().data + 1, 0, 32, on.on()),
+            "sorting rows");
+    };
+    sort(nullptr);
+    cuda::device_array const temporary(static_cast<std::int64_t>(scratch));
+    return outcome{
+        bytes, on.time([&](int) { sort(temporary.data()); }), {text("note", "to compare with: its rows may lie in the cache")}};
+  });
+}
+
+}  // namespace
 
 void top_ks(gpu& on) {
   constexpr std::int64_t k = 2048;
@@ -24,6 +60,7 @@ void top_ks(gpu& on) {
                        cuda::launch_top_k(device, a, rows, columns);
                      })};
     });
+    sort_rows(on, rows, columns, llama_8b::top_k(rows, columns, k));
   });
 }
 
