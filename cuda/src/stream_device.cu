@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstring>
 #include <string>
 
 #include "kvpolicy/cuda/device_launch.cuh"
@@ -70,6 +71,54 @@ pinned_memory::~pinned_memory() {
   for (void* const piece : pieces_) cudaHostUnregister(piece);
 }
 
+upload_ring::upload_ring() {
+  void* data = nullptr;
+  check(cudaHostAlloc(&data, static_cast<std::size_t>(2 * half_bytes), cudaHostAllocDefault),
+        "pinning " + std::to_string(2 * half_bytes) + " bytes for copies to the device");
+  data_ = static_cast<std::byte*>(data);
+  for (void*& event : done_) {
+    cudaEvent_t made = nullptr;
+    cudaError_t const result = cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
+    if (result != cudaSuccess) {
+      release();
+      check(result, "creating an event");
+    }
+    event = made;
+  }
+}
+
+upload_ring::~upload_ring() { release(); }
+
+void upload_ring::release() noexcept {
+  for (void*& event : done_) {
+    if (event == nullptr) continue;
+    cudaEventSynchronize(static_cast<cudaEvent_t>(event));
+    cudaEventDestroy(static_cast<cudaEvent_t>(event));
+    event = nullptr;
+  }
+  if (data_ != nullptr) cudaFreeHost(data_);
+  data_ = nullptr;
+}
+
+void upload_ring::copy(void* to, void const* from, std::int64_t bytes, stream on) {
+  std::string const what = "copying " + std::to_string(bytes) + " bytes to the device";
+  auto const size = static_cast<std::size_t>(bytes);
+  if (bytes > half_bytes) {
+    // From pageable memory: CUDA has taken a copy of its own when the call returns.
+    return check(cudaMemcpyAsync(to, from, size, cudaMemcpyHostToDevice, on), what);
+  }
+  if (used_ + bytes > half_bytes) {
+    half_ = 1 - half_;
+    used_ = 0;
+    check(cudaEventSynchronize(static_cast<cudaEvent_t>(done_[half_])), what);
+  }
+  std::byte* const at = data_ + half_ * half_bytes + used_;
+  std::memcpy(at, from, size);
+  check(cudaMemcpyAsync(to, at, size, cudaMemcpyHostToDevice, on), what);
+  check(cudaEventRecord(static_cast<cudaEvent_t>(done_[half_]), on), what);
+  used_ += divided_up(bytes, 16) * 16;
+}
+
 stream_device::stream_device(stream on, std::int64_t workspace_bytes)
     : stream_(on), workspace_(workspace_bytes), counters_(std::int64_t{1} << 12) {
   int device = 0;
@@ -94,9 +143,7 @@ void* stream_device::take(std::int64_t bytes) {
 
 void stream_device::copy_to_device(void* to, void const* from, std::int64_t bytes) {
   if (bytes == 0) return;
-  // From pageable memory: CUDA has taken a copy of its own when the call returns.
-  check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice, stream_),
-        "copying " + std::to_string(bytes) + " bytes to the device");
+  uploads_.copy(to, from, bytes, stream_);
 }
 
 void const* stream_device::reachable(void const* from, std::int64_t bytes) {

@@ -1,8 +1,10 @@
 // A GPU behind a stream, with memory to work in. Compiled: link kvpolicy::cuda. No CUDA header is needed to include this.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kvpolicy/cuda/launch/device.hpp"
@@ -65,6 +67,40 @@ class pinned_memory {
 
  private:
   std::vector<void*> pieces_;
+};
+
+/// Pinned host memory that copies to a device are made from, so that none waits for what is enqueued before it: two halves, of
+/// which one is filled while copies from the other are on their way. Movable.
+class upload_ring {
+ public:
+  upload_ring();  ///< throws device_error
+  upload_ring(upload_ring&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)),
+        done_(std::exchange(other.done_, {})),
+        half_(other.half_),
+        used_(other.used_) {}
+  upload_ring& operator=(upload_ring&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(done_, other.done_);
+    std::swap(half_, other.half_);
+    std::swap(used_, other.used_);
+    return *this;
+  }
+  ~upload_ring();
+
+  /// Enqueues a copy; the host's memory may change once this returns. Waits only where copies of the half before last are not
+  /// done; what is larger than a half goes without the ring. Throws device_error.
+  void copy(void* to, void const* from, std::int64_t bytes, stream on);
+
+ private:
+  static constexpr std::int64_t half_bytes = std::int64_t{1} << 20;
+
+  void release() noexcept;
+
+  std::byte* data_ = nullptr;
+  std::array<void*, 2> done_{};  ///< events: the copies from each half
+  int half_ = 0;
+  std::int64_t used_ = 0;  ///< bytes of this half
 };
 
 /// As many elements, owned.
@@ -146,6 +182,7 @@ class stream_device {
   stream stream_;
   device_array workspace_;
   device_buffer<std::int32_t> counters_;
+  upload_ring uploads_;
   std::int64_t used_ = 0;
   std::int64_t processors_ = 0;
   std::vector<copy> copies_;
