@@ -39,6 +39,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: quest", "[cuda]"
     made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, 1)),
                    .reuse = static_cast<std::int32_t>(random.between(1, 2))};
     made.metadata = pool::bounds::kind::range;  // exact; spreads are not
+    made.recent_pages = static_cast<std::int32_t>(random.between(1, 2));
     if (random.one_in(4)) made.ratio = .5;
     static_cast<void>(shape);
     return made;
@@ -255,6 +256,9 @@ static_assert(served<snapkv_retain, sentence_retrieve> && served<snapkv_retain, 
 // Why not, by name: infllm's host asks every token; h2o's indices change at every step.
 static_assert(cuda::decodable_retain<snapkv_retain, test_device> && cuda::decodable_retrieve<infllm_retrieve, test_device>);
 static_assert(!cuda::decodable_together<snapkv_retain, infllm_retrieve, test_device>);
+using pages_behind_tokens = decltype(keep{segment::pages{}, pool::bounds{}, score::upper_bound{}, budget::tokens{},
+                                          select::top{}, window::tokens{}, trigger::every_step{}});
+static_assert(!cuda::decodable_retrieve<pages_behind_tokens, test_device>);  // a window that cuts through a listed page
 static_assert(!cuda::decodable_together<h2o_retain, sentence_retrieve, test_device>);
 static_assert(!cuda::decodable_together<h2o_retain, quest_retrieve, test_device>);
 

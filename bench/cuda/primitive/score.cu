@@ -28,7 +28,7 @@ void bounds(gpu& on, std::int64_t batch, std::int64_t context) {
                      rows.sequence_stride = kv_heads * of_head;
                      rows.head_stride = of_head;
                      rows.token_stride = head_dim;
-                     cuda::launch_score_bounds(device, cuda::finished(rows), q_heads / kv_heads, units, batch, [&](auto& a) {
+                     cuda::launch_score_bounds(device, {cuda::finished(rows), q_heads / kv_heads, units, batch}, [&](auto& a) {
                        a.queries = vectors(queries, q_heads, head_dim);
                        a.merged = group_merge::mean;
                        a.count.all = units;

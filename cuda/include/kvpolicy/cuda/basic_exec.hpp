@@ -120,7 +120,7 @@ class basic_exec {
     made.head_stride = bounds.units * 2 * bounds.head_dim;
     made.token_stride = bounds.head_dim;
     auto const group = static_cast<std::int32_t>(queries.heads / bounds.heads);
-    launch_score_bounds(device_, finished(made), group, units, 1, [&](auto& a) {
+    launch_score_bounds(device_, {finished(made), group, units, 1}, [&](auto& a) {
       a.queries = vectors_of(queries, bounds.head_dim);
       a.merged = merged;
       a.count.all = units;

@@ -31,6 +31,11 @@
 #define KVPOLICY_EACH_TENSOR(X, body)                                                  \
   X(body<element_type::f16, 2>) X(body<element_type::f16, 4>)                          \
   X(body<element_type::bf16, 2>) X(body<element_type::bf16, 4>)
+#define KVPOLICY_EACH_BESIDE(X, type, chunks)                                          \
+  X(pool_beside_bounds_body<pool_bounds_body<element_type::type>,                      \
+                            score_bounds_tensor_body<element_type::type, chunks>>)     \
+  X(pool_beside_bounds_body<pool_mean_deviation_body<element_type::type>,              \
+                            score_bounds_tensor_body<element_type::type, chunks>>)
 #define KVPOLICY_EACH_GROUP(X, type)                                                   \
   X(attend_body<element_type::type, 1>) X(attend_body<element_type::type, 2>)          \
   X(attend_body<element_type::type, 4>) X(attend_body<element_type::type, 8>)          \
@@ -41,6 +46,8 @@
   KVPOLICY_EACH_TYPE(X, pool_bounds_body)                                              \
   KVPOLICY_EACH_TYPE(X, pool_mean_deviation_body) KVPOLICY_EACH_TYPE(X, score_bounds_body) \
   KVPOLICY_EACH_TENSOR(X, score_bounds_tensor_body)                                    \
+  KVPOLICY_EACH_BESIDE(X, f16, 2) KVPOLICY_EACH_BESIDE(X, f16, 4)                      \
+  KVPOLICY_EACH_BESIDE(X, bf16, 2) KVPOLICY_EACH_BESIDE(X, bf16, 4)                    \
   X(score_dot_body) X(top_k_body<1>) X(top_k_body<32>) X(named_tokens_body)            \
   X(entropy_body) X(page_trigger_body)                                                 \
   X(cascade_due_body) X(page_anchor_body) X(refresh_range_body)                        \

@@ -140,8 +140,9 @@ class decode_retrieve<
     sums.sequence_stride = shape.kv_heads * vectors_ * dim;
     sums.head_stride = dim;
     if (spread_) {
-      launch_score_bounds(*stage_.device, spreads_.rows(layer), static_cast<std::int32_t>(shape.group()), most_,
-                          stage_.sequences, [&](auto& a) {
+      launch_score_bounds(*stage_.device,
+                          {spreads_.rows(layer), static_cast<std::int32_t>(shape.group()), most_, stage_.sequences},
+                          [&](auto& a) {
                             a.queries = sums;
                             a.merged = group_merge::mean;
                             a.count.values = state().units;

@@ -12,6 +12,7 @@
 #include "kvpolicy/segment/pages.hpp"
 #include "kvpolicy/select/top.hpp"
 #include "kvpolicy/trigger/every_step.hpp"
+#include "kvpolicy/window/pages.hpp"
 
 namespace kvpolicy::cuda {
 
@@ -35,10 +36,13 @@ concept has_unit_scores = requires {
   sizeof(unit_scores<Act, D>);
 };
 
-template <class Pool, class Score, class Budget, scope Finest, class Window, owning_device D>
-  requires has_unit_scores<keep<segment::pages, Pool, Score, Budget, select::basic_top<Finest>, Window, trigger::every_step>, D>
-class decode_retrieve<keep<segment::pages, Pool, Score, Budget, select::basic_top<Finest>, Window, trigger::every_step>, D> {
-  using act_type = keep<segment::pages, Pool, Score, Budget, select::basic_top<Finest>, Window, trigger::every_step>;
+/// A window of whole pages: behind another one a page could be listed and reach into it.
+template <class Pool, class Score, class Budget, scope Finest, owning_device D>
+  requires has_unit_scores<
+      keep<segment::pages, Pool, Score, Budget, select::basic_top<Finest>, window::pages, trigger::every_step>, D>
+class decode_retrieve<keep<segment::pages, Pool, Score, Budget, select::basic_top<Finest>, window::pages, trigger::every_step>,
+                      D> {
+  using act_type = keep<segment::pages, Pool, Score, Budget, select::basic_top<Finest>, window::pages, trigger::every_step>;
   static_assert(!Budget::reads_scores, "a budget that reads scores is decided on the host");
   static_assert(act_type::granularity != scope::request, "a choice for the whole request has no kernel here");
   /// Rows of each layer's numbers.

@@ -78,6 +78,7 @@ struct score_bounds_tensor_body {
   static constexpr char const* name = "score_bounds_tensor";
   struct arguments : score_bounds_body<E>::arguments {
     std::int32_t blocks = 1;  ///< that share a head's units
+    std::int32_t before = 0;  ///< blocks of the grid that do something else
   };
   template <class B>
   struct shared {};
@@ -91,7 +92,7 @@ struct score_bounds_tensor_body {
     std::int64_t const count = a.count.of(block, number);
     std::int64_t const first = a.first.of(block, number);
     constexpr std::int64_t warps = B::threads / 32;
-    std::int64_t at = 8 * (static_cast<std::int64_t>(block.x()) * warps + tile.index());
+    std::int64_t at = 8 * ((static_cast<std::int64_t>(block.x()) - a.before) * warps + tile.index());
     if (at >= count) return;
     row_reader<E, B> const bounds(block, a.bounds, block.z());
     // What takes the maxima, and what the minima.
@@ -140,6 +141,29 @@ struct score_bounds_tensor_body {
         }
       }
     }
+  }
+};
+
+/// A step's token is folded into its page in a head's first block, while the others score pages, of which that is none.
+template <class Pool, class Score>
+struct pool_beside_bounds_body {
+  static_assert(Pool::threads == Score::threads);
+  static constexpr unsigned threads = Score::threads;
+  static constexpr char const* name = "pool_beside_bounds";
+  struct arguments {
+    typename Pool::arguments pool;
+    typename Score::arguments score;
+  };
+  template <class B>
+  struct shared {
+    typename Pool::template shared<B> pool;
+    typename Score::template shared<B> score;
+  };
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
+    if (block.x() == 0) Pool::run(block, s.pool, a.pool);
+    else Score::run(block, s.score, a.score);
   }
 };
 

@@ -67,48 +67,56 @@ class unit_scores<Act, D> {
   /// of all that a retain left.
   template <class View, class Exec>
   void prefill(prompt_piece<View> const& piece, Exec&) {
-    std::int64_t const page = stage_.act.segment.unit_size();
     pooled_tokens what{};
     what.last.all = piece.view.tokens();
     what.lists = piece.lists;
     what.newest = what.last.all;
-    if (what.lists.units.data == nullptr) what.newest -= piece.prompt.first / page * page;
-    what.units = divided_up(what.newest, page);
-    pool(of_sequence(piece.keys, piece.sequence), what, 1, piece.layer, piece.sequence);
+    if (what.lists.units.data == nullptr) what.newest -= piece.prompt.first / page() * page();
+    what.units = divided_up(what.newest, page());
+    what.unit_size = page();
+    with_pool(piece.layer, piece.sequence, [&]<template <element_type> class Pool>(auto set) {
+      launch_pool<Pool>(*stage_.device, of_sequence(piece.keys, piece.sequence), what, 1, set);
+    });
   }
 
+  /// The step's token is folded in, too. Its page is none of those that are scored: the window protects it.
   void score(decode_step const& step, unit_candidates const& among, buffer<float> scores) {
-    pooled_tokens what{};
-    what.last = step.lengths;
-    what.lists = step.retained;
-    what.newest = 1;
-    what.units = 1;
-    pool(step.keys, what, stage_.sequences, step.layer, 0);
+    pooled_tokens newest{};
+    newest.last = step.lengths;
+    newest.lists = step.retained;
+    newest.newest = 1;
+    newest.units = 1;
+    newest.unit_size = page();
     cache_shape const& shape = stage_.shape;
     std::int64_t const units = bounds_.units();
-    launch_score_bounds(*stage_.device, bounds_.rows(step.layer), static_cast<std::int32_t>(shape.group()), units,
-                        stage_.sequences, [&](auto& a) {
-                          a.queries = step.queries;
-                          a.merged = stage_.act.score.merged;
-                          a.first = among.first;
-                          a.count = among.count;
-                          a.by_head = among.by_head;
-                          a.scores = scores;
-                          a.sequence_stride = shape.kv_heads * units;
-                          a.head_stride = units;
-                        });
+    scored_bounds const what{bounds_.rows(step.layer), static_cast<std::int32_t>(shape.group()), units, stage_.sequences};
+    auto const set = [&](auto& a) {
+      a.queries = step.queries;
+      a.merged = stage_.act.score.merged;
+      a.first = among.first;
+      a.count = among.count;
+      a.by_head = among.by_head;
+      a.scores = scores;
+      a.sequence_stride = shape.kv_heads * units;
+      a.head_stride = units;
+    };
+    with_pool(step.layer, 0, [&]<template <element_type> class Pool>(auto set_pool) {
+      launch_pool_beside_bounds<Pool>(*stage_.device, step.keys, newest, set_pool, what, set);
+    });
   }
 
  private:
+  std::int32_t page() const noexcept { return static_cast<std::int32_t>(stage_.act.segment.unit_size()); }
   std::int64_t moments_of_sequence() const noexcept { return stage_.shape.kv_heads * 2 * stage_.shape.head_dim; }
 
-  void pool(batch_rows const& keys, pooled_tokens what, std::int64_t sequences, layer_id layer, std::int64_t first_sequence) {
-    what.unit_size = static_cast<std::int32_t>(stage_.act.segment.unit_size());
+  /// Calls work<Pool>(set): the pool's body, and what sets where it writes, from a sequence on.
+  template <class Work>
+  void with_pool(layer_id layer, std::int64_t first_sequence, Work work) {
     batch_bounds const to = bounds_.to(layer, first_sequence);
     if (stage_.act.pool.how == pool::bounds::kind::range) {
-      launch_pool<pool_bounds_body>(*stage_.device, keys, what, sequences, [&](auto& a) { a.bounds = to; });
+      work.template operator()<pool_bounds_body>([&](auto& a) { a.bounds = to; });
     } else {
-      launch_pool<pool_mean_deviation_body>(*stage_.device, keys, what, sequences, [&](auto& a) {
+      work.template operator()<pool_mean_deviation_body>([&](auto& a) {
         a.bounds = to;
         std::int64_t const skipped = first_sequence * moments_of_sequence();
         a.moments = part_of(moments_.of(layer), skipped, moments_.of(layer).size - skipped);
