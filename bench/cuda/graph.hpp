@@ -11,7 +11,11 @@
 namespace kvpolicy::bench {
 
 inline void check(cudaError_t result, std::string const& what) {
-  if (result != cudaSuccess) throw cuda::device_error(what + ": " + cudaGetErrorString(result));
+  if (result == cudaSuccess) return;
+  cudaGetLastError();  // it is told of here, and not at the next case
+  std::string const told = what + ": " + cudaGetErrorString(result);
+  if (result == cudaErrorMemoryAllocation) throw cuda::device_memory_exceeded(told);
+  throw cuda::device_error(told);
 }
 
 class event {

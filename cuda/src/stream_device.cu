@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -34,13 +35,6 @@ void check_launch(char const* kernel, grid_size const& grid, cudaError_t result)
   cudaGetLastError();
   throw device_error(std::string("launching ") + kernel + " on " + std::to_string(grid.x) + " x " + std::to_string(grid.y) +
                      " x " + std::to_string(grid.z) + " blocks: " + cudaGetErrorString(result));
-}
-
-std::int64_t blocks_at_once(char const* kernel, void const* code, int threads) {
-  int blocks = 0;
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, code, threads, 0),
-        std::string("asking how many blocks of ") + kernel + " fit a multiprocessor");
-  return blocks > 0 ? blocks : 1;
 }
 
 device_array::device_array(std::int64_t bytes) : bytes_(bytes) {
@@ -102,21 +96,21 @@ void upload_ring::release() noexcept {
 
 void upload_ring::copy(void* to, void const* from, std::int64_t bytes, stream on) {
   std::string const what = "copying " + std::to_string(bytes) + " bytes to the device";
-  auto const size = static_cast<std::size_t>(bytes);
-  if (bytes > half_bytes) {
-    // From pageable memory: CUDA has taken a copy of its own when the call returns.
-    return check(cudaMemcpyAsync(to, from, size, cudaMemcpyHostToDevice, on), what);
+  for (std::int64_t done = 0; done < bytes;) {
+    if (used_ == half_bytes) {
+      half_ = 1 - half_;
+      used_ = 0;
+      check(cudaEventSynchronize(static_cast<cudaEvent_t>(done_[half_])), what);
+    }
+    std::int64_t const piece = std::min(bytes - done, half_bytes - used_);
+    auto const size = static_cast<std::size_t>(piece);
+    std::byte* const at = data_ + half_ * half_bytes + used_;
+    std::memcpy(at, static_cast<std::byte const*>(from) + done, size);
+    check(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, at, size, cudaMemcpyHostToDevice, on), what);
+    check(cudaEventRecord(static_cast<cudaEvent_t>(done_[half_]), on), what);
+    used_ = std::min(half_bytes, used_ + divided_up(piece, 16) * 16);
+    done += piece;
   }
-  if (used_ + bytes > half_bytes) {
-    half_ = 1 - half_;
-    used_ = 0;
-    check(cudaEventSynchronize(static_cast<cudaEvent_t>(done_[half_])), what);
-  }
-  std::byte* const at = data_ + half_ * half_bytes + used_;
-  std::memcpy(at, from, size);
-  check(cudaMemcpyAsync(to, at, size, cudaMemcpyHostToDevice, on), what);
-  check(cudaEventRecord(static_cast<cudaEvent_t>(done_[half_]), on), what);
-  used_ += divided_up(bytes, 16) * 16;
 }
 
 stream_device::stream_device(stream on, std::int64_t workspace_bytes)
@@ -129,6 +123,17 @@ stream_device::stream_device(stream on, std::int64_t workspace_bytes)
   check(cudaMemsetAsync(counters_.get().data, 0, static_cast<std::size_t>(counters_.get().size) * sizeof(std::int32_t), on),
         "setting counters to 0");
   check(cudaStreamSynchronize(on), "setting counters to 0");
+}
+
+std::int64_t stream_device::blocks_of(char const* kernel, void const* code, int threads) const {
+  for (auto const& [of, blocks] : blocks_of_) {
+    if (of == code) return blocks;
+  }
+  int of_one = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_one, code, threads, 0),
+        std::string("asking how many blocks of ") + kernel + " fit a multiprocessor");
+  blocks_of_.emplace_back(code, processors_ * (of_one > 0 ? of_one : 1));
+  return blocks_of_.back().second;
 }
 
 void* stream_device::take(std::int64_t bytes) {

@@ -9,6 +9,7 @@
 # off goes on. Exits 0 only where every stage ran and passed, 1 where one failed or was cut off, 2 for bad arguments, and 3 where
 # something could not be run: no GPU, no compute-sanitizer, a dry run. docs/results-gpu.md is made of OUT by bench/cuda/results.py.
 set -euo pipefail
+shopt -s inherit_errexit
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 die() { echo "lease.sh: $*" >&2; exit 2; }
@@ -21,11 +22,12 @@ programs() {
   command -v nvcc >/dev/null || die "no nvcc here, and no bin/ beside this: run what --pack made on another machine"
   (cd "$root" && cmake -S . -B build/lease/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CUDA_ARCHITECTURES=90 \
       -DKVPOLICY_BUILD_CUDA=ON -DKVPOLICY_BUILD_BENCHMARKS=ON >/dev/null &&
-    cmake --build build/lease/cmake --parallel "$(nproc)" --target kvpolicy_gpu_tests kvpolicy_cuda_primitives kvpolicy_cuda_steps) >&2
+    cmake --build build/lease/cmake --parallel "$(nproc)" --target kvpolicy_gpu_tests kvpolicy_cuda_primitives kvpolicy_cuda_steps) >&2 ||
+    die "the programs were not built"
   mkdir -p "$made"
   local program
   for program in tests/cuda/kvpolicy_gpu_tests bench/cuda/kvpolicy_cuda_primitives bench/cuda/kvpolicy_cuda_steps; do
-    strip -o "$made/$(basename "$program")" "$root/build/lease/cmake/$program"
+    strip -o "$made/$(basename "$program")" "$root/build/lease/cmake/$program" || die "'$program' can't be stripped"
   done
   echo "$made"
 }
@@ -60,6 +62,9 @@ mkdir -p "$out" || die "'$out' can't be made"
 out=$(cd "$out" && pwd)
 bin=$(programs)
 lines=$out/lease.jsonl
+if [ -n "$dry" ]; then export CUDA_VISIBLE_DEVICES=; fi
+exec 9>"$out/lock"
+flock -n 9 || die "another lease.sh is at work in '$out'"
 if [ -z "$dry" ] && ! nvidia-smi -L >/dev/null 2>&1; then
   echo "lease.sh: no GPU here: nothing was run" >&2
   exit 3
@@ -72,9 +77,10 @@ done
 failed=0 missing=0
 # line STAGE STATUS SECONDS WHY
 line() {
-  printf '{"stage": "%s", "status": "%s", "seconds": %s, "at": "%s", "why": "%s"}\n' "$1" "$2" "$3" "$(date -u +%FT%TZ)" \
-    "$(printf %s "$4" | tr -d '"\\' | tr '\n' ' ' | cut -c1-300)" >>"$lines"
-  echo "$1: $2${4:+ ($4)}"
+  local why
+  why=$(printf %s "$4" | tr '\n\t' '  ' | LC_ALL=C tr -cd '[:print:]' | tr -d '"\\' | cut -c1-300)
+  printf '{"stage": "%s", "status": "%s", "seconds": %s, "at": "%s", "why": "%s"}\n' "$1" "$2" "$3" "$(date -u +%FT%TZ)" "$why" >>"$lines"
+  echo "$1: $2${why:+ ($why)}"
 }
 # stage NAME SECONDS DRY-COMMAND COMMAND: bash's; what it prints goes to OUT/NAME.txt.
 stage() {
@@ -82,7 +88,7 @@ stage() {
   if [ -n "$dry" ]; then command=$3; fi
   if grep -qs "\"stage\": \"$name\", \"status\": \"passed\"" "$lines"; then echo "$name: passed before"; return; fi
   began=$(date +%s)
-  (cd "$out" && timeout -k 5 "$seconds" bash -c "set -o pipefail; $command") >"$out/$name.txt" 2>&1 || status=$?
+  (cd "$out" && timeout -k 5 "$seconds" bash -c "set -eo pipefail; $command") >"$out/$name.txt" 2>&1 || status=$?
   local took=$(($(date +%s) - began))
   case $status in
     0) if [ -n "$dry" ]; then line "$name" dry "$took" ""; else line "$name" passed "$took" ""; fi ;;
@@ -102,32 +108,44 @@ stage suite 210 "$starts" "$tests '~[.]' --reporter console --reporter junit::ou
 
 # Each tool must see the bug that is planted for it, or its silence says nothing: by what it reports, as a program fails for other
 # reasons, too. What runs under it is a twentieth of the suite's random cases.
-check() {  # check TOOL REPORT
+check() {  # check TOOL REPORT [VARIABLE=VALUE]
   local look="$sanitizer --tool $1"
   stage "$1" 90 "$(needs "$sanitizer" compute-sanitizer) $sanitizer --version | head -n 1" \
     "$(needs "$sanitizer" compute-sanitizer)
      $look '$tests' 'planted for $1' >planted-$1.txt 2>&1 || true
      grep -q '$2' planted-$1.txt || { echo 'the planted bug was not reported'; exit 1; }
-     KVPOLICY_ROUNDS=.05 $look --error-exitcode 9 '$tests' '[cuda]'"
+     KVPOLICY_ROUNDS=.05 ${3:-} $look --error-exitcode 9 '$tests' '[cuda]'"
 }
 check memcheck 'Invalid __global__ write'
-check initcheck 'Uninitialized __global__ memory read'
-check racecheck 'hazard\|Race reported'
+check initcheck 'Uninitialized __global__ memory read' KVPOLICY_UNPOISONED=1
+check racecheck 'Race reported'
 check synccheck 'Barrier error detected'
 
 # Without a device they end with 77, and say so: that is what a dry run sees.
-ends="; [ \$? -eq 77 ]"
-stage primitives 200 "$bin/kvpolicy_cuda_primitives$ends" "$bin/kvpolicy_cuda_primitives --context 32768 --context 131072 --batch 1 --batch 16 --replays 9 | tee primitives.jsonl
+ends() { echo "{ $bin/$1 && false; } || [ \$? -eq 77 ]"; }
+stage primitives 200 "$(ends kvpolicy_cuda_primitives)" "$bin/kvpolicy_cuda_primitives --context 32768 --context 131072 --batch 1 --batch 16 --replays 9 | tee primitives.jsonl
   $bin/kvpolicy_cuda_primitives --only '2048' --context 16384 --replays 9 | tee -a primitives.jsonl"
-stage steps-128k 240 "$bin/kvpolicy_cuda_steps$ends" "$bin/kvpolicy_cuda_steps --context 131072 --batch 1 --batch 16 --replays 9 | tee steps-128k.jsonl"
-stage steps-32k 90 "$bin/kvpolicy_cuda_steps$ends" "$bin/kvpolicy_cuda_steps --context 32768 --batch 1 --replays 9 | tee steps-32k.jsonl"
+stage steps-128k 240 "$(ends kvpolicy_cuda_steps)" "$bin/kvpolicy_cuda_steps --context 131072 --batch 1 --replays 9 | tee steps-128k.jsonl
+  $bin/kvpolicy_cuda_steps --context 131072 --batch 16 --only '1%' --replays 9 | tee -a steps-128k.jsonl"
+stage steps-32k 90 "$(ends kvpolicy_cuda_steps)" "$bin/kvpolicy_cuda_steps --context 32768 --batch 1 --replays 9 | tee steps-32k.jsonl"
 sdpa=$here/sdpa.py
 [ -e "$sdpa" ] || sdpa=$here/../../bench/cuda/sdpa.py
 stage sdpa 40 "python3 -c 'compile(open(\"$sdpa\").read(), \"sdpa\", \"exec\")'" "python3 '$sdpa' | tee sdpa.jsonl"
-kernels='attend_tensor|list_logits_tensor|score_bounds_tensor|top_k|pool_mean|gather_rows'
-stage ncu 60 "true" "command -v ncu >/dev/null || { echo 'no ncu here'; exit 77; }
-  ncu --kernel-name-base demangled -k regex:'$kernels' --launch-count 6 --section SpeedOfLight --section MemoryWorkloadAnalysis --csv \
-    '$bin/kvpolicy_cuda_primitives' --context 131072 --batch 1 --replays 1"
+# Six kernels, each where a benchmark launches it first.
+stage ncu 90 "true" "command -v ncu >/dev/null || { echo 'no ncu here'; exit 77; }
+  while IFS=: read -r kernel only; do
+    ncu -k regex:\"\$kernel\" --kernel-name-base demangled --launch-count 1 --section SpeedOfLight --section MemoryWorkloadAnalysis --csv \\
+      '$bin/kvpolicy_cuda_primitives' --only \"\$only\" --context 131072 --context 32768 --batch 1 --replays 1 >ncu-\$kernel.csv 2>&1 || {
+      grep -q ERR_NVGPUCTRPERM ncu-\$kernel.csv && { echo 'ncu may not read counters here'; exit 77; }
+      cat ncu-\$kernel.csv; exit 1; }
+  done <<'KERNELS'
+attend_tensor:attend to all
+list_logits_tensor:list weights of all
+score_bounds_tensor:score bounds of 16
+top_k:top 2048
+pool_mean:pool means of 32, prompt
+gather_rows:gather 1024
+KERNELS"
 
 [ $failed -eq 0 ] || exit 1
 [ -z "$dry" ] && [ $missing -eq 0 ] || exit 3

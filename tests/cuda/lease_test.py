@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """lease.sh and results.py on stand-ins of the programs and of the machine's tools: what it runs, skips, refuses and says."""
+import fcntl
 import json
 import os
 import pathlib
@@ -13,7 +14,7 @@ ROOT = pathlib.Path(sys.argv.pop(1))
 
 # Stand-ins print what the real ones would, and fail where a file says so.
 TESTS = '#!/bin/bash\necho "tests $*" >>"$LOG"\n[ ! -e "$LOG.broken" ] || { echo "a case failed"; exit 1; }\n'
-BENCH = '#!/bin/bash\n[ -n "$GPU" ] || { echo "no GPU here" >&2; exit 77; }\ncat "$LOG.cases"\n'
+BENCH = '#!/bin/bash\n[[ ! -e "$LOG.dies" || "$*" == *2048* ]] || exit 1\n[ -n "$GPU" ] || { echo "no GPU here" >&2; exit 77; }\ncat "$LOG.cases"\n'
 SANITIZER = ('#!/bin/bash\ncase "$*" in\n  *--version*) echo "a version" ;;\n  *memcheck*planted*) [ -e "$LOG.blind" ] || echo "Invalid __global__ write"; exit 1 ;;\n'
              '  *initcheck*planted*) echo "Uninitialized __global__ memory read"; exit 1 ;;\n  *racecheck*planted*) echo "Race reported"; exit 1 ;;\n'
              '  *synccheck*planted*) echo "Barrier error detected"; exit 1 ;;\nesac\n')
@@ -66,6 +67,7 @@ class Lease(unittest.TestCase):
         self.assertEqual(set(self.statuses(lines).values()), {"passed"}, done.stdout)
         self.assertEqual(done.returncode, 0)
         self.assertEqual(len(lines), 11)
+        self.assertTrue((self.out / "ncu-pool_mean.csv").exists())
         again, more = self.lease(self.out)
         self.assertEqual((again.returncode, len(more)), (0, 11))  # nothing is run twice
         self.assertEqual(again.stdout.count("passed before"), 11)
@@ -93,6 +95,28 @@ class Lease(unittest.TestCase):
         done, lines = self.lease(self.out)
         self.assertEqual((done.returncode, self.statuses(lines)["suite"]), (0, "passed"))
         self.assertEqual(len([line for line in lines if line["stage"] == "facts"]), 1)
+
+    def test_a_benchmark_that_died_has_failed_whatever_came_after(self):
+        self.gpu()
+        self.log.with_suffix(".dies").touch()
+        done, lines = self.lease(self.out)
+        found = self.statuses(lines)
+        self.assertEqual((done.returncode, found["primitives"], found["steps-32k"]), (1, "failed", "failed"))
+
+    def test_one_at_a_time_in_a_folder(self):
+        self.gpu()
+        self.out.mkdir()
+        with open(self.out / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            done, lines = self.lease(self.out)
+        self.assertEqual((done.returncode, lines), (2, []))
+        self.assertIn("another lease.sh", done.stderr)
+
+    def test_what_a_stage_says_is_told_as_json(self):
+        self.gpu()
+        self.program(self.folder / "lease/bin/kvpolicy_gpu_tests", "#!/bin/bash\nprintf '\\033[1m\\t\"a\\\\b\" \\303'; exit 1\n")
+        done, lines = self.lease(self.out)
+        self.assertEqual([line["why"] for line in lines if line["stage"] == "suite"], ["exit 1: [1m ab "])
 
     def test_a_tool_that_does_not_see_its_bug_has_failed(self):
         self.gpu()

@@ -1,7 +1,7 @@
 // Exact top-2048 of rows of random scores; "context" is a row's length, "batch" the rows. Beside it CUB's sort of the same
 // rows: what CCCL 3.0 has instead of a top-k.
+#include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_segmented_radix_sort.cuh>
-#include <numeric>
 
 #include "graph.hpp"
 #include "kvpolicy/cuda/launch/units.hpp"
@@ -11,7 +11,7 @@ namespace kvpolicy::bench {
 namespace {
 
 void sort_rows(gpu& on, std::int64_t rows, std::int64_t columns, double bytes) {
-  on.run("CUB's sort of all", rows, columns, [&] {
+  on.run("top 2048 by CUB's sort of all", rows, columns, [&] {
     std::int64_t const all = rows * columns;
     auto const scores = on.floats(all);
     std::vector<std::int32_t> places(static_cast<std::size_t>(all));
@@ -25,11 +25,15 @@ void sort_rows(gpu& on, std::int64_t rows, std::int64_t columns, double bytes) {
     cuda::device_buffer<float> const sorted(all);
     cuda::device_buffer<std::int32_t> const sorted_indices(all);
     std::size_t scratch = 0;
-    auto const sort = [&](void* temporary) {
-      check(cub::DeviceSegmentedRadixSort::SortPairsDescending(
-                temporary, scratch, scores.get().data, sorted.get().data, indices.get().data, sorted_indices.get().data, all,
-                static_cast<int>(rows), segments.get().data, segments.get().data + 1, 0, 32, on.on()),
-            "sorting rows");
+    auto const sort = [&](void* temporary) {  // of one row with the whole device
+      cudaError_t const result =
+          rows == 1
+              ? cub::DeviceRadixSort::SortPairsDescending(temporary, scratch, scores.get().data, sorted.get().data,
+                                                          indices.get().data, sorted_indices.get().data, all, 0, 32, on.on())
+              : cub::DeviceSegmentedRadixSort::SortPairsDescending(
+                    temporary, scratch, scores.get().data, sorted.get().data, indices.get().data, sorted_indices.get().data,
+                    all, static_cast<int>(rows), segments.get().data, segments.get().data + 1, 0, 32, on.on());
+      check(result, "sorting rows");
     };
     sort(nullptr);
     cuda::device_array const temporary(static_cast<std::int64_t>(scratch));

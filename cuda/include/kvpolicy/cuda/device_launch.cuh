@@ -11,14 +11,9 @@ namespace kvpolicy::cuda {
 /// Throws device_error, naming the kernel, its grid and CUDA's reason.
 void check_launch(char const* kernel, grid_size const& grid, cudaError_t result);
 
-/// Blocks of a kernel on one multiprocessor. Throws device_error.
-std::int64_t blocks_at_once(char const* kernel, void const* code, int threads);
-
 template <class Body>
 std::int64_t stream_device::blocks_wanted() const {
-  static std::int64_t const of_one =  // the same on every device that the kernel is made for
-      blocks_at_once(Body::name, reinterpret_cast<void const*>(&kernel_of<Body>), static_cast<int>(Body::threads));
-  return of_one * processors_;
+  return blocks_of(Body::name, reinterpret_cast<void const*>(&kernel_of<Body>), static_cast<int>(Body::threads));
 }
 
 template <class Body>

@@ -88,8 +88,8 @@ class upload_ring {
   }
   ~upload_ring();
 
-  /// Enqueues a copy; the host's memory may change once this returns. Waits only where copies of the half before last are not
-  /// done; what is larger than a half goes without the ring. Throws device_error.
+  /// Enqueues a copy; the host's memory may change once this returns. Waits where both halves are full of copies that are not
+  /// done. Throws device_error.
   void copy(void* to, void const* from, std::int64_t bytes, stream on);
 
  private:
@@ -175,6 +175,7 @@ class stream_device {
   };
 
   void* take(std::int64_t bytes);
+  std::int64_t blocks_of(char const* kernel, void const* code, int threads) const;
   void copy_to_device(void* to, void const* from, std::int64_t bytes);
   void const* reachable(void const* from, std::int64_t bytes);
   void* writable(void* to, std::int64_t rows, std::int64_t width, std::int64_t pitch, bool keep);
@@ -185,6 +186,7 @@ class stream_device {
   upload_ring uploads_;
   std::int64_t used_ = 0;
   std::int64_t processors_ = 0;
+  mutable std::vector<std::pair<void const*, std::int64_t>> blocks_of_;  ///< of each kernel that was asked for
   std::vector<copy> copies_;
 };
 

@@ -25,13 +25,12 @@ struct decode_attention {
   buffer<float> log_sum_exp;  ///< `[sequences, q_heads]`, or none
 };
 
-/// How many blocks share a list: enough to fill the device, none with less than 64 tokens to read.
+/// How many blocks share a list: as many as the device runs at once, none with less than 64 tokens to read.
 inline std::int32_t splits_of(decode_attention const& a, std::int64_t blocks_wanted) noexcept {
   std::int64_t const lists = std::max<std::int64_t>(1, a.sequences * a.keys.heads);
   std::int64_t const tokens = a.lists.about > 0 ? std::min(a.lists.about, a.most_tokens) : a.most_tokens;
   std::int64_t const useful = std::max<std::int64_t>(1, tokens / 64);
-  return static_cast<std::int32_t>(
-      std::clamp<std::int64_t>(divided_up(blocks_wanted, lists), 1, std::min<std::int64_t>(useful, 256)));
+  return static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks_wanted / lists, 1, std::min<std::int64_t>(useful, 256)));
 }
 
 /// Splits of each list, tiles of `heads` query heads at most.
