@@ -110,7 +110,7 @@ stage suite 210 "$starts" "$tests '~[.]' --reporter console --reporter junit::ou
 # reasons, too. What runs under it is a twentieth of the suite's random cases.
 check() {  # check TOOL REPORT [VARIABLE=VALUE]
   local look="$sanitizer --tool $1"
-  stage "$1" 90 "$(needs "$sanitizer" compute-sanitizer) $sanitizer --version | head -n 1" \
+  stage "$1" 90 "$(needs "$sanitizer" compute-sanitizer) $sanitizer --version" \
     "$(needs "$sanitizer" compute-sanitizer)
      $look '$tests' 'planted for $1' >planted-$1.txt 2>&1 || true
      grep -q '$2' planted-$1.txt || { echo 'the planted bug was not reported'; exit 1; }
