@@ -55,18 +55,16 @@ struct grid_size {
 //   block.sync()                                              every thread, at the same place in the text
 //   block.exclusive_sum(storage, int, int& total) -> int      collective over the block; sync before storage is used again
 //   block.reduce(storage, T, op) -> T                         the same; the result is thread 0's alone
-//   block.last_of(storage, counters, i, count) -> bool        collective: whether this block is the last of `count` that have
-//   come
+//   block.last_of(storage, counters, i, count) -> bool        collective: whether this block is the last of `count` to come
 //                                                             to counter i, which is 0 before and after: it sees what the
-//                                                             others wrote before they came; sync before storage is used again
+//                                                             others wrote before they came; sync before storage is used
+//                                                             again
 //   block.tile() -> warp                                      lane(), index(), sync(), ballot(bool), shfl(v, lane),
 //                                                             shfl_xor(v, mask); collective over the warp's 32 threads
-//   block.tile().multiply<E>(a, b, c)                         c += A B on matrices of halves, 16 x 16, 16 x 8 and 16 x 8, a
-//   lane's
-//                                                             part of each laid out as PTX's mma.m16n8k16
-//   block.tile().transpose(word) -> word                      an 8 x 8 matrix of halves, lane l with columns 2 (l % 4) and the
-//   next
-//                                                             of row l / 4, the other way round
+//   block.tile().multiply<E>(a, b, c)                         c += A B on matrices of halves, 16 x 16, 16 x 8 and 16 x 8,
+//                                                             a lane's part of each laid out as PTX's mma.m16n8k16
+//   block.tile().transpose(word) -> word                      an 8 x 8 matrix of halves, lane l with columns 2 (l % 4) and
+//                                                             the next of row l / 4, the other way round
 //   block.global(buffer<T>) -> g                              g[i], g[i] = v, g.load(i) -> pack, g.store(i, pack),
 //                                                             g.atomic_add(i, v) -> T before; i in elements, 64 bit
 //   B::array<T, N> a                                          shared memory: a[i], a[i] = v, a.atomic_add(i, v) -> T

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kvpolicy/cuda/decode/evicted.hpp"
@@ -63,10 +64,14 @@ template <class Act, class D>
 concept decodable_retrieve = requires {
   sizeof(decode_retrieve<Act, D>);
 };
-/// Whether the retrieve can choose among what the retain left: it sees that by index, and a prompt's end fixes it for good.
+/// Whether the retrieve sees what the retain left by index, and a prompt's end fixes that for good.
 template <class Retain, class Retrieve, class D>
-concept decodable_together = std::same_as<Retain, keep_all> || std::same_as<Retrieve, keep_all> ||
-    (decode_retain<Retain, D>::stays&& decode_retrieve<Retrieve, D>::by_index);
+inline constexpr bool indexed_for_good = std::conjunction_v<std::bool_constant<decode_retain<Retain, D>::stays>,
+                                                            std::bool_constant<decode_retrieve<Retrieve, D>::by_index>>;
+/// Whether the retrieve can choose among what the retain left.
+template <class Retain, class Retrieve, class D>
+concept decodable_together =
+    std::same_as<Retain, keep_all> || std::same_as<Retrieve, keep_all> || indexed_for_good<Retain, Retrieve, D>;
 
 /// Whether a policy's acts have kernels for every step. Others run by the four verbs with cuda_exec, which waits.
 template <class Policy, class D>

@@ -15,11 +15,11 @@
 namespace kvpolicy::cuda {
 
 /// Runs kernels in order, asynchronously.
-/// Requires: `launch<Body>(grid, arguments)`; `blocks_wanted<Body>()`, how many blocks fill the device; `counters()`,
-/// zeros that a launch may count with and leaves as they were; `scratch<T>(count)`, uninitialised device memory that is the
-/// caller's until the end of the current `scratch_scope`. Semantics: launches see what
-/// launches before them wrote; neither call allocates or waits. Throws device_error, which names the kernel and its grid, where
-/// a launch fails, and workspace_exceeded where scratch does not suffice.
+/// Requires: `launch<Body>(grid, arguments)`; `blocks_wanted<Body>()`, how many blocks fill the device; `counters()`, zeros
+/// that a launch may count with and leaves as they were; `scratch<T>(count)`, uninitialised device memory that is the caller's
+/// until the end of the current `scratch_scope`. Semantics: launches see what launches before them wrote; no call allocates or
+/// waits. Throws device_error, which names the kernel and its grid, where a launch fails, and workspace_exceeded where scratch
+/// does not suffice.
 template <class D>
 concept device = requires(D& d) {
   { d.template scratch<float>(std::int64_t{}) } -> std::same_as<buffer<float>>;
