@@ -10,7 +10,7 @@
 #include "kvpolicy/budget/fractions.hpp"
 #include "kvpolicy/cuda/decode/turns.hpp"
 #include "kvpolicy/cuda/kernel/entropy.hpp"
-#include "kvpolicy/cuda/kernel/hierarchy.hpp"
+#include "kvpolicy/cuda/kernel/page_list.hpp"
 #include "kvpolicy/cuda/kernel/page_trigger.hpp"
 #include "kvpolicy/cuda/launch/units.hpp"
 #include "kvpolicy/pool/hierarchical_mean.hpp"
