@@ -177,41 +177,18 @@ PY
   printf %s "$nccl $pattern" > $dir/stamp
 }
 
-nvdisasm_venv() {
-  local venv=build/nvdisasm
-  [ "$(cat $venv/stamp 2>/dev/null || true)" = "$nvdisasm" ] && return 0
-  say "fetching nvdisasm $nvdisasm (once)"
-  rm -rf $venv
-  python3 -m venv $venv
-  $venv/bin/python -m pip install --quiet --no-deps --only-binary=:all: "nvidia-cuda-nvdisasm==$nvdisasm" >&2
-  ln -s "$(cd $venv && find lib -path '*/bin/nvdisasm')" $venv/nvdisasm
-  [ -x $venv/nvdisasm ] || die "nvidia-cuda-nvdisasm $nvdisasm carries no nvdisasm"
-  printf %s "$nvdisasm" > $venv/stamp
-}
-
-sanitizer_files() {
-  local dir=build/sanitizer
-  [ "$(cat $dir/stamp 2>/dev/null || true)" = "$sanitizer" ] && return 0
-  say "fetching compute-sanitizer $sanitizer (18 MB, once)"
-  rm -rf $dir
-  mkdir -p $dir/files
-  python3 -m venv $dir/venv
-  $dir/venv/bin/python -m pip download --quiet --no-deps --only-binary=:all: --dest $dir "nvidia-cuda-sanitizer-api==$sanitizer" >&2
-  python3 - $dir <<'PY'
-import glob, pathlib, sys, zipfile
-into = pathlib.Path(sys.argv[1])
-with zipfile.ZipFile(glob.glob(str(into / "*.whl"))[0]) as archive:
-    for name in archive.namelist():
-        _, found, file = name.partition("/compute-sanitizer/")
-        if found and "/" not in file:
-            path = into / "files" / file
-            path.write_bytes(archive.read(name))
-            path.chmod(0o755)
-PY
-  rm -rf $dir/venv $dir/*.whl
-  [ -x $dir/files/compute-sanitizer ] || die "nvidia-cuda-sanitizer-api $sanitizer carries no compute-sanitizer"
-  ln -s files/compute-sanitizer $dir/compute-sanitizer
-  printf %s "$sanitizer" > $dir/stamp
+# nvidia_tool FOLDER PACKAGE VERSION PATH: a program that a wheel carries, linked to from build/FOLDER.
+nvidia_tool() {
+  local venv=build/$1 name
+  name=$(basename "$4")
+  [ "$(cat "$venv/stamp" 2>/dev/null || true)" = "$3" ] && return 0
+  say "fetching $name $3 (once)"
+  rm -rf "$venv"
+  python3 -m venv "$venv"
+  "$venv/bin/python" -m pip install --quiet --no-deps --only-binary=:all: "$2==$3" >&2
+  ln -s "$(cd "$venv" && find lib -path "*/$4")" "$venv/$name"
+  [ -x "$venv/$name" ] || die "$2 $3 carries no $name"
+  printf %s "$3" > "$venv/stamp"
 }
 
 # For comparisons alone: tests/golden/generate.py and bench/kvpress.
@@ -311,8 +288,8 @@ case "${1:-}" in
   packages) packages ;;
   engine) engine ;;
   nccl) nccl_files ;;
-  nvdisasm) nvdisasm_venv ;;
-  sanitizer) sanitizer_files ;;
+  nvdisasm) nvidia_tool nvdisasm nvidia-cuda-nvdisasm "$nvdisasm" bin/nvdisasm ;;
+  sanitizer) nvidia_tool sanitizer nvidia-cuda-sanitizer-api "$sanitizer" compute-sanitizer/compute-sanitizer ;;
   kvpress) kvpress_venv ;;
   models) models ;;
   rivals) openvino_venv ;;

@@ -41,7 +41,12 @@ pack() {
   cp -r "$bin" "$folder/lease/bin"
   cp "$here/lease.sh" "$root/bench/cuda/sdpa.py" "$folder/lease/"
   # The machine may have none of its own.
-  if [ -e "$root/build/sanitizer/compute-sanitizer" ]; then cp -rL "$root/build/sanitizer/files" "$folder/lease/sanitizer"; fi
+  local sanitizer
+  sanitizer=$(readlink -f "$root/build/sanitizer/compute-sanitizer")
+  if [ -x "$sanitizer" ]; then
+    mkdir "$folder/lease/sanitizer"
+    find "$(dirname "$sanitizer")" -maxdepth 1 -type f -exec cp {} "$folder/lease/sanitizer" ';'
+  fi
   tar -C "$folder" -czf "$file.part" lease
   bytes=$(stat -c %s "$file.part")
   rm -rf "$folder"
