@@ -70,6 +70,7 @@ struct basic_rows {
   std::int32_t const* pages = nullptr;  ///< `[ceil(tokens / page_size)]` physical pages, or null: no pages
   std::int64_t page_size = 0;           ///< tokens
   std::int64_t page_stride = 0;         ///< bytes
+  std::int64_t page_table_stride = 0;   ///< elements, from one head's table to the next; 0: one for all (device rows: only 0)
 
   std::int32_t const* indices = nullptr;  ///< `[heads, index_stride]` tokens, or null: every token is its own rank
   std::int64_t index_stride = 0;          ///< elements; 0: the same for all heads
@@ -96,7 +97,8 @@ struct basic_rows {
     std::int64_t offset = head.value * head_stride;
     token = at(head, token);
     if (pages == nullptr) return base + offset + token.value * token_stride;
-    offset += static_cast<std::int64_t>(pages[token.value / page_size]) * page_stride;
+    std::int32_t const* const table = pages + head.value * page_table_stride;
+    offset += static_cast<std::int64_t>(table[token.value / page_size]) * page_stride;
     return base + offset + (token.value % page_size) * token_stride;
   }
 
@@ -106,6 +108,7 @@ struct basic_rows {
     result.base += few.first * head_stride;
     result.heads = few.count;
     if (indices != nullptr) result.indices += few.first * index_stride;
+    if (pages != nullptr) result.pages += few.first * page_table_stride;
     return result;
   }
 

@@ -392,6 +392,7 @@ class basic_exec {
   template <class Memory>
   batch_rows rows_of(basic_rows<Memory> const& from, std::int64_t tokens) {
     std::int64_t const size = size_of(from.type);
+    KVPOLICY_EXPECTS(from.page_table_stride == 0, "rows with a page table for each head are for host executors; use one table");
     batch_rows made = in_elements(from);
     made.elements = extent_of(from, tokens) / size;
     if constexpr (std::same_as<Memory, device_memory>) made.base = from.base;
