@@ -16,7 +16,7 @@
 namespace kvpolicy {
 
 /// Made by start(); owns the acts of its policy, and everything of them that changes: what the retain left, what the retrieve
-/// chose of that. Not thread-safe; movable; nothing but its construction allocates.
+/// chose of that. Not thread-safe; a copy goes its own way; nothing but construction, a copy and drops_rows() allocates.
 ///
 /// Every verb checks its input before it reads or writes anything: invalid_value for a shape, a layer, a number of tokens or an
 /// order that can't be, unsupported for a signal that the policy needs and was not given. A verb that throws, then or later, is
@@ -108,6 +108,11 @@ class request {
     retrieve_.observe(order_.tokens(), outcome, exec);
     order_.observed();
   }
+
+  /// Whoever holds the rows lets those go that are not retained: where a prompt goes on, the retain decides among those that are
+  /// left and the new ones. To be called once, before the first verb; allocates. Throws unsupported for retains that can't do
+  /// without what they dropped.
+  void drops_rows() { retain_.drops_rows(); }
 
   /// What the acts did since the request was started.
   void tell(listener const& listen) const {
