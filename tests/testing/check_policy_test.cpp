@@ -5,6 +5,7 @@
 #include <catch2/matchers/catch_matchers_exception.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
+#include "conformance/small_presets.hpp"
 #include "kvpolicy/compose.hpp"
 #include "kvpolicy/exec/simd.hpp"
 #include "kvpolicy/kvpolicy.hpp"
@@ -13,30 +14,12 @@
 namespace kvpolicy::testing {
 namespace {
 
-/// The preset at a size that has to choose among 100 tokens.
-template <class Preset>
-Preset small(Preset p, std::span<std::uint8_t const> boundary, std::span<head_profile const> heads) {
-  if constexpr (requires { p.tokens; }) p.tokens = 40;
-  if constexpr (requires { p.fractions.tokens; }) p.fractions.tokens = 64;
-  if constexpr (requires { p.lag; }) p.lag = 8;
-  if constexpr (requires { p.block; }) p.block = 8;
-  if constexpr (requires { p.sentences; }) p.sentences = {.boundary = boundary, .longest = 20, .shortest = 2};
-  if constexpr (requires { p.heads; }) p.heads = heads;
-  return p;
-}
-
 TEST_CASE("every preset keeps a policy's promises, on the oracle and on the compiled executor", "[testing]") {
-  std::vector<std::uint8_t> boundary(10);
-  boundary[4] = 1;
-  std::vector<head_profile> heads(6);
-  heads[1] = {.role = head_role::shifting, .stability = .2f};
-  heads[2] = {.role = head_role::pivot, .stability = .3f};
-  heads[3] = {.role = head_role::satellite, .pivot = 0, .stability = .3f};
   int presets = 0;
   presets::all::each([&](auto const& preset) {
     ++presets;
     INFO(preset.name);
-    auto const policy = small(preset, boundary, heads);
+    auto const policy = kvpolicy_test::small(preset);
     REQUIRE_NOTHROW(check_policy(policy));
     policy_options const options;
     REQUIRE_NOTHROW(check_policy(policy, options, simd_exec(options.shape)));

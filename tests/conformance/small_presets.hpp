@@ -1,0 +1,30 @@
+// Every preset at a size that has to choose among 100 tokens of 3 layers with 2 KV heads.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "kvpolicy/presets/all.hpp"
+
+namespace kvpolicy_test {
+
+template <class Preset>
+Preset small(Preset p) {
+  using kvpolicy::head_role;
+  static constexpr std::array<std::uint8_t, 10> boundary{0, 0, 0, 0, 1};
+  static constexpr std::array<kvpolicy::head_profile, 6> heads{{{},
+                                                                {.role = head_role::shifting, .stability = .2f},
+                                                                {.role = head_role::pivot, .stability = .3f},
+                                                                {.role = head_role::satellite, .pivot = 0, .stability = .3f},
+                                                                {},
+                                                                {}}};
+  if constexpr (requires { p.tokens; }) p.tokens = 40;
+  if constexpr (requires { p.fractions.tokens; }) p.fractions.tokens = 64;
+  if constexpr (requires { p.lag; }) p.lag = 8;
+  if constexpr (requires { p.block; }) p.block = 8;
+  if constexpr (requires { p.sentences; }) p.sentences = {.boundary = boundary, .longest = 20, .shortest = 2};
+  if constexpr (requires { p.heads; }) p.heads = heads;
+  return p;
+}
+
+}  // namespace kvpolicy_test

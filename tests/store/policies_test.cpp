@@ -1,0 +1,148 @@
+// Policies on rows that they really let go of: the same choices and the same attention as on a cache that keeps everything.
+#include <catch2/catch_test_macros.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "conformance/small_presets.hpp"
+#include "kvpolicy/exec/simd.hpp"
+#include "kvpolicy/policy.hpp"
+#include "kvpolicy/store/row_store.hpp"
+#include "kvpolicy/testing/random_cache.hpp"
+
+namespace kvpolicy {
+namespace {
+
+using testing::content;
+using testing::random_cache;
+using testing::random_signals;
+using testing::random_source;
+
+constexpr cache_shape shape{
+    .layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 16, .max_tokens = 200, .type = element_type::f32};
+
+/// One request on rows that stay, another on a store that has only what the request retains.
+template <class Policy>
+class pair_of_requests {
+ public:
+  pair_of_requests(Policy const& policy, std::uint64_t seed)
+      : random_(seed),
+        cache_(shape, random_, random_.between(0, 3) == 0 ? content::tied : content::normal),
+        told_(shape, random_),
+        evicts_(facts_of(policy).evicts),
+        dense_(start(policy, shape)),
+        owned_(start(policy, shape)) {
+    dense_.drops_rows();
+    owned_.drops_rows();
+  }
+
+  /// False where both refuse: the policy looks back at what was dropped.
+  bool prompt(std::int64_t first, std::int64_t tokens) {
+    store_.truncate(first);
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      append(l, tokens);
+      bool const served = prefills(dense_, cache_.view(tokens), l, first);
+      REQUIRE(served == prefills(owned_, store_.view(tokens), l, first));
+      if (!served) return false;
+      same_lists(dense_.retained({l}), owned_.retained({l}));
+      store_.retain({l}, owned_.retained({l}), tokens);
+    }
+    return true;
+  }
+
+  void step(std::int64_t tokens) {
+    store_.truncate(tokens - 1);
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      append(l, tokens);
+      selection const expected = dense_.choose(cache_.view(tokens), {l}, told_.step(tokens), exec_);
+      selection const kept = owned_.choose(store_.view(tokens), {l}, told_.step(tokens), exec_);
+      same_lists(kept, expected);
+      REQUIRE(attended(store_.view(tokens), l, kept) == attended(cache_.view(tokens), l, expected));
+      if (evicts_) store_.retain({l}, owned_.retained({l}), tokens);
+    }
+    dense_.observe(told_.outcome(), exec_);
+    owned_.observe(told_.outcome(), exec_);
+  }
+
+  /// Rows that the store has, and those that the request retains.
+  std::pair<std::int64_t, std::int64_t> counts() const {
+    std::int64_t retained = 0;
+    for (std::int64_t l = 0; l < shape.layers; ++l) retained += owned_.retained({l}).tokens();
+    return {store_.rows_held(), retained};
+  }
+
+ private:
+  using request_type = decltype(start(std::declval<Policy const&>(), shape));
+
+  void append(std::int64_t layer, std::int64_t tokens) {
+    std::int64_t const before = store_.tokens({layer});
+    auto const behind = [&](rows all) {
+      all.base += before * all.token_stride;
+      all.tokens = tokens - before;
+      return all;
+    };
+    store_.append({layer}, behind(cache_.view(tokens).keys({layer})), behind(cache_.view(tokens).values({layer})));
+  }
+  template <class View>
+  bool prefills(request_type& request, View const& view, std::int64_t layer, std::int64_t first) {
+    try {
+      request.prefill(view, {layer}, told_.prompt(first, view.tokens()), exec_);
+      return true;
+    } catch (unsupported const&) {
+      return false;
+    }
+  }
+  void same_lists(selection const& a, selection const& b) const {
+    REQUIRE(a.granularity() == b.granularity());
+    REQUIRE(std::ranges::equal(a.lists(), b.lists()));
+  }
+  template <class View>
+  std::vector<float> attended(View const& view, std::int64_t layer, selection const& kept) {
+    std::vector<float> out(static_cast<std::size_t>(shape.q_heads * shape.head_dim));
+    attend(told_.step(view.tokens()).queries, view.keys({layer}), view.values({layer}), kept,
+           table<float>{out.data(), shape.q_heads, shape.head_dim, shape.head_dim}, {}, exec_);
+    return out;
+  }
+
+  random_source random_;
+  random_cache cache_;
+  random_signals told_;
+  bool evicts_;
+  simd_exec exec_{shape};
+  block_arena arena_{row_store::block_bytes(shape), 1000};
+  row_store store_{arena_, shape};
+  request_type dense_;
+  request_type owned_;
+};
+
+template <class Policy>
+void check_on_store(Policy const& policy) {
+  bool goes_on = true;
+  for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+    CAPTURE(seed);
+    pair_of_requests<Policy> both(policy, seed);
+    REQUIRE(both.prompt(0, 90));
+    for (std::int64_t n = 91; n <= 100; ++n) both.step(n);
+    auto const [there, retained] = both.counts();
+    REQUIRE(there == retained);
+    for (std::int64_t n = 95; n <= 99; ++n) both.step(n);  // a tail was removed
+    goes_on = both.prompt(99, 140);
+    if (!goes_on) continue;
+    for (std::int64_t n = 141; n <= 144; ++n) both.step(n);
+    REQUIRE(both.prompt(0, 50));
+    both.step(51);
+  }
+  // Whose scores are of all tokens that there ever were.
+  std::string const name = Policy::name;
+  REQUIRE(goes_on == (name != "h2o" && name != "expected_attention"));
+}
+
+TEST_CASE("every preset chooses and attends on a row store as it does on a cache that keeps all", "[store]") {
+  presets::all::each([](auto const& preset) {
+    INFO(preset.name);
+    check_on_store(kvpolicy_test::small(preset));
+  });
+}
+
+}  // namespace
+}  // namespace kvpolicy
