@@ -30,6 +30,7 @@ struct act_facts {
   bool keeps_all = false;
   bool evicts = false;         ///< drops tokens while decoding
   bool fixed_indices = false;  ///< can't do with a retain that does so
+  bool relative = false;       ///< keeps a share of the tokens, not a number of them
   layering layers{};
 };
 
@@ -144,6 +145,7 @@ act_facts facts_of(keep<Parts...> const& act) noexcept {
   if constexpr (contains(type::score_type::needs, signals::observation_queries)) facts.observation_queries = act.score.window;
   facts.evicts = evicting_scorer<typename type::score_type> && type::trigger_type::while_decoding;
   facts.fixed_indices = memory_of<typename type::score_type>::by_index;
+  facts.relative = act.budget.relative();
   facts.layers = act.layers;
   return facts;
 }

@@ -116,6 +116,8 @@ class any_act {
     return any_act(std::make_shared<model_of<Act, true> const>(act));
   }
 
+  /// Whether they are copies of one: equal parameters do not count.
+  friend bool operator==(any_act const&, any_act const&) noexcept = default;
   friend act_facts facts_of(any_act const& any) { return any.model_->facts(); }
   friend void check(any_act const& any, cache_shape const& shape) { any.model_->check(shape); }
   friend void check_retrieve(any_act const& any, cache_shape const& shape) { any.model_->check(shape); }

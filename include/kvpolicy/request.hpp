@@ -109,9 +109,9 @@ class request {
     order_.observed();
   }
 
-  /// Whoever holds the rows lets those go that are not retained: where a prompt goes on, the retain decides among those that are
-  /// left and the new ones. To be called once, before the first verb; allocates. Throws unsupported for retains that can't do
-  /// without what they dropped.
+  /// Whoever holds the rows lets those go that are not retained: where a prompt goes on, the retain decides among those that
+  /// are left and the new ones. To be called once, before the first verb; allocates. Throws unsupported for retains that can't
+  /// do without what they dropped.
   void drops_rows() { retain_.drops_rows(); }
 
   /// What the acts did since the request was started.

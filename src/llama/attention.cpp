@@ -43,7 +43,7 @@ void session::engine::attend(ggml_tensor* node, layer_hook const& hook, simd_exe
     served_ = s;
     if (s->keeps_queries()) s->keep_queries(hook.layer, queries);
     s->prompt({hook.layer}, {queries, hook.scale, hook.terms}, static_cast<float*>(node->data), exec);
-    if (last) s->end_prompt();
+    if (last) s->end_prompt(hook.scale, exec);
   }
   served_ = nullptr;
   steps(node, hook, exec);

@@ -16,6 +16,7 @@ session::engine::engine(host_policy policy, session_options options)
                    "observation_queries is " + std::to_string(options_.observation_queries) + "; it can't be negative");
   KVPOLICY_EXPECTS(options_.prompts || !options_.prompt_policy,
                    "a prompt policy needs prompts to be the session's: leave session_options::prompts true");
+  check_own_rows();
 }
 
 session::engine::~engine() {
@@ -42,7 +43,13 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
   shape.max_tokens = (params.n_ctx != 0 ? params.n_ctx : llama_model_n_ctx_train(model)) /
                      (params.kv_unified ? 1 : std::max<std::int64_t>(params.n_seq_max, 1));
   shape.type = *element_of(params.type_k);
+  if (options_.own_rows) {
+    if (!found.left().empty()) throw unsupported("own rows need every layer to be the session's, and " + found.left().front());
+    trained_ = llama_model_n_ctx_train(model);
+    shape.max_tokens = options_.longest != 0 ? options_.longest : trained_;
+  }
   kvpolicy::check(policy_, shape);
+  check_own_rows(policy_);
   if (options_.prompt_policy) kvpolicy::check(*options_.prompt_policy, shape);
 
   layers_ = std::move(found);
@@ -73,23 +80,29 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
 }
 
 void session::engine::detach() noexcept {
+  detached_ = options_.own_rows;
+  if (detached_) return;
   attached_ = false;
   batch_.drop();
 }
 
 void session::engine::use(host_policy policy) {
   if (shape_.max_tokens != 0) kvpolicy::check(policy, shape_);
+  check_own_rows(policy);
   for (auto const& s : sequences_) {
     if (s) s->use(policy);
   }
   policy_ = std::move(policy);
   attached_ = true;
+  detached_ = false;
   failure_ = nullptr;
 }
 
 void session::engine::use(host_policy policy, llama_seq_id of) {
+  check_own_rows(policy);
   sequence_of(of).use(std::move(policy));
   attached_ = true;
+  detached_ = false;
   failure_ = nullptr;
 }
 
@@ -111,7 +124,7 @@ sequence& session::engine::sequence_of(llama_seq_id id) {
   if (at >= sequences_.size()) sequences_.resize(at + 1);
   if (sequences_[at] == nullptr) {
     auto made = std::make_unique<sequence>(id, policy_, options_, rotary_, cells_);
-    if (shape_.max_tokens != 0) made->begin(shape_);
+    if (shape_.max_tokens != 0) made->begin(shape_, value_type_, arena_.get());
     sequences_[at] = std::move(made);
   }
   return *sequences_[at];
@@ -139,6 +152,9 @@ std::vector<std::string> session::engine::report() const {
     } catch (std::exception const& reason) {
       lines.push_back(std::string("the engine goes on alone: ") + reason.what());
     }
+  }
+  if (beyond_trained_) {
+    lines.push_back("positions are beyond the " + std::to_string(trained_) + " tokens that the model was trained for");
   }
   return lines;
 }
@@ -178,6 +194,7 @@ bool session::engine::on_abort(void* self) noexcept {
 void session::engine::fail() noexcept {
   failure_ = std::current_exception();
   batch_.drop();
+  if (options_.own_rows) return;  // what was dropped can't be looked at again; what the graph brought is cut by the next one
   // Steps of others are repeated as they were; a prompt's window was cut in the middle.
   if (served_ == nullptr) return forget_all();
   served_->forget_all();
@@ -238,7 +255,7 @@ void session::engine::computed(ggml_tensor* node) {
   graph_queries const queries{node->src[0]};
   for (sequence* const s : prompts_) {
     if (s->keeps_queries()) s->keep_queries(hook.layer, queries);
-    if (hook.layer + 1 == shape_.layers) s->end_prompt();
+    if (hook.layer + 1 == shape_.layers) s->end_prompt(hook.scale, *solo_);
   }
   if (steps_.empty()) return;
   thread_pool& alone = *thread_pools_.front();
@@ -281,6 +298,7 @@ bool session::engine::ask_attention(ggml_tensor* node) {
 bool session::engine::serve(ggml_tensor* attention, layer_hook& hook) {
   check_attention(attention);
   if (is_offloaded(attention)) throw unsupported(offloaded);
+  if (detached_) throw unsupported("the session is detached, and the engine does not have its rows; call use()");
   bool const last = is_last(hook.layer);
   if (hook.layer == 0) {
     if (shape_.max_tokens == 0) begin(attention);
@@ -306,12 +324,14 @@ bool session::engine::serve(ggml_tensor* attention, layer_hook& hook) {
 void session::engine::begin(ggml_tensor const* attention) {
   ggml_tensor const* const keys = attention->src[1];
   cache_shape shape = layers_.shape();
-  shape.max_tokens = storage_of(keys)->ne[1];
+  shape.max_tokens = options_.own_rows ? attached_shape_.max_tokens : storage_of(keys)->ne[1];
   shape.type = all_rows_of(keys).type;
-  seen_.reserve(static_cast<std::size_t>(shape.max_tokens));
+  value_type_ = all_rows_of(attention->src[2]).type;
+  seen_.reserve(static_cast<std::size_t>(storage_of(keys)->ne[1]));
+  if (options_.own_rows) arena_ = make_arena(shape);
   solo_.emplace(cache_shape{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 1, .max_tokens = 1});
   for (auto const& s : sequences_) {
-    if (s) s->begin(shape);
+    if (s) s->begin(shape, value_type_, arena_.get());
   }
   shape_ = shape;
 }
@@ -357,8 +377,10 @@ void session::engine::add(llama_seq_id of, graph_mask const& mask) {
   };
   see(first);
   if (std::erase(seen_, graph_.cell(first)) != 1) throw unsupported("attention is not causal: a token does not see itself");
+  auto const visible = std::ssize(seen_);
   s.follow({mask, first, graph_.cell(first), graph_.stream(first), graph_.position(first), seen_}, sequences_);
   std::int64_t const before = s.tokens();
+  see_length(before + std::ssize(batch_indices_));
   for (std::int64_t t = 0; t < before && mask.biased(); ++t) {
     if (mask.is_apart(first, s.cells()[static_cast<std::size_t>(t)], before - t)) continue;
     throw unsupported("sequence " + std::to_string(of) + " has holes between its positions, which ALiBi would see");
@@ -372,7 +394,7 @@ void session::engine::add(llama_seq_id of, graph_mask const& mask) {
   prompts_.push_back(&s);
   // Tokens see those before them and not the next: the last one's cells are counted, the others read at their edges.
   see(batch_indices_.back());
-  bool causal = std::ssize(seen_) == before + std::ssize(batch_indices_);
+  bool causal = std::ssize(seen_) == visible + std::ssize(batch_indices_);
   for (std::size_t i = 0; i + 1 < batch_indices_.size(); ++i) {
     causal = causal && mask.visible(batch_indices_[i], graph_.cell(batch_indices_[i])) &&
              !mask.visible(batch_indices_[i], graph_.cell(batch_indices_[i + 1]));
@@ -400,6 +422,9 @@ void session::engine::see_rows(ggml_tensor const* node, layer_hook const& hook) 
 /// What the node adds to the softmax of scale q.k.
 void session::engine::see_terms(ggml_tensor const* node, layer_hook& hook) {
   attention_parameters const said(node);
+  if (said.max_bias != 0 && options_.own_rows) {
+    throw unsupported("with own rows, models with ALiBi are not supported: their graphs do not tell a token's position");
+  }
   if (said.max_bias != 0 && slopes_.empty()) slopes_ = slopes_of(said.max_bias, shape_.q_heads);
   hook.scale = said.scale;
   hook.terms = {.soft_cap = said.soft_cap,

@@ -40,6 +40,8 @@ class session::engine {
   }
   saved_prompt save(llama_seq_id of) const;
   void load(saved_prompt const& saved, llama_seq_id of) { sequence_of(of).load(saved); }
+  int decode(llama_context* context, llama_batch const& batch);
+  memory_statistics memory() const noexcept;
   void check();
   cache_shape const& shape() const noexcept { return attached_shape_; }
   std::vector<std::string> report() const;
@@ -82,6 +84,11 @@ class session::engine {
   void add(llama_seq_id of, graph_mask const& mask);
   void see_rows(ggml_tensor const* node, layer_hook const& hook);
   void see_terms(ggml_tensor const* node, layer_hook& hook);
+  void see_length(std::int64_t tokens);
+  void check_own_rows() const;
+  void check_own_rows(host_policy const& policy) const;
+  void give_back(llama_context* context, llama_batch const& of);
+  std::unique_ptr<block_arena> make_arena(cache_shape const& shape) const;
   /// Which of the served layers' cached keys it is a view of.
   std::optional<std::int64_t> layer_of(ggml_tensor const* keys) const noexcept { return layers_.find(key_cache_layer(keys)); }
   layer_hook* hook_of(ggml_tensor const* node) noexcept;
@@ -120,11 +127,17 @@ class session::engine {
   bool unified_ = true;            ///< one stream for all sequences
   bool hybrid_ = false;            ///< a refused micro-batch is not undone
   cache_shape shape_{};            ///< max_tokens is 0 until the first graph
+  element_type value_type_{};      ///< the keys' is the shape's
   rotary rotary_;
   std::vector<std::unique_ptr<thread_pool>> thread_pools_;
   int threads_seen_ = 1;
   int threads_of_batches_ = 1;     ///< at attach
   std::optional<simd_exec> solo_;  ///< for logits, between graphs
+
+  std::unique_ptr<block_arena> arena_;  ///< of own rows
+  bool detached_ = false;               ///< with own rows
+  std::int64_t trained_ = 0;            ///< tokens that the model was trained for
+  bool beyond_trained_ = false;
 
   cell_table cells_;
   std::vector<std::unique_ptr<sequence>> sequences_;  ///< by id, null where it was never decoded

@@ -22,8 +22,13 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 sequence::sequence(llama_seq_id id, host_policy policy, session_options const& options, rotary const& rope, cell_table& table)
     : id_(id), policy_(std::move(policy)), facts_(facts_of(policy_)), options_(options), rope_(rope), cells_(id, table) {}
 
-void sequence::begin(cache_shape const& shape) {
+void sequence::begin(cache_shape const& shape, element_type values, block_arena* arena) {
   request_.emplace(start(policy_, shape));
+  if (arena != nullptr) {
+    request_->drops_rows();
+    store_.emplace(*arena, shape, values);
+  }
+  there_.resize(static_cast<std::size_t>(shape.kv_heads));
   if (options_.rows != nullptr) {
     tier::resident_options own = options_.resident;
     own.request += static_cast<std::uint64_t>(id_);
@@ -42,6 +47,8 @@ void sequence::begin(cache_shape const& shape) {
 
 void sequence::use(host_policy policy) {
   if (shape_.max_tokens != 0) request_.emplace(start(policy, shape_));
+  if (store_) request_->drops_rows();
+  stale_ = store_ && !store_->whole();
   policy_ = std::move(policy);
   facts_ = facts_of(policy_);
   make_room();
@@ -51,6 +58,9 @@ void sequence::use(host_policy policy) {
 }
 
 void sequence::load(saved_prompt const& saved) {
+  if (options_.own_rows) {
+    throw unsupported("a state of the engine's does not have rows that are the session's own; restore those too");
+  }
   if (shape_.max_tokens == 0) {
     loaded_ = saved;
     return;
@@ -91,6 +101,7 @@ void sequence::prompt_due(std::int64_t from) noexcept {
 }
 
 void sequence::follow(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others) {
+  if (store_) return follow_staged(now, others);
   auto const known = std::ssize(cells_.known());
   std::int64_t const same = cells_.follow(now);
   forget(same);
@@ -105,7 +116,79 @@ void sequence::follow(seen_cells const& now, std::span<std::unique_ptr<sequence>
     prompt_.load((*other)->prompt_.save(tokens()));
 }
 
+/// With own rows, a token comes behind as many as its position says; the few that the engine still has tell whose they are.
+void sequence::follow_staged(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others) {
+  if (now.position == 0) stale_ = false;
+  if (cells_.continues(now)) {
+    if (stale_) {
+      throw unsupported("rows of sequence " + std::to_string(id_) +
+                        " were dropped under another policy; a new one begins with an empty sequence");
+    }
+    cells_.cut(now.position, now.stream);
+    store_->truncate(now.position);
+    return forget(now.position);
+  }
+  auto const has_them = [&](auto const& other) {
+    return other != nullptr && other.get() != this && other->store_ && !now.visible.empty() && other->cells_.continues(now);
+  };
+  auto const other = std::ranges::find_if(others, has_them);
+  if (other == others.end()) {
+    throw unsupported("token " + std::to_string(now.position) + " of sequence " + std::to_string(id_) +
+                      " comes behind tokens whose rows the session does not have: it has " +
+                      std::to_string(std::ssize(cells_.known())) +
+                      " tokens of this sequence, and no other has those that the engine still holds");
+  }
+  take_over(**other, now.position, now.stream);
+}
+
+/// A copy of a sequence, rows shared; with the same policy, what that knows too.
+void sequence::take_over(sequence const& other, std::int64_t tokens, std::int64_t stream) {
+  bool const alike = policy_.retain == other.policy_.retain && policy_.retrieve == other.policy_.retrieve && !other.stale_;
+  if (!alike && !other.store_->whole()) {
+    throw unsupported("sequence " + std::to_string(id_) + " is a copy of " + std::to_string(other.id_) +
+                      ", whose rows another policy dropped; use() the same one, or prompt it anew");
+  }
+  *store_ = other.store_->fork(tokens);
+  cells_.take_over(other.cells_, tokens, stream);
+  prompt_.load(other.prompt_.save(tokens));
+  stale_ = false;
+  if (!alike) return forget_all();
+  request_ = other.request_;
+  due_from_ = other.due_from_;
+  prefill_due_ = other.prefill_due_;
+  forget(tokens);
+}
+
+/// What the graph wrote of a layer, where rows are the session's own.
+void sequence::take_rows(layer_id layer) {
+  if (!store_ || store_->tokens(layer) == tokens()) return;
+  auto const at = static_cast<std::size_t>(layer.value);
+  store_->append(layer, keys_[at], values_[at]);
+}
+
+/// Of the first tokens, all but those that the policy retains.
+void sequence::drop_rows(std::int64_t tokens) {
+  for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
+    store_->retain(layer, request_->retained(layer), tokens);
+  }
+}
+
+/// What a layer has of the first tokens, for those who attend to all of it.
+selection sequence::there(layer_id layer, std::int64_t tokens) {
+  if (!store_ || store_->whole()) {
+    there_.front().assign(1, {0, static_cast<std::int32_t>(tokens)});
+    return {scope::request, std::span(there_).first(1), shape_.kv_heads};
+  }
+  for (std::int64_t h = 0; h < shape_.kv_heads; ++h) store_->list(layer, h, tokens, there_[static_cast<std::size_t>(h)]);
+  return {scope::head, there_, shape_.kv_heads};
+}
+
 void sequence::see(std::int64_t layer, rows const& keys, rows const& values) noexcept {
+  if (store_) {
+    keys_[static_cast<std::size_t>(layer)] = cells_.fresh(keys);
+    values_[static_cast<std::size_t>(layer)] = cells_.fresh(values);
+    return;
+  }
   keys_[static_cast<std::size_t>(layer)] = cells_.placed(keys);
   values_[static_cast<std::size_t>(layer)] = cells_.placed(values);
 }
@@ -130,6 +213,7 @@ void sequence::add_step(std::int32_t batch_index, graph_tokens const& graph) {
 
 void sequence::step(layer_id layer, node_queries const& q, float* out, simd_exec& exec) {
   if (layer.value == 0) statistics_ = {.tokens = tokens()};
+  take_rows(layer);
   char& due = prefill_due_[static_cast<std::size_t>(layer.value)];
   bool const prompted = due != 0;
   if (prompted) {
@@ -164,6 +248,7 @@ void sequence::step(layer_id layer, node_queries const& q, float* out, simd_exec
 }
 
 void sequence::dense_step(layer_id layer, node_queries const& q, float* out, simd_exec& exec) const {
+  if (store_) throw unsupported("own rows can't be attended to after a failure");
   range_list const all{{0, static_cast<std::int32_t>(tokens())}};
   layer_table_view const view = view_of(tokens());
   attend(queries_of(q), view.keys(layer), view.values(layer), selection(scope::request, {&all, 1}, shape_.kv_heads), q.terms,
@@ -187,8 +272,9 @@ void sequence::each_block(std::int64_t most, Block block) const {
 void sequence::prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec) {
   auto const start = std::chrono::steady_clock::now();
   double const chosen = prompts_.choose_seconds;
-  if (pages_) paged_prompt(layer, q, out, exec);
-  else dense_prompt(layer, q, out, exec);
+  take_rows(layer);
+  if (pages_ && !(store_ && !store_->whole())) paged_prompt(layer, q, out, exec);
+  else attend_prompt(layer, q, out, exec, [&](std::int64_t before) { return there(layer, before); });
   prompts_.attend_seconds += seconds_since(start) - (prompts_.choose_seconds - chosen);
 }
 
@@ -208,14 +294,37 @@ void sequence::paged_prompt(layer_id layer, node_queries const& q, float* out, s
 }
 
 void sequence::dense_prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec) const {
+  if (store_) throw unsupported("own rows can't be attended to after a failure");
+  range_list all;
+  attend_prompt(layer, q, out, exec, [&](std::int64_t before) {
+    all.assign(1, {0, static_cast<std::int32_t>(before)});
+    return selection(scope::request, {&all, 1}, shape_.kv_heads);
+  });
+}
+
+/// Over what there(before) says is there of the first tokens.
+template <class There>
+void sequence::attend_prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec, There there) const {
   std::int64_t const row = shape_.q_heads * shape_.head_dim;
   each_block(tokens(), [&](std::int32_t first, std::int64_t count, std::int64_t before) {
-    range_list const all{{0, static_cast<std::int32_t>(before)}};
     layer_table_view const view = view_of(before);
-    attend_block(window_of(q, first, count), view.keys(layer), view.values(layer),
-                 selection(scope::request, {&all, 1}, shape_.kv_heads), q.terms,
+    attend_block(window_of(q, first, count), view.keys(layer), view.values(layer), there(before), q.terms,
                  table<float>{out + first * row, count * shape_.q_heads, shape_.head_dim, shape_.head_dim}, exec);
   });
+}
+
+/// With own rows that are compressed piece by piece, the policy decides now; all layers, so that a graph that fails in the
+/// middle has changed nothing.
+void sequence::end_prompt(float scale, simd_exec& exec) {
+  if (store_ && options_.chunked) {
+    for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
+      request_->prefill(view_of(tokens()), layer, prompt_of(layer, tokens(), scale), exec);
+    }
+    std::ranges::fill(prefill_due_, 0);
+    due_from_ = nothing_due;
+    drop_rows(tokens());
+  }
+  cells_.seal();
 }
 
 query_window sequence::window_of(node_queries const& q, std::int64_t first, std::int64_t count) const noexcept {
@@ -234,9 +343,12 @@ query_heads sequence::queries_of(node_queries const& q) const noexcept {
           .scale = q.scale};
 }
 
+/// Rows are dropped when the last layer has been read: a step that fails in the middle can be made again.
 void sequence::end_step() {
   cells_.seal();
+  bool const decided = due_from_ != nothing_due;
   due_from_ = nothing_due;
+  if (store_ && (decided || facts_.evicts)) drop_rows(tokens());
   ++steps_;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kvpolicy/interop/llama.hpp"
+#include "kvpolicy/store/row_store.hpp"
 #include "micro_batch.hpp"
 #include "nodes.hpp"
 #include "prompt_memory.hpp"
@@ -43,7 +44,7 @@ class sequence {
   }
 
   /// The cache's shape is known. Throws what the policy's start throws.
-  void begin(cache_shape const& shape);
+  void begin(cache_shape const& shape, element_type values, block_arena* arena);
   /// Another policy. Throws what its check throws; nothing has changed then.
   void use(host_policy policy);
   saved_prompt save() const;
@@ -62,18 +63,19 @@ class sequence {
   /// The graph writes tokens of a prompt, at these indices of its micro-batch.
   void add_prompt(std::span<std::int32_t const> batch_indices, graph_tokens const& graph);
   bool keeps_queries() const noexcept { return prompt_.keeps_queries(); }
-  /// The last layer's keys of those tokens are written.
-  void end_prompt() { cells_.seal(); }
+  /// The last layer's attention of those tokens is computed.
+  void end_prompt(float scale, simd_exec& exec);
   void keep_queries(std::int64_t layer, graph_queries const& q) {
     prompt_.keep(layer, q, batch_indices_, tokens() - std::ssize(batch_indices_));
   }
 
   prompt_statistics const& prompts() const noexcept { return prompts_; }
+  std::int64_t rows_held() const noexcept { return store_ ? store_->rows_held() : 0; }
 
   /// One layer's attention of those tokens to their places in `out`, `[tokens, q_heads, head_dim]` of the micro-batch: over all
   /// before each, or what the prompt policy chooses of it.
   void prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec);
-  /// The same over all tokens, whatever the policy says.
+  /// The same over all tokens, whatever the policy says. Throws unsupported with own rows.
   void dense_prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec) const;
 
   /// The graph writes one token, and the policy chooses what it reads.
@@ -87,6 +89,13 @@ class sequence {
   std::int32_t batch_index() const noexcept { return batch_indices_.back(); }
 
  private:
+  void follow_staged(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others);
+  void take_over(sequence const& other, std::int64_t tokens, std::int64_t stream);
+  void take_rows(layer_id layer);
+  void drop_rows(std::int64_t tokens);
+  template <class There>
+  void attend_prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec, There there) const;
+  selection there(layer_id layer, std::int64_t tokens);
   void make_room();
   void forget(std::int64_t tokens) noexcept;
   void prompt_due(std::int64_t from) noexcept;
@@ -98,6 +107,7 @@ class sequence {
   void end_step();
   prompt_signals prompt_of(layer_id layer, std::int64_t tokens, float scale) const;
   layer_table_view view_of(std::int64_t tokens) const noexcept {
+    if (store_) return store_->view(tokens);
     return {.cache = shape_, .count = tokens, .key_rows = keys_.data(), .value_rows = values_.data()};
   }
 
@@ -110,8 +120,11 @@ class sequence {
   cache_shape shape_{};  ///< max_tokens is 0 until begin()
 
   sequence_cells cells_;
-  std::vector<rows> keys_;  ///< `[layers]`, of this sequence's tokens
+  std::vector<rows> keys_;  ///< `[layers]`, of this sequence's tokens; with own rows, of those that the graph writes
   std::vector<rows> values_;
+  std::optional<row_store> store_;  ///< own rows
+  bool stale_ = false;              ///< rows were dropped, by another policy
+  std::vector<range_list> there_;   ///< `[kv_heads]`, scratch
 
   std::int64_t due_from_ = 0;                ///< first token of the prompt that the policy has not seen
   std::vector<char> prefill_due_;            ///< `[layers]`

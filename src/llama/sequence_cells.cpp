@@ -83,6 +83,25 @@ void sequence_cells::order(seen_cells const& now) {
   first_position_ = now.position - static_cast<std::int32_t>(count);
 }
 
+bool sequence_cells::continues(seen_cells const& now) const noexcept {
+  if (now.position < 0 || now.position > std::ssize(known_)) return false;
+  return std::ranges::all_of(now.visible, [&](std::int32_t cell) {
+    std::int32_t const at = table_.position(now.stream, cell);
+    return at >= 0 && at < now.position && table_.holds(now.stream, cell, known_[static_cast<std::size_t>(at)]);
+  });
+}
+
+void sequence_cells::cut(std::int64_t tokens, std::int64_t stream) {
+  cells_.resize(static_cast<std::size_t>(tokens), -1);
+  known_.resize(static_cast<std::size_t>(tokens));
+  stream_ = stream;
+}
+
+void sequence_cells::take_over(sequence_cells const& from, std::int64_t tokens, std::int64_t stream) {
+  known_.assign(from.known_.begin(), from.known_.begin() + tokens);
+  cut(tokens, stream);
+}
+
 void sequence_cells::append(std::int32_t cell) {
   in_a_row_ = in_a_row_ && (cells_.empty() || cells_.back() + 1 == cell);
   cells_.push_back(cell);
@@ -129,6 +148,15 @@ void sequence_cells::forget() noexcept {
   stream_ = -1;
   in_order_ = 0;
   in_a_row_ = true;
+}
+
+rows sequence_cells::fresh(rows all) const noexcept {
+  all.base += stream_ * table_.cells_of_a_stream() * all.token_stride;
+  all.tokens = std::ssize(cells_) - std::ssize(known_);
+  all.pages = cells_.data() + std::ssize(known_);
+  all.page_size = 1;
+  all.page_stride = all.token_stride;
+  return all;
 }
 
 rows sequence_cells::placed(rows all) const noexcept {

@@ -23,6 +23,9 @@ struct seen_cells {
 /// Follows whatever the engine does to a sequence between two graphs by what the cells hold, or refuses it.
 class sequence_cells {
  public:
+  /// Cells that a sequence keeps where the rows are the session's own.
+  static constexpr llama_pos staged = 8;
+
   /// The table must outlive it.
   sequence_cells(llama_seq_id id, cell_table& table) : id_(id), table_(table) {}
 
@@ -38,6 +41,13 @@ class sequence_cells {
   /// Finds the tokens that are seen now, and their order. Returns how many of the first known ones are still the first ones:
   /// those stay known. Throws unsupported where the order is not certain; what was known stays known then.
   std::int64_t follow(seen_cells const& now);
+  /// The same where the engine gave cells back: whether what is seen now, if anything, are tokens of this sequence, and it has
+  /// all before them.
+  bool continues(seen_cells const& now) const noexcept;
+  /// So many tokens are left, in a stream.
+  void cut(std::int64_t tokens, std::int64_t stream);
+  /// The first tokens of another sequence.
+  void take_over(sequence_cells const& from, std::int64_t tokens, std::int64_t stream);
   void append(std::int32_t cell);
   /// The running graph's tokens are written.
   void seal();
@@ -52,6 +62,8 @@ class sequence_cells {
 
   /// This sequence's tokens among all cells.
   rows placed(rows all) const noexcept;
+  /// Of them, those that the running graph writes.
+  rows fresh(rows all) const noexcept;
 
  private:
   struct placed_token {

@@ -14,6 +14,7 @@ void session::set_batch(llama_batch const& batch) { engine_->set_batch(batch); }
 void session::set_batch(std::span<llama_seq_id const> sequences) { engine_->set_batch(sequences); }
 saved_prompt session::save(llama_seq_id of) const { return engine_->save(of); }
 void session::load(saved_prompt const& saved, llama_seq_id of) { engine_->load(saved, of); }
+int session::decode(llama_context* context, llama_batch const& batch) { return engine_->decode(context, batch); }
 void session::check() { engine_->check(); }
 cache_shape session::shape() const noexcept { return engine_->shape(); }
 std::vector<std::string> session::report() const { return engine_->report(); }
@@ -30,6 +31,7 @@ tier::resident_statistics session::tier_statistics(llama_seq_id of) const noexce
   sequence const* const found = engine_->find(of);
   return found != nullptr ? found->tier_statistics() : tier::resident_statistics{};
 }
+memory_statistics session::memory() const noexcept { return engine_->memory(); }
 std::int64_t session::steps(llama_seq_id of) const noexcept {
   sequence const* const found = engine_->find(of);
   return found != nullptr ? found->steps() : 0;

@@ -80,6 +80,24 @@ struct session_options {
   /// blocks hold a key and a value; it must outlive the session. Sequence s is request `resident.request + s` there.
   tier::any_tier* rows = nullptr;
   tier::resident_options resident{};
+  /// The session holds the rows itself, and of those that a policy drops nothing is left: see session::decode.
+  bool own_rows = false;
+  /// With own rows, the most tokens that a sequence may have; 0: as many as the model was trained for.
+  std::int64_t longest = 0;
+  /// With own rows, the most bytes of all sequences' rows; 0: what all of them could need.
+  std::int64_t memory = 0;
+  /// With own rows, the policy decides what is retained after each piece of a prompt, among what it left of those before and
+  /// the piece: a piece's tokens attend to no more than that. Not for policies that look at all of a prompt. False: when the
+  /// prompt has ended.
+  bool chunked = false;
+};
+
+/// Of a session's own rows.
+struct memory_statistics {
+  std::int64_t rows = 0;        ///< of a token, layer and KV head; of all sequences, shared ones counted for each
+  std::int64_t bytes = 0;       ///< in the blocks that are taken
+  std::int64_t most_bytes = 0;  ///< the most that there ever were
+  std::int64_t limit = 0;
 };
 
 /// Runs policies inside one llama_context. Decode steps (one token of a sequence in a micro-batch) attend over what the
@@ -109,7 +127,8 @@ class session {
   /// Throws unsupported, invalid_value (a budget that can't be), and leaves params alone then.
   void attach(llama_context_params& params, llama_model const* model);
 
-  /// From the next llama_decode on, the engine runs as if it had never been attached, bit by bit.
+  /// From the next llama_decode on, the engine runs as if it had never been attached, bit by bit. With own rows it can't: its
+  /// decodes are refused then, until use().
   void detach() noexcept;
 
   /// Another policy from the next llama_decode on (also after detach), for all sequences. What is in the cache stays known to
@@ -140,6 +159,13 @@ class session {
   /// invalid_value for what this context can't have saved.
   void load(saved_prompt const& saved = {}, llama_seq_id of = 0);
 
+  /// llama_decode of a batch of any length, in pieces that fit the context. With own rows the engine's cells are given back
+  /// after each piece but for a sequence's last few, so that neither a prompt nor a chat is bound by n_ctx; a batch's tokens
+  /// come behind as many as their position says, and a tail that was removed (llama_memory_seq_rm) is followed. Calls set_batch
+  /// itself. Returns what llama_decode returned last; pieces before stay. Of outputs, those of the last piece are there. Throws
+  /// invalid_value for an output before, or a context of too few cells.
+  int decode(llama_context* context, llama_batch const& batch);
+
   /// Throws what stopped the last llama_decode, once; returns if nothing did. After llama_set_abort_callback the session can't
   /// stop the engine: a decode that it refuses returns 0 then, with the logits of dense attention, and this throws all the
   /// same.
@@ -154,6 +180,8 @@ class session {
   prompt_statistics prompts(llama_seq_id of = 0) const noexcept;
   /// Since the sequence began, or all zero without a tier.
   tier::resident_statistics tier_statistics(llama_seq_id of = 0) const noexcept;
+  /// All zero without own rows, or before the first decode.
+  memory_statistics memory() const noexcept;
   /// Of the running policy, since it was given to the sequence: how many steps it made, and what it did in them.
   std::int64_t steps(llama_seq_id of = 0) const noexcept;
   void tell(listener const& listen, llama_seq_id of = 0) const;

@@ -1,0 +1,122 @@
+// Rows that the session holds itself: what is refused with them, their memory, and decoding in pieces.
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "engine.hpp"
+
+namespace kvpolicy::llama {
+
+/// Whether the options fit together.
+void session::engine::check_own_rows() const {
+  if (!options_.own_rows) {
+    KVPOLICY_EXPECTS(options_.longest == 0 && options_.memory == 0 && !options_.chunked,
+                     "longest, memory and chunked are of own rows: set session_options::own_rows");
+    return;
+  }
+  KVPOLICY_EXPECTS(options_.prompts, "own rows are not the engine's to attend to: leave session_options::prompts true");
+  KVPOLICY_EXPECTS(options_.rows == nullptr, "rows are the session's own or a tier's; leave one of own_rows and rows out");
+  KVPOLICY_EXPECTS(!options_.lenient, "with own rows nothing can be left to the engine: leave session_options::lenient false");
+  KVPOLICY_EXPECTS(!options_.chunked || !options_.prompt_policy,
+                   "a prompt that is compressed piece by piece has no pages to choose from; leave one of chunked and "
+                   "prompt_policy out");
+  KVPOLICY_EXPECTS(options_.longest >= 0 && options_.memory >= 0, "longest is " + std::to_string(options_.longest) +
+                                                                      " tokens, memory " + std::to_string(options_.memory) +
+                                                                      " bytes; neither can be negative");
+}
+
+/// What can't be done where dropped rows are gone.
+void session::engine::check_own_rows(host_policy const& policy) const {
+  if (!options_.own_rows) return;
+  act_facts const retain = facts_of(policy.retain);
+  if (!options_.chunked || retain.keeps_all) return;
+  if (retain.observation_queries == all_queries || contains(retain.needs, signals::rotation)) {
+    throw unsupported("the policy looks at all of a prompt, which chunked does not keep; leave session_options::chunked false");
+  }
+  if (retain.relative) {
+    throw unsupported(
+        "the policy keeps a share of a prompt, whose length is not known while it comes in pieces; give it tokens, "
+        "or leave session_options::chunked false");
+  }
+}
+
+/// Own rows have no cells to run out of.
+void session::engine::see_length(std::int64_t tokens) {
+  if (!options_.own_rows) return;
+  if (tokens > shape_.max_tokens) {
+    throw error("sequence of " + std::to_string(tokens) + " tokens; own rows are for " + std::to_string(shape_.max_tokens) +
+                " at most: raise session_options::longest");
+  }
+  beyond_trained_ = beyond_trained_ || tokens > trained_;
+}
+
+/// Address space costs nothing: by default there is room for all that the sequences can hold.
+std::unique_ptr<block_arena> session::engine::make_arena(cache_shape const& shape) const {
+  std::int64_t const bytes = row_store::block_bytes(shape, value_type_);
+  std::int64_t const most = INT32_MAX / row_store::rows_of_block;
+  std::int64_t const of_sequence = shape.layers * shape.kv_heads * (shape.max_tokens / row_store::rows_of_block + 1);
+  std::int64_t const all = std::min(most, of_sequence * static_cast<std::int64_t>(llama_max_parallel_sequences()));
+  return std::make_unique<block_arena>(bytes,
+                                       options_.memory == 0 ? all : std::clamp<std::int64_t>(options_.memory / bytes, 1, all));
+}
+
+memory_statistics session::engine::memory() const noexcept {
+  if (arena_ == nullptr) return {};
+  memory_statistics made{.bytes = arena_->held() * arena_->block_bytes(),
+                         .most_bytes = arena_->most_held() * arena_->block_bytes(),
+                         .limit = arena_->blocks() * arena_->block_bytes()};
+  for (auto const& s : sequences_) made.rows += s ? s->rows_held() : 0;
+  return made;
+}
+
+int session::engine::decode(llama_context* context, llama_batch const& batch) {
+  auto const staged = static_cast<std::int64_t>(sequence_cells::staged);
+  std::int64_t const in_cache =
+      unified_ ? std::ranges::count_if(sequences_, [](auto const& s) { return s != nullptr && s->tokens() > 0; }) : 0;
+  std::int64_t const cells = unified_ ? llama_n_ctx(context) : llama_n_ctx_seq(context);
+  std::int64_t const room = options_.own_rows ? cells - staged * (in_cache + 1) : cells;
+  std::int64_t const piece = std::min<std::int64_t>(llama_n_batch(context), room);
+  KVPOLICY_EXPECTS(piece >= 2, "a context of " + std::to_string(cells) + " cells for " + std::to_string(in_cache) +
+                                   " sequences, each of which keeps " + std::to_string(staged) +
+                                   "; raise n_ctx, or end a sequence");
+  std::int64_t const last_piece = batch.n_tokens == 0 ? 0 : (batch.n_tokens - 1) / piece * piece;
+  for (std::int64_t i = 0; batch.logits != nullptr && i < last_piece; ++i) {
+    KVPOLICY_EXPECTS(batch.logits[i] == 0, "token " + std::to_string(i) + " of a batch of " + std::to_string(batch.n_tokens) +
+                                               " has an output, and pieces of " + std::to_string(piece) +
+                                               " keep those of the last one alone; decode it in batches of that size");
+  }
+  set_batch(batch);
+  int status = 0;
+  for (std::int64_t first = 0; first < std::max(batch.n_tokens, 1) && status == 0; first += piece) {
+    auto const behind = [first](auto* array, std::int64_t of_token) {
+      return array == nullptr ? nullptr : array + first * of_token;
+    };
+    llama_batch const some{.n_tokens = static_cast<std::int32_t>(std::min<std::int64_t>(piece, batch.n_tokens - first)),
+                           .token = behind(batch.token, 1),
+                           .embd = behind(batch.embd, llama_model_n_embd_inp(llama_get_model(context))),
+                           .pos = behind(batch.pos, 1),
+                           .n_seq_id = behind(batch.n_seq_id, 1),
+                           .seq_id = behind(batch.seq_id, 1),
+                           .logits = behind(batch.logits, 1)};
+    status = llama_decode(context, some);
+    if (status == 0 && options_.own_rows) give_back(context, some);
+  }
+  return status;
+}
+
+/// The engine's cells of these tokens' sequences, but for the last few, which tell it where they are.
+void session::engine::give_back(llama_context* context, llama_batch const& of) {
+  llama_memory_t const memory = llama_get_memory(context);
+  std::map<llama_seq_id, bool> seen;
+  for (std::int32_t i = 0; i < of.n_tokens; ++i) {
+    std::int32_t const named = of.seq_id != nullptr && of.n_seq_id != nullptr ? of.n_seq_id[i] : 0;
+    for (std::int32_t j = 0; j < std::max(named, 1); ++j) {
+      llama_seq_id const id = named > 0 ? of.seq_id[i][j] : 0;
+      if (!seen.emplace(id, true).second) continue;
+      llama_pos const last = llama_memory_seq_pos_max(memory, id);
+      if (last >= sequence_cells::staged) llama_memory_seq_rm(memory, id, 0, last + 1 - sequence_cells::staged);
+    }
+  }
+}
+
+}  // namespace kvpolicy::llama

@@ -1,0 +1,262 @@
+// Sessions that hold the rows themselves: what the engine computes with all of its cells comes out with few of them.
+#include <algorithm>
+#include <array>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <string>
+#include <vector>
+
+#include "decoding.hpp"
+#include "kvpolicy/interop/llama.hpp"
+#include "kvpolicy/kvpolicy.hpp"
+#include "kvpolicy/store/row_store.hpp"
+#include "tiny_model.hpp"
+
+namespace kvpolicy::llama::testing {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+
+constexpr tiny_shape shape{};
+constexpr std::int64_t row_bytes = 2 * shape.head_dim * 2;
+
+/// A context with a session that has its own rows, fed by session::decode.
+class owner {
+ public:
+  template <class Policy>
+  owner(Policy const& policy, context_options const& context, session_options options = {})
+      : model_(tiny_llama(shape)),
+        session_(policy, with_own_rows(std::move(options))),
+        engine_(model_.get(), &session_, context) {}
+
+  session& own() noexcept { return session_; }
+  decoder& engine() noexcept { return engine_; }
+
+  int status_of(token_list tokens, llama_seq_id of = 0, llama_pos from = -1) {
+    std::vector<llama_seq_id> ids(tokens.size(), of);
+    std::vector<llama_seq_id*> sequences;
+    std::vector<std::int32_t> ones(tokens.size(), 1);
+    std::vector<llama_pos> positions;
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      sequences.push_back(&ids[i]);
+      positions.push_back(from + static_cast<llama_pos>(i));
+    }
+    llama_batch const all{static_cast<std::int32_t>(tokens.size()),
+                          tokens.data(),
+                          nullptr,
+                          from < 0 ? nullptr : positions.data(),
+                          ones.data(),
+                          sequences.data(),
+                          nullptr};
+    return session_.decode(engine_.context(), all);
+  }
+  logits feed(token_list tokens, llama_seq_id of = 0, llama_pos from = -1) {
+    int const status = status_of(std::move(tokens), of, from);
+    session_.check();
+    REQUIRE(status == 0);
+    float const* const last = llama_get_logits_ith(engine_.context(), -1);
+    return {last, last + tiny_vocabulary};
+  }
+  std::int64_t cells_used() const {
+    return llama_memory_seq_pos_max(engine_.memory(), 0) - llama_memory_seq_pos_min(engine_.memory(), 0) + 1;
+  }
+
+ private:
+  static session_options with_own_rows(session_options options) {
+    options.own_rows = true;
+    options.longest = options.longest == 0 ? 4096 : options.longest;
+    return options;
+  }
+  model_owner model_;
+  session session_;
+  decoder engine_;
+};
+
+/// A prompt, then its steps.
+template <class Feed>
+std::vector<logits> request(Feed feed, std::int64_t prompt, std::int64_t steps, std::uint64_t seed = 3) {
+  std::vector<logits> all{feed(random_tokens(prompt, seed))};
+  for (llama_token const token : random_tokens(steps, seed + 100)) all.push_back(feed({token}));
+  return all;
+}
+
+template <class Policy>
+std::vector<logits> on_engine_rows(Policy const& policy, std::int64_t prompt, std::int64_t steps) {
+  model_owner const model = tiny_llama(shape);
+  session plain(policy);
+  decoder engine(model.get(), &plain, {.tokens = 1024});
+  return request([&](token_list tokens) { return engine.feed(std::move(tokens)); }, prompt, steps);
+}
+
+template <class Policy>
+std::vector<logits> on_own_rows(owner& with, std::int64_t prompt, std::int64_t steps, Policy const&) {
+  return request([&](token_list tokens) { return with.feed(std::move(tokens)); }, prompt, steps);
+}
+
+}  // namespace
+
+TEST_CASE("own rows give what the engine's cells give, bit for bit, where a prompt is one piece") {
+  auto const same = [](auto const& policy) {
+    INFO(policy.name);
+    owner own(policy, {.tokens = 1024});
+    REQUIRE(identical(on_own_rows(own, 400, 30, policy), on_engine_rows(policy, 400, 30)));
+    REQUIRE(own.cells_used() == 8);
+  };
+  same(presets::full{});
+  same(presets::quest{.tokens = 64});
+  same(presets::infllm{.tokens = 96, .block = 16, .representatives = 2});
+  same(presets::snapkv{.tokens = 96});
+  same(presets::pyramidkv{.tokens = 96});
+  same(presets::adakv{.tokens = 96});
+  same(presets::knorm{.tokens = 96});
+  same(presets::chunkkv{.tokens = 96});
+  same(presets::streaming_llm{.tokens = 64});
+  same(presets::tova{.tokens = 64});
+  same(presets::h2o{.tokens = 64});
+  same(presets::lagkv{.tokens = 96, .lag = 32});
+  same(presets::expected_attention{.tokens = 96});
+}
+
+TEST_CASE("a prompt longer than n_ctx, and the steps behind it, come out as in a context that holds it all") {
+  for (ggml_type const type : {GGML_TYPE_F16, GGML_TYPE_Q8_0}) {
+    for (std::uint32_t const cells : {256u, 512u}) {
+      CAPTURE(ggml_type_name(type), cells);
+      owner few(presets::full{}, {.tokens = cells, .batch = 100, .micro_batch = 64, .type = type});
+      owner all(presets::full{}, {.tokens = 2048, .batch = 2048, .micro_batch = 64, .type = type});
+      auto const expected = on_own_rows(all, 1500, 40, presets::full{});
+      REQUIRE(difference(on_own_rows(few, 1500, 40, presets::full{}), expected) < .05);
+      REQUIRE(few.own().last_step().tokens == 1540);
+    }
+  }
+}
+
+TEST_CASE("what a policy drops is gone, and the store's own count says so") {
+  constexpr std::int64_t kept = 128;
+  owner own(presets::snapkv{.tokens = kept}, {.tokens = 256});
+  own.feed(random_tokens(2000));
+  memory_statistics const whole = own.own().memory();
+  CHECK(whole.rows == 2000 * shape.layers * shape.kv_heads);
+  own.feed(random_tokens(1, 5));
+  memory_statistics const after = own.own().memory();
+  CHECK(after.rows == (kept + 1) * shape.layers * shape.kv_heads);
+  CHECK(after.bytes == 3 * row_store::rows_of_block * row_bytes * shape.layers * shape.kv_heads);
+  CHECK(after.most_bytes == whole.bytes + row_bytes * 0);
+  CHECK(after.bytes * 10 < whole.bytes);
+  // A prompt that goes on is decided among what is left.
+  own.feed(random_tokens(300, 6));
+  own.feed(random_tokens(1, 7));
+  CHECK(own.own().memory().rows == (kept + 1) * shape.layers * shape.kv_heads);
+  own.engine().clear();
+  own.feed(random_tokens(50, 8), 0, 0);
+  CHECK(own.own().memory().rows == 50 * shape.layers * shape.kv_heads);
+}
+
+TEST_CASE("compressed piece by piece, a prompt never holds more than what is kept and a piece") {
+  owner own(presets::snapkv{.tokens = 128}, {.tokens = 256, .batch = 128, .micro_batch = 128}, {.chunked = true});
+  auto const steps = on_own_rows(own, 3000, 10, presets::snapkv{});
+  CHECK(own.own().memory().most_bytes == (128 + 128) * row_bytes * shape.layers * shape.kv_heads);
+  CHECK(own.own().memory().rows == (128 + 10) * shape.layers * shape.kv_heads);
+  CHECK(std::ranges::all_of(steps.back(), [](float x) { return std::isfinite(x); }));
+}
+
+TEST_CASE("compressed in one piece, a prompt is as it is without pieces") {
+  auto const same = [](auto const& policy) {
+    INFO(policy.name);
+    owner pieces(policy, {.tokens = 1024}, {.chunked = true});
+    owner whole(policy, {.tokens = 1024});
+    REQUIRE(identical(on_own_rows(pieces, 400, 20, policy), on_own_rows(whole, 400, 20, policy)));
+  };
+  same(presets::snapkv{.tokens = 96});
+  same(presets::adakv{.tokens = 96});
+  same(presets::tova{.tokens = 64});
+  same(presets::streaming_llm{.tokens = 64});
+  same(presets::quest{.tokens = 64});
+}
+
+TEST_CASE("endless steps with streaming_llm hold as many rows as ever") {
+  owner own(presets::streaming_llm{.tokens = 64}, {.tokens = 256});
+  own.feed(random_tokens(100));
+  for (llama_token const token : random_tokens(700, 4)) own.feed({token});
+  memory_statistics const memory = own.own().memory();
+  CHECK(memory.rows == 64 * shape.layers * shape.kv_heads);
+  CHECK(memory.bytes <= 2 * row_store::rows_of_block * row_bytes * shape.layers * shape.kv_heads);
+  CHECK(own.cells_used() == 8);
+}
+
+TEST_CASE("tails that are removed and sequences that are copied are followed, rows shared") {
+  auto const policy = presets::snapkv{.tokens = 96};
+  owner own(policy, {.tokens = 1024, .sequences = 2, .unified = true});
+  own.feed(random_tokens(400), 0, 0);
+  for (int i = 0; i < 5; ++i) own.feed(random_tokens(1, 20 + static_cast<std::uint64_t>(i)), 0, 400 + i);
+  std::int64_t const before = own.own().memory().bytes;
+  llama_memory_seq_cp(own.engine().memory(), 0, 1, -1, -1);
+  logits const copied = own.feed({7}, 1, 405);
+  CHECK(own.own().memory().bytes <= before + shape.layers * shape.kv_heads * row_store::rows_of_block * row_bytes);
+  CHECK(identical(own.feed({7}, 0, 405), copied));
+  CHECK(identical(own.feed({9}, 0, 406), own.feed({9}, 1, 406)));
+  // Back to where nothing was decoded after the prompt.
+  owner again(policy, {.tokens = 1024});
+  again.feed(random_tokens(400), 0, 0);
+  again.feed(random_tokens(1, 20), 0, 400);
+  logits const once = again.feed({11}, 0, 401);
+  again.feed({12}, 0, 402);
+  llama_memory_seq_rm(again.engine().memory(), 0, 401, -1);
+  CHECK(identical(again.feed({11}, 0, 401), once));
+  // Further back than the engine has cells.
+  llama_memory_seq_rm(own.engine().memory(), 0, 300, -1);
+  CHECK_NOTHROW(own.feed({3}, 0, 300));
+  CHECK(own.own().last_step(0).tokens == 301);
+}
+
+TEST_CASE("own rows refuse by name what they can't follow, and go on") {
+  owner own(presets::snapkv{.tokens = 96}, {.tokens = 256, .sequences = 2, .unified = true}, {.longest = 500});
+  CHECK(own.status_of(random_tokens(10), 1, 20) != 0);
+  CHECK_THROWS_WITH(own.own().check(),
+                    ContainsSubstring("token 20 of sequence 1 comes behind tokens whose rows the session does not have"));
+  own.feed(random_tokens(300), 0, 0);
+  own.feed({5}, 0, 300);
+  own.own().use(presets::knorm{.tokens = 96});
+  CHECK(own.status_of({5}, 0, 301) != 0);
+  CHECK_THROWS_WITH(own.own().check(), ContainsSubstring("dropped under another policy"));
+  llama_memory_seq_rm(own.engine().memory(), 0, -1, -1);
+  CHECK_NOTHROW(own.feed(random_tokens(100), 0, 0));
+  own.own().detach();
+  CHECK(own.status_of({5}, 0, 100) != 0);
+  CHECK_THROWS_WITH(own.own().check(), ContainsSubstring("detached"));
+  own.own().use(presets::full{});
+  CHECK_NOTHROW(own.feed({5}, 0, 100));
+  CHECK(own.status_of(random_tokens(450), 0, 101) != 0);
+  CHECK_THROWS_WITH(own.own().check(), ContainsSubstring("own rows are for 500 at most"));
+  CHECK_THROWS_AS(own.own().load({.tokens = 3}), unsupported);
+  for (session_options const& wrong :
+       {session_options{.longest = 5}, session_options{.chunked = true}, session_options{.memory = 5},
+        session_options{.prompts = false, .own_rows = true}, session_options{.lenient = true, .own_rows = true}}) {
+    CHECK_THROWS_AS(session(presets::full{}, wrong), invalid_value);
+  }
+  model_owner const model = tiny_llama(shape);
+  for (auto const& [policy, says] : {std::pair{erase<layer_table_view, simd_exec>(presets::h2o{.tokens = 64}), "looks at all"},
+                                     std::pair{erase<layer_table_view, simd_exec>(presets::snapkv{.ratio = .5}), "a share"}}) {
+    session of(policy, {.own_rows = true, .chunked = true});
+    llama_context_params params = parameters({});
+    CHECK_THROWS_WITH(of.attach(params, model.get()), ContainsSubstring(says));
+  }
+  model_owner const windows = tiny_sliding_window();
+  session of(presets::full{}, {.own_rows = true});
+  llama_context_params params = parameters({});
+  CHECK_THROWS_WITH(of.attach(params, windows.get()), ContainsSubstring("own rows need every layer"));
+}
+
+TEST_CASE("a sequence that exhausts the memory fails alone, and others go on") {
+  constexpr std::int64_t blocks = shape.layers * shape.kv_heads * 6;
+  owner own(presets::full{}, {.tokens = 1024, .sequences = 2, .unified = true},
+            {.memory = blocks * row_store::rows_of_block * row_bytes});
+  own.feed(random_tokens(100), 0, 0);
+  CHECK(own.status_of(random_tokens(400), 1, 0) != 0);
+  CHECK_THROWS_WITH(own.own().check(), ContainsSubstring("memory is exhausted"));
+  CHECK_NOTHROW(own.feed({5}, 0, 100));
+  CHECK_NOTHROW(own.feed(random_tokens(200), 1, 0));
+  CHECK(own.own().memory().rows == 301 * shape.layers * shape.kv_heads);
+  CHECK(own.own().memory().limit == blocks * row_store::rows_of_block * row_bytes);
+}
+
+}  // namespace kvpolicy::llama::testing
