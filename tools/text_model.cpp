@@ -165,7 +165,8 @@ calibration_prompts read_prompts(text_model const& model, std::vector<std::strin
 }
 
 void decode_prompt(llama_context* context, std::span<llama_token const> tokens,
-                   std::function<void(std::size_t)> const& progress, std::function<void()> const& failed) {
+                   std::function<void(std::size_t)> const& progress, std::function<void()> const& failed,
+                   decode_function const& decode) {
   std::size_t const batch = llama_n_batch(context);
   std::vector<llama_token> piece;
   for (std::size_t done = 0; done < tokens.size();) {
@@ -173,8 +174,7 @@ void decode_prompt(llama_context* context, std::span<llama_token const> tokens,
     if (done + count + 1 == tokens.size() && count > 1) --count;  // a last batch of one token would count as a decode step
     piece.assign(tokens.begin() + static_cast<std::ptrdiff_t>(done),
                  tokens.begin() + static_cast<std::ptrdiff_t>(done + count));
-    if (int const status = llama_decode(context, llama_batch_get_one(piece.data(), static_cast<std::int32_t>(count)));
-        status != 0) {
+    if (int const status = decode(context, llama_batch_get_one(piece.data(), static_cast<std::int32_t>(count))); status != 0) {
       failed();
       throw error("llama_decode failed with " + std::to_string(status) + ": " + first_error());
     }
@@ -183,8 +183,9 @@ void decode_prompt(llama_context* context, std::span<llama_token const> tokens,
   }
 }
 
-void decode_token(llama_context* context, llama_token token, std::function<void()> const& failed) {
-  if (int const status = llama_decode(context, llama_batch_get_one(&token, 1)); status != 0) {
+void decode_token(llama_context* context, llama_token token, std::function<void()> const& failed,
+                  decode_function const& decode) {
+  if (int const status = decode(context, llama_batch_get_one(&token, 1)); status != 0) {
     failed();
     throw error("llama_decode failed with " + std::to_string(status) + ": " + first_error());
   }

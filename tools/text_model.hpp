@@ -68,11 +68,15 @@ struct calibration_prompts {
 /// context is too short.
 calibration_prompts read_prompts(text_model const& model, std::vector<std::string> const& paths, bool chat, int steps);
 
-/// llama_decode in batches; `failed` is asked for the reason when it does not return 0. progress(done) after each batch.
+/// llama_decode, or a session's.
+using decode_function = std::function<std::int32_t(llama_context*, llama_batch)>;
+/// In batches; `failed` is asked for the reason when `decode` does not return 0. progress(done) after each batch.
 void decode_prompt(llama_context* context, std::span<llama_token const> tokens,
-                   std::function<void(std::size_t)> const& progress, std::function<void()> const& failed);
-/// llama_decode of one token.
-void decode_token(llama_context* context, llama_token token, std::function<void()> const& failed);
+                   std::function<void(std::size_t)> const& progress, std::function<void()> const& failed,
+                   decode_function const& decode = llama_decode);
+/// One token.
+void decode_token(llama_context* context, llama_token token, std::function<void()> const& failed,
+                  decode_function const& decode = llama_decode);
 
 /// The likeliest next token of the last decode; the smallest of equals.
 llama_token likeliest(std::span<float const> logits) noexcept;

@@ -18,7 +18,6 @@ class any_stage {
     virtual std::int64_t revision(layer_id layer) const noexcept = 0;
     virtual void truncate(std::int64_t tokens) = 0;
     virtual void cut(layer_id layer, head_range heads, std::int64_t indices) = 0;
-    virtual void drops_rows() = 0;
     virtual std::unique_ptr<model> copy() const = 0;
     virtual void prefill(View const&, layer_id, retained_tokens const&, prompt_signals const&, Exec&) = 0;
     virtual void choose(View const&, layer_id, retained_tokens const&, step_signals const&, Exec&) = 0;
@@ -33,7 +32,6 @@ class any_stage {
     std::int64_t revision(layer_id layer) const noexcept override { return at_work.revision(layer); }
     void truncate(std::int64_t tokens) override { at_work.truncate(tokens); }
     void cut(layer_id layer, head_range heads, std::int64_t indices) override { at_work.cut(layer, heads, indices); }
-    void drops_rows() override { at_work.drops_rows(); }
     std::unique_ptr<model> copy() const override { return std::make_unique<model_of>(at_work); }
     void prefill(View const& view, layer_id layer, retained_tokens const& retained, prompt_signals const& prompt,
                  Exec& exec) override {
@@ -63,7 +61,6 @@ class any_stage {
   std::int64_t revision(layer_id layer) const noexcept { return model_->revision(layer); }
   void truncate(std::int64_t tokens) { model_->truncate(tokens); }
   void cut(layer_id layer, head_range heads, std::int64_t indices) { model_->cut(layer, heads, indices); }
-  void drops_rows() { model_->drops_rows(); }
   void prefill(View const& view, layer_id layer, retained_tokens const& retained, prompt_signals const& prompt, Exec& exec) {
     model_->prefill(view, layer, retained, prompt, exec);
   }

@@ -15,7 +15,6 @@ class keep_all_stage {
   std::int64_t max_ranges() const noexcept { return 1; }
   void truncate(std::int64_t tokens) { kvpolicy::truncate(kept_, tokens); }
   void cut(layer_id, head_range, std::int64_t) noexcept {}
-  void drops_rows() noexcept {}
   template <class View, class Exec>
   void prefill(View const& view, layer_id, retained_tokens const&, prompt_signals const&, Exec&) noexcept {
     append(kept_, 0, view.tokens(), reason::open);

@@ -16,7 +16,8 @@
 namespace kvpolicy {
 
 /// Made by start(); owns the acts of its policy, and everything of them that changes: what the retain left, what the retrieve
-/// chose of that. Not thread-safe; a copy goes its own way; nothing but construction, a copy and drops_rows() allocates.
+/// chose of that. Not thread-safe; a copy goes its own way; nothing but construction and
+/// copies allocates, and prefill where tokens are gone.
 ///
 /// Every verb checks its input before it reads or writes anything: invalid_value for a shape, a layer, a number of tokens or an
 /// order that can't be, unsupported for a signal that the policy needs and was not given. A verb that throws, then or later, is
@@ -63,13 +64,16 @@ class request {
 
   /// A layer's keys of a prompt, or of a further piece of one, are written: the view's tokens from prompt.first on. For every
   /// layer, in order; each may be followed by its choose() at once. Whatever lay behind `first` is forgotten, so a shortened or
-  /// replaced tail is no special case. The retain decides among all rows of the view.
+  /// replaced tail is no special case. The retain decides among all rows of the view, or among those that are there.
   template <kv_cache_view View, executor_for<View> Exec>
   void prefill(View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
     std::int64_t const tokens = view.tokens();
     order_.check_prompt(layer, prompt.first, tokens);
     check_view(view, layer, needs(), shape_);
     check_signals(prompt, needs(), tokens, shape_);
+    if (retain_facts_.keeps_all && !prompt.there.empty()) {
+      throw unsupported("the policy keeps every token, and rows of some are gone; begin with an empty sequence");
+    }
     if (layer.value == 0) {
       truncate(prompt.first);
       order_.begin_prompt(prompt.first, tokens);
@@ -108,11 +112,6 @@ class request {
     retrieve_.observe(order_.tokens(), outcome, exec);
     order_.observed();
   }
-
-  /// Whoever holds the rows lets those go that are not retained: where a prompt goes on, the retain decides among those that
-  /// are left and the new ones. To be called once, before the first verb; allocates. Throws unsupported for retains that can't
-  /// do without what they dropped.
-  void drops_rows() { retain_.drops_rows(); }
 
   /// What the acts did since the request was started.
   void tell(listener const& listen) const {

@@ -67,15 +67,6 @@ class retain_stage {
   }
   /// Nothing is kept by the index of what is retained.
   void cut(layer_id, head_range, std::int64_t) noexcept {}
-  /// See request::drops_rows. Throws unsupported for acts that need what they dropped.
-  void drops_rows() {
-    if constexpr (!std::same_as<typename Act::pool_type, pool::none>) {
-      throw unsupported("the retain keeps summaries of rows that it drops; keep all rows, or use one without a pool");
-    }
-    std::size_t const lists = kept_.of({0}).size();
-    left_.resize(lists * static_cast<std::size_t>(shape_.max_tokens));
-    counts_.resize(lists);
-  }
 
   template <class View, class Exec>
   void prefill(View const& view, layer_id layer, retained_tokens const&, prompt_signals const& prompt, Exec& exec) {
@@ -131,7 +122,6 @@ class retain_stage {
   template <class View, class Exec>
   void decide(View const& view, layer_id layer, prompt_signals const& prompt, query_heads const& queries, Exec& exec) {
     std::int64_t const tokens = view.tokens();
-    std::int64_t const known = among_[kept_.slot(layer)];
     among_[kept_.slot(layer)] = tokens;
     chosen_at_[kept_.slot(layer)] = tokens;
     pending_[kept_.slot(layer)] = false;
@@ -139,53 +129,73 @@ class retain_stage {
     std::span const lists = kept_.of(layer);
     if (layer_id const leader = act_.layers.leader(layer); leader != layer) {
       std::ranges::copy(kept_.of(leader), lists.begin());
+      expect_there(lists, prompt.there);
       return;
     }
     if (act_.layers.dense(layer)) {
-      for (range_list& list : lists) list.clear(), append(list, 0, tokens, reason::open);
+      range_list const all{{0, static_cast<std::int32_t>(tokens), reason::open}};
+      for (range_list& list : lists) list = all;
+      expect_there(lists, prompt.there);
       return;
     }
-    if (left_.empty() || known <= 0) return decide_among(view, layer, {0, shape_.kv_heads}, {}, prompt, queries, exec);
-    list_left(lists, known, tokens);
-    retained_tokens const left{left_.data(), shape_.max_tokens, counts_};
-    if (std::ranges::all_of(counts_, [&](std::int64_t count) { return count == tokens; })) {
-      return decide_among(view, layer, {0, shape_.kv_heads}, {}, prompt, queries, exec);
-    }
-    if (contains(facts_of(act_).needs, signals::rotation) || decltype(memory_)::hears_prompts) {
+    if (prompt.there.empty()) return decide_among(view, layer, {0, shape_.kv_heads}, {}, prompt, queries, exec);
+    if (contains(facts_of(act_).needs, signals::rotation) || decltype(memory_)::hears_prompts ||
+        !std::same_as<typename Act::pool_type, pool::none>) {
       throw unsupported(
-          "the policy would look at all tokens of the sequence when a prompt goes on, and rows that it dropped are gone; end "
-          "the "
-          "sequence, or keep all rows");
+          "the policy looks at every token of the sequence when a prompt goes on, and rows of some are gone; begin with an "
+          "empty "
+          "sequence");
     }
+    list_there(prompt.there, lists.size());
+    retained_tokens const there{there_.data(), shape_.max_tokens, counts_};
     bool const alike = std::ranges::adjacent_find(counts_, std::ranges::not_equal_to{}) == counts_.end();
     for (std::int64_t h = 0; h < (alike ? 1 : shape_.kv_heads); ++h) {
       bool const lists_differ = alike && counts_.size() > 1;
-      indexed_view<View> const among{view, counts_[left.list(h)], left.of(h), lists_differ ? left.stride : 0};
-      decide_among(among, layer, alike ? head_range{0, shape_.kv_heads} : head_range{h, 1}, left, prompt, queries, exec);
+      indexed_view<View> const among{view, counts_[there.list(h)], there.of(h), lists_differ ? there.stride : 0};
+      decide_among(among, layer, alike ? head_range{0, shape_.kv_heads} : head_range{h, 1}, there, prompt, queries, exec);
     }
   }
 
-  /// The tokens of each list, and those that came behind the first `known` ones.
-  void list_left(std::span<range_list const> lists, std::int64_t known, std::int64_t tokens) noexcept {
-    for (std::size_t l = 0; l < lists.size(); ++l) {
-      std::int32_t* const first = left_.data() + static_cast<std::int64_t>(l) * shape_.max_tokens;
+  /// Throws unsupported where a layer does not choose, and what it should keep is gone.
+  static void expect_there(std::span<range_list const> lists, std::span<range_list const> there) {
+    for (std::size_t l = 0; l < lists.size() && !there.empty(); ++l) {
+      std::span const has(there[there.size() == 1 ? 0 : l]);
+      for (token_range const& wanted : lists[l]) {
+        std::int32_t end = wanted.begin;  // of what is there from its beginning on
+        for (token_range const& range : has) end = range.begin <= end ? std::max(end, range.end) : end;
+        if (end >= wanted.end) continue;
+        throw unsupported("tokens from " + std::to_string(end) +
+                          " on are gone in a layer that keeps them under this policy; begin with an empty sequence");
+      }
+    }
+  }
+
+  /// Of a layer, for as many lists as the act makes.
+  void list_there(std::span<range_list const> there, std::size_t lists) {
+    if (there.size() > lists && !std::ranges::all_of(there, [&](range_list const& list) { return list == there.front(); })) {
+      throw unsupported(
+          "heads have other tokens each, and the policy keeps the same ones in all; begin with an empty sequence");
+    }
+    counts_.resize(lists);
+    there_.resize(lists * static_cast<std::size_t>(shape_.max_tokens));
+    for (std::size_t l = 0; l < lists; ++l) {
+      std::int32_t* const first = there_.data() + static_cast<std::int64_t>(l) * shape_.max_tokens;
       std::int32_t* to = first;
-      each_token(lists[l], [&](std::int32_t t) { *to++ = t; });
-      for (std::int64_t t = known; t < tokens; ++t) *to++ = static_cast<std::int32_t>(t);
+      each_token(there[there.size() == 1 ? 0 : l], [&](std::int32_t t) { *to++ = t; });
       counts_[l] = to - first;
     }
   }
 
-  /// Decides for these heads among the tokens of a view, which are those that are left, or all.
+  /// Decides for these heads among the tokens of a view, which are those that are there, or all.
   template <class Among, class Exec>
-  void decide_among(Among const& among, layer_id layer, head_range heads, retained_tokens const& left,
+  void decide_among(Among const& among, layer_id layer, head_range heads, retained_tokens const& there,
                     prompt_signals const& prompt, query_heads const& queries, Exec& exec) {
     std::int64_t const tokens = among.tokens();
     std::span lists = kept_.of(layer);
     if (lists.size() > 1) lists = lists.subspan(static_cast<std::size_t>(heads.first), static_cast<std::size_t>(heads.count));
     auto const add = [&](std::size_t list, std::int64_t begin, std::int64_t end, reason why) {
-      if (left.all()) return append(lists[list], begin, end, why);
-      std::int32_t const* const ids = left.of(heads.first + static_cast<std::int64_t>(list));
+      if (there.all()) return append(lists[list], begin, end, why);
+      std::int32_t const* const ids = there.of(heads.first + static_cast<std::int64_t>(list));
       for (std::int64_t i = begin; i < end; ++i) append(lists[list], ids[i], ids[i] + 1, why);
     };
     for (range_list& list : lists) list.clear();
@@ -281,7 +291,7 @@ class retain_stage {
   std::int64_t room_ = 0;
   std::vector<float> scores_;
   std::vector<std::int32_t> chosen_;
-  std::vector<std::int32_t> left_;    ///< `[lists, max_tokens]`, where what is dropped is gone: tokens of one layer
+  std::vector<std::int32_t> there_;   ///< `[lists, max_tokens]`, where tokens are gone: those of one layer
   std::vector<std::int64_t> counts_;  ///< `[lists]`
 };
 

@@ -52,8 +52,6 @@ class retrieve_stage {
     if (tokens > 0) return;
     for (choice& c : choices_of(layer)) c.decided = false;
   }
-  /// It reads what is retained, and nothing else.
-  void drops_rows() noexcept {}
   void truncate(std::int64_t tokens) {
     trigger_.restart();
     memory_.truncate(tokens);

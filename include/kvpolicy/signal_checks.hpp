@@ -53,6 +53,15 @@ inline void check_signals(prompt_signals const& given, signals needs, std::int64
     KVPOLICY_EXPECTS(q.tokens <= tokens, "prompt_signals::queries are of " + std::to_string(q.tokens) +
                                              " tokens; the prompt has " + std::to_string(tokens));
   }
+  std::size_t const heads = given.there.size();
+  KVPOLICY_EXPECTS(heads <= 1 || heads == static_cast<std::size_t>(shape.kv_heads),
+                   "prompt_signals::there has " + std::to_string(heads) + " lists; one for all heads, or " +
+                       std::to_string(shape.kv_heads) + ", can be");
+  for (range_list const& list : given.there) {
+    KVPOLICY_EXPECTS(
+        !list.empty() && list.front().begin >= 0 && list.back().end <= tokens,
+        "prompt_signals::there has a list that is empty, or names tokens behind the view's " + std::to_string(tokens));
+  }
   if (contains(needs, signals::rotation)) {
     rotation const& r = given.rope;
     if (r.inverse_frequency == nullptr) missing("the keys' rotary embedding", "prompt_signals::rope");

@@ -4,7 +4,7 @@
 #include <optional>
 #include <span>
 
-#include "kvpolicy/types.hpp"
+#include "kvpolicy/selection.hpp"
 
 namespace kvpolicy {
 
@@ -41,6 +41,9 @@ struct prompt_signals {
   query_window queries{};                     ///< the last queries, where the policy needs them
   rotation rope{};                            ///< the keys' rotary embedding, where the policy needs it
   std::span<std::int32_t const> token_ids{};  ///< `[tokens - first]`, where the policy needs them
+  /// Where rows that were dropped are gone: the tokens of this layer that are there, new ones included; a list for each KV
+  /// head, or one for all. Empty: all of the view's.
+  std::span<range_list const> there{};
 };
 
 /// What choose is told of a step.

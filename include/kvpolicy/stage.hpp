@@ -13,7 +13,7 @@ namespace kvpolicy {
 /// What a request asks of its retain and of its retrieve; each owns its act.
 /// Requires: `lists(layer)`, what is kept of a layer; `max_ranges()`, the most ranges of a list; `revision(layer)`, another
 /// number whenever tokens of those lists were dropped; `truncate(tokens)`: those behind are gone, and triggers begin afresh;
-/// `cut(layer, heads, indices)`, the same of what is retained, by index; `drops_rows()`, see request::drops_rows; `prefill`, `choose` and `observe`, as the verbs, with
+/// `cut(layer, heads, indices)`, the same of what is retained, by index; `prefill`, `choose` and `observe`, as the verbs, with
 /// what is retained where the stage is a retrieve; `tell(listener)`, what it did since it was started.
 /// Semantics: input was checked; layers come in order. Model: retain_stage, retrieve_stage, keep_all_stage, any_stage. Not a
 /// model: an act (it is not started).
@@ -26,7 +26,6 @@ concept stage = requires(S& s, S const& c, View const& view, layer_id layer, hea
   { c.revision(layer) } -> std::same_as<std::int64_t>;
   s.truncate(n);
   s.cut(layer, heads, n);
-  s.drops_rows();
   s.prefill(view, layer, retained, prompt, exec);
   s.choose(view, layer, retained, step, exec);
   s.observe(n, outcome, exec);

@@ -49,7 +49,8 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
     shape.max_tokens = options_.longest != 0 ? options_.longest : trained_;
   }
   kvpolicy::check(policy_, shape);
-  check_own_rows(policy_);
+  if (options_.between_pieces) kvpolicy::check(*options_.between_pieces, shape);
+  check_pieces(policy_);
   if (options_.prompt_policy) kvpolicy::check(*options_.prompt_policy, shape);
 
   layers_ = std::move(found);
@@ -88,7 +89,7 @@ void session::engine::detach() noexcept {
 
 void session::engine::use(host_policy policy) {
   if (shape_.max_tokens != 0) kvpolicy::check(policy, shape_);
-  check_own_rows(policy);
+  check_pieces(policy);
   for (auto const& s : sequences_) {
     if (s) s->use(policy);
   }
@@ -99,7 +100,7 @@ void session::engine::use(host_policy policy) {
 }
 
 void session::engine::use(host_policy policy, llama_seq_id of) {
-  check_own_rows(policy);
+  check_pieces(policy);
   sequence_of(of).use(std::move(policy));
   attached_ = true;
   detached_ = false;

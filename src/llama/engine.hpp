@@ -86,7 +86,7 @@ class session::engine {
   void see_terms(ggml_tensor const* node, layer_hook& hook);
   void see_length(std::int64_t tokens);
   void check_own_rows() const;
-  void check_own_rows(host_policy const& policy) const;
+  void check_pieces(host_policy const& policy) const;
   void give_back(llama_context* context, llama_batch const& of);
   std::unique_ptr<block_arena> make_arena(cache_shape const& shape) const;
   /// Which of the served layers' cached keys it is a view of.

@@ -10,34 +10,37 @@ namespace kvpolicy::llama {
 /// Whether the options fit together.
 void session::engine::check_own_rows() const {
   if (!options_.own_rows) {
-    KVPOLICY_EXPECTS(options_.longest == 0 && options_.memory == 0 && !options_.chunked,
-                     "longest, memory and chunked are of own rows: set session_options::own_rows");
+    KVPOLICY_EXPECTS(options_.longest == 0 && options_.memory == 0 && !options_.between_pieces,
+                     "longest, memory and between_pieces are of own rows: set session_options::own_rows");
     return;
   }
   KVPOLICY_EXPECTS(options_.prompts, "own rows are not the engine's to attend to: leave session_options::prompts true");
   KVPOLICY_EXPECTS(options_.rows == nullptr, "rows are the session's own or a tier's; leave one of own_rows and rows out");
   KVPOLICY_EXPECTS(!options_.lenient, "with own rows nothing can be left to the engine: leave session_options::lenient false");
-  KVPOLICY_EXPECTS(!options_.chunked || !options_.prompt_policy,
-                   "a prompt that is compressed piece by piece has no pages to choose from; leave one of chunked and "
+  KVPOLICY_EXPECTS(!options_.between_pieces || !options_.prompt_policy,
+                   "a prompt that is dropped piece by piece has no pages to choose from; leave one of between_pieces and "
                    "prompt_policy out");
   KVPOLICY_EXPECTS(options_.longest >= 0 && options_.memory >= 0, "longest is " + std::to_string(options_.longest) +
                                                                       " tokens, memory " + std::to_string(options_.memory) +
                                                                       " bytes; neither can be negative");
 }
 
-/// What can't be done where dropped rows are gone.
-void session::engine::check_own_rows(host_policy const& policy) const {
-  if (!options_.own_rows) return;
-  act_facts const retain = facts_of(policy.retain);
-  if (!options_.chunked || retain.keeps_all) return;
-  if (retain.observation_queries == all_queries || contains(retain.needs, signals::rotation)) {
-    throw unsupported("the policy looks at all of a prompt, which chunked does not keep; leave session_options::chunked false");
+/// What can't be done where a prompt's rows are gone before it ends.
+void session::engine::check_pieces(host_policy const& policy) const {
+  if (!options_.between_pieces) return;
+  auto const refuse_if = [](bool refused, char const* what) {
+    if (refused) throw unsupported(what);
+  };
+  act_facts const pieces = facts_of(options_.between_pieces->retain);
+  refuse_if(pieces.keeps_all, "between_pieces is a policy that retains all; give it one that drops");
+  refuse_if(pieces.relative,
+            "between_pieces keeps a share of a prompt, whose length is not known while it comes in pieces; give it tokens");
+  for (act_facts const& retain : {pieces, facts_of(policy.retain)}) {
+    refuse_if(retain.observation_queries == all_queries || contains(retain.needs, signals::rotation),
+              "the policy looks at every token of a prompt, and between_pieces drops some before it ends; leave it out");
   }
-  if (retain.relative) {
-    throw unsupported(
-        "the policy keeps a share of a prompt, whose length is not known while it comes in pieces; give it tokens, "
-        "or leave session_options::chunked false");
-  }
+  refuse_if(facts_of(policy.retain).keeps_all,
+            "the policy keeps every token of a prompt, and between_pieces drops some; leave it out, or put a retain before it");
 }
 
 /// Own rows have no cells to run out of.

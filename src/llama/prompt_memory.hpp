@@ -26,6 +26,8 @@ class prompt_memory {
   std::span<std::int32_t const> ids_of(std::int64_t first, std::int64_t end) const noexcept;
 
   bool keeps_queries() const noexcept { return room_ > 0; }
+  /// Queries of a layer that are kept, at most.
+  std::int64_t room() const noexcept { return room_; }
   void forget(std::int64_t tokens) noexcept;
 
   /// Of the first `until` tokens.

@@ -25,8 +25,8 @@ sequence::sequence(llama_seq_id id, host_policy policy, session_options const& o
 void sequence::begin(cache_shape const& shape, element_type values, block_arena* arena) {
   request_.emplace(start(policy_, shape));
   if (arena != nullptr) {
-    request_->drops_rows();
     store_.emplace(*arena, shape, values);
+    if (options_.between_pieces) pieces_.emplace(start(*options_.between_pieces, shape));
   }
   there_.resize(static_cast<std::size_t>(shape.kv_heads));
   if (options_.rows != nullptr) {
@@ -47,8 +47,6 @@ void sequence::begin(cache_shape const& shape, element_type values, block_arena*
 
 void sequence::use(host_policy policy) {
   if (shape_.max_tokens != 0) request_.emplace(start(policy, shape_));
-  if (store_) request_->drops_rows();
-  stale_ = store_ && !store_->whole();
   policy_ = std::move(policy);
   facts_ = facts_of(policy_);
   make_room();
@@ -82,7 +80,9 @@ saved_prompt sequence::save() const {
 
 /// For the queries that the policy wants, or that later ones may.
 void sequence::make_room() {
-  if (shape_.max_tokens != 0) prompt_.reserve(shape_, std::max(options_.observation_queries, facts_.observation_queries));
+  std::int64_t const of_pieces = options_.between_pieces ? observation_queries(*options_.between_pieces) : 0;
+  if (shape_.max_tokens != 0)
+    prompt_.reserve(shape_, std::max({options_.observation_queries, facts_.observation_queries, of_pieces}));
 }
 
 /// What was learnt of all tokens; which they are stays known.
@@ -118,12 +118,7 @@ void sequence::follow(seen_cells const& now, std::span<std::unique_ptr<sequence>
 
 /// With own rows, a token comes behind as many as its position says; the few that the engine still has tell whose they are.
 void sequence::follow_staged(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others) {
-  if (now.position == 0) stale_ = false;
   if (cells_.continues(now)) {
-    if (stale_) {
-      throw unsupported("rows of sequence " + std::to_string(id_) +
-                        " were dropped under another policy; a new one begins with an empty sequence");
-    }
     cells_.cut(now.position, now.stream);
     store_->truncate(now.position);
     return forget(now.position);
@@ -143,16 +138,10 @@ void sequence::follow_staged(seen_cells const& now, std::span<std::unique_ptr<se
 
 /// A copy of a sequence, rows shared; with the same policy, what that knows too.
 void sequence::take_over(sequence const& other, std::int64_t tokens, std::int64_t stream) {
-  bool const alike = policy_.retain == other.policy_.retain && policy_.retrieve == other.policy_.retrieve && !other.stale_;
-  if (!alike && !other.store_->whole()) {
-    throw unsupported("sequence " + std::to_string(id_) + " is a copy of " + std::to_string(other.id_) +
-                      ", whose rows another policy dropped; use() the same one, or prompt it anew");
-  }
   *store_ = other.store_->fork(tokens);
   cells_.take_over(other.cells_, tokens, stream);
   prompt_.load(other.prompt_.save(tokens));
-  stale_ = false;
-  if (!alike) return forget_all();
+  if (policy_.retain != other.policy_.retain || policy_.retrieve != other.policy_.retrieve) return forget_all();
   request_ = other.request_;
   due_from_ = other.due_from_;
   prefill_due_ = other.prefill_due_;
@@ -166,10 +155,11 @@ void sequence::take_rows(layer_id layer) {
   store_->append(layer, keys_[at], values_[at]);
 }
 
-/// Of the first tokens, all but those that the policy retains.
-void sequence::drop_rows(std::int64_t tokens) {
-  for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
-    store_->retain(layer, request_->retained(layer), tokens);
+/// Of the first tokens, those that a policy does not retain. Behind them are those whose queries are kept: who scores by these
+/// takes the last rows for theirs.
+void sequence::drop_rows(host_request const& by, std::int64_t tokens) {
+  for (layer_id layer{0}; layer.value < shape_.layers && tokens > 0; ++layer.value) {
+    store_->retain(layer, by.retained(layer), tokens);
   }
 }
 
@@ -313,16 +303,16 @@ void sequence::attend_prompt(layer_id layer, node_queries const& q, float* out, 
   });
 }
 
-/// With own rows that are compressed piece by piece, the policy decides now; all layers, so that a graph that fails in the
-/// middle has changed nothing.
+/// What drops rows between pieces decides now, for all layers: a graph that fails in the middle has dropped nothing.
 void sequence::end_prompt(float scale, simd_exec& exec) {
-  if (store_ && options_.chunked) {
+  if (pieces_) {
     for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
-      request_->prefill(view_of(tokens()), layer, prompt_of(layer, tokens(), scale), exec);
+      prompt_signals told = prompt_of(layer, tokens(), scale);
+      told.first = 0;  // it has seen no steps, and needs no more than what is there
+      told.token_ids = {};
+      pieces_->prefill(view_of(tokens()), layer, told, exec);
     }
-    std::ranges::fill(prefill_due_, 0);
-    due_from_ = nothing_due;
-    drop_rows(tokens());
+    drop_rows(*pieces_, tokens() - prompt_.room());
   }
   cells_.seal();
 }
@@ -348,7 +338,7 @@ void sequence::end_step() {
   cells_.seal();
   bool const decided = due_from_ != nothing_due;
   due_from_ = nothing_due;
-  if (store_ && (decided || facts_.evicts)) drop_rows(tokens());
+  if (store_ && (decided || facts_.evicts)) drop_rows(*request_, tokens());
   ++steps_;
 }
 
@@ -359,12 +349,13 @@ void sequence::observe(std::span<float const> logits, simd_exec& exec) {
 }
 
 /// What prefill is told of the prompt that ends before token `tokens`. Throws unsupported where it is not known.
-prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float scale) const {
+prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float scale) {
   signals const needs = facts_.needs;
   prompt_signals prompt{.first = due_from_,
                         .queries = prompt_.window_of(layer.value, tokens, scale),
                         .rope = rope_.embedding(),
                         .token_ids = prompt_.ids_of(due_from_, tokens)};
+  if (store_ && !store_->whole()) prompt.there = there(layer, tokens).lists();
   if (contains(needs, signals::token_ids) && std::ssize(prompt.token_ids) != tokens - due_from_) {
     throw unsupported(
         "the policy needs the prompt's token ids, and they were not observed: decode it as tokens, not embeddings, "

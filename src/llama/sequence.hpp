@@ -92,7 +92,7 @@ class sequence {
   void follow_staged(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others);
   void take_over(sequence const& other, std::int64_t tokens, std::int64_t stream);
   void take_rows(layer_id layer);
-  void drop_rows(std::int64_t tokens);
+  void drop_rows(host_request const& by, std::int64_t tokens);
   template <class There>
   void attend_prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec, There there) const;
   selection there(layer_id layer, std::int64_t tokens);
@@ -105,7 +105,7 @@ class sequence {
   template <class Block>
   void each_block(std::int64_t most, Block block) const;
   void end_step();
-  prompt_signals prompt_of(layer_id layer, std::int64_t tokens, float scale) const;
+  prompt_signals prompt_of(layer_id layer, std::int64_t tokens, float scale);
   layer_table_view view_of(std::int64_t tokens) const noexcept {
     if (store_) return store_->view(tokens);
     return {.cache = shape_, .count = tokens, .key_rows = keys_.data(), .value_rows = values_.data()};
@@ -122,9 +122,9 @@ class sequence {
   sequence_cells cells_;
   std::vector<rows> keys_;  ///< `[layers]`, of this sequence's tokens; with own rows, of those that the graph writes
   std::vector<rows> values_;
-  std::optional<row_store> store_;  ///< own rows
-  bool stale_ = false;              ///< rows were dropped, by another policy
-  std::vector<range_list> there_;   ///< `[kv_heads]`, scratch
+  std::optional<row_store> store_;      ///< own rows
+  std::optional<host_request> pieces_;  ///< what drops rows between a prompt's pieces
+  std::vector<range_list> there_;       ///< `[kv_heads]`, scratch
 
   std::int64_t due_from_ = 0;                ///< first token of the prompt that the policy has not seen
   std::vector<char> prefill_due_;            ///< `[layers]`

@@ -20,6 +20,11 @@ using Catch::Matchers::ContainsSubstring;
 constexpr tiny_shape shape{};
 constexpr std::int64_t row_bytes = 2 * shape.head_dim * 2;
 
+template <class Policy>
+host_policy erased(Policy const& policy) {
+  return erase<layer_table_view, simd_exec>(policy);
+}
+
 /// A context with a session that has its own rows, fed by session::decode.
 class owner {
  public:
@@ -152,7 +157,8 @@ TEST_CASE("what a policy drops is gone, and the store's own count says so") {
 }
 
 TEST_CASE("compressed piece by piece, a prompt never holds more than what is kept and a piece") {
-  owner own(presets::snapkv{.tokens = 128}, {.tokens = 256, .batch = 128, .micro_batch = 128}, {.chunked = true});
+  owner own(presets::snapkv{.tokens = 128}, {.tokens = 256, .batch = 128, .micro_batch = 128},
+            {.between_pieces = erased(presets::snapkv{.tokens = 128})});
   auto const steps = on_own_rows(own, 3000, 10, presets::snapkv{});
   CHECK(own.own().memory().most_bytes == (128 + 128) * row_bytes * shape.layers * shape.kv_heads);
   CHECK(own.own().memory().rows == (128 + 10) * shape.layers * shape.kv_heads);
@@ -162,15 +168,13 @@ TEST_CASE("compressed piece by piece, a prompt never holds more than what is kep
 TEST_CASE("compressed in one piece, a prompt is as it is without pieces") {
   auto const same = [](auto const& policy) {
     INFO(policy.name);
-    owner pieces(policy, {.tokens = 1024}, {.chunked = true});
+    owner pieces(policy, {.tokens = 1024}, {.between_pieces = erased(policy)});
     owner whole(policy, {.tokens = 1024});
     REQUIRE(identical(on_own_rows(pieces, 400, 20, policy), on_own_rows(whole, 400, 20, policy)));
   };
   same(presets::snapkv{.tokens = 96});
-  same(presets::adakv{.tokens = 96});
   same(presets::tova{.tokens = 64});
   same(presets::streaming_llm{.tokens = 64});
-  same(presets::quest{.tokens = 64});
 }
 
 TEST_CASE("endless steps with streaming_llm hold as many rows as ever") {
@@ -215,9 +219,12 @@ TEST_CASE("own rows refuse by name what they can't follow, and go on") {
                     ContainsSubstring("token 20 of sequence 1 comes behind tokens whose rows the session does not have"));
   own.feed(random_tokens(300), 0, 0);
   own.feed({5}, 0, 300);
-  own.own().use(presets::knorm{.tokens = 96});
-  CHECK(own.status_of({5}, 0, 301) != 0);
-  CHECK_THROWS_WITH(own.own().check(), ContainsSubstring("dropped under another policy"));
+  own.own().use(presets::knorm{.tokens = 48});  // among what the other left
+  CHECK_NOTHROW(own.feed({5}, 0, 301));
+  CHECK(own.own().memory().rows == 49 * shape.layers * shape.kv_heads);
+  own.own().use(presets::quest{.tokens = 96});
+  CHECK(own.status_of({5}, 0, 302) != 0);
+  CHECK_THROWS_WITH(own.own().check(), ContainsSubstring("keeps every token, and rows of some are gone"));
   llama_memory_seq_rm(own.engine().memory(), 0, -1, -1);
   CHECK_NOTHROW(own.feed(random_tokens(100), 0, 0));
   own.own().detach();
@@ -229,14 +236,18 @@ TEST_CASE("own rows refuse by name what they can't follow, and go on") {
   CHECK_THROWS_WITH(own.own().check(), ContainsSubstring("own rows are for 500 at most"));
   CHECK_THROWS_AS(own.own().load({.tokens = 3}), unsupported);
   for (session_options const& wrong :
-       {session_options{.longest = 5}, session_options{.chunked = true}, session_options{.memory = 5},
-        session_options{.prompts = false, .own_rows = true}, session_options{.lenient = true, .own_rows = true}}) {
+       {session_options{.longest = 5}, session_options{.between_pieces = erased(presets::snapkv{})},
+        session_options{.memory = 5}, session_options{.prompts = false, .own_rows = true},
+        session_options{.lenient = true, .own_rows = true}}) {
     CHECK_THROWS_AS(session(presets::full{}, wrong), invalid_value);
   }
   model_owner const model = tiny_llama(shape);
-  for (auto const& [policy, says] : {std::pair{erase<layer_table_view, simd_exec>(presets::h2o{.tokens = 64}), "looks at all"},
-                                     std::pair{erase<layer_table_view, simd_exec>(presets::snapkv{.ratio = .5}), "a share"}}) {
-    session of(policy, {.own_rows = true, .chunked = true});
+  for (auto const& [policy, pieces, says] :
+       {std::tuple{erased(presets::h2o{.tokens = 64}), erased(presets::snapkv{.tokens = 96}), "looks at every token"},
+        std::tuple{erased(presets::snapkv{.tokens = 96}), erased(presets::snapkv{.ratio = .5}), "a share"},
+        std::tuple{erased(presets::quest{.tokens = 96}), erased(presets::snapkv{.tokens = 96}), "keeps every token"},
+        std::tuple{erased(presets::snapkv{.tokens = 96}), erased(presets::quest{.tokens = 96}), "retains all"}}) {
+    session of(policy, {.own_rows = true, .between_pieces = pieces});
     llama_context_params params = parameters({});
     CHECK_THROWS_WITH(of.attach(params, model.get()), ContainsSubstring(says));
   }

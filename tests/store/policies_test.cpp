@@ -31,16 +31,16 @@ class pair_of_requests {
         told_(shape, random_),
         evicts_(facts_of(policy).evicts),
         dense_(start(policy, shape)),
-        owned_(start(policy, shape)) {
-    dense_.drops_rows();
-    owned_.drops_rows();
-  }
+        owned_(start(policy, shape)) {}
 
   /// False where both refuse: the policy looks back at what was dropped.
   bool prompt(std::int64_t first, std::int64_t tokens) {
+    bool const whole = first == 0;
     store_.truncate(first);
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       append(l, tokens);
+      there_.resize(whole ? 0 : static_cast<std::size_t>(shape.kv_heads));
+      for (std::size_t h = 0; h < there_.size(); ++h) store_.list({l}, static_cast<std::int64_t>(h), tokens, there_[h]);
       bool const served = prefills(dense_, cache_.view(tokens), l, first);
       REQUIRE(served == prefills(owned_, store_.view(tokens), l, first));
       if (!served) return false;
@@ -86,7 +86,9 @@ class pair_of_requests {
   template <class View>
   bool prefills(request_type& request, View const& view, std::int64_t layer, std::int64_t first) {
     try {
-      request.prefill(view, {layer}, told_.prompt(first, view.tokens()), exec_);
+      prompt_signals told = told_.prompt(first, view.tokens());
+      told.there = there_;
+      request.prefill(view, {layer}, told, exec_);
       return true;
     } catch (unsupported const&) {
       return false;
@@ -111,6 +113,7 @@ class pair_of_requests {
   simd_exec exec_{shape};
   block_arena arena_{row_store::block_bytes(shape), 1000};
   row_store store_{arena_, shape};
+  std::vector<range_list> there_;  ///< of the layer that is prefilled
   request_type dense_;
   request_type owned_;
 };
@@ -132,9 +135,10 @@ void check_on_store(Policy const& policy) {
     REQUIRE(both.prompt(0, 50));
     both.step(51);
   }
-  // Whose scores are of all tokens that there ever were.
+  // Those whose scores are of all tokens that there ever were, and those that keep all, which have all.
   std::string const name = Policy::name;
-  REQUIRE(goes_on == (name != "h2o" && name != "expected_attention"));
+  bool const keeps_all = facts_of(parts_of(policy).retain).keeps_all;
+  REQUIRE(goes_on == (name != "h2o" && name != "expected_attention" && !keeps_all));
 }
 
 TEST_CASE("every preset chooses and attends on a row store as it does on a cache that keeps all", "[store]") {

@@ -4,10 +4,12 @@
 #include <kvpolicy/text/prompt_policy.hpp>
 
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <iostream>
 #include <optional>
 
@@ -34,6 +36,26 @@ std::int64_t peak_memory_bytes() {
   getrusage(RUSAGE_SELF, &used);
   return std::int64_t{used.ru_maxrss} * 1024;
 }
+std::int64_t memory_bytes() {
+  std::ifstream status("/proc/self/statm");
+  std::int64_t pages = 0;
+  status >> pages >> pages;
+  return pages * sysconf(_SC_PAGESIZE);
+}
+
+/// Over a request: after each batch of the prompt and each step.
+class memory_over_time {
+ public:
+  void see(llama::session const& session) {
+    made_.push_back(
+        {{"ms", milliseconds_since(begun_)}, {"process_bytes", memory_bytes()}, {"rows_bytes", session.memory().bytes}});
+  }
+  nlohmann::ordered_json const& result() const noexcept { return made_; }
+
+ private:
+  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
+  nlohmann::ordered_json made_ = nlohmann::ordered_json::array();
+};
 
 }  // namespace
 
@@ -57,6 +79,13 @@ std::int64_t context_tokens(text_model const& model, run_options const& options,
   auto const needed = static_cast<std::int64_t>(longest_prompt) + options.predict;
   std::string const what = "the prompt has " + std::to_string(longest_prompt) + " tokens; with " +
                            std::to_string(options.predict) + " to predict it needs " + std::to_string(needed) + ", ";
+  if (options.own_rows) {
+    if (needed > model.trained_context()) {
+      std::cerr << "kvpolicy-run: " << what << "the model was trained for " << model.trained_context()
+                << "; its answers will suffer\n";
+    }
+    return options.context != 0 ? options.context : 1024;
+  }
   if (needed > model.trained_context()) {
     throw invalid_value(what + "the model's context has " + std::to_string(model.trained_context()) + "; shorten one of them");
   }
@@ -91,6 +120,12 @@ nlohmann::ordered_json prompt_json(std::optional<prompt_pages> const& policy, ll
   return made;
 }
 
+/// Null where rows are the engine's.
+nlohmann::ordered_json memory_json(llama::memory_statistics const& of) {
+  if (of.limit == 0) return nullptr;
+  return {{"rows", of.rows}, {"bytes", of.bytes}, {"most_bytes", of.most_bytes}, {"limit_bytes", of.limit}};
+}
+
 void generate(run_options const& options) {
   text_model const model(options.model, {cache_type_of(options.key_type), cache_type_of(options.value_type)});
   named_host_policy const chosen = options.known.parse(options.policies.front().text, model.facts());
@@ -116,6 +151,13 @@ void generate(run_options const& options) {
   std::int64_t const context_size = context_tokens(model, options, prompt.size());
   std::optional<tier::any_tier> row_tier = make_tier(options.tier, model.cache(context_size));
   if (row_tier) session_options.rows = &*row_tier;
+  session_options.own_rows = options.own_rows;
+  if (!options.between_pieces.empty()) {
+    session_options.between_pieces = options.known.parse(options.between_pieces, model.facts()).policy;
+  }
+  session_options.memory = options.memory;
+  if (options.own_rows)
+    session_options.longest = (static_cast<std::int64_t>(prompt.size()) + options.predict + 255) / 256 * 256;
   session_options.resident = {.slots = options.tier_slots, .wait = !options.tier_async};
   auto session = std::make_unique<llama::session>(chosen.policy, session_options);
   llama_context_params params = model.parameters(context_size, options.threads, true);
@@ -123,11 +165,14 @@ void generate(run_options const& options) {
   context_ptr const context = model.context(params);
   auto const failed = [&] { session->check(); };
 
+  decode_function const decode = [&](llama_context* with, llama_batch batch) { return session->decode(with, batch); };
+  memory_over_time memory;
+  memory.see(*session);
   auto const begun = std::chrono::steady_clock::now();
   {
     progress_bar bar("prompt", prompt.size());
-    decode_prompt(
-        context.get(), prompt, [&](std::size_t done) { bar.show(done); }, failed);
+    auto const done = [&](std::size_t tokens) { bar.show(tokens), memory.see(*session); };
+    decode_prompt(context.get(), prompt, done, failed, decode);
   }
   double const first_token_ms = milliseconds_since(begun);
   nlohmann::ordered_json steps = nlohmann::ordered_json::array();
@@ -142,9 +187,10 @@ void generate(run_options const& options) {
     if (i + 1 == options.predict) break;
     watching_ms = 0;
     auto const start = std::chrono::steady_clock::now();
-    decode_token(context.get(), token, failed);
+    decode_token(context.get(), token, failed, decode);
     double const ms = milliseconds_since(start) - watching_ms;
     llama::step_statistics const& step = session->last_step();
+    memory.see(*session);
     steps.push_back({{"tokens", step.tokens},
                      {"tokens_read", step.tokens_read},
                      {"ms", ms},
@@ -162,6 +208,8 @@ void generate(run_options const& options) {
                                              {"first_token_ms", first_token_ms},
                                              {"prompt", prompt_json(options.prompt_policy, session->prompts())},
                                              {"peak_memory_bytes", peak_memory_bytes()},
+                                             {"rows", memory_json(session->memory())},
+                                             {"memory", memory.result()},
                                              {"answer", answer},
                                              {"tier", tier_json(options.tier, session->tier_statistics())},
                                              {"at_work", at_work},

@@ -44,6 +44,16 @@ void declare(CLI::App& app, arguments& a) {
   app.add_option("--cache-type-k", a.options.key_type, "what keys are stored as: f16, bf16, f32, q8_0, q4_0, ...")
       ->capture_default_str();
   app.add_option("--cache-type-v", a.options.value_type, "what values are stored as")->capture_default_str();
+  auto* const own = app.add_flag("--own-rows", a.options.own_rows,
+                                 "the session holds the rows: what a policy drops is freed, and --ctx bounds no prompt");
+  app.add_option("--between-pieces", a.options.between_pieces,
+                 "with --own-rows, NAME[:key=value,...] of the policy that drops rows after each piece of the prompt")
+      ->needs(own);
+  app.add_option_function<std::int64_t>(
+         "--memory", [&a](std::int64_t megabytes) { a.options.memory = megabytes << 20; },
+         "with --own-rows, MiB of rows at most")
+      ->check(between(1, 1 << 30))
+      ->needs(own);
   auto* const tier = app.add_option(
       "--tier", a.options.tier, "where the prompt's rows live: same_memory, host or disk:FILE (default: the engine's cells)");
   app.add_option("--tier-slots", a.options.tier_slots, "rows that a KV head has in fast memory (default: all it reads)")
@@ -73,6 +83,7 @@ void run(arguments& a) {
   if (!a.options.json.empty() && !a.options.trace.empty() && kvpolicy::output_file::same(a.options.json, a.options.trace)) {
     throw invalid_value("--json and --trace are one file, '" + a.options.trace + "'; give each its own");
   }
+  if (a.compare && a.options.own_rows) throw invalid_value("--compare measures own rows anyway; leave --own-rows away");
   if (!a.compare && (a.policies.size() > 1 || a.prompt_files.size() > 1)) {
     throw invalid_value("several policies or prompts need --compare");
   }

@@ -30,6 +30,9 @@ struct run_options {
   std::optional<prompt_pages> prompt_policy;
   std::string key_type = "f16";
   std::string value_type = "f16";
+  bool own_rows = false;        ///< the session holds the rows, the engine's context is --ctx
+  std::string between_pieces;   ///< with own rows: the policy that drops rows after each piece of a prompt, or empty
+  std::int64_t memory = 0;      ///< with own rows: bytes that they may take; 0: any
   std::string tier;             ///< where rows live: empty, same_memory, host or disk:FILE
   std::int64_t tier_slots = 0;  ///< rows of a KV head in fast memory; 0: all
   bool tier_async = false;      ///< read what is there, do not wait

@@ -1,0 +1,222 @@
+// Random requests on two sessions, one with rows of its own and cells that are given back, one on the engine's cells: the same
+// logits, bit for bit, under policies that choose. KVPOLICY_SEEDS is how many seeds a policy gets.
+#include <catch2/catch_test_macros.hpp>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "decoding.hpp"
+#include "kvpolicy/interop/llama.hpp"
+#include "kvpolicy/kvpolicy.hpp"
+#include "tiny_model.hpp"
+
+namespace kvpolicy::llama::testing {
+namespace {
+
+constexpr tiny_shape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 32};
+constexpr std::int64_t longest = 120;
+
+int seeds() {
+  char const* const set = std::getenv("KVPOLICY_SEEDS");
+  return set == nullptr ? 6 : std::atoi(set);
+}
+
+/// A context with its session.
+struct side {
+  template <class Policy>
+  side(llama_model* model, Policy const& chosen, context_options const& context, session_options options)
+      : policy(chosen, std::move(options)), engine(model, &policy, context) {}
+  session policy;
+  decoder engine;
+};
+
+class random_requests {
+ public:
+  template <class Policy>
+  random_requests(Policy const& policy, std::uint64_t seed)
+      : random_(seed),
+        sequences_(static_cast<std::size_t>(between(1, 3))),
+        unified_(below(2) == 0),
+        model_(tiny_llama(shape)),
+        own_(model_.get(), policy, context(), {.own_rows = true, .longest = 512}),
+        engines_(model_.get(), policy, context(), {}) {}
+
+  void run(int calls) {
+    for (int i = 0; i < calls; ++i) {
+      auto const of = static_cast<llama_seq_id>(below(sequences_.size()));
+      sequence& s = at(of);
+      switch (below(8)) {
+        case 0:
+          end(of);
+          break;
+        case 1:
+          cut(of);
+          break;
+        case 2:
+          copy(of);
+          break;
+        default:
+          s.tokens == 0 ? prompt(of) : steps();
+          break;
+      }
+    }
+    INFO(said_);
+    CHECK(own_.policy.memory().rows > 0);
+    for (llama_seq_id of = 0; of < std::ssize(sequences_); ++of) {
+      llama_memory_t const memory = own_.engine.memory();
+      CHECK(llama_memory_seq_pos_max(memory, of) - llama_memory_seq_pos_min(memory, of) < 8);
+    }
+  }
+
+ private:
+  struct sequence {
+    std::int64_t tokens = 0;
+    std::int64_t prompt = 0;
+  };
+
+  context_options context() {
+    if (!context_) {
+      context_ = context_options{.tokens = unified_ ? 1024u : 256u * static_cast<std::uint32_t>(sequences_.size()),
+                                 .batch = 512,
+                                 .micro_batch = below(2) == 0 ? 32u : 512u,
+                                 .type = below(3) == 0 ? GGML_TYPE_Q8_0 : GGML_TYPE_F16,
+                                 .sequences = static_cast<std::uint32_t>(sequences_.size()),
+                                 .unified = unified_};
+    }
+    return *context_;
+  }
+  std::uint64_t below(std::uint64_t limit) { return random_() % limit; }
+  std::int64_t between(std::int64_t first, std::int64_t last) {
+    return first + static_cast<std::int64_t>(below(static_cast<std::uint64_t>(last - first + 1)));
+  }
+  sequence& at(llama_seq_id of) { return sequences_[static_cast<std::size_t>(of)]; }
+  void say(std::string const& what) { said_ += what + "\n"; }
+  template <class Use>
+  void each(Use use) {
+    use(own_.engine.memory());
+    use(engines_.engine.memory());
+  }
+
+  /// The same tokens, one batch; the last token of each sequence has an output.
+  void decode(std::vector<std::pair<llama_seq_id, std::int64_t>> const& counts) {
+    std::vector<llama_token> ids;
+    std::vector<llama_pos> positions;
+    std::vector<llama_seq_id> owners;
+    std::vector<std::int8_t> outputs;
+    for (auto const& [of, count] : counts) {
+      for (std::int64_t i = 0; i < count; ++i) {
+        ids.push_back(static_cast<llama_token>(below(tiny_vocabulary)));
+        positions.push_back(static_cast<llama_pos>(at(of).tokens++));
+        owners.push_back(of);
+        outputs.push_back(i + 1 == count);
+      }
+    }
+    std::vector<std::int32_t> ones(ids.size(), 1);
+    std::vector<llama_seq_id*> of_token;
+    for (llama_seq_id& owner : owners) of_token.push_back(&owner);
+    llama_batch const all{static_cast<std::int32_t>(ids.size()),
+                          ids.data(),
+                          nullptr,
+                          positions.data(),
+                          ones.data(),
+                          of_token.data(),
+                          outputs.data()};
+    INFO(said_);
+    REQUIRE(own_.policy.decode(own_.engine.context(), all) == 0);
+    engines_.policy.set_batch(all);
+    REQUIRE(llama_decode(engines_.engine.context(), all) == 0);
+    for (std::int32_t i = 0; i < std::ssize(ids); ++i) {
+      if (outputs[static_cast<std::size_t>(i)] == 0) continue;
+      float const* const ours = llama_get_logits_ith(own_.engine.context(), i);
+      float const* const theirs = llama_get_logits_ith(engines_.engine.context(), i);
+      REQUIRE(std::equal(ours, ours + tiny_vocabulary, theirs));
+    }
+  }
+
+  void prompt(llama_seq_id of) {
+    std::int64_t const count = between(2, longest);
+    say("prompt " + std::to_string(of) + ": " + std::to_string(count));
+    at(of).prompt = count;
+    decode({{of, count}});
+  }
+  void steps() {
+    std::vector<std::pair<llama_seq_id, std::int64_t>> counts;
+    for (llama_seq_id of = 0; of < std::ssize(sequences_); ++of) {
+      if (at(of).tokens > 0 && at(of).tokens < 2 * longest && below(3) != 0) counts.push_back({of, 1});
+    }
+    if (counts.empty()) return;
+    say("steps of " + std::to_string(counts.size()));
+    decode(counts);
+  }
+  void end(llama_seq_id of) {
+    say("end " + std::to_string(of));
+    each([&](llama_memory_t memory) { llama_memory_seq_rm(memory, of, -1, -1); });
+    at(of) = {};
+  }
+  /// Not into the prompt: what of that was dropped would come back in the engine's cells.
+  void cut(llama_seq_id of) {
+    sequence& s = at(of);
+    if (s.tokens <= s.prompt + 1) return;
+    s.tokens = between(s.prompt + 1, s.tokens - 1);
+    say("cut " + std::to_string(of) + " to " + std::to_string(s.tokens));
+    each([&](llama_memory_t memory) { llama_memory_seq_rm(memory, of, static_cast<llama_pos>(s.tokens), -1); });
+  }
+  /// Of a prompt that no step has followed: the engine's cells have no more of what the policy knows.
+  void copy(llama_seq_id from) {
+    auto const to = static_cast<llama_seq_id>(below(sequences_.size()));
+    if (to == from || at(from).tokens == 0 || at(from).tokens != at(from).prompt) return;
+    say("copy " + std::to_string(from) + " to " + std::to_string(to));
+    each([&](llama_memory_t memory) {
+      llama_memory_seq_rm(memory, to, -1, -1);
+      llama_memory_seq_cp(memory, from, to, -1, -1);
+    });
+    at(to) = at(from);
+  }
+
+  std::mt19937_64 random_;
+  std::vector<sequence> sequences_;
+  bool unified_;
+  std::optional<context_options> context_;
+  model_owner model_;
+  side own_;
+  side engines_;
+  std::string said_;
+};
+
+template <class Policy>
+void same_logits(Policy const& policy) {
+  for (int seed = 1; seed <= seeds(); ++seed) {
+    CAPTURE(seed);
+    random_requests(policy, static_cast<std::uint64_t>(seed)).run(60);
+  }
+}
+
+presets::sentencekv sentencekv() {
+  static std::vector<std::uint8_t> const none(256);  // no token ends a sentence: the longest do
+  return {.tokens = 24, .keep = 2, .sentences = {.boundary = none, .longest = 12}};
+}
+
+}  // namespace
+
+TEST_CASE("random requests on own rows: policies that retain") {
+  SECTION("snapkv") { same_logits(presets::snapkv{.tokens = 24}); }
+  SECTION("pyramidkv") { same_logits(presets::pyramidkv{.tokens = 24}); }
+  SECTION("adakv") { same_logits(presets::adakv{.tokens = 24}); }
+  SECTION("chunkkv") { same_logits(presets::chunkkv{.tokens = 24, .chunk = 4}); }
+  SECTION("lagkv") { same_logits(presets::lagkv{.tokens = 24, .lag = 8}); }
+  SECTION("expected_attention") { same_logits(presets::expected_attention{.tokens = 24}); }
+}
+TEST_CASE("random requests on own rows: policies that evict") {
+  SECTION("streaming_llm") { same_logits(presets::streaming_llm{.tokens = 24}); }
+  SECTION("tova") { same_logits(presets::tova{.tokens = 24}); }
+  SECTION("h2o") { same_logits(presets::h2o{.tokens = 24}); }
+}
+TEST_CASE("random requests on own rows: policies that retrieve") {
+  SECTION("full") { same_logits(presets::full{}); }
+  SECTION("quest") { same_logits(presets::quest{.tokens = 24, .page = 4}); }
+  SECTION("sentencekv") { same_logits(sentencekv()); }
+  SECTION("snapkv, then quest") { same_logits(presets::snapkv{.tokens = 48} + presets::quest{.tokens = 24, .page = 4}); }
+}
+
+}  // namespace kvpolicy::llama::testing
