@@ -60,17 +60,27 @@ def dense_runs(result, *keys):
     return [(names[key], result["dense"][key]) for key in keys if result["dense"][key]]
 
 
+def megabytes(count):
+    return number(count / 1e6, 1, " MB") if count else ""
+
+
+def own_cells(policy):
+    own = policy.get("own_rows")
+    return [number(own["ms_per_token"]), megabytes(own["bytes"])] if own else ["", ""]
+
+
 def speed_table(result):
-    head = ["policy", "request", "first token", "ms/token", "p10&ndash;p90", "a step", "tokens read", "of cache", "mass", "choosing", "top-1", "KL"]
+    head = ["policy", "request", "first token", "ms/token", "p10&ndash;p90", "a step", "own rows", "memory", "tokens read", "of cache", "mass", "choosing", "top-1", "KL"]
     request = lambda run: [number(run["request_speedup"], 2, "x"), number(run["first_token_ms"] / 1e3, 2, " s")] if "request_ms" in run else ["", ""]
     rows = []
     for name, run in dense_runs(result, "flash_on", "flash_off", "pass_through"):
         rows.append([name, *request(run), number(run["ms_per_token"]), f'{run["ms_p10"]:.2f}&ndash;{run["ms_p90"]:.2f}',
-                     number(run["speedup"], 2, "x"), "all", "100%", "100%", "", "", ""])
+                     number(run["speedup"], 2, "x"), "", megabytes(result["memory"].get("dense_bytes")) if request(run)[0] else "",
+                     "all", "100%", "100%", "", "", ""])
     for policy, colour in coloured(result):
         rows.append([swatch(colour) + html.escape(policy["label"]), *request(policy), number(policy["ms_per_token"]),
                      f'{policy["ms_p10"]:.2f}&ndash;{policy["ms_p90"]:.2f}', number(policy["speedup"], 2, "x"),
-                     number(policy["tokens_read"], 0), number(100 * policy["cache_share"], 1, "%"), number(100 * policy["attention_mass"]["mean"], 1, "%"),
+                     *own_cells(policy), number(policy["tokens_read"], 0), number(100 * policy["cache_share"], 1, "%"), number(100 * policy["attention_mass"]["mean"], 1, "%"),
                      number(100 * policy["choose_share"], 1, "%"), number(100 * policy["top1_agreement"], 1, "%"), number(policy["kl"], 4)])
     return table(head, rows)
 
@@ -102,6 +112,33 @@ def requests(result):
     bottom = 6 + height * len(runs)
     parts.append(f'<text class="soft" x="{left}" y="{bottom + 16}">grey: until the first token; colour: the steps, {result["predict"]} tokens in all</text>')
     return f'<svg viewBox="0 0 720 {bottom + 26}" role="img" aria-label="time of a request">{"".join(parts)}</svg>'
+
+
+def memory(result):
+    """Rows that a request holds, over its tokens: the prompt in equal measure, then the steps, drawn wider."""
+    if "dense_bytes" not in result["memory"]:
+        return f'<p>{html.escape(result["memory"]["left_out"])}</p>'
+    left, right, top, bottom, middle = 70, 640, 16, 250, 400
+    prompt, dense = result["memory"]["prompt"], result["memory"]["dense_bytes"]
+    tokens, steps = prompt[-1][0], result["predict"] - 1
+    y = lambda count: bottom - (bottom - top) * count / dense
+    at_prompt = lambda token: left + (middle - left) * token / tokens
+    at_step = lambda step: middle + (right - middle) * step / steps
+    line = lambda points, colour: f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in points)}"/>'
+    parts = []
+    for tick in range(5):
+        count = dense * tick / 4
+        parts.append(f'<line class="axis" x1="{left}" y1="{y(count):.1f}" x2="{right}" y2="{y(count):.1f}"/>'
+                     f'<text class="soft" x="{left - 8}" y="{y(count) + 4:.1f}" text-anchor="end">{count / 1e6:.0f} MB</text>')
+    while_prompted = [(at_prompt(token), y(count)) for token, count in [(0, 0)] + prompt]
+    parts.append(line(while_prompted + [(right, y(dense))], "var(--soft)"))
+    for policy, colour in coloured(result):
+        held = policy["own_rows"]["bytes_after_step"]
+        parts.append(line(while_prompted[-1:] + [(at_step(i + 1), y(count)) for i, count in enumerate(held)], colour))
+    parts.append(f'<line class="axis" x1="{middle}" y1="{top}" x2="{middle}" y2="{bottom}"/>'
+                 f'<text class="soft" x="{(left + middle) / 2}" y="{bottom + 18}" text-anchor="middle">prompt, {tokens} tokens</text>'
+                 f'<text class="soft" x="{(middle + right) / 2}" y="{bottom + 18}" text-anchor="middle">{steps} steps</text>')
+    return f'<svg viewBox="0 0 720 {bottom + 28}" role="img" aria-label="memory of a request">{"".join(parts)}</svg>'
 
 
 def scatter(result):
@@ -237,14 +274,17 @@ def page(result):
 <p>{html.escape(result["model"].rsplit("/", 1)[-1])} in llama.cpp, {result["threads"]} threads, prompts: {tokens} tokens, {result["predict"]} tokens decoded,
 {result["rounds"]} interleaved rounds. Baseline: the better dense setting, {html.escape(result["baseline"]["name"])}, {result["baseline"]["ms_per_token"]:.2f} ms a token.</p>
 {speed_table(result)}
-<p>Request: the first prompt and {result["predict"]} tokens, over the better dense setting, {html.escape(result["baseline"]["request_name"])}. Tokens read: mean per KV head
-and step. Mass: of dense attention, what falls on the tokens read, mean over steps, layers and heads. Choosing: share of a step's time. Mass, top-1 and
+<p>Request: the first prompt and {result["predict"]} tokens, over the better dense setting, {html.escape(result["baseline"]["request_name"])}. Own rows: ms a token where the
+session holds the rows; memory: what those take then, after the last step. Tokens read: mean per KV head and step. Mass: of dense attention, what falls on the tokens read, mean over steps, layers and heads. Choosing: share of a step's time. Mass, top-1 and
 KL: teacher-forced on the dense tokens.</p>
 <div class="pair">
 <section><h2>A request</h2>
 {requests(result)}</section>
 <section><h2>A step's speed against agreement</h2>
 {scatter(result)}</section>
+<section><h2>Memory of the rows</h2>
+{memory(result)}
+<p>Where the session holds the rows: what a policy drops when the prompt has ended is gone. Grey: all that there are.</p></section>
 </div>
 <h2>Answers</h2>
 {answer_table(result)}

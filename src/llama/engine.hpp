@@ -41,6 +41,7 @@ class session::engine {
   saved_prompt save(llama_seq_id of) const;
   void load(saved_prompt const& saved, llama_seq_id of) { sequence_of(of).load(saved); }
   int decode(llama_context* context, llama_batch const& batch);
+  void copy(llama_seq_id from, llama_seq_id to);
   memory_statistics memory() const noexcept;
   void check();
   cache_shape const& shape() const noexcept { return attached_shape_; }

@@ -68,8 +68,13 @@ memory_statistics session::engine::memory() const noexcept {
   memory_statistics made{.bytes = arena_->held() * arena_->block_bytes(),
                          .most_bytes = arena_->most_held() * arena_->block_bytes(),
                          .limit = arena_->blocks() * arena_->block_bytes()};
-  for (auto const& s : sequences_) made.rows += s ? s->rows_held() : 0;
+  for (auto const& s : sequences_) made.rows += s ? s->memory().rows : 0;
   return made;
+}
+
+memory_statistics sequence::memory() const noexcept {
+  if (!store_) return {};
+  return {.rows = store_->rows_held(), .bytes = store_->bytes_held()};
 }
 
 int session::engine::decode(llama_context* context, llama_batch const& batch) {
@@ -105,6 +110,13 @@ int session::engine::decode(llama_context* context, llama_batch const& batch) {
     if (status == 0 && options_.own_rows) give_back(context, some);
   }
   return status;
+}
+
+void session::engine::copy(llama_seq_id from, llama_seq_id to) {
+  if (!options_.own_rows) throw unsupported("the engine's rows are copied by llama_memory_seq_cp alone; copy() is of own rows");
+  sequence const* const source = find(from);
+  if (source == nullptr || from == to || source->tokens() == 0) return;
+  sequence_of(to).take_over(*source, source->tokens(), -1);
 }
 
 /// The engine's cells of these tokens' sequences, but for the last few, which tell it where they are.

@@ -140,8 +140,9 @@ void sequence::follow_staged(seen_cells const& now, std::span<std::unique_ptr<se
 void sequence::take_over(sequence const& other, std::int64_t tokens, std::int64_t stream) {
   *store_ = other.store_->fork(tokens);
   cells_.take_over(other.cells_, tokens, stream);
+  forget_all();
   prompt_.load(other.prompt_.save(tokens));
-  if (policy_.retain != other.policy_.retain || policy_.retrieve != other.policy_.retrieve) return forget_all();
+  if (policy_.retain != other.policy_.retain || policy_.retrieve != other.policy_.retrieve) return;
   request_ = other.request_;
   due_from_ = other.due_from_;
   prefill_due_ = other.prefill_due_;

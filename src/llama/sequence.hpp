@@ -56,6 +56,8 @@ class sequence {
   /// is forgotten; what another sequence's prompt left of the same tokens is taken over. Throws unsupported where it is not
   /// certain which tokens they are.
   void follow(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others);
+  /// Becomes a copy of the first tokens of another one with own rows; `stream` is its cells', -1: told by the next follow().
+  void take_over(sequence const& other, std::int64_t tokens, std::int64_t stream);
   /// See sequence_cells.
   void check_history() { cells_.check_history(); }
   /// Where a layer's rows of the whole cache are.
@@ -70,7 +72,7 @@ class sequence {
   }
 
   prompt_statistics const& prompts() const noexcept { return prompts_; }
-  std::int64_t rows_held() const noexcept { return store_ ? store_->rows_held() : 0; }
+  memory_statistics memory() const noexcept;
 
   /// One layer's attention of those tokens to their places in `out`, `[tokens, q_heads, head_dim]` of the micro-batch: over all
   /// before each, or what the prompt policy chooses of it.
@@ -90,7 +92,6 @@ class sequence {
 
  private:
   void follow_staged(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others);
-  void take_over(sequence const& other, std::int64_t tokens, std::int64_t stream);
   void take_rows(layer_id layer);
   void drop_rows(host_request const& by, std::int64_t tokens);
   template <class There>

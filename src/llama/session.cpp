@@ -15,6 +15,7 @@ void session::set_batch(std::span<llama_seq_id const> sequences) { engine_->set_
 saved_prompt session::save(llama_seq_id of) const { return engine_->save(of); }
 void session::load(saved_prompt const& saved, llama_seq_id of) { engine_->load(saved, of); }
 int session::decode(llama_context* context, llama_batch const& batch) { return engine_->decode(context, batch); }
+void session::copy(llama_seq_id from, llama_seq_id to) { engine_->copy(from, to); }
 void session::check() { engine_->check(); }
 cache_shape session::shape() const noexcept { return engine_->shape(); }
 std::vector<std::string> session::report() const { return engine_->report(); }
@@ -32,6 +33,10 @@ tier::resident_statistics session::tier_statistics(llama_seq_id of) const noexce
   return found != nullptr ? found->tier_statistics() : tier::resident_statistics{};
 }
 memory_statistics session::memory() const noexcept { return engine_->memory(); }
+memory_statistics session::memory(llama_seq_id of) const noexcept {
+  sequence const* const found = engine_->find(of);
+  return found != nullptr ? found->memory() : memory_statistics{};
+}
 std::int64_t session::steps(llama_seq_id of) const noexcept {
   sequence const* const found = engine_->find(of);
   return found != nullptr ? found->steps() : 0;

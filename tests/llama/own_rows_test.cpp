@@ -212,6 +212,23 @@ TEST_CASE("tails that are removed and sequences that are copied are followed, ro
   CHECK(own.own().last_step(0).tokens == 301);
 }
 
+TEST_CASE("a copy under another policy decides for itself, and what it drops is not the original's") {
+  owner own(presets::full{}, {.tokens = 1024, .sequences = 2, .unified = true}, {.observation_queries = 8});
+  own.feed(random_tokens(400), 0, 0);
+  llama_memory_seq_cp(own.engine().memory(), 0, 1, -1, -1);
+  own.own().use(presets::snapkv{.tokens = 96}, 1);
+  own.own().copy(0, 1);
+  logits const chosen = own.feed({7}, 1, 400);
+  CHECK(own.own().memory(1).rows == 97 * shape.layers * shape.kv_heads);
+  CHECK(own.own().memory(0).rows == 400 * shape.layers * shape.kv_heads);
+  owner alone(presets::snapkv{.tokens = 96}, {.tokens = 1024});
+  alone.feed(random_tokens(400));
+  CHECK(identical(chosen, alone.feed({7})));
+  owner dense(presets::full{}, {.tokens = 1024});
+  dense.feed(random_tokens(400));
+  CHECK(identical(own.feed({7}, 0, 400), dense.feed({7})));
+}
+
 TEST_CASE("own rows refuse by name what they can't follow, and go on") {
   owner own(presets::snapkv{.tokens = 96}, {.tokens = 256, .sequences = 2, .unified = true}, {.longest = 500});
   CHECK(own.status_of(random_tokens(10), 1, 20) != 0);

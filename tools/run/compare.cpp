@@ -12,6 +12,7 @@
 #include "attention_mass.hpp"
 #include "generate.hpp"
 #include "output_file.hpp"
+#include "own_rows.hpp"
 #include "progress.hpp"
 #include "recorder.hpp"
 #include "row_tier.hpp"
@@ -39,6 +40,7 @@ struct measured {
   double read = 0;
   double share = 0;
   double kl = 0;
+  own_steps own;
   std::int64_t agreed = 0;
   std::int64_t compared = 0;
   std::vector<double> prefill_ms;
@@ -101,13 +103,19 @@ class comparison {
     llama_context_params const without = model.parameters(context, options.threads, false);
     if (!ggml_is_quantized(without.type_v)) flash_off_ = model.context(without);  // else the engine makes none
     check_policies(context);
+    try {
+      own_.emplace(options, model, context, most_queries(options));
+    } catch (unsupported const& refusal) {
+      without_own_ = refusal.what();
+    }
   }
 
   void run(prompt_text const& prompt, std::vector<llama_token> const& tokens, std::ostream* trace) {
     prompt_ = static_cast<std::int64_t>(tokens.size());
     prefill(prompt, tokens);
+    if (own_) own_->prompt(tokens);
     dense_run();
-    std::size_t const ways = 3 + policies_.size();
+    std::size_t const ways = 3 + 2 * policies_.size();
     progress_bar bar("measuring", rounds * ways + policies_.size());
     std::size_t done = 0;
     for (int round = 0; round < rounds; ++round) {  // A B C A B C: a noisy neighbour hits all alike
@@ -122,6 +130,8 @@ class comparison {
   ordered_json result() const;
 
  private:
+  ordered_json memory_of_rows() const;
+  ordered_json own_json(own_steps const& of, double best) const;
   static std::int64_t most_queries(run_options const& options) {
     std::int64_t most = 0;
     for (named_host_policy const& p : options.policies) most = std::max(most, observation_queries(p.policy));
@@ -203,8 +213,10 @@ class comparison {
     }
   }
 
-  /// Decodes the dense tokens; way 0, 1, 2: dense with flash attention on, off, and through an idle session; then policies.
+  /// Decodes the dense tokens; way 0, 1, 2: dense with flash attention on, off, and through an idle session; then policies,
+  /// each on the engine's rows and on rows of the session's own.
   void timed_run(std::size_t way, int round) {
+    if (way >= 3 + policies_.size()) return own_run(way - 3 - policies_.size());
     llama_context* const context = way == 0 ? flash_on_.get() : way == 1 ? flash_off_.get() : attached_.get();
     bool const is_policy = way >= 3;
     measured& into = is_policy ? policies_[way - 3] : dense_[way];
@@ -233,6 +245,16 @@ class comparison {
       if (is_policy && round == 0) judge(into, i, step, ms, last_logits(context, model_));
     }
     if (is_policy) into.tier += session_.tier_statistics() - before;
+  }
+
+  void own_run(std::size_t policy) {
+    if (!own_) return;
+    std::vector const tokens(dense_tokens_.begin(), dense_tokens_.end() - 1);
+    own_steps made = own_->decode(options_.policies[policy].policy, tokens);
+    own_steps& into = policies_[policy].own;
+    into.ms.insert(into.ms.end(), made.ms.begin(), made.ms.end());
+    if (prompts_.empty()) into.bytes = std::move(made.bytes);
+    if (policy == 0 && prompts_.empty()) prompt_bytes_ = own_->prompt_bytes();
   }
 
   void judge(measured& into, int i, llama::step_statistics const& step, double ms, std::span<float const> logits) {
@@ -305,6 +327,9 @@ class comparison {
   context_ptr flash_on_;
   context_ptr flash_off_;
   context_ptr attached_;
+  std::optional<own_rows> own_;
+  std::string without_own_;    ///< why there are none
+  ordered_json prompt_bytes_;  ///< of the first prompt
 
   std::int64_t prompt_ = 0;  ///< tokens
   bool dense_prompted_ = false;
@@ -322,6 +347,24 @@ class comparison {
   std::vector<measured> policies_;
   ordered_json prompts_ = ordered_json::array();
 };
+
+/// Of the first prompt: what its rows take where all are kept.
+ordered_json comparison::memory_of_rows() const {
+  if (!own_) return {{"left_out", without_own_}};
+  cache_shape const shape = session_.shape();
+  auto const row = static_cast<std::int64_t>(ggml_row_size(cache_type_of(options_.key_type), shape.head_dim) +
+                                             ggml_row_size(cache_type_of(options_.value_type), shape.head_dim));
+  std::int64_t const tokens = prompts_[0]["tokens"].get<std::int64_t>() + options_.predict - 1;
+  return {{"dense_bytes", tokens * shape.layers * shape.kv_heads * row}, {"prompt", prompt_bytes_}};
+}
+
+/// Null where there are none.
+ordered_json comparison::own_json(own_steps const& of, double best) const {
+  if (of.bytes.empty()) return nullptr;
+  double const ms = quantile(of.ms, .5);
+  return {{"ms_per_token", ms},   {"ms_p10", quantile(of.ms, .1)}, {"ms_p90", quantile(of.ms, .9)},
+          {"speedup", best / ms}, {"bytes", of.bytes.back()},      {"bytes_after_step", of.bytes}};
+}
 
 ordered_json comparison::result() const {
   auto const timing = [](measured const& m, double baseline) {
@@ -365,6 +408,7 @@ ordered_json comparison::result() const {
                         {"request_name", best_request == request_ms(dense_[0]) ? "flash attention on" : "flash attention off"},
                         {"request_ms", best_request}}},
                       {"prompt", prompt_json(options_.prompt_policy, prompt_read_)},
+                      {"memory", memory_of_rows()},
                       {"prompt_kl", {{"session", prompt_kl_[0]}, {"flash_off", prompt_kl_[1]}}},
                       {"dense",
                        {{"answer", prompts_[0]["answer"]},
@@ -394,6 +438,7 @@ ordered_json comparison::result() const {
                   {"top1_agreement", static_cast<double>(m.agreed) / compared},
                   {"kl", m.kl / compared},
                   {"attention_mass", m.mass},
+                  {"own_rows", own_json(m.own, best)},
                   {"prefill_ms", quantile(m.prefill_ms, .5)},
                   {"first_step_ms", quantile(m.first_ms, .5)},
                   {"answer", m.answers.front()},

@@ -23,7 +23,8 @@ std::string first_words(std::string const& answer) {
 
 std::string comparison_table(nlohmann::ordered_json const& result) {
   std::vector<std::vector<std::string>> rows_of_cells{{"policy", "request", "first token", "ms/token", "p10-p90", "a step",
-                                                       "tokens read", "of cache", "choose", "top-1", "KL", "answer"}};
+                                                       "own rows", "memory", "tokens read", "of cache", "choose", "top-1", "KL",
+                                                       "answer"}};
   bool const tier = !result["policies"].empty() && !result["policies"][0]["tier"].is_null();
   if (tier) rows_of_cells[0].insert(rows_of_cells[0].end() - 1, {"hits", "moved", "stall"});
   auto const range = [](nlohmann::ordered_json const& run) {
@@ -34,10 +35,14 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
   auto const seconds = [](nlohmann::ordered_json const& run) {
     return fixed(run["first_token_ms"].get<double>() / 1e3, 2).append(" s");
   };
+  auto const megabytes = [](nlohmann::ordered_json const& bytes) { return fixed(bytes.get<double>() / 1e6, 1).append(" MB"); };
+  bool const measured = result["memory"].contains("dense_bytes");
   auto const dense = [&](char const* name, nlohmann::ordered_json const& run) {
     bool const whole = run.contains("request_ms");
     rows_of_cells.push_back({name, whole ? times(run, "request_speedup") : "", whole ? seconds(run) : "",
-                             fixed(run["ms_per_token"], 2), range(run), times(run, "speedup"), "all", "100%", "", "", "", ""});
+                             fixed(run["ms_per_token"], 2), range(run), times(run, "speedup"), "",
+                             whole && measured ? megabytes(result["memory"]["dense_bytes"]) : "", "all", "100%", "", "", "",
+                             ""});
     if (tier) rows_of_cells.back().insert(rows_of_cells.back().end() - 1, {"", "", ""});
   };
   dense("dense, flash attention on", result["dense"]["flash_on"]);
@@ -47,9 +52,10 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
   std::string parameters;
   for (auto const& p : result["policies"]) {
     rows_of_cells.push_back({p["label"], times(p, "request_speedup"), seconds(p), fixed(p["ms_per_token"], 2), range(p),
-                             times(p, "speedup"), fixed(p["tokens_read"], 0), percent(p["cache_share"]),
-                             percent(p["choose_share"]), percent(p["top1_agreement"]), fixed(p["kl"], 4),
-                             first_words(p["answer"])});
+                             times(p, "speedup"), measured ? fixed(p["own_rows"]["ms_per_token"], 2) : "",
+                             measured ? megabytes(p["own_rows"]["bytes"]) : "", fixed(p["tokens_read"], 0),
+                             percent(p["cache_share"]), percent(p["choose_share"]), percent(p["top1_agreement"]),
+                             fixed(p["kl"], 4), first_words(p["answer"])});
     if (tier) {
       auto const& t = p["tier"];
       rows_of_cells.back().insert(rows_of_cells.back().end() - 1,
@@ -67,7 +73,8 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
       "\nrequest: the first prompt and " + std::to_string(result["predict"].get<long>()) +
       " tokens, over the better dense setting (" + result["baseline"]["request_name"].get<std::string>() +
       "); a step: over the better one (" + result["baseline"]["name"].get<std::string>() +
-      ");\ntokens read: mean per KV head and step; choose: share of a step's time; top-1, KL to dense: teacher-forced on the "
+      ");\nown rows: ms/token where the session holds the rows, memory: what those take then, after the last step;\n"
+      "tokens read: mean per KV head and step; choose: share of a step's time; top-1, KL to dense: teacher-forced on the "
       "dense tokens.\n" +
       (tier ? std::string("hits: rows that were in fast memory when a step named them; moved and stall: over all its runs.\n")
             : "") +

@@ -166,6 +166,11 @@ class session {
   /// invalid_value for an output before, or a context of too few cells.
   int decode(llama_context* context, llama_batch const& batch);
 
+  /// With own rows, beside llama_memory_seq_cp of a whole sequence: `to` shares the rows of `from`, and with the same policy
+  /// goes on from what that knows. Without it a copy is noticed when it is first decoded: what `from` dropped by then is gone
+  /// from it too, and where `from` has ended it is refused. Throws unsupported without own rows.
+  void copy(llama_seq_id from, llama_seq_id to);
+
   /// Throws what stopped the last llama_decode, once; returns if nothing did. After llama_set_abort_callback the session can't
   /// stop the engine: a decode that it refuses returns 0 then, with the logits of dense attention, and this throws all the
   /// same.
@@ -180,8 +185,10 @@ class session {
   prompt_statistics prompts(llama_seq_id of = 0) const noexcept;
   /// Since the sequence began, or all zero without a tier.
   tier::resident_statistics tier_statistics(llama_seq_id of = 0) const noexcept;
-  /// All zero without own rows, or before the first decode.
+  /// Of all sequences' own rows. All zero without, or before the first decode.
   memory_statistics memory() const noexcept;
+  /// Of one sequence's; blocks that it shares with others count.
+  memory_statistics memory(llama_seq_id of) const noexcept;
   /// Of the running policy, since it was given to the sequence: how many steps it made, and what it did in them.
   std::int64_t steps(llama_seq_id of = 0) const noexcept;
   void tell(listener const& listen, llama_seq_id of = 0) const;
