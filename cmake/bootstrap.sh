@@ -39,19 +39,24 @@ die() { say "$*"; exit 1; }
 wanted_packages() {
   echo ca-certificates git g++ cmake ninja-build python3 python3-venv python3-dev
   echo libhwy-dev libcli11-dev nlohmann-json3-dev libbenchmark-dev librapidcheck-dev catch2
-  echo libxxhash-dev libboost-context-dev
+  echo libxxhash-dev libhiredis-dev libboost-context-dev
   echo libopenmpi-dev openmpi-bin libdlpack-dev python3-numpy
   echo clang doxygen
 }
 
-# The Python example runs on NumPy alone where the distribution has no PyTorch; clang's run-time libraries are for tests/fuzz/run.sh.
+# The Python example runs on NumPy alone where the distribution has no PyTorch; clang's run-time libraries are for tests/fuzz/run.sh;
+# a server, Valkey's or Redis's, for tests/redis. Their tools hold the program too, and start no service.
 optional_packages() {
   local package
   for package in python3-torch libclang-rt-dev; do
-    installed "$package" && continue
-    case "$(candidate "$package")" in ''|'(none)') ;; *) echo "$package" ;; esac
+    installed "$package" || ! offered "$package" || echo "$package"
+  done
+  installed valkey-tools || installed redis-tools || for package in valkey-tools redis-tools; do
+    if offered "$package"; then echo "$package"; break; fi
   done
 }
+
+offered() { case "$(candidate "$1")" in ''|'(none)') return 1 ;; esac; }
 
 candidate() { apt-cache policy "$1" 2>/dev/null | awk '/Candidate:/ {print $2}'; }
 
@@ -103,12 +108,12 @@ packages() {
   [ ${#missing[@]} -gt 0 ] || [ -n "$(optional_packages)" ] || return 0
   command -v apt-get >/dev/null || die "this machine has no apt-get; install by hand: ${missing[*]}"
   quietly as_root apt-get update -qq
-  missing+=($(optional_packages))
-  say "installing ${missing[*]}"
   local names=()
   for package in "${missing[@]}"; do
     if [ "$package" = catch2 ]; then names+=("$(catch2_source)"); else names+=("$package"); fi
   done
+  names+=($(optional_packages))   # of backports too, which catch2 may have brought
+  say "installing ${names[*]}"
   quietly as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${names[@]}"
 }
 

@@ -2,7 +2,7 @@
 include(CMakePackageConfigHelpers)
 
 # A build of some targets alone, the demo's for instance, must not leave half a prefix.
-foreach(target kvpolicy_simd kvpolicy_store kvpolicy_disk kvpolicy_cuda kvpolicy_llama kvpolicy_c kvpolicy-run kvpolicy-select kvpolicy-eval
+foreach(target kvpolicy_simd kvpolicy_store kvpolicy_disk kvpolicy_redis kvpolicy_cuda kvpolicy_llama kvpolicy_c kvpolicy-run kvpolicy-select kvpolicy-eval
                kvpolicy-calibrate kvpolicy-profile)
   if(TARGET ${target})
     install(CODE "if(NOT EXISTS \"$<TARGET_FILE:${target}>\")
@@ -16,7 +16,7 @@ install(DIRECTORY include/kvpolicy DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 if(TARGET kvpolicy_cuda)
   install(DIRECTORY cuda/include/kvpolicy DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 endif()
-foreach(component kvpolicy simd store disk cuda llama c)
+foreach(component kvpolicy simd store disk redis cuda llama c)
   set(target kvpolicy_${component})
   if(component STREQUAL kvpolicy)
     set(target kvpolicy)

@@ -1,0 +1,100 @@
+#include "redis_link.hpp"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace kvpolicy::tier {
+
+std::string redis_command(std::vector<std::string_view> const& words) {
+  std::string made = "*" + std::to_string(words.size()) + "\r\n";
+  for (std::string_view const word : words) {
+    made.append("$").append(std::to_string(word.size())).append("\r\n").append(word).append("\r\n");
+  }
+  return made;
+}
+
+redis_link::redis_link(std::string const& address, clock::time_point deadline)
+    : address_(address), reader_(redisReaderCreate()) {
+  if (reader_ == nullptr) throw std::bad_alloc();
+  std::size_t const colon = address.rfind(':');
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  std::string const host = address.substr(0, colon);
+  std::string const port = colon == std::string::npos ? "6379" : address.substr(colon + 1);
+  if (int const failed = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); failed != 0) {
+    throw lost_link(address + ": " + gai_strerror(failed));
+  }
+  std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> const all(found, &freeaddrinfo);
+  socket_ = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  try {
+    if (socket_ < 0) throw lost_link(address + ": " + std::strerror(errno));
+    int on = 1;
+    setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    if (connect(socket_, found->ai_addr, found->ai_addrlen) == 0) return;
+    if (errno != EINPROGRESS) throw lost_link(address + ": " + std::strerror(errno));
+    wait_for(POLLOUT, deadline);
+    int failed = 0;
+    socklen_t size = sizeof failed;
+    getsockopt(socket_, SOL_SOCKET, SO_ERROR, &failed, &size);
+    if (failed != 0) throw lost_link(address + ": " + std::strerror(failed));
+  } catch (...) {
+    if (socket_ >= 0) close(socket_);
+    throw;
+  }
+}
+
+redis_link::~redis_link() { close(socket_); }
+
+/// Reads while it writes: a server stops reading from who does not read its replies.
+std::vector<redis_reply> redis_link::exchange(std::string_view commands, std::size_t replies, clock::time_point deadline) {
+  std::vector<redis_reply> made;
+  while (made.size() < replies) {
+    short const ready = wait_for(commands.empty() ? POLLIN : POLLIN | POLLOUT, deadline);
+    if ((ready & POLLOUT) != 0 && !commands.empty()) {
+      ssize_t const sent = send(socket_, commands.data(), commands.size(), MSG_NOSIGNAL);
+      if (sent < 0 && errno != EAGAIN && errno != EINTR) throw lost_link(address_ + ": " + std::strerror(errno));
+      commands.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(sent, 0)));
+    }
+    if ((ready & (POLLIN | POLLHUP | POLLERR)) == 0) continue;
+    receive();
+    for (void* next = nullptr; made.size() < replies; made.emplace_back(static_cast<redisReply*>(next))) {
+      if (redisReaderGetReply(reader_.get(), &next) != REDIS_OK) throw lost_link(address_ + ": its replies make no sense");
+      if (next == nullptr) break;
+    }
+  }
+  return made;
+}
+
+short redis_link::wait_for(short events, clock::time_point deadline) const {
+  while (true) {
+    auto const left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - clock::now()).count();
+    if (left <= 0) throw lost_link(address_ + ": no answer in time");
+    pollfd one{socket_, events, 0};
+    int const count = poll(&one, 1, static_cast<int>(std::min<long long>(left + 1, 60'000)));
+    if (count < 0 && errno != EINTR) throw lost_link(address_ + ": " + std::strerror(errno));
+    if (count > 0) return one.revents;
+  }
+}
+
+void redis_link::receive() {
+  std::array<char, 65536> bytes;
+  ssize_t const count = recv(socket_, bytes.data(), bytes.size(), 0);
+  if (count == 0) throw lost_link(address_ + ": it hung up");
+  if (count < 0 && errno != EAGAIN && errno != EINTR) throw lost_link(address_ + ": " + std::strerror(errno));
+  if (count > 0 && redisReaderFeed(reader_.get(), bytes.data(), static_cast<std::size_t>(count)) != REDIS_OK) {
+    throw lost_link(address_ + ": its replies make no sense");
+  }
+}
+
+}  // namespace kvpolicy::tier
