@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <concepts>
-#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -12,6 +11,7 @@
 
 #include "kvpolicy/pool/none.hpp"
 #include "kvpolicy/stage.hpp"
+#include "kvpolicy/tokens_there.hpp"
 
 namespace kvpolicy {
 
@@ -146,43 +146,11 @@ class retain_stage {
           "empty "
           "sequence");
     }
-    list_there(prompt.there, lists.size());
-    retained_tokens const there{there_.data(), shape_.max_tokens, counts_};
-    bool const alike = std::ranges::adjacent_find(counts_, std::ranges::not_equal_to{}) == counts_.end();
+    there_.list(prompt.there, lists.size(), shape_.max_tokens);
+    bool const alike = there_.alike();
     for (std::int64_t h = 0; h < (alike ? 1 : shape_.kv_heads); ++h) {
-      bool const lists_differ = alike && counts_.size() > 1;
-      indexed_view<View> const among{view, counts_[there.list(h)], there.of(h), lists_differ ? there.stride : 0};
-      decide_among(among, layer, alike ? head_range{0, shape_.kv_heads} : head_range{h, 1}, there, prompt, queries, exec);
-    }
-  }
-
-  /// Throws unsupported where a layer does not choose, and what it should keep is gone.
-  static void expect_there(std::span<range_list const> lists, std::span<range_list const> there) {
-    for (std::size_t l = 0; l < lists.size() && !there.empty(); ++l) {
-      std::span const has(there[there.size() == 1 ? 0 : l]);
-      for (token_range const& wanted : lists[l]) {
-        std::int32_t end = wanted.begin;  // of what is there from its beginning on
-        for (token_range const& range : has) end = range.begin <= end ? std::max(end, range.end) : end;
-        if (end >= wanted.end) continue;
-        throw unsupported("tokens from " + std::to_string(end) +
-                          " on are gone in a layer that keeps them under this policy; begin with an empty sequence");
-      }
-    }
-  }
-
-  /// Of a layer, for as many lists as the act makes.
-  void list_there(std::span<range_list const> there, std::size_t lists) {
-    if (there.size() > lists && !std::ranges::all_of(there, [&](range_list const& list) { return list == there.front(); })) {
-      throw unsupported(
-          "heads have other tokens each, and the policy keeps the same ones in all; begin with an empty sequence");
-    }
-    counts_.resize(lists);
-    there_.resize(lists * static_cast<std::size_t>(shape_.max_tokens));
-    for (std::size_t l = 0; l < lists; ++l) {
-      std::int32_t* const first = there_.data() + static_cast<std::int64_t>(l) * shape_.max_tokens;
-      std::int32_t* to = first;
-      each_token(there[there.size() == 1 ? 0 : l], [&](std::int32_t t) { *to++ = t; });
-      counts_[l] = to - first;
+      decide_among(there_.of(view, h), layer, alike ? head_range{0, shape_.kv_heads} : head_range{h, 1}, there_.tokens(),
+                   prompt, queries, exec);
     }
   }
 
@@ -291,8 +259,7 @@ class retain_stage {
   std::int64_t room_ = 0;
   std::vector<float> scores_;
   std::vector<std::int32_t> chosen_;
-  std::vector<std::int32_t> there_;   ///< `[lists, max_tokens]`, where tokens are gone: those of one layer
-  std::vector<std::int64_t> counts_;  ///< `[lists]`
+  tokens_there there_;  ///< of the layer that is decided, where tokens are gone
 };
 
 template <class... Parts>

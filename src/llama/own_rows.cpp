@@ -72,11 +72,6 @@ memory_statistics session::engine::memory() const noexcept {
   return made;
 }
 
-memory_statistics sequence::memory() const noexcept {
-  if (!store_) return {};
-  return {.rows = store_->rows_held(), .bytes = store_->bytes_held()};
-}
-
 int session::engine::decode(llama_context* context, llama_batch const& batch) {
   auto const staged = static_cast<std::int64_t>(sequence_cells::staged);
   std::int64_t const in_cache =

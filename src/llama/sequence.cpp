@@ -116,64 +116,6 @@ void sequence::follow(seen_cells const& now, std::span<std::unique_ptr<sequence>
     prompt_.load((*other)->prompt_.save(tokens()));
 }
 
-/// With own rows, a token comes behind as many as its position says; the few that the engine still has tell whose they are.
-void sequence::follow_staged(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others) {
-  if (cells_.continues(now)) {
-    cells_.cut(now.position, now.stream);
-    store_->truncate(now.position);
-    return forget(now.position);
-  }
-  auto const has_them = [&](auto const& other) {
-    return other != nullptr && other.get() != this && other->store_ && !now.visible.empty() && other->cells_.continues(now);
-  };
-  auto const other = std::ranges::find_if(others, has_them);
-  if (other == others.end()) {
-    throw unsupported("token " + std::to_string(now.position) + " of sequence " + std::to_string(id_) +
-                      " comes behind tokens whose rows the session does not have: it has " +
-                      std::to_string(std::ssize(cells_.known())) +
-                      " tokens of this sequence, and no other has those that the engine still holds");
-  }
-  take_over(**other, now.position, now.stream);
-}
-
-/// A copy of a sequence, rows shared; with the same policy, what that knows too.
-void sequence::take_over(sequence const& other, std::int64_t tokens, std::int64_t stream) {
-  *store_ = other.store_->fork(tokens);
-  cells_.take_over(other.cells_, tokens, stream);
-  forget_all();
-  prompt_.load(other.prompt_.save(tokens));
-  if (policy_.retain != other.policy_.retain || policy_.retrieve != other.policy_.retrieve) return;
-  request_ = other.request_;
-  due_from_ = other.due_from_;
-  prefill_due_ = other.prefill_due_;
-  forget(tokens);
-}
-
-/// What the graph wrote of a layer, where rows are the session's own.
-void sequence::take_rows(layer_id layer) {
-  if (!store_ || store_->tokens(layer) == tokens()) return;
-  auto const at = static_cast<std::size_t>(layer.value);
-  store_->append(layer, keys_[at], values_[at]);
-}
-
-/// Of the first tokens, those that a policy does not retain. Behind them are those whose queries are kept: who scores by these
-/// takes the last rows for theirs.
-void sequence::drop_rows(host_request const& by, std::int64_t tokens) {
-  for (layer_id layer{0}; layer.value < shape_.layers && tokens > 0; ++layer.value) {
-    store_->retain(layer, by.retained(layer), tokens);
-  }
-}
-
-/// What a layer has of the first tokens, for those who attend to all of it.
-selection sequence::there(layer_id layer, std::int64_t tokens) {
-  if (!store_ || store_->whole()) {
-    there_.front().assign(1, {0, static_cast<std::int32_t>(tokens)});
-    return {scope::request, std::span(there_).first(1), shape_.kv_heads};
-  }
-  for (std::int64_t h = 0; h < shape_.kv_heads; ++h) store_->list(layer, h, tokens, there_[static_cast<std::size_t>(h)]);
-  return {scope::head, there_, shape_.kv_heads};
-}
-
 void sequence::see(std::int64_t layer, rows const& keys, rows const& values) noexcept {
   if (store_) {
     keys_[static_cast<std::size_t>(layer)] = cells_.fresh(keys);
@@ -302,20 +244,6 @@ void sequence::attend_prompt(layer_id layer, node_queries const& q, float* out, 
     attend_block(window_of(q, first, count), view.keys(layer), view.values(layer), there(before), q.terms,
                  table<float>{out + first * row, count * shape_.q_heads, shape_.head_dim, shape_.head_dim}, exec);
   });
-}
-
-/// What drops rows between pieces decides now, for all layers: a graph that fails in the middle has dropped nothing.
-void sequence::end_prompt(float scale, simd_exec& exec) {
-  if (pieces_) {
-    for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
-      prompt_signals told = prompt_of(layer, tokens(), scale);
-      told.first = 0;  // it has seen no steps, and needs no more than what is there
-      told.token_ids = {};
-      pieces_->prefill(view_of(tokens()), layer, told, exec);
-    }
-    drop_rows(*pieces_, tokens() - prompt_.room());
-  }
-  cells_.seal();
 }
 
 query_window sequence::window_of(node_queries const& q, std::int64_t first, std::int64_t count) const noexcept {

@@ -165,8 +165,9 @@ class redis::store {
   }
   std::string name_of(named_block const& block) const {
     block_key const& key = block.first;
-    return "{" + tag_of(key) + "}" + std::to_string(key.head) + ":" + std::to_string(key.position) + ":" +
-           std::to_string(key.generation) + ":" + std::to_string(block.second);
+    std::string made("{");
+    made.append(tag_of(key)).append("}").append(std::to_string(key.head)).append(":").append(std::to_string(key.position));
+    return made.append(":").append(std::to_string(key.generation)).append(":").append(std::to_string(block.second));
   }
   int slot_of(block_key const& key) const { return redis_nodes::slot_of(tag_of(key)); }
   clock::time_point in_time() const { return clock::now() + options_.deadline; }
@@ -184,7 +185,7 @@ class redis::store {
         header.checksum = checksum_of(header, block->second, bytes_);
         std::memcpy(value.data(), &header, sizeof header);
         std::memcpy(value.data() + sizeof header, block->second, static_cast<std::size_t>(bytes_));
-        order.commands += redis_command({"SET", name_of({block->first, write}), value, "EX", seconds});
+        append_command(order.commands, {"SET", name_of({block->first, write}), value, "EX", seconds});
         ++order.replies;
       }
       order.commands += redis_command({"EXEC"});
@@ -243,25 +244,51 @@ class redis::store {
   }
   std::mutex& worker_mutex() { return worker_ ? worker_->mutex() : no_worker_; }
 
-  /// The worker's: everything is looked at before a destination is written.
+  /// The worker's: everything is looked at before a destination is written. A layer's blocks are asked for together; what of
+  /// them did not come, because their slot is on its way to another node, one by one.
   bool fetch(job const& j) noexcept {
     try {
-      std::vector<redis_order> orders;
-      for (wanted const& w : j.blocks) {
-        orders.push_back(
-            {.slot = slot_of(w.read.key), .commands = redis_command({"GET", name_of({w.read.key, w.write})}), .reads = true});
+      replies_.assign(j.blocks.size(), nullptr);
+      std::vector<redis_order> all = ask(j, true);
+      std::vector<redis_order> const some = ask(j, false);
+      for (std::size_t i = 0; i < j.blocks.size(); ++i) {
+        if (replies_[i] == nullptr || !holds(*replies_[i], j.blocks[i])) return false;
       }
-      readers_.run(orders, in_time());
-      for (std::size_t i = 0; i < orders.size(); ++i) {
-        if (!orders[i].done || !holds(*orders[i].got.front(), j.blocks[i])) return false;
-      }
-      for (std::size_t i = 0; i < orders.size(); ++i) {
-        std::memcpy(j.blocks[i].read.to, orders[i].got.front()->str + sizeof(block_header), static_cast<std::size_t>(bytes_));
+      for (std::size_t i = 0; i < j.blocks.size(); ++i) {
+        std::memcpy(j.blocks[i].read.to, replies_[i]->str + sizeof(block_header), static_cast<std::size_t>(bytes_));
       }
       return true;
     } catch (...) {
       return false;
     }
+  }
+
+  /// Asks for blocks that have no reply yet; replies_ are the orders'.
+  std::vector<redis_order> ask(job const& j, bool together) {
+    std::vector<redis_order> orders;
+    std::vector<std::vector<std::size_t>> blocks_of;
+    std::map<int, std::size_t> order_of;
+    for (std::size_t i = 0; i < j.blocks.size(); ++i) {
+      if (replies_[i] != nullptr) continue;
+      wanted const& w = j.blocks[i];
+      int const slot = slot_of(w.read.key);
+      auto const place = together ? order_of.try_emplace(slot, orders.size()).first->second : orders.size();
+      if (place == orders.size()) {
+        orders.push_back({.slot = slot, .replies = 0, .reads = true});
+        blocks_of.emplace_back();
+      }
+      append_command(orders[place].commands, {"GET", name_of({w.read.key, w.write})});
+      ++orders[place].replies;
+      blocks_of[place].push_back(i);
+    }
+    readers_.run(orders, in_time());
+    for (std::size_t o = 0; o < orders.size(); ++o) {
+      for (std::size_t i = 0; i < blocks_of[o].size() && orders[o].done; ++i) {
+        if (redisReply* const reply = orders[o].got[i].get(); reply->type != REDIS_REPLY_ERROR)
+          replies_[blocks_of[o][i]] = reply;
+      }
+    }
+    return orders;
   }
 
   /// Whether it is that write of that block, whole.
@@ -282,7 +309,8 @@ class redis::store {
   bool shared_;
   std::string space_;
   redis_nodes writers_;
-  redis_nodes readers_;  ///< the worker's
+  redis_nodes readers_;               ///< the worker's
+  std::vector<redisReply*> replies_;  ///< the worker's, of a job's blocks
   std::uint64_t writes_ = 0;
   std::map<block_key, std::uint64_t> index_;  ///< what was acknowledged, by which write
   std::vector<named_block> old_;              ///< blocks that must go

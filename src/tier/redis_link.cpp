@@ -10,22 +10,34 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <utility>
 
 namespace kvpolicy::tier {
 
-std::string redis_command(std::vector<std::string_view> const& words) {
-  std::string made = "*" + std::to_string(words.size()) + "\r\n";
+void append_command(std::string& to, std::initializer_list<std::string_view> words) {
+  auto const number = [&to](char kind, std::size_t n) {
+    std::array<char, 24> digits;
+    to.push_back(kind);
+    to.append(digits.data(), std::to_chars(digits.begin(), digits.end(), n).ptr).append("\r\n");
+  };
+  number('*', words.size());
   for (std::string_view const word : words) {
-    made.append("$").append(std::to_string(word.size())).append("\r\n").append(word).append("\r\n");
+    number('$', word.size());
+    to.append(word).append("\r\n");
   }
+}
+std::string redis_command(std::initializer_list<std::string_view> words) {
+  std::string made;
+  append_command(made, words);
   return made;
 }
 
 redis_link::redis_link(std::string const& address, clock::time_point deadline)
-    : address_(address), reader_(redisReaderCreate()) {
+    : address_(address), reader_(redisReaderCreate()), received_(std::size_t{1} << 18) {
   if (reader_ == nullptr) throw std::bad_alloc();
+  reader_->maxbuf = 0;  // its buffer stays between batches
   std::size_t const colon = address.rfind(':');
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -67,11 +79,7 @@ std::vector<redis_reply> redis_link::exchange(std::string_view commands, std::si
       commands.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(sent, 0)));
     }
     if ((ready & (POLLIN | POLLHUP | POLLERR)) == 0) continue;
-    receive();
-    for (void* next = nullptr; made.size() < replies; made.emplace_back(static_cast<redisReply*>(next))) {
-      if (redisReaderGetReply(reader_.get(), &next) != REDIS_OK) throw lost_link(address_ + ": its replies make no sense");
-      if (next == nullptr) break;
-    }
+    receive(made, replies);
   }
   return made;
 }
@@ -87,13 +95,21 @@ short redis_link::wait_for(short events, clock::time_point deadline) const {
   }
 }
 
-void redis_link::receive() {
-  std::array<char, 65536> bytes;
-  ssize_t const count = recv(socket_, bytes.data(), bytes.size(), 0);
+/// In slices: the reader moves what it has not read yet to the front with every reply.
+void redis_link::receive(std::vector<redis_reply>& into, std::size_t wanted) {
+  constexpr std::size_t slice = 4096;
+  ssize_t const count = recv(socket_, received_.data(), received_.size(), 0);
   if (count == 0) throw lost_link(address_ + ": it hung up");
   if (count < 0 && errno != EAGAIN && errno != EINTR) throw lost_link(address_ + ": " + std::strerror(errno));
-  if (count > 0 && redisReaderFeed(reader_.get(), bytes.data(), static_cast<std::size_t>(count)) != REDIS_OK) {
-    throw lost_link(address_ + ": its replies make no sense");
+  for (std::string_view left(received_.data(), static_cast<std::size_t>(std::max<ssize_t>(count, 0))); !left.empty();) {
+    std::size_t const some = std::min(slice, left.size());
+    bool sense = redisReaderFeed(reader_.get(), left.data(), some) == REDIS_OK;
+    left.remove_prefix(some);
+    for (void* next = nullptr; sense; into.emplace_back(static_cast<redisReply*>(next))) {
+      sense = redisReaderGetReply(reader_.get(), &next) == REDIS_OK;
+      if (next == nullptr) break;
+    }
+    if (!sense || into.size() > wanted) throw lost_link(address_ + ": its replies make no sense");
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <hiredis/hiredis.h>
 
+#include <initializer_list>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -24,7 +25,8 @@ struct lost_link : std::runtime_error {
 };
 
 /// One command in RESP.
-std::string redis_command(std::vector<std::string_view> const& words);
+void append_command(std::string& to, std::initializer_list<std::string_view> words);
+std::string redis_command(std::initializer_list<std::string_view> words);
 
 /// hiredis reads the replies; sockets are our own: its timeouts are those of single reads, and its writes raise SIGPIPE.
 class redis_link {
@@ -43,11 +45,12 @@ class redis_link {
     void operator()(redisReader* reader) const noexcept { redisReaderFree(reader); }
   };
   short wait_for(short events, clock::time_point deadline) const;
-  void receive();
+  void receive(std::vector<redis_reply>& into, std::size_t wanted);
 
   std::string address_;
   int socket_ = -1;
   std::unique_ptr<redisReader, free_reader> reader_;
+  std::vector<char> received_;
 };
 
 }  // namespace kvpolicy::tier

@@ -80,7 +80,8 @@ bool redis_nodes::round(std::span<redis_order> orders, int number, clock::time_p
         for (std::size_t i = 0; i < order->replies; ++i) order->got.push_back(std::move(*next++));
         moved = judge(*order, node) || moved;
         // A replica may not have it yet.
-        if (replica && order->done && order->got.front()->type == REDIS_REPLY_NIL) order->done = false;
+        auto const is_nil = [](redis_reply const& r) { return r->type == REDIS_REPLY_NIL; };
+        if (replica && order->done && std::ranges::any_of(order->got, is_nil)) order->done = false;
       }
     } catch (lost_link const&) {
       links_.erase(node);
@@ -101,7 +102,8 @@ bool redis_nodes::judge(redis_order& order, std::string const& asked) {
     return address.starts_with(':') ? host_of(asked) + std::string(address) : std::string(address);
   };
   if (said.starts_with("ASK ")) {
-    order.ask = target();
+    order.done = order.reads && order.replies > 1;
+    if (!order.done) order.ask = target();
     return false;
   }
   if (said.starts_with("MOVED ")) {

@@ -14,7 +14,8 @@
 
 namespace kvpolicy::tier {
 
-/// Commands for one slot, sent together.
+/// Commands for one slot, sent together. Reads that a slot on the move has in two places are refused together, and have to be
+/// ordered one by one.
 struct redis_order {
   int slot = 0;
   std::string commands{};

@@ -55,7 +55,8 @@ void declare(CLI::App& app, arguments& a) {
       ->check(between(1, 1 << 30))
       ->needs(own);
   auto* const tier = app.add_option(
-      "--tier", a.options.tier, "where the prompt's rows live: same_memory, host or disk:FILE (default: the engine's cells)");
+      "--tier", a.options.tier,
+      "where the prompt's rows live: same_memory, host, disk:FILE or redis:HOST:PORT,... (default: the engine's cells)");
   app.add_option("--tier-slots", a.options.tier_slots, "rows that a KV head has in fast memory (default: all it reads)")
       ->check(count_from(1))
       ->needs(tier);

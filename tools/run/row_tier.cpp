@@ -3,8 +3,14 @@
 #include <kvpolicy/tier/host.hpp>
 #include <kvpolicy/tier/same_memory.hpp>
 
+#include <cstdlib>
+#include <sstream>
+
 #ifdef KVPOLICY_HAS_DISK
 #include <kvpolicy/tier/disk.hpp>
+#endif
+#ifdef KVPOLICY_HAS_REDIS
+#include <kvpolicy/tier/redis.hpp>
 #endif
 
 namespace kvpolicy {
@@ -22,7 +28,18 @@ std::optional<tier::any_tier> make_tier(std::string const& name, cache_shape con
     throw unsupported("this kvpolicy-run was built without xxHash; there are same_memory and host");
 #endif
   }
-  throw invalid_value("unknown tier '" + name + "'; there are same_memory, host and disk:FILE");
+  if (name.starts_with("redis:") && name.size() > 6) {
+#ifdef KVPOLICY_HAS_REDIS
+    char const* const password = std::getenv("KVPOLICY_REDIS_PASSWORD");
+    tier::redis_options options{.nodes = {}, .password = password != nullptr ? password : ""};
+    std::istringstream nodes(name.substr(6));
+    for (std::string node; std::getline(nodes, node, ',');) options.nodes.push_back(node);
+    return tier::any_tier::of<tier::redis>(options, bytes, blocks);
+#else
+    throw unsupported("this kvpolicy-run was built without hiredis; there are same_memory, host and disk:FILE");
+#endif
+  }
+  throw invalid_value("unknown tier '" + name + "'; there are same_memory, host, disk:FILE and redis:HOST:PORT");
 }
 
 nlohmann::ordered_json tier_json(std::string const& name, tier::resident_statistics const& s) {

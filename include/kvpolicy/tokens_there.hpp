@@ -1,0 +1,68 @@
+// Where rows that were dropped are gone: which tokens a layer still has, by index.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvpolicy/retained_tokens.hpp"
+#include "kvpolicy/selection.hpp"
+
+namespace kvpolicy {
+
+/// Of one layer, for an act that makes `lists` lists of it.
+class tokens_there {
+ public:
+  /// `there`: one list for each head, or one for all. Throws unsupported where heads differ and the act's list is one.
+  void list(std::span<range_list const> there, std::size_t lists, std::int64_t max_tokens) {
+    if (there.size() > lists && !std::ranges::all_of(there, [&](range_list const& list) { return list == there.front(); })) {
+      throw unsupported(
+          "heads have other tokens each, and the policy keeps the same ones in all; begin with an empty sequence");
+    }
+    stride_ = max_tokens;
+    counts_.resize(lists);
+    ids_.resize(lists * static_cast<std::size_t>(max_tokens));
+    for (std::size_t l = 0; l < lists; ++l) {
+      std::int32_t* const first = ids_.data() + static_cast<std::int64_t>(l) * stride_;
+      std::int32_t* to = first;
+      for (token_range const& range : there[there.size() == 1 ? 0 : l]) {
+        for (std::int32_t t = range.begin; t < range.end; ++t) *to++ = t;
+      }
+      counts_[l] = to - first;
+    }
+  }
+
+  retained_tokens tokens() const noexcept { return {ids_.data(), stride_, counts_}; }
+  /// Whether all lists have as many.
+  bool alike() const noexcept { return std::ranges::adjacent_find(counts_, std::ranges::not_equal_to{}) == counts_.end(); }
+  /// A head's tokens of a view; where all lists are alike, head 0's view is of all heads.
+  template <kv_cache_view View>
+  indexed_view<View> of(View const& view, std::int64_t head) const noexcept {
+    retained_tokens const all = tokens();
+    return {view, counts_[all.list(head)], all.of(head), alike() && counts_.size() > 1 ? stride_ : 0};
+  }
+
+ private:
+  std::vector<std::int32_t> ids_;  ///< `[lists, stride]`
+  std::vector<std::int64_t> counts_;
+  std::int64_t stride_ = 0;
+};
+
+/// Throws unsupported where a layer is to keep a token that is gone; `there` empty: none is.
+inline void expect_there(std::span<range_list const> kept, std::span<range_list const> there) {
+  for (std::size_t l = 0; l < kept.size() && !there.empty(); ++l) {
+    range_list const& has = there[there.size() == 1 ? 0 : l];
+    for (token_range const& wanted : kept[l]) {
+      std::int32_t end = wanted.begin;  // of what is there from its beginning on
+      for (token_range const& range : has) end = range.begin <= end ? std::max(end, range.end) : end;
+      if (end >= wanted.end) continue;
+      throw unsupported("tokens from " + std::to_string(end) +
+                        " on are gone in a layer that keeps them under this policy; begin with an empty sequence");
+    }
+  }
+}
+
+}  // namespace kvpolicy
