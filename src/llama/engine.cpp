@@ -47,6 +47,7 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
     if (!found.left().empty()) throw unsupported("own rows need every layer to be the session's, and " + found.left().front());
     trained_ = llama_model_n_ctx_train(model);
     shape.max_tokens = options_.longest != 0 ? options_.longest : trained_;
+    check_memory(shape, *element_of(params.type_v));
   }
   kvpolicy::check(policy_, shape);
   if (options_.between_pieces) kvpolicy::check(*options_.between_pieces, shape);

@@ -42,6 +42,7 @@ class session::engine {
   void load(saved_prompt const& saved, llama_seq_id of) { sequence_of(of).load(saved); }
   int decode(llama_context* context, llama_batch const& batch);
   void copy(llama_seq_id from, llama_seq_id to);
+  void end(llama_seq_id of) noexcept;
   memory_statistics memory() const noexcept;
   void check();
   cache_shape const& shape() const noexcept { return attached_shape_; }
@@ -87,6 +88,7 @@ class session::engine {
   void see_terms(ggml_tensor const* node, layer_hook& hook);
   void see_length(std::int64_t tokens);
   void check_own_rows() const;
+  void check_memory(cache_shape const& shape, element_type values) const;
   void check_pieces(host_policy const& policy) const;
   void give_back(llama_context* context, llama_batch const& of);
   std::unique_ptr<block_arena> make_arena(cache_shape const& shape) const;

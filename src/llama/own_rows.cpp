@@ -53,14 +53,22 @@ void session::engine::see_length(std::int64_t tokens) {
   beyond_trained_ = beyond_trained_ || tokens > trained_;
 }
 
+/// A limit has a block for each head at least.
+void session::engine::check_memory(cache_shape const& shape, element_type values) const {
+  std::int64_t const least = shape.layers * shape.kv_heads * row_store::block_bytes(shape, values);
+  KVPOLICY_EXPECTS(options_.memory == 0 || options_.memory >= least,
+                   "memory for rows of " + std::to_string(options_.memory) + " bytes; one block of " +
+                       std::to_string(row_store::rows_of_block) + " rows for each layer and KV head takes " +
+                       std::to_string(least));
+}
+
 /// Address space costs nothing: by default there is room for all that the sequences can hold.
 std::unique_ptr<block_arena> session::engine::make_arena(cache_shape const& shape) const {
   std::int64_t const bytes = row_store::block_bytes(shape, value_type_);
   std::int64_t const most = INT32_MAX / row_store::rows_of_block;
   std::int64_t const of_sequence = shape.layers * shape.kv_heads * (shape.max_tokens / row_store::rows_of_block + 1);
   std::int64_t const all = std::min(most, of_sequence * static_cast<std::int64_t>(llama_max_parallel_sequences()));
-  return std::make_unique<block_arena>(bytes,
-                                       options_.memory == 0 ? all : std::clamp<std::int64_t>(options_.memory / bytes, 1, all));
+  return std::make_unique<block_arena>(bytes, options_.memory == 0 ? all : std::min(options_.memory / bytes, all));
 }
 
 memory_statistics session::engine::memory() const noexcept {
@@ -112,6 +120,10 @@ void session::engine::copy(llama_seq_id from, llama_seq_id to) {
   sequence const* const source = find(from);
   if (source == nullptr || from == to || source->tokens() == 0) return;
   sequence_of(to).take_over(*source, source->tokens(), -1);
+}
+
+void session::engine::end(llama_seq_id of) noexcept {
+  if (options_.own_rows && find(of) != nullptr) sequences_[static_cast<std::size_t>(of)]->end();
 }
 
 /// The engine's cells of these tokens' sequences, but for the last few, which tell it where they are.

@@ -78,6 +78,13 @@ void sequence::end_prompt(float scale, simd_exec& exec) {
   cells_.seal();
 }
 
+void sequence::end() noexcept {
+  if (!store_) return;
+  store_->clear();
+  cells_.forget();
+  forget_all();
+}
+
 memory_statistics sequence::memory() const noexcept {
   if (!store_) return {};
   return {.rows = store_->rows_held(), .bytes = store_->bytes_held()};

@@ -58,6 +58,8 @@ class sequence {
   void follow(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others);
   /// Becomes a copy of the first tokens of another one with own rows; `stream` is its cells', -1: told by the next follow().
   void take_over(sequence const& other, std::int64_t tokens, std::int64_t stream);
+  /// With own rows: there are no tokens any more.
+  void end() noexcept;
   /// See sequence_cells.
   void check_history() { cells_.check_history(); }
   /// Where a layer's rows of the whole cache are.

@@ -16,6 +16,7 @@ saved_prompt session::save(llama_seq_id of) const { return engine_->save(of); }
 void session::load(saved_prompt const& saved, llama_seq_id of) { engine_->load(saved, of); }
 int session::decode(llama_context* context, llama_batch const& batch) { return engine_->decode(context, batch); }
 void session::copy(llama_seq_id from, llama_seq_id to) { engine_->copy(from, to); }
+void session::end(llama_seq_id of) noexcept { engine_->end(of); }
 void session::check() { engine_->check(); }
 cache_shape session::shape() const noexcept { return engine_->shape(); }
 std::vector<std::string> session::report() const { return engine_->report(); }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <unordered_map>
 #include <utility>
 
 #define XXH_INLINE_ALL
@@ -14,6 +15,7 @@
 
 #include "kvpolicy/error.hpp"
 #include "kvpolicy/tier/get_worker.hpp"
+#include "redis_names.hpp"
 #include "redis_nodes.hpp"
 
 namespace kvpolicy::tier {
@@ -76,7 +78,8 @@ class redis::store {
     if (std::ssize(index_) + fresh > capacity_) return false;
     if (last.empty()) return true;
 
-    std::map<block_key, std::uint64_t> made;  // whatever could throw comes before the servers know
+    std::unordered_map<block_key, std::uint64_t, hash> made;  // whatever could throw comes before the servers know
+    index_.reserve(index_.size() + last.size());
     std::uint64_t const write = shared_ ? 0 : ++writes_;
     for (auto const& w : last) made.emplace(w.first, write);
     old_.reserve(old_.size() + last.size());
@@ -138,6 +141,9 @@ class redis::store {
  private:
   /// A block as a server has it: another write of its key has another name.
   using named_block = std::pair<block_key, std::uint64_t>;
+  struct hash {
+    std::size_t operator()(block_key const& key) const noexcept { return XXH3_64bits(&key, sizeof key); }
+  };
   struct wanted {
     block_read read;
     std::uint64_t write;
@@ -159,33 +165,23 @@ class redis::store {
     return options;
   }
 
-  /// A request's blocks of a layer lie in one slot.
-  std::string tag_of(block_key const& key) const {
-    return space_ + ":" + std::to_string(key.request) + ":" + std::to_string(key.layer);
-  }
-  std::string name_of(named_block const& block) const {
-    block_key const& key = block.first;
-    std::string made("{");
-    made.append(tag_of(key)).append("}").append(std::to_string(key.head)).append(":").append(std::to_string(key.position));
-    return made.append(":").append(std::to_string(key.generation)).append(":").append(std::to_string(block.second));
-  }
-  int slot_of(block_key const& key) const { return redis_nodes::slot_of(tag_of(key)); }
   clock::time_point in_time() const { return clock::now() + options_.deadline; }
 
   /// One transaction for each tag. False where one of them was refused, or it is not known.
   bool send(std::map<block_key, std::byte const*> const& blocks, std::uint64_t write) {
     std::vector<redis_order> orders;
+    block_names name(space_);
     std::string const seconds = std::to_string(options_.lifetime.count());
     std::string value(sizeof(block_header) + static_cast<std::size_t>(bytes_), '\0');
     for (auto block = blocks.begin(); block != blocks.end();) {
       block_key const first = block->first;
-      redis_order order{.slot = slot_of(first), .commands = redis_command({"MULTI"}), .replies = 2};
+      redis_order order{.slot = name.slot_of(first), .commands = redis_command({"MULTI"}), .replies = 2};
       for (; block != blocks.end() && block->first.request == first.request && block->first.layer == first.layer; ++block) {
         block_header header{.key = block->first, .write = write};
         header.checksum = checksum_of(header, block->second, bytes_);
         std::memcpy(value.data(), &header, sizeof header);
         std::memcpy(value.data() + sizeof header, block->second, static_cast<std::size_t>(bytes_));
-        append_command(order.commands, {"SET", name_of({block->first, write}), value, "EX", seconds});
+        append_command(order.commands, {"SET", name.of(block->first, write), value, "EX", seconds});
         ++order.replies;
       }
       order.commands += redis_command({"EXEC"});
@@ -227,10 +223,12 @@ class redis::store {
       }
       std::vector<redis_order> orders;
       std::vector<named_block> asked;
+      block_names name(space_);
       for (named_block const& block : old_) {
         if (read.contains(block)) continue;
         asked.push_back(block);
-        orders.push_back({.slot = slot_of(block.first), .commands = redis_command({"UNLINK", name_of(block)})});
+        orders.push_back(
+            {.slot = name.slot_of(block.first), .commands = redis_command({"UNLINK", name.of(block.first, block.second)})});
       }
       if (orders.empty()) return;
       writers_.run(orders, clock::now() + std::min(options_.deadline, options_.attempt));
@@ -268,16 +266,17 @@ class redis::store {
     std::vector<redis_order> orders;
     std::vector<std::vector<std::size_t>> blocks_of;
     std::map<int, std::size_t> order_of;
+    block_names name(space_);
     for (std::size_t i = 0; i < j.blocks.size(); ++i) {
       if (replies_[i] != nullptr) continue;
       wanted const& w = j.blocks[i];
-      int const slot = slot_of(w.read.key);
+      int const slot = name.slot_of(w.read.key);
       auto const place = together ? order_of.try_emplace(slot, orders.size()).first->second : orders.size();
       if (place == orders.size()) {
         orders.push_back({.slot = slot, .replies = 0, .reads = true});
         blocks_of.emplace_back();
       }
-      append_command(orders[place].commands, {"GET", name_of({w.read.key, w.write})});
+      append_command(orders[place].commands, {"GET", name.of(w.read.key, w.write)});
       ++orders[place].replies;
       blocks_of[place].push_back(i);
     }
@@ -312,8 +311,8 @@ class redis::store {
   redis_nodes readers_;               ///< the worker's
   std::vector<redisReply*> replies_;  ///< the worker's, of a job's blocks
   std::uint64_t writes_ = 0;
-  std::map<block_key, std::uint64_t> index_;  ///< what was acknowledged, by which write
-  std::vector<named_block> old_;              ///< blocks that must go
+  std::unordered_map<block_key, std::uint64_t, hash> index_;  ///< what was acknowledged, by which write
+  std::vector<named_block> old_;                              ///< blocks that must go
   std::mutex no_worker_;
   std::optional<get_worker<job>> worker_;
 };

@@ -43,7 +43,7 @@ void redis_nodes::run(std::span<redis_order> orders, clock::time_point deadline)
     bool const moved = round(orders, number, std::min(deadline, clock::now() + options_.attempt));
     if (!left()) return;
     std::string why;
-    if (moved) refresh(std::min(deadline, clock::now() + options_.attempt), why);
+    if (moved) refresh(deadline, why);
     if (number > 0) std::this_thread::sleep_for(std::min(pause *= 2, milliseconds(50)));
   }
 }
@@ -84,7 +84,7 @@ bool redis_nodes::round(std::span<redis_order> orders, int number, clock::time_p
         if (replica && order->done && std::ranges::any_of(order->got, is_nil)) order->done = false;
       }
     } catch (lost_link const&) {
-      links_.erase(node);
+      lose(node);
       for (redis_order* const order : theirs) order->ask.clear();
       moved = true;
     }
@@ -141,19 +141,26 @@ redis_link& redis_nodes::link_to(std::string const& node, bool replica, clock::t
   return *link;
 }
 
-/// Asks who is known, those that answered last before the others, then those that were named.
+void redis_nodes::lose(std::string const& node) {
+  links_.erase(node);
+  silent_.insert(node);
+}
+
+/// Asks who is known or was named; those that did not answer last time, in their turn, when nobody else did.
 bool redis_nodes::refresh(clock::time_point deadline, std::string& why) {
   std::vector<std::string> known;
   for (owner const& o : owners_) known.insert(known.end(), {o.primary, o.replica});
-  std::ranges::stable_partition(known, [&](std::string const& node) { return links_.contains(node); });
   known.insert(known.end(), options_.nodes.begin(), options_.nodes.end());
+  std::ranges::stable_partition(known, [&](std::string const& node) { return !silent_.contains(node); });
   for (std::string const& node : known) {
     if (node.empty() || clock::now() >= deadline) continue;
     try {
-      if (learn(node, std::min(deadline, clock::now() + options_.attempt))) return true;
+      bool const whole = learn(node, std::min(deadline, clock::now() + options_.attempt));
+      silent_.erase(node);
+      if (whole) return true;
       why = node + ": not all slots are served";
     } catch (lost_link const& lost) {
-      links_.erase(node);
+      lose(node);
       why = lost.what();
     }
   }

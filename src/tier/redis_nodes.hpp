@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -50,6 +51,7 @@ class redis_nodes {
   /// What came back: done, or where to ask next. Returns whether the slots should be looked up anew.
   bool judge(redis_order& order, std::string const& asked);
   redis_link& link_to(std::string const& node, bool replica, clock::time_point deadline);
+  void lose(std::string const& node);
   bool refresh(clock::time_point deadline, std::string& why);
   bool learn(std::string const& node, clock::time_point deadline);
   std::string address_of(redisReply const& node, std::string const& asked) const;
@@ -58,6 +60,7 @@ class redis_nodes {
   std::vector<owner> owners_;            ///< each that there is
   std::vector<std::uint16_t> owner_of_;  ///< of each slot, among them
   std::map<std::string, std::unique_ptr<redis_link>> links_;
+  std::set<std::string> silent_;  ///< did not answer when they were last asked
 };
 
 }  // namespace kvpolicy::tier

@@ -268,6 +268,9 @@ TEST_CASE("own rows refuse by name what they can't follow, and go on") {
     llama_context_params params = parameters({});
     CHECK_THROWS_WITH(of.attach(params, model.get()), ContainsSubstring(says));
   }
+  session small(presets::full{}, {.own_rows = true, .memory = 1000});
+  llama_context_params of_small = parameters({});
+  CHECK_THROWS_WITH(small.attach(of_small, model.get()), ContainsSubstring("memory for rows of 1000 bytes"));
   model_owner const windows = tiny_sliding_window();
   session of(presets::full{}, {.own_rows = true});
   llama_context_params params = parameters({});
@@ -282,6 +285,14 @@ TEST_CASE("a sequence that exhausts the memory fails alone, and others go on") {
   CHECK(own.status_of(random_tokens(400), 1, 0) != 0);
   CHECK_THROWS_WITH(own.own().check(), ContainsSubstring("memory is exhausted"));
   CHECK_NOTHROW(own.feed({5}, 0, 100));
+  CHECK_NOTHROW(own.feed(random_tokens(200), 1, 0));
+  CHECK(own.status_of(random_tokens(200), 1, 200) != 0);
+  CHECK_THROWS_AS(own.own().check(), error);
+  CHECK_NOTHROW(own.feed({5}, 1, 200));  // what it had before is there
+  CHECK(own.own().last_step(1).tokens == 201);
+  llama_memory_seq_rm(own.engine().memory(), 1, -1, -1);
+  own.own().end(1);
+  CHECK(own.own().memory(1).bytes == 0);
   CHECK_NOTHROW(own.feed(random_tokens(200), 1, 0));
   CHECK(own.own().memory().rows == 301 * shape.layers * shape.kv_heads);
   CHECK(own.own().memory().limit == blocks * row_store::rows_of_block * row_bytes);

@@ -170,6 +170,9 @@ class session {
   /// goes on from what that knows. Without it a copy is noticed when it is first decoded: what `from` dropped by then is gone
   /// from it too, and where `from` has ended it is refused. Throws unsupported without own rows.
   void copy(llama_seq_id from, llama_seq_id to);
+  /// With own rows, beside llama_memory_seq_rm of a whole sequence: its rows are freed at once. Without it they are when its next
+  /// first token is decoded.
+  void end(llama_seq_id of) noexcept;
 
   /// Throws what stopped the last llama_decode, once; returns if nothing did. After llama_set_abort_callback the session can't
   /// stop the engine: a decode that it refuses returns 0 then, with the logits of dense attention, and this throws all the
