@@ -70,7 +70,9 @@ class retain_stage {
 
   template <class View, class Exec>
   void prefill(View const& view, layer_id layer, retained_tokens const&, prompt_signals const& prompt, Exec& exec) {
-    if (Act::granularity == scope::request && layer.value != 0) return;
+    if (Act::granularity == scope::request && layer.value != 0) {
+      return expect_there(kept_.of(layer), prompt.there, view.tokens());
+    }
     act_.pool.update(summaries_, view, layer, {0, shape_.kv_heads}, view.tokens(), exec);
     decide(view, layer, prompt, {}, exec);
   }
@@ -129,13 +131,12 @@ class retain_stage {
     std::span const lists = kept_.of(layer);
     if (layer_id const leader = act_.layers.leader(layer); leader != layer) {
       std::ranges::copy(kept_.of(leader), lists.begin());
-      expect_there(lists, prompt.there);
+      expect_there(lists, prompt.there, tokens);
       return;
     }
     if (act_.layers.dense(layer)) {
-      range_list const all{{0, static_cast<std::int32_t>(tokens), reason::open}};
-      for (range_list& list : lists) list = all;
-      expect_there(lists, prompt.there);
+      for (range_list& list : lists) list.clear(), append(list, 0, tokens, reason::open);
+      expect_there(lists, prompt.there, tokens);
       return;
     }
     if (prompt.there.empty()) return decide_among(view, layer, {0, shape_.kv_heads}, {}, prompt, queries, exec);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "kvpolicy/signals.hpp"
 #include "kvpolicy/view.hpp"
@@ -58,9 +59,12 @@ inline void check_signals(prompt_signals const& given, signals needs, std::int64
                    "prompt_signals::there has " + std::to_string(heads) + " lists; one for all heads, or " +
                        std::to_string(shape.kv_heads) + ", can be");
   for (range_list const& list : given.there) {
-    KVPOLICY_EXPECTS(
-        !list.empty() && list.front().begin >= 0 && list.back().end <= tokens,
-        "prompt_signals::there has a list that is empty, or names tokens behind the view's " + std::to_string(tokens));
+    std::int32_t end = 0;
+    bool ascends = !list.empty();
+    for (token_range const& range : list) ascends = ascends && range.begin >= std::exchange(end, range.end) && range.size() > 0;
+    KVPOLICY_EXPECTS(ascends && end <= tokens,
+                     "prompt_signals::there has a list that is empty, does not ascend, or names tokens behind the view's " +
+                         std::to_string(tokens));
   }
   if (contains(needs, signals::rotation)) {
     rotation const& r = given.rope;

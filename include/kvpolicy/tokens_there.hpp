@@ -51,14 +51,14 @@ class tokens_there {
   std::int64_t stride_ = 0;
 };
 
-/// Throws unsupported where a layer is to keep a token that is gone; `there` empty: none is.
-inline void expect_there(std::span<range_list const> kept, std::span<range_list const> there) {
-  for (std::size_t l = 0; l < kept.size() && !there.empty(); ++l) {
+/// Throws unsupported where a layer is to keep one of the first tokens that is gone; `there` empty: none is.
+inline void expect_there(std::span<range_list const> kept, std::span<range_list const> there, std::int64_t tokens) {
+  for (std::size_t l = 0; l < std::max(kept.size(), there.size()) && !there.empty(); ++l) {
     range_list const& has = there[there.size() == 1 ? 0 : l];
-    for (token_range const& wanted : kept[l]) {
+    for (token_range const& wanted : kept[kept.size() == 1 ? 0 : l]) {
       std::int32_t end = wanted.begin;  // of what is there from its beginning on
       for (token_range const& range : has) end = range.begin <= end ? std::max(end, range.end) : end;
-      if (end >= wanted.end) continue;
+      if (end >= std::min<std::int64_t>(wanted.end, tokens)) continue;
       throw unsupported("tokens from " + std::to_string(end) +
                         " on are gone in a layer that keeps them under this policy; begin with an empty sequence");
     }

@@ -44,6 +44,8 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
                      (params.kv_unified ? 1 : std::max<std::int64_t>(params.n_seq_max, 1));
   shape.type = *element_of(params.type_k);
   if (options_.own_rows) {
+    if (llama_model_is_hybrid(model))
+      throw unsupported("own rows need a cache that can be cut, and this model has recurrent layers");
     if (!found.left().empty()) throw unsupported("own rows need every layer to be the session's, and " + found.left().front());
     trained_ = llama_model_n_ctx_train(model);
     shape.max_tokens = options_.longest != 0 ? options_.longest : trained_;

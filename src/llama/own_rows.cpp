@@ -1,11 +1,24 @@
 // Rows that the session holds itself: what is refused with them, their memory, and decoding in pieces.
 #include <algorithm>
-#include <map>
+#include <set>
 #include <string>
 
 #include "engine.hpp"
 
 namespace kvpolicy::llama {
+namespace {
+
+std::set<llama_seq_id> sequences_of(llama_batch const& batch) {
+  std::set<llama_seq_id> all;
+  for (std::int32_t i = 0; i < batch.n_tokens; ++i) {
+    std::int32_t const named = batch.seq_id != nullptr && batch.n_seq_id != nullptr ? batch.n_seq_id[i] : 0;
+    if (named > 0) all.insert(batch.seq_id[i], batch.seq_id[i] + named);
+    else all.insert(0);
+  }
+  return all;
+}
+
+}  // namespace
 
 /// Whether the options fit together.
 void session::engine::check_own_rows() const {
@@ -39,7 +52,16 @@ void session::engine::check_pieces(host_policy const& policy) const {
     refuse_if(retain.observation_queries == all_queries || contains(retain.needs, signals::rotation),
               "the policy looks at every token of a prompt, and between_pieces drops some before it ends; leave it out");
   }
-  refuse_if(facts_of(policy.retain).keeps_all,
+  act_facts const retain = facts_of(policy.retain);
+  refuse_if(pieces.granularity > retain.granularity && !retain.keeps_all,
+            "between_pieces keeps other tokens for each head, or layer, and the policy the same ones in all; give it one that "
+            "keeps the same ones too");
+  refuse_if(
+      retain.layers.dense_first != 0 || retain.layers.reuse != 1,
+      "the policy has layers that keep everything, or what others keep, and between_pieces drops some of it; leave it out");
+  refuse_if(contains(pieces.needs, signals::token_ids),
+            "between_pieces reads token ids, which it is not given; give it another");
+  refuse_if(retain.keeps_all,
             "the policy keeps every token of a prompt, and between_pieces drops some; leave it out, or put a retain before it");
 }
 
@@ -82,12 +104,15 @@ memory_statistics session::engine::memory() const noexcept {
 
 int session::engine::decode(llama_context* context, llama_batch const& batch) {
   auto const staged = static_cast<std::int64_t>(sequence_cells::staged);
-  std::int64_t const in_cache =
-      unified_ ? std::ranges::count_if(sequences_, [](auto const& s) { return s != nullptr && s->tokens() > 0; }) : 0;
+  std::set<llama_seq_id> in_cache = sequences_of(batch);
+  for (llama_seq_id id = 0; unified_ && id < static_cast<llama_seq_id>(llama_n_seq_max(context)); ++id) {
+    if (llama_memory_seq_pos_max(llama_get_memory(context), id) >= 0) in_cache.insert(id);
+  }
   std::int64_t const cells = unified_ ? llama_n_ctx(context) : llama_n_ctx_seq(context);
-  std::int64_t const room = options_.own_rows ? cells - staged * (in_cache + 1) : cells;
+  std::int64_t const keep = staged * (unified_ ? std::ssize(in_cache) : 1);
+  std::int64_t const room = options_.own_rows ? cells - keep : cells;
   std::int64_t const piece = std::min<std::int64_t>(llama_n_batch(context), room);
-  KVPOLICY_EXPECTS(piece >= 2, "a context of " + std::to_string(cells) + " cells for " + std::to_string(in_cache) +
+  KVPOLICY_EXPECTS(piece >= 2, "a context of " + std::to_string(cells) + " cells for " + std::to_string(in_cache.size()) +
                                    " sequences, each of which keeps " + std::to_string(staged) +
                                    "; raise n_ctx, or end a sequence");
   std::int64_t const last_piece = batch.n_tokens == 0 ? 0 : (batch.n_tokens - 1) / piece * piece;
@@ -110,16 +135,17 @@ int session::engine::decode(llama_context* context, llama_batch const& batch) {
                            .seq_id = behind(batch.seq_id, 1),
                            .logits = behind(batch.logits, 1)};
     status = llama_decode(context, some);
-    if (status == 0 && options_.own_rows) give_back(context, some);
+    if (options_.own_rows) give_back(context, some);  // of what failed too: micro-batches before that one stay
   }
+  batch_.drop();
   return status;
 }
 
 void session::engine::copy(llama_seq_id from, llama_seq_id to) {
   if (!options_.own_rows) throw unsupported("the engine's rows are copied by llama_memory_seq_cp alone; copy() is of own rows");
   sequence const* const source = find(from);
-  if (source == nullptr || from == to || source->tokens() == 0) return;
-  sequence_of(to).take_over(*source, source->tokens(), -1);
+  if (source == nullptr || from == to || source->sealed() == 0) return;
+  sequence_of(to).take_over(*source, source->sealed(), -1);
 }
 
 void session::engine::end(llama_seq_id of) noexcept {
@@ -129,15 +155,11 @@ void session::engine::end(llama_seq_id of) noexcept {
 /// The engine's cells of these tokens' sequences, but for the last few, which tell it where they are.
 void session::engine::give_back(llama_context* context, llama_batch const& of) {
   llama_memory_t const memory = llama_get_memory(context);
-  std::map<llama_seq_id, bool> seen;
-  for (std::int32_t i = 0; i < of.n_tokens; ++i) {
-    std::int32_t const named = of.seq_id != nullptr && of.n_seq_id != nullptr ? of.n_seq_id[i] : 0;
-    for (std::int32_t j = 0; j < std::max(named, 1); ++j) {
-      llama_seq_id const id = named > 0 ? of.seq_id[i][j] : 0;
-      if (!seen.emplace(id, true).second) continue;
-      llama_pos const last = llama_memory_seq_pos_max(memory, id);
-      if (last >= sequence_cells::staged) llama_memory_seq_rm(memory, id, 0, last + 1 - sequence_cells::staged);
-    }
+  for (llama_seq_id const id : sequences_of(of)) {
+    llama_pos const first = llama_memory_seq_pos_max(memory, id) + 1 - sequence_cells::staged;
+    if (first <= 0) continue;
+    llama_memory_seq_rm(memory, id, 0, first);
+    if (find(id) != nullptr) sequences_[static_cast<std::size_t>(id)]->gave_back(first);
   }
 }
 

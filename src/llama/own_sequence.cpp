@@ -36,6 +36,7 @@ void sequence::take_over(sequence const& other, std::int64_t tokens, std::int64_
   request_ = other.request_;
   due_from_ = other.due_from_;
   prefill_due_ = other.prefill_due_;
+  if (due_from_ >= tokens) due_from_ = nothing_due, std::ranges::fill(prefill_due_, 0);  // a prompt that came behind the copy
   forget(tokens);
 }
 

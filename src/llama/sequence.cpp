@@ -11,8 +11,6 @@
 namespace kvpolicy::llama {
 namespace {
 
-constexpr std::int64_t nothing_due = std::numeric_limits<std::int64_t>::max();
-
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -58,6 +59,9 @@ class sequence {
   void follow(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others);
   /// Becomes a copy of the first tokens of another one with own rows; `stream` is its cells', -1: told by the next follow().
   void take_over(sequence const& other, std::int64_t tokens, std::int64_t stream);
+  void gave_back(llama_pos first) noexcept { cells_.gave_back(first); }
+  /// Tokens whose graphs ended well.
+  std::int64_t sealed() const noexcept { return std::ssize(cells_.known()); }
   /// With own rows: there are no tokens any more.
   void end() noexcept;
   /// See sequence_cells.
@@ -99,6 +103,8 @@ class sequence {
   template <class There>
   void attend_prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec, There there) const;
   selection there(layer_id layer, std::int64_t tokens);
+  static constexpr std::int64_t nothing_due = std::numeric_limits<std::int64_t>::max();
+
   void make_room();
   void forget(std::int64_t tokens) noexcept;
   void prompt_due(std::int64_t from) noexcept;

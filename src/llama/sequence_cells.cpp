@@ -87,7 +87,7 @@ bool sequence_cells::continues(seen_cells const& now) const noexcept {
   if (now.position < 0 || now.position > std::ssize(known_)) return false;
   return std::ranges::all_of(now.visible, [&](std::int32_t cell) {
     std::int32_t const at = table_.position(now.stream, cell);
-    return at >= 0 && at < now.position && table_.holds(now.stream, cell, known_[static_cast<std::size_t>(at)]);
+    return at >= staged_from_ && at < now.position && table_.holds(now.stream, cell, known_[static_cast<std::size_t>(at)]);
   });
 }
 
@@ -95,10 +95,12 @@ void sequence_cells::cut(std::int64_t tokens, std::int64_t stream) {
   cells_.resize(static_cast<std::size_t>(tokens), -1);
   known_.resize(static_cast<std::size_t>(tokens));
   stream_ = stream;
+  staged_from_ = std::min(staged_from_, static_cast<llama_pos>(tokens));
 }
 
 void sequence_cells::take_over(sequence_cells const& from, std::int64_t tokens, std::int64_t stream) {
   known_.assign(from.known_.begin(), from.known_.begin() + tokens);
+  staged_from_ = from.staged_from_;
   cut(tokens, stream);
 }
 
@@ -147,6 +149,7 @@ void sequence_cells::forget() noexcept {
   known_.clear();
   stream_ = -1;
   in_order_ = 0;
+  staged_from_ = 0;
   in_a_row_ = true;
 }
 

@@ -1,6 +1,7 @@
 // Which cells hold a sequence's tokens, in their order.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -44,6 +45,8 @@ class sequence_cells {
   /// The same where the engine gave cells back: whether what is seen now, if anything, are tokens of this sequence, and it has
   /// all before them.
   bool continues(seen_cells const& now) const noexcept;
+  /// The engine's cells of the tokens before this position are given back: those that are seen there are another sequence's.
+  void gave_back(llama_pos first) noexcept { staged_from_ = std::max(staged_from_, first); }
   /// So many tokens are left, in a stream.
   void cut(std::int64_t tokens, std::int64_t stream);
   /// The first tokens of another sequence.
@@ -82,6 +85,7 @@ class sequence_cells {
   std::vector<fingerprint> known_;   ///< of each token, but for those that the running graph writes
   std::int32_t first_position_ = 0;
   std::int64_t in_order_ = 0;          ///< see expect_in_order
+  llama_pos staged_from_ = 0;          ///< see gave_back
   bool in_a_row_ = true;               ///< each cell follows the one before
   std::vector<placed_token> ordered_;  ///< scratch
 };

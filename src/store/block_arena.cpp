@@ -36,17 +36,17 @@ block_arena::block_arena(std::int64_t block_bytes, std::int64_t blocks) : block_
 block_arena::~block_arena() { munmap(base_, static_cast<std::size_t>(block_bytes_ * blocks_)); }
 
 void block_arena::expect(std::int64_t blocks) const {
-  if (blocks <= blocks_ - held_) return;
+  if (blocks <= free()) return;
   throw error("the row store's memory is exhausted: " + std::to_string(blocks) + " more blocks of " +
-              std::to_string(block_bytes_) + " bytes are needed, " + std::to_string(blocks_ - held_) + " of " +
-              std::to_string(blocks_) + " are free; raise its limit, or end a sequence");
+              std::to_string(block_bytes_) + " bytes are needed, " + std::to_string(free()) + " of " + std::to_string(blocks_) +
+              " are free; raise its limit, or end a sequence");
 }
 
 std::int32_t block_arena::take() {
   expect(1);
   if (free_.empty()) {
+    if (free_.capacity() <= holders_.size()) free_.reserve(2 * holders_.size() + 64);  // so that release() never allocates
     holders_.push_back(0);
-    free_.reserve(holders_.capacity());  // so that release() never allocates
     free_.push_back(static_cast<std::int32_t>(holders_.size() - 1));
   }
   std::ranges::pop_heap(free_, std::greater{});

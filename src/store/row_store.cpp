@@ -81,10 +81,11 @@ row_store row_store::fork(std::int64_t tokens) const {
     made.tokens_[static_cast<std::size_t>(layer.value)] = here;
     for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
       std::copy_n(row_of(layer, h), here, made.row_of(layer, h));
+      head_rows copy = at(layer, h);
+      make_room(copy);
+      for (std::int32_t const block : copy.blocks) arena_->hold(block);
       head_rows& head = made.at(layer, h);
-      head = at(layer, h);
-      make_room(head);
-      for (std::int32_t const block : head.blocks) arena_->hold(block);
+      head = std::move(copy);
       for (std::int64_t place = std::ssize(head.token_at); place-- > 0;) {
         if (head.token_at[static_cast<std::size_t>(place)] >= here) made.drop(head, place, made.row_of(layer, h));
       }
@@ -154,7 +155,7 @@ void row_store::retain(layer_id layer, selection const& kept, std::int64_t token
     if (head.count == before) continue;
     whole_ = false;
     settle(head);
-    if (std::ssize(head.free) >= worth_packing) pack(head, row_of(layer, h));
+    if (std::ssize(head.free) >= worth_packing && can_pack(head)) pack(head, row_of(layer, h));
   }
 }
 
@@ -199,12 +200,13 @@ std::int64_t row_store::needs(head_rows const& head, std::int64_t tokens) const 
   bool const all_own = std::ranges::none_of(head.blocks, [&](std::int32_t b) { return arena_->is_shared(b); });
   if (all_own || tokens == 0) return blocks;
   std::int64_t last = -1;
+  bool open = room > 0;  // its last block is written to, and not counted yet
   for (std::int32_t const place :
        std::span(head.free).last(static_cast<std::size_t>(std::min(tokens, std::ssize(head.free))))) {
     std::int64_t const block = place / rows_of_block;
     if (block != std::exchange(last, block) && arena_->is_shared(head.blocks[static_cast<std::size_t>(block)])) ++blocks;
+    open = open && block != (places - 1) / rows_of_block;
   }
-  bool const open = room > 0 && (places - 1) / rows_of_block != last;
   return blocks + (open && arena_->is_shared(head.blocks.back()) ? 1 : 0);
 }
 
@@ -219,8 +221,13 @@ std::int64_t row_store::next_place(head_rows& head, std::int32_t* row_of) {
   if (place < std::ssize(head.blocks) * rows_of_block) {
     own(head, place / rows_of_block, row_of);
   } else {
-    std::int32_t const block = arena_->take();
-    head.blocks.push_back(block);
+    head.blocks.push_back(-1);  // what may throw first
+    try {
+      head.blocks.back() = arena_->take();
+    } catch (...) {
+      head.blocks.pop_back();
+      throw;
+    }
     make_room(head);
   }
   head.token_at.push_back(nowhere);
@@ -266,6 +273,14 @@ void row_store::settle(head_rows& head) noexcept {
   std::ranges::sort(head.free, std::greater{});
   std::int64_t const blocks = (std::ssize(head.token_at) + rows_of_block - 1) / rows_of_block;
   for (; std::ssize(head.blocks) > blocks; head.blocks.pop_back()) arena_->release(head.blocks.back());
+}
+
+/// Shared blocks that rows move to are copied first; where there is no room for that, gaps stay until something comes to fill
+/// them.
+bool row_store::can_pack(head_rows const& head) const noexcept {
+  std::int64_t const blocks = (head.count + rows_of_block - 1) / rows_of_block;
+  auto const first = head.blocks.begin();
+  return std::count_if(first, first + blocks, [&](std::int32_t b) { return arena_->is_shared(b); }) <= arena_->free();
 }
 
 /// Moves rows down to where places are free, in their order.

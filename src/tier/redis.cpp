@@ -1,6 +1,8 @@
 #include "kvpolicy/tier/redis.hpp"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -96,6 +98,7 @@ class redis::store {
       if (!shared_) old_.push_back({key, found->second});
       found->second = number;
     }
+    if (shared_) std::erase_if(old_, [&](named_block const& block) { return made.contains(block.first); });  // one name
     index_.merge(made);
     erase_old();
     return true;
@@ -141,6 +144,7 @@ class redis::store {
  private:
   /// A block as a server has it: another write of its key has another name.
   using named_block = std::pair<block_key, std::uint64_t>;
+  static constexpr std::size_t at_once = 512;  ///< blocks that one command removes
   struct hash {
     std::size_t operator()(block_key const& key) const noexcept { return XXH3_64bits(&key, sizeof key); }
   };
@@ -221,22 +225,28 @@ class redis::store {
           });
         }
       }
+      auto const end = std::ranges::partition(old_, [&](named_block const& block) { return !read.contains(block); }).begin();
+      std::sort(old_.begin(), end);
       std::vector<redis_order> orders;
-      std::vector<named_block> asked;
+      std::vector<std::ptrdiff_t> ends;
       block_names name(space_);
-      for (named_block const& block : old_) {
-        if (read.contains(block)) continue;
-        asked.push_back(block);
-        orders.push_back(
-            {.slot = name.slot_of(block.first), .commands = redis_command({"UNLINK", name.of(block.first, block.second)})});
+      for (auto block = old_.begin(); block != end;) {
+        redis_order order{.slot = name.slot_of(block->first)};
+        std::vector<std::string> words{"UNLINK"};
+        for (; block != end && words.size() <= at_once && name.slot_of(block->first) == order.slot; ++block) {
+          words.emplace_back(name.of(block->first, block->second));
+        }
+        append_command(order.commands, words);
+        orders.push_back(std::move(order));
+        ends.push_back(block - old_.begin());
       }
       if (orders.empty()) return;
       writers_.run(orders, clock::now() + std::min(options_.deadline, options_.attempt));
-      std::set<named_block> gone;
+      std::vector<named_block> left(end, old_.end());
       for (std::size_t i = 0; i < orders.size(); ++i) {
-        if (orders[i].done) gone.insert(asked[i]);
+        if (!orders[i].done) left.insert(left.end(), old_.begin() + (i == 0 ? 0 : ends[i - 1]), old_.begin() + ends[i]);
       }
-      std::erase_if(old_, [&](named_block const& block) { return gone.contains(block); });
+      old_ = std::move(left);
     } catch (...) {
     }
   }
@@ -247,8 +257,9 @@ class redis::store {
   bool fetch(job const& j) noexcept {
     try {
       replies_.assign(j.blocks.size(), nullptr);
-      std::vector<redis_order> all = ask(j, true);
-      std::vector<redis_order> const some = ask(j, false);
+      clock::time_point const deadline = in_time();
+      std::vector<redis_order> const all = ask(j, true, deadline);
+      std::vector<redis_order> const some = ask(j, false, deadline);
       for (std::size_t i = 0; i < j.blocks.size(); ++i) {
         if (replies_[i] == nullptr || !holds(*replies_[i], j.blocks[i])) return false;
       }
@@ -262,7 +273,7 @@ class redis::store {
   }
 
   /// Asks for blocks that have no reply yet; replies_ are the orders'.
-  std::vector<redis_order> ask(job const& j, bool together) {
+  std::vector<redis_order> ask(job const& j, bool together, clock::time_point deadline) {
     std::vector<redis_order> orders;
     std::vector<std::vector<std::size_t>> blocks_of;
     std::map<int, std::size_t> order_of;
@@ -280,7 +291,7 @@ class redis::store {
       ++orders[place].replies;
       blocks_of[place].push_back(i);
     }
-    readers_.run(orders, in_time());
+    readers_.run(orders, deadline);
     for (std::size_t o = 0; o < orders.size(); ++o) {
       for (std::size_t i = 0; i < blocks_of[o].size() && orders[o].done; ++i) {
         if (redisReply* const reply = orders[o].got[i].get(); reply->type != REDIS_REPLY_ERROR)

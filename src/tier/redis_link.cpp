@@ -16,7 +16,10 @@
 
 namespace kvpolicy::tier {
 
-void append_command(std::string& to, std::initializer_list<std::string_view> words) {
+namespace {
+
+template <class Words>
+void append_words(std::string& to, Words const& words) {
   auto const number = [&to](char kind, std::size_t n) {
     std::array<char, 24> digits;
     to.push_back(kind);
@@ -28,6 +31,11 @@ void append_command(std::string& to, std::initializer_list<std::string_view> wor
     to.append(word).append("\r\n");
   }
 }
+
+}  // namespace
+
+void append_command(std::string& to, std::initializer_list<std::string_view> words) { append_words(to, words); }
+void append_command(std::string& to, std::vector<std::string> const& words) { append_words(to, words); }
 std::string redis_command(std::initializer_list<std::string_view> words) {
   std::string made;
   append_command(made, words);

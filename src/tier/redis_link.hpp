@@ -26,6 +26,7 @@ struct lost_link : std::runtime_error {
 
 /// One command in RESP.
 void append_command(std::string& to, std::initializer_list<std::string_view> words);
+void append_command(std::string& to, std::vector<std::string> const& words);
 std::string redis_command(std::initializer_list<std::string_view> words);
 
 /// hiredis reads the replies; sockets are our own: its timeouts are those of single reads, and its writes raise SIGPIPE.

@@ -40,7 +40,7 @@ void redis_nodes::run(std::span<redis_order> orders, clock::time_point deadline)
   auto const left = [&] { return !std::ranges::all_of(orders, [](redis_order const& o) { return o.done; }); };
   auto pause = milliseconds(1);
   for (int number = 0; left() && clock::now() < deadline; ++number) {
-    bool const moved = round(orders, number, std::min(deadline, clock::now() + options_.attempt));
+    bool const moved = round(orders, number, deadline);
     if (!left()) return;
     std::string why;
     if (moved) refresh(deadline, why);
@@ -54,14 +54,18 @@ std::string const& redis_nodes::target_of(redis_order const& order, int round) c
   return order.reads && round % 2 == 1 && !of.replica.empty() ? of.replica : of.primary;
 }
 
-/// Asks each node for what it should have.
+/// Asks each node for what it should have; those that were silent last.
 bool redis_nodes::round(std::span<redis_order> orders, int number, clock::time_point deadline) {
   std::map<std::string, std::vector<redis_order*>> by_node;
   for (redis_order& order : orders) {
     if (!order.done) by_node[target_of(order, number)].push_back(&order);
   }
+  std::vector<std::string> nodes;
+  for (auto const& node : by_node) nodes.push_back(node.first);
+  std::ranges::stable_partition(nodes, [&](std::string const& node) { return !silent_.contains(node); });
   bool moved = false;
-  for (auto const& [node, theirs] : by_node) {
+  for (std::string const& node : nodes) {
+    std::vector<redis_order*> const& theirs = by_node[node];
     std::string commands;
     std::size_t replies = 0;
     for (redis_order* const order : theirs) {
@@ -70,8 +74,10 @@ bool redis_nodes::round(std::span<redis_order> orders, int number, clock::time_p
       commands += order->commands;
     }
     bool const replica = std::ranges::any_of(owners_, [&](owner const& o) { return o.replica == node; });
+    clock::time_point const turn = std::min(deadline, clock::now() + options_.attempt);
     try {
-      std::vector<redis_reply> got = link_to(node, replica, deadline).exchange(commands, replies, deadline);
+      std::vector<redis_reply> got = link_to(node, replica, turn).exchange(commands, replies, turn);
+      silent_.erase(node);
       auto next = got.begin();
       for (redis_order* const order : theirs) {
         if (!order->ask.empty()) ++next;

@@ -1,7 +1,7 @@
 // Where a cluster's slots are, and orders that are carried out by whoever has them; or one server, which has all.
 #pragma once
 
-#include <array>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <set>

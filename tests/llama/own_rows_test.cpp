@@ -145,7 +145,7 @@ TEST_CASE("what a policy drops is gone, and the store's own count says so") {
   memory_statistics const after = own.own().memory();
   CHECK(after.rows == (kept + 1) * shape.layers * shape.kv_heads);
   CHECK(after.bytes == 3 * row_store::rows_of_block * row_bytes * shape.layers * shape.kv_heads);
-  CHECK(after.most_bytes == whole.bytes + row_bytes * 0);
+  CHECK(after.most_bytes == whole.bytes);
   CHECK(after.bytes * 10 < whole.bytes);
   // A prompt that goes on is decided among what is left.
   own.feed(random_tokens(300, 6));
@@ -227,6 +227,66 @@ TEST_CASE("a copy under another policy decides for itself, and what it drops is 
   owner dense(presets::full{}, {.tokens = 1024});
   dense.feed(random_tokens(400));
   CHECK(identical(own.feed({7}, 0, 400), dense.feed({7})));
+}
+
+TEST_CASE("a sequence that is used again for a copy has the whole prefix, told or not") {
+  auto const policy = presets::snapkv{.tokens = 96};
+  owner own(presets::full{}, {.tokens = 1024, .sequences = 2, .unified = true}, {.observation_queries = 8});
+  own.own().use(policy, 1);
+  own.feed(random_tokens(400), 0, 0);
+  std::vector<logits> answers;
+  for (int request = 0; request < 3; ++request) {
+    llama_memory_seq_rm(own.engine().memory(), 1, -1, -1);
+    llama_memory_seq_cp(own.engine().memory(), 0, 1, -1, -1);
+    own.feed(random_tokens(20, 50), 1, 400);
+    answers.push_back(own.feed({7}, 1, 420));
+  }
+  CHECK(identical(answers[1], answers[0]));
+  CHECK(identical(answers[2], answers[0]));
+}
+
+TEST_CASE("a copy is of what was decoded, not of what failed") {
+  owner own(presets::full{}, {.tokens = 1024, .sequences = 2, .unified = true}, {.longest = 450});
+  own.feed(random_tokens(400), 0, 0);
+  CHECK(own.status_of(random_tokens(100, 3), 0, 400) != 0);
+  CHECK_THROWS_AS(own.own().check(), error);
+  llama_memory_seq_cp(own.engine().memory(), 0, 1, -1, -1);
+  own.own().copy(0, 1);
+  CHECK(own.own().memory(1).rows == 400 * shape.layers * shape.kv_heads);
+  CHECK(identical(own.feed({7}, 1, 400), own.feed({7}, 0, 400)));
+}
+
+TEST_CASE("one batch of several prompts, each longer than the context") {
+  owner few(presets::full{}, {.tokens = 256, .batch = 256, .micro_batch = 64, .sequences = 3, .unified = true});
+  owner all(presets::full{}, {.tokens = 2048, .batch = 2048, .micro_batch = 64, .sequences = 3, .unified = true});
+  std::vector<llama_token> ids;
+  std::vector<llama_pos> positions;
+  std::vector<llama_seq_id> of;
+  for (llama_seq_id s = 0; s < 3; ++s) {
+    token_list const tokens = random_tokens(400, 30 + static_cast<std::uint64_t>(s));
+    ids.insert(ids.end(), tokens.begin(), tokens.end());
+    for (llama_pos p = 0; p < 400; ++p) positions.push_back(p), of.push_back(s);
+  }
+  std::vector<std::int32_t> ones(ids.size(), 1);
+  std::vector<llama_seq_id*> owners;
+  for (llama_seq_id& one : of) owners.push_back(&one);
+  for (owner* const with : {&few, &all}) {
+    REQUIRE(with->own().decode(with->engine().context(), {static_cast<std::int32_t>(ids.size()), ids.data(), nullptr,
+                                                          positions.data(), ones.data(), owners.data(), nullptr}) == 0);
+  }
+  for (llama_seq_id s = 0; s < 3; ++s) CHECK(difference(few.feed({5}, s, 400), all.feed({5}, s, 400)) < .05);
+}
+
+TEST_CASE("another policy decides among what is left of each head, or refuses") {
+  owner own(presets::tova{.tokens = 96}, {.tokens = 1024});
+  own.feed(random_tokens(400));
+  for (int i = 0; i < 5; ++i) own.feed({7});
+  own.own().use(presets::streaming_llm{.tokens = 48});  // the same tokens in all layers, which have others each
+  CHECK(own.status_of({7}) != 0);
+  CHECK_THROWS_WITH(own.own().check(), ContainsSubstring("are gone"));
+  own.own().use(presets::snapkv{.tokens = 48});
+  CHECK(own.status_of(random_tokens(30, 9)) == 0);
+  CHECK_NOTHROW(own.feed({7}));
 }
 
 TEST_CASE("own rows refuse by name what they can't follow, and go on") {

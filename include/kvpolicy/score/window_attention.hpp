@@ -75,7 +75,7 @@ struct window_attention {
 
  private:
   void expect_room(std::int64_t seen, std::int64_t before, table<float> const& out) const {
-    KVPOLICY_EXPECTS((include_window || before >= out.columns) && out.columns <= out.row_stride,
+    KVPOLICY_EXPECTS((include_window ? before >= 0 : before >= out.columns) && out.columns <= out.row_stride,
                      "a window of " + std::to_string(seen) + " queries scores the " + std::to_string(before) +
                          " tokens before it, " + std::to_string(out.columns) +
                          " were asked for; protect at least as many recent tokens");

@@ -24,6 +24,7 @@ class block_arena {
   std::int64_t blocks() const noexcept { return blocks_; }
   /// Taken and not released by all of their holders; now, and the most that there ever were.
   std::int64_t held() const noexcept { return held_; }
+  std::int64_t free() const noexcept { return blocks_ - held_; }
   std::int64_t most_held() const noexcept { return most_held_; }
 
   /// Throws error, with the limit, where fewer than `blocks` are free; nothing is taken.

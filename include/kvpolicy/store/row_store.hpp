@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kvpolicy/interop/layer_table_view.hpp"
@@ -47,8 +48,7 @@ class row_store {
   /// The layer's next tokens: all that `keys` and `values` have, of any layout whose rows are contiguous. Throws invalid_value
   /// for rows of another shape, and beyond max_tokens; error where the arena is exhausted. Nothing is appended then.
   void append(layer_id layer, rows const& keys, rows const& values);
-  /// Of the layer's first `tokens` tokens, those that are not named are gone. Throws error where the arena is exhausted, which
-  /// only rows that are shared need; what was dropped by then stays dropped.
+  /// Of the layer's first `tokens` tokens, those that are not named are gone.
   void retain(layer_id layer, selection const& kept, std::int64_t tokens);
   /// Tokens from `tokens` on are gone, in every layer.
   void truncate(std::int64_t tokens) noexcept;
@@ -92,6 +92,7 @@ class row_store {
   void own(head_rows& head, std::int64_t block, std::int32_t* row_of);
   void drop(head_rows& head, std::int64_t place, std::int32_t* row_of) noexcept;
   void settle(head_rows& head) noexcept;
+  bool can_pack(head_rows const& head) const noexcept;
   void pack(head_rows& head, std::int32_t* row_of);
 
   block_arena* arena_;

@@ -18,7 +18,7 @@ struct redis_options {
   /// same one reads them, in other processes and on other machines, so that a block's key must say what is in it (a hash of the
   /// prompt as its request, for instance).
   std::string space{};
-  std::chrono::milliseconds deadline{2000};  ///< of a put, a drop, or a get once it has its turn
+  std::chrono::milliseconds deadline{2000};  ///< of a put, or a get once it has its turn
   std::chrono::milliseconds attempt{500};    ///< of one exchange with one node; then another is tried
   std::chrono::seconds lifetime{86400};      ///< after which the servers forget a block, whatever became of this process
   int replicas = 0;                          ///< that must have a block before its put is acknowledged
@@ -26,7 +26,7 @@ struct redis_options {
 
 /// A put is one transaction for each request and layer, whose blocks lie in one slot. A block carries its whole key and a
 /// checksum of both: what comes back is that block or a miss, never another one's, or half of one. A put that fails, for
-/// whatever reason, leaves what was there; a server that loses what it acknowledged (memory evicted, a failover before it was
+/// whatever reason, leaves what was there (in a shared space, what got through stays); a server that loses what it acknowledged (memory evicted, a failover before it was
 /// replicated) is a miss. Gets are pipelined, verified in memory of their own by a worker thread, and copied to their
 /// destinations only when every block is right. Nodes that move, or fail, are followed until the deadline; gets ask replicas
 /// too.

@@ -65,14 +65,16 @@ struct entropy {
   struct state {
     page_statistics pages;
     bool fired = false;
-    std::vector<closed_page> closed;  ///< the last ones, as many as the cache holds
+    std::vector<closed_page> closed;  ///< the last ones
+    std::size_t most = 0;             ///< of them: as many as the cache holds
 
     void restart() noexcept { pages = {}; }
   };
   state start(cache_shape const& shape) const {
     KVPOLICY_EXPECTS(page >= 1, "pages of " + std::to_string(page) + " tokens; they need at least 1");
     state made;
-    made.closed.reserve(static_cast<std::size_t>(shape.max_tokens / page + 1));
+    made.most = static_cast<std::size_t>(shape.max_tokens / page + 1);
+    made.closed.reserve(made.most);
     return made;
   }
   bool due(state const& s, layer_id, head_id, std::int64_t since) const noexcept { return s.fired && since >= rest; }
@@ -86,7 +88,7 @@ struct entropy {
     page_uncertainty const last = s.pages.last();
     s.fired = !(last.entropy <= mean && last.varentropy <= variance);
     while (!s.closed.empty() && s.closed.back().end >= tokens) s.closed.pop_back();  // of a tail that was removed
-    if (s.closed.size() == s.closed.capacity()) s.closed.erase(s.closed.begin());
+    if (s.closed.size() == s.most) s.closed.erase(s.closed.begin());
     s.closed.push_back({tokens, last});
   }
 
