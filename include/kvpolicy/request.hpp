@@ -16,8 +16,8 @@
 namespace kvpolicy {
 
 /// Made by start(); owns the acts of its policy, and everything of them that changes: what the retain left, what the retrieve
-/// chose of that. Not thread-safe; a copy goes its own way. Nothing allocates but construction, copies, and what is then without
-/// room in the steps of a copy, or at prefill where tokens are gone.
+/// chose of that. Not thread-safe; a copy goes its own way. Nothing allocates but construction, copies, and what is then
+/// without room in the steps of a copy, or at prefill where tokens are gone.
 ///
 /// Every verb checks its input before it reads or writes anything: invalid_value for a shape, a layer, a number of tokens or an
 /// order that can't be, unsupported for a signal that the policy needs and was not given. A verb that throws, then or later, is

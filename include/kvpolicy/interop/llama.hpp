@@ -170,8 +170,8 @@ class session {
   /// goes on from what that knows. Without it a copy is noticed when it is first decoded: what `from` dropped by then is gone
   /// from it too, and where `from` has ended it is refused. Throws unsupported without own rows.
   void copy(llama_seq_id from, llama_seq_id to);
-  /// With own rows, beside llama_memory_seq_rm of a whole sequence: its rows are freed at once. Without it they are when its next
-  /// first token is decoded.
+  /// With own rows, beside llama_memory_seq_rm of a whole sequence: its rows are freed at once. Without it they are when its
+  /// next first token is decoded.
   void end(llama_seq_id of) noexcept;
 
   /// Throws what stopped the last llama_decode, once; returns if nothing did. After llama_set_abort_callback the session can't
