@@ -56,8 +56,9 @@ TEST_CASE("a replica takes over from a primary that is killed, and from one that
   int const slot = c.slot_of("a");
   int const first = c.primary_of(slot);
   int const second = cluster::partner_of(first);
-  CHECK(c.node(first).command("SET", "a", "1") == "OK");
-  CHECK(c.node(first).command("WAIT", "1", "5000") == "1");
+  connection writer = c.node(first).connect();  // it waits for what came by it
+  CHECK(writer.command("SET", "a", "1") == "OK");
+  CHECK(writer.command("WAIT", "1", "5000") == "1");
   CHECK_THAT(c.node(second).command("SET", "a", "2"), StartsWith("-MOVED"));
 
   c.node(first).kill();

@@ -78,7 +78,7 @@ int readable(Tier& t, std::uint64_t version = 1) {
 TEMPLATE_TEST_CASE("a remote tier holds what a map does, whatever is put, read, dropped and replaced", "", of_redis,
                    of_cluster) {
   needs_server();
-  CHECK(behaves_as_a_map<TestType>(quick_build ? 6 : 2, quick_build ? 2000 : 500) > 1000);
+  CHECK(behaves_as_a_map<TestType>(quick_build ? 6 : 2, quick_build ? 2000 : 500) > 500);
 }
 TEMPLATE_TEST_CASE("no tenant of a remote tier reads another one's block", "", of_redis, of_cluster) {
   needs_server();
