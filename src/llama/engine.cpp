@@ -52,7 +52,7 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
     check_memory(shape, *element_of(params.type_v));
   }
   kvpolicy::check(policy_, shape);
-  if (options_.between_pieces) kvpolicy::check(*options_.between_pieces, shape);
+  kvpolicy::check(options_.between_pieces, shape);
   check_pieces(policy_);
   if (options_.prompt_policy) kvpolicy::check(*options_.prompt_policy, shape);
 

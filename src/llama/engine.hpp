@@ -88,6 +88,7 @@ class session::engine {
   void see_terms(ggml_tensor const* node, layer_hook& hook);
   void see_length(std::int64_t tokens);
   void check_own_rows() const;
+  bool drops_between_pieces() const { return !facts_of(options_.between_pieces.retain).keeps_all; }
   void check_memory(cache_shape const& shape, element_type values) const;
   void check_pieces(host_policy const& policy) const;
   void give_back(llama_context* context, llama_batch const& of);

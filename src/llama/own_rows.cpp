@@ -23,14 +23,14 @@ std::set<llama_seq_id> sequences_of(llama_batch const& batch) {
 /// Whether the options fit together.
 void session::engine::check_own_rows() const {
   if (!options_.own_rows) {
-    KVPOLICY_EXPECTS(options_.longest == 0 && options_.memory == 0 && !options_.between_pieces,
+    KVPOLICY_EXPECTS(options_.longest == 0 && options_.memory == 0 && !drops_between_pieces(),
                      "longest, memory and between_pieces are of own rows: set session_options::own_rows");
     return;
   }
   KVPOLICY_EXPECTS(options_.prompts, "own rows are not the engine's to attend to: leave session_options::prompts true");
   KVPOLICY_EXPECTS(options_.rows == nullptr, "rows are the session's own or a tier's; leave one of own_rows and rows out");
   KVPOLICY_EXPECTS(!options_.lenient, "with own rows nothing can be left to the engine: leave session_options::lenient false");
-  KVPOLICY_EXPECTS(!options_.between_pieces || !options_.prompt_policy,
+  KVPOLICY_EXPECTS(!drops_between_pieces() || !options_.prompt_policy,
                    "a prompt that is dropped piece by piece has no pages to choose from; leave one of between_pieces and "
                    "prompt_policy out");
   KVPOLICY_EXPECTS(options_.longest >= 0 && options_.memory >= 0, "longest is " + std::to_string(options_.longest) +
@@ -40,12 +40,15 @@ void session::engine::check_own_rows() const {
 
 /// What can't be done where a prompt's rows are gone before it ends.
 void session::engine::check_pieces(host_policy const& policy) const {
-  if (!options_.between_pieces) return;
   auto const refuse_if = [](bool refused, char const* what) {
     if (refused) throw unsupported(what);
   };
-  act_facts const pieces = facts_of(options_.between_pieces->retain);
-  refuse_if(pieces.keeps_all, "between_pieces is a policy that retains all; give it one that drops");
+  act_facts const pieces = facts_of(options_.between_pieces.retain);
+  if (pieces.keeps_all) {
+    refuse_if(!facts_of(options_.between_pieces.retrieve).keeps_all,
+              "between_pieces is a policy that retains all; give it one that drops");
+    return;
+  }
   refuse_if(pieces.relative,
             "between_pieces keeps a share of a prompt, whose length is not known while it comes in pieces; give it tokens");
   for (act_facts const& retain : {pieces, facts_of(policy.retain)}) {

@@ -24,7 +24,7 @@ void sequence::begin(cache_shape const& shape, element_type values, block_arena*
   request_.emplace(start(policy_, shape));
   if (arena != nullptr) {
     store_.emplace(*arena, shape, values);
-    if (options_.between_pieces) pieces_.emplace(start(*options_.between_pieces, shape));
+    if (!facts_of(options_.between_pieces.retain).keeps_all) pieces_.emplace(start(options_.between_pieces, shape));
   }
   there_.resize(static_cast<std::size_t>(shape.kv_heads));
   if (options_.rows != nullptr) {
@@ -78,7 +78,7 @@ saved_prompt sequence::save() const {
 
 /// For the queries that the policy wants, or that later ones may.
 void sequence::make_room() {
-  std::int64_t const of_pieces = options_.between_pieces ? observation_queries(*options_.between_pieces) : 0;
+  std::int64_t const of_pieces = observation_queries(options_.between_pieces);
   if (shape_.max_tokens != 0)
     prompt_.reserve(shape_, std::max({options_.observation_queries, facts_.observation_queries, of_pieces}));
 }

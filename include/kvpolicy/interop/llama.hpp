@@ -86,10 +86,11 @@ struct session_options {
   std::int64_t longest = 0;
   /// With own rows, the most bytes of all sequences' rows; 0: what all of them could need.
   std::int64_t memory = 0;
-  /// With own rows, what drops rows after each piece of a prompt, among what it left of those before and the piece: memory
-  /// stays flat, and a piece's tokens attend to no more than that. What is retained in the end is the policy's to decide, among
-  /// those that are left. Usually a policy like the session's with more tokens. None: prompts are whole until they end.
-  std::optional<host_policy> between_pieces{};
+  /// With own rows, what drops rows after each piece of a prompt, among what it left of those before and the piece: memory stays
+  /// flat, and a piece's tokens attend to no more than that. What is retained in the end is the policy's to decide, among those
+  /// that are left. Usually a policy that retains more than the session's. One that retains all: prompts are whole until they
+  /// end.
+  host_policy between_pieces{};
 };
 
 /// Of a session's own rows.
