@@ -45,6 +45,8 @@ class text_model {
   bool ends(llama_token token) const noexcept;
   /// The cache of a context of so many tokens, as far as policies act on it. Throws what session::attach throws.
   cache_shape cache(std::int64_t tokens) const;
+  /// Of a token's key and value in such a cache, of one head.
+  std::int64_t row_bytes(std::int64_t head_dim) const noexcept;
   /// What policies read of the model beside its cache.
   policy_facts const& facts() const noexcept { return facts_; }
 

@@ -31,6 +31,7 @@ struct act_facts {
   bool evicts = false;         ///< drops tokens while decoding
   bool fixed_indices = false;  ///< can't do with a retain that does so
   bool relative = false;       ///< keeps a share of the tokens, not a number of them
+  std::int64_t unit = 1;       ///< the most tokens of a unit: later tokens may belong to one that has been begun
   layering layers{};
 };
 
@@ -146,6 +147,7 @@ act_facts facts_of(keep<Parts...> const& act) noexcept {
   facts.evicts = evicting_scorer<typename type::score_type> && type::trigger_type::while_decoding;
   facts.fixed_indices = memory_of<typename type::score_type>::by_index;
   facts.relative = act.budget.relative();
+  facts.unit = act.segment.unit_size();
   facts.layers = act.layers;
   return facts;
 }

@@ -16,6 +16,7 @@ class any_stage {
     virtual std::span<range_list const> lists(layer_id layer) const noexcept = 0;
     virtual std::int64_t max_ranges() const = 0;
     virtual std::int64_t revision(layer_id layer) const noexcept = 0;
+    virtual std::int64_t looked_at(layer_id layer, std::int64_t head) const = 0;
     virtual void truncate(std::int64_t tokens) = 0;
     virtual void cut(layer_id layer, head_range heads, std::int64_t indices) = 0;
     virtual std::unique_ptr<model> copy() const = 0;
@@ -30,6 +31,7 @@ class any_stage {
     std::span<range_list const> lists(layer_id layer) const noexcept override { return at_work.lists(layer); }
     std::int64_t max_ranges() const override { return at_work.max_ranges(); }
     std::int64_t revision(layer_id layer) const noexcept override { return at_work.revision(layer); }
+    std::int64_t looked_at(layer_id layer, std::int64_t head) const override { return at_work.looked_at(layer, head); }
     void truncate(std::int64_t tokens) override { at_work.truncate(tokens); }
     void cut(layer_id layer, head_range heads, std::int64_t indices) override { at_work.cut(layer, heads, indices); }
     std::unique_ptr<model> copy() const override { return std::make_unique<model_of>(at_work); }
@@ -59,6 +61,7 @@ class any_stage {
   std::span<range_list const> lists(layer_id layer) const noexcept { return model_->lists(layer); }
   std::int64_t max_ranges() const { return model_->max_ranges(); }
   std::int64_t revision(layer_id layer) const noexcept { return model_->revision(layer); }
+  std::int64_t looked_at(layer_id layer, std::int64_t head) const { return model_->looked_at(layer, head); }
   void truncate(std::int64_t tokens) { model_->truncate(tokens); }
   void cut(layer_id layer, head_range heads, std::int64_t indices) { model_->cut(layer, heads, indices); }
   void prefill(View const& view, layer_id layer, retained_tokens const& retained, prompt_signals const& prompt, Exec& exec) {

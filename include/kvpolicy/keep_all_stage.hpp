@@ -13,6 +13,7 @@ class keep_all_stage {
   std::span<range_list const> lists(layer_id) const noexcept { return {&kept_, 1}; }
   std::int64_t revision(layer_id) const noexcept { return 0; }
   std::int64_t max_ranges() const noexcept { return 1; }
+  std::int64_t looked_at(layer_id, std::int64_t) const noexcept { return 0; }
   void truncate(std::int64_t tokens) { kvpolicy::truncate(kept_, tokens); }
   void cut(layer_id, head_range, std::int64_t) noexcept {}
   template <class View, class Exec>

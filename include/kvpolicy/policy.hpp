@@ -65,6 +65,7 @@ act_facts facts_of(Policy const& policy) {
   facts.granularity = std::max(facts.granularity, retrieve.granularity);
   facts.observation_queries = std::max(facts.observation_queries, retrieve.observation_queries);
   facts.keeps_all = facts.keeps_all && retrieve.keeps_all;
+  facts.unit = std::max(facts.unit, retrieve.unit);
   return facts;
 }
 

@@ -62,6 +62,14 @@ class request {
     return {retain_facts_.granularity, retain_.lists(layer), shape_.kv_heads};
   }
 
+  /// How many of the last tokens that are retained of this head steps look at whatever is chosen: those of a unit that is not
+  /// full, or every one (all_tokens), where keys are looked at one by one or all that is retained is read. The others' rows may
+  /// be elsewhere until they are chosen. After prefill.
+  std::int64_t looked_at(layer_id layer, std::int64_t head) const {
+    if (!retrieves()) return all_tokens;
+    return std::max(retain_.looked_at(layer, head), retrieve_.looked_at(layer, head));
+  }
+
   /// A layer's keys of a prompt, or of a further piece of one, are written: the view's tokens from prompt.first on. For every
   /// layer, in order; each may be followed by its choose() at once. Whatever lay behind `first` is forgotten, so a shortened or
   /// replaced tail is no special case. The retain decides among all rows of the view, or among those that are there.

@@ -55,6 +55,11 @@ class retain_stage {
   /// The most ranges of a list: the window may cut it into as many more.
   std::int64_t max_ranges() const { return act_.select.max_ranges(act_, shape_) + 5; }
 
+  /// What evicts weighs all that it keeps.
+  std::int64_t looked_at(layer_id layer, std::int64_t) const noexcept {
+    return evicts && Act::trigger_type::while_decoding && !act_.layers.dense(layer) ? all_tokens : 0;
+  }
+
   /// Forgets every token from `tokens` on. What was dropped of those before stays dropped.
   void truncate(std::int64_t tokens) {
     trigger_.restart();

@@ -35,6 +35,20 @@ class retrieve_stage {
   /// One range more each for sinks, recent and open; retained tokens may break any of them up.
   std::int64_t max_ranges() const { return act_.select.max_ranges(act_, shape_) + 6; }
   std::int64_t revision(layer_id) const noexcept { return 0; }
+  /// Units are scored by their summaries once they are full, tokens by their keys.
+  std::int64_t looked_at(layer_id layer, std::int64_t head) const {
+    if (act_.layers.dense(layer)) return all_tokens;
+    if (act_.layers.leader(layer) != layer) return 0;
+    bool each = Act::score_type::of == scored::tokens;
+    auto const at = static_cast<std::size_t>(layer.value * shape_.kv_heads + head);
+    if constexpr (requires { act_.score.looks_at(at, prompt_, shape_.kv_heads); }) {
+      each = act_.score.looks_at(at, prompt_, shape_.kv_heads);
+    }
+    if constexpr (requires { act_.trigger.looks_at(at, prompt_); }) each = each || act_.trigger.looks_at(at, prompt_);
+    if (each) return all_tokens;
+    if constexpr (Act::segment_type::ragged) return prompt_ - summaries_.open_begin();
+    else return act_.segment.unit_size();
+  }
 
   /// What the scorer, and the trigger, remember.
   auto& memory() noexcept { return memory_; }

@@ -34,6 +34,8 @@ constexpr bool contains(signals many, signals few) noexcept { return (many & few
 
 /// Every query of the prompt.
 inline constexpr std::int32_t all_queries = INT32_MAX;
+/// Every token that is retained.
+inline constexpr std::int64_t all_tokens = INT64_MAX;
 
 /// What prefill is told beside the view.
 struct prompt_signals {

@@ -14,7 +14,8 @@ namespace kvpolicy {
 /// Requires: `lists(layer)`, what is kept of a layer; `max_ranges()`, the most ranges of a list; `revision(layer)`, another
 /// number whenever tokens of those lists were dropped; `truncate(tokens)`: those behind are gone, and triggers begin afresh;
 /// `cut(layer, heads, indices)`, the same of what is retained, by index; `prefill`, `choose` and `observe`, as the verbs, with
-/// what is retained where the stage is a retrieve; `tell(listener)`, what it did since it was started.
+/// what is retained where the stage is a retrieve; `looked_at(layer, head)`, how many of the last tokens that are retained
+/// of a head steps look at whatever is chosen (all_tokens: every one); `tell(listener)`, what it did since it was started.
 /// Semantics: input was checked; layers come in order. Model: retain_stage, retrieve_stage, keep_all_stage, any_stage. Not a
 /// model: an act (it is not started).
 template <class S, class View, class Exec>
@@ -24,6 +25,7 @@ concept stage = requires(S& s, S const& c, View const& view, layer_id layer, hea
   { c.lists(layer) } -> std::same_as<std::span<range_list const>>;
   { c.max_ranges() } -> std::same_as<std::int64_t>;
   { c.revision(layer) } -> std::same_as<std::int64_t>;
+  { c.looked_at(layer, n) } -> std::same_as<std::int64_t>;
   s.truncate(n);
   s.cut(layer, heads, n);
   s.prefill(view, layer, retained, prompt, exec);

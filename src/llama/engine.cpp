@@ -29,9 +29,6 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
   try {
     check_parameters(params, model);
     if (params.cb_eval == &on_node) throw unsupported("another session is attached to these parameters; one context has one");
-    if (options_.rows != nullptr && params.type_k != params.type_v) {
-      throw unsupported("a tier takes keys and values of one type; set type_k = type_v");
-    }
     found = served_layers(params, model);
     if (!options_.lenient && !found.avoidable().empty()) throw unsupported(found.avoidable());
   } catch (unsupported const& refusal) {

@@ -23,12 +23,14 @@ std::set<llama_seq_id> sequences_of(llama_batch const& batch) {
 /// Whether the options fit together.
 void session::engine::check_own_rows() const {
   if (!options_.own_rows) {
-    KVPOLICY_EXPECTS(options_.longest == 0 && options_.memory == 0 && !drops_between_pieces(),
-                     "longest, memory and between_pieces are of own rows: set session_options::own_rows");
+    KVPOLICY_EXPECTS(options_.longest == 0 && options_.memory == 0 && !drops_between_pieces() && options_.rows == nullptr,
+                     "longest, memory, between_pieces and a tier are of own rows: set session_options::own_rows");
     return;
   }
   KVPOLICY_EXPECTS(options_.prompts, "own rows are not the engine's to attend to: leave session_options::prompts true");
-  KVPOLICY_EXPECTS(options_.rows == nullptr, "rows are the session's own or a tier's; leave one of own_rows and rows out");
+  KVPOLICY_EXPECTS(options_.rows == nullptr || !drops_between_pieces(),
+                   "between_pieces drops rows before a prompt ends, a tier takes them when it has; leave one of between_pieces "
+                   "and rows out");
   KVPOLICY_EXPECTS(!options_.lenient, "with own rows nothing can be left to the engine: leave session_options::lenient false");
   KVPOLICY_EXPECTS(!drops_between_pieces() || !options_.prompt_policy,
                    "a prompt that is dropped piece by piece has no pages to choose from; leave one of between_pieces and "

@@ -1,5 +1,6 @@
 // A sequence whose rows are the session's own: which tokens it has, taking rows in, and letting them go.
 #include <algorithm>
+#include <exception>
 #include <string>
 
 #include "sequence.hpp"
@@ -10,6 +11,7 @@ namespace kvpolicy::llama {
 void sequence::follow_staged(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others) {
   if (cells_.continues(now)) {
     cells_.cut(now.position, now.stream);
+    if (resident_) resident_->truncate(now.position);
     store_->truncate(now.position);
     return forget(now.position);
   }
@@ -28,7 +30,14 @@ void sequence::follow_staged(seen_cells const& now, std::span<std::unique_ptr<se
 
 /// A copy of a sequence, rows shared; with the same policy, what that knows too.
 void sequence::take_over(sequence const& other, std::int64_t tokens, std::int64_t stream) {
+  if (resident_) resident_->truncate(0);
   *store_ = other.store_->fork(tokens);
+  try {
+    if (resident_) resident_->take_over(*other.resident_, tokens);
+  } catch (...) {
+    end();
+    throw;
+  }
   cells_.take_over(other.cells_, tokens, stream);
   forget_all();
   prompt_.load(other.prompt_.save(tokens));
@@ -45,6 +54,18 @@ void sequence::take_rows(layer_id layer) {
   if (!store_ || store_->tokens(layer) == tokens()) return;
   auto const at = static_cast<std::size_t>(layer.value);
   store_->append(layer, keys_[at], values_[at]);
+}
+
+/// What the policy retains of a prompt goes to the tier, but for what its steps look at whatever is chosen.
+void sequence::put_away(layer_id layer, std::int64_t tokens) {
+  for (std::int64_t h = 0; h < shape_.kv_heads; ++h) stay_[static_cast<std::size_t>(h)] = request_->looked_at(layer, h);
+  resident_->put_away(layer, request_->retained(layer), tokens, stay_);
+}
+
+/// Units that a cut has opened again are read in every layer.
+void sequence::mend_cut() {
+  for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) resident_->bring(layer);
+  resident_->mend_cut(facts_.unit);
 }
 
 /// Of the first tokens, those that a policy does not retain. Behind them are those whose queries are kept: who scores by these
@@ -81,6 +102,10 @@ void sequence::end_prompt(float scale, simd_exec& exec) {
 
 void sequence::end() noexcept {
   if (!store_) return;
+  try {
+    if (resident_) resident_->truncate(0);
+  } catch (std::exception const&) {  // what the tier could not drop is never read again
+  }
   store_->clear();
   cells_.forget();
   forget_all();

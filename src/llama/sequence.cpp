@@ -24,14 +24,13 @@ void sequence::begin(cache_shape const& shape, element_type values, block_arena*
   request_.emplace(start(policy_, shape));
   if (arena != nullptr) {
     store_.emplace(*arena, shape, values);
+    tier::resident_options own = options_.resident;
+    own.request += static_cast<std::uint64_t>(id_);
+    if (options_.rows != nullptr) resident_.emplace(*options_.rows, *store_, own);
     if (!facts_of(options_.between_pieces.retain).keeps_all) pieces_.emplace(start(options_.between_pieces, shape));
   }
   there_.resize(static_cast<std::size_t>(shape.kv_heads));
-  if (options_.rows != nullptr) {
-    tier::resident_options own = options_.resident;
-    own.request += static_cast<std::uint64_t>(id_);
-    resident_.emplace(*options_.rows, shape, own);
-  }
+  stay_.resize(static_cast<std::size_t>(shape.kv_heads));
   if (options_.prompt_policy) pages_.emplace(options_.prompt_policy->start(shape));
   auto const layers = static_cast<std::size_t>(shape.layers);
   keys_.resize(layers);
@@ -145,9 +144,11 @@ void sequence::add_step(std::int32_t batch_index, graph_tokens const& graph) {
 void sequence::step(layer_id layer, node_queries const& q, float* out, simd_exec& exec) {
   if (layer.value == 0) statistics_ = {.tokens = tokens()};
   take_rows(layer);
+  if (resident_ && resident_->was_cut()) mend_cut();
   char& due = prefill_due_[static_cast<std::size_t>(layer.value)];
   bool const prompted = due != 0;
   if (prompted) {
+    if (resident_) resident_->bring(layer);
     auto const start = std::chrono::steady_clock::now();
     if (tokens() > 1) request_->prefill(view_of(tokens() - 1), layer, prompt_of(layer, tokens() - 1, q.scale), exec);
     due = 0;
@@ -159,21 +160,17 @@ void sequence::step(layer_id layer, node_queries const& q, float* out, simd_exec
   if (options_.on_queries) options_.on_queries(id_, layer, view, queries, exec);
   selection kept = request_->choose(view, layer, {queries, token_id_}, exec);
   statistics_.choose_seconds += seconds_since(start);
-  rows keys = view.keys(layer);
-  rows values = view.values(layer);
   if (resident_) {
     auto const fetching = std::chrono::steady_clock::now();
-    if (prompted) resident_->store(view_of(tokens() - 1), layer, request_->retained(layer));
-    kept = resident_->ready(view, layer, kept);
-    keys = resident_->keys(layer);
-    values = resident_->values(layer);
-    keys.tokens = values.tokens = tokens();
+    if (prompted && tokens() > 1) put_away(layer, tokens() - 1);
+    kept = resident_->ready(layer, kept);
     (prompted ? statistics_.prefill_seconds : statistics_.fetch_seconds) += seconds_since(fetching);
   }
   statistics_.tokens_read += static_cast<double>(kept.tokens()) / static_cast<double>(shape_.kv_heads * shape_.layers);
   if (options_.on_choice) options_.on_choice(id_, layer, tokens(), kept);
   auto const attending = std::chrono::steady_clock::now();
-  attend(queries, keys, values, kept, q.terms, table<float>{out, shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, exec);
+  attend(queries, view.keys(layer), view.values(layer), kept, q.terms,
+         table<float>{out, shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, exec);
   statistics_.attend_seconds += seconds_since(attending);
   if (layer.value + 1 == shape_.layers) end_step();
 }
@@ -204,8 +201,10 @@ void sequence::prompt(layer_id layer, node_queries const& q, float* out, simd_ex
   auto const start = std::chrono::steady_clock::now();
   double const chosen = prompts_.choose_seconds;
   take_rows(layer);
+  if (resident_) resident_->bring(layer);
   if (pages_ && !(store_ && !store_->whole())) paged_prompt(layer, q, out, exec);
   else attend_prompt(layer, q, out, exec, [&](std::int64_t before) { return there(layer, before); });
+  if (resident_) resident_->shed(layer);
   prompts_.attend_seconds += seconds_since(start) - (prompts_.choose_seconds - chosen);
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvpolicy/interop/llama.hpp"
+#include "kvpolicy/store/resident_rows.hpp"
 #include "kvpolicy/store/row_store.hpp"
 #include "micro_batch.hpp"
 #include "nodes.hpp"
@@ -99,6 +100,8 @@ class sequence {
  private:
   void follow_staged(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others);
   void take_rows(layer_id layer);
+  void put_away(layer_id layer, std::int64_t tokens);
+  void mend_cut();
   void drop_rows(host_request const& by, std::int64_t tokens);
   template <class There>
   void attend_prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec, There there) const;
@@ -131,9 +134,11 @@ class sequence {
   sequence_cells cells_;
   std::vector<rows> keys_;  ///< `[layers]`, of this sequence's tokens; with own rows, of those that the graph writes
   std::vector<rows> values_;
-  std::optional<row_store> store_;      ///< own rows
-  std::optional<host_request> pieces_;  ///< what drops rows between a prompt's pieces
-  std::vector<range_list> there_;       ///< `[kv_heads]`, scratch
+  std::optional<row_store> store_;         ///< own rows
+  std::optional<resident_rows> resident_;  ///< where a part of them is in a tier
+  std::vector<std::int64_t> stay_;                 ///< `[kv_heads]`, scratch
+  std::optional<host_request> pieces_;     ///< what drops rows between a prompt's pieces
+  std::vector<range_list> there_;          ///< `[kv_heads]`, scratch
 
   std::int64_t due_from_ = 0;                ///< first token of the prompt that the policy has not seen
   std::vector<char> prefill_due_;            ///< `[layers]`
@@ -144,7 +149,6 @@ class sequence {
 
   std::optional<prompt_pages::state> pages_;  ///< where prompts read less than all
   prompt_statistics prompts_;
-  std::optional<tier::resident_rows<tier::any_tier>> resident_;  ///< where rows live in a tier
   step_statistics statistics_;
   std::int64_t steps_ = 0;
 };

@@ -14,8 +14,8 @@ constexpr std::ptrdiff_t worth_packing = 2 * row_store::rows_of_block;
 
 }  // namespace
 
-std::int64_t row_store::block_bytes(cache_shape const& shape, element_type values) {
-  return rows_of_block * (bytes_of(shape.type, shape.head_dim) + bytes_of(values, shape.head_dim));
+std::int64_t row_store::row_bytes(cache_shape const& shape, element_type values) {
+  return bytes_of(shape.type, shape.head_dim) + bytes_of(values, shape.head_dim);
 }
 
 row_store::row_store(block_arena& arena, cache_shape const& shape, element_type values)
@@ -131,9 +131,7 @@ void row_store::append(layer_id layer, rows const& keys, rows const& values) {
       std::byte* const to = address(head, place);
       std::memcpy(to, keys.address({h}, {i}), static_cast<std::size_t>(key_bytes_));
       std::memcpy(to + key_bytes_, values.address({h}, {i}), static_cast<std::size_t>(value_bytes_));
-      head.token_at[static_cast<std::size_t>(place)] = static_cast<std::int32_t>(before + i);
-      row_of(layer, h)[before + i] = row_at(head, place);
-      ++head.count;
+      put(head, place, static_cast<std::int32_t>(before + i), row_of(layer, h));
     }
   }
   before += keys.tokens;
@@ -154,8 +152,7 @@ void row_store::retain(layer_id layer, selection const& kept, std::int64_t token
     }
     if (head.count == before) continue;
     whole_ = false;
-    settle(head);
-    if (std::ssize(head.free) >= worth_packing && can_pack(head)) pack(head, row_of(layer, h));
+    close_gaps(head, row_of(layer, h));
   }
 }
 
@@ -183,12 +180,37 @@ void row_store::clear() noexcept {
   whole_ = true;
 }
 
+std::byte const* row_store::row(layer_id layer, std::int64_t head, std::int32_t token) const noexcept {
+  std::int32_t const row = row_of(layer, head)[token];
+  return row == nowhere ? nullptr : arena_->base() + row * (key_bytes_ + value_bytes_);
+}
+
+void row_store::evict(layer_id layer, std::int64_t h, std::span<std::int32_t const> tokens) noexcept {
+  head_rows& head = at(layer, h);
+  for (std::int32_t const token : tokens) drop(head, place_of(head, row_of(layer, h)[token]), row_of(layer, h));
+  if (!tokens.empty()) close_gaps(head, row_of(layer, h));
+}
+
+std::byte* row_store::readmit(layer_id layer, std::int64_t h, std::int32_t token) {
+  head_rows& head = at(layer, h);
+  arena_->expect(needs(head, 1));
+  std::int64_t const place = next_place(head, row_of(layer, h));
+  put(head, place, token, row_of(layer, h));
+  return address(head, place);
+}
+
 void row_store::list(layer_id layer, std::int64_t head, std::int64_t tokens, range_list& into) const {
   into.clear();
   std::int32_t const* const row = row_of(layer, head);
   for (std::int64_t t = 0; t < std::min(tokens, this->tokens(layer)); ++t) {
     if (row[t] != nowhere) kvpolicy::append(into, t, t + 1, reason::open);
   }
+}
+
+/// Where a row of a head is among its places.
+std::int64_t row_store::place_of(head_rows const& head, std::int32_t row) noexcept {
+  auto const block = std::ranges::find(head.blocks, row / static_cast<std::int32_t>(rows_of_block));
+  return (block - head.blocks.begin()) * rows_of_block + row % rows_of_block;
 }
 
 /// The most blocks that a head takes for so many tokens more: new ones, and copies of shared ones with a free place.
@@ -234,6 +256,13 @@ std::int64_t row_store::next_place(head_rows& head, std::int32_t* row_of) {
   return place;
 }
 
+/// The token's row is at this place now.
+void row_store::put(head_rows& head, std::int64_t place, std::int32_t token, std::int32_t* row_of) noexcept {
+  head.token_at[static_cast<std::size_t>(place)] = token;
+  row_of[token] = row_at(head, place);
+  ++head.count;
+}
+
 /// For all places of its blocks, so that drop() never allocates.
 void row_store::make_room(head_rows& head) {
   std::size_t const places = head.blocks.size() * static_cast<std::size_t>(rows_of_block);
@@ -256,7 +285,7 @@ void row_store::own(head_rows& head, std::int64_t block, std::int32_t* row_of) {
   }
 }
 
-/// Called for places from the last one down, then settle().
+/// Followed by settle().
 void row_store::drop(head_rows& head, std::int64_t place, std::int32_t* row_of) noexcept {
   std::int32_t& token = head.token_at[static_cast<std::size_t>(place)];
   row_of[token] = nowhere;
@@ -275,6 +304,11 @@ void row_store::settle(head_rows& head) noexcept {
   for (; std::ssize(head.blocks) > blocks; head.blocks.pop_back()) arena_->release(head.blocks.back());
 }
 
+void row_store::close_gaps(head_rows& head, std::int32_t* row_of) noexcept {
+  settle(head);
+  if (std::ssize(head.free) >= worth_packing && can_pack(head)) pack(head, row_of);
+}
+
 /// Shared blocks that rows move to are copied first; where there is no room for that, gaps stay until something comes to fill
 /// them.
 bool row_store::can_pack(head_rows const& head) const noexcept {
@@ -284,7 +318,7 @@ bool row_store::can_pack(head_rows const& head) const noexcept {
 }
 
 /// Moves rows down to where places are free, in their order.
-void row_store::pack(head_rows& head, std::int32_t* row_of) {
+void row_store::pack(head_rows& head, std::int32_t* row_of) noexcept {
   std::int64_t to = 0;
   for (std::int64_t from = 0; from < std::ssize(head.token_at); ++from) {
     std::int32_t const token = head.token_at[static_cast<std::size_t>(from)];

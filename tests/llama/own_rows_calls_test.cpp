@@ -1,7 +1,8 @@
-// Random requests on two sessions, one with rows of its own and cells that are given back, one on the engine's cells: the same
-// logits, bit for bit, under policies that choose. A tenth of KVPOLICY_SEEDS is how many seeds a policy gets,
-// KVPOLICY_FIRST_SEED the first.
+// Random requests on two sessions, one with rows of its own and cells that are given back, a part of them in a tier perhaps,
+// one on the engine's cells: the same logits, bit for bit, under policies that choose. A tenth of KVPOLICY_SEEDS is how many
+// seeds a policy gets, KVPOLICY_FIRST_SEED the first.
 #include <algorithm>
+#include <array>
 #include <catch2/catch_test_macros.hpp>
 #include <cstdlib>
 #include <random>
@@ -11,6 +12,7 @@
 #include "decoding.hpp"
 #include "kvpolicy/interop/llama.hpp"
 #include "kvpolicy/kvpolicy.hpp"
+#include "kvpolicy/tier/host.hpp"
 #include "tiny_model.hpp"
 
 namespace kvpolicy::llama::testing {
@@ -41,12 +43,16 @@ struct side {
 class random_requests {
  public:
   template <class Policy>
-  random_requests(Policy const& policy, std::uint64_t seed)
-      : random_(seed),
+  random_requests(Policy const& policy, std::uint64_t seed, bool tiered, std::int64_t slots)
+      : drops_(!facts_of(parts_of(policy).retain).keeps_all || observation_queries(policy) > 0),
+        random_(seed),
         sequences_(static_cast<std::size_t>(between(1, 3))),
         unified_(below(2) == 0),
         model_(tiny_llama(shape)),
-        own_(model_.get(), policy, context(), {.own_rows = true, .longest = 512}),
+        tier_(tier::any_tier::of<tier::host>(2 * bytes_of(*context_type(), shape.head_dim),
+                                             3 * shape.layers * shape.kv_heads * 512)),
+        own_(model_.get(), policy, context(),
+             {.own_rows = true, .longest = 512, .rows = tiered ? &tier_ : nullptr, .resident = {.slots = slots}}),
         engines_(model_.get(), policy, context(), {}) {}
 
   void run(int calls) {
@@ -64,22 +70,25 @@ class random_requests {
           copy(of);
           break;
         default:
-          s.tokens == 0 ? prompt(of) : steps();
+          s.tokens == 0 || (!drops_ && s.tokens < longest && below(6) == 0) ? prompt(of) : steps();
           break;
       }
     }
     INFO(said_);
     CHECK(own_.policy.memory().rows > 0);
+    for (llama_seq_id of = 0; of < std::ssize(sequences_); ++of) fetched_ += own_.policy.tier_statistics(of).bytes_fetched;
     for (llama_seq_id of = 0; of < std::ssize(sequences_); ++of) {
       llama_memory_t const memory = own_.engine.memory();
       CHECK(llama_memory_seq_pos_max(memory, of) - llama_memory_seq_pos_min(memory, of) < 8);
     }
   }
+  std::int64_t fetched() const { return fetched_; }
 
  private:
   struct sequence {
     std::int64_t tokens = 0;
     std::int64_t prompt = 0;
+    int prompts = 0;
   };
 
   context_options context() {
@@ -92,6 +101,9 @@ class random_requests {
                                  .unified = unified_};
     }
     return *context_;
+  }
+  std::optional<element_type> context_type() {
+    return context().type == GGML_TYPE_F16 ? element_type::f16 : element_type::q8_0;
   }
   std::uint64_t below(std::uint64_t limit) { return random_() % limit; }
   std::int64_t between(std::int64_t first, std::int64_t last) {
@@ -147,7 +159,8 @@ class random_requests {
   void prompt(llama_seq_id of) {
     std::int64_t const count = between(2, longest);
     say("prompt " + std::to_string(of) + ": " + std::to_string(count));
-    at(of).prompt = count;
+    at(of).prompt = at(of).tokens + count;
+    ++at(of).prompts;
     decode({{of, count}});
   }
   void steps() {
@@ -164,18 +177,20 @@ class random_requests {
     each([&](llama_memory_t memory) { llama_memory_seq_rm(memory, of, -1, -1); });
     at(of) = {};
   }
-  /// Not into the prompt: what of that was dropped would come back in the engine's cells.
+  /// Not into a prompt that is not whole: what of it was dropped would come back in the engine's cells.
   void cut(llama_seq_id of) {
     sequence& s = at(of);
-    if (s.tokens <= s.prompt + 1) return;
-    s.tokens = between(s.prompt + 1, s.tokens - 1);
+    std::int64_t const least = drops_ ? s.prompt + 1 : 1;
+    if (s.tokens <= least) return;
+    s.tokens = between(least, s.tokens - 1);
+    s.prompt = std::min(s.prompt, s.tokens);
     say("cut " + std::to_string(of) + " to " + std::to_string(s.tokens));
     each([&](llama_memory_t memory) { llama_memory_seq_rm(memory, of, static_cast<llama_pos>(s.tokens), -1); });
   }
-  /// Of a prompt that no step has followed: the engine's cells have no more of what the policy knows.
+  /// Of a first prompt that no step has followed: the engine's cells have no more of what the policy knows.
   void copy(llama_seq_id from) {
     auto const to = static_cast<llama_seq_id>(below(sequences_.size()));
-    if (to == from || at(from).tokens == 0 || at(from).tokens != at(from).prompt) return;
+    if (to == from || at(from).prompts != 1 || at(from).tokens != at(from).prompt) return;
     say("copy " + std::to_string(from) + " to " + std::to_string(to));
     each([&](llama_memory_t memory) {
       llama_memory_seq_rm(memory, to, -1, -1);
@@ -185,23 +200,38 @@ class random_requests {
     at(to) = at(from);
   }
 
+  bool drops_;  ///< the policy; or it has to see a prompt whole
   std::mt19937_64 random_;
   std::vector<sequence> sequences_;
   bool unified_;
   std::optional<context_options> context_;
   model_owner model_;
+  tier::any_tier tier_;
   side own_;
   side engines_;
   std::string said_;
+  std::int64_t fetched_ = 0;
 };
 
 template <class Policy>
-void same_logits(Policy const& policy) {
+void same_logits(Policy const& policy, bool tiered = false, std::int64_t slots = 0) {
+  std::int64_t fetched = 0;
   for (int seed = first_seed(); seed < first_seed() + seeds(); ++seed) {
     CAPTURE(seed);
-    random_requests(policy, static_cast<std::uint64_t>(seed)).run(60);
+    random_requests requests(policy, static_cast<std::uint64_t>(seed), tiered, slots);
+    requests.run(60);
+    fetched += requests.fetched();
   }
+  CHECK((fetched > 0) == tiered);
 }
+
+// A pivot with its satellite, and heads that need everything or little.
+constexpr std::array profile{head_profile{.role = head_role::pivot, .stability = .3f},
+                             head_profile{.role = head_role::satellite, .pivot = 0, .stability = .3f},
+                             head_profile{.role = head_role::anchor, .stability = .9f},
+                             head_profile{.role = head_role::shifting, .stability = .2f},
+                             head_profile{.role = head_role::satellite, .pivot = 1, .stability = .1f},
+                             head_profile{.role = head_role::pivot, .stability = .6f}};
 
 presets::sentencekv sentencekv() {
   static std::vector<std::uint8_t> const none(256);  // no token ends a sentence: the longest do
@@ -228,6 +258,28 @@ TEST_CASE("random requests on own rows: policies that retrieve") {
   SECTION("quest") { same_logits(presets::quest{.tokens = 24, .page = 4}); }
   SECTION("sentencekv") { same_logits(sentencekv()); }
   SECTION("snapkv, then quest") { same_logits(presets::snapkv{.tokens = 48} + presets::quest{.tokens = 24, .page = 4}); }
+}
+
+TEST_CASE("random requests on own rows: a part of them in a tier") {
+  SECTION("quest") { same_logits(presets::quest{.tokens = 24, .page = 4}, true, 30); }
+  SECTION("quest as in its paper") {
+    presets::quest paper = presets::quest::paper();
+    paper.tokens = 48;
+    same_logits(paper, true, 80);
+  }
+  SECTION("sentencekv") { same_logits(sentencekv(), true, 30); }
+  SECTION("infllm") { same_logits(presets::infllm{.tokens = 32, .block = 8, .representatives = 2, .local = 12}, true); }
+  SECTION("chess") {
+    same_logits(presets::chess{.fractions = {.tokens = 32}, .units = {.page = 4, .pages_per_chunk = 4}, .rest = 0, .every = 2},
+                true, 70);
+  }
+  SECTION("snapkv, then quest") {
+    same_logits(presets::snapkv{.tokens = 60} + presets::quest{.tokens = 24, .page = 4}, true, 30);
+  }
+  SECTION("heterocache") {
+    same_logits(presets::heterocache{.heads = profile, .tokens = 40, .window = 3, .every = 3, .drift = .9f, .observe = 4},
+                true);
+  }
 }
 
 }  // namespace kvpolicy::llama::testing

@@ -35,8 +35,6 @@ struct measured {
   double seconds = 0;      ///< of those steps
   double choose = 0;
   double attend = 0;
-  double fetch = 0;
-  tier::resident_statistics tier{};
   double read = 0;
   double share = 0;
   double kl = 0;
@@ -82,7 +80,6 @@ class comparison {
   comparison(run_options const& options, text_model const& model, std::int64_t context)
       : options_(options),
         model_(model),
-        rows_(make_tier(options.tier, model.cache(context))),
         session_(presets::full{},
                  {.observation_queries = most_queries(options),
                   .prompt_policy = options.prompt_policy,
@@ -92,9 +89,7 @@ class comparison {
                         mass_.choose(kept);
                       },
                   .on_queries = [this](llama_seq_id, layer_id layer, layer_table_view const& view, query_heads const& queries,
-                                       simd_exec& exec) { mass_.see(layer, view, queries, exec); },
-                  .rows = rows_ ? &*rows_ : nullptr,
-                  .resident = {.slots = options.tier_slots, .wait = !options.tier_async}}),
+                                       simd_exec& exec) { mass_.see(layer, view, queries, exec); }}),
         policies_(options.policies.size()) {
     llama_context_params params = model.parameters(context, options.threads, true);
     flash_on_ = model.context(params);
@@ -227,7 +222,6 @@ class comparison {
       if (way == 2) session_.detach();
       restore(context);
     }
-    tier::resident_statistics const before = session_.tier_statistics();
     for (int i = 0; i + 1 < options_.predict; ++i) {
       double const ms =
           quiet_ms([&] { decode_token(context, dense_tokens_[static_cast<std::size_t>(i)], [&] { session_.check(); }); });
@@ -240,11 +234,9 @@ class comparison {
         into.seconds += ms / 1e3;
         into.choose += step.choose_seconds;
         into.attend += step.attend_seconds;
-        into.fetch += step.fetch_seconds;
       }
       if (is_policy && round == 0) judge(into, i, step, ms, last_logits(context, model_));
     }
-    if (is_policy) into.tier += session_.tier_statistics() - before;
   }
 
   void own_run(std::size_t policy) {
@@ -253,6 +245,7 @@ class comparison {
     own_steps made = own_->decode(options_.policies[policy].policy, tokens);
     own_steps& into = policies_[policy].own;
     into.ms.insert(into.ms.end(), made.ms.begin(), made.ms.end());
+    into.tier += made.tier;
     if (prompts_.empty()) into.bytes = std::move(made.bytes);
     if (policy == 0 && prompts_.empty()) prompt_bytes_ = own_->prompt_bytes();
   }
@@ -322,7 +315,6 @@ class comparison {
   text_model const& model_;
   recorder watch_;
   attention_mass mass_;
-  std::optional<tier::any_tier> rows_;
   llama::session session_;
   context_ptr flash_on_;
   context_ptr flash_off_;
@@ -352,10 +344,9 @@ class comparison {
 ordered_json comparison::memory_of_rows() const {
   if (!own_) return {{"left_out", without_own_}};
   cache_shape const shape = session_.shape();
-  auto const row = static_cast<std::int64_t>(ggml_row_size(cache_type_of(options_.key_type), shape.head_dim) +
-                                             ggml_row_size(cache_type_of(options_.value_type), shape.head_dim));
   std::int64_t const tokens = prompts_[0]["tokens"].get<std::int64_t>() + options_.predict - 1;
-  return {{"dense_bytes", tokens * shape.layers * shape.kv_heads * row}, {"prompt", prompt_bytes_}};
+  return {{"dense_bytes", tokens * shape.layers * shape.kv_heads * model_.row_bytes(shape.head_dim)},
+          {"prompt", prompt_bytes_}};
 }
 
 /// Null where there are none.
@@ -431,8 +422,7 @@ ordered_json comparison::result() const {
     entry.update(timing(m, best));
     entry.update({{"choose_share", m.seconds > 0 ? m.choose / m.seconds : 0},
                   {"attend_share", m.seconds > 0 ? m.attend / m.seconds : 0},
-                  {"fetch_share", m.seconds > 0 ? m.fetch / m.seconds : 0},
-                  {"tier", tier_json(options_.tier, m.tier)},
+                  {"tier", tier_json(options_.tier, m.own.tier)},
                   {"tokens_read", m.read / compared},
                   {"cache_share", m.share / compared},
                   {"top1_agreement", static_cast<double>(m.agreed) / compared},

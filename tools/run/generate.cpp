@@ -149,15 +149,16 @@ void generate(run_options const& options) {
   };
   session_options.prompt_policy = options.prompt_policy;
   std::int64_t const context_size = context_tokens(model, options, prompt.size());
-  std::optional<tier::any_tier> row_tier = make_tier(options.tier, model.cache(context_size));
-  if (row_tier) session_options.rows = &*row_tier;
   session_options.own_rows = options.own_rows;
   if (!options.between_pieces.empty()) {
     session_options.between_pieces = options.known.parse(options.between_pieces, model.facts()).policy;
   }
   session_options.memory = options.memory;
-  if (options.own_rows)
-    session_options.longest = (static_cast<std::int64_t>(prompt.size()) + options.predict + 255) / 256 * 256;
+  std::int64_t const longest = (static_cast<std::int64_t>(prompt.size()) + options.predict + 255) / 256 * 256;
+  if (options.own_rows) session_options.longest = longest;
+  std::optional<tier::any_tier> row_tier =
+      make_tier(options.tier, model.cache(longest), model.row_bytes(model.cache(longest).head_dim));
+  if (row_tier) session_options.rows = &*row_tier;
   session_options.resident = {.slots = options.tier_slots, .wait = !options.tier_async};
   auto session = std::make_unique<llama::session>(chosen.policy, session_options);
   llama_context_params params = model.parameters(context_size, options.threads, true);

@@ -56,8 +56,9 @@ void declare(CLI::App& app, arguments& a) {
       ->needs(own);
   auto* const tier = app.add_option(
       "--tier", a.options.tier,
-      "where the prompt's rows live: same_memory, host, disk:FILE or redis:HOST:PORT,... (default: the engine's cells)");
-  app.add_option("--tier-slots", a.options.tier_slots, "rows that a KV head has in fast memory (default: all it reads)")
+      "where own rows that are not read go: same_memory, host, disk:FILE or redis:HOST:PORT,... (default: they stay)");
+  app.add_option("--tier-slots", a.options.tier_slots,
+                 "rows of the tier that a KV head has in memory too (default: twice what a step reads)")
       ->check(count_from(1))
       ->needs(tier);
   app.add_flag("--tier-async", a.options.tier_async, "read what is in fast memory, without waiting for the rest")->needs(tier);
@@ -84,6 +85,7 @@ void run(arguments& a) {
   if (!a.options.json.empty() && !a.options.trace.empty() && kvpolicy::output_file::same(a.options.json, a.options.trace)) {
     throw invalid_value("--json and --trace are one file, '" + a.options.trace + "'; give each its own");
   }
+  if (!a.options.tier.empty() && !a.compare) a.options.own_rows = true;
   if (a.compare && a.options.own_rows) throw invalid_value("--compare measures own rows anyway; leave --own-rows away");
   if (!a.compare && (a.policies.size() > 1 || a.prompt_files.size() > 1)) {
     throw invalid_value("several policies or prompts need --compare");

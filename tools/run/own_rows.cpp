@@ -5,6 +5,7 @@
 #include <kvpolicy/presets/full.hpp>
 
 #include "progress.hpp"
+#include "row_tier.hpp"
 
 namespace kvpolicy {
 namespace {
@@ -16,7 +17,12 @@ constexpr llama_seq_id decoded = 1;  // its copy
 }  // namespace
 
 own_rows::own_rows(run_options const& options, text_model const& model, std::int64_t longest, std::int64_t observation_queries)
-    : session_(presets::full{}, {.observation_queries = observation_queries, .own_rows = true, .longest = longest}) {
+    : tier_(make_tier(options.tier, model.cache(longest), model.row_bytes(model.cache(longest).head_dim))),
+      session_(presets::full{}, {.observation_queries = observation_queries,
+                                 .own_rows = true,
+                                 .longest = longest,
+                                 .rows = tier_ ? &*tier_ : nullptr,
+                                 .resident = {.slots = options.tier_slots, .wait = !options.tier_async}}) {
   llama_context_params params = model.parameters(cells, options.threads, true);
   params.n_seq_max = 2;
   params.kv_unified = true;
@@ -45,6 +51,7 @@ own_steps own_rows::decode(host_policy const& policy, std::vector<llama_token> c
   llama_memory_seq_cp(memory, whole, decoded, -1, -1);
   session_.copy(whole, decoded);
   own_steps made;
+  tier::resident_statistics const before = session_.tier_statistics(decoded);
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     auto const start = std::chrono::steady_clock::now();
     step(tokens[i], static_cast<llama_pos>(prompt_ + static_cast<std::int64_t>(i)));
@@ -52,6 +59,7 @@ own_steps own_rows::decode(host_policy const& policy, std::vector<llama_token> c
     if (i > 0) made.ms.push_back(ms);
     made.bytes.push_back(session_.memory(decoded).bytes);
   }
+  made.tier = session_.tier_statistics(decoded) - before;
   return made;
 }
 

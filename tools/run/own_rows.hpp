@@ -4,6 +4,7 @@
 #include <kvpolicy/interop/llama.hpp>
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,9 +17,11 @@ namespace kvpolicy {
 struct own_steps {
   std::vector<double> ms;           ///< each but the first, which takes the prompt in
   std::vector<std::int64_t> bytes;  ///< held after each step
+  tier::resident_statistics tier{};
 };
 
-/// A context of few cells. A prompt is decoded once, whole; each policy goes on from a copy that shares its rows.
+/// A context of few cells, and a tier where one was asked for. A prompt is decoded once, whole; each policy goes on from a copy
+/// that shares its rows.
 class own_rows {
  public:
   /// `longest`: tokens of a prompt and its steps. Throws unsupported for models that need the engine's cells.
@@ -32,6 +35,7 @@ class own_rows {
  private:
   void step(llama_token token, llama_pos position);
 
+  std::optional<tier::any_tier> tier_;
   llama::session session_;
   context_ptr context_;
   std::int64_t prompt_ = 0;  ///< tokens

@@ -15,15 +15,14 @@
 
 namespace kvpolicy {
 
-std::optional<tier::any_tier> make_tier(std::string const& name, cache_shape const& shape) {
+std::optional<tier::any_tier> make_tier(std::string const& name, cache_shape const& shape, std::int64_t row_bytes) {
   if (name.empty()) return std::nullopt;
-  std::int64_t const bytes = tier::resident_rows<tier::host>::block_bytes(shape);
   std::int64_t const blocks = shape.layers * shape.kv_heads * shape.max_tokens;
-  if (name == "same_memory") return tier::any_tier::of<tier::same_memory>(bytes, blocks);
-  if (name == "host") return tier::any_tier::of<tier::host>(bytes, blocks);
+  if (name == "same_memory") return tier::any_tier::of<tier::same_memory>(row_bytes, blocks);
+  if (name == "host") return tier::any_tier::of<tier::host>(row_bytes, blocks);
   if (name.starts_with("disk:") && name.size() > 5) {
 #ifdef KVPOLICY_HAS_DISK
-    return tier::any_tier::of<tier::disk>(name.substr(5), bytes, blocks, tier::disk_options{.sync = false});
+    return tier::any_tier::of<tier::disk>(name.substr(5), row_bytes, blocks, tier::disk_options{.sync = false});
 #else
     throw unsupported("this kvpolicy-run was built without xxHash; there are same_memory and host");
 #endif
@@ -34,7 +33,7 @@ std::optional<tier::any_tier> make_tier(std::string const& name, cache_shape con
     tier::redis_options options{.nodes = {}, .password = password != nullptr ? password : ""};
     std::istringstream nodes(name.substr(6));
     for (std::string node; std::getline(nodes, node, ',');) options.nodes.push_back(node);
-    return tier::any_tier::of<tier::redis>(options, bytes, blocks);
+    return tier::any_tier::of<tier::redis>(options, row_bytes, blocks);
 #else
     throw unsupported("this kvpolicy-run was built without hiredis; there are same_memory, host and disk:FILE");
 #endif

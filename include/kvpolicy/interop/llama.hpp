@@ -14,7 +14,7 @@
 #include "kvpolicy/host_policy.hpp"
 #include "kvpolicy/prompt_pages.hpp"
 #include "kvpolicy/tier/any_tier.hpp"
-#include "kvpolicy/tier/resident.hpp"
+#include "kvpolicy/tier/resident_options.hpp"
 
 namespace kvpolicy::llama {
 
@@ -74,23 +74,24 @@ struct session_options {
   bool lenient = false;
   /// Called at every step for every layer, with what was chosen; on one of the engine's threads.
   std::function<void(llama_seq_id, layer_id, std::int64_t tokens, selection const&)> on_choice{};
-  /// Called before each choice with what it is made from; on one of the engine's threads.
+  /// Called before each choice with what it is made from; on one of the engine's threads. With a tier, not every row is there.
   std::function<void(llama_seq_id, layer_id, layer_table_view const&, query_heads const&, simd_exec&)> on_queries{};
-  /// Where the prompt's retained rows live; steps read only what was fetched from there. Null: the engine's own cells. Its
-  /// blocks hold a key and a value; it must outlive the session. Sequence s is request `resident.request + s` there.
-  tier::any_tier* rows = nullptr;
-  tier::resident_options resident{};
   /// The session holds the rows itself, and of those that a policy drops nothing is left: see session::decode.
   bool own_rows = false;
   /// With own rows, the most tokens that a sequence may have; 0: as many as the model was trained for.
   std::int64_t longest = 0;
   /// With own rows, the most bytes of all sequences' rows; 0: what all of them could need.
   std::int64_t memory = 0;
-  /// With own rows, what drops rows after each piece of a prompt, among what it left of those before and the piece: memory stays
-  /// flat, and a piece's tokens attend to no more than that. What is retained in the end is the policy's to decide, among those
-  /// that are left. Usually a policy that retains more than the session's. One that retains all: prompts are whole until they
-  /// end.
+  /// With own rows, what drops rows after each piece of a prompt, among what it left of those before and the piece: memory
+  /// stays flat, and a piece's tokens attend to no more than that. What is retained in the end is the policy's to decide, among
+  /// those that are left. Usually a policy that retains more than the session's. One that retains all: prompts are whole until
+  /// they end.
   host_policy between_pieces{};
+  /// With own rows, where a prompt's retained rows go when it ends, but for those that were read last; null: they stay in
+  /// memory. A prompt that goes on has one layer's rows at a time in memory. Its blocks hold a key and a value; it must outlive
+  /// the session. Sequence s is request `resident.request + s` there.
+  tier::any_tier* rows = nullptr;
+  tier::resident_options resident{};
 };
 
 /// Of a session's own rows.

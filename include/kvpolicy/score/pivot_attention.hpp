@@ -54,6 +54,17 @@ struct pivot_attention {
     m.held = -1;
   }
 
+  /// Those that are attended to: heads that are whole, follow themselves, or are followed.
+  bool looks_at(std::size_t head, std::int64_t prompt_tokens, std::int64_t kv_heads) const {
+    if (roles.heads.empty() || own || roles.whole(head, prompt_tokens)) return true;
+    std::size_t const first = head - head % static_cast<std::size_t>(kv_heads);
+    for (std::int64_t h = 0; h < kv_heads; ++h) {
+      std::int64_t const followed = roles.leader(first + static_cast<std::size_t>(h), prompt_tokens, kv_heads);
+      if (followed != roles.nobody && first + static_cast<std::size_t>(followed) == head) return true;
+    }
+    return false;
+  }
+
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
     if (input.prompt != nullptr) return score_prompt(input, out, exec);

@@ -20,8 +20,11 @@ namespace kvpolicy {
 class row_store {
  public:
   static constexpr std::int64_t rows_of_block = 64;
-  /// Of an arena for such a cache, whose values may be of another type than its keys.
-  static std::int64_t block_bytes(cache_shape const& shape, element_type values);
+  /// Of a row, and of a block of an arena, for such a cache, whose values may be of another type than its keys.
+  static std::int64_t row_bytes(cache_shape const& shape, element_type values);
+  static std::int64_t block_bytes(cache_shape const& shape, element_type values) {
+    return rows_of_block * row_bytes(shape, values);
+  }
   static std::int64_t block_bytes(cache_shape const& shape) { return block_bytes(shape, shape.type); }
 
   /// The arena must outlive it. Throws invalid_value where the shape can't be, or the arena is for another.
@@ -54,7 +57,14 @@ class row_store {
   void truncate(std::int64_t tokens) noexcept;
   void clear() noexcept;
 
-  /// Of a head's first `tokens` tokens, those that are there.
+  /// A token's key, and behind it its value; null where they are not here.
+  std::byte const* row(layer_id layer, std::int64_t head, std::int32_t token) const noexcept;
+  /// These tokens, ascending, are elsewhere from now on: not dropped, but not here.
+  void evict(layer_id layer, std::int64_t head, std::span<std::int32_t const> tokens) noexcept;
+  /// Room for a token that is not here, for its key and then its value. Throws as append().
+  std::byte* readmit(layer_id layer, std::int64_t head, std::int32_t token);
+
+  /// Of a head's first `tokens` tokens, those that are here.
   void list(layer_id layer, std::int64_t head, std::int64_t tokens, range_list& into) const;
   /// The first `tokens` tokens. Valid as long as the store, but for append(), retain() and truncate() while it is read.
   layer_table_view view(std::int64_t tokens) const noexcept { return {shape_, tokens, keys_.data(), values_.data()}; }
@@ -86,14 +96,17 @@ class row_store {
   std::byte* address(head_rows const& head, std::int64_t place) const noexcept {
     return arena_->base() + row_at(head, place) * (key_bytes_ + value_bytes_);
   }
+  static std::int64_t place_of(head_rows const& head, std::int32_t row) noexcept;
   std::int64_t needs(head_rows const& head, std::int64_t tokens) const noexcept;
   std::int64_t next_place(head_rows& head, std::int32_t* row_of);
+  void put(head_rows& head, std::int64_t place, std::int32_t token, std::int32_t* row_of) noexcept;
   static void make_room(head_rows& head);
   void own(head_rows& head, std::int64_t block, std::int32_t* row_of);
   void drop(head_rows& head, std::int64_t place, std::int32_t* row_of) noexcept;
   void settle(head_rows& head) noexcept;
+  void close_gaps(head_rows& head, std::int32_t* row_of) noexcept;
   bool can_pack(head_rows const& head) const noexcept;
-  void pack(head_rows& head, std::int32_t* row_of);
+  void pack(head_rows& head, std::int32_t* row_of) noexcept;
 
   block_arena* arena_;
   cache_shape shape_;

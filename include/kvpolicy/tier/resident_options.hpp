@@ -8,8 +8,8 @@ namespace kvpolicy::tier {
 
 struct resident_options {
   std::uint64_t request = 0;
-  /// Rows that a KV head may have in fast memory, those of generated tokens included, which stay there; 0: as many as the
-  /// sequence can hold.
+  /// Rows of the tier that a KV head may have in memory too, but for a moment where all of a layer are read; 0: twice as many
+  /// as its last step read.
   std::int64_t slots = 0;
   /// Wait for what is missing before a step reads. Without, a step reads what its head last had whole, and newer tokens.
   bool wait = true;

@@ -149,6 +149,11 @@ struct drift {
     }
   }
 
+  /// Watched heads, at each look.
+  bool looks_at(std::size_t head, std::int64_t prompt_tokens) const {
+    return head < roles.heads.size() && roles.watches(head, prompt_tokens);
+  }
+
   template <class Listen>
   void tell(state const& s, Listen const& listen) const {
     listen(told::count, "looks", static_cast<double>(s.looks));
