@@ -114,6 +114,10 @@ bool text_model::ends(llama_token token) const noexcept {
   return llama_vocab_is_eog(llama_model_get_vocab(model_.get()), token);
 }
 
+bool text_model::begins(llama_token token) const noexcept {
+  return token == llama_vocab_bos(llama_model_get_vocab(model_.get()));
+}
+
 cache_shape text_model::cache(std::int64_t tokens) const {
   llama_context_params params = parameters(tokens, 1, true);
   llama::session session(presets::full{});

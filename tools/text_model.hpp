@@ -43,6 +43,8 @@ class text_model {
   std::vector<llama_token> tokens_of(std::string const& text, bool special) const;
   std::string text_of(llama_token token) const;
   bool ends(llama_token token) const noexcept;
+  /// Whether it is what sequences begin with.
+  bool begins(llama_token token) const noexcept;
   /// The cache of a context of so many tokens, as far as policies act on it. Throws what session::attach throws.
   cache_shape cache(std::int64_t tokens) const;
   /// Of a token's key and value in such a cache, of one head.

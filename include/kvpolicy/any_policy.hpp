@@ -24,6 +24,8 @@ class any_stage {
     virtual void choose(View const&, layer_id, retained_tokens const&, step_signals const&, Exec&) = 0;
     virtual void observe(std::int64_t tokens, step_outcome const& outcome, Exec& exec) = 0;
     virtual void tell(listener const& listen) const = 0;
+    virtual void archive(state_writer& a) = 0;
+    virtual void archive(state_reader& a) = 0;
   };
   template <stage<View, Exec> Stage>
   struct model_of final : model {
@@ -47,6 +49,8 @@ class any_stage {
       at_work.observe(tokens, outcome, exec);
     }
     void tell(listener const& listen) const override { at_work.tell(listen); }
+    void archive(state_writer& a) override { at_work.archive(a); }
+    void archive(state_reader& a) override { at_work.archive(a); }
     Stage at_work;
   };
 
@@ -72,6 +76,10 @@ class any_stage {
   }
   void observe(std::int64_t tokens, step_outcome const& outcome, Exec& exec) { model_->observe(tokens, outcome, exec); }
   void tell(listener const& listen) const { model_->tell(listen); }
+  template <class Archive>
+  void archive(Archive& a) {
+    model_->archive(a);
+  }
 
  private:
   std::unique_ptr<model> model_;

@@ -26,6 +26,10 @@ class indexed_tokens {
   }
 
   bool all() const noexcept { return layers_.empty(); }
+  template <class Archive>
+  void archive(Archive& a) {
+    a(layers_);
+  }
 
   /// Forgets every token from `tokens` on; calls cut(heads, how many of theirs are left) for each list of the layer.
   template <class Cut>
@@ -72,6 +76,11 @@ class indexed_tokens {
     std::vector<std::int64_t> counts;  ///< `[lists]`
     std::int64_t revision = -1;
     std::int64_t tokens = 0;
+
+    template <class Archive>
+    void archive(Archive& a) {
+      a(ids, counts, revision, tokens);
+    }
   };
 
   std::size_t slot(layer_id layer) const noexcept {

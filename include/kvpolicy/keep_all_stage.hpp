@@ -27,6 +27,10 @@ class keep_all_stage {
   template <class Exec>
   void observe(std::int64_t, step_outcome const&, Exec&) noexcept {}
   void tell(listener const&) const noexcept {}
+  template <class Archive>
+  void archive(Archive& a) {
+    a(kept_);
+  }
 
  private:
   range_list kept_;

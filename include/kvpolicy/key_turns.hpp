@@ -34,6 +34,15 @@ struct key_turns {
     return true;
   }
 
+  template <class Archive>
+  void archive(Archive& a) {
+    a(frequency, how, told);
+    if (!Archive::reads || !told) return;
+    std::vector<float> const given = frequency;
+    told = false;
+    take({.inverse_frequency = given.data(), .pairs = std::ssize(given), .how = how});
+  }
+
   token_turns get() const noexcept {
     if (frequency.empty()) return {};
     return {angles.data(), std::ssize(frequency), how};

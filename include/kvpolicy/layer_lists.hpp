@@ -28,6 +28,10 @@ class layer_lists {
   }
   std::vector<range_list>& all() noexcept { return all_; }
   scope granularity() const noexcept { return granularity_; }
+  template <class Archive>
+  void archive(Archive& a) {
+    a(all_);
+  }
 
  private:
   scope granularity_;
@@ -46,6 +50,10 @@ struct choice {
   std::int64_t at = 0;     ///< tokens of the sequence at that time
   std::int64_t since = 0;  ///< what is behind was protected then, or came later; it stays until the next choice
 
+  template <class Archive>
+  void archive(Archive& a) {
+    a(ranges, decided, at, since);
+  }
   void clear() noexcept {
     ranges.clear();
     decided = false;

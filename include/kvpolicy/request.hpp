@@ -127,6 +127,16 @@ class request {
     retrieve_.tell(listen);
   }
 
+  /// What it remembers, for state_writer and state_reader: a request of the same policy and shape that reads it goes on as
+  /// this one. Throws unsupported for a policy with a part of one's own that does not say what of it lasts; a request that
+  /// threw while it was read is of no use.
+  template <class Archive>
+  void archive(Archive& a) {
+    a(order_, retained_);
+    retain_.archive(a);
+    retrieve_.archive(a);
+  }
+
   /// The acts at work, for those who go on from where the prompt left them (the decoder on a GPU).
   auto& retain() noexcept { return retain_; }
   auto const& retain() const noexcept { return retain_; }

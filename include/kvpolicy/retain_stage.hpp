@@ -115,6 +115,14 @@ class retain_stage {
     if constexpr (requires { act_.trigger.tell(trigger_, listen); }) act_.trigger.tell(trigger_, listen);
   }
 
+  template <class Archive>
+  void archive(Archive& a) {
+    a(kept_, next_, among_, revisions_, chosen_at_, pending_);
+    archive_if(a, summaries_, true, "pool");
+    archive_if(a, trigger_, Act::trigger_type::needs != signals::none, "trigger");
+    archive_if(a, memory_, decltype(memory_)::hears_prompts || decltype(memory_)::hears_steps, "scorer");
+  }
+
  private:
   static constexpr std::int64_t undecided = -1;
 

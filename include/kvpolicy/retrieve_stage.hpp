@@ -151,6 +151,14 @@ class retrieve_stage {
     if constexpr (requires { act_.trigger.tell(trigger_, listen); }) act_.trigger.tell(trigger_, listen);
   }
 
+  template <class Archive>
+  void archive(Archive& a) {
+    a(kept_, choices_, prompt_, renewals_, renewed_at_);
+    archive_if(a, summaries_, true, "pool");
+    archive_if(a, trigger_, Act::trigger_type::needs != signals::none, "trigger");
+    archive_if(a, memory_, memory_type::hears_prompts || memory_type::hears_steps, "scorer");
+  }
+
  private:
   using memory_type = memory_of<typename Act::score_type>;
   using summaries_type = summaries_of<typename Act::pool_type, typename Act::segment_type>;

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "kvpolicy/act.hpp"
+#include "kvpolicy/archive.hpp"
 #include "kvpolicy/layer_lists.hpp"
 #include "kvpolicy/retained_tokens.hpp"
 
@@ -15,13 +16,14 @@ namespace kvpolicy {
 /// number whenever tokens of those lists were dropped; `truncate(tokens)`: those behind are gone, and triggers begin afresh;
 /// `cut(layer, heads, indices)`, the same of what is retained, by index; `prefill`, `choose` and `observe`, as the verbs, with
 /// what is retained where the stage is a retrieve; `looked_at(layer, head)`, how many of the last tokens that are retained
-/// of a head steps look at whatever is chosen (all_tokens: every one); `tell(listener)`, what it did since it was started.
+/// of a head steps look at whatever is chosen (all_tokens: every one); `tell(listener)`, what it did since it was started;
+/// `archive(a)`, see archived.
 /// Semantics: input was checked; layers come in order. Model: retain_stage, retrieve_stage, keep_all_stage, any_stage. Not a
 /// model: an act (it is not started).
 template <class S, class View, class Exec>
 concept stage = requires(S& s, S const& c, View const& view, layer_id layer, head_range heads, retained_tokens const& retained,
                          prompt_signals const& prompt, step_signals const& step, step_outcome const& outcome, Exec& exec,
-                         std::int64_t n, listener const& listen) {
+                         std::int64_t n, listener const& listen, state_writer& writer, state_reader& reader) {
   { c.lists(layer) } -> std::same_as<std::span<range_list const>>;
   { c.max_ranges() } -> std::same_as<std::int64_t>;
   { c.revision(layer) } -> std::same_as<std::int64_t>;
@@ -32,6 +34,8 @@ concept stage = requires(S& s, S const& c, View const& view, layer_id layer, hea
   s.choose(view, layer, retained, step, exec);
   s.observe(n, outcome, exec);
   c.tell(listen);
+  s.archive(writer);
+  s.archive(reader);
 };
 
 }  // namespace kvpolicy

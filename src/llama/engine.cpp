@@ -55,6 +55,10 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
 
   layers_ = std::move(found);
   attached_shape_ = shape;
+  char about[128] = {};
+  llama_model_desc(model, about, sizeof about);
+  model_ = std::string(about) + ", " + std::to_string(llama_model_n_params(model)) + " parameters, " +
+           std::to_string(llama_model_size(model)) + " bytes, values of " + name_of(*element_of(params.type_v));
   std::int64_t const layers = layers_.count();
   dummies_ = ggml_init(
       {.mem_size = ggml_tensor_overhead() * static_cast<std::size_t>(layers + 1), .mem_buffer = nullptr, .no_alloc = true});

@@ -44,6 +44,8 @@ class session::engine {
   void copy(llama_seq_id from, llama_seq_id to);
   void end(llama_seq_id of) noexcept;
   memory_statistics memory() const noexcept;
+  std::vector<std::byte> save_state(std::string const& policy, llama_seq_id of);
+  void load_state(std::span<std::byte const> state, std::string const& policy, llama_seq_id of);
   void check();
   cache_shape const& shape() const noexcept { return attached_shape_; }
   std::vector<std::string> report() const;
@@ -88,6 +90,10 @@ class session::engine {
   void see_terms(ggml_tensor const* node, layer_hook& hook);
   void see_length(std::int64_t tokens);
   void check_own_rows() const;
+  void check_state() const;
+  bool follows_state(llama_context* context, llama_batch const& batch);
+  static std::string state_format();
+  std::string cache() const;
   bool drops_between_pieces() const { return !facts_of(options_.between_pieces.retain).keeps_all; }
   void check_memory(cache_shape const& shape, element_type values) const;
   void check_pieces(host_policy const& policy) const;
@@ -139,6 +145,7 @@ class session::engine {
   std::optional<simd_exec> solo_;  ///< for logits, between graphs
 
   std::unique_ptr<block_arena> arena_;  ///< of own rows
+  std::string model_;                   ///< which one, for a state
   bool detached_ = false;               ///< with own rows
   std::int64_t trained_ = 0;            ///< tokens that the model was trained for
   bool beyond_trained_ = false;
@@ -159,6 +166,8 @@ class session::engine {
   std::vector<llama_seq_id> owners_;         ///< scratch
   std::vector<std::int32_t> batch_indices_;  ///< scratch
   std::vector<std::int32_t> seen_;           ///< scratch
+  std::vector<llama_seq_id> of_batch_;       ///< scratch
+  std::vector<llama_pos> positions_;         ///< scratch
 };
 
 }  // namespace kvpolicy::llama

@@ -1,6 +1,6 @@
 // Rows that the session holds itself: what is refused with them, their memory, and decoding in pieces.
 #include <algorithm>
-#include <set>
+#include <map>
 #include <string>
 
 #include "engine.hpp"
@@ -8,14 +8,20 @@
 namespace kvpolicy::llama {
 namespace {
 
-std::set<llama_seq_id> sequences_of(llama_batch const& batch) {
-  std::set<llama_seq_id> all;
+std::span<llama_seq_id const> sequences_of(llama_batch const& batch, std::int32_t token) noexcept {
+  static constexpr llama_seq_id first = 0;
+  std::int32_t const named = batch.seq_id != nullptr && batch.n_seq_id != nullptr ? batch.n_seq_id[token] : 0;
+  return named > 0 ? std::span(batch.seq_id[token], static_cast<std::size_t>(named)) : std::span(&first, 1);
+}
+
+/// Of all tokens, each once.
+void sequences_of(llama_batch const& batch, std::vector<llama_seq_id>& all) {
+  all.clear();
   for (std::int32_t i = 0; i < batch.n_tokens; ++i) {
-    std::int32_t const named = batch.seq_id != nullptr && batch.n_seq_id != nullptr ? batch.n_seq_id[i] : 0;
-    if (named > 0) all.insert(batch.seq_id[i], batch.seq_id[i] + named);
-    else all.insert(0);
+    for (llama_seq_id const id : sequences_of(batch, i)) {
+      if (std::ranges::find(all, id) == all.end()) all.push_back(id);
+    }
   }
-  return all;
 }
 
 }  // namespace
@@ -109,15 +115,18 @@ memory_statistics session::engine::memory() const noexcept {
 
 int session::engine::decode(llama_context* context, llama_batch const& batch) {
   auto const staged = static_cast<std::int64_t>(sequence_cells::staged);
-  std::set<llama_seq_id> in_cache = sequences_of(batch);
+  sequences_of(batch, of_batch_);
+  std::int64_t in_cache = std::ssize(of_batch_);
   for (llama_seq_id id = 0; unified_ && id < static_cast<llama_seq_id>(llama_n_seq_max(context)); ++id) {
-    if (llama_memory_seq_pos_max(llama_get_memory(context), id) >= 0) in_cache.insert(id);
+    if (std::ranges::find(of_batch_, id) == of_batch_.end()) {
+      in_cache += llama_memory_seq_pos_max(llama_get_memory(context), id) >= 0 ? 1 : 0;
+    }
   }
   std::int64_t const cells = unified_ ? llama_n_ctx(context) : llama_n_ctx_seq(context);
-  std::int64_t const keep = staged * (unified_ ? std::ssize(in_cache) : 1);
+  std::int64_t const keep = staged * (unified_ ? in_cache : 1);
   std::int64_t const room = options_.own_rows ? cells - keep : cells;
   std::int64_t const piece = std::min<std::int64_t>(llama_n_batch(context), room);
-  KVPOLICY_EXPECTS(piece >= 2, "a context of " + std::to_string(cells) + " cells for " + std::to_string(in_cache.size()) +
+  KVPOLICY_EXPECTS(piece >= 2, "a context of " + std::to_string(cells) + " cells for " + std::to_string(in_cache) +
                                    " sequences, each of which keeps " + std::to_string(staged) +
                                    "; raise n_ctx, or end a sequence");
   std::int64_t const last_piece = batch.n_tokens == 0 ? 0 : (batch.n_tokens - 1) / piece * piece;
@@ -127,6 +136,7 @@ int session::engine::decode(llama_context* context, llama_batch const& batch) {
                                                " keep those of the last one alone; decode it in batches of that size");
   }
   set_batch(batch);
+  llama_pos* const positions = batch.pos == nullptr && follows_state(context, batch) ? positions_.data() : batch.pos;
   int status = 0;
   for (std::int64_t first = 0; first < std::max(batch.n_tokens, 1) && status == 0; first += piece) {
     auto const behind = [first](auto* array, std::int64_t of_token) {
@@ -135,7 +145,7 @@ int session::engine::decode(llama_context* context, llama_batch const& batch) {
     llama_batch const some{.n_tokens = static_cast<std::int32_t>(std::min<std::int64_t>(piece, batch.n_tokens - first)),
                            .token = behind(batch.token, 1),
                            .embd = behind(batch.embd, llama_model_n_embd_inp(llama_get_model(context))),
-                           .pos = behind(batch.pos, 1),
+                           .pos = behind(positions, 1),
                            .n_seq_id = behind(batch.n_seq_id, 1),
                            .seq_id = behind(batch.seq_id, 1),
                            .logits = behind(batch.logits, 1)};
@@ -144,6 +154,25 @@ int session::engine::decode(llama_context* context, llama_batch const& batch) {
   }
   batch_.drop();
   return status;
+}
+
+/// Whether a sequence of the batch comes behind a state that was loaded: the engine would count its positions from 0. They are
+/// in positions_ then.
+bool session::engine::follows_state(llama_context* context, llama_batch const& batch) {
+  auto const loaded = [&](llama_seq_id id) { return find(id) != nullptr ? find(id)->loaded() : 0; };
+  if (std::ranges::none_of(of_batch_, [&](llama_seq_id id) { return loaded(id) > 0; })) return false;
+  std::map<llama_seq_id, llama_pos> next;
+  for (llama_seq_id const id : of_batch_) {
+    next[id] =
+        loaded(id) > 0 ? static_cast<llama_pos>(loaded(id)) : llama_memory_seq_pos_max(llama_get_memory(context), id) + 1;
+  }
+  positions_.clear();
+  for (std::int32_t i = 0; i < batch.n_tokens; ++i) {
+    std::span const of = sequences_of(batch, i);
+    positions_.push_back(next[of.front()]);
+    for (llama_seq_id const id : of) ++next[id];
+  }
+  return true;
 }
 
 void session::engine::copy(llama_seq_id from, llama_seq_id to) {
@@ -160,7 +189,8 @@ void session::engine::end(llama_seq_id of) noexcept {
 /// The engine's cells of these tokens' sequences, but for the last few, which tell it where they are.
 void session::engine::give_back(llama_context* context, llama_batch const& of) {
   llama_memory_t const memory = llama_get_memory(context);
-  for (llama_seq_id const id : sequences_of(of)) {
+  sequences_of(of, of_batch_);
+  for (llama_seq_id const id : of_batch_) {
     llama_pos const first = llama_memory_seq_pos_max(memory, id) + 1 - sequence_cells::staged;
     if (first <= 0) continue;
     llama_memory_seq_rm(memory, id, 0, first);

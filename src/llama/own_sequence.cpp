@@ -101,6 +101,8 @@ void sequence::end_prompt(float scale, simd_exec& exec) {
 }
 
 void sequence::end() noexcept {
+  state_.clear();
+  just_loaded_ = 0;
   if (!store_) return;
   try {
     if (resident_) resident_->truncate(0);
@@ -114,6 +116,69 @@ void sequence::end() noexcept {
 memory_statistics sequence::memory() const noexcept {
   if (!store_) return {};
   return {.rows = store_->rows_held(), .bytes = store_->bytes_held()};
+}
+
+/// What there is beside rows.
+template <class Archive>
+void sequence::archive(Archive& a) {
+  a(due_from_, prefill_due_, steps_);
+  request_->archive(a);
+}
+
+void sequence::save_state(state_writer& a) {
+  std::int64_t tokens = sealed();
+  a(tokens);
+  if (tokens == 0) return;
+  if (resident_) resident_->truncate(tokens);
+  store_->truncate(tokens);  // what a graph that failed brought
+  saved_prompt saved = save();
+  a(saved.tokens, saved.window, saved.queries, saved.ids, saved.fingerprints);
+  archive(a);
+  for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
+    if (resident_) resident_->bring(layer);
+    store_->save(layer, a);
+    if (resident_) resident_->shed(layer);
+  }
+}
+
+void sequence::load_state(std::span<std::byte const> state) {
+  if (shape_.max_tokens == 0) {
+    state_.assign(state.begin(), state.end());
+    state_reader a(state);
+    a(just_loaded_);
+    return;
+  }
+  end();
+  state_reader a(state);
+  try {
+    load_all(a);
+    if (!a.rest().empty()) state_reader::refuse();
+  } catch (...) {
+    end();
+    request_.emplace(start(policy_, shape_));
+    throw;
+  }
+}
+
+void sequence::load_all(state_reader& a) {
+  std::int64_t tokens = 0;
+  a(tokens);
+  if (tokens == 0) return;
+  saved_prompt saved;
+  a(saved.tokens, saved.window, saved.queries, saved.ids, saved.fingerprints);
+  if (tokens < 0 || tokens != std::ssize(saved.fingerprints)) state_reader::refuse();
+  prompt_.load(saved);
+  archive(a);
+  if (std::ssize(prefill_due_) != shape_.layers) state_reader::refuse();
+  for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
+    store_->load(layer, a);
+    if (store_->tokens(layer) != tokens) state_reader::refuse();
+    if (!resident_ || due_from_ != nothing_due) continue;
+    put_away(layer, tokens);
+    resident_->shed(layer);
+  }
+  cells_.expect(saved.fingerprints, 0);
+  just_loaded_ = tokens;
 }
 
 }  // namespace kvpolicy::llama

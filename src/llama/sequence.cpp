@@ -40,6 +40,7 @@ void sequence::begin(cache_shape const& shape, element_type values, block_arena*
   shape_ = shape;
   make_room();
   if (loaded_) load(std::exchange(loaded_, std::nullopt).value());
+  if (!state_.empty()) load_state(std::exchange(state_, {}));
 }
 
 void sequence::use(host_policy policy) {
@@ -98,7 +99,10 @@ void sequence::prompt_due(std::int64_t from) noexcept {
 }
 
 void sequence::follow(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others) {
-  if (store_) return follow_staged(now, others);
+  if (store_) {
+    just_loaded_ = 0;
+    return follow_staged(now, others);
+  }
   auto const known = std::ssize(cells_.known());
   std::int64_t const same = cells_.follow(now);
   forget(same);

@@ -54,6 +54,13 @@ class sequence {
   void load(saved_prompt const& saved);
   void forget_all() noexcept;
 
+  /// With own rows: all that is known of the sequence, under a name of its policy; and back. Throws unsupported for policies
+  /// that can't be saved, error where a tier lost rows; invalid_value, and has no tokens then, for a state of another policy.
+  void save_state(state_writer& a);
+  void load_state(std::span<std::byte const> state);
+  /// Of a state that was loaded, and that no token has followed yet; 0: none.
+  std::int64_t loaded() const noexcept { return just_loaded_; }
+
   /// The graph's tokens of this sequence come behind those that its first one sees. What was learnt of tokens that are no more
   /// is forgotten; what another sequence's prompt left of the same tokens is taken over. Throws unsupported where it is not
   /// certain which tokens they are.
@@ -101,6 +108,9 @@ class sequence {
   void follow_staged(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others);
   void take_rows(layer_id layer);
   void put_away(layer_id layer, std::int64_t tokens);
+  void load_all(state_reader& a);
+  template <class Archive>
+  void archive(Archive& a);
   void mend_cut();
   void drop_rows(host_request const& by, std::int64_t tokens);
   template <class There>
@@ -136,7 +146,7 @@ class sequence {
   std::vector<rows> values_;
   std::optional<row_store> store_;         ///< own rows
   std::optional<resident_rows> resident_;  ///< where a part of them is in a tier
-  std::vector<std::int64_t> stay_;                 ///< `[kv_heads]`, scratch
+  std::vector<std::int64_t> stay_;         ///< `[kv_heads]`, scratch
   std::optional<host_request> pieces_;     ///< what drops rows between a prompt's pieces
   std::vector<range_list> there_;          ///< `[kv_heads]`, scratch
 
@@ -146,6 +156,8 @@ class sequence {
   std::int32_t token_id_ = -1;               ///< of the step that runs now
   prompt_memory prompt_;
   std::optional<saved_prompt> loaded_;  ///< before begin()
+  std::vector<std::byte> state_;        ///< the same, of own rows
+  std::int64_t just_loaded_ = 0;        ///< tokens
 
   std::optional<prompt_pages::state> pages_;  ///< where prompts read less than all
   prompt_statistics prompts_;

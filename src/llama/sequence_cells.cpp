@@ -116,6 +116,7 @@ void sequence_cells::seal() {
 void sequence_cells::check_history() {
   bool const fresh = std::ranges::any_of(known_, [](fingerprint const& t) { return t.history == 0; });
   for (std::size_t t = 0; t < known_.size(); ++t) {
+    if (cells_[t] < 0) continue;  // not the engine's any more
     fingerprint const now = table_.read(stream_, cells_[t]);
     if (known_[t].history != 0 && known_[t].history != now.history) {
       known_.clear();

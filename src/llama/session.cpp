@@ -17,6 +17,12 @@ void session::load(saved_prompt const& saved, llama_seq_id of) { engine_->load(s
 int session::decode(llama_context* context, llama_batch const& batch) { return engine_->decode(context, batch); }
 void session::copy(llama_seq_id from, llama_seq_id to) { engine_->copy(from, to); }
 void session::end(llama_seq_id of) noexcept { engine_->end(of); }
+std::vector<std::byte> session::save_state(std::string const& policy, llama_seq_id of) {
+  return engine_->save_state(policy, of);
+}
+void session::load_state(std::span<std::byte const> state, std::string const& policy, llama_seq_id of) {
+  engine_->load_state(state, policy, of);
+}
 void session::check() { engine_->check(); }
 cache_shape session::shape() const noexcept { return engine_->shape(); }
 std::vector<std::string> session::report() const { return engine_->report(); }

@@ -199,6 +199,40 @@ std::byte* row_store::readmit(layer_id layer, std::int64_t h, std::int32_t token
   return address(head, place);
 }
 
+void row_store::save(layer_id layer, state_writer& a) const {
+  std::int64_t tokens = this->tokens(layer);
+  bool whole = whole_;
+  a(tokens, whole);
+  range_list there;
+  for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
+    list(layer, h, tokens, there);
+    a(there);
+    for (token_range const& range : there) {
+      for (std::int32_t t = range.begin; t < range.end; ++t)
+        a.bytes({row(layer, h, t), static_cast<std::size_t>(key_bytes_ + value_bytes_)});
+    }
+  }
+}
+
+void row_store::load(layer_id layer, state_reader& a) {
+  std::int64_t tokens = 0;
+  a(tokens, whole_);
+  if (tokens < 0 || tokens > shape_.max_tokens) state_reader::refuse();
+  tokens_[static_cast<std::size_t>(layer.value)] = tokens;
+  range_list there;
+  for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
+    std::fill_n(row_of(layer, h), tokens, nowhere);
+    a(there);
+    std::int64_t end = 0;
+    for (token_range const& range : there) {
+      if (range.begin < end || range.end > tokens || range.end <= range.begin) state_reader::refuse();
+      end = range.end;
+      for (std::int32_t t = range.begin; t < range.end; ++t)
+        a.bytes({readmit(layer, h, t), static_cast<std::size_t>(key_bytes_ + value_bytes_)});
+    }
+  }
+}
+
 void row_store::list(layer_id layer, std::int64_t head, std::int64_t tokens, range_list& into) const {
   into.clear();
   std::int32_t const* const row = row_of(layer, head);

@@ -12,9 +12,11 @@
 #include <fstream>
 #include <iostream>
 #include <optional>
+#include <span>
 
 #include "output_file.hpp"
 #include "progress.hpp"
+#include "read_file.hpp"
 #include "recorder.hpp"
 #include "row_tier.hpp"
 
@@ -129,11 +131,14 @@ nlohmann::ordered_json memory_json(llama::memory_statistics const& of) {
 void generate(run_options const& options) {
   text_model const model(options.model, {cache_type_of(options.key_type), cache_type_of(options.value_type)});
   named_host_policy const chosen = options.known.parse(options.policies.front().text, model.facts());
-  std::vector<llama_token> const prompt = prompt_tokens(model, options, options.prompts.front());
+  std::vector<llama_token> prompt = prompt_tokens(model, options, options.prompts.front());
+  if (!options.load_state.empty() && prompt.size() > 1 && model.begins(prompt.front())) prompt.erase(prompt.begin());
   std::optional<output_file> trace;
   if (!options.trace.empty()) trace.emplace(options.trace);
   std::optional<output_file> json;
   if (!options.json.empty()) json.emplace(options.json);
+  std::optional<output_file> saved;
+  if (!options.save_state.empty()) saved.emplace(options.save_state);
 
   recorder watch;
   if (trace || json) {
@@ -154,7 +159,8 @@ void generate(run_options const& options) {
     session_options.between_pieces = options.known.parse(options.between_pieces, model.facts()).policy;
   }
   session_options.memory = options.memory;
-  std::int64_t const longest = (static_cast<std::int64_t>(prompt.size()) + options.predict + 255) / 256 * 256;
+  std::int64_t const needed = (static_cast<std::int64_t>(prompt.size()) + options.predict + 255) / 256 * 256;
+  std::int64_t const longest = options.longest != 0 ? options.longest : needed;
   if (options.own_rows) session_options.longest = longest;
   std::optional<tier::any_tier> row_tier =
       make_tier(options.tier, model.cache(longest), model.row_bytes(model.cache(longest).head_dim));
@@ -164,6 +170,11 @@ void generate(run_options const& options) {
   llama_context_params params = model.parameters(context_size, options.threads, true);
   session->attach(params, model.get());
   context_ptr const context = model.context(params);
+  std::string const policy_text = chosen.name + ":" + chosen.parameters;
+  if (!options.load_state.empty()) {
+    std::string const state = read_file(options.load_state);
+    session->load_state(std::as_bytes(std::span(state)), policy_text);
+  }
   auto const failed = [&] { session->check(); };
 
   decode_function const decode = [&](llama_context* with, llama_batch batch) { return session->decode(with, batch); };
@@ -185,7 +196,7 @@ void generate(run_options const& options) {
     answer += piece;
     std::fputs(piece.c_str(), stdout);
     std::fflush(stdout);
-    if (i + 1 == options.predict) break;
+    if (i + 1 == options.predict && !saved) break;  // the next run's prompt comes behind it
     watching_ms = 0;
     auto const start = std::chrono::steady_clock::now();
     decode_token(context.get(), token, failed, decode);
@@ -197,6 +208,10 @@ void generate(run_options const& options) {
                      {"ms", ms},
                      {"choose_ms", 1e3 * step.choose_seconds},
                      {"attend_ms", 1e3 * step.attend_seconds}});
+  }
+  if (saved) {
+    std::vector<std::byte> const state = session->save_state(policy_text);
+    saved->stream().write(reinterpret_cast<char const*>(state.data()), std::ssize(state));
   }
   std::fputs("\n", stdout);
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw error("standard output could not be written whole");
@@ -220,6 +235,7 @@ void generate(run_options const& options) {
     json->commit();
   }
   if (trace) trace->commit();
+  if (saved) saved->commit();
 }
 
 }  // namespace kvpolicy

@@ -54,6 +54,14 @@ void declare(CLI::App& app, arguments& a) {
          "with --own-rows, MiB of rows at most")
       ->check(between(1, 1 << 30))
       ->needs(own);
+  app.add_option("--load-state", a.options.load_state,
+                 "state of --save-state that the prompt comes behind: same model, policy, cache types; rows are own rows then");
+  app.add_option("--save-state", a.options.save_state, "write rows and what the policy remembers, for --load-state")
+      ->check(file_name());
+  app.add_option("--longest", a.options.longest,
+                 "with --own-rows, tokens that a sequence may have (default: what prompt and prediction need)")
+      ->check(between(1, 1 << 30))
+      ->needs(own);
   auto* const tier = app.add_option(
       "--tier", a.options.tier,
       "where own rows that are not read go: same_memory, host, disk:FILE or redis:HOST:PORT,... (default: they stay)");
@@ -86,6 +94,11 @@ void run(arguments& a) {
     throw invalid_value("--json and --trace are one file, '" + a.options.trace + "'; give each its own");
   }
   if (!a.options.tier.empty() && !a.compare) a.options.own_rows = true;
+  bool const with_state = !a.options.load_state.empty() || !a.options.save_state.empty();
+  if (with_state && !a.options.own_rows) throw invalid_value("a state is of own rows: give --own-rows, and --longest");
+  if (with_state && a.options.longest == 0) {
+    throw invalid_value("a state is loaded by a run of the same --longest: say how many tokens there will be in the end");
+  }
   if (a.compare && a.options.own_rows) throw invalid_value("--compare measures own rows anyway; leave --own-rows away");
   if (!a.compare && (a.policies.size() > 1 || a.prompt_files.size() > 1)) {
     throw invalid_value("several policies or prompts need --compare");

@@ -176,6 +176,18 @@ class session {
   /// next first token is decoded.
   void end(llama_seq_id of) noexcept;
 
+  /// With own rows: a sequence's rows, the positions that they have, and what its policy remembers, as bytes that another
+  /// process may load. `policy` names the policy that the sequence has, its text as a rule. Throws unsupported without own
+  /// rows, and for a policy with a part of one's own that does not say what of it lasts (kvpolicy/archive.hpp); error where a
+  /// tier lost rows.
+  std::vector<std::byte> save_state(std::string const& policy, llama_seq_id of = 0);
+  /// The sequence becomes what was saved, and has no other tokens; the engine must have none of it (llama_memory_seq_rm). Its
+  /// next token is the one behind: decode() counts on from there where a batch has no positions. Throws invalid_value, and
+  /// nothing has changed, for a state that is cut or damaged, or of another model, cache (session_options::longest too), policy
+  /// or version; for one that does not fit after all the sequence is empty, or where nothing was decoded yet the first decode
+  /// is refused.
+  void load_state(std::span<std::byte const> state, std::string const& policy, llama_seq_id of = 0);
+
   /// Throws what stopped the last llama_decode, once; returns if nothing did. After llama_set_abort_callback the session can't
   /// stop the engine: a decode that it refuses returns 0 then, with the logits of dense attention, and this throws all the
   /// same.

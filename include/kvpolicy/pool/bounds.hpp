@@ -28,6 +28,11 @@ struct bounds {
     std::vector<float> moments;  ///< kind::mean_deviation: `[layers, kv_heads, units, 2, head_dim]`, see pool_mean_deviation
     std::vector<std::int64_t> folded;  ///< `[layers, kv_heads]` tokens that are in
 
+    template <class Archive>
+    void archive(Archive& a) {
+      a(storage, moments, folded);
+    }
+
     bounds_table of(layer_id layer) noexcept {
       bounds_table result = layout;
       result.data = storage.data() + layer.value * layout.bytes();

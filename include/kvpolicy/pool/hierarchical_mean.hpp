@@ -26,6 +26,11 @@ struct hierarchical_mean {
     std::int64_t fan_out = 1;   ///< units of the finer level in one of this
     std::int64_t complete = 0;  ///< units of the finer level that are in for good; those behind are pooled again
     std::vector<float> means;
+
+    template <class Archive>
+    void archive(Archive& a) {
+      a(complete, means);
+    }
   };
 
   struct summaries {
@@ -39,6 +44,10 @@ struct hierarchical_mean {
     std::vector<std::byte> spread;  ///< the same, mean +/- deviation
     key_turns turns;                ///< unrotated
 
+    template <class Archive>
+    void archive(Archive& a) {
+      a(folded, levels[0], levels[1], levels[2], anchor, moments, spread, turns);
+    }
     std::int64_t tokens() const noexcept { return *std::ranges::min_element(folded); }
     std::int64_t units(std::size_t l) const noexcept {
       std::int64_t count = tokens();

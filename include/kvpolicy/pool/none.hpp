@@ -11,6 +11,10 @@ struct none {
 
   struct summaries {
     void cut(layer_id, head_range, std::int64_t) noexcept {}
+    template <class Archive>
+    void archive(Archive& a) {
+      static_cast<void>(a);
+    }
   };
 
   template <segmenter Segment>

@@ -28,6 +28,10 @@ struct unit_mean {
     std::vector<float> moments;           ///< `[2, dim]` of the sentence that is folded in
     std::vector<std::int32_t> index_end;  ///< `[layers, heads, most]` rank behind each sentence's retained tokens
 
+    template <class Archive>
+    void archive(Archive& a) {
+      a(ends, tokens, closes, folded, means, spreads, index_end);
+    }
     std::int64_t at(layer_id layer, std::int64_t head) const noexcept { return layer.value * heads + head; }
     table<float> of(layer_id layer, std::int64_t head) noexcept {
       return {means.data() + at(layer, head) * most * dim, units(), dim, dim};

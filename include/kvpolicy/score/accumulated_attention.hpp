@@ -31,6 +31,10 @@ struct accumulated_attention {
     std::int64_t tokens = 0;
     std::int64_t first_query = 0;  ///< of those that count
 
+    template <class Archive>
+    void archive(Archive& a) {
+      a(sums, first_query);
+    }
     float* row(layer_id layer, std::int64_t head) noexcept { return sums.data() + (layer.value * heads + head) * tokens; }
     void truncate(std::int64_t from) noexcept {
       for (std::size_t i = 0; i < sums.size(); i += static_cast<std::size_t>(tokens)) {

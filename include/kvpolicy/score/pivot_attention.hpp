@@ -33,6 +33,12 @@ struct pivot_attention {
     std::int64_t held = -1;       ///< whose attention `smoothed` is
     std::vector<float> smoothed;  ///< `[max_tokens]`
     attended_set_scratch buffers;
+
+    /// Of the step that runs alone.
+    template <class Archive>
+    void archive(Archive& a) {
+      static_cast<void>(a);
+    }
   };
   memory start(cache_shape const& shape) const {
     memory made;

@@ -44,6 +44,10 @@ struct query_mean_dot {
     std::vector<std::uint8_t> stands;  ///< `[layers, kv_heads, most]`
     standing_units_scratch of_prompt;
 
+    template <class Archive>
+    void archive(Archive& a) {
+      a(sums, count, known, stands);
+    }
     float* sum(layer_id layer, std::int64_t head) noexcept { return sums.data() + (layer.value * heads + head) * group * dim; }
     std::int64_t& queries(layer_id layer, std::int64_t head) noexcept {
       return count[static_cast<std::size_t>(layer.value * heads + head)];

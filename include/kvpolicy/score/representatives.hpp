@@ -52,6 +52,10 @@ struct representatives {
     std::int64_t distance = 0;         ///< unrotated: tokens
     std::vector<float> far;            ///< `[head_dim]`, the current query turned to `distance`
 
+    template <class Archive>
+    void archive(Archive& a) {
+      a(done, vectors, queries, turns);
+    }
     std::int64_t row(layer_id layer, std::int64_t head) const noexcept { return layer.value * heads + head; }
     std::int64_t& done_of(layer_id layer, std::int64_t head) noexcept {
       return done[static_cast<std::size_t>(row(layer, head))];

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvpolicy/archive.hpp"
 #include "kvpolicy/interop/layer_table_view.hpp"
 #include "kvpolicy/selection.hpp"
 #include "kvpolicy/store/block_arena.hpp"
@@ -63,6 +64,11 @@ class row_store {
   void evict(layer_id layer, std::int64_t head, std::span<std::int32_t const> tokens) noexcept;
   /// Room for a token that is not here, for its key and then its value. Throws as append().
   std::byte* readmit(layer_id layer, std::int64_t head, std::int32_t token);
+
+  /// A layer's rows as bytes, all of them here; and back, into a layer that has none. Throws invalid_value for a layer of
+  /// another shape, and as append(); clear() then.
+  void save(layer_id layer, state_writer& a) const;
+  void load(layer_id layer, state_reader& a);
 
   /// Of a head's first `tokens` tokens, those that are here.
   void list(layer_id layer, std::int64_t head, std::int64_t tokens, range_list& into) const;

@@ -26,10 +26,10 @@ struct redis_options {
 
 /// A put is one transaction for each request and layer, whose blocks lie in one slot. A block carries its whole key and a
 /// checksum of both: what comes back is that block or a miss, never another one's, or half of one. A put that fails, for
-/// whatever reason, leaves what was there (in a shared space, what got through stays); a server that loses what it acknowledged (memory evicted, a failover before it was
-/// replicated) is a miss. Gets are pipelined, verified in memory of their own by a worker thread, and copied to their
-/// destinations only when every block is right. Nodes that move, or fail, are followed until the deadline; gets ask replicas
-/// too.
+/// whatever reason, leaves what was there (in a shared space, what got through stays); a server that loses what it acknowledged
+/// (memory evicted, a failover before it was replicated) is a miss. Gets are pipelined, verified in memory of their own by a
+/// worker thread, and copied to their destinations only when every block is right. Nodes that move, or fail, are followed until
+/// the deadline; gets ask replicas too.
 class redis {
  public:
   /// Throws error with the nodes and the reason where none of them answers, invalid_value for options that can't be.

@@ -1,6 +1,7 @@
 // Trigger: the choice is made anew when either of two triggers says so.
 #pragma once
 
+#include "kvpolicy/archive.hpp"
 #include "kvpolicy/concepts.hpp"
 #include "kvpolicy/score_input.hpp"
 #include "kvpolicy/trigger/every.hpp"
@@ -23,6 +24,11 @@ struct any_of {
     void restart() noexcept {
       first.restart();
       second.restart();
+    }
+    template <class Archive>
+    void archive(Archive& a) {
+      archive_if(a, first, A::needs != signals::none, "trigger");
+      archive_if(a, second, B::needs != signals::none, "trigger");
     }
   };
   state start(cache_shape const& shape) const { return {first.start(shape), second.start(shape)}; }

@@ -45,6 +45,10 @@ struct drift {
     std::vector<std::int64_t> fired;                  ///< `[layers, kv_heads]` the step at which a satellite became due
     attended_set_scratch buffers;
 
+    template <class Archive>
+    void archive(Archive& a) {
+      a(now, looks, drifts, fetches, queries, seen, baseline, fired);
+    }
     std::size_t at(layer_id layer, std::int64_t head) const noexcept {
       return static_cast<std::size_t>(layer.value * kv_heads + head);
     }

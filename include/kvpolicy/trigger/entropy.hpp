@@ -69,6 +69,10 @@ struct entropy {
     std::size_t most = 0;             ///< of them: as many as the cache holds
 
     void restart() noexcept { pages = {}; }
+    template <class Archive>
+    void archive(Archive& a) {
+      a(pages, fired, closed);
+    }
   };
   state start(cache_shape const& shape) const {
     KVPOLICY_EXPECTS(page >= 1, "pages of " + std::to_string(page) + " tokens; they need at least 1");
