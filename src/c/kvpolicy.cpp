@@ -12,6 +12,7 @@
 #include "kvpolicy/version.hpp"
 #include "sequence.hpp"
 #include "status.hpp"
+#include "store.hpp"
 #ifdef KVPOLICY_C_HAS_CUDA
 #include "cuda_backend.hpp"
 #endif
@@ -67,28 +68,6 @@ process_policies& known() {
   return all;
 }
 
-cache_shape shape_from(kvpolicy_shape const* given) {
-  required(given, "shape");
-  KVPOLICY_EXPECTS(given->type == KVPOLICY_F32 || given->type == KVPOLICY_F16 || given->type == KVPOLICY_BF16,
-                   "type is " + std::to_string(given->type) + "; it must be KVPOLICY_F32, KVPOLICY_F16 or KVPOLICY_BF16");
-  cache_shape const shape{.layers = given->layers,
-                          .q_heads = given->q_heads,
-                          .kv_heads = given->kv_heads,
-                          .head_dim = given->head_dim,
-                          .max_tokens = given->max_tokens,
-                          .type = static_cast<element_type>(given->type)};
-  check(shape);
-  // Within these no size of any state overflows.
-  constexpr std::int64_t most = std::int64_t{1} << 16;
-  constexpr std::int64_t max_channels = std::int64_t{1} << 28;
-  KVPOLICY_EXPECTS(shape.layers <= most && shape.q_heads <= most && shape.head_dim <= most &&
-                       shape.layers * shape.q_heads <= max_channels / shape.head_dim,
-                   std::to_string(shape.layers) + " layers of " + std::to_string(shape.q_heads) + " heads x " +
-                       std::to_string(shape.head_dim) + " channels are more than the " + std::to_string(most) +
-                       " of each, and " + std::to_string(max_channels) + " channels in all, that there may be");
-  return shape;
-}
-
 template <class Call>
 kvpolicy_status on_state(kvpolicy_state* state, Call call) noexcept {
   return guarded([&] {
@@ -117,6 +96,32 @@ kvpolicy_status give(range_list const& list, kvpolicy_range const** ranges, std:
 }
 
 }  // namespace
+
+namespace kvpolicy::c {
+
+cache_shape shape_from(kvpolicy_shape const* given) {
+  required(given, "shape");
+  KVPOLICY_EXPECTS(given->type == KVPOLICY_F32 || given->type == KVPOLICY_F16 || given->type == KVPOLICY_BF16,
+                   "type is " + std::to_string(given->type) + "; it must be KVPOLICY_F32, KVPOLICY_F16 or KVPOLICY_BF16");
+  cache_shape const shape{.layers = given->layers,
+                          .q_heads = given->q_heads,
+                          .kv_heads = given->kv_heads,
+                          .head_dim = given->head_dim,
+                          .max_tokens = given->max_tokens,
+                          .type = static_cast<element_type>(given->type)};
+  check(shape);
+  // Within these no size of any state overflows.
+  constexpr std::int64_t most = std::int64_t{1} << 16;
+  constexpr std::int64_t max_channels = std::int64_t{1} << 28;
+  KVPOLICY_EXPECTS(shape.layers <= most && shape.q_heads <= most && shape.head_dim <= most &&
+                       shape.layers * shape.q_heads <= max_channels / shape.head_dim,
+                   std::to_string(shape.layers) + " layers of " + std::to_string(shape.q_heads) + " heads x " +
+                       std::to_string(shape.head_dim) + " channels are more than the " + std::to_string(most) +
+                       " of each, and " + std::to_string(max_channels) + " channels in all, that there may be");
+  return shape;
+}
+
+}  // namespace kvpolicy::c
 
 char const* kvpolicy_version(void) { return KVPOLICY_VERSION; }
 
@@ -203,6 +208,20 @@ void kvpolicy_state_free(kvpolicy_state* state) { delete state; }
 kvpolicy_status kvpolicy_bind(kvpolicy_state* state, int64_t layer, kvpolicy_tensor const* keys, kvpolicy_tensor const* values,
                               kvpolicy_tensor const* pages) {
   return on_state(state, [&](auto& sequence) { sequence.bind(layer, keys, values, pages); });
+}
+
+kvpolicy_status kvpolicy_bind_store(kvpolicy_state* state, kvpolicy_store* store) {
+  return on_state(state, [&](auto& sequence) {
+    required(store, "store");
+    sequence.bind(store->rows);
+  });
+}
+
+kvpolicy_status kvpolicy_store_retain(kvpolicy_store* store, int64_t layer, kvpolicy_state* state) {
+  return on_state(state, [&](auto& sequence) {
+    required(store, "store");
+    sequence.drop(store->rows, layer);
+  });
 }
 
 kvpolicy_status kvpolicy_prefill(kvpolicy_state* state, int64_t layer, int64_t tokens, kvpolicy_prompt const* prompt) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kvpolicy/interop/page_table.hpp"
+#include "kvpolicy/store/row_store.hpp"
 #include "published.hpp"
 #include "status.hpp"
 #include "tensor.hpp"
@@ -61,6 +62,35 @@ class sequence {
     room_[at] = space;
   }
 
+  /// Rows of a store, in all layers.
+  void bind(row_store const& store) {
+    if constexpr (!std::same_as<memory, host_memory>) {
+      throw unsupported("a row store is in host memory, the state on a device; bind tensors");
+    } else {
+      cache_shape const& of = store.shape();
+      KVPOLICY_EXPECTS(of.layers == shape_.layers && of.kv_heads == shape_.kv_heads && of.head_dim == shape_.head_dim &&
+                           of.type == shape_.type,
+                       "the store is of " + text_of(of) + ", the state of " + text_of(shape_));
+      for (std::int64_t l = 0; l < shape_.layers; ++l) {
+        auto const at = static_cast<std::size_t>(l);
+        keys_[at] = store.view(0).keys({l});
+        values_[at] = store.view(0).values({l});
+        room_[at] = {};
+      }
+      store_ = &store;
+      there_.resize(static_cast<std::size_t>(shape_.kv_heads));
+    }
+  }
+
+  /// What is not retained in a layer goes from the store.
+  void drop(row_store& store, std::int64_t layer) {
+    KVPOLICY_EXPECTS(&store == store_, "the state is not bound to this store; call kvpolicy_bind_store");
+    check_layer(layer);
+    KVPOLICY_EXPECTS(layer < request_.prefilled() || layer < request_.chosen(),
+                     "layer " + std::to_string(layer) + " has decided nothing yet; call prefill or choose first");
+    store.retain({layer}, request_.retained({layer}), request_.tokens());
+  }
+
   void prefill(std::int64_t layer, std::int64_t tokens, kvpolicy_prompt const* prompt) {
     backend_.enter();
     check_layer(layer);
@@ -76,6 +106,10 @@ class sequence {
       told.token_ids = {reinterpret_cast<std::int32_t const*>(ids.data), static_cast<std::size_t>(tokens - first)};
     }
     check_rows(layer, tokens, contains(facts_.needs, signals::keys), contains(facts_.needs, signals::values));
+    if (store_ != nullptr && !store_->whole()) {
+      for (std::int64_t h = 0; h < shape_.kv_heads; ++h) store_->list({layer}, h, tokens, there_[static_cast<std::size_t>(h)]);
+      told.there = there_;
+    }
     request_.prefill(view_of(tokens), {layer}, told, backend_.exec);
   }
 
@@ -109,7 +143,8 @@ class sequence {
   page_list pages(std::int64_t layer, std::int64_t kv_head, std::span<std::int32_t> out) const {
     range_list const& kept = list(layer, kv_head);
     auto const at = static_cast<std::size_t>(layer);
-    KVPOLICY_EXPECTS(keys_[at].pages != nullptr, "layer " + std::to_string(layer) + " has no page table; bind it with one");
+    KVPOLICY_EXPECTS(keys_[at].pages != nullptr && keys_[at].page_table_stride == 0,
+                     "layer " + std::to_string(layer) + " has no page table; bind it with one");
     check_rows(layer, request_.tokens(), true, false);
     return page_table(kept, keys_[at].page_size, {keys_[at].pages, static_cast<std::size_t>(room_[at].table)}, out);
   }
@@ -245,6 +280,12 @@ class sequence {
     KVPOLICY_EXPECTS(!with_keys || keys_[at].heads > 0, named("keys") + ": none are bound; call bind first");
     KVPOLICY_EXPECTS(!with_values || values_[at].heads > 0, named("values") + ": none are bound; call bind with values first");
     if (!with_keys && !with_values) return;
+    if (store_ != nullptr && keys_[at].page_table_stride != 0) {
+      KVPOLICY_EXPECTS(tokens <= store_->tokens({layer}), named("keys and values") + ": the store has " +
+                                                              std::to_string(store_->tokens({layer})) +
+                                                              " tokens, the sequence has " + std::to_string(tokens));
+      return;
+    }
     rows const& any = with_keys ? keys_[at] : values_[at];
     if (any.pages == nullptr) {
       KVPOLICY_EXPECTS(tokens <= space.tokens, named("keys and values") + ": they have room for " +
@@ -273,6 +314,8 @@ class sequence {
   std::vector<rows> keys_;    ///< `[layers]`; no heads where nothing is bound
   std::vector<rows> values_;  ///< `[layers]`
   std::vector<room> room_;    ///< `[layers]`
+  row_store const* store_ = nullptr;
+  std::vector<range_list> there_;  ///< `[kv_heads]`, scratch
 };
 
 }  // namespace kvpolicy::c

@@ -16,9 +16,13 @@ namespace kvpolicy_test {
 struct frees {
   void operator()(kvpolicy_policy* policy) const { kvpolicy_policy_free(policy); }
   void operator()(kvpolicy_state* state) const { kvpolicy_state_free(state); }
+  void operator()(kvpolicy_arena* arena) const { kvpolicy_arena_free(arena); }
+  void operator()(kvpolicy_store* store) const { kvpolicy_store_free(store); }
 };
 using c_policy = std::unique_ptr<kvpolicy_policy, frees>;
 using c_state = std::unique_ptr<kvpolicy_state, frees>;
+using c_arena = std::unique_ptr<kvpolicy_arena, frees>;
+using c_store = std::unique_ptr<kvpolicy_store, frees>;
 
 inline c_policy parsed(std::string const& text, std::vector<std::uint8_t> const& boundary = {}) {
   kvpolicy_policy* made = nullptr;

@@ -111,6 +111,8 @@ typedef struct kvpolicy_prompt {
 
 typedef struct kvpolicy_policy kvpolicy_policy;
 typedef struct kvpolicy_state kvpolicy_state;
+typedef struct kvpolicy_arena kvpolicy_arena;
+typedef struct kvpolicy_store kvpolicy_store;
 
 /* "0.1.0" */
 KVPOLICY_API char const* kvpolicy_version(void);
@@ -188,6 +190,40 @@ KVPOLICY_API kvpolicy_status kvpolicy_attend(kvpolicy_state* state, int64_t laye
 
 /* After a step: its logits [vocabulary] f32, NULL where the policy does not need them. */
 KVPOLICY_API kvpolicy_status kvpolicy_observe(kvpolicy_state* state, kvpolicy_tensor const* logits);
+
+/* Rows that the library holds, in host memory: an engine that hands them over may free its own, and of what a policy drops
+ * nothing is left (docs/memory.md). Not thread-safe: stores of one arena are used by one thread at a time. */
+
+/* Memory of stores of such a shape, at most so many bytes; what is not used takes none. */
+KVPOLICY_API kvpolicy_status kvpolicy_arena_start(kvpolicy_shape const* shape, int64_t bytes, kvpolicy_arena** arena);
+/* Stores of it live on. */
+KVPOLICY_API void kvpolicy_arena_free(kvpolicy_arena* arena);
+/* That its stores take; 0 for NULL. */
+KVPOLICY_API int64_t kvpolicy_arena_bytes(kvpolicy_arena const* arena);
+
+/* A sequence's store, of the shape that its state has. */
+KVPOLICY_API kvpolicy_status kvpolicy_store_start(kvpolicy_arena* arena, kvpolicy_shape const* shape, kvpolicy_store** store);
+KVPOLICY_API void kvpolicy_store_free(kvpolicy_store* store);
+/* The first `tokens` tokens, without copying a row. */
+KVPOLICY_API kvpolicy_status kvpolicy_store_fork(kvpolicy_store const* store, int64_t tokens, kvpolicy_store** copy);
+
+/* In place of kvpolicy_bind, for all layers, once: the state's rows are the store's, which must outlive it. Later prompts are
+ * decided among the rows that are left. INVALID for a store of another shape, UNSUPPORTED for a state on a device. */
+KVPOLICY_API kvpolicy_status kvpolicy_bind_store(kvpolicy_state* state, kvpolicy_store* store);
+
+/* A layer's next tokens are copied: [kv_heads, n, head_dim], rows dense. FAILED where the arena is exhausted, and nothing was
+ * copied then. */
+KVPOLICY_API kvpolicy_status kvpolicy_store_append(kvpolicy_store* store, int64_t layer, kvpolicy_tensor const* keys,
+                                                   kvpolicy_tensor const* values);
+/* Of a layer's tokens, those that the state bound to the store does not retain are gone. After the first step behind a prompt,
+ * and after each step of a policy that evicts; for every layer. */
+KVPOLICY_API kvpolicy_status kvpolicy_store_retain(kvpolicy_store* store, int64_t layer, kvpolicy_state* state);
+/* Tokens from `tokens` on are gone, in every layer. */
+KVPOLICY_API kvpolicy_status kvpolicy_store_truncate(kvpolicy_store* store, int64_t tokens);
+/* The first tokens, so many, are here in every layer: the engine's own rows of them may go. 0 for NULL. */
+KVPOLICY_API int64_t kvpolicy_store_released(kvpolicy_store const* store);
+/* Rows of a token, layer and KV head that are held; 0 for NULL. */
+KVPOLICY_API int64_t kvpolicy_store_rows(kvpolicy_store const* store);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,219 @@
+// The row store through the C ABI: policies choose and attend on it as on tensors that keep everything, and rows are freed.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <string>
+#include <vector>
+
+#include "c/c_api.hpp"
+
+using namespace kvpolicy_test;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+constexpr std::int64_t longest = 400;
+constexpr float scale = .25f;
+
+void ok(kvpolicy_status status) {
+  INFO(kvpolicy_message());
+  REQUIRE(status == KVPOLICY_OK);
+}
+
+c_arena arena_of(cache_shape const& shape, std::int64_t bytes = 1 << 24) {
+  kvpolicy_shape const sizes = c_shape(shape);
+  kvpolicy_arena* made = nullptr;
+  ok(kvpolicy_arena_start(&sizes, bytes, &made));
+  return c_arena(made);
+}
+c_store store_of(c_arena const& arena, cache_shape const& shape) {
+  kvpolicy_shape const sizes = c_shape(shape);
+  kvpolicy_store* made = nullptr;
+  ok(kvpolicy_store_start(arena.get(), &sizes, &made));
+  return c_store(made);
+}
+
+/// A few of a cache's tokens, as an engine hands them over.
+std::unique_ptr<c_tensor> rows_from(rows all, std::int64_t first, std::int64_t count) {
+  all.base += first * all.token_stride;
+  all.tokens = count;
+  return c_rows(all, 0);
+}
+void append(kvpolicy_store* store, random_cache const& cache, std::int64_t first, std::int64_t count) {
+  for (std::int64_t l = 0; l < cache.shape().layers; ++l) {
+    ok(kvpolicy_store_append(store, l, *rows_from(cache.keys(l, longest), first, count),
+                             *rows_from(cache.values(l, longest), first, count)));
+  }
+}
+
+/// One sequence, on a store or on the cache itself.
+class side {
+ public:
+  side(std::string const& text, random_cache const& cache, kvpolicy_store* store)
+      : cache_(cache), policy_(parsed(text)), state_(started(policy_, cache.shape())), store_(store) {
+    REQUIRE(state_ != nullptr);
+    if (store != nullptr) ok(kvpolicy_bind_store(state_.get(), store));
+    for (std::int64_t l = 0; store == nullptr && l < cache.shape().layers; ++l) ok(bind(state_.get(), cache, l));
+  }
+  kvpolicy_state* state() { return state_.get(); }
+
+  void prompt(std::int64_t first, std::int64_t tokens, std::vector<float> const& queries) {
+    cache_shape const& s = cache_.shape();
+    if (store_ != nullptr) append(store_, cache_, first, tokens - first);
+    std::int64_t const count = std::min({kvpolicy_observation_queries(policy_.get()), tokens - first, std::int64_t{32}});
+    c_tensor const last(queries.data(), c_float, {count, s.q_heads, s.head_dim});
+    kvpolicy_prompt const told{first, count > 0 ? &last.t : nullptr, scale, KVPOLICY_HALVES, nullptr, nullptr};
+    for (std::int64_t l = 0; l < s.layers; ++l) ok(kvpolicy_prefill(state_.get(), l, tokens, &told));
+  }
+
+  /// What is read, and what comes of it, of all layers.
+  std::vector<float> step(std::int64_t tokens, std::vector<float> const& queries) {
+    cache_shape const& s = cache_.shape();
+    if (store_ != nullptr) append(store_, cache_, tokens - 1, 1);
+    std::vector<float> all;
+    c_tensor const q(queries, {s.q_heads, s.head_dim});
+    for (std::int64_t l = 0; l < s.layers; ++l) {
+      ok(kvpolicy_choose(state_.get(), l, tokens, q, scale, 7));
+      for (std::int64_t h = 0; h < s.kv_heads; ++h) {
+        kvpolicy_range const* ranges = nullptr;
+        std::int64_t count = 0;
+        ok(kvpolicy_list(state_.get(), l, h, &ranges, &count));
+        for (std::int64_t i = 0; i < count; ++i) {
+          all.push_back(static_cast<float>(ranges[i].begin));
+          all.push_back(static_cast<float>(ranges[i].end));
+        }
+      }
+      std::vector<float> out(queries.size());
+      c_tensor const to(out, {s.q_heads, s.head_dim});
+      ok(kvpolicy_attend(state_.get(), l, q, scale, to));
+      all.insert(all.end(), out.begin(), out.end());
+    }
+    ok(kvpolicy_observe(state_.get(), nullptr));
+    for (std::int64_t l = 0; store_ != nullptr && l < s.layers; ++l) ok(kvpolicy_store_retain(store_, l, state_.get()));
+    return all;
+  }
+
+ private:
+  random_cache const& cache_;
+  c_policy policy_;
+  c_state state_;
+  kvpolicy_store* store_;
+};
+
+std::vector<float> random_floats(random_source& random, std::int64_t count) {
+  std::vector<float> made(static_cast<std::size_t>(count));
+  for (float& x : made) x = static_cast<float>(random.between(-1000, 1000)) / 500;
+  return made;
+}
+
+}  // namespace
+
+TEST_CASE("on a store, through the C ABI, policies choose and attend as on tensors that keep everything") {
+  for (std::string const text : {"full", "snapkv:tokens=40", "quest:tokens=32,page=4", "streaming_llm:tokens=40",
+                                 "tova:tokens=40", "adakv:tokens=40", "snapkv:tokens=80+quest:tokens=32,page=4"}) {
+    CAPTURE(text);
+    random_source random(5);
+    cache_shape const shape{
+        .layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 16, .max_tokens = longest, .type = element_type::f16};
+    random_cache const cache(shape, layout::token_major, 1, random);
+    c_arena const arena = arena_of(shape);
+    c_store const store = store_of(arena, shape);
+    side on_store(text, cache, store.get());
+    side on_cache(text, cache, nullptr);
+    std::vector<float> const window = random_floats(random, 32 * shape.q_heads * shape.head_dim);
+    on_store.prompt(0, 200, window);
+    on_cache.prompt(0, 200, window);
+    CHECK(kvpolicy_store_released(store.get()) == 200);
+    std::int64_t const whole = kvpolicy_store_rows(store.get());
+    CHECK(whole == 200 * 4);
+    for (std::int64_t tokens = 201; tokens < 240; ++tokens) {
+      std::vector<float> const q = random_floats(random, shape.q_heads * shape.head_dim);
+      REQUIRE(on_store.step(tokens, q) == on_cache.step(tokens, q));
+    }
+    bool const drops = text != "full" && text != "quest:tokens=32,page=4";
+    CHECK((kvpolicy_store_rows(store.get()) < whole) == drops);
+    // A tail is removed from both.
+    ok(kvpolicy_store_truncate(store.get(), 229));
+    std::vector<float> const q = random_floats(random, shape.q_heads * shape.head_dim);
+    REQUIRE(on_store.step(230, q) == on_cache.step(230, q));
+  }
+}
+
+TEST_CASE("a prompt that goes on is decided among the rows that are left") {
+  random_source random(6);
+  cache_shape const shape{
+      .layers = 2, .q_heads = 2, .kv_heads = 2, .head_dim = 8, .max_tokens = longest, .type = element_type::f32};
+  random_cache const cache(shape, layout::head_major, 1, random);
+  c_arena const arena = arena_of(shape);
+  c_store const store = store_of(arena, shape);
+  side one("knorm:tokens=30", cache, store.get());
+  std::vector<float> const q = random_floats(random, shape.q_heads * shape.head_dim);
+  one.prompt(0, 100, q);
+  one.step(101, q);
+  CHECK(kvpolicy_store_rows(store.get()) == 31 * 4);
+  one.prompt(101, 150, q);
+  one.step(151, q);
+  CHECK(kvpolicy_store_rows(store.get()) == 31 * 4);
+}
+
+TEST_CASE("copies share rows until one of them writes, and outlive their arena's handle") {
+  random_source random(7);
+  cache_shape const shape{
+      .layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 8, .max_tokens = longest, .type = element_type::f32};
+  random_cache const cache(shape, layout::head_major, 1, random);
+  c_arena arena = arena_of(shape);
+  c_store store = store_of(arena, shape);
+  append(store.get(), cache, 0, 128);
+  std::int64_t const before = kvpolicy_arena_bytes(arena.get());
+  kvpolicy_store* made = nullptr;
+  ok(kvpolicy_store_fork(store.get(), 128, &made));
+  c_store const copy(made);
+  CHECK(kvpolicy_arena_bytes(arena.get()) == before);
+  store.reset();
+  arena.reset();
+  append(copy.get(), cache, 128, 10);
+  CHECK(kvpolicy_store_rows(copy.get()) == 138);
+}
+
+TEST_CASE("bad calls of the store are refused by name, and change nothing") {
+  random_source random(8);
+  cache_shape const shape{
+      .layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 8, .max_tokens = 300, .type = element_type::f32};
+  random_cache const cache(shape, layout::head_major, 1, random);
+  auto const says = [](kvpolicy_status got, kvpolicy_status wanted, char const* why) {
+    CHECK(got == wanted);
+    CHECK_THAT(std::string(kvpolicy_message()), ContainsSubstring(why));
+  };
+  kvpolicy_shape const sizes = c_shape(shape);
+  kvpolicy_arena* no_arena = nullptr;
+  kvpolicy_store* none = nullptr;
+  says(kvpolicy_arena_start(&sizes, 100, &no_arena), KVPOLICY_INVALID, "a block of 64 rows takes 4096");
+  says(kvpolicy_arena_start(nullptr, 100, &no_arena), KVPOLICY_INVALID, "shape is NULL");
+  says(kvpolicy_arena_start(&sizes, 1 << 20, nullptr), KVPOLICY_INVALID, "arena is NULL");
+  says(kvpolicy_store_start(nullptr, &sizes, &none), KVPOLICY_INVALID, "arena is NULL");
+  c_arena const arena = arena_of(shape, 3 * 4096);
+  c_store const store = store_of(arena, shape);
+  auto const keys = rows_from(cache.keys(0, 300), 0, 100);
+  says(kvpolicy_store_append(store.get(), 1, *keys, *keys), KVPOLICY_INVALID, "layer 1; there are 0 to 0");
+  says(kvpolicy_store_append(store.get(), 0, *keys, nullptr), KVPOLICY_INVALID, "values of layer 0: no tensor was given");
+  ok(kvpolicy_store_append(store.get(), 0, *keys, *keys));
+  says(kvpolicy_store_append(store.get(), 0, *keys, *keys), KVPOLICY_FAILED, "exhausted");
+  CHECK(kvpolicy_store_released(store.get()) == 100);
+  says(kvpolicy_store_truncate(store.get(), -1), KVPOLICY_INVALID, "-1 tokens");
+  says(kvpolicy_store_fork(store.get(), 5, nullptr), KVPOLICY_INVALID, "copy is NULL");
+  cache_shape other = shape;
+  other.head_dim = 16;
+  c_policy const policy = parsed("knorm:tokens=30");
+  c_state const of_other = started(policy, other);
+  says(kvpolicy_bind_store(of_other.get(), store.get()), KVPOLICY_INVALID, "the store is of");
+  c_state const state = started(policy, shape);
+  says(kvpolicy_store_retain(store.get(), 0, state.get()), KVPOLICY_INVALID, "not bound to this store");
+  ok(kvpolicy_bind_store(state.get(), store.get()));
+  says(kvpolicy_store_retain(store.get(), 0, state.get()), KVPOLICY_INVALID, "has decided nothing yet");
+  kvpolicy_prompt const prompt{0, nullptr, scale, KVPOLICY_HALVES, nullptr, nullptr};
+  says(kvpolicy_prefill(state.get(), 0, 101, &prompt), KVPOLICY_INVALID, "the store has 100 tokens");
+  CHECK(kvpolicy_store_released(nullptr) == 0);
+  CHECK(kvpolicy_store_rows(nullptr) == 0);
+  CHECK(kvpolicy_arena_bytes(nullptr) == 0);
+  kvpolicy_store_free(nullptr);
+  kvpolicy_arena_free(nullptr);
+}
