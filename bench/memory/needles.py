@@ -1,7 +1,7 @@
 """needles.py RUN MODEL DATA OUT [RECORDS]: needles found in RULER's records, prompts whole and in pieces that drop rows.
 
-Each record's prompt is decoded twice under one policy, with rows of the session's own: all of the prompt's rows held until it
-ends, and with PIECES between its pieces. One JSON line a run is appended to OUT; what is there is not run again."""
+Each record's prompt is decoded under one policy, with rows of the session's own: all of the prompt's rows held until it ends
+("whole"), and with a policy between its pieces. One JSON line a run is appended to OUT; what is there is not run again."""
 import json
 import os
 import subprocess
@@ -10,7 +10,7 @@ import tempfile
 
 TASKS = ["niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multivalue"]
 POLICY = "snapkv:tokens=1024"
-PIECES = "lagkv:tokens=4096"
+WAYS = os.environ.get("WAYS", "whole keydiff:tokens=4096").split()
 
 run, model, data, out = sys.argv[1:5]
 records = int(sys.argv[5]) if len(sys.argv) > 5 else 4
@@ -21,7 +21,7 @@ def found(record, way):
         prompt, result = os.path.join(folder, "prompt"), os.path.join(folder, "result.json")
         with open(prompt, "w", encoding="utf-8") as file:
             file.write(record["prompt"])
-        pieces = ["--between-pieces", PIECES] if way == "pieces" else []
+        pieces = ["--between-pieces", way] if way != "whole" else []
         subprocess.run([run, "--model", model, "--prompt-file", prompt, "--chat", "--answer-prefix", record["answer_prefix"],
                         "--policy", POLICY, "--own-rows", "--ctx", "2048", "--predict", "40", "--json", result,
                         "--threads", os.environ.get("THREADS", "2"), *pieces],
@@ -41,7 +41,7 @@ for index in range(records):
     for task in TASKS:
         with open(os.path.join(data, task + ".jsonl"), encoding="utf-8") as file:
             record = json.loads(file.readlines()[index])
-        for way in ("whole", "pieces"):
+        for way in WAYS:
             if (task, index, way) in done:
                 continue
             told = {"task": task, "index": index, "way": way, **found(record, way)}
@@ -49,7 +49,7 @@ for index in range(records):
             with open(out, "a", encoding="utf-8") as file:
                 file.write(json.dumps(told) + "\n")
 
-for way in ("whole", "pieces"):
+for way in WAYS:
     runs = [r for r in done.values() if r["way"] == way]
     hits, needles = sum(r["found"] for r in runs), sum(r["needles"] for r in runs)
     most = max(r["most_rows_bytes"] for r in runs) / 1e6

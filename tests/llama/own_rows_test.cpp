@@ -1,8 +1,13 @@
 // Sessions that hold the rows themselves: what the engine computes with all of its cells comes out with few of them.
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -305,6 +310,34 @@ TEST_CASE("a sequence that exhausts the memory fails alone, and others go on") {
   CHECK_NOTHROW(own.feed(random_tokens(200), 1, 0));
   CHECK(own.own().memory().rows == 301 * shape.layers * shape.kv_heads);
   CHECK(own.own().memory().limit == blocks * row_store::rows_of_block * row_bytes);
+}
+
+// KVPOLICY_ENDLESS: how many tokens (docs/results.md: 100,000).
+TEST_CASE("a chat without end holds as many rows throughout under a policy that evicts") {
+  char const* const set = std::getenv("KVPOLICY_ENDLESS");
+  std::int64_t const tokens = set == nullptr ? 3000 : std::atoll(set);
+  owner ours(presets::streaming_llm{.tokens = 256}, {.tokens = 512, .batch = 256, .micro_batch = 256},
+             {.longest = tokens + 600});
+  ours.feed(random_tokens(500));
+  auto const resident = [] {  // of the whole process, bytes
+    std::int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages >> pages;
+    return pages * sysconf(_SC_PAGESIZE);
+  };
+  for (std::int64_t t = 0; t < 600; ++t) ours.feed({static_cast<llama_token>(t % 200)});
+  std::int64_t const rows = ours.own().memory().bytes;
+  std::int64_t const process = resident();
+  for (std::int64_t t = 600; t < tokens; ++t) ours.feed({static_cast<llama_token>(t % 200)});
+  CHECK(ours.own().memory().bytes == rows);
+  CHECK(ours.own().memory().most_bytes < 3 * rows);
+  // What grows is what tells tokens apart: 4 bytes a layer and head, and 40 or so (decision 18).
+  std::int64_t const grown = resident() - process;
+  if (set != nullptr) {
+    std::printf("%lld tokens: rows %.1f KB throughout, process %.1f MB and in the end %.2f MB more\n",
+                static_cast<long long>(tokens), static_cast<double>(rows) / 1e3, static_cast<double>(process) / 1e6,
+                static_cast<double>(grown) / 1e6);
+  }
+  CHECK(grown < (1 << 20) + 80 * tokens);
 }
 
 }  // namespace kvpolicy::llama::testing
