@@ -62,8 +62,8 @@ class state_writer {
   std::vector<std::byte>& into_;
 };
 
-/// Reads what a state_writer wrote, into values that were made alike: tables have the size that they had. Throws invalid_value
-/// where they do not, or the bytes end.
+/// Reads what a state_writer wrote, into values that were just made alike: a vector that has a size keeps it, an empty one gets
+/// the one that was written. Throws invalid_value where the sizes differ, or the bytes end.
 class state_reader {
  public:
   static constexpr bool reads = true;
@@ -76,7 +76,7 @@ class state_reader {
   void bytes(std::span<std::byte> all);
   std::span<std::byte const> rest() const noexcept { return from_; }
   [[noreturn]] static void refuse() {
-    throw invalid_value("the state does not fit: it is of another policy, cache or version, or damaged");
+    throw invalid_value("the state does not fit: it is of another policy, cache or version, or damaged; begin with the prompt");
   }
 
  private:
@@ -90,6 +90,7 @@ class state_reader {
     constexpr bool flat = std::is_trivially_copyable_v<T> && !archived<T, state_reader>;
     std::uint64_t size = 0;
     raw(&size, sizeof size);
+    if (!values.empty() && size != values.size()) refuse();
     if (size > values.capacity() && size > from_.size() / (flat ? sizeof(T) : 1)) refuse();
     values.resize(size);
     if constexpr (flat) {

@@ -157,8 +157,7 @@ class retain_stage {
         !std::same_as<typename Act::pool_type, pool::none>) {
       throw unsupported(
           "the policy looks at every token of the sequence when a prompt goes on, and rows of some are gone; begin with an "
-          "empty "
-          "sequence");
+          "empty sequence");
     }
     there_.list(prompt.there, lists.size(), shape_.max_tokens);
     bool const alike = there_.alike();

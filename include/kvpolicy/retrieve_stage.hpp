@@ -46,7 +46,7 @@ class retrieve_stage {
     }
     if constexpr (requires { act_.trigger.looks_at(at, prompt_); }) each = each || act_.trigger.looks_at(at, prompt_);
     if (each) return all_tokens;
-    if constexpr (Act::segment_type::ragged) return prompt_ - summaries_.open_begin();
+    if constexpr (Act::segment_type::ragged) return summaries_.tokens - summaries_.open_begin();
     else return act_.segment.unit_size();
   }
 

@@ -95,6 +95,9 @@ void session::engine::use(host_policy policy) {
   if (shape_.max_tokens != 0) kvpolicy::check(policy, shape_);
   check_pieces(policy);
   for (auto const& s : sequences_) {
+    if (s) s->check_use();
+  }
+  for (auto const& s : sequences_) {
     if (s) s->use(policy);
   }
   policy_ = std::move(policy);
@@ -339,6 +342,15 @@ void session::engine::begin(ggml_tensor const* attention) {
     if (s) s->begin(shape, value_type_, arena_.get());
   }
   shape_ = shape;
+  std::exception_ptr refused;  // one that can't be loaded is empty, and the others are there
+  for (auto const& s : sequences_) {
+    try {
+      if (s) s->load_pending();
+    } catch (...) {
+      refused = std::current_exception();
+    }
+  }
+  if (refused) std::rethrow_exception(refused);
 }
 
 /// A graph is about to run; its inputs are set, nothing of it is computed. Divides its tokens among sequences.

@@ -178,7 +178,9 @@ bool session::engine::follows_state(llama_context* context, llama_batch const& b
 void session::engine::copy(llama_seq_id from, llama_seq_id to) {
   if (!options_.own_rows) throw unsupported("the engine's rows are copied by llama_memory_seq_cp alone; copy() is of own rows");
   sequence const* const source = find(from);
-  if (source == nullptr || from == to || source->sealed() == 0) return;
+  if (source == nullptr || from == to) return;
+  if (!source->pending().empty()) return sequence_of(to).load_state(source->pending());
+  if (source->sealed() == 0) return;
   sequence_of(to).take_over(*source, source->sealed(), -1);
 }
 

@@ -1,7 +1,7 @@
 // A sequence whose rows are the session's own: which tokens it has, taking rows in, and letting them go.
 #include <algorithm>
-#include <exception>
 #include <string>
+#include <utility>
 
 #include "sequence.hpp"
 
@@ -30,14 +30,17 @@ void sequence::follow_staged(seen_cells const& now, std::span<std::unique_ptr<se
 
 /// A copy of a sequence, rows shared; with the same policy, what that knows too.
 void sequence::take_over(sequence const& other, std::int64_t tokens, std::int64_t stream) {
+  row_store forked = other.store_->fork(tokens);
   if (resident_) resident_->truncate(0);
-  *store_ = other.store_->fork(tokens);
+  *store_ = std::move(forked);
   try {
     if (resident_) resident_->take_over(*other.resident_, tokens);
   } catch (...) {
     end();
     throw;
   }
+  state_.clear();
+  just_loaded_ = other.just_loaded_ == tokens ? tokens : 0;
   cells_.take_over(other.cells_, tokens, stream);
   forget_all();
   prompt_.load(other.prompt_.save(tokens));
@@ -98,16 +101,14 @@ void sequence::end_prompt(float scale, simd_exec& exec) {
     drop_rows(*pieces_, tokens() - prompt_.room());
   }
   cells_.seal();
+  just_loaded_ = 0;
 }
 
 void sequence::end() noexcept {
   state_.clear();
   just_loaded_ = 0;
   if (!store_) return;
-  try {
-    if (resident_) resident_->truncate(0);
-  } catch (std::exception const&) {  // what the tier could not drop is never read again
-  }
+  if (resident_) resident_->truncate(0);
   store_->clear();
   cells_.forget();
   forget_all();
@@ -116,6 +117,16 @@ void sequence::end() noexcept {
 memory_statistics sequence::memory() const noexcept {
   if (!store_) return {};
   return {.rows = store_->rows_held(), .bytes = store_->bytes_held()};
+}
+
+void sequence::check_use() const {
+  KVPOLICY_EXPECTS(state_.empty(), "a state was loaded for sequence " + std::to_string(id_) +
+                                       ", with the policy that it had then; call use() before load_state()");
+}
+
+/// The context's first graph runs.
+void sequence::load_pending() {
+  if (!state_.empty()) load_state(std::exchange(state_, {}));
 }
 
 /// What there is beside rows.
@@ -131,6 +142,7 @@ void sequence::save_state(state_writer& a) {
   if (tokens == 0) return;
   if (resident_) resident_->truncate(tokens);
   store_->truncate(tokens);  // what a graph that failed brought
+  prompt_.forget(tokens);
   saved_prompt saved = save();
   a(saved.tokens, saved.window, saved.queries, saved.ids, saved.fingerprints);
   archive(a);
@@ -149,6 +161,7 @@ void sequence::load_state(std::span<std::byte const> state) {
     return;
   }
   end();
+  request_.emplace(start(policy_, shape_));  // whose tables have their sizes, and whose lists are empty
   state_reader a(state);
   try {
     load_all(a);

@@ -52,7 +52,10 @@ std::vector<std::byte> session::engine::save_state(std::string const& policy, ll
   state_writer a(made);
   state_header header{line(state_format()), line(model_), line(cache()), line(policy)};
   a(header);
-  if (find(of) != nullptr && shape_.max_tokens != 0) {
+  std::span const pending = find(of) != nullptr ? find(of)->pending() : std::span<std::byte const>{};
+  if (!pending.empty()) {
+    made.insert(made.end(), pending.begin(), pending.end());
+  } else if (find(of) != nullptr && shape_.max_tokens != 0) {
     sequences_[static_cast<std::size_t>(of)]->save_state(a);
   } else {
     std::int64_t none = 0;

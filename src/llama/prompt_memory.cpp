@@ -65,11 +65,16 @@ void prompt_memory::forget(std::int64_t tokens) noexcept {
 
 saved_prompt prompt_memory::save(std::int64_t until) const {
   if (kept_.empty()) return {};
-  span_of_layer const& kept = kept_.back();
-  saved_prompt saved{.tokens = std::min(kept.end, until), .window = kept.count, .queries = {}, .ids = ids_};
-  saved.window = std::max<std::int64_t>(0, saved.window - (kept.end - saved.tokens));
+  // A graph that failed in the middle has moved on in its first layers.
+  saved_prompt saved{.tokens = std::min(kept_.back().end, until), .window = room_, .queries = {}, .ids = ids_};
+  for (span_of_layer const& kept : kept_) saved.tokens = std::min(saved.tokens, kept.end);
+  for (span_of_layer const& kept : kept_) {
+    saved.window = std::clamp<std::int64_t>(kept.count - (kept.end - saved.tokens), 0, saved.window);
+  }
   for (std::int64_t l = 0; l < shape_.layers && saved.window > 0; ++l) {
-    float const* const from = queries_.data() + l * room_ * row();
+    span_of_layer const& kept = kept_[static_cast<std::size_t>(l)];
+    std::int64_t const first = kept.count - (kept.end - saved.tokens) - saved.window;
+    float const* const from = queries_.data() + (l * room_ + first) * row();
     saved.queries.insert(saved.queries.end(), from, from + saved.window * row());
   }
   if (until < std::ssize(saved.ids)) saved.ids.resize(static_cast<std::size_t>(until));

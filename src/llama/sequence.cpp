@@ -40,10 +40,10 @@ void sequence::begin(cache_shape const& shape, element_type values, block_arena*
   shape_ = shape;
   make_room();
   if (loaded_) load(std::exchange(loaded_, std::nullopt).value());
-  if (!state_.empty()) load_state(std::exchange(state_, {}));
 }
 
 void sequence::use(host_policy policy) {
+  check_use();
   if (shape_.max_tokens != 0) request_.emplace(start(policy, shape_));
   policy_ = std::move(policy);
   facts_ = facts_of(policy_);
@@ -100,7 +100,7 @@ void sequence::prompt_due(std::int64_t from) noexcept {
 
 void sequence::follow(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others) {
   if (store_) {
-    just_loaded_ = 0;
+    if (now.position != just_loaded_) just_loaded_ = 0;
     return follow_staged(now, others);
   }
   auto const known = std::ssize(cells_.known());
@@ -151,8 +151,12 @@ void sequence::step(layer_id layer, node_queries const& q, float* out, simd_exec
   if (resident_ && resident_->was_cut()) mend_cut();
   char& due = prefill_due_[static_cast<std::size_t>(layer.value)];
   bool const prompted = due != 0;
+  if (prompted && resident_) {
+    // One choice for all layers may look at all of them when the first one chooses.
+    bool const all = layer.value == 0 && facts_.granularity == scope::request;
+    for (layer_id l = layer; l.value < (all ? shape_.layers : layer.value + 1); ++l.value) resident_->bring(l);
+  }
   if (prompted) {
-    if (resident_) resident_->bring(layer);
     auto const start = std::chrono::steady_clock::now();
     if (tokens() > 1) request_->prefill(view_of(tokens() - 1), layer, prompt_of(layer, tokens() - 1, q.scale), exec);
     due = 0;
@@ -266,6 +270,7 @@ query_heads sequence::queries_of(node_queries const& q) const noexcept {
 /// Rows are dropped when the last layer has been read: a step that fails in the middle can be made again.
 void sequence::end_step() {
   cells_.seal();
+  just_loaded_ = 0;
   bool const decided = due_from_ != nothing_due;
   due_from_ = nothing_due;
   if (store_ && (decided || facts_.evicts)) drop_rows(*request_, tokens());

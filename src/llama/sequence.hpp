@@ -58,6 +58,11 @@ class sequence {
   /// that can't be saved, error where a tier lost rows; invalid_value, and has no tokens then, for a state of another policy.
   void save_state(state_writer& a);
   void load_state(std::span<std::byte const> state);
+  void load_pending();
+  /// A state that was loaded before begin(), or nothing.
+  std::span<std::byte const> pending() const noexcept { return state_; }
+  /// Throws invalid_value where use() can't be called.
+  void check_use() const;
   /// Of a state that was loaded, and that no token has followed yet; 0: none.
   std::int64_t loaded() const noexcept { return just_loaded_; }
 

@@ -72,12 +72,7 @@ resident_rows::resident_rows(tier::any_tier& tier, row_store& store, tier::resid
   KVPOLICY_EXPECTS(options.slots >= 0, std::to_string(options.slots) + " rows of fast memory; they can't be negative");
 }
 
-resident_rows::~resident_rows() {
-  try {
-    truncate(0);
-  } catch (std::exception const&) {  // what could not be dropped stays in the tier, and is never read again
-  }
-}
+resident_rows::~resident_rows() { truncate(0); }
 
 tier::block_key resident_rows::key_of(layer_id layer, std::int64_t head, std::int32_t token) const noexcept {
   return {options_.request, static_cast<std::int32_t>(layer.value), static_cast<std::int32_t>(head), token, generation_};
@@ -126,8 +121,8 @@ void resident_rows::put_away(layer_id layer, selection const& retained, std::int
     std::int64_t const end = begin_of_last(now, stay[static_cast<std::size_t>(h)]);
     if (end < head.end) open_from(layer, h, end);
     kvpolicy::truncate(now, end);
-    list_.clear();
-    append_between(list_, now, head.end, end);
+    subtract(list_, now, head.away);
+    head.rows.reserve(head.rows.size() + static_cast<std::size_t>(token_count(list_)));
     each_token(list_, [&](std::int32_t t) {
       std::byte const* const row = store_->row(layer, h, t);
       KVPOLICY_EXPECTS(row != nullptr, "token " + std::to_string(t) + " of layer " + std::to_string(layer.value) +
@@ -139,15 +134,17 @@ void resident_rows::put_away(layer_id layer, selection const& retained, std::int
     throw error(tier_->describe() + " has no room for the " + std::to_string(writes_.size()) + " rows that layer " +
                 std::to_string(layer.value) + " retains; its capacity is " + std::to_string(tier_->capacity()) + " blocks");
   }
+  // From here on nothing throws: what the tier took is known to be there.
   statistics_.bytes_stored += std::ssize(writes_) * row_bytes_;
+  put_end_ = std::max(put_end_, tokens);
+  for (tier::block_write const& w : writes_) {
+    at(layer, w.key.head).rows.push_back({w.key.position, 0});
+  }
   for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
     head_state& head = at(layer, h);
-    range_list const& now = readable_[static_cast<std::size_t>(h)];
-    list_.clear();
-    append_between(list_, now, head.end, INT32_MAX);
-    each_token(list_, [&](std::int32_t t) { head.rows.push_back({t, 0}); });
-    head.away = now;
-    head.end = std::max<std::int64_t>(head.end, now.empty() ? 0 : now.back().end);
+    std::ranges::sort(head.rows, {}, &here::token);
+    std::swap(head.away, readable_[static_cast<std::size_t>(h)]);
+    head.end = head.away.empty() ? 0 : head.away.back().end;
   }
 }
 
@@ -183,28 +180,47 @@ void resident_rows::shed(layer_id layer) {
 }
 
 void resident_rows::truncate(std::int64_t tokens) {
-  for (layer_state& s : layers_) {
-    if (s.pending == 0) continue;
-    auto const deadline = tier::clock::now() + std::min<std::chrono::milliseconds>(options_.deadline, std::chrono::hours(24));
-    if (tier_->wait(std::exchange(s.pending, 0), deadline) == tier::status::pending) abandon(std::move(s.into));
-    s.into.reset();
-    s.coming.clear();
+  for (layer_state& s : layers_) settle(s);
+  if (tokens == 0) return forget();
+  if (tokens <= put_end_) was_cut_ = true;  // also where all that is away stays: a unit of it may be open again
+  put_end_ = std::min(put_end_, tokens);
+  for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
+    for (std::int64_t h = 0; h < shape_.kv_heads; ++h) open_from(layer, h, tokens);
   }
+}
+
+/// A get that does not end in time is given up; what it brings is not wanted any more.
+void resident_rows::settle(layer_state& s) noexcept {
+  if (s.pending == 0) return;
+  auto const deadline = tier::clock::now() + std::min<std::chrono::milliseconds>(options_.deadline, std::chrono::hours(24));
+  tier::status ended = tier::status::pending;
+  try {
+    ended = tier_->wait(std::exchange(s.pending, 0), deadline);
+  } catch (std::exception const&) {
+  }
+  if (ended == tier::status::pending) abandon(std::move(s.into));
+  s.into.reset();
+  s.coming.clear();
+}
+
+/// No token is away any more, whatever the tier says to that: their blocks have keys that are never used again.
+void resident_rows::forget() noexcept {
   for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
     for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
-      if (at(layer, h).end <= tokens) continue;
-      was_cut_ = true;
-      open_from(layer, h, tokens);
+      head_state& head = at(layer, h);
+      drop_away(layer, h, head.away);
+      head = {};
     }
   }
-  if (tokens > 0) return;
   was_cut_ = false;
+  put_end_ = 0;
   ++generation_;
 }
 
 void resident_rows::take_over(resident_rows const& other, std::int64_t tokens) {
   truncate(0);
-  was_cut_ = other.was_cut_;
+  was_cut_ = other.was_cut_ || tokens <= other.put_end_;
+  put_end_ = std::min(other.put_end_, tokens);
   try {
     std::unique_ptr<buffer> through;
     auto const copy = [&](layer_id layer) {
@@ -236,7 +252,6 @@ void resident_rows::take_over(resident_rows const& other, std::int64_t tokens) {
       for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
         head_state const& from = other.at(layer, h);
         head_state& head = at(layer, h);
-        was_cut_ = was_cut_ || tokens < from.end;
         head.end = std::min(from.end, tokens);
         head.away = from.away;
         kvpolicy::truncate(head.away, tokens);
@@ -264,7 +279,7 @@ void resident_rows::look_for(layer_id layer, std::int64_t h, range_list const& l
   for (token_range const& range : list) {
     for (std::int32_t t = range.begin; t < std::min<std::int64_t>(range.end, head.end); ++t) {
       ++named;
-      row = std::lower_bound(row, head.rows.end(), t, [](here const& r, std::int32_t token) { return r.token < token; });
+      while (row != head.rows.end() && row->token < t) ++row;
       if (row != head.rows.end() && row->token == t) {
         row->used = stamp(options_.wait);
       } else {
@@ -330,6 +345,7 @@ void resident_rows::admit(layer_id layer, std::int64_t h, std::span<place const>
                           std::int64_t used) {
   head_state& head = at(layer, h);
   merged_.clear();
+  merged_.reserve(head.rows.size() + tokens.size());
   auto old = head.rows.begin();
   auto const end = [&] {
     merged_.insert(merged_.end(), old, head.rows.end());
@@ -357,7 +373,7 @@ void resident_rows::shed(layer_id layer, std::int64_t h, std::int64_t more) {
   if (excess <= 0) return;
   by_use_.clear();
   for (here const& r : head.rows) {
-    if (r.used < stamp(true)) by_use_.push_back({r.used, r.token});
+    if (r.used < stamp(true)) by_use_.push_back(r.used << 32 | r.token);
   }
   KVPOLICY_EXPECTS(options_.slots == 0 || std::ssize(by_use_) >= excess,
                    "a head reads, and waits for, more than the " + std::to_string(options_.slots) +
@@ -365,7 +381,8 @@ void resident_rows::shed(layer_id layer, std::int64_t h, std::int64_t more) {
   std::int64_t const count = std::min(excess, std::ssize(by_use_));
   std::ranges::nth_element(by_use_, by_use_.begin() + count);
   victims_.clear();
-  for (std::int64_t i = 0; i < count; ++i) victims_.push_back(by_use_[static_cast<std::size_t>(i)].second);
+  for (std::int64_t i = 0; i < count; ++i)
+    victims_.push_back(static_cast<std::int32_t>(by_use_[static_cast<std::size_t>(i)] & INT32_MAX));
   std::ranges::sort(victims_);
   store_->evict(layer, h, victims_);
   auto victim = victims_.begin();

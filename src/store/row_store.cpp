@@ -222,6 +222,7 @@ void row_store::load(layer_id layer, state_reader& a) {
   range_list there;
   for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
     std::fill_n(row_of(layer, h), tokens, nowhere);
+    there.clear();
     a(there);
     std::int64_t end = 0;
     for (token_range const& range : there) {

@@ -74,7 +74,7 @@ class disk::store {
       j.blocks.push_back({r, found->second});
     }
     std::scoped_lock const lock(worker_->mutex());
-    if (j.blocks.size() != reads.size()) return worker_->miss();
+    if (j.blocks.size() != reads.size()) return worker_->ended(status::missed);
     return worker_->begin(std::move(j), [this](job const& begun) {
       for (wanted const& w : begun.blocks) ++holds_[static_cast<std::size_t>(w.from.slot)];
     });
@@ -96,18 +96,7 @@ class disk::store {
     erase();
   }
 
-  usage occupied() {
-    std::set<block_key> named;
-    {
-      std::scoped_lock const lock(worker_->mutex());
-      worker_->each_waiting([&](job const& j) {
-        for (wanted const& w : j.blocks) named.insert(w.read.key);
-      });
-    }
-    std::int64_t const held = std::ranges::count_if(named, [&](block_key const& key) { return index_.contains(key); });
-    std::int64_t const stored = std::ssize(index_);
-    return {capacity_ - stored, stored - held, held};
-  }
+  usage occupied() { return usage_of(*worker_, index_, capacity_); }
 
  private:
   struct entry {

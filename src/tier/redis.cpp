@@ -112,7 +112,7 @@ class redis::store {
       j.blocks.push_back({r, shared_ ? 0 : found->second});
     }
     std::scoped_lock const lock(worker_->mutex());
-    if (j.blocks.size() != reads.size()) return worker_->miss();
+    if (j.blocks.size() != reads.size()) return worker_->ended(status::missed);
     return worker_->begin(std::move(j), [](job const&) {});
   }
   status poll(ticket id) { return worker_->poll(id); }
@@ -128,18 +128,7 @@ class redis::store {
     erase_old();
   }
 
-  usage occupied() {
-    std::set<block_key> named;
-    {
-      std::scoped_lock const lock(worker_->mutex());
-      worker_->each_waiting([&](job const& j) {
-        for (wanted const& w : j.blocks) named.insert(w.read.key);
-      });
-    }
-    std::int64_t const held = std::ranges::count_if(named, [&](block_key const& key) { return index_.contains(key); });
-    std::int64_t const stored = std::ssize(index_);
-    return {capacity_ - stored, stored - held, held};
-  }
+  usage occupied() { return usage_of(*worker_, index_, capacity_); }
 
  private:
   /// A block as a server has it: another write of its key has another name.

@@ -195,6 +195,91 @@ TEST_CASE("a state under the name of another policy does not fit, and leaves an 
   CHECK_THROWS_AS(not_begun.own().check(), invalid_value);
 }
 
+TEST_CASE("a state that was loaded and not begun is saved, copied and begun as what it is") {
+  presets::quest const policy{.tokens = 24, .page = 4};
+  context_options two = few_cells;
+  two.sequences = 2;
+  two.unified = true;
+  owner here(policy, few_cells, {.longest = 1024});
+  here.feed(random_tokens(prompt), 0, 0);
+  steps(here, 3, prompt, 5);
+  std::vector<std::byte> const state = here.own().save_state("quest");
+  std::vector<logits> const expected = steps(here, 5, prompt + 3, 6);
+  owner there(policy, two, {.longest = 1024});
+  there.own().load_state(state, "quest");
+  CHECK(there.own().save_state("quest") == state);
+  CHECK_THROWS_AS(there.own().use(presets::quest{.tokens = 24, .page = 8}), invalid_value);
+  there.own().copy(0, 1);
+  // Without positions, decode() counts on from the state, in a copy too, and again where the first decode has failed.
+  std::vector<logits> made;
+  llama_token const first = random_tokens(5, 6).front();
+  made.push_back(there.feed({first}, 1));
+  CHECK(made.front() == expected.front());
+  CHECK(there.feed({first}, 0) == expected.front());
+  llama_memory_clear(there.engine().memory(), true);
+  there.own().end(1);
+  there.own().load_state(state, "quest");
+  there.own().copy(0, 1);
+  CHECK(there.feed({first}, 1) == expected.front());
+}
+
+TEST_CASE("a first decode behind a state that fails is made again, where the state ends") {
+  presets::quest const policy{.tokens = 24, .page = 4};
+  owner here(policy, few_cells, {.longest = 1024});
+  here.feed(random_tokens(prompt), 0, 0);
+  std::vector<std::byte> const state = here.own().save_state("quest");  // no step yet: the first one puts rows away
+  logits const expected = here.feed({5}, 0, prompt);
+  tier::any_tier rows = tier::any_tier::of<tier::host>(2 * shape.head_dim * 2, 10);
+  owner there(policy, few_cells, {.longest = 1024, .rows = &rows});
+  there.own().load_state(state, "quest");
+  for (int i = 0; i < 2; ++i) {
+    CHECK(there.status_of({5}) == 2);
+    CHECK_THROWS_WITH(there.own().check(), ContainsSubstring("has no room"));
+    CHECK(there.own().memory(0).rows >= prompt * 4);
+  }
+  there.own().use(presets::full{});
+  owner other(presets::full{}, few_cells, {.longest = 1024});
+  other.feed(random_tokens(prompt), 0, 0);
+  CHECK(there.feed({5}) == other.feed({5}, 0, prompt));
+  CHECK(expected.size() == there.feed({6}).size());
+}
+
+TEST_CASE("of two states one of which finds no memory the other is there") {
+  presets::full const policy{};
+  context_options two = few_cells;
+  two.sequences = 2;
+  two.unified = true;
+  owner here(policy, few_cells, {.longest = 1024});
+  here.feed(random_tokens(prompt), 0, 0);
+  std::vector<std::byte> const state = here.own().save_state("full");
+  std::int64_t const bytes = here.own().memory().bytes;
+  logits const expected = here.feed({5}, 0, prompt);
+  owner there(policy, two, {.longest = 1024, .memory = bytes + bytes / 2});
+  there.own().load_state(state, "full", 0);
+  there.own().load_state(state, "full", 1);
+  CHECK(there.status_of({5}, 0) == 2);
+  CHECK_THROWS_WITH(there.own().check(), ContainsSubstring("exhausted"));
+  there.own().end(1);
+  CHECK(there.feed({5}, 0) == expected);
+}
+
+TEST_CASE("a state of sentences goes on where its rows are in a tier, whatever sentence is open") {
+  std::vector<std::uint8_t> boundary(256);
+  for (std::size_t t = 0; t < boundary.size(); t += 9) boundary[t] = 1;
+  presets::sentencekv const policy{.tokens = 24, .keep = 8, .sentences = {.boundary = boundary, .longest = 100}};
+  for (std::int64_t const before : {2, 40, 90}) {
+    CAPTURE(before);
+    owner here(policy, few_cells, {.longest = 1024});
+    here.feed(random_tokens(prompt), 0, 0);
+    steps(here, before, prompt, 5);
+    std::vector<std::byte> const state = here.own().save_state("sentencekv");
+    tier::any_tier rows = tier::any_tier::of<tier::host>(2 * shape.head_dim * 2, 4 * 1024);
+    owner there(policy, few_cells, {.longest = 1024, .rows = &rows});
+    there.own().load_state(state, "sentencekv");
+    CHECK(identical(steps(there, 40, prompt + before, 6), steps(here, 40, prompt + before, 6)));
+  }
+}
+
 TEST_CASE("an empty sequence is a state too") {
   owner here(presets::snapkv{.tokens = 24}, few_cells, {.longest = 1024});
   std::vector<std::byte> const state = here.own().save_state("one");

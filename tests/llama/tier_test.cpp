@@ -5,11 +5,11 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <cmath>
-#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
 
+#include "conformance/scratch_folder.hpp"
 #include "decoding.hpp"
 #include "kvpolicy/kvpolicy.hpp"
 #include "kvpolicy/tier/host.hpp"
@@ -46,18 +46,6 @@ auto snapkv_then_quest() {
 
 class tiers {
  public:
-  tiers() {
-    std::string name = (std::filesystem::temp_directory_path() / "kvpolicy-llama-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-    folder_ = name;
-  }
-  tiers(tiers const&) = delete;
-  tiers& operator=(tiers const&) = delete;
-  ~tiers() {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
-
   std::vector<std::string> names() const {
 #ifdef KVPOLICY_TEST_DISK
     return {"same_memory", "host", "disk"};
@@ -68,15 +56,14 @@ class tiers {
   tier::any_tier make(std::string const& name) const {
 #ifdef KVPOLICY_TEST_DISK
     if (name == "disk")
-      return tier::any_tier::of<tier::disk>((folder_ / "rows").string(), block_bytes, blocks,
-                                            tier::disk_options{.sync = false});
+      return tier::any_tier::of<tier::disk>(folder_.file("rows"), block_bytes, blocks, tier::disk_options{.sync = false});
 #endif
     return name == "host" ? tier::any_tier::of<tier::host>(block_bytes, blocks)
                           : tier::any_tier::of<tier::same_memory>(block_bytes, blocks);
   }
 
  private:
-  std::filesystem::path folder_;
+  kvpolicy_test::scratch_folder folder_;
 };
 
 /// Beside the logits.
@@ -156,6 +143,54 @@ TEST_CASE("with rows in a tier, and waits, sentencekv's results are those of the
 }
 TEST_CASE("with rows in a tier, and waits, a composition's results are those of the engine's cells") {
   check_same_results(snapkv_then_quest(), 80);
+}
+
+namespace {
+
+/// A prompt, steps, a cut to each place near the prompt's end, steps: as without a tier.
+template <class Policy>
+void check_cuts(Policy const& preset, std::initializer_list<llama_pos> cuts) {
+  for (llama_pos const cut : cuts) {
+    CAPTURE(cut);
+    tier::any_tier rows = tier::any_tier::of<tier::host>(block_bytes, blocks);
+    std::vector<std::vector<logits>> both;
+    for (tier::any_tier* const where : {&rows, static_cast<tier::any_tier*>(nullptr)}) {
+      model_owner const model = tiny_llama(shape);
+      session policy(preset, {.own_rows = true, .rows = where});
+      decoder ours(model.get(), &policy, {.tokens = context});
+      ours.feed(random_tokens(412, 11));
+      decode_each(ours, random_tokens(100, 12));
+      REQUIRE(ours.cut(cut));
+      both.push_back(decode_each(ours, random_tokens(20, 13)));
+    }
+    CHECK(identical(both[0], both[1]));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("with rows in a tier, a cut near the prompt's end opens a unit whose rows are there") {
+  check_cuts(presets::quest{.tokens = 64, .page = 16}, {300, 396, 398, 411, 412, 413, 500});
+  check_cuts(presets::chess{.fractions = {.tokens = 64}, .every = 2}, {300, 396, 398, 412, 450});
+  std::vector<std::uint8_t> boundary(256);
+  boundary[static_cast<std::size_t>(random_tokens(412, 11).back())] = 1;  // the prompt ends a sentence
+  check_cuts(presets::sentencekv{.tokens = 64, .keep = 6, .sentences = {.boundary = boundary, .longest = 24}}, {412, 413});
+}
+
+TEST_CASE("with rows in a tier, another policy, and a step that is made again, see every layer") {
+  presets::chess const chess{.fractions = {.tokens = 64}, .every = 2};
+  tier::any_tier rows = tier::any_tier::of<tier::host>(block_bytes, blocks);
+  std::vector<std::vector<logits>> both;
+  for (tier::any_tier* const where : {&rows, static_cast<tier::any_tier*>(nullptr)}) {
+    model_owner const model = tiny_llama(shape);
+    session policy(presets::quest{.tokens = 64}, {.own_rows = true, .rows = where});
+    decoder ours(model.get(), &policy, {.tokens = context});
+    ours.feed(random_tokens(412, 11));
+    both.push_back(decode_each(ours, random_tokens(60, 12)));
+    policy.use(chess);
+    for (logits const& step : decode_each(ours, random_tokens(20, 13))) both.back().push_back(step);
+  }
+  CHECK(identical(both[0], both[1]));
 }
 
 TEST_CASE("with rows in a tier, and no waits, a step reads what is there and goes on") {

@@ -9,7 +9,7 @@
 #include "redis/certificate.hpp"
 #include "redis/connection.hpp"
 #include "redis/process.hpp"
-#include "redis/scratch_folder.hpp"
+#include "conformance/scratch_folder.hpp"
 
 namespace kvpolicy_test::redis {
 

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <catch2/catch_test_macros.hpp>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "conformance/scratch_folder.hpp"
 #include "kvpolicy/tier/any_tier.hpp"
 #include "kvpolicy/tier/host.hpp"
 #include "kvpolicy/tier/same_memory.hpp"
@@ -95,26 +95,6 @@ bool adds_up(Tier& t) {
   return use.free >= 0 && use.resident >= 0 && use.in_flight >= 0 && use.free + use.resident + use.in_flight == t.capacity();
 }
 
-/// A folder that goes when the test does.
-class scratch_folder {
- public:
-  scratch_folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "kvpolicy-tier-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-    path_ = name;
-  }
-  scratch_folder(scratch_folder const&) = delete;
-  scratch_folder& operator=(scratch_folder const&) = delete;
-  ~scratch_folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  std::string file(std::string const& name) const { return (path_ / name).string(); }
-
- private:
-  std::filesystem::path path_;
-};
-
 /// How each tier is made: `tier` is what the suites use; `may_fail` where it loses what it could have kept, by intent.
 struct of_same_memory {
   static constexpr bool may_fail = false;
@@ -125,8 +105,9 @@ struct of_same_memory {
 struct of_host {
   static constexpr bool may_fail = false;
   static constexpr std::int64_t weight = 1;
-  tier::host tier;
-  of_host(std::int64_t bytes, std::int64_t capacity, std::uint64_t) : tier(bytes, capacity) {}
+  tier::host tier;  // that copies on its thread, or at once
+  of_host(std::int64_t bytes, std::int64_t capacity, std::uint64_t seed)
+      : tier(bytes, capacity, seed % 4 == 0 ? 256 << 10 : 0) {}
 };
 struct of_any_tier {
   static constexpr bool may_fail = false;

@@ -42,7 +42,7 @@ TEST_CASE("a get that has ended before it began is a miss") {
   tier::ticket missed = 0;
   {
     std::scoped_lock const lock(worker.mutex());
-    missed = worker.miss();
+    missed = worker.ended(tier::status::missed);
   }
   CHECK(worker.poll(missed) == tier::status::missed);
   CHECK_THROWS_AS(worker.poll(missed + 1), invalid_value);

@@ -207,6 +207,7 @@ void generate(run_options const& options) {
                      {"tokens_read", step.tokens_read},
                      {"ms", ms},
                      {"choose_ms", 1e3 * step.choose_seconds},
+                     {"fetch_ms", 1e3 * step.fetch_seconds},
                      {"attend_ms", 1e3 * step.attend_seconds}});
   }
   if (saved) {

@@ -55,7 +55,7 @@ void declare(CLI::App& app, arguments& a) {
       ->check(between(1, 1 << 30))
       ->needs(own);
   app.add_option("--load-state", a.options.load_state,
-                 "state of --save-state that the prompt comes behind: same model, policy, cache types; rows are own rows then");
+                 "state of --save-state that the prompt comes behind: same model, policy, cache types, --longest");
   app.add_option("--save-state", a.options.save_state, "write rows and what the policy remembers, for --load-state")
       ->check(file_name());
   app.add_option("--longest", a.options.longest,

@@ -88,8 +88,8 @@ struct session_options {
   /// they end.
   host_policy between_pieces{};
   /// With own rows, where a prompt's retained rows go when it ends, but for those that were read last; null: they stay in
-  /// memory. A prompt that goes on has one layer's rows at a time in memory. Its blocks hold a key and a value; it must outlive
-  /// the session. Sequence s is request `resident.request + s` there.
+  /// memory. A prompt that goes on has one layer's rows at a time in memory (under chess all layers'). Its blocks hold a key
+  /// and a value; it must outlive the session. Sequence s is request `resident.request + s` there.
   tier::any_tier* rows = nullptr;
   tier::resident_options resident{};
 };

@@ -29,7 +29,8 @@ class resident_rows {
   /// Brings all of a layer's rows into the store, for those who read them all. Throws error where the tier lost some or does
   /// not deliver, and as row_store::append().
   void bring(layer_id layer);
-  /// Whether a cut went into what was put away, and perhaps into a unit: steps look at all of that.
+  /// Whether a cut went into a prompt that was put away, or to its end, and so perhaps into a unit, whose tokens steps look at:
+  /// bring() every layer then, and mend_cut().
   bool was_cut() const noexcept { return was_cut_; }
   /// Every layer was brought after a cut. Of each head's tokens, so many of the last are not away any more (act_facts::unit).
   void mend_cut(std::int64_t stay);
@@ -44,7 +45,7 @@ class resident_rows {
   /// What is beyond `slots` leaves the store.
   void shed(layer_id layer);
 
-  /// Before the store's: tokens from `tokens` on are gone.
+  /// Before the store's: tokens from `tokens` on are gone. Of 0 it never throws.
   void truncate(std::int64_t tokens);
   /// After the store became a fork of the other's. Throws error where the tier has no room, or lost rows.
   void take_over(resident_rows const& other, std::int64_t tokens);
@@ -91,6 +92,8 @@ class resident_rows {
   bool end_get(layer_id layer, bool wait, bool bounded);
   void admit(layer_id layer, std::int64_t head, std::span<place const> tokens, std::byte const* from, std::int64_t used);
   void shed(layer_id layer, std::int64_t head, std::int64_t more);
+  void settle(layer_state& s) noexcept;
+  void forget() noexcept;
   void drop_away(layer_id layer, std::int64_t head, range_list const& list) noexcept;
   void open_from(layer_id layer, std::int64_t head, std::int64_t end);
   void put(layer_id layer, std::int64_t head, range_list const& list);
@@ -107,6 +110,7 @@ class resident_rows {
   std::uint32_t generation_ = 1;
   std::int64_t now_ = 0;
   bool was_cut_ = false;
+  std::int64_t put_end_ = 0;         ///< tokens of the prompt that was last put away
   std::vector<head_state> heads_;    ///< `[layers, kv_heads]`
   std::vector<layer_state> layers_;  ///< `[layers]`
   std::unique_ptr<buffer> spare_;
@@ -119,7 +123,7 @@ class resident_rows {
   std::vector<tier::block_read> reads_;
   std::vector<tier::block_write> writes_;
   std::vector<tier::block_key> keys_;
-  std::vector<std::pair<std::int64_t, std::int32_t>> by_use_;
+  std::vector<std::int64_t> by_use_;  ///< when a row was used, and its token
   std::vector<std::int32_t> victims_;
   std::vector<here> merged_;
   range_list list_;

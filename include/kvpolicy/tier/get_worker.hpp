@@ -1,10 +1,12 @@
 // A thread that ends gets in the order in which they began, and what is known of each. Shared by tiers that have one.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -52,8 +54,8 @@ class get_worker {
     return ++last_;
   }
   /// With the lock held: a get that has ended before it began.
-  ticket miss() {
-    states_.emplace(last_ + 1, status::missed);
+  ticket ended(status how) {
+    states_.emplace(last_ + 1, how);
     return ++last_;
   }
   /// With the lock held: visit(job) for those that have not ended, oldest first.
@@ -116,5 +118,21 @@ class get_worker {
   bool stopping_ = false;
   std::thread thread_;
 };
+
+/// Where blocks are stored without slots: in flight are those that a waiting get names. A job has `blocks`, each with its
+/// `read`.
+template <class Job, class Index>
+usage usage_of(get_worker<Job>& worker, Index const& index, std::int64_t capacity) {
+  std::set<block_key> named;
+  {
+    std::scoped_lock const lock(worker.mutex());
+    worker.each_waiting([&](Job const& job) {
+      for (auto const& block : job.blocks) named.insert(block.read.key);
+    });
+  }
+  std::int64_t const held = std::ranges::count_if(named, [&](block_key const& key) { return index.contains(key); });
+  std::int64_t const stored = std::ssize(index);
+  return {capacity - stored, stored - held, held};
+}
 
 }  // namespace kvpolicy::tier

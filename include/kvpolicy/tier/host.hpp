@@ -16,8 +16,10 @@ namespace kvpolicy::tier {
 /// The arena is allocated at once. A get looks its blocks up and holds them when it begins, so the copy itself can't fail.
 class host {
  public:
-  host(std::int64_t block_bytes, std::int64_t capacity)
+  /// `at_once`: bytes up to which a get is copied when it begins; waking the worker takes longer.
+  host(std::int64_t block_bytes, std::int64_t capacity, std::int64_t at_once = 256 << 10)
       : bytes_(checked(block_bytes, capacity)),
+        at_once_(at_once),
         slots_(capacity),
         arena_(static_cast<std::size_t>(block_bytes * capacity)),
         worker_([this](copies const& c) { return copy_all(c); },
@@ -52,8 +54,13 @@ class host {
     made.reserve(reads.size());
     for (block_read const& r : reads) {
       slot_table::slot const s = slots_.find(r.key);
-      if (s == slot_table::none) return worker_.miss();
+      if (s == slot_table::none) return worker_.ended(status::missed);
       made.push_back({s, r.to});
+    }
+    if (std::ssize(made) * bytes_ <= at_once_) {
+      ticket const id = worker_.ended(status::done);
+      copy_all(made);
+      return id;
     }
     return worker_.begin(std::move(made), [this](copies const& c) {
       for (copy const& one : c) slots_.hold(one.from);
@@ -92,6 +99,7 @@ class host {
   }
 
   std::int64_t bytes_;
+  std::int64_t at_once_;
   slot_table slots_;
   std::vector<std::byte> arena_;
   get_worker<copies> worker_;

@@ -36,6 +36,13 @@ struct any_of {
     return first.due(s.first, layer, head, since) || second.due(s.second, layer, head, since);
   }
 
+  bool looks_at(std::size_t head, std::int64_t prompt_tokens) const {
+    bool read = false;
+    if constexpr (requires { first.looks_at(head, prompt_tokens); }) read = first.looks_at(head, prompt_tokens);
+    if constexpr (requires { second.looks_at(head, prompt_tokens); }) read = read || second.looks_at(head, prompt_tokens);
+    return read;
+  }
+
   template <executor Exec>
   void observe(state& s, std::int64_t tokens, step_outcome const& outcome, Exec& exec) const {
     if constexpr (contains(A::needs, signals::logits)) first.observe(s.first, tokens, outcome, exec);

@@ -1,4 +1,4 @@
-// Where a server keeps its files while it runs.
+// Where a test keeps files while it runs.
 #pragma once
 
 #include <stdlib.h>
@@ -7,13 +7,13 @@
 #include <stdexcept>
 #include <string>
 
-namespace kvpolicy_test::redis {
+namespace kvpolicy_test {
 
 /// A folder that goes when its owner does; only a test that crashes leaves it behind.
 class scratch_folder {
  public:
   scratch_folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "kvpolicy-redis-XXXXXX").string();
+    std::string name = (std::filesystem::temp_directory_path() / "kvpolicy-test-XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
     path_ = name;
   }
@@ -30,4 +30,4 @@ class scratch_folder {
   std::filesystem::path path_;
 };
 
-}  // namespace kvpolicy_test::redis
+}  // namespace kvpolicy_test
