@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "conformance/scratch_folder.hpp"
 #include "redis/certificate.hpp"
 #include "redis/connection.hpp"
 #include "redis/process.hpp"
-#include "conformance/scratch_folder.hpp"
 
 namespace kvpolicy_test::redis {
 
