@@ -93,7 +93,7 @@ TEST_CASE("a server speaks TLS to who trusts its authority") {
   };
   CHECK(s.command("PING") == "PONG");  // its other port
   CHECK(ask(s.shown().ca).output.find("+PONG\r\n+OK") != std::string::npos);
-  scratch_folder const other;
+  kvpolicy_test::scratch_folder const other;
   auto const refused = ask(make_certificate(other.path()).ca);
   CHECK(refused.status != 0);
   CHECK(refused.output.find("PONG") == std::string::npos);
