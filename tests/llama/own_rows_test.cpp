@@ -337,7 +337,9 @@ TEST_CASE("a chat without end holds as many rows throughout under a policy that 
                 static_cast<long long>(tokens), static_cast<double>(rows) / 1e3, static_cast<double>(process) / 1e6,
                 static_cast<double>(grown) / 1e6);
   }
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // whose own memory grows
   CHECK(grown < (1 << 20) + 80 * tokens);
+#endif
 }
 
 }  // namespace kvpolicy::llama::testing
