@@ -2,13 +2,13 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <concepts>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kvpolicy/eviction.hpp"
 #include "kvpolicy/pool/none.hpp"
 #include "kvpolicy/stage.hpp"
 #include "kvpolicy/tokens_there.hpp"
@@ -34,14 +34,8 @@ class retain_stage {
         among_(kept_.slots(), undecided),
         revisions_(kept_.slots()),
         chosen_at_(kept_.slots()),
-        pending_(kept_.slots(), false) {
-    if (evicts) {
-      // Between two evictions every new token is kept; with triggers that fire now and then, that may be any number.
-      auto const most = static_cast<std::size_t>(shape.max_tokens);
-      room_ = static_cast<std::int64_t>(most);
-      scores_.resize(static_cast<std::size_t>(shape.kv_heads) * most);
-      chosen_.resize(most);
-    }
+        pending_(kept_.slots(), false),
+        eviction_(shape.kv_heads, evicts ? shape.max_tokens : 0) {
     for (layer_lists* const lists : {&kept_, &next_}) {
       for (range_list& list : lists->all()) list.reserve(static_cast<std::size_t>(max_ranges()));
     }
@@ -175,9 +169,8 @@ class retain_stage {
     std::span lists = kept_.of(layer);
     if (lists.size() > 1) lists = lists.subspan(static_cast<std::size_t>(heads.first), static_cast<std::size_t>(heads.count));
     auto const add = [&](std::size_t list, std::int64_t begin, std::int64_t end, reason why) {
-      if (there.all()) return append(lists[list], begin, end, why);
-      std::int32_t const* const ids = there.of(heads.first + static_cast<std::int64_t>(list));
-      for (std::int64_t i = begin; i < end; ++i) append(lists[list], ids[i], ids[i] + 1, why);
+      there.each_range(heads.first + static_cast<std::int64_t>(list), begin, end,
+                       [&](auto from, auto to) { append(lists[list], from, to, why); });
     };
     for (range_list& list : lists) list.clear();
     score_input<Among, decltype(summaries_), decltype(memory_)> input{among,      layer,   heads,   tokens, tokens,
@@ -214,47 +207,18 @@ class retain_stage {
     score_input<View, decltype(summaries_), decltype(memory_)> input{
         view, layer, {0, shape_.kv_heads}, tokens, tokens, summaries_, memory_, queries};
     bool const by_head = Act::score_type::granularity == scope::head;
-    table<float> const scores{scores_.data(), by_head ? shape_.kv_heads : 1, room_, room_};
+    table<float> const scores = eviction_.scores(by_head ? shape_.kv_heads : 1);
     act_.score.score_kept(input, std::span<range_list const>(lists), scores, exec);
     for (std::int64_t h = 1; std::ssize(lists) == 1 && h < scores.rows; ++h) {
       for (std::int64_t i = 0, count = token_count(lists.front()); i < count; ++i) scores(0, i) += scores(h, i);
     }
     std::span const left = next_.of(layer);
     for (std::size_t l = 0; l < lists.size(); ++l) {
-      float* const row = scores.row(static_cast<std::int64_t>(l));
-      auto const is_free = [&](std::int32_t t) { return t >= safe.sink_end && t < safe.recent_begin; };
-      std::int64_t count = 0;
-      std::int64_t free = 0;  // tokens that are not protected; their scores move to the front
-      each_token(lists[l], [&](std::int32_t t) {
-        if (is_free(t)) row[free++] = row[count];
-        ++count;
-      });
-      std::array const wanted{static_cast<std::int32_t>(std::clamp<std::int64_t>(most - (count - free), 0, free))};
-      table<std::int32_t> const chosen{chosen_.data(), 1, room_, room_};
-      top_k(table<float const>{row, 1, free, room_}, wanted, chosen, exec);
-      std::int32_t at = 0;
-      std::int32_t next = 0;
-      left[l].clear();
-      each_token(lists[l], [&](std::int32_t t) {
-        if (t < safe.sink_end) append(left[l], t, t + 1, reason::sink);
-        else if (t >= safe.open_begin) append(left[l], t, t + 1, reason::open);
-        else if (t >= safe.recent_begin) append(left[l], t, t + 1, reason::recent);
-        else if (next < wanted[0] && chosen(0, next) == at++) {
-          append(left[l], t, t + 1, reason::scored);
-          ++next;
-        }
-      });
+      eviction_.leave(lists[l], scores.row(static_cast<std::int64_t>(l)), safe, most, left[l], exec);
       if (!Act::score_type::after_attention) std::swap(lists[l], left[l]);
     }
     pending_[kept_.slot(layer)] = Act::score_type::after_attention;
     if (!Act::score_type::after_attention) ++revisions_[kept_.slot(layer)];
-  }
-
-  template <class Visit>
-  static void each_token(range_list const& list, Visit visit) {
-    for (token_range const& range : list) {
-      for (std::int32_t t = range.begin; t < range.end; ++t) visit(t);
-    }
   }
 
   Act act_;
@@ -269,9 +233,7 @@ class retain_stage {
   std::vector<std::int64_t> revisions_;
   std::vector<std::int64_t> chosen_at_;  ///< tokens at the last choice
   std::vector<char> pending_;
-  std::int64_t room_ = 0;
-  std::vector<float> scores_;
-  std::vector<std::int32_t> chosen_;
+  eviction eviction_;
   tokens_there there_;  ///< of the layer that is decided, where tokens are gone
 };
 

@@ -22,6 +22,12 @@ struct retained_tokens {
     if (all()) return token;
     return std::lower_bound(of(head), of(head) + counts[list(head)], token) - of(head);
   }
+  /// Calls visit(begin, end) for ranges of tokens, ascending, that together are a head's indices [begin, end).
+  template <class Visit>
+  void each_range(std::int64_t head, std::int64_t begin, std::int64_t end, Visit visit) const {
+    if (all()) return visit(begin, end);
+    for (std::int64_t i = begin; i < end; ++i) visit(std::int64_t{of(head)[i]}, std::int64_t{of(head)[i]} + 1);
+  }
 };
 
 /// Calls work(view of the tokens that are there, KV heads) for all heads at once where they see the same, else for each.

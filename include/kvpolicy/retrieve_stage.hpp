@@ -260,23 +260,10 @@ class retrieve_stage {
       range_list& list = lists[l];
       list.clear();
       auto const add = [&](std::int64_t begin, std::int64_t end, reason why) {
-        if (retained.all()) return append(list, begin, end, why);
-        std::int32_t const* const ids = retained.of(static_cast<std::int64_t>(l));
-        for (std::int64_t r = begin; r < end; ++r) append(list, ids[r], ids[r] + 1, why);
+        retained.each_range(static_cast<std::int64_t>(l), begin, end, [&](auto from, auto to) { append(list, from, to, why); });
       };
-      if (act_.layers.dense(layer)) {
-        add(0, tokens, reason::open);
-        continue;
-      }
-      add(0, safe.sink_end, reason::sink);
-      // What was protected when the choice was made, and came since, is read although the window has moved on.
-      choices[l].since = std::min(choices[l].since, safe.recent_begin);  // a tail may have been removed
-      std::int64_t const since = std::max(safe.sink_end, choices[l].since);
-      for (auto const& range : choices[l].ranges) {
-        add(std::max(range.begin, safe.sink_end), std::min(range.end, since), reason::scored);
-      }
-      add(since, safe.open_begin, reason::recent);
-      add(safe.open_begin, tokens, reason::open);
+      if (act_.layers.dense(layer)) add(0, tokens, reason::open);
+      else choices[l].compose(safe, tokens, add);
     }
   }
 

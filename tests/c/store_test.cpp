@@ -32,6 +32,17 @@ c_store store_of(c_arena const& arena, cache_shape const& shape) {
   return c_store(made);
 }
 
+/// A cache, and a store for a sequence of its shape.
+struct place {
+  random_source random;
+  random_cache cache;
+  c_arena arena;
+  c_store store;
+
+  place(std::uint64_t seed, cache_shape const& shape)
+      : random(seed), cache(shape, layout::head_major, 1, random), arena(arena_of(shape)), store(store_of(arena, shape)) {}
+};
+
 /// A few of a cache's tokens, as an engine hands them over.
 std::unique_ptr<c_tensor> rows_from(rows all, std::int64_t first, std::int64_t count) {
   all.base += first * all.token_stride;
@@ -139,38 +150,28 @@ TEST_CASE("on a store, through the C ABI, policies choose and attend as on tenso
 }
 
 TEST_CASE("a prompt that goes on is decided among the rows that are left") {
-  random_source random(6);
-  cache_shape const shape{
-      .layers = 2, .q_heads = 2, .kv_heads = 2, .head_dim = 8, .max_tokens = longest, .type = element_type::f32};
-  random_cache const cache(shape, layout::head_major, 1, random);
-  c_arena const arena = arena_of(shape);
-  c_store const store = store_of(arena, shape);
-  side one("knorm:tokens=30", cache, store.get());
-  std::vector<float> const q = random_floats(random, shape.q_heads * shape.head_dim);
+  place here(6, {.layers = 2, .q_heads = 2, .kv_heads = 2, .head_dim = 8, .max_tokens = longest, .type = element_type::f32});
+  side one("knorm:tokens=30", here.cache, here.store.get());
+  std::vector<float> const q = random_floats(here.random, 2 * 8);
   one.prompt(0, 100, q);
   one.step(101, q);
-  CHECK(kvpolicy_store_rows(store.get()) == 31 * 4);
+  CHECK(kvpolicy_store_rows(here.store.get()) == 31 * 4);
   one.prompt(101, 150, q);
   one.step(151, q);
-  CHECK(kvpolicy_store_rows(store.get()) == 31 * 4);
+  CHECK(kvpolicy_store_rows(here.store.get()) == 31 * 4);
 }
 
 TEST_CASE("copies share rows until one of them writes, and outlive their arena's handle") {
-  random_source random(7);
-  cache_shape const shape{
-      .layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 8, .max_tokens = longest, .type = element_type::f32};
-  random_cache const cache(shape, layout::head_major, 1, random);
-  c_arena arena = arena_of(shape);
-  c_store store = store_of(arena, shape);
-  append(store.get(), cache, 0, 128);
-  std::int64_t const before = kvpolicy_arena_bytes(arena.get());
+  place here(7, {.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 8, .max_tokens = longest, .type = element_type::f32});
+  append(here.store.get(), here.cache, 0, 128);
+  std::int64_t const before = kvpolicy_arena_bytes(here.arena.get());
   kvpolicy_store* made = nullptr;
-  ok(kvpolicy_store_fork(store.get(), 128, &made));
+  ok(kvpolicy_store_fork(here.store.get(), 128, &made));
   c_store const copy(made);
-  CHECK(kvpolicy_arena_bytes(arena.get()) == before);
-  store.reset();
-  arena.reset();
-  append(copy.get(), cache, 128, 10);
+  CHECK(kvpolicy_arena_bytes(here.arena.get()) == before);
+  here.store.reset();
+  here.arena.reset();
+  append(copy.get(), here.cache, 128, 10);
   CHECK(kvpolicy_store_rows(copy.get()) == 138);
 }
 

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <set>
 #include <vector>
 
@@ -22,24 +23,6 @@ namespace {
 
 constexpr std::int64_t longest = 160;
 constexpr std::int64_t wanted_at_most = 8;
-
-/// A tier of somebody else's.
-template <class Tier>
-struct borrowed {
-  Tier* tier;
-  std::int64_t block_bytes() const { return tier->block_bytes(); }
-  std::int64_t capacity() const { return tier->capacity(); }
-  bool put(std::span<tier::block_write const> writes) { return tier->put(writes); }
-  tier::ticket get(std::span<tier::block_read const> reads) { return tier->get(reads); }
-  tier::status poll(tier::ticket id) { return tier->poll(id); }
-  tier::status wait(tier::ticket id, tier::clock::time_point deadline) { return tier->wait(id, deadline); }
-  void drop(std::span<tier::block_key const> keys) { tier->drop(keys); }
-  tier::usage occupied() { return tier->occupied(); }
-};
-template <class Tier>
-tier::any_tier lend(Tier& tier) {
-  return tier::any_tier::of<borrowed<Tier>>(&tier);
-}
 
 cache_shape shape_of(random_source& random) {
   return {.layers = random.between(1, 3),
@@ -117,6 +100,10 @@ class sequence {
       resident_->mend_cut(open_);
       for (head& h : heads_) {
         for (std::int64_t i = 0; i < open_ && !h.away.empty(); ++i) h.away.erase(std::prev(h.away.end()));
+      }
+      for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
+        for (std::int64_t h = 0; h < shape_.kv_heads; ++h)
+          check(last_are_here(layer, h), "behind a cut one of a head's last rows is not in memory");
       }
     }
     for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) append(layer, 1);
@@ -242,6 +229,11 @@ class sequence {
       return at(layer, h).away.contains(row.first) || store_.row(layer, h, row.first) != nullptr;
     });
   }
+  /// The last `open_` rows, which steps look at whatever is chosen.
+  bool last_are_here(layer_id layer, std::int64_t h) {
+    auto const last = std::views::take(std::views::reverse(at(layer, h).rows), open_);
+    return std::ranges::all_of(last, [&](auto const& row) { return store_.row(layer, h, row.first) != nullptr; });
+  }
   std::int64_t away_and_here(layer_id layer, std::int64_t h) {
     return std::ranges::count_if(at(layer, h).away, [&](std::int32_t t) { return store_.row(layer, h, t) != nullptr; });
   }
@@ -322,53 +314,6 @@ std::int64_t random_calls(std::uint64_t seed, bool wait) {
 
 constexpr std::uint64_t seeds = quick_build ? 300 : 40;
 
-/// One head's sequence, all of which is in the tier.
-struct short_sequence {
-  static constexpr cache_shape shape{
-      .layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 4, .max_tokens = 200, .type = element_type::f32};
-  fake_tier made;
-  tier::any_tier tier = lend(made);
-  block_arena arena{row_store::block_bytes(shape), 4};
-  row_store store{arena, shape};
-  resident_rows resident;
-  std::array<float, 4> row{};
-  std::vector<range_list> kept{1};
-
-  explicit short_sequence(tier::resident_options options, fake_options how = {.most_polls = 0}, std::int32_t tokens = 16)
-      : made(row_store::row_bytes(shape, shape.type), shape.max_tokens, how), resident(tier, store, options) {
-    for (std::int32_t t = 0; t < tokens; ++t) append();
-    kept[0] = {{0, tokens}};
-    resident.put_away({0}, {scope::head, kept, 1}, tokens, std::array<std::int64_t, 1>{});
-  }
-  void append() {
-    row.fill(static_cast<float>(store.tokens({0})));
-    rows const one{.base = reinterpret_cast<std::byte const*>(row.data()),
-                   .type = element_type::f32,
-                   .heads = 1,
-                   .tokens = 1,
-                   .head_dim = 4,
-                   .dim_stride = 4};
-    store.append({0}, one, one);
-  }
-  selection step(range_list list) { return append(), again(std::move(list)); }
-  selection again(range_list list) {
-    kept[0] = std::move(list);
-    return resident.ready({0}, {scope::head, kept, 1});
-  }
-  bool there(std::int32_t t) const { return store.row({0}, 0, t) != nullptr; }
-  bool there(selection const& read) const {
-    return std::ranges::all_of(read.of({0}), [&](token_range const& range) {
-      for (std::int32_t t = range.begin; t < range.end; ++t) {
-        float first = -1;
-        if (!there(t)) return false;
-        std::memcpy(&first, store.row({0}, 0, t), sizeof first);
-        if (first != static_cast<float>(t)) return false;
-      }
-      return true;
-    });
-  }
-};
-
 }  // namespace
 
 TEMPLATE_TEST_CASE("what a step reads is what was appended, wherever it was in between", "", of_fake, of_same_memory, of_host) {
@@ -379,133 +324,4 @@ TEMPLATE_TEST_CASE("a step that does not wait reads what is there, and that is r
   std::int64_t late = 0;
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) late += random_calls<TestType>(seed, false);
   if (std::is_same_v<TestType, of_fake>) CHECK(late > 100);
-}
-
-TEST_CASE("a selection that stays is read in the end") {
-  short_sequence s({.wait = false}, {.most_polls = 3});
-  selection read = s.step({{0, 4}});
-  int tries = 0;
-  for (; tries < 50 && read.of({0}) != range_list{{0, 4}}; ++tries) read = s.again({{0, 4}});
-  CHECK(tries < 50);
-  CHECK(s.there(read));
-}
-
-TEST_CASE("the rows that were read longest ago leave") {
-  short_sequence s({.slots = 4});
-  CHECK(s.there(s.step({{0, 2}})));
-  CHECK(s.there(s.step({{2, 4}, {16, 18}})));  // tokens behind the prompt take no slot
-  CHECK((s.there(0) && s.there(1) && s.there(16) && s.there(17)));
-  CHECK(s.there(s.step({{0, 1}, {4, 5}})));
-  CHECK((s.there(0) && s.there(4)));
-  CHECK_FALSE(s.there(1));
-}
-
-TEST_CASE("without a number of slots, twice as many rows stay as a step reads, and 64 at least") {
-  short_sequence s({});
-  CHECK(s.there(s.step({{0, 1}})));
-  CHECK(s.there(15));  // 16 are less than 64
-}
-
-TEST_CASE("a step that reads more than it may is refused, and the next ones are right") {
-  short_sequence s({.slots = 8});
-  CHECK_THROWS_AS(s.step({{0, 9}}), kvpolicy::invalid_value);
-  CHECK(s.there(s.step({{6, 7}})));
-  CHECK(s.there(s.step({{6, 7}, {8, 15}})));
-}
-
-TEST_CASE("a get that missed is an error of the step, and the next step reads on") {
-  for (bool const wait : {true, false}) {
-    CAPTURE(wait);
-    short_sequence s({.slots = 4, .wait = wait}, {.most_polls = 0, .gets_missed_one_in = 3});
-    std::int64_t lost = 0;
-    for (std::int32_t i = 0; i < 40; ++i) {
-      try {
-        bool const right = s.there(s.step({{i % 14, i % 14 + 2}}));
-        CHECK(right);
-      } catch (kvpolicy::error const&) {
-        ++lost;
-      }
-    }
-    CHECK(lost > 3);
-    CHECK(lost < 40);
-  }
-}
-
-TEST_CASE("a block that is gone from the tier is an error, not a row of something else") {
-  short_sequence s({.request = 9, .slots = 4});
-  s.step({{0, 4}});
-  drop_one(s.made, {9, 0, 0, 7, 1});
-  CHECK_THROWS_AS(s.step({{7, 8}}), kvpolicy::error);
-  CHECK_THROWS_AS(s.resident.bring({0}), kvpolicy::error);
-  CHECK(s.there(s.step({{8, 9}})));
-}
-
-TEST_CASE("a tier that does not deliver is an error after the deadline, and wakes up again") {
-  short_sequence s({.slots = 4, .deadline = std::chrono::milliseconds(20)});
-  s.step({{0, 4}});
-  s.made.options().never = true;
-  CHECK_THROWS_AS(s.step({{5, 8}}), kvpolicy::error);
-  CHECK_THROWS_AS(s.again({{5, 8}}), kvpolicy::error);
-  CHECK(s.resident.statistics().stall_seconds >= .03);
-  s.made.options().never = false;
-  CHECK(s.there(s.again({{5, 8}})));
-}
-
-TEST_CASE("a get that never ends holds neither a new sequence nor the destructor, and may still write when it does") {
-  fake_tier made(row_store::row_bytes(short_sequence::shape, element_type::f32), 64, {.never = true});
-  tier::any_tier tier = lend(made);
-  {
-    short_sequence rows({.slots = 4});  // for its store alone
-    resident_rows resident(tier, rows.store, {.slots = 4, .wait = false, .deadline = std::chrono::milliseconds(20)});
-    std::vector<range_list> kept{{{0, 16}}};
-    rows.resident.bring({0});
-    resident.put_away({0}, {scope::head, kept, 1}, 16, std::array<std::int64_t, 1>{});
-    resident.shed({0});
-    kept[0] = {{0, 2}};
-    rows.append();
-    for (int steps = 0; steps < 3; ++steps) {
-      CHECK(resident.ready({0}, {scope::head, kept, 1}).of({0}).size() <= 1);
-    }
-    REQUIRE(made.occupied().in_flight > 0);
-    resident.truncate(0);
-    rows.resident.truncate(0);
-  }
-  made.options().never = false;
-  for (int polls = 0; made.occupied().in_flight > 0 && polls < 1000; ++polls) made.run();
-  CHECK(made.occupied().in_flight == 0);
-}
-
-TEST_CASE("a tier without room, or with blocks of another size, and slots below zero are refused") {
-  short_sequence s({});
-  std::int64_t const bytes = row_store::row_bytes(short_sequence::shape, element_type::f32);
-  fake_tier other(bytes + 1, 4);
-  tier::any_tier of_other = lend(other);
-  CHECK_THROWS_AS(resident_rows(of_other, s.store, {}), kvpolicy::invalid_value);
-  CHECK_THROWS_AS(resident_rows(s.tier, s.store, {.slots = -1}), kvpolicy::invalid_value);
-  fake_tier small(bytes, 4);
-  tier::any_tier of_small = lend(small);
-  {
-    resident_rows resident(of_small, s.store, {.request = 2});
-    s.resident.bring({0});
-    s.kept[0] = {{0, 16}};
-    CHECK_THROWS_AS(resident.put_away({0}, {scope::head, s.kept, 1}, 16, std::array<std::int64_t, 1>{}), kvpolicy::error);
-    s.kept[0] = {{3, 6}};
-    resident.put_away({0}, {scope::head, s.kept, 1}, 16, std::array<std::int64_t, 1>{});
-    CHECK(small.occupied().resident == 3);
-  }
-  CHECK(small.occupied().resident == 0);
-}
-
-TEST_CASE("where the arena is exhausted bringing a layer fails, and steps go on") {
-  short_sequence s({.slots = 4}, {}, 150);
-  s.step({{0, 4}});
-  REQUIRE(s.arena.held() == 1);
-  std::vector<std::int32_t> taken;
-  while (s.arena.free() > 1) taken.push_back(s.arena.take());
-  CHECK_THROWS_AS(s.resident.bring({0}), kvpolicy::error);
-  s.resident.shed({0});
-  CHECK(s.there(s.step({{40, 44}})));
-  for (std::int32_t const block : taken) s.arena.release(block);
-  s.resident.bring({0});
-  for (std::int32_t t = 0; t < 150; ++t) CHECK(s.there(t));
 }

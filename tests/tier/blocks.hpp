@@ -25,6 +25,24 @@ inline constexpr bool quick_build = true;
 inline constexpr bool quick_build = false;
 #endif
 
+/// A tier of somebody else's.
+template <class Tier>
+struct borrowed {
+  Tier* tier;
+  std::int64_t block_bytes() const { return tier->block_bytes(); }
+  std::int64_t capacity() const { return tier->capacity(); }
+  bool put(std::span<tier::block_write const> writes) { return tier->put(writes); }
+  tier::ticket get(std::span<tier::block_read const> reads) { return tier->get(reads); }
+  tier::status poll(tier::ticket id) { return tier->poll(id); }
+  tier::status wait(tier::ticket id, tier::clock::time_point deadline) { return tier->wait(id, deadline); }
+  void drop(std::span<tier::block_key const> keys) { tier->drop(keys); }
+  tier::usage occupied() { return tier->occupied(); }
+};
+template <class Tier>
+tier::any_tier lend(Tier& tier) {
+  return tier::any_tier::of<borrowed<Tier>>(&tier);
+}
+
 /// A check that costs nothing where it holds.
 inline void check(bool holds, char const* what) {
   if (!holds) FAIL(what);

@@ -1,0 +1,67 @@
+// Which tokens of a list an eviction leaves.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/primitive/top_k.hpp"
+#include "kvpolicy/selection.hpp"
+#include "kvpolicy/types.hpp"
+
+namespace kvpolicy {
+
+/// The scratch of evictions from lists of at most `most` tokens: between two of them every new token is kept, with triggers
+/// that fire now and then any number.
+class eviction {
+ public:
+  eviction(std::int64_t lists, std::int64_t most)
+      : most_(most), scores_(static_cast<std::size_t>(lists * most)), chosen_(static_cast<std::size_t>(most)) {}
+
+  /// `[lists, most]`, for a scorer to fill: a list's tokens in their order.
+  table<float> scores(std::int64_t lists) noexcept { return {scores_.data(), lists, most_, most_}; }
+
+  /// `left` becomes the protected tokens of a list, and its others with the highest scores, `keep` in all. `scores` `[tokens of
+  /// the list]` is overwritten.
+  template <class Exec>
+  void leave(range_list const& list, float* scores, protected_tokens const& safe, std::int64_t keep, range_list& left,
+             Exec& exec) {
+    std::int64_t count = 0;
+    std::int64_t free = 0;  // tokens that are not protected; their scores move to the front
+    each_token(list, [&](std::int32_t t) {
+      if (t >= safe.sink_end && t < safe.recent_begin) scores[free++] = scores[count];
+      ++count;
+    });
+    std::array const wanted{static_cast<std::int32_t>(std::clamp<std::int64_t>(keep - (count - free), 0, free))};
+    table<std::int32_t> const chosen{chosen_.data(), 1, most_, most_};
+    top_k(table<float const>{scores, 1, free, most_}, wanted, chosen, exec);
+    std::int32_t at = 0;
+    std::int32_t next = 0;
+    left.clear();
+    each_token(list, [&](std::int32_t t) {
+      if (t < safe.sink_end) append(left, t, t + 1, reason::sink);
+      else if (t >= safe.open_begin) append(left, t, t + 1, reason::open);
+      else if (t >= safe.recent_begin) append(left, t, t + 1, reason::recent);
+      else if (next < wanted[0] && chosen(0, next) == at++) {
+        append(left, t, t + 1, reason::scored);
+        ++next;
+      }
+    });
+  }
+
+ private:
+  template <class Visit>
+  static void each_token(range_list const& list, Visit visit) {
+    for (token_range const& range : list) {
+      for (std::int32_t t = range.begin; t < range.end; ++t) visit(t);
+    }
+  }
+
+  std::int64_t most_;
+  std::vector<float> scores_;
+  std::vector<std::int32_t> chosen_;
+};
+
+}  // namespace kvpolicy
