@@ -42,7 +42,7 @@ void session::engine::attend(ggml_tensor* node, layer_hook const& hook, simd_exe
   for (sequence* const s : prompts_) {
     served_ = s;
     if (s->keeps_queries()) s->keep_queries(hook.layer, queries);
-    s->prompt({hook.layer}, {queries, hook.scale, hook.terms}, static_cast<float*>(node->data), exec);
+    or_leave(*s, [&] { s->prompt({hook.layer}, {queries, hook.scale, hook.terms}, static_cast<float*>(node->data), exec); });
     if (last) s->end_prompt(hook.scale, exec);
   }
   served_ = nullptr;
@@ -55,7 +55,7 @@ void session::engine::steps(ggml_tensor* node, layer_hook const& hook, simd_exec
   for (sequence* const s : steps_) {
     auto* const out = static_cast<float*>(node->data) + s->batch_index() * shape_.q_heads * shape_.head_dim;
     served_ = s;
-    s->step({hook.layer}, queries, out, exec);
+    or_leave(*s, [&] { s->step({hook.layer}, queries, out, exec); });
   }
   served_ = nullptr;
 }

@@ -161,6 +161,12 @@ std::vector<std::string> session::engine::report() const {
       lines.push_back(std::string("the engine goes on alone: ") + reason.what());
     }
   }
+  for (auto const& s : sequences_) {
+    if (s && !s->left().empty()) {
+      lines.push_back("in sequence " + std::to_string(s->id()) +
+                      ", until its next prompt, the engine goes on alone: " + s->left());
+    }
+  }
   if (beyond_trained_) {
     lines.push_back("positions are beyond the " + std::to_string(trained_) + " tokens that the model was trained for");
   }
@@ -317,7 +323,10 @@ bool session::engine::serve(ggml_tensor* attention, layer_hook& hook) {
   see_terms(attention, hook);
   if (last && history_due_) {
     for (auto const* const some : {&prompts_, &steps_}) {
-      for (sequence* const s : *some) served_ = s, s->check_history();
+      for (sequence* const s : *some) {
+        served_ = s;
+        or_leave(*s, [&] { s->check_history(); });
+      }
     }
     served_ = nullptr;
   }
@@ -395,7 +404,13 @@ void session::engine::add(llama_seq_id of, graph_mask const& mask) {
   see(first);
   if (std::erase(seen_, graph_.cell(first)) != 1) throw unsupported("attention is not causal: a token does not see itself");
   auto const visible = std::ssize(seen_);
-  s.follow({mask, first, graph_.cell(first), graph_.stream(first), graph_.position(first), seen_}, sequences_);
+  seen_cells const now{mask, first, graph_.cell(first), graph_.stream(first), graph_.position(first), seen_};
+  try {
+    s.follow(now, sequences_);
+  } catch (unsupported const& why) {
+    if (!options_.lenient || mask.biased()) throw;
+    s.leave(why.what(), now);
+  }
   std::int64_t const before = s.tokens();
   see_length(before + std::ssize(batch_indices_));
   for (std::int64_t t = 0; t < before && mask.biased(); ++t) {

@@ -106,6 +106,8 @@ class session::engine {
   void restore(ggml_tensor* node, layer_hook const& hook) noexcept;
   void attend(ggml_tensor* node, layer_hook const& hook, simd_exec& exec);
   void steps(ggml_tensor* node, layer_hook const& hook, simd_exec& exec);
+  template <class Work>
+  void or_leave(sequence& s, Work work);
   void attend_densely(ggml_tensor* node, layer_hook const& hook, simd_exec& exec) noexcept;
   void observe(ggml_tensor const* logits);
   sequence& sequence_of(llama_seq_id id);
@@ -169,5 +171,17 @@ class session::engine {
   std::vector<llama_seq_id> of_batch_;       ///< scratch
   std::vector<llama_pos> positions_;         ///< scratch
 };
+
+/// Lenient: a sequence whose policy fails is left, and does its work again without; the others go on.
+template <class Work>
+void session::engine::or_leave(sequence& s, Work work) {
+  try {
+    work();
+  } catch (std::exception const& why) {
+    if (!options_.lenient || !s.left().empty()) throw;
+    s.leave(why.what());
+    work();
+  }
+}
 
 }  // namespace kvpolicy::llama

@@ -100,7 +100,8 @@ void sequence::end_prompt(float scale, simd_exec& exec) {
     }
     drop_rows(*pieces_, tokens() - prompt_.room());
   }
-  cells_.seal();
+  if (unordered_) cells_.forget();
+  else cells_.seal();
   just_loaded_ = 0;
 }
 

@@ -50,6 +50,7 @@ void sequence::use(host_policy policy) {
   make_room();
   steps_ = 0;
   prompts_ = {};
+  left_.clear();
   forget_all();
 }
 
@@ -105,6 +106,7 @@ void sequence::follow(seen_cells const& now, std::span<std::unique_ptr<sequence>
   }
   auto const known = std::ssize(cells_.known());
   std::int64_t const same = cells_.follow(now);
+  unordered_ = false;
   forget(same);
   if (same == tokens()) return;
   if (same < known) forget_all();  // somebody replaced them
@@ -115,6 +117,18 @@ void sequence::follow(seen_cells const& now, std::span<std::unique_ptr<sequence>
   };
   if (auto const other = std::ranges::find_if(others, knows); other != others.end())
     prompt_.load((*other)->prompt_.save(tokens()));
+}
+
+void sequence::leave(std::string const& why) {
+  if (left_.empty()) left_ = why;
+  statistics_ = {};
+  forget_all();
+}
+
+void sequence::leave(std::string const& why, seen_cells const& now) {
+  cells_.place(now);
+  unordered_ = true;
+  leave(why);
 }
 
 void sequence::see(std::int64_t layer, rows const& keys, rows const& values) noexcept {
@@ -129,6 +143,7 @@ void sequence::see(std::int64_t layer, rows const& keys, rows const& values) noe
 
 void sequence::add_prompt(std::span<std::int32_t const> batch_indices, graph_tokens const& graph) {
   batch_indices_.assign(batch_indices.begin(), batch_indices.end());
+  if (!unordered_) left_.clear();
   prompt_due(tokens());
   for (std::int32_t const batch_index : batch_indices) {
     if (!graph.ids.empty()) prompt_.keep_id(tokens(), graph.id(batch_index));
@@ -146,6 +161,7 @@ void sequence::add_step(std::int32_t batch_index, graph_tokens const& graph) {
 }
 
 void sequence::step(layer_id layer, node_queries const& q, float* out, simd_exec& exec) {
+  if (!left_.empty()) return step_left(layer, q, out, exec);
   if (layer.value == 0) statistics_ = {.tokens = tokens()};
   take_rows(layer);
   if (resident_ && resident_->was_cut()) mend_cut();
@@ -183,6 +199,14 @@ void sequence::step(layer_id layer, node_queries const& q, float* out, simd_exec
   if (layer.value + 1 == shape_.layers) end_step();
 }
 
+void sequence::step_left(layer_id layer, node_queries const& q, float* out, simd_exec& exec) {
+  dense_step(layer, q, out, exec);
+  statistics_ = {.tokens = tokens(), .tokens_read = static_cast<double>(tokens())};
+  if (layer.value + 1 < shape_.layers) return;
+  if (unordered_) cells_.forget();
+  else cells_.seal();
+}
+
 void sequence::dense_step(layer_id layer, node_queries const& q, float* out, simd_exec& exec) const {
   if (store_) throw unsupported("own rows can't be attended to after a failure");
   range_list const all{{0, static_cast<std::int32_t>(tokens())}};
@@ -208,6 +232,7 @@ void sequence::each_block(std::int64_t most, Block block) const {
 void sequence::prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec) {
   auto const start = std::chrono::steady_clock::now();
   double const chosen = prompts_.choose_seconds;
+  if (!left_.empty()) return dense_prompt(layer, q, out, exec);
   take_rows(layer);
   if (resident_) resident_->bring(layer);
   if (pages_ && !(store_ && !store_->whole())) paged_prompt(layer, q, out, exec);

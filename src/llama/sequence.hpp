@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kvpolicy/interop/llama.hpp"
@@ -70,6 +71,12 @@ class sequence {
   /// is forgotten; what another sequence's prompt left of the same tokens is taken over. Throws unsupported where it is not
   /// certain which tokens they are.
   void follow(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others);
+  /// Lenient: until its next prompt the sequence attends to all that is there. `why` is for report().
+  void leave(std::string const& why);
+  /// The same where follow() could not tell which tokens are there.
+  void leave(std::string const& why, seen_cells const& now);
+  /// Why the policy was left; empty: it was not.
+  std::string const& left() const noexcept { return left_; }
   /// Becomes a copy of the first tokens of another one with own rows; `stream` is its cells', -1: told by the next follow().
   void take_over(sequence const& other, std::int64_t tokens, std::int64_t stream);
   void gave_back(llama_pos first) noexcept { cells_.gave_back(first); }
@@ -132,6 +139,7 @@ class sequence {
   template <class Block>
   void each_block(std::int64_t most, Block block) const;
   void end_step();
+  void step_left(layer_id layer, node_queries const& q, float* out, simd_exec& exec);
   prompt_signals prompt_of(layer_id layer, std::int64_t tokens, float scale);
   layer_table_view view_of(std::int64_t tokens) const noexcept {
     if (store_) return store_->view(tokens);
@@ -168,6 +176,8 @@ class sequence {
   prompt_statistics prompts_;
   step_statistics statistics_;
   std::int64_t steps_ = 0;
+  std::string left_;        ///< see leave()
+  bool unordered_ = false;  ///< the cells of the running graph are in no order
 };
 
 }  // namespace kvpolicy::llama

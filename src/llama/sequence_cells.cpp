@@ -83,6 +83,13 @@ void sequence_cells::order(seen_cells const& now) {
   first_position_ = now.position - static_cast<std::int32_t>(count);
 }
 
+void sequence_cells::place(seen_cells const& now) {
+  forget();
+  cells_.assign(now.visible.begin(), now.visible.end());
+  stream_ = now.stream;
+  in_a_row_ = is_a_row(cells_);
+}
+
 bool sequence_cells::continues(seen_cells const& now) const noexcept {
   if (now.position < 0 || now.position > std::ssize(known_)) return false;
   return std::ranges::all_of(now.visible, [&](std::int32_t cell) {

@@ -62,6 +62,8 @@ class sequence_cells {
   /// Of so many tokens that nothing is known of, in the order of their cells: the caller's word.
   void expect_in_order(std::int64_t tokens);
   void forget() noexcept;
+  /// The cells that are seen now, in no order: enough to attend to all of them. What was known is forgotten.
+  void place(seen_cells const& now);
 
   /// This sequence's tokens among all cells.
   rows placed(rows all) const noexcept;

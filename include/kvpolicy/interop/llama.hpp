@@ -70,7 +70,8 @@ struct session_options {
   /// What prompts read while they are read, where that is not all before each token; none: all. Needs `prompts`.
   std::optional<prompt_pages> prompt_policy{};
   /// A context that would run without the session runs with it: what can't be served, at attach or later, is left to the
-  /// engine, and report() says so. False: it is refused.
+  /// engine, and report() says so. A sequence that can't be served attends to all of its tokens until its next prompt; others
+  /// go on. False: it is refused.
   bool lenient = false;
   /// Called at every step for every layer, with what was chosen; on one of the engine's threads.
   std::function<void(llama_seq_id, layer_id, std::int64_t tokens, selection const&)> on_choice{};
@@ -101,6 +102,9 @@ struct memory_statistics {
   std::int64_t most_bytes = 0;  ///< the most that there ever were
   std::int64_t limit = 0;
 };
+
+/// `[vocabulary]`: which tokens' texts end a sentence, as sentencekv wants to know (segment::sentences::boundary).
+std::vector<std::uint8_t> sentence_ends(llama_model const* model);
 
 /// Runs policies inside one llama_context. Decode steps (one token of a sequence in a micro-batch) attend over what the
 /// sequence's policy chooses, prompts over all that is before them, as a ggml custom op over the engine's own cells, zero copy;
