@@ -2,8 +2,8 @@
 include(CMakePackageConfigHelpers)
 
 # A build of some targets alone, the demo's for instance, must not leave half a prefix.
-foreach(target kvpolicy_simd kvpolicy_store kvpolicy_disk kvpolicy_redis kvpolicy_cuda kvpolicy_llama kvpolicy_c kvpolicy-run kvpolicy-select kvpolicy-eval
-               kvpolicy-calibrate kvpolicy-profile)
+foreach(target kvpolicy_simd kvpolicy_store kvpolicy_disk kvpolicy_redis kvpolicy_cuda kvpolicy_llama kvpolicy_preload kvpolicy_c kvpolicy-run kvpolicy-select
+               kvpolicy-eval kvpolicy-calibrate kvpolicy-profile kvpolicy-exec)
   if(TARGET ${target})
     install(CODE "if(NOT EXISTS \"$<TARGET_FILE:${target}>\")
   message(FATAL_ERROR \"kvpolicy: ${target} is not built; run cmake --build ${PROJECT_BINARY_DIR} first\")
@@ -33,7 +33,10 @@ if(TARGET kvpolicy_c)
   configure_file(cmake/kvpolicy.pc.in kvpolicy.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/kvpolicy.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endif()
-foreach(tool kvpolicy-run kvpolicy-select kvpolicy-eval kvpolicy-calibrate kvpolicy-profile)
+if(TARGET kvpolicy_preload)
+  install(TARGETS kvpolicy_preload LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
+foreach(tool kvpolicy-run kvpolicy-select kvpolicy-eval kvpolicy-calibrate kvpolicy-profile kvpolicy-exec)
   if(TARGET ${tool})
     install(TARGETS ${tool} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()

@@ -1,0 +1,124 @@
+// kvpolicy-exec POLICY -- PROGRAM ...: runs a program of llama.cpp's, or one that links libllama, with a policy in its
+// contexts.
+#include <kvpolicy/error.hpp>
+
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "published.hpp"
+#include "settings.hpp"
+#include "tool_main.hpp"
+
+namespace kvpolicy {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The library that goes in front, beside this program: installed, or where it was built.
+fs::path preload_library() {
+  fs::path const here = fs::read_symlink("/proc/self/exe").parent_path();
+  for (char const* const folder : {KVPOLICY_LIBRARIES, "../src/preload"}) {
+    fs::path const found = here / folder / "libkvpolicy-llama.so";
+    if (fs::exists(found)) return fs::canonical(found);
+  }
+  throw error("libkvpolicy-llama.so is not in " + (here / KVPOLICY_LIBRARIES).lexically_normal().string() +
+              "; it is built where libllama is a shared library");
+}
+
+/// Where the shell would find it.
+fs::path program_of(std::string const& name) {
+  if (name.find('/') != std::string::npos) {
+    if (access(name.c_str(), X_OK) == 0) return name;
+    throw invalid_value("'" + name + "' can't be run: " + std::strerror(errno));
+  }
+  char const* const path = std::getenv("PATH");
+  std::istringstream folders(path != nullptr ? path : "");
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    fs::path const found = fs::path(folder) / name;
+    if (access(found.c_str(), X_OK) == 0) return found;
+  }
+  throw invalid_value("there is no program '" + name + "' in PATH");
+}
+
+/// What ldd says of it, which names the libraries that it would load; empty for what is no such program, a script say.
+std::string libraries_of(fs::path const& program) {
+  std::string quoted;
+  for (char const c : program.string()) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+  std::FILE* const pipe = popen(("ldd '" + quoted + "' 2>/dev/null").c_str(), "r");
+  if (pipe == nullptr) return {};
+  std::string said;
+  std::array<char, 4096> some{};
+  while (std::size_t const count = std::fread(some.data(), 1, some.size(), pipe)) said.append(some.data(), count);
+  pclose(pipe);
+  return said.find("=>") == std::string::npos ? std::string{} : said;
+}
+
+/// Standard error says what runs; nothing where nothing is known of the program.
+void check_program(fs::path const& program) {
+  std::string const libraries = libraries_of(program);
+  if (libraries.empty() || libraries.find("libllama.so") != std::string::npos) return;
+  throw invalid_value("'" + program.string() +
+                      "' does not load libllama as a shared library, and can't be reached; build llama.cpp with "
+                      "BUILD_SHARED_LIBS=ON, its default");
+}
+
+void explain(named_host_policy const& policy) {
+  std::istringstream names(policy.name);
+  host_policy_list const known = known_policies();
+  for (std::string name; std::getline(names, name, '+');) std::cout << name << ": " << known.find(name)->source << "\n";
+  std::cout << "with " << policy.parameters << "\n";
+}
+
+}  // namespace
+}  // namespace kvpolicy
+
+int main(int argc, char** argv) {
+  using namespace kvpolicy;
+  CLI::App app(
+      "Runs a program that loads libllama with a policy in its contexts, llama-server, llama-cli or llama-bench for instance:\n"
+      "  kvpolicy-exec snapkv:tokens=1024 -- llama-server -m MODEL.gguf",
+      "kvpolicy-exec");
+  std::string policy;
+  std::string log;
+  std::string prompts;
+  bool strict = false;
+  bool only_explain = false;
+  app.add_option("policy", policy, "NAME[:parameter=value,...][+NAME...]; kvpolicy-run --list-policies lists them")->required();
+  app.add_option("--prompts", prompts, "what prompts read of themselves: pages[:share=.15,...] (default: all)");
+  app.add_option("--log", log, "a file for the library's lines, or none (default: standard error)");
+  app.add_flag("--strict", strict, "what can't be served fails, instead of being left to the engine");
+  app.add_flag("--explain", only_explain, "says what the policy is, and runs nothing");
+  app.prefix_command();
+  return tool_main(app, argc, argv, [&] {
+    std::string said = policy + (strict ? ";strict" : "") + (prompts.empty() ? "" : ";prompts=" + prompts);
+    preload::parse_settings(said);
+    if (only_explain) return explain(known_policies().parse(policy, facts_for()));
+    std::vector<std::string> command = app.remaining();
+    if (!command.empty() && command.front() == "--") command.erase(command.begin());
+    KVPOLICY_EXPECTS(!command.empty(), "no program to run; write it behind --, as in: kvpolicy-exec " + policy +
+                                           " -- llama-server -m MODEL.gguf");
+    fs::path const program = program_of(command.front());
+    check_program(program);
+    char const* const before = std::getenv("LD_PRELOAD");
+    std::string const front =
+        preload_library().string() + (before != nullptr && *before != '\0' ? ":" + std::string(before) : "");
+    setenv("LD_PRELOAD", front.c_str(), 1);
+    setenv("KVPOLICY", said.c_str(), 1);
+    if (!log.empty()) setenv("KVPOLICY_LOG", log.c_str(), 1);
+    std::vector<char*> arguments;
+    for (std::string& argument : command) arguments.push_back(argument.data());
+    arguments.push_back(nullptr);
+    execv(program.c_str(), arguments.data());
+    throw error("'" + program.string() + "' can't be run: " + std::strerror(errno));
+  });
+}
