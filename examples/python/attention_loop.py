@@ -1,6 +1,7 @@
 """A Hugging Face-style attention loop: a prompt, then steps over what a policy keeps, beside dense attention.
 
-    KVPOLICY_LIBRARY=build/host/src/c/libkvpolicy.so python3 examples/python/attention_loop.py [POLICY] [--numpy | --torch]
+    pip install . numpy
+    python3 examples/python/attention_loop.py [POLICY] [--numpy | --torch]
 """
 import sys
 import types
@@ -68,8 +69,8 @@ class Attention:
 def prompt(layer, policy, hidden_states):
     """Writes a prompt and hands it to the policy; the sequence's state. Nothing is copied."""
     shape = layer.config
-    state = kvpolicy.Sequence(policy, layers=1, q_heads=shape.num_attention_heads, kv_heads=shape.num_key_value_heads,
-                              head_dim=layer.head_dim, max_tokens=layer.keys.shape[2])
+    state = kvpolicy.State(policy, kvpolicy.Shape(layers=1, q_heads=shape.num_attention_heads, kv_heads=shape.num_key_value_heads,
+                                                  head_dim=layer.head_dim, max_tokens=layer.keys.shape[2]))
     state.bind(0, layer.keys[0], layer.values[0])
     queries, tokens = layer.write(hidden_states, 0), len(hidden_states)
     state.prefill(0, tokens, queries=queries[max(0, tokens - policy.observation_queries):], scale=layer.scale,

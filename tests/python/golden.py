@@ -1,4 +1,4 @@
-"""python_golden.py EXAMPLES CASES: what policies keep of the golden cases through examples/python/kvpolicy.py, against kvpress's sets
+"""golden.py CASES: what policies keep of the golden cases through the Python package, against kvpress's sets
 (tests/golden/README.md). Rows are bound where they lie, transposed, on NumPy and on PyTorch in turn. 77 where NumPy is missing."""
 import collections
 import json
@@ -16,7 +16,7 @@ except ImportError:
     print("no PyTorch here: NumPy alone")
     torch = None
 
-sys.path[:0] = [sys.argv[1] + "/python", str(pathlib.Path(sys.argv[2]).parent)]
+sys.path.insert(0, str(pathlib.Path(sys.argv[1]).parent))
 import compare
 import kvpolicy
 
@@ -46,18 +46,22 @@ def text_of(entry, tokens):
 
 def kept_of(text, sizes, tensors):
     policy, tokens = kvpolicy.Policy(text), sizes["tokens"]
-    state = kvpolicy.Sequence(policy, max_tokens=tokens, **{k: v for k, v in sizes.items() if k != "tokens"})
+    state = kvpolicy.State(policy, kvpolicy.Shape(max_tokens=tokens, **{k: v for k, v in sizes.items() if k != "tokens"}))
     for layer in range(sizes["layers"]):
         keys, values = (tensors[f"{what}.{layer}"].swapaxes(0, 1) for what in ("keys", "values"))
         state.bind(layer, keys, values)
         queries = tensors[f"queries.{layer}"][max(0, tokens - policy.observation_queries):]
         state.prefill(layer, tokens, queries=queries, scale=sizes["head_dim"]**-.5, inverse_frequencies=tensors["rope.inv_freq"])
-    return [[state.tokens(layer, head, retained=True) for head in range(sizes["kv_heads"])] for layer in range(sizes["layers"])]
+    return [[retained(state, layer, head) for head in range(sizes["kv_heads"])] for layer in range(sizes["layers"])]
+
+
+def retained(state, layer, head):
+    return [t for r in state.retained(layer, head) for t in range(r.begin, r.end)]
 
 
 def main():
     tally, failures = collections.Counter(), []
-    for path in sorted(pathlib.Path(sys.argv[2]).glob("case-*.json")):
+    for path in sorted(pathlib.Path(sys.argv[1]).glob("case-*.json")):
         sizes, tensors = read_case(path.with_suffix(".safetensors"))
         on_torch = {name: torch.from_numpy(array) for name, array in tensors.items()} if torch else tensors
         for number, entry in enumerate(json.loads(path.read_text())):
@@ -79,11 +83,11 @@ def main():
 
     # What is bound is the caller's memory, not a copy of it.
     array = np.ones((1, 8, 4), np.float32)
-    state = kvpolicy.Sequence(kvpolicy.Policy("knorm:ratio=0.5"), 1, 1, 1, 4, 8)
+    state = kvpolicy.State(kvpolicy.Policy("knorm:ratio=0.5"), kvpolicy.Shape(1, 1, 1, 4, 8))
     state.bind(0, array)
     array[0, [1, 3, 5, 7]] = 9
     state.prefill(0, 8)
-    assert state.tokens(0, 0, retained=True) == [0, 2, 4, 6]
+    assert retained(state, 0, 0) == [0, 2, 4, 6]
     for wrong in (np.ones((1, 8, 4)), np.ones((1, 8, 4), np.float32)[:, ::-1], np.ones((2, 8, 4), np.float32)):
         try:
             state.bind(0, wrong)

@@ -1,4 +1,4 @@
-"""python_kvpress.py EXAMPLES: kvpress's own presses on the tensors of examples/python/attention_loop.py, against what the library keeps
+"""presses.py EXAMPLES: kvpress's own presses on the tensors of EXAMPLES/attention_loop.py, against what the library keeps
 of them through the C ABI. Run by a Python that has kvpress; 77 where it has not."""
 import sys
 
@@ -9,7 +9,7 @@ except ImportError as missing:
     print(f"no {missing.name} in {sys.executable}: kvpress is not compared live")
     sys.exit(77)
 
-sys.path.insert(0, sys.argv[1] + "/python")
+sys.path.insert(0, sys.argv[1])
 import attention_loop
 import kvpolicy
 
@@ -27,7 +27,7 @@ for seed in range(20):
             keys, values = layer.keys[:, :, :tokens], layer.values[:, :, :tokens]
             scores = press.score(layer, hidden_states[None], keys, values, None, {"position_embeddings": (cos[None], sin[None])})[0]
             for head, row in enumerate(scores):
-                kept = state.tokens(0, head, retained=True)
+                kept = [t for r in state.retained(0, head) for t in range(r.begin, r.end)]
                 assert len(kept) == int(tokens * (1 - ratio)), (text, len(kept), tokens)
                 wanted, threshold = set(row.topk(len(kept)).indices.tolist()), row.topk(len(kept)).values[-1]
                 different = wanted ^ set(kept)

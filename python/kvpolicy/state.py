@@ -1,0 +1,126 @@
+"""What a policy does in one sequence."""
+from __future__ import annotations
+
+import ctypes as c
+from typing import NamedTuple
+
+from kvpolicy import _abi
+from kvpolicy.policy import Policy
+from kvpolicy.store import Store
+from kvpolicy.tensors import Array, borrowed
+
+_types = "f32", "f16", "bf16"
+_reasons = "sink", "scored", "recent", "open"
+
+
+class Range(NamedTuple):
+    """Tokens [begin, end), and why they are read: "sink", "scored", "recent", or "open" (their unit is not complete yet, or they
+    came after the choice)."""
+
+    begin: int
+    end: int
+    why: str
+
+
+class Shape(NamedTuple):
+    """The fixed sizes of one sequence's cache. q_heads, of a layer, is a multiple of kv_heads; dtype "f32", "f16" or "bf16"."""
+
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    max_tokens: int
+    dtype: str = "f32"
+
+    def _struct(self) -> _abi.Shape:
+        if self.dtype not in _types:
+            raise ValueError(f"dtype is {self.dtype!r}; there are {', '.join(_types)}")
+        return _abi.Shape(*self[:5], _types.index(self.dtype))
+
+
+class State:
+    """One sequence's state. Used by one thread at a time, on which it works; others have states of their own, and run at once.
+
+    Tensors are borrowed, never copied; those that are bound are kept alive until they are bound anew. Calls raise InvalidError
+    (a value that can't be, or a call out of order), UnsupportedError, OutOfMemoryError, Error; what was refused has changed
+    nothing. kvpolicy.h says what each call takes, to the letter.
+
+    cuda: the device's number and a cudaStream_t's address; keys and values are there then."""
+
+    def __init__(self, policy: Policy, shape: Shape, cuda: tuple[int, int] | None = None) -> None:
+        self.policy, self.shape = policy, shape
+        self._handle = _abi.handle()
+        self._bound: dict[int, tuple[borrowed, ...]] = {}
+        self._store: Store | None = None
+        sizes = shape._struct()
+        if cuda is None:
+            _abi.start(policy._handle, c.byref(sizes), c.byref(self._handle))
+        else:
+            _abi.start_cuda(policy._handle, c.byref(sizes), cuda[0], cuda[1], c.byref(self._handle))
+
+    def __del__(self, free=_abi.state_free) -> None:  # type: ignore[no-untyped-def]
+        if getattr(self, "_handle", None):
+            free(self._handle)
+
+    def bind(self, layer: int, keys: Array, values: Array | None = None, pages: Array | None = None) -> None:
+        """Where a layer's rows are: keys and values [kv_heads, tokens, head_dim], any strides; with pages, int32 [n], they are
+        [pages, kv_heads, page_size, head_dim]. Again where they moved or grew."""
+        tensors = borrowed("keys", keys), borrowed("values", values), borrowed("pages", pages)
+        _abi.bind(self._handle, layer, *(t.pointer for t in tensors))
+        self._bound[layer] = tensors
+
+    def bind_store(self, store: Store) -> None:
+        """In place of bind, for all layers, once: the rows are the store's."""
+        _abi.bind_store(self._handle, store._handle)
+        self._store = store
+
+    def prefill(self, layer: int, tokens: int, *, first: int = 0, queries: Array | None = None, scale: float = 1.0,
+                inverse_frequencies: Array | None = None, neighbours: bool = False, token_ids: Array | None = None) -> None:
+        """The keys of a prompt, or of a further piece of one behind `first` tokens, are written: there are `tokens` now. Every
+        layer in order. queries [n, q_heads, head_dim] float32, of the last n tokens, oldest first; inverse_frequencies [pairs]
+        float32, of channels (i, i + pairs) or, with neighbours, (2 i, 2 i + 1); token_ids [tokens - first] int32."""
+        tensors = (borrowed("queries", queries), borrowed("inverse_frequencies", inverse_frequencies),
+                   borrowed("token_ids", token_ids))
+        prompt = _abi.Prompt(first, tensors[0].pointer, scale, neighbours, tensors[1].pointer, tensors[2].pointer)
+        _abi.prefill(self._handle, layer, tokens, c.byref(prompt))
+
+    def choose(self, layer: int, tokens: int, queries: Array | None = None, scale: float = 1.0, token_id: int = -1) -> None:
+        """Before attention of one token, the last of `tokens`, whose key is written in this layer. Every layer in order. queries
+        [q_heads, head_dim] float32."""
+        tensor = borrowed("queries", queries)
+        _abi.choose(self._handle, layer, tokens, tensor.pointer, scale, token_id)
+
+    def ranges(self, layer: int, kv_head: int) -> list[Range]:
+        """What this step reads of a head, ascending; after choose of the layer."""
+        return self._ranges(_abi.list_, layer, kv_head)
+
+    def retained(self, layer: int, kv_head: int) -> list[Range]:
+        """What is there at all, read or not; after prefill or choose of the layer."""
+        return self._ranges(_abi.retained, layer, kv_head)
+
+    def tokens(self, layer: int, kv_head: int) -> list[int]:
+        """What this step reads of a head, token by token."""
+        return [t for r in self.ranges(layer, kv_head) for t in range(r.begin, r.end)]
+
+    def page_table(self, layer: int, kv_head: int) -> tuple[list[int], int]:
+        """The physical pages of what this step reads, and how many tokens the last of them holds. InvalidError where that is not
+        made of whole pages."""
+        most = sum(r.end - r.begin for r in self.ranges(layer, kv_head))
+        pages, count, last = (_abi.i32 * max(most, 1))(), _abi.i64(), _abi.i32()
+        _abi.page_table(self._handle, layer, kv_head, pages, most, c.byref(count), c.byref(last))
+        return list(pages[:count.value]), last.value
+
+    def attend(self, layer: int, queries: Array, scale: float, out: Array) -> None:
+        """One token's attention over what this step reads, into out [q_heads, head_dim] float32."""
+        tensors = borrowed("queries", queries), borrowed("out", out)
+        _abi.attend(self._handle, layer, tensors[0].pointer, scale, tensors[1].pointer)
+
+    def observe(self, logits: Array | None = None) -> None:
+        """After a step; logits [vocabulary] float32, where the policy needs them."""
+        tensor = borrowed("logits", logits)
+        _abi.observe(self._handle, tensor.pointer)
+
+    def _ranges(self, which, layer: int, kv_head: int) -> list[Range]:  # type: ignore[no-untyped-def]
+        ranges, count = c.POINTER(_abi.Range)(), _abi.i64()
+        which(self._handle, layer, kv_head, c.byref(ranges), c.byref(count))
+        return [Range(r.begin, r.end, _reasons[r.why]) for r in ranges[:count.value]]

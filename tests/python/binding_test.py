@@ -1,0 +1,238 @@
+"""The Python package: what it chooses and attends to, against NumPy; refusals; threads; rows of its own. 77 where NumPy is missing."""
+import ctypes as c
+import gc
+import os
+import pathlib
+import re
+import sys
+import threading
+import unittest
+import weakref
+
+try:
+    import numpy as np
+except ImportError:
+    print("no NumPy here: the Python package is not tested")
+    sys.exit(77)
+
+import kvpolicy
+from kvpolicy import _abi
+
+sizes = kvpolicy.Shape(layers=2, q_heads=4, kv_heads=2, head_dim=8, max_tokens=400)
+scale = sizes.head_dim ** -.5
+group = sizes.q_heads // sizes.kv_heads
+
+
+class Engine:
+    """Random rows of every layer, and a sequence on them."""
+
+    def __init__(self, text, seed=0):
+        self.draw = np.random.default_rng(seed)
+        rows = (sizes.layers, sizes.kv_heads, sizes.max_tokens, sizes.head_dim)
+        self.keys, self.values = self.floats(*rows), self.floats(*rows)
+        self.state = kvpolicy.State(kvpolicy.Policy(text), sizes)
+        self.tokens = 0
+
+    def floats(self, *shape):
+        return self.draw.normal(size=shape).astype(np.float32)
+
+    def bind(self):
+        for layer in range(sizes.layers):
+            self.state.bind(layer, self.keys[layer], self.values[layer])
+        return self
+
+    def prompt(self, tokens):
+        self.tokens += tokens
+        for layer in range(sizes.layers):
+            self.state.prefill(layer, self.tokens, first=self.tokens - tokens, queries=self.floats(tokens, sizes.q_heads, sizes.head_dim),
+                               scale=scale)
+        return self
+
+    def step(self):
+        """[layers, q_heads, head_dim]: attention of the next token."""
+        self.tokens += 1
+        out = np.zeros((sizes.layers, sizes.q_heads, sizes.head_dim), np.float32)
+        self.queries = self.floats(*out.shape)
+        for layer in range(sizes.layers):
+            self.state.choose(layer, self.tokens, self.queries[layer], scale)
+            self.state.attend(layer, self.queries[layer], scale, out[layer])
+        self.state.observe()
+        return out
+
+    def attention(self, layer, head, tokens):
+        """[group, head_dim] by NumPy."""
+        logits = self.queries[layer, head * group:(head + 1) * group] @ self.keys[layer, head, tokens].T * scale
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        return weights / weights.sum(-1, keepdims=True) @ self.values[layer, head, tokens]
+
+
+def of_device(kind):
+    """A DLPack capsule, 1x1x1 f32, that says it is on such a device."""
+
+    class tensor(c.Structure):
+        _fields_ = [("data", c.c_void_p), ("device", c.c_int32 * 2), ("ndim", c.c_int32), ("dtype", c.c_uint8 * 4),
+                    ("shape", c.c_void_p), ("strides", c.c_void_p), ("byte_offset", c.c_uint64), ("context", c.c_void_p * 2)]
+
+    shape, data = (c.c_int64 * 3)(1, 1, 1), c.c_float(1)
+    one = tensor(c.addressof(data), (kind, 0), 3, (2, 32, 1, 0), c.addressof(shape), None, 0)
+    made = c.pythonapi.PyCapsule_New
+    made.restype, made.argtypes = c.py_object, (c.c_void_p, c.c_char_p, c.c_void_p)
+    name = b"dltensor"
+
+    class array:
+        kept = one, shape, data, name
+
+        def __dlpack__(self):
+            return made(c.addressof(one), name, None)
+
+    return array()
+
+
+class Binding(unittest.TestCase):
+    def test_every_function_of_the_header_is_called_with_its_types(self):
+        header = pathlib.Path(os.environ.get("KVPOLICY_HEADER") or _abi.folder / "include" / "kvpolicy.h").read_text()
+        declared = re.findall(r"KVPOLICY_API [\w\s*]*?\bkvpolicy_(\w+)\(([^;]*)\);", header)
+        self.assertGreater(len(declared), 25)
+        for name, arguments in declared:
+            function = getattr(_abi, {"list": "list_"}.get(name, name))
+            wanted = 0 if arguments.strip() == "void" else arguments.count(",") + 1
+            self.assertEqual(len(function.argtypes), wanted, name)
+
+    def test_what_is_attended_to_is_what_the_ranges_say(self):
+        for text in ("full", "snapkv:tokens=40", "quest:tokens=32,page=4", "adakv:tokens=40", "tova:tokens=40",
+                     "snapkv:tokens=80+quest:tokens=32,page=4"):
+            engine = Engine(text).bind().prompt(150)
+            for _ in range(5):
+                out = engine.step()
+                for layer in range(sizes.layers):
+                    for head in range(sizes.kv_heads):
+                        kept = engine.state.tokens(layer, head)
+                        self.assertEqual(len(kept) < engine.tokens, text != "full", text)
+                        expected = engine.attention(layer, head, kept)
+                        np.testing.assert_allclose(out[layer, head * group:(head + 1) * group], expected, atol=2e-5, err_msg=text)
+
+    def test_ranges_say_why(self):
+        engine = Engine("streaming_llm:tokens=20,sinks=4").bind().prompt(100)
+        engine.step()
+        ranges = engine.state.ranges(0, 1)
+        self.assertEqual(ranges, [(0, 4, "sink"), (85, 101, "scored")])
+        self.assertEqual(engine.state.retained(0, 1), ranges)
+        behind = Engine("snapkv:tokens=20,window=8").bind().prompt(100)
+        behind.step()
+        self.assertEqual(behind.state.ranges(0, 1)[-1], (100, 101, "open"))
+
+    def test_page_tables_name_physical_pages(self):
+        shape = sizes._replace(layers=1, max_tokens=64)
+        draw = np.random.default_rng(3)
+        state = kvpolicy.State(kvpolicy.Policy("quest:tokens=24,page=8"), shape)
+        keys, values = (draw.normal(size=(8, 2, 8, 8)).astype(np.float32) for _ in range(2))
+        physical = np.array([5, 2, 7, 0, 1, 6, 3, 4], np.int32)
+        state.bind(0, keys, values, physical)
+        state.prefill(0, 59)
+        state.choose(0, 60, draw.normal(size=(4, 8)).astype(np.float32), scale)
+        pages, last = state.page_table(0, 1)
+        logical = sorted({t // 8 for t in state.tokens(0, 1)})
+        self.assertEqual((pages, last), ([physical[page] for page in logical], 4))
+        self.assertLess(len(pages), 8)
+
+    def test_states_of_several_threads_choose_as_alone(self):
+        def run(seed, into):
+            engine = Engine("snapkv:tokens=60+quest:tokens=24,page=4", seed).bind().prompt(200)
+            into[seed] = [engine.step() for _ in range(40)]
+            try:
+                kvpolicy.Policy(f"no_such_{seed}")
+            except kvpolicy.InvalidError as refusal:
+                into[seed].append(f"'no_such_{seed}'" in str(refusal))
+
+        alone, together = {}, {}
+        for seed in range(6):
+            run(seed, alone)
+        threads = [threading.Thread(target=run, args=(seed, together)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for seed in range(6):
+            np.testing.assert_array_equal(alone[seed][:-1], together[seed][:-1])
+            self.assertTrue(alone[seed][-1] and together[seed][-1])
+
+    def test_rows_of_a_store_go_as_the_policy_drops_them(self):
+        shape = sizes._replace(dtype="f16")
+        arena = kvpolicy.Arena(shape, 1 << 24)
+        store = kvpolicy.Store(arena)
+        engine = Engine("snapkv:tokens=40")
+        engine.state = kvpolicy.State(engine.state.policy, shape)
+        engine.state.bind_store(store)
+        keys, values = engine.keys.astype(np.float16), engine.values.astype(np.float16)
+
+        def append(first, last):
+            for layer in range(sizes.layers):
+                store.append(layer, keys[layer, :, first:last], values[layer, :, first:last])
+
+        append(0, 200)
+        self.assertEqual((store.released, store.rows), (200, 200 * 4))
+        engine.prompt(200)
+        append(200, 201)
+        engine.step()
+        whole = arena.bytes
+        for layer in range(sizes.layers):
+            store.retain(layer, engine.state)
+        self.assertLess(store.rows, 50 * 4)
+        self.assertLess(arena.bytes, whole)
+        copy = store.fork(201)
+        taken = arena.bytes
+        store.truncate(100)
+        self.assertLess(store.rows, copy.rows)
+        del store, engine
+        gc.collect()
+        self.assertLessEqual(arena.bytes, taken)
+        self.assertGreater(copy.rows, 0)
+
+    def test_bound_arrays_live_as_long_as_they_are_bound(self):
+        engine = Engine("knorm:tokens=30").bind().prompt(60)
+        memory = weakref.ref(engine.keys)
+        engine.keys = None
+        gc.collect()
+        self.assertIsNotNone(memory())
+        for layer in range(sizes.layers):
+            engine.state.choose(layer, 61, None, scale)
+        engine.state = None
+        gc.collect()
+        self.assertIsNone(memory())
+
+    def test_refusals_are_exceptions_with_the_library_s_message(self):
+        engine = Engine("snapkv:tokens=40").bind()
+        state, good = engine.state, engine.keys[0]
+        for wrong, why in ((good.astype(np.float64), "float64|f64|64"), (good[:, :, ::-1], "stride"), (good[:1], "keys of layer 0"),
+                           (good.astype(np.float16), "keys of layer 0"), (of_device(2), "device"), (good[0], "keys of layer 0")):
+            with self.assertRaisesRegex(kvpolicy.InvalidError, why):
+                state.bind(0, wrong, engine.values[0])
+        with self.assertRaisesRegex(TypeError, "keys is a list; give it as something with __dlpack__"):
+            state.bind(0, [[1.0]])
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "layer"):
+            state.choose(1, 1, engine.floats(4, 8), scale)
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "queries"):
+            state.prefill(0, 100, scale=scale)
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "did you mean 'tokens'"):
+            kvpolicy.Policy("snapkv:token=1")
+        with self.assertRaises(ValueError):  # InvalidError is one
+            kvpolicy.State(kvpolicy.Policy("full"), sizes._replace(kv_heads=3))
+        with self.assertRaisesRegex(ValueError, "dtype is 'int8'; there are f32, f16, bf16"):
+            kvpolicy.State(kvpolicy.Policy("full"), sizes._replace(dtype="int8"))
+        with self.assertRaisesRegex(kvpolicy.UnsupportedError, "CUDA"):
+            kvpolicy.State(kvpolicy.Policy("full"), sizes, cuda=(0, 0))
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "no_such.so"):
+            kvpolicy.load_plugin("no_such.so")
+        engine.prompt(100).step()  # nothing of that left a trace
+
+    def test_policies_tell_what_they_need(self):
+        self.assertIn("snapkv", kvpolicy.policies())
+        policy = kvpolicy.Policy("snapkv:window=12")
+        self.assertEqual(policy.needs, kvpolicy.Needs.KEYS | kvpolicy.Needs.OBSERVATION_QUERIES)
+        self.assertEqual(policy.observation_queries, 12)
+        self.assertEqual(repr(policy), "Policy('snapkv:window=12')")
+        self.assertRegex(kvpolicy.__version__, r"^\d+\.\d+\.\d+$")
+
+
+if __name__ == "__main__":
+    unittest.main()
