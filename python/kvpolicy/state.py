@@ -115,6 +115,12 @@ class State:
         tensors = borrowed("queries", queries), borrowed("out", out)
         _abi.attend(self._handle, layer, tensors[0].pointer, scale, tensors[1].pointer)
 
+    def attend_prompt(self, layer: int, tokens: int, queries: Array, scale: float, out: Array) -> None:
+        """Attention of a prompt's last n tokens, each over all that is there before it and itself; their rows are written in this
+        layer, which has `tokens` tokens now. queries [n, q_heads, head_dim] float32, out the same, dense."""
+        tensors = borrowed("queries", queries), borrowed("out", out)
+        _abi.attend_prompt(self._handle, layer, tokens, tensors[0].pointer, scale, tensors[1].pointer)
+
     def observe(self, logits: Array | None = None) -> None:
         """After a step; logits [vocabulary] float32, where the policy needs them."""
         tensor = borrowed("logits", logits)

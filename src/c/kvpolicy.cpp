@@ -270,6 +270,11 @@ kvpolicy_status kvpolicy_attend(kvpolicy_state* state, int64_t layer, kvpolicy_t
   return on_state(state, [&](auto& sequence) { sequence.attend(layer, queries, scale, out); });
 }
 
+kvpolicy_status kvpolicy_attend_prompt(kvpolicy_state* state, int64_t layer, int64_t tokens, kvpolicy_tensor const* queries,
+                                       float scale, kvpolicy_tensor const* out) {
+  return on_state(state, [&](auto& sequence) { sequence.attend_prompt(layer, tokens, queries, scale, out); });
+}
+
 kvpolicy_status kvpolicy_observe(kvpolicy_state* state, kvpolicy_tensor const* logits) {
   return on_state(state, [&](auto& sequence) { sequence.observe(logits); });
 }

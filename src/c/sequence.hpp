@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kvpolicy/interop/page_table.hpp"
+#include "kvpolicy/primitive/attend_block.hpp"
 #include "kvpolicy/store/row_store.hpp"
 #include "published.hpp"
 #include "status.hpp"
@@ -37,7 +38,8 @@ class sequence {
         request_(start(policy_.policy, shape)),
         keys_(static_cast<std::size_t>(shape.layers)),
         values_(keys_.size()),
-        room_(keys_.size()) {}
+        room_(keys_.size()),
+        there_(static_cast<std::size_t>(shape.kv_heads)) {}
 
   void bind(std::int64_t layer, kvpolicy_tensor const* keys, kvpolicy_tensor const* values, kvpolicy_tensor const* pages) {
     backend_.enter();
@@ -78,7 +80,6 @@ class sequence {
         room_[at] = {};
       }
       store_ = &store;
-      there_.resize(static_cast<std::size_t>(shape_.kv_heads));
     }
   }
 
@@ -106,10 +107,7 @@ class sequence {
       told.token_ids = {reinterpret_cast<std::int32_t const*>(ids.data), static_cast<std::size_t>(tokens - first)};
     }
     check_rows(layer, tokens, contains(facts_.needs, signals::keys), contains(facts_.needs, signals::values));
-    if (store_ != nullptr && !store_->whole()) {
-      for (std::int64_t h = 0; h < shape_.kv_heads; ++h) store_->list({layer}, h, tokens, there_[static_cast<std::size_t>(h)]);
-      told.there = there_;
-    }
+    if (store_ != nullptr && !store_->whole()) told.there = there(layer, tokens);
     request_.prefill(view_of(tokens), {layer}, told, backend_.exec);
   }
 
@@ -161,6 +159,35 @@ class sequence {
     kvpolicy::attend(heads, cache.keys({layer}), cache.values({layer}), request_.kept({layer}),
                      table<float>{reinterpret_cast<float*>(to.data), shape_.q_heads, shape_.head_dim, to.stride[0] / 4}, {},
                      backend_.exec);
+  }
+
+  void attend_prompt(std::int64_t layer, std::int64_t tokens, kvpolicy_tensor const* queries, float scale,
+                     kvpolicy_tensor const* out) {
+    if constexpr (!std::same_as<memory, host_memory>) {
+      throw unsupported(
+          "attention of prompts is computed in host memory alone, and the state is on a device; use the engine's");
+    } else {
+      check_layer(layer);
+      tensor const from = checked(queries, {.name = "queries", .layer = layer, .dtype = float32, .dense_last = true},
+                                  {{"tokens"}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
+      std::int64_t const count = from.extent[0];
+      KVPOLICY_EXPECTS(count >= 1 && count <= tokens && tokens <= shape_.max_tokens,
+                       "queries of " + std::to_string(count) + " tokens, the last of " + std::to_string(tokens) +
+                           "; there must be 1 query at least, of at most as many tokens, and at most " +
+                           std::to_string(shape_.max_tokens) + " of these");
+      check_scale(scale);
+      tensor const to = checked(out, {.name = "out", .layer = layer, .dtype = float32, .dense_last = true, .written = true},
+                                {{"tokens", count}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
+      KVPOLICY_EXPECTS(count == 1 || to.stride[0] == shape_.q_heads * to.stride[1],
+                       "out of layer " + std::to_string(layer) + " is not dense: a token's heads must lie behind one another");
+      check_rows(layer, tokens, true, true);
+      view const cache = view_of(tokens);
+      attend_block(
+          {reinterpret_cast<float const*>(from.data), count, shape_.q_heads, from.stride[0] / 4, from.stride[1] / 4, scale},
+          cache.keys({layer}), cache.values({layer}), {scope::head, there(layer, tokens), shape_.kv_heads}, {},
+          table<float>{reinterpret_cast<float*>(to.data), count * shape_.q_heads, shape_.head_dim, to.stride[1] / 4},
+          backend_.exec);
+    }
   }
 
   void observe(kvpolicy_tensor const* logits) {
@@ -302,6 +329,16 @@ class sequence {
                        named("pages") + ": entry " + std::to_string(p) + " is page " + std::to_string(any.pages[p]) +
                            "; keys and values have 0 to " + std::to_string(space.pages - 1));
     }
+  }
+
+  /// Of the first tokens, those that a layer has, by KV head.
+  std::span<range_list const> there(std::int64_t layer, std::int64_t tokens) {
+    for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
+      range_list& list = there_[static_cast<std::size_t>(h)];
+      if (store_ != nullptr) store_->list({layer}, h, tokens, list);
+      else list.assign(1, {0, static_cast<std::int32_t>(tokens)});
+    }
+    return there_;
   }
 
   view view_of(std::int64_t tokens) const noexcept { return {shape_, tokens, keys_.data(), values_.data()}; }

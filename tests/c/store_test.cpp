@@ -1,6 +1,9 @@
 // The row store through the C ABI: policies choose and attend on it as on tensors that keep everything, and rows are freed.
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <cmath>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -159,6 +162,68 @@ TEST_CASE("a prompt that goes on is decided among the rows that are left") {
   one.prompt(101, 150, q);
   one.step(151, q);
   CHECK(kvpolicy_store_rows(here.store.get()) == 31 * 4);
+}
+
+/// A token's attention in double precision over those tokens of a head.
+std::vector<double> attention(random_cache const& cache, std::int64_t head, std::vector<std::int64_t> const& tokens,
+                              float const* query) {
+  auto const dim = static_cast<std::size_t>(cache.shape().head_dim);
+  std::vector<double> out(dim);
+  std::vector<float> row(dim);
+  double sum = 0;
+  for (std::int64_t const t : tokens) {
+    cache.keys(0, longest).load({head}, {t}, row);
+    double const weight = std::exp(scale * std::inner_product(row.begin(), row.end(), query, 0.0));
+    sum += weight;
+    cache.values(0, longest).load({head}, {t}, row);
+    for (std::size_t d = 0; d < dim; ++d) out[d] += weight * row[d];
+  }
+  for (double& x : out) x /= sum;
+  return out;
+}
+
+TEST_CASE("a prompt that goes on attends to the rows that are left and its own, up to each token") {
+  cache_shape const shape{
+      .layers = 1, .q_heads = 4, .kv_heads = 2, .head_dim = 8, .max_tokens = longest, .type = element_type::f32};
+  place here(9, shape);
+  std::vector<float> const window = random_floats(here.random, 32 * 4 * 8);
+  for (bool const on_store : {false, true}) {
+    CAPTURE(on_store);
+    side one("snapkv:tokens=30", here.cache, on_store ? here.store.get() : nullptr);
+    one.prompt(0, 100, window);
+    one.step(101, random_floats(here.random, 4 * 8));
+    if (on_store) append(here.store.get(), here.cache, 101, 20);
+    std::vector<float> const queries = random_floats(here.random, 20 * 4 * 8);
+    std::vector<float> out(queries.size());
+    c_tensor const q(queries, {20, 4, 8});
+    c_tensor const to(out, {20, 4, 8});
+    ok(kvpolicy_attend_prompt(one.state(), 0, 121, q, scale, to));
+    for (std::int64_t i = 0; i < 20; ++i) {
+      for (std::int64_t h = 0; h < 4; ++h) {
+        kvpolicy_range const* ranges = nullptr;
+        std::int64_t count = 0;
+        ok(kvpolicy_retained(one.state(), 0, h / 2, &ranges, &count));
+        std::vector<std::int64_t> seen;
+        for (std::int64_t t = 0; t < 101; ++t) {
+          bool const left = std::any_of(ranges, ranges + count, [&](auto const& r) { return t >= r.begin && t < r.end; });
+          if (!on_store || left) seen.push_back(t);
+        }
+        CHECK((std::ssize(seen) < 101) == on_store);
+        for (std::int64_t t = 101; t <= 101 + i; ++t) seen.push_back(t);
+        auto const expected = attention(here.cache, h / 2, seen, queries.data() + (i * 4 + h) * 8);
+        for (std::int64_t d = 0; d < 8; ++d) {
+          double const got = out[static_cast<std::size_t>((i * 4 + h) * 8 + d)];
+          REQUIRE(std::abs(got - expected[static_cast<std::size_t>(d)]) < .02);
+        }
+      }
+    }
+    c_tensor const few(out, {19, 4, 8});
+    CHECK(kvpolicy_attend_prompt(one.state(), 0, 121, q, scale, few) == KVPOLICY_INVALID);
+    CHECK(kvpolicy_attend_prompt(one.state(), 0, 19, q, scale, to) == KVPOLICY_INVALID);
+    CHECK_THAT(std::string(kvpolicy_message()), ContainsSubstring("queries of 20 tokens, the last of 19"));
+    CHECK(kvpolicy_attend_prompt(one.state(), 0, 401, q, scale, to) == KVPOLICY_INVALID);
+    CHECK(kvpolicy_attend_prompt(one.state(), 1, 121, q, scale, to) == KVPOLICY_INVALID);
+  }
 }
 
 TEST_CASE("copies share rows until one of them writes, and outlive their arena's handle") {

@@ -111,6 +111,16 @@ class Binding(unittest.TestCase):
                         expected = engine.attention(layer, head, kept)
                         np.testing.assert_allclose(out[layer, head * group:(head + 1) * group], expected, atol=2e-5, err_msg=text)
 
+    def test_prompts_attend_to_all_before_each_token(self):
+        engine = Engine("snapkv:tokens=40").bind()
+        engine.queries = engine.floats(sizes.layers, sizes.q_heads, sizes.head_dim)
+        queries, out = engine.floats(30, sizes.q_heads, sizes.head_dim), np.zeros((30, sizes.q_heads, sizes.head_dim), np.float32)
+        engine.state.attend_prompt(1, 70, queries, scale, out)
+        for i in range(30):
+            engine.queries[1] = queries[i]
+            for head in range(sizes.kv_heads):
+                np.testing.assert_allclose(out[i, head * group:(head + 1) * group], engine.attention(1, head, range(41 + i)), atol=.02)
+
     def test_ranges_say_why(self):
         engine = Engine("streaming_llm:tokens=20,sinks=4").bind().prompt(100)
         engine.step()

@@ -188,6 +188,12 @@ KVPOLICY_API kvpolicy_status kvpolicy_page_table(kvpolicy_state const* state, in
 KVPOLICY_API kvpolicy_status kvpolicy_attend(kvpolicy_state* state, int64_t layer, kvpolicy_tensor const* queries, float scale,
                                              kvpolicy_tensor const* out);
 
+/* Attention of a prompt's last n tokens, each over all that is there before it and itself: queries [n, q_heads, head_dim] f32,
+ * out the same, dense. The rows of `tokens` tokens are written in this layer; before its prefill, or after. UNSUPPORTED for a
+ * state on a device. */
+KVPOLICY_API kvpolicy_status kvpolicy_attend_prompt(kvpolicy_state* state, int64_t layer, int64_t tokens,
+                                                    kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* out);
+
 /* After a step: its logits [vocabulary] f32, NULL where the policy does not need them. */
 KVPOLICY_API kvpolicy_status kvpolicy_observe(kvpolicy_state* state, kvpolicy_tensor const* logits);
 
