@@ -107,7 +107,13 @@ class sequence {
       told.token_ids = {reinterpret_cast<std::int32_t const*>(ids.data), static_cast<std::size_t>(tokens - first)};
     }
     check_rows(layer, tokens, contains(facts_.needs, signals::keys), contains(facts_.needs, signals::values));
-    if (store_ != nullptr && !store_->whole()) told.there = there(layer, tokens);
+    if (store_ != nullptr && !store_->whole()) {  // of this layer all may be there, where others' prompts have ended
+      std::span const lists = there(layer, tokens);
+      auto const is_whole = [&](range_list const& list) {
+        return list.size() == 1 && list.front().begin == 0 && list.front().end == tokens;
+      };
+      if (!std::ranges::all_of(lists, is_whole)) told.there = lists;
+    }
     request_.prefill(view_of(tokens), {layer}, told, backend_.exec);
   }
 

