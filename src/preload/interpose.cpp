@@ -15,6 +15,7 @@
 #include <mutex>
 #include <set>
 #include <span>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -91,9 +92,16 @@ bool is_built_for(std::string_view version, std::string_view commit) {
   std::_Exit(2);
 }
 
-/// The same program again, with nothing in front: structs of another version can't even be passed on.
+/// The same program again, without this library in front: structs of another version can't even be passed on.
 void start_without(char** arguments) {
-  unsetenv("LD_PRELOAD");
+  char const* const front = std::getenv("LD_PRELOAD");
+  std::istringstream all(front != nullptr ? front : "");
+  std::string others;
+  for (std::string one; std::getline(all, one, ':');) {
+    if (!one.ends_with("libkvpolicy-llama.so")) others += (others.empty() ? "" : ":") + one;
+  }
+  setenv("LD_PRELOAD", others.c_str(), 1);
+  unsetenv("KVPOLICY");  // should the library be there by another name
   execv("/proc/self/exe", arguments);
   refuse(std::string("the program can't be started again without this library: ") + std::strerror(errno));
 }
@@ -142,6 +150,16 @@ bool is_sketch(llama_model const* model) {
   return here->sketches.contains(model);
 }
 
+/// Nothing is thrown into the engine, or its caller.
+template <class Work>
+void or_say(Work work) {
+  try {
+    work();
+  } catch (std::exception const& why) {
+    here->to.say_once(std::string("the engine goes on alone here: ") + why.what());
+  }
+}
+
 llama_context* make_context(llama_model* model, llama_context_params params) {
   nested const guard;
   if (is_sketch(model)) return engines<llama_init_from_model>("llama_init_from_model")(model, params);
@@ -169,9 +187,9 @@ int decode_with(llama_context* context, std::vector<llama_seq_id> const& sequenc
   served_context* const served = context_of(context);
   if (served == nullptr) return decode();
   nested const guard;
-  served->before(sequences);
+  or_say([&] { served->before(sequences); });
   int const status = decode();
-  served->after(sequences, status);
+  or_say([&] { served->after(sequences, status); });
   return status;
 }
 
@@ -186,9 +204,11 @@ void memory_was_cleared(llama_memory_t memory) {
 void state_was_saved(llama_context* context, std::uint8_t const* bytes, std::size_t size, llama_seq_id of) {
   served_context const* const served = size > 0 ? context_of(context) : nullptr;
   if (served == nullptr) return;
-  llama::saved_prompt prompt = served->save(of);
-  std::lock_guard const lock(here->working);
-  here->prompts.keep(std::as_bytes(std::span(bytes, size)), std::move(prompt));
+  or_say([&] {
+    llama::saved_prompt prompt = served->save(of);
+    std::lock_guard const lock(here->working);
+    here->prompts.keep(std::as_bytes(std::span(bytes, size)), std::move(prompt));
+  });
 }
 void state_was_restored(llama_context* context, std::uint8_t const* bytes, std::size_t size, llama_seq_id of) {
   served_context* const served = size > 0 ? context_of(context) : nullptr;
@@ -202,16 +222,14 @@ void state_was_restored(llama_context* context, std::uint8_t const* bytes, std::
 void file_was_saved(llama_context* context, char const* path, llama_seq_id of) {
   served_context const* const served = context_of(context);
   if (served == nullptr) return;
-  try {
-    write_beside(path, served->save(of));
-  } catch (std::exception const& why) {
-    here->to.say(std::string("a state that was saved will be left to the engine when it is restored: ") + why.what());
-  }
+  or_say([&] { write_beside(path, served->save(of)); });
 }
 void file_was_restored(llama_context* context, char const* path, llama_seq_id of) {
   served_context* const served = context_of(context);
   if (served == nullptr) return;
-  if (auto const prompt = read_beside(path)) served->load(*prompt, of);
+  or_say([&] {
+    if (auto const prompt = read_beside(path)) served->load(*prompt, of);
+  });
 }
 
 /// A token of a batch: at `index`, of this sequence.

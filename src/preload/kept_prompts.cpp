@@ -21,6 +21,10 @@ std::string_view text_of(std::span<std::byte const> bytes) noexcept {
   return {reinterpret_cast<char const*>(bytes.data()), bytes.size()};
 }
 std::size_t hash_of(std::span<std::byte const> bytes) noexcept { return std::hash<std::string_view>{}(text_of(bytes)); }
+std::size_t bytes_of(llama::saved_prompt const& prompt) noexcept {
+  return sizeof prompt + prompt.queries.size() * sizeof(float) + prompt.ids.size() * sizeof(std::int32_t) +
+         prompt.fingerprints.size() * sizeof(llama::fingerprint);
+}
 std::string beside(std::string const& path) { return path + ".kvpolicy"; }
 
 template <class Archive>
@@ -31,20 +35,24 @@ void archive(Archive& a, llama::saved_prompt& prompt) {
 }  // namespace
 
 void kept_prompts::keep(std::span<std::byte const> state, llama::saved_prompt prompt) {
-  std::size_t const hash = hash_of(state);
-  std::erase_if(all_, [&](kept const& k) { return k.hash == hash; });
-  if (all_.size() == most) all_.pop_front();
-  all_.push_back({hash, std::move(prompt)});
+  std::size_t const bytes = bytes_of(prompt);
+  if (bytes > most) return;
+  while (bytes_ + bytes > most) {
+    bytes_ -= all_.front().bytes;
+    all_.pop_front();
+  }
+  bytes_ += bytes;
+  all_.push_back({hash_of(state), bytes, std::move(prompt)});
 }
 
 llama::saved_prompt const* kept_prompts::find(std::span<std::byte const> state) const noexcept {
-  auto const found = std::ranges::find(all_, hash_of(state), &kept::hash);
-  return found == all_.end() ? nullptr : &found->prompt;
+  auto const found = std::ranges::find(all_.rbegin(), all_.rend(), hash_of(state), &kept::hash);  // the newest of a state
+  return found == all_.rend() ? nullptr : &found->prompt;
 }
 
 void write_beside(std::string const& path, llama::saved_prompt prompt) {
   std::vector<std::byte> bytes;
-  bytes.reserve(prompt.queries.size() * sizeof(float) + prompt.fingerprints.size() * sizeof(llama::fingerprint) + 4096);
+  bytes.reserve(bytes_of(prompt) + 4096);
   bytes.resize(sizeof(std::size_t));
   state_writer a(bytes);
   archive(a, prompt);

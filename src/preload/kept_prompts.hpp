@@ -11,7 +11,7 @@
 
 namespace kvpolicy::preload {
 
-/// By the engine's bytes of them. The oldest is forgotten when there are too many: such a sequence is left to the engine.
+/// By the engine's bytes of them. The oldest are forgotten when they take too much: such a sequence is left to the engine.
 class kept_prompts {
  public:
   void keep(std::span<std::byte const> state, llama::saved_prompt prompt);
@@ -21,10 +21,12 @@ class kept_prompts {
  private:
   struct kept {
     std::size_t hash;
+    std::size_t bytes;
     llama::saved_prompt prompt;
   };
-  static constexpr std::size_t most = 64;
+  static constexpr std::size_t most = std::size_t{256} << 20;
   std::deque<kept> all_;
+  std::size_t bytes_ = 0;
 };
 
 /// A file beside the engine's: "FILE.kvpolicy". Written whole, or not at all; throws error then.
