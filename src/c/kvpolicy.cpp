@@ -10,8 +10,10 @@
 
 #include "host_backend.hpp"
 #include "kvpolicy/version.hpp"
+#include "ranked_backend.hpp"
 #include "sequence.hpp"
 #include "status.hpp"
+#include "step_tensors.hpp"
 #include "store.hpp"
 #ifdef KVPOLICY_C_HAS_CUDA
 #include "cuda_backend.hpp"
@@ -30,9 +32,9 @@ struct kvpolicy_state {
   explicit kvpolicy_state(Args&&... args) : of(std::forward<Args>(args)...) {}
 
 #ifdef KVPOLICY_C_HAS_CUDA
-  std::variant<sequence<host_backend>, sequence<cuda_backend>> of;
+  std::variant<sequence<host_backend>, sequence<ranked_backend>, sequence<cuda_backend>> of;
 #else
-  std::variant<sequence<host_backend>> of;
+  std::variant<sequence<host_backend>, sequence<ranked_backend>> of;
 #endif
 };
 
@@ -203,6 +205,18 @@ kvpolicy_status kvpolicy_start_cuda(kvpolicy_policy const* policy, kvpolicy_shap
   });
 }
 
+kvpolicy_status kvpolicy_start_ranked(kvpolicy_policy const* policy, kvpolicy_shape const* shape, kvpolicy_ranks const* ranks,
+                                      kvpolicy_state** state) {
+  return start(policy, shape, state, [&](cache_shape const& checked_shape) {
+    required(ranks, "ranks");
+    KVPOLICY_EXPECTS(ranks->rank >= 0 && ranks->rank < ranks->size && ranks->sum != nullptr,
+                     "rank " + std::to_string(ranks->rank) + " of " + std::to_string(ranks->size) +
+                         (ranks->sum == nullptr ? ", without a sum" : "") + "; it must be one of them, and have a sum");
+    auto chosen = ranked_policies().parse(policy->chosen.text, policy->facts);
+    return new kvpolicy_state(std::in_place_type<sequence<ranked_backend>>, std::move(chosen), checked_shape, *ranks);
+  });
+}
+
 void kvpolicy_state_free(kvpolicy_state* state) { delete state; }
 
 kvpolicy_status kvpolicy_bind(kvpolicy_state* state, int64_t layer, kvpolicy_tensor const* keys, kvpolicy_tensor const* values,
@@ -221,6 +235,30 @@ kvpolicy_status kvpolicy_store_retain(kvpolicy_store* store, int64_t layer, kvpo
   return on_state(state, [&](auto& sequence) {
     required(store, "store");
     sequence.drop(store->rows, layer);
+  });
+}
+
+kvpolicy_status kvpolicy_step(kvpolicy_state* const* states, int64_t count, int64_t layer, kvpolicy_tensor const* keys,
+                              kvpolicy_tensor const* values, kvpolicy_tensor const* queries, float scale,
+                              kvpolicy_tensor const* token_ids, kvpolicy_tensor const* out, int64_t* read, int64_t* made) {
+  return guarded([&] {
+    required(made, "made");
+    *made = -1;
+    KVPOLICY_EXPECTS(count >= 1, std::to_string(count) + " sequences; there must be at least 1");
+    required(states, "states");
+    std::span const all(states, static_cast<std::size_t>(count));
+    for (kvpolicy_state const* const state : all) required(state, "a state");
+    cache_shape const& shape = std::visit([](auto const& of) -> cache_shape const& { return of.shape(); }, all.front()->of);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      bool const fits = std::visit([&](auto const& of) { return of.has_store_of(shape); }, all[i]->of);
+      KVPOLICY_EXPECTS(fits, "state " + std::to_string(i) + " has no store of the first one's shape; call bind_store");
+    }
+    step_tensors const given(count, layer, shape, keys, values, queries, scale, token_ids, out);
+    *made = 0;
+    for (std::int64_t i = 0; i < count; ++i, ++*made) {
+      std::int64_t const rows = std::visit([&](auto& of) { return given.step(of, i); }, all[static_cast<std::size_t>(i)]->of);
+      if (read != nullptr) read[i] = rows;
+    }
   });
 }
 

@@ -39,6 +39,7 @@ class sequence {
         keys_(static_cast<std::size_t>(shape.layers)),
         values_(keys_.size()),
         room_(keys_.size()),
+        prompted_(keys_.size()),
         there_(static_cast<std::size_t>(shape.kv_heads)) {}
 
   void bind(std::int64_t layer, kvpolicy_tensor const* keys, kvpolicy_tensor const* values, kvpolicy_tensor const* pages) {
@@ -65,7 +66,7 @@ class sequence {
   }
 
   /// Rows of a store, in all layers.
-  void bind(row_store const& store) {
+  void bind(row_store& store) {
     if constexpr (!std::same_as<memory, host_memory>) {
       throw unsupported("a row store is in host memory, the state on a device; bind tensors");
     } else {
@@ -115,6 +116,7 @@ class sequence {
       if (!std::ranges::all_of(lists, is_whole)) told.there = lists;
     }
     request_.prefill(view_of(tokens), {layer}, told, backend_.exec);
+    prompted_[static_cast<std::size_t>(layer)] = 1;
   }
 
   void choose(std::int64_t layer, std::int64_t tokens, kvpolicy_tensor const* queries, float scale, std::int32_t token_id) {
@@ -123,11 +125,35 @@ class sequence {
     request_.check_step({layer}, tokens);
     step_signals told{{}, token_id};
     if (contains(facts_.needs, signals::queries)) told.queries = queries_of(queries, layer, scale, true);
-    check_rows(layer, tokens, contains(facts_.needs, signals::keys), contains(facts_.needs, signals::values));
-    // One choice for all layers is made from all layers' keys of the tokens before.
-    bool const all_layers = layer == 0 && facts_.granularity == scope::request && contains(facts_.needs, signals::keys);
-    for (std::int64_t l = 1; all_layers && l < shape_.layers; ++l) check_rows(l, tokens - 1, true, false);
-    request_.choose(view_of(tokens), {layer}, told, backend_.exec);
+    choose({layer}, tokens, told);
+  }
+
+  /// For step().
+  bool has_store_of(cache_shape const& shape) const noexcept { return store_ != nullptr && shape_ == shape; }
+  cache_shape const& shape() const noexcept { return shape_; }
+
+  /// A layer's next token; returns rows that were read. The token is gone again where this throws.
+  std::int64_t step(layer_id layer, rows const& key, rows const& value, query_heads const& queries, std::int32_t id,
+                    float* out) {
+    if constexpr (!std::same_as<memory, host_memory>) {
+      throw unsupported("steps of several sequences are made in host memory alone, and the state is on a device");
+    } else {
+      std::int64_t const tokens = store_->tokens(layer) + 1;
+      request_.check_step(layer, tokens);
+      store_->append(layer, key, value);
+      try {
+        choose(layer, tokens, {contains(facts_.needs, signals::queries) ? queries : query_heads{}, id});
+        auto const kept = request_.kept(layer);
+        view const cache = view_of(tokens);
+        kvpolicy::attend(queries, cache.keys(layer), cache.values(layer), kept,
+                         table<float>{out, shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, backend_.exec);
+        if (layer.value + 1 == shape_.layers) end_step(tokens);
+        return kept.tokens();
+      } catch (...) {
+        store_->truncate(tokens - 1);
+        throw;
+      }
+    }
   }
 
   range_list const& list(std::int64_t layer, std::int64_t kv_head) const {
@@ -305,6 +331,23 @@ class sequence {
     KVPOLICY_EXPECTS(std::isfinite(scale), "scale is " + std::to_string(scale) + "; it must be a finite number");
   }
 
+  void choose(layer_id layer, std::int64_t tokens, step_signals const& told) {
+    check_rows(layer.value, tokens, contains(facts_.needs, signals::keys), contains(facts_.needs, signals::values));
+    // One choice for all layers is made from all layers' keys of the tokens before.
+    bool const all_layers = layer.value == 0 && facts_.granularity == scope::request && contains(facts_.needs, signals::keys);
+    for (std::int64_t l = 1; all_layers && l < shape_.layers; ++l) check_rows(l, tokens - 1, true, false);
+    request_.choose(view_of(tokens), layer, told, backend_.exec);
+  }
+
+  /// Rows go when the last layer has been read: a step that fails in the middle can be made again.
+  void end_step(std::int64_t tokens) {
+    if (!contains(facts_.needs, signals::logits)) request_.observe({}, backend_.exec);
+    for (std::int64_t l = 0; l < shape_.layers; ++l) {
+      if (std::exchange(prompted_[static_cast<std::size_t>(l)], 0) != 0 || facts_.evicts)
+        store_->retain({l}, request_.retained({l}), tokens);
+    }
+  }
+
   /// Whether the layer's rows are there for the first `tokens` tokens.
   void check_rows(std::int64_t layer, std::int64_t tokens, bool with_keys, bool with_values) const {
     auto const at = static_cast<std::size_t>(layer);
@@ -354,10 +397,11 @@ class sequence {
   cache_shape shape_;
   Backend backend_;
   any_request<view, executor> request_;
-  std::vector<rows> keys_;    ///< `[layers]`; no heads where nothing is bound
-  std::vector<rows> values_;  ///< `[layers]`
-  std::vector<room> room_;    ///< `[layers]`
-  row_store const* store_ = nullptr;
+  std::vector<rows> keys_;      ///< `[layers]`; no heads where nothing is bound
+  std::vector<rows> values_;    ///< `[layers]`
+  std::vector<room> room_;      ///< `[layers]`
+  std::vector<char> prompted_;  ///< `[layers]`, whether rows that a prompt decided of are still to go
+  row_store* store_ = nullptr;
   std::vector<range_list> there_;  ///< `[kv_heads]`, scratch
 };
 

@@ -28,6 +28,11 @@ kvpolicy_status (*const page_table)(kvpolicy_state const*, int64_t, int64_t, int
                                     int32_t*) = kvpolicy_page_table;
 kvpolicy_status (*const attend)(kvpolicy_state*, int64_t, kvpolicy_tensor const*, float,
                                 kvpolicy_tensor const*) = kvpolicy_attend;
+kvpolicy_status (*const start_ranked)(kvpolicy_policy const*, kvpolicy_shape const*, kvpolicy_ranks const*,
+                                      kvpolicy_state**) = kvpolicy_start_ranked;
+kvpolicy_status (*const step)(kvpolicy_state* const*, int64_t, int64_t, kvpolicy_tensor const*, kvpolicy_tensor const*,
+                              kvpolicy_tensor const*, float, kvpolicy_tensor const*, kvpolicy_tensor const*, int64_t*,
+                              int64_t*) = kvpolicy_step;
 kvpolicy_status (*const observe)(kvpolicy_state*, kvpolicy_tensor const*) = kvpolicy_observe;
 
 #define TYPE(type) printf("%s: %zu bytes, aligned to %zu\n", #type, sizeof(type), _Alignof(type))
@@ -68,6 +73,11 @@ int main(void) {
   FIELD(kvpolicy_prompt, pairing);
   FIELD(kvpolicy_prompt, inverse_frequencies);
   FIELD(kvpolicy_prompt, token_ids);
+  TYPE(kvpolicy_ranks);
+  FIELD(kvpolicy_ranks, rank);
+  FIELD(kvpolicy_ranks, size);
+  FIELD(kvpolicy_ranks, sum);
+  FIELD(kvpolicy_ranks, user);
   TYPE(kvpolicy_status);
   VALUE(KVPOLICY_OK);
   VALUE(KVPOLICY_INVALID);

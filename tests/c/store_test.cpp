@@ -7,33 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "c/c_api.hpp"
+#include "c/stores.hpp"
 
 using namespace kvpolicy_test;
 using Catch::Matchers::ContainsSubstring;
 
 namespace {
-
-constexpr std::int64_t longest = 400;
-constexpr float scale = .25f;
-
-void ok(kvpolicy_status status) {
-  INFO(kvpolicy_message());
-  REQUIRE(status == KVPOLICY_OK);
-}
-
-c_arena arena_of(cache_shape const& shape, std::int64_t bytes = 1 << 24) {
-  kvpolicy_shape const sizes = c_shape(shape);
-  kvpolicy_arena* made = nullptr;
-  ok(kvpolicy_arena_start(&sizes, bytes, &made));
-  return c_arena(made);
-}
-c_store store_of(c_arena const& arena, cache_shape const& shape) {
-  kvpolicy_shape const sizes = c_shape(shape);
-  kvpolicy_store* made = nullptr;
-  ok(kvpolicy_store_start(arena.get(), &sizes, &made));
-  return c_store(made);
-}
 
 /// A cache, and a store for a sequence of its shape.
 struct place {
@@ -45,19 +24,6 @@ struct place {
   place(std::uint64_t seed, cache_shape const& shape)
       : random(seed), cache(shape, layout::head_major, 1, random), arena(arena_of(shape)), store(store_of(arena, shape)) {}
 };
-
-/// A few of a cache's tokens, as an engine hands them over.
-std::unique_ptr<c_tensor> rows_from(rows all, std::int64_t first, std::int64_t count) {
-  all.base += first * all.token_stride;
-  all.tokens = count;
-  return c_rows(all, 0);
-}
-void append(kvpolicy_store* store, random_cache const& cache, std::int64_t first, std::int64_t count) {
-  for (std::int64_t l = 0; l < cache.shape().layers; ++l) {
-    ok(kvpolicy_store_append(store, l, *rows_from(cache.keys(l, longest), first, count),
-                             *rows_from(cache.values(l, longest), first, count)));
-  }
-}
 
 /// One sequence, on a store or on the cache itself.
 class side {
@@ -112,12 +78,6 @@ class side {
   c_state state_;
   kvpolicy_store* store_;
 };
-
-std::vector<float> random_floats(random_source& random, std::int64_t count) {
-  std::vector<float> made(static_cast<std::size_t>(count));
-  for (float& x : made) x = static_cast<float>(random.between(-1000, 1000)) / 500;
-  return made;
-}
 
 }  // namespace
 

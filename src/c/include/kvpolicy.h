@@ -109,6 +109,16 @@ typedef struct kvpolicy_prompt {
   kvpolicy_tensor const* token_ids;           /* [tokens - first] int32 */
 } kvpolicy_prompt;
 
+/* The ranks of a group that run one model, a part of its KV heads each. */
+typedef struct kvpolicy_ranks {
+  int32_t rank; /* 0 <= rank < size */
+  int32_t size;
+  /* Sums values [count] over the ranks, in place; all call it equally often, in the same order, and get the same numbers. 0, or
+   * anything else where it failed; it must return, whatever became of the others. */
+  int32_t (*sum)(void* user, float* values, int64_t count);
+  void* user;
+} kvpolicy_ranks;
+
 typedef struct kvpolicy_policy kvpolicy_policy;
 typedef struct kvpolicy_state kvpolicy_state;
 typedef struct kvpolicy_arena kvpolicy_arena;
@@ -150,6 +160,11 @@ KVPOLICY_API kvpolicy_status kvpolicy_start(kvpolicy_policy const* policy, kvpol
  * CUDA. */
 KVPOLICY_API kvpolicy_status kvpolicy_start_cuda(kvpolicy_policy const* policy, kvpolicy_shape const* shape, int32_t device,
                                                  void* stream, kvpolicy_state** state);
+/* A sequence begins, of which this rank has the shape's heads: a policy that makes one choice for the whole request (chess)
+ * makes the same one on all ranks, and choose, or step, is collective where that is due; others choose for their own heads as
+ * ever. FAILED where the sum did. Tensors are in host memory. UNSUPPORTED for a plugin's policy. */
+KVPOLICY_API kvpolicy_status kvpolicy_start_ranked(kvpolicy_policy const* policy, kvpolicy_shape const* shape,
+                                                   kvpolicy_ranks const* ranks, kvpolicy_state** state);
 KVPOLICY_API void kvpolicy_state_free(kvpolicy_state* state);
 
 /* Where a layer's rows are, of the shape's type, any strides: keys and values [kv_heads, tokens, head_dim], tokens being what
@@ -224,6 +239,18 @@ KVPOLICY_API kvpolicy_status kvpolicy_store_append(kvpolicy_store* store, int64_
 /* Of a layer's tokens, those that the state bound to the store does not retain are gone. After the first step behind a prompt,
  * and after each step of a policy that evicts; for every layer. */
 KVPOLICY_API kvpolicy_status kvpolicy_store_retain(kvpolicy_store* store, int64_t layer, kvpolicy_state* state);
+/* In one layer, the next token of each of `count` sequences that are bound to stores of one shape: what store_append, choose,
+ * attend and, behind the last layer, store_retain and observe (with a policy that needs no logits) would do. Every layer, in
+ * order. keys and values [count, kv_heads, head_dim] of the shape's type, queries [count, q_heads, head_dim] f32, out the same,
+ * rows dense; token_ids [count] int32, or NULL where the policies need none. `read` [count], or NULL: rows of the layer that
+ * each one read, of all its KV heads together.
+ *
+ * Where a sequence is refused, `*made` says how many before it have made theirs; it has lost the token in every layer, and may
+ * begin the step again; those behind it were left alone. -1: none has begun, a tensor or a state can't be. */
+KVPOLICY_API kvpolicy_status kvpolicy_step(kvpolicy_state* const* states, int64_t count, int64_t layer,
+                                           kvpolicy_tensor const* keys, kvpolicy_tensor const* values,
+                                           kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* token_ids,
+                                           kvpolicy_tensor const* out, int64_t* read, int64_t* made);
 /* Tokens from `tokens` on are gone, in every layer. */
 KVPOLICY_API kvpolicy_status kvpolicy_store_truncate(kvpolicy_store* store, int64_t tokens);
 /* The first tokens, so many, are here in every layer: the engine's own rows of them may go. 0 for NULL. */

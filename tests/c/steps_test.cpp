@@ -1,0 +1,320 @@
+// Steps of several sequences at once, and of one sequence on several ranks, against the calls that they stand for.
+#include <algorithm>
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <string>
+#include <vector>
+
+#include "c/stores.hpp"
+#include "ranks/local_group.hpp"
+
+using namespace kvpolicy_test;
+using Catch::Matchers::ContainsSubstring;
+
+namespace {
+
+cache_shape shape_of(element_type type) {
+  return {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 16, .max_tokens = longest, .type = type};
+}
+
+/// One sequence on a store, whose prompt has been read.
+struct one_sequence {
+  random_cache cache;
+  c_store store;
+  c_state state;
+  std::int64_t tokens;
+
+  one_sequence(c_policy const& policy, c_arena const& arena, cache_shape const& shape, std::int64_t prompt, std::uint64_t seed)
+      : cache(made(shape, seed)), store(store_of(arena, shape)), state(started(policy, shape)), tokens(prompt) {
+    ok(kvpolicy_bind_store(state.get(), store.get()));
+    append(store.get(), cache, 0, prompt);
+    random_source random(seed + 1);
+    std::int64_t const count = std::min(kvpolicy_observation_queries(policy.get()), prompt);
+    std::vector<float> const window = random_floats(random, count * shape.q_heads * shape.head_dim);
+    c_tensor const last(window.data(), c_float, {count, shape.q_heads, shape.head_dim});
+    std::vector<std::int32_t> const ids(static_cast<std::size_t>(prompt), 3);
+    c_tensor const told_ids(ids.data(), c_int, {prompt});
+    kvpolicy_prompt const told{0, count > 0 ? &last.t : nullptr, scale, KVPOLICY_HALVES, nullptr, &told_ids.t};
+    for (std::int64_t l = 0; l < shape.layers; ++l) ok(kvpolicy_prefill(state.get(), l, prompt, &told));
+  }
+
+  static random_cache made(cache_shape const& shape, std::uint64_t seed) {
+    random_source random(seed);
+    return random_cache(shape, layout::head_major, 1, random);
+  }
+
+  /// The next token's attention in a layer, call by call; returns rows that were read.
+  std::int64_t step(std::int64_t layer, float const* queries, float* out) {
+    cache_shape const& s = cache.shape();
+    ok(kvpolicy_store_append(store.get(), layer, *rows_from(cache.keys(layer, longest), tokens, 1),
+                             *rows_from(cache.values(layer, longest), tokens, 1)));
+    c_tensor const q(queries, c_float, {s.q_heads, s.head_dim});
+    c_tensor const to(out, c_float, {s.q_heads, s.head_dim});
+    ok(kvpolicy_choose(state.get(), layer, tokens + 1, q, scale, 7));
+    ok(kvpolicy_attend(state.get(), layer, q, scale, to));
+    std::int64_t read = 0;
+    for (std::int64_t h = 0; h < s.kv_heads; ++h) {
+      kvpolicy_range const* ranges = nullptr;
+      std::int64_t count = 0;
+      ok(kvpolicy_list(state.get(), layer, h, &ranges, &count));
+      for (std::int64_t i = 0; i < count; ++i) read += ranges[i].end - ranges[i].begin;
+    }
+    if (layer + 1 < s.layers) return read;
+    observe();
+    for (std::int64_t l = 0; l < s.layers; ++l) ok(kvpolicy_store_retain(store.get(), l, state.get()));
+    ++tokens;
+    return read;
+  }
+
+  void observe() const {
+    random_source random(static_cast<std::uint64_t>(tokens));
+    std::vector<float> const logits = random_floats(random, 50);
+    ok(kvpolicy_observe(state.get(), c_tensor(logits, {50})));
+  }
+};
+
+/// A layer's next token of several sequences, side by side.
+struct side_by_side {
+  std::vector<std::byte> keys, values;
+
+  side_by_side(std::vector<one_sequence*> const& of, std::int64_t layer) {
+    for (one_sequence const* const s : of) {
+      copy(s->cache.keys(layer, longest), s->tokens, keys);
+      copy(s->cache.values(layer, longest), s->tokens, values);
+    }
+  }
+  static void copy(rows const& from, std::int64_t token, std::vector<std::byte>& to) {
+    for (std::int64_t h = 0; h < from.heads; ++h) {
+      std::byte const* const row = from.base + h * from.head_stride + token * from.token_stride;
+      to.insert(to.end(), row, row + from.head_dim * size_of(from.type));
+    }
+  }
+};
+
+/// kvpolicy_step of a layer; `count` of the sequences are named in the call.
+kvpolicy_status step(std::vector<one_sequence*> const& of, std::int64_t layer, std::vector<float> const& queries,
+                     std::vector<float>& out, std::vector<std::int64_t>& read, std::int64_t& made) {
+  cache_shape const& s = of.front()->cache.shape();
+  auto const count = std::ssize(of);
+  side_by_side const given(of, layer);
+  c_tensor const keys(given.keys.data(), c_dtype(s.type), {count, s.kv_heads, s.head_dim});
+  c_tensor const values(given.values.data(), c_dtype(s.type), {count, s.kv_heads, s.head_dim});
+  c_tensor const q(queries, {count, s.q_heads, s.head_dim});
+  c_tensor const to(out, {count, s.q_heads, s.head_dim});
+  std::vector<std::int32_t> const ids(of.size(), 7);
+  c_tensor const told(ids.data(), c_int, {count});
+  std::vector<kvpolicy_state*> states;
+  for (one_sequence const* const s_ : of) states.push_back(s_->state.get());
+  return kvpolicy_step(states.data(), count, layer, keys, values, q, scale, told, to, read.data(), &made);
+}
+
+}  // namespace
+
+TEST_CASE("a step of several sequences is what its calls are for each") {
+  for (element_type const type : {element_type::f32, element_type::bf16}) {
+    for (std::string const text :
+         {"full", "snapkv:tokens=40", "quest:tokens=32,page=4", "tova:tokens=40", "h2o:tokens=40",
+          "chess:tokens=64,page=8,sink_pages=1,recent_pages=2,unrotated=0", "snapkv:tokens=80+quest:tokens=32,page=4"}) {
+      CAPTURE(text);
+      cache_shape const shape = shape_of(type);
+      c_policy const policy = parsed(text);
+      REQUIRE(policy != nullptr);
+      c_arena const arena = arena_of(shape);
+      std::vector<one_sequence> together, alone;
+      std::vector<one_sequence*> all;
+      for (std::uint64_t const seed : {11, 22, 33}) {
+        auto const prompt = static_cast<std::int64_t>(100 + 3 * seed);
+        together.emplace_back(policy, arena, shape, prompt, seed);
+        alone.emplace_back(policy, arena, shape, prompt, seed);
+      }
+      for (one_sequence& s : together) all.push_back(&s);
+      random_source random(77);
+      std::int64_t const row = shape.q_heads * shape.head_dim;
+      for (int n = 0; n < 12; ++n) {
+        for (std::int64_t l = 0; l < shape.layers; ++l) {
+          std::vector<float> const q = random_floats(random, 3 * row);
+          std::vector<float> out(q.size()), expected(q.size());
+          std::vector<std::int64_t> read(3), wanted;
+          std::int64_t made = -1;
+          ok(step(all, l, q, out, read, made));
+          CHECK(made == 3);
+          for (std::int64_t i = 0; i < 3; ++i)
+            wanted.push_back(alone[static_cast<std::size_t>(i)].step(l, q.data() + i * row, expected.data() + i * row));
+          REQUIRE(out == expected);
+          REQUIRE(read == wanted);
+        }
+        for (std::size_t i = 0; i < 3; ++i) {
+          if ((kvpolicy_policy_needs(policy.get()) & KVPOLICY_NEEDS_LOGITS) != 0) together[i].observe();
+          ++together[i].tokens;
+          REQUIRE(kvpolicy_store_rows(together[i].store.get()) == kvpolicy_store_rows(alone[i].store.get()));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a sequence that is refused in a step loses the token alone, and begins it again") {
+  cache_shape const shape = shape_of(element_type::f16);
+  c_policy const policy = parsed("quest:tokens=32,page=4");
+  c_arena const roomy = arena_of(shape);
+  // Blocks for 128 tokens of each layer and head, and one more.
+  std::int64_t const block = 64 * 2 * shape.head_dim * 2;
+  c_arena const narrow = arena_of(shape, (2 * 4 + 1) * block);
+  one_sequence first(policy, roomy, shape, 100, 1), tight(policy, narrow, shape, 128, 2), last(policy, roomy, shape, 90, 3);
+  one_sequence control(policy, roomy, shape, 128, 2);
+  std::int64_t const row = shape.q_heads * shape.head_dim;
+  random_source random(5);
+  std::vector<float> const q = random_floats(random, 3 * row);
+  std::vector<float> out(q.size());
+  std::vector<std::int64_t> read(3);
+  std::int64_t made = -1;
+  REQUIRE(step({&first, &tight, &last}, 0, q, out, read, made) == KVPOLICY_FAILED);
+  CHECK_THAT(std::string(kvpolicy_message()), ContainsSubstring("memory is exhausted"));
+  CHECK(made == 1);
+  CHECK(kvpolicy_store_rows(first.store.get()) == 100 * 4 + 2);  // the token, in one layer
+  CHECK(kvpolicy_store_rows(tight.store.get()) == 128 * 4);
+  CHECK(kvpolicy_store_rows(last.store.get()) == 90 * 4);
+  // With 28 tokens less there is room.
+  ok(kvpolicy_store_truncate(tight.store.get(), 100));
+  ok(kvpolicy_store_truncate(control.store.get(), 100));
+  tight.tokens = control.tokens = 100;
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    std::vector<float> const one(q.begin(), q.begin() + row);
+    std::vector<float> got(one.size()), expected(one.size());
+    ok(step({&tight}, l, one, got, read, made));
+    control.step(l, one.data(), expected.data());
+    REQUIRE(got == expected);
+  }
+}
+
+TEST_CASE("a step refuses what it can't make, before any sequence has made it") {
+  cache_shape const shape = shape_of(element_type::f32);
+  c_policy const policy = parsed("snapkv:tokens=40");
+  c_arena const arena = arena_of(shape);
+  one_sequence one(policy, arena, shape, 100, 1), two(policy, arena, shape, 100, 2);
+  std::int64_t const row = shape.q_heads * shape.head_dim;
+  std::vector<float> const q(static_cast<std::size_t>(2 * row)), rows_(static_cast<std::size_t>(2 * 2 * shape.head_dim));
+  std::vector<float> out(q.size());
+  std::int64_t made = -1;
+  c_tensor const keys(rows_, {2, 2, 16}), queries(q, {2, 4, 16}), to(out, {2, 4, 16}), few(q, {1, 4, 16}), wide(q, {2, 2, 32});
+  c_state const storeless = started(policy, shape);
+  kvpolicy_state* states[2] = {one.state.get(), two.state.get()};
+  auto const refused = [&](std::string const& why, kvpolicy_state* second, std::int64_t count, std::int64_t layer,
+                           kvpolicy_tensor const* k, kvpolicy_tensor const* asked, float by, kvpolicy_tensor const* into) {
+    states[1] = second;
+    CHECK(kvpolicy_step(states, count, layer, k, keys, asked, by, nullptr, into, nullptr, &made) == KVPOLICY_INVALID);
+    CHECK_THAT(std::string(kvpolicy_message()), ContainsSubstring(why));
+    CHECK(made == (layer == 1 ? 0 : -1));
+    CHECK(kvpolicy_store_rows(one.store.get()) == 100 * 4);
+  };
+  refused("a state is NULL", nullptr, 2, 0, keys, queries, scale, to);
+  refused("state 1 has no store", storeless.get(), 2, 0, keys, queries, scale, to);
+  refused("0 sequences", two.state.get(), 0, 0, keys, queries, scale, to);
+  refused("layer 2", two.state.get(), 2, 2, keys, queries, scale, to);
+  refused("keys", two.state.get(), 2, 0, nullptr, queries, scale, to);
+  refused("axis 0 (sequences) has 1", two.state.get(), 2, 0, keys, few, scale, to);
+  refused("axis 1 (heads) has 2", two.state.get(), 2, 0, keys, wide, scale, to);
+  refused("scale", two.state.get(), 2, 0, keys, queries, std::numeric_limits<float>::infinity(), to);
+  refused("out", two.state.get(), 2, 0, keys, queries, scale, nullptr);
+  refused("layer 1", two.state.get(), 2, 1, keys, queries, scale, to);  // before layer 0, which the first sequence refuses
+  states[1] = two.state.get();
+  CHECK(kvpolicy_step(states, 2, 0, keys, keys, queries, scale, nullptr, to, nullptr, nullptr) == KVPOLICY_INVALID);
+}
+
+namespace {
+
+/// A rank's sum for the C ABI.
+std::int32_t sum(void* user, float* values, std::int64_t count) {
+  try {
+    static_cast<ranks::local_communicator*>(user)->sum({values, static_cast<std::size_t>(count)});
+    return 0;
+  } catch (std::exception const&) {
+    return 9;
+  }
+}
+
+/// What a state reads in steps of tokens behind a prompt, of the heads from `first` on.
+std::vector<std::int64_t> reads(kvpolicy_state* state, random_cache const& cache, std::int64_t first, std::int64_t heads) {
+  cache_shape const& s = cache.shape();
+  std::int64_t const group = s.q_heads / s.kv_heads;
+  for (std::int64_t l = 0; l < s.layers; ++l) {
+    auto const part = [&](rows all) {
+      all.base += first * all.head_stride;
+      all.heads = heads;
+      return c_rows(all, 0);
+    };
+    ok(kvpolicy_bind(state, l, *part(cache.keys(l, longest)), *part(cache.values(l, longest)), nullptr));
+  }
+  kvpolicy_prompt const told{0, nullptr, scale, KVPOLICY_HALVES, nullptr, nullptr};
+  for (std::int64_t l = 0; l < s.layers; ++l) ok(kvpolicy_prefill(state, l, 200, &told));
+  random_source random(3);
+  std::vector<std::int64_t> all;
+  for (std::int64_t tokens = 201; tokens < 220; ++tokens) {
+    for (std::int64_t l = 0; l < s.layers; ++l) {
+      std::vector<float> const q = random_floats(random, s.q_heads * s.head_dim);
+      c_tensor const mine(q.data() + first * group * s.head_dim, c_float, {heads * group, s.head_dim});
+      ok(kvpolicy_choose(state, l, tokens, mine, scale, -1));
+      kvpolicy_range const* ranges = nullptr;
+      std::int64_t count = 0;
+      ok(kvpolicy_list(state, l, heads - 1, &ranges, &count));
+      for (std::int64_t i = 0; i < count; ++i) all.insert(all.end(), {ranges[i].begin, ranges[i].end});
+    }
+    std::vector<float> const logits = random_floats(random, 50);
+    ok(kvpolicy_observe(state, c_tensor(logits, {50})));
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("ranks that have a head each choose for the request what one process with both does") {
+  cache_shape const shape = shape_of(element_type::f32);
+  random_source random(9);
+  random_cache const cache(shape, layout::head_major, 1, random);
+  c_policy const policy = parsed("chess:tokens=64,page=8,sink_pages=1,recent_pages=2,unrotated=0");
+  c_state const whole = started(policy, shape);
+  std::vector<std::int64_t> const expected = reads(whole.get(), cache, 0, 2);
+  std::vector<std::vector<std::int64_t>> got(2), alone(2);
+  cache_shape part = shape;
+  part.q_heads = 2;
+  part.kv_heads = 1;
+  kvpolicy_shape const sizes = c_shape(part);
+  auto const thrown = ranks::on_ranks(2, std::chrono::minutes(5), [&](ranks::local_communicator& all) {
+    kvpolicy_ranks const told{all.rank(), all.size(), sum, &all};
+    kvpolicy_state* made = nullptr;
+    if (kvpolicy_start_ranked(policy.get(), &sizes, &told, &made) != KVPOLICY_OK) throw std::runtime_error(kvpolicy_message());
+    c_state const state(made);
+    got[static_cast<std::size_t>(all.rank())] = reads(state.get(), cache, all.rank(), 1);
+  });
+  for (std::string const& what : thrown) REQUIRE(what.empty());
+  CHECK(got[0] == expected);
+  CHECK(got[1] == expected);
+  // What the sums are for: by itself each rank would choose otherwise.
+  for (std::int64_t rank = 0; rank < 2; ++rank)
+    alone[static_cast<std::size_t>(rank)] = reads(started(policy, part).get(), cache, rank, 1);
+  CHECK(alone[0] != alone[1]);
+}
+
+TEST_CASE("ranks that can't be, and a sum that fails, are refused by name") {
+  cache_shape const shape = shape_of(element_type::f32);
+  kvpolicy_shape const sizes = c_shape(shape);
+  c_policy const policy = parsed("chess:tokens=64,page=8,sink_pages=1,recent_pages=2,unrotated=0");
+  kvpolicy_state* made = nullptr;
+  for (kvpolicy_ranks const& told : {kvpolicy_ranks{2, 2, sum, nullptr}, {-1, 2, sum, nullptr}, {0, 1, nullptr, nullptr}}) {
+    CHECK(kvpolicy_start_ranked(policy.get(), &sizes, &told, &made) == KVPOLICY_INVALID);
+    CHECK_THAT(std::string(kvpolicy_message()), ContainsSubstring("rank "));
+  }
+  CHECK(kvpolicy_start_ranked(policy.get(), &sizes, nullptr, &made) == KVPOLICY_INVALID);
+  kvpolicy_ranks const broken{0, 2, [](void*, float*, std::int64_t) -> std::int32_t { return 4; }, nullptr};
+  ok(kvpolicy_start_ranked(policy.get(), &sizes, &broken, &made));
+  c_state const state(made);
+  random_source random(9);
+  random_cache const cache(shape, layout::head_major, 1, random);
+  for (std::int64_t l = 0; l < shape.layers; ++l) ok(bind(state.get(), cache, l));
+  kvpolicy_prompt const told{0, nullptr, scale, KVPOLICY_HALVES, nullptr, nullptr};
+  for (std::int64_t l = 0; l < shape.layers; ++l) ok(kvpolicy_prefill(state.get(), l, 200, &told));
+  std::vector<float> const q(static_cast<std::size_t>(shape.q_heads * shape.head_dim), 1.f);
+  c_tensor const asked(q, {shape.q_heads, shape.head_dim});
+  CHECK(kvpolicy_choose(state.get(), 0, 201, asked, scale, -1) == KVPOLICY_FAILED);
+  CHECK_THAT(std::string(kvpolicy_message()), ContainsSubstring("rank 0 of 2") && ContainsSubstring("failed with 4"));
+}
