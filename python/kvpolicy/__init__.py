@@ -11,9 +11,9 @@
 from kvpolicy import _abi
 from kvpolicy._abi import Error, InvalidError, OutOfMemoryError, UnsupportedError
 from kvpolicy.policy import Needs, Policy, load_plugin, policies
-from kvpolicy.state import Range, Shape, State
+from kvpolicy.state import Batch, Range, Ranks, Shape, State, StepError
 from kvpolicy.store import Arena, Store
 
 __version__: str = _abi.version().decode()
-__all__ = ["Arena", "Error", "InvalidError", "Needs", "OutOfMemoryError", "Policy", "Range", "Shape", "State", "Store",
-           "UnsupportedError", "load_plugin", "policies"]
+__all__ = ["Arena", "Batch", "Error", "InvalidError", "Needs", "OutOfMemoryError", "Policy", "Range", "Ranks", "Shape", "State",
+           "StepError", "Store", "UnsupportedError", "load_plugin", "policies"]

@@ -41,6 +41,13 @@ class Prompt(c.Structure):
                 ("inverse_frequencies", c.c_void_p), ("token_ids", c.c_void_p)]
 
 
+Sum = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.POINTER(c.c_float), c.c_int64)
+
+
+class Ranks(c.Structure):
+    _fields_ = [("rank", c.c_int32), ("size", c.c_int32), ("sum", Sum), ("user", c.c_void_p)]
+
+
 def _load() -> c.CDLL:
     named = os.environ.get("KVPOLICY_LIBRARY")
     beside = folder / "lib" / "libkvpolicy.so"
@@ -81,6 +88,7 @@ policy_needs = _declare("policy_needs", c.c_uint32, handle)
 observation_queries = _declare("observation_queries", i64, handle)
 start = _declare("start", _status, handle, c.POINTER(Shape), _out)
 start_cuda = _declare("start_cuda", _status, handle, c.POINTER(Shape), i32, handle, _out)
+start_ranked = _declare("start_ranked", _status, handle, c.POINTER(Shape), c.POINTER(Ranks), _out)
 state_free = _declare("state_free", None, handle)
 bind = _declare("bind", _status, handle, i64, handle, handle, handle)
 prefill = _declare("prefill", _status, handle, i64, i64, c.POINTER(Prompt))
@@ -100,6 +108,8 @@ store_fork = _declare("store_fork", _status, handle, i64, _out)
 bind_store = _declare("bind_store", _status, handle, handle)
 store_append = _declare("store_append", _status, handle, i64, handle, handle)
 store_retain = _declare("store_retain", _status, handle, i64, handle)
+step = _declare("step", _status, c.POINTER(handle), i64, i64, handle, handle, handle, c.c_float, handle, handle, c.POINTER(i64),
+                c.POINTER(i64))
 store_truncate = _declare("store_truncate", _status, handle, i64)
 store_released = _declare("store_released", i64, handle)
 store_rows = _declare("store_rows", i64, handle)

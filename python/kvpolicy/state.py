@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import ctypes as c
-from typing import NamedTuple
+import traceback
+from typing import Callable, NamedTuple, Sequence
 
 from kvpolicy import _abi
 from kvpolicy.policy import Policy
@@ -38,6 +39,15 @@ class Shape(NamedTuple):
         return _abi.Shape(*self[:5], _types.index(self.dtype))
 
 
+class Ranks(NamedTuple):
+    """This one of a group that runs one model, a part of its KV heads each. sum(address, count) sums so many float32 over all of
+    them, in place: all call it equally often, in the same order. What it raises is printed, and the choice is refused."""
+
+    rank: int
+    size: int
+    sum: Callable[[int, int], None]
+
+
 class State:
     """One sequence's state. Used by one thread at a time, on which it works; others have states of their own, and run at once.
 
@@ -45,15 +55,21 @@ class State:
     (a value that can't be, or a call out of order), UnsupportedError, OutOfMemoryError, Error; what was refused has changed
     nothing. kvpolicy.h says what each call takes, to the letter.
 
-    cuda: the device's number and a cudaStream_t's address; keys and values are there then."""
+    cuda: the device's number and a cudaStream_t's address; keys and values are there then. ranks: the shape is of this rank's
+    heads, and a policy with one choice for the whole request makes the same one on all ranks; choose is collective then."""
 
-    def __init__(self, policy: Policy, shape: Shape, cuda: tuple[int, int] | None = None) -> None:
+    def __init__(self, policy: Policy, shape: Shape, cuda: tuple[int, int] | None = None, ranks: Ranks | None = None) -> None:
         self.policy, self.shape = policy, shape
         self._handle = _abi.handle()
         self._bound: dict[int, tuple[borrowed, ...]] = {}
         self._store: Store | None = None
         sizes = shape._struct()
-        if cuda is None:
+        if ranks is not None:
+            if cuda is not None:
+                raise _abi.UnsupportedError("ranks of a state on a device; they are served in host memory alone")
+            self._ranks = _abi.Ranks(ranks.rank, ranks.size, _abi.Sum(_sum_of(ranks)))
+            _abi.start_ranked(policy._handle, c.byref(sizes), c.byref(self._ranks), c.byref(self._handle))
+        elif cuda is None:
             _abi.start(policy._handle, c.byref(sizes), c.byref(self._handle))
         else:
             _abi.start_cuda(policy._handle, c.byref(sizes), cuda[0], cuda[1], c.byref(self._handle))
@@ -130,3 +146,49 @@ class State:
         ranges, count = c.POINTER(_abi.Range)(), _abi.i64()
         which(self._handle, layer, kv_head, c.byref(ranges), c.byref(count))
         return [Range(r.begin, r.end, _reasons[r.why]) for r in ranges[:count.value]]
+
+
+def _sum_of(ranks: Ranks):  # type: ignore[no-untyped-def]
+    def call(_: int, values, count: int) -> int:  # type: ignore[no-untyped-def]
+        try:
+            ranks.sum(c.addressof(values.contents), count)
+            return 0
+        except BaseException:
+            traceback.print_exc()
+            return 1
+    return call
+
+
+class StepError(_abi.Error):
+    """A step of several sequences in which `sequence` was refused; those before it have made theirs, those behind it not. It has
+    lost the token in every layer, and may begin the step again."""
+
+    def __init__(self, sequence: int, why: str) -> None:
+        super().__init__(f"sequence {sequence}: {why}")
+        self.sequence = sequence
+
+
+class Batch:
+    """Sequences, bound to stores of one shape, that make their steps together."""
+
+    def __init__(self, states: Sequence[State]) -> None:
+        self.states = list(states)
+        self._handles = (_abi.handle * len(self.states))(*(state._handle for state in self.states))
+        self._read, self._made = (_abi.i64 * len(self.states))(), _abi.i64()
+
+    def step(self, layer: int, keys: Array, values: Array, queries: Array, scale: float, out: Array,
+             token_ids: Array | None = None) -> list[int]:
+        """In one layer, each sequence's next token: its row is appended, what it reads is chosen and attended to; behind the last
+        layer what is not retained is gone, and, with a policy that needs no logits, observe() has been called. Every layer in
+        order. keys and values [sequences, kv_heads, head_dim], queries [sequences, q_heads, head_dim] float32, out the same;
+        token_ids [sequences] int32. Returns rows of the layer that each one read, of all its KV heads. Raises StepError."""
+        tensors = (borrowed("keys", keys), borrowed("values", values), borrowed("queries", queries),
+                   borrowed("token_ids", token_ids), borrowed("out", out))
+        k, v, q, ids, to = (t.pointer for t in tensors)
+        try:
+            _abi.step(self._handles, len(self.states), layer, k, v, q, scale, ids, to, self._read, c.byref(self._made))
+        except _abi.Error as why:
+            if self._made.value < 0:
+                raise
+            raise StepError(self._made.value, str(why)) from why
+        return list(self._read)

@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindo
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from kvpolicy import Arena, Needs, Policy, Shape, State, Store, UnsupportedError
+from kvpolicy import Arena, Batch, Needs, Policy, Shape, State, Store, UnsupportedError
 
 _types = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
@@ -81,16 +81,9 @@ class PolicyLayer(CacheLayerMixin):
         rows = cache.rows(query, key, mask) if self.index == 0 else cache.sequences
         self.tokens = before + count
         if count == 1 and before > 0:
-            out = torch.empty(query.shape[0], 1, *query.shape[1::2], dtype=torch.float32)
-            for b, row in enumerate(rows):
-                queries, tokens = query[b, :, 0].float(), self.tokens - row.pads
-                row.store.append(self.index, key[b], value[b])
-                row.state.choose(self.index, tokens, queries, scale, cache.token_id(b))
-                row.state.attend(self.index, queries, scale, out[b, 0])
-                row.store.retain(self.index, row.state)
-                if self.index + 1 == cache.policy_layers:
-                    cache.end_step(row)
-            return out.to(query.dtype)
+            out = torch.empty(query.shape[0], *query.shape[1::2], dtype=torch.float32)
+            cache.batch().step(self.index, key[:, :, 0], value[:, :, 0], query[:, :, 0].float(), scale, out, cache.last_ids)
+            return out[:, None].to(query.dtype)
         out = torch.empty(query.shape[0], count, *query.shape[1::2], dtype=torch.float32)
         if before == 0:
             out = sdpa_attention_forward(module, query, key, value, mask, scaling=scale)[0]
@@ -139,6 +132,7 @@ class PolicyCache(Cache):
         self.max_tokens = max_tokens or config.max_position_embeddings
         self.sequences: list[_Row] = []
         self._arena: Arena | None = None
+        self._batch: Batch | None = None
         self._ids: torch.Tensor | None = None
         self._logits: torch.Tensor | None = None
         window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
@@ -184,7 +178,7 @@ class PolicyCache(Cache):
     def arena(self, shape: Shape) -> Arena:
         if self._arena is None or self._arena.shape != shape:
             rows = shape.layers * shape.kv_heads * (shape.max_tokens + 64)
-            self._arena = Arena(shape, self._batch * rows * 2 * shape.head_dim * (4 if shape.dtype == "f32" else 2))
+            self._arena = Arena(shape, self._rows * rows * 2 * shape.head_dim * (4 if shape.dtype == "f32" else 2))
         return self._arena
 
     def rows(self, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> list[_Row]:
@@ -193,28 +187,30 @@ class PolicyCache(Cache):
             if key.device.type != "cpu" or key.dtype not in _types:
                 raise UnsupportedError(f"keys of {key.dtype} on {key.device}; there are float32, float16 and bfloat16 on the CPU")
             shape = Shape(self.policy_layers, query.shape[1], key.shape[1], key.shape[3], self.max_tokens, _types[key.dtype])
-            self._batch = key.shape[0]
+            self._rows = key.shape[0]
             self.sequences = [_Row(self, shape, pads) for pads in self._padding(mask)]
         if len(self.sequences) != key.shape[0]:
             raise UnsupportedError(f"a batch of {key.shape[0]}; the cache has {len(self.sequences)} sequences: begin with a cache of its own")
         return self.sequences
 
-    def token_id(self, row: int) -> int:
-        return -1 if self._ids is None else int(self._ids[row, -1])
+    def batch(self) -> Batch:
+        if self._batch is None or self._batch.states != [row.state for row in self.sequences]:
+            self._batch = Batch([row.state for row in self.sequences])
+        return self._batch
+
+    @property
+    def last_ids(self) -> torch.Tensor | None:
+        return None if self._ids is None else self._ids[:, -1].to(torch.int32)
 
     def token_ids(self, row: int, new: slice) -> torch.Tensor | None:
         return None if self._ids is None else self._ids[row, new].to(torch.int32)
 
-    def end_step(self, row: _Row) -> None:
-        if Needs.LOGITS not in self.policy.needs:
-            row.state.observe()
-
     def _padding(self, mask: torch.Tensor | None) -> list[int]:
         """Of each row, how many tokens at its beginning the last one does not see."""
         if mask is None:
-            return [0] * self._batch
+            return [0] * self._rows
         pads = []
-        for seen in mask[:, 0, -1, :].expand(self._batch, -1):
+        for seen in mask[:, 0, -1, :].expand(self._rows, -1):
             count = int((~seen).sum())
             if not bool(seen[count:].all()):
                 raise UnsupportedError("an attention mask with holes; pad on the left alone: tokenizer.padding_side = 'left'")

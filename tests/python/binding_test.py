@@ -198,6 +198,79 @@ class Binding(unittest.TestCase):
         self.assertLessEqual(arena.bytes, taken)
         self.assertGreater(copy.rows, 0)
 
+    def test_sequences_make_their_steps_together(self):
+        policy, draw = kvpolicy.Policy("snapkv:tokens=40"), np.random.default_rng(1)
+        floats = lambda *shape: draw.normal(size=shape).astype(np.float32)
+        together, alone, prompts = [], [], (100, 150, 120)
+        for tokens in prompts:
+            rows, window = floats(2, sizes.kv_heads, tokens, sizes.head_dim), floats(32, sizes.q_heads, sizes.head_dim)
+            for into in (together, alone):
+                state, store = kvpolicy.State(policy, sizes), kvpolicy.Store(kvpolicy.Arena(sizes, 1 << 24))
+                state.bind_store(store)
+                for layer in range(sizes.layers):
+                    store.append(layer, *rows)
+                    state.prefill(layer, tokens, queries=window, scale=scale)
+                into.append((state, store))
+        batch = kvpolicy.Batch([state for state, _ in together])
+        for step in range(3):
+            for layer in range(sizes.layers):
+                keys, values = floats(3, sizes.kv_heads, sizes.head_dim), floats(3, sizes.kv_heads, sizes.head_dim)
+                queries, out = floats(3, sizes.q_heads, sizes.head_dim), np.zeros((3, sizes.q_heads, sizes.head_dim), np.float32)
+                read = batch.step(layer, keys, values, queries, scale, out)
+                for i, (state, store) in enumerate(alone):
+                    expected = np.zeros_like(out[i])
+                    store.append(layer, keys[i][:, None], values[i][:, None])
+                    state.choose(layer, prompts[i] + step + 1, queries[i], scale)
+                    state.attend(layer, queries[i], scale, expected)
+                    np.testing.assert_array_equal(out[i], expected)
+                    self.assertEqual(read[i], sum(len(state.tokens(layer, head)) for head in range(sizes.kv_heads)))
+            for (state, store), (_, other) in zip(alone, together):
+                state.observe()
+                for layer in range(sizes.layers):
+                    store.retain(layer, state)
+                self.assertEqual(store.rows, other.rows)
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "sequences"):
+            batch.step(0, keys[:2], values, queries, scale, out)
+        with self.assertRaisesRegex(kvpolicy.StepError, "sequence 0: choose for layer 1") as refused:
+            batch.step(1, keys, values, queries, scale, out)
+        self.assertEqual(refused.exception.sequence, 0)
+
+    def test_ranks_choose_for_the_request_together(self):
+        text, meet, parts, chosen = "chess:tokens=64,page=8,sink_pages=1,recent_pages=2,unrotated=0", threading.Barrier(2), {}, {}
+        draw = np.random.default_rng(2)
+        keys = draw.normal(size=(sizes.layers, sizes.kv_heads, sizes.max_tokens, sizes.head_dim)).astype(np.float32)
+        queries = draw.normal(size=(sizes.layers, sizes.q_heads, sizes.head_dim)).astype(np.float32)
+
+        def choose(heads, ranks):
+            count = heads.stop - heads.start
+            part = sizes._replace(q_heads=count * group, kv_heads=count)
+            state = kvpolicy.State(kvpolicy.Policy(text), part, ranks=ranks)
+            for layer in range(sizes.layers):
+                state.bind(layer, keys[layer, heads])
+                state.prefill(layer, 300)
+            for layer in range(sizes.layers):
+                state.choose(layer, 301, queries[layer, heads.start * group:heads.stop * group], scale)
+            return state.tokens(0, 0)
+
+        def rank(index):
+            def total(address, count):
+                mine = np.ctypeslib.as_array((c.c_float * count).from_address(address))
+                parts[index] = mine.copy()
+                meet.wait(60)
+                mine[:] = parts[0] + parts[1]
+                meet.wait(60)
+
+            chosen[index] = choose(slice(index, index + 1), kvpolicy.Ranks(index, 2, total))
+
+        threads = [threading.Thread(target=rank, args=(index,)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        whole = choose(slice(0, 2), None)
+        self.assertEqual([chosen[0], chosen[1]], [whole, whole])
+        self.assertNotEqual(choose(slice(0, 1), None), choose(slice(1, 2), None))
+
     def test_bound_arrays_live_as_long_as_they_are_bound(self):
         engine = Engine("knorm:tokens=30").bind().prompt(60)
         memory = weakref.ref(engine.keys)
