@@ -43,7 +43,7 @@ void sequence::take_over(sequence const& other, std::int64_t tokens, std::int64_
   just_loaded_ = other.just_loaded_ == tokens ? tokens : 0;
   cells_.take_over(other.cells_, tokens, stream);
   forget_all();
-  prompt_.load(other.prompt_.save(tokens));
+  prompt_.take_over(other.prompt_, tokens);
   if (policy_.retain != other.policy_.retain || policy_.retrieve != other.policy_.retrieve) return;
   request_ = other.request_;
   due_from_ = other.due_from_;

@@ -63,22 +63,40 @@ void prompt_memory::forget(std::int64_t tokens) noexcept {
   if (tokens < std::ssize(ids_)) ids_.resize(static_cast<std::size_t>(tokens));
 }
 
+prompt_memory::span_of_layer prompt_memory::of_all_layers(std::int64_t until) const noexcept {
+  // A graph that failed in the middle has moved on in its first layers.
+  span_of_layer all{room_, until};
+  for (span_of_layer const& kept : kept_) all.end = std::min(all.end, kept.end);
+  for (span_of_layer const& kept : kept_) all.count = std::clamp<std::int64_t>(kept.count - (kept.end - all.end), 0, all.count);
+  return all;
+}
+
+float const* prompt_memory::last_queries(std::int64_t layer, std::int64_t count, std::int64_t end) const noexcept {
+  span_of_layer const& kept = kept_[static_cast<std::size_t>(layer)];
+  return queries_.data() + (layer * room_ + kept.count - (kept.end - end) - count) * row();
+}
+
 saved_prompt prompt_memory::save(std::int64_t until) const {
   if (kept_.empty()) return {};
-  // A graph that failed in the middle has moved on in its first layers.
-  saved_prompt saved{.tokens = std::min(kept_.back().end, until), .window = room_, .queries = {}, .ids = ids_};
-  for (span_of_layer const& kept : kept_) saved.tokens = std::min(saved.tokens, kept.end);
-  for (span_of_layer const& kept : kept_) {
-    saved.window = std::clamp<std::int64_t>(kept.count - (kept.end - saved.tokens), 0, saved.window);
-  }
-  for (std::int64_t l = 0; l < shape_.layers && saved.window > 0; ++l) {
-    span_of_layer const& kept = kept_[static_cast<std::size_t>(l)];
-    std::int64_t const first = kept.count - (kept.end - saved.tokens) - saved.window;
-    float const* const from = queries_.data() + (l * room_ + first) * row();
-    saved.queries.insert(saved.queries.end(), from, from + saved.window * row());
+  auto const [window, tokens] = of_all_layers(until);
+  saved_prompt saved{.tokens = tokens, .window = window, .queries = {}, .ids = ids_};
+  saved.queries.reserve(static_cast<std::size_t>(shape_.layers * window * row()));
+  for (std::int64_t l = 0; l < shape_.layers && window > 0; ++l) {
+    float const* const from = last_queries(l, window, tokens);
+    saved.queries.insert(saved.queries.end(), from, from + window * row());
   }
   if (until < std::ssize(saved.ids)) saved.ids.resize(static_cast<std::size_t>(until));
   return saved;
+}
+
+void prompt_memory::take_over(prompt_memory const& other, std::int64_t until) {
+  auto const [window, tokens] = other.of_all_layers(until);
+  std::int64_t const count = std::min(window, room_);
+  for (std::int64_t l = 0; l < shape_.layers; ++l) {
+    if (count > 0) std::copy_n(other.last_queries(l, count, tokens), count * row(), queries_.begin() + l * room_ * row());
+    kept_[static_cast<std::size_t>(l)] = {count, tokens};
+  }
+  ids_.assign(other.ids_.begin(), other.ids_.begin() + std::min(until, std::ssize(other.ids_)));
 }
 
 void prompt_memory::load(saved_prompt const& saved) {

@@ -33,6 +33,8 @@ class prompt_memory {
   /// Of the first `until` tokens.
   saved_prompt save(std::int64_t until = std::numeric_limits<std::int64_t>::max()) const;
   void load(saved_prompt const& saved);
+  /// load(other.save(until)) of the same cache.
+  void take_over(prompt_memory const& other, std::int64_t until);
 
  private:
   std::int64_t row() const noexcept { return shape_.q_heads * shape_.head_dim; }
@@ -41,6 +43,11 @@ class prompt_memory {
     std::int64_t count = 0;  ///< queries
     std::int64_t end = 0;    ///< token behind the last of them
   };
+  /// Up to token `until`, what every layer has.
+  span_of_layer of_all_layers(std::int64_t until) const noexcept;
+  /// So many of a layer, before token `end`.
+  float const* last_queries(std::int64_t layer, std::int64_t count, std::int64_t end) const noexcept;
+
   cache_shape shape_{};
   std::int64_t room_ = 0;
   std::vector<float> queries_;  ///< `[layers, room, q_heads, head_dim]`, oldest first

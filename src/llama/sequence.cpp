@@ -116,7 +116,7 @@ void sequence::follow(seen_cells const& now, std::span<std::unique_ptr<sequence>
            std::ranges::equal(cells_.known(), other->cells_.known().first(static_cast<std::size_t>(tokens())));
   };
   if (auto const other = std::ranges::find_if(others, knows); other != others.end())
-    prompt_.load((*other)->prompt_.save(tokens()));
+    prompt_.take_over((*other)->prompt_, tokens());
 }
 
 void sequence::leave(std::string const& why) {
