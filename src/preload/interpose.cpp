@@ -188,15 +188,16 @@ int decode_with(llama_context* context, std::vector<llama_seq_id> const& sequenc
   if (served == nullptr) return decode();
   nested const guard;
   or_say([&] { served->before(sequences); });
-  int const status = decode();
-  or_say([&] { served->after(sequences, status); });
+  int status = decode();
+  or_say([&] { status = served->after(sequences, status); });
   return status;
 }
 
-void memory_was_cleared(llama_memory_t memory) {
+template <class Tell>
+void tell_context_of(llama_memory_t memory, Tell tell) {
   std::lock_guard const lock(here->working);
   for (auto& [context, served] : here->contexts) {
-    if (llama_get_memory(context) == memory) served->begin_anew();
+    if (llama_get_memory(context) == memory) tell(*served);
   }
 }
 
@@ -275,8 +276,17 @@ void llama_free(llama_context* context) {
 }
 
 void llama_memory_clear(llama_memory_t memory, bool data) {
-  if (preload::serves()) preload::memory_was_cleared(memory);
+  if (preload::serves()) preload::tell_context_of(memory, [](preload::served_context& served) { served.begin_anew(); });
   preload::engines<llama_memory_clear>("llama_memory_clear")(memory, data);
+}
+
+bool llama_memory_seq_rm(llama_memory_t memory, llama_seq_id of, llama_pos from, llama_pos to) {
+  // Up to the end: what a shift of the context removes has tokens behind it.
+  if (preload::serves() && to < 0) {
+    bool const removes = of < 0 || llama_memory_seq_pos_max(memory, of) >= from;
+    preload::tell_context_of(memory, [&](preload::served_context& served) { served.cut(of, removes); });
+  }
+  return preload::engines<llama_memory_seq_rm>("llama_memory_seq_rm")(memory, of, from, to);
 }
 
 void llama_perf_context_reset(llama_context* context) {

@@ -26,17 +26,20 @@ void served_context::before(std::span<llama_seq_id const> sequences) {
   decoding_ = true;
 }
 
-void served_context::after(std::span<llama_seq_id const> sequences, int status) {
+int served_context::after(std::span<llama_seq_id const> sequences, int status) {
+  // The engine's status of a decode that was refused is that of one which was aborted, on which llama-server tries again.
+  constexpr int compute_error = -3;
   try {
     session_.check();
   } catch (std::exception const& refusal) {
     log_.say(refusal.what());
+    status = compute_error;
   }
   for (std::string const& line : session_.report()) log_.say_once(line);
   std::lock_guard const lock(counting_);
   decoding_ = false;
   decoded_ = clock::now();
-  if (status != 0 || session_.shape().layers == 0) return;
+  if (status != 0 || session_.shape().layers == 0) return status;
   for (auto& [of, r] : requests_) {
     // Who generates is in every batch.
     if (r.all.steps > 0 && std::ranges::count(sequences, of) != 1) end(of, r);
@@ -48,8 +51,17 @@ void served_context::after(std::span<llama_seq_id const> sequences, int status) 
     request& r = requests_[of];
     std::int64_t const steps = session_.steps(of);
     bool const stepped = steps > std::exchange(r.steps_before, steps);
-    if (count == 1) r.all.add(session_.last_step(of), !stepped);
+    // A prompt's first piece may be one token.
+    if (count == 1 && session_.last_step(of).tokens > 1) r.all.add(session_.last_step(of), !stepped);
     else r.all.prompt += count;
+  }
+  return status;
+}
+
+void served_context::cut(llama_seq_id of, bool removes) {
+  std::lock_guard const lock(counting_);
+  for (auto& [id, r] : requests_) {
+    if ((of < 0 || id == of) && (removes || r.all.steps > 0)) end(id, r);
   }
 }
 

@@ -26,9 +26,12 @@ class served_context {
   /// The engine's own counters begin anew, or its memory, behind a warm-up for instance: so do these.
   void begin_anew();
 
-  /// Around each decode: the (first) sequence of each of its tokens, in order.
+  /// A sequence's end is set anew (-1: all sequences'), as before each piece of a prompt; `removes`: some of its tokens go.
+  void cut(llama_seq_id of, bool removes);
+
+  /// Around each decode: the (first) sequence of each of its tokens, in order. after() returns the status for the caller.
   void before(std::span<llama_seq_id const> sequences);
-  void after(std::span<llama_seq_id const> sequences, int status);
+  int after(std::span<llama_seq_id const> sequences, int status);
 
   /// Beside the engine's own state of a sequence. load() of what does not fit leaves the sequence to the engine.
   llama::saved_prompt save(llama_seq_id of) const { return session_.save(of); }

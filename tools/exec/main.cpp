@@ -29,7 +29,10 @@ fs::path preload_library() {
   fs::path const here = fs::read_symlink("/proc/self/exe").parent_path();
   for (char const* const folder : {KVPOLICY_LIBRARIES, "../src/preload"}) {
     fs::path const found = here / folder / "libkvpolicy-llama.so";
-    if (fs::exists(found)) return fs::canonical(found);
+    if (!fs::exists(found)) continue;
+    fs::path const library = fs::canonical(found);
+    if (library.string().find_first_of(" :") == std::string::npos) return library;
+    throw error("'" + library.string() + "' has a space or a colon in its path, which LD_PRELOAD can't hold; move it");
   }
   throw error("libkvpolicy-llama.so is not in " + (here / KVPOLICY_LIBRARIES).lexically_normal().string() +
               "; it is built where libllama is a shared library");
@@ -100,6 +103,7 @@ int main(int argc, char** argv) {
   app.add_flag("--explain", only_explain, "says what the policy is, and runs nothing");
   app.prefix_command();
   return tool_main(app, argc, argv, [&] {
+    KVPOLICY_EXPECTS(!policy.empty(), "the policy is empty; full is the one that reads all");
     std::string said = policy + (strict ? ";strict" : "") + (prompts.empty() ? "" : ";prompts=" + prompts);
     preload::parse_settings(said);
     if (only_explain) return explain(known_policies().parse(policy, facts_for()));
