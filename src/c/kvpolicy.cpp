@@ -5,19 +5,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <variant>
 #include <vector>
 
-#include "host_backend.hpp"
 #include "kvpolicy/version.hpp"
-#include "ranked_backend.hpp"
-#include "sequence.hpp"
+#include "state.hpp"
 #include "status.hpp"
-#include "step_tensors.hpp"
 #include "store.hpp"
-#ifdef KVPOLICY_C_HAS_CUDA
-#include "cuda_backend.hpp"
-#endif
 
 using namespace kvpolicy;
 using namespace kvpolicy::c;
@@ -25,17 +18,6 @@ using namespace kvpolicy::c;
 struct kvpolicy_policy {
   policy_facts facts;
   named_host_policy chosen;
-};
-
-struct kvpolicy_state {
-  template <class... Args>
-  explicit kvpolicy_state(Args&&... args) : of(std::forward<Args>(args)...) {}
-
-#ifdef KVPOLICY_C_HAS_CUDA
-  std::variant<sequence<host_backend>, sequence<ranked_backend>, sequence<cuda_backend>> of;
-#else
-  std::variant<sequence<host_backend>, sequence<ranked_backend>> of;
-#endif
 };
 
 namespace {
@@ -235,30 +217,6 @@ kvpolicy_status kvpolicy_store_retain(kvpolicy_store* store, int64_t layer, kvpo
   return on_state(state, [&](auto& sequence) {
     required(store, "store");
     sequence.drop(store->rows, layer);
-  });
-}
-
-kvpolicy_status kvpolicy_step(kvpolicy_state* const* states, int64_t count, int64_t layer, kvpolicy_tensor const* keys,
-                              kvpolicy_tensor const* values, kvpolicy_tensor const* queries, float scale,
-                              kvpolicy_tensor const* token_ids, kvpolicy_tensor const* out, int64_t* read, int64_t* made) {
-  return guarded([&] {
-    required(made, "made");
-    *made = -1;
-    KVPOLICY_EXPECTS(count >= 1, std::to_string(count) + " sequences; there must be at least 1");
-    required(states, "states");
-    std::span const all(states, static_cast<std::size_t>(count));
-    for (kvpolicy_state const* const state : all) required(state, "a state");
-    cache_shape const& shape = std::visit([](auto const& of) -> cache_shape const& { return of.shape(); }, all.front()->of);
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      bool const fits = std::visit([&](auto const& of) { return of.has_store_of(shape); }, all[i]->of);
-      KVPOLICY_EXPECTS(fits, "state " + std::to_string(i) + " has no store of the first one's shape; call bind_store");
-    }
-    step_tensors const given(count, layer, shape, keys, values, queries, scale, token_ids, out);
-    *made = 0;
-    for (std::int64_t i = 0; i < count; ++i, ++*made) {
-      std::int64_t const rows = std::visit([&](auto& of) { return given.step(of, i); }, all[static_cast<std::size_t>(i)]->of);
-      if (read != nullptr) read[i] = rows;
-    }
   });
 }
 

@@ -129,7 +129,7 @@ class sequence {
   }
 
   /// For step().
-  bool has_store_of(cache_shape const& shape) const noexcept { return store_ != nullptr && shape_ == shape; }
+  row_store const* store() const noexcept { return store_; }
   cache_shape const& shape() const noexcept { return shape_; }
 
   /// A layer's next token; returns rows that were read. The token is gone again where this throws.

@@ -32,7 +32,7 @@ kvpolicy_status (*const start_ranked)(kvpolicy_policy const*, kvpolicy_shape con
                                       kvpolicy_state**) = kvpolicy_start_ranked;
 kvpolicy_status (*const step)(kvpolicy_state* const*, int64_t, int64_t, kvpolicy_tensor const*, kvpolicy_tensor const*,
                               kvpolicy_tensor const*, float, kvpolicy_tensor const*, kvpolicy_tensor const*, int64_t*,
-                              int64_t*) = kvpolicy_step;
+                              kvpolicy_threads const*) = kvpolicy_step;
 kvpolicy_status (*const observe)(kvpolicy_state*, kvpolicy_tensor const*) = kvpolicy_observe;
 
 #define TYPE(type) printf("%s: %zu bytes, aligned to %zu\n", #type, sizeof(type), _Alignof(type))
@@ -73,6 +73,9 @@ int main(void) {
   FIELD(kvpolicy_prompt, pairing);
   FIELD(kvpolicy_prompt, inverse_frequencies);
   FIELD(kvpolicy_prompt, token_ids);
+  TYPE(kvpolicy_threads);
+  FIELD(kvpolicy_threads, run);
+  FIELD(kvpolicy_threads, user);
   TYPE(kvpolicy_ranks);
   FIELD(kvpolicy_ranks, rank);
   FIELD(kvpolicy_ranks, size);

@@ -1,8 +1,10 @@
 // Steps of several sequences at once, and of one sequence on several ranks, against the calls that they stand for.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "c/stores.hpp"
@@ -91,9 +93,9 @@ struct side_by_side {
   }
 };
 
-/// kvpolicy_step of a layer; `count` of the sequences are named in the call.
+/// kvpolicy_step of a layer.
 kvpolicy_status step(std::vector<one_sequence*> const& of, std::int64_t layer, std::vector<float> const& queries,
-                     std::vector<float>& out, std::vector<std::int64_t>& read, std::int64_t& made) {
+                     std::vector<float>& out, std::vector<std::int64_t>& read, kvpolicy_threads const* threads = nullptr) {
   cache_shape const& s = of.front()->cache.shape();
   auto const count = std::ssize(of);
   side_by_side const given(of, layer);
@@ -105,12 +107,21 @@ kvpolicy_status step(std::vector<one_sequence*> const& of, std::int64_t layer, s
   c_tensor const told(ids.data(), c_int, {count});
   std::vector<kvpolicy_state*> states;
   for (one_sequence const* const s_ : of) states.push_back(s_->state.get());
-  return kvpolicy_step(states.data(), count, layer, keys, values, q, scale, told, to, read.data(), &made);
+  return kvpolicy_step(states.data(), count, layer, keys, values, q, scale, told, to, read.data(), threads);
+}
+
+/// work() on three threads at once.
+void on_threads(void*, void (*work)(void*), void* argument) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) threads.emplace_back(work, argument);
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace
 
-TEST_CASE("a step of several sequences is what its calls are for each") {
+TEST_CASE("a step of several sequences is what its calls are for each, on threads too") {
+  kvpolicy_threads const some{on_threads, nullptr};
+  kvpolicy_threads const* const threads = GENERATE_REF(static_cast<kvpolicy_threads const*>(nullptr), &some);
   for (element_type const type : {element_type::f32, element_type::bf16}) {
     for (std::string const text :
          {"full", "snapkv:tokens=40", "quest:tokens=32,page=4", "tova:tokens=40", "h2o:tokens=40",
@@ -119,13 +130,13 @@ TEST_CASE("a step of several sequences is what its calls are for each") {
       cache_shape const shape = shape_of(type);
       c_policy const policy = parsed(text);
       REQUIRE(policy != nullptr);
-      c_arena const arena = arena_of(shape);
+      std::vector<c_arena> arenas;
       std::vector<one_sequence> together, alone;
       std::vector<one_sequence*> all;
       for (std::uint64_t const seed : {11, 22, 33}) {
         auto const prompt = static_cast<std::int64_t>(100 + 3 * seed);
-        together.emplace_back(policy, arena, shape, prompt, seed);
-        alone.emplace_back(policy, arena, shape, prompt, seed);
+        for (std::vector<one_sequence>* const side : {&together, &alone})
+          side->emplace_back(policy, arenas.emplace_back(arena_of(shape)), shape, prompt, seed);
       }
       for (one_sequence& s : together) all.push_back(&s);
       random_source random(77);
@@ -135,9 +146,7 @@ TEST_CASE("a step of several sequences is what its calls are for each") {
           std::vector<float> const q = random_floats(random, 3 * row);
           std::vector<float> out(q.size()), expected(q.size());
           std::vector<std::int64_t> read(3), wanted;
-          std::int64_t made = -1;
-          ok(step(all, l, q, out, read, made));
-          CHECK(made == 3);
+          ok(step(all, l, q, out, read, threads));
           for (std::int64_t i = 0; i < 3; ++i)
             wanted.push_back(alone[static_cast<std::size_t>(i)].step(l, q.data() + i * row, expected.data() + i * row));
           REQUIRE(out == expected);
@@ -160,20 +169,22 @@ TEST_CASE("a sequence that is refused in a step loses the token alone, and begin
   // Blocks for 128 tokens of each layer and head, and one more.
   std::int64_t const block = 64 * 2 * shape.head_dim * 2;
   c_arena const narrow = arena_of(shape, (2 * 4 + 1) * block);
-  one_sequence first(policy, roomy, shape, 100, 1), tight(policy, narrow, shape, 128, 2), last(policy, roomy, shape, 90, 3);
+  one_sequence first(policy, roomy, shape, 100, 1), tight(policy, narrow, shape, 128, 2);
   one_sequence control(policy, roomy, shape, 128, 2);
   std::int64_t const row = shape.q_heads * shape.head_dim;
   random_source random(5);
   std::vector<float> const q = random_floats(random, 3 * row);
   std::vector<float> out(q.size());
   std::vector<std::int64_t> read(3);
-  std::int64_t made = -1;
-  REQUIRE(step({&first, &tight, &last}, 0, q, out, read, made) == KVPOLICY_FAILED);
+  kvpolicy_threads const threads{on_threads, nullptr};
+  c_arena const third = arena_of(shape);
+  one_sequence last(policy, third, shape, 90, 3);
+  REQUIRE(step({&first, &tight, &last}, 0, q, out, read, &threads) == KVPOLICY_FAILED);
   CHECK_THAT(std::string(kvpolicy_message()), ContainsSubstring("memory is exhausted"));
-  CHECK(made == 1);
+  CHECK((read[0] > 0 && read[1] == -1 && read[2] > 0));
   CHECK(kvpolicy_store_rows(first.store.get()) == 100 * 4 + 2);  // the token, in one layer
   CHECK(kvpolicy_store_rows(tight.store.get()) == 128 * 4);
-  CHECK(kvpolicy_store_rows(last.store.get()) == 90 * 4);
+  CHECK(kvpolicy_store_rows(last.store.get()) == 90 * 4 + 2);
   // With 28 tokens less there is room.
   ok(kvpolicy_store_truncate(tight.store.get(), 100));
   ok(kvpolicy_store_truncate(control.store.get(), 100));
@@ -181,7 +192,7 @@ TEST_CASE("a sequence that is refused in a step loses the token alone, and begin
   for (std::int64_t l = 0; l < shape.layers; ++l) {
     std::vector<float> const one(q.begin(), q.begin() + row);
     std::vector<float> got(one.size()), expected(one.size());
-    ok(step({&tight}, l, one, got, read, made));
+    ok(step({&tight}, l, one, got, read));
     control.step(l, one.data(), expected.data());
     REQUIRE(got == expected);
   }
@@ -195,16 +206,19 @@ TEST_CASE("a step refuses what it can't make, before any sequence has made it") 
   std::int64_t const row = shape.q_heads * shape.head_dim;
   std::vector<float> const q(static_cast<std::size_t>(2 * row)), rows_(static_cast<std::size_t>(2 * 2 * shape.head_dim));
   std::vector<float> out(q.size());
-  std::int64_t made = -1;
-  c_tensor const keys(rows_, {2, 2, 16}), queries(q, {2, 4, 16}), to(out, {2, 4, 16}), few(q, {1, 4, 16}), wide(q, {2, 2, 32});
+  std::vector<std::int64_t> read(2);
+  c_tensor const keys(rows_, {2, 2, 16}), queries(q, {2, 4, 16}), to(out, {2, 4, 16}), few(q, {1, 4, 16}), wide(q, {2, 2, 32}),
+      one_key(rows_, {1, 2, 16});
   c_state const storeless = started(policy, shape);
+  c_tensor const one_query(q, {1, 4, 16}), one_out(out, {1, 4, 16});
+  kvpolicy_threads const* threads = nullptr;
   kvpolicy_state* states[2] = {one.state.get(), two.state.get()};
   auto const refused = [&](std::string const& why, kvpolicy_state* second, std::int64_t count, std::int64_t layer,
                            kvpolicy_tensor const* k, kvpolicy_tensor const* asked, float by, kvpolicy_tensor const* into) {
     states[1] = second;
-    CHECK(kvpolicy_step(states, count, layer, k, keys, asked, by, nullptr, into, nullptr, &made) == KVPOLICY_INVALID);
+    CHECK(kvpolicy_step(states, count, layer, k, k, asked, by, nullptr, into, read.data(), threads) == KVPOLICY_INVALID);
     CHECK_THAT(std::string(kvpolicy_message()), ContainsSubstring(why));
-    CHECK(made == (layer == 1 ? 0 : -1));
+    CHECK(read == std::vector<std::int64_t>(2, -1));
     CHECK(kvpolicy_store_rows(one.store.get()) == 100 * 4);
   };
   refused("a state is NULL", nullptr, 2, 0, keys, queries, scale, to);
@@ -216,9 +230,15 @@ TEST_CASE("a step refuses what it can't make, before any sequence has made it") 
   refused("axis 1 (heads) has 2", two.state.get(), 2, 0, keys, wide, scale, to);
   refused("scale", two.state.get(), 2, 0, keys, queries, std::numeric_limits<float>::infinity(), to);
   refused("out", two.state.get(), 2, 0, keys, queries, scale, nullptr);
-  refused("layer 1", two.state.get(), 2, 1, keys, queries, scale, to);  // before layer 0, which the first sequence refuses
-  states[1] = two.state.get();
+  refused("layer 1", two.state.get(), 2, 1, keys, queries, scale, to);  // before layer 0
   CHECK(kvpolicy_step(states, 2, 0, keys, keys, queries, scale, nullptr, to, nullptr, nullptr) == KVPOLICY_INVALID);
+  kvpolicy_threads told{on_threads, nullptr};
+  threads = &told;
+  refused("another one's arena", two.state.get(), 2, 0, keys, queries, scale, to);
+  told.run = [](void*, void (*)(void*), void*) {};
+  refused("did no work", one.state.get(), 1, 0, one_key, one_query, scale, one_out);
+  told.run = nullptr;
+  refused("run is NULL", two.state.get(), 2, 0, keys, queries, scale, to);
 }
 
 namespace {

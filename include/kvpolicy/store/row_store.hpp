@@ -38,6 +38,7 @@ class row_store {
   row_store fork(std::int64_t tokens) const;
 
   cache_shape const& shape() const noexcept { return shape_; }
+  block_arena const& arena() const noexcept { return *arena_; }
   /// Tokens of the sequence, those that were dropped included, whose rows this layer was given.
   std::int64_t tokens(layer_id layer) const noexcept { return tokens_[static_cast<std::size_t>(layer.value)]; }
   /// The same of all layers: an engine's own rows of these tokens may go.

@@ -239,18 +239,26 @@ KVPOLICY_API kvpolicy_status kvpolicy_store_append(kvpolicy_store* store, int64_
 /* Of a layer's tokens, those that the state bound to the store does not retain are gone. After the first step behind a prompt,
  * and after each step of a policy that evicts; for every layer. */
 KVPOLICY_API kvpolicy_status kvpolicy_store_retain(kvpolicy_store* store, int64_t layer, kvpolicy_state* state);
+/* Threads that are the caller's: run(user, work, argument) calls work(argument) on some at once, one at least, and returns when
+ * they all have. */
+typedef struct kvpolicy_threads {
+  void (*run)(void* user, void (*work)(void* argument), void* argument);
+  void* user;
+} kvpolicy_threads;
+
 /* In one layer, the next token of each of `count` sequences that are bound to stores of one shape: what store_append, choose,
  * attend and, behind the last layer, store_retain and observe (with a policy that needs no logits) would do. Every layer, in
  * order. keys and values [count, kv_heads, head_dim] of the shape's type, queries [count, q_heads, head_dim] f32, out the same,
- * rows dense; token_ids [count] int32, or NULL where the policies need none. `read` [count], or NULL: rows of the layer that
- * each one read, of all its KV heads together.
+ * rows dense; token_ids [count] int32, or NULL where the policies need none. read [count]: rows of the layer that each one read,
+ * of all its KV heads together.
  *
- * Where a sequence is refused, `*made` says how many before it have made theirs; it has lost the token in every layer, and may
- * begin the step again; those behind it were left alone. -1: none has begun, a tensor or a state can't be. */
+ * With `threads`, not NULL, sequences are shared out among them, those of ranks aside; each has a store of an arena of its own
+ * then. Where sequences are refused, the status is the first one's; each of them has read -1, has lost the token in every
+ * layer, and may begin the step again; the others have made theirs. All read -1: none has begun. */
 KVPOLICY_API kvpolicy_status kvpolicy_step(kvpolicy_state* const* states, int64_t count, int64_t layer,
                                            kvpolicy_tensor const* keys, kvpolicy_tensor const* values,
                                            kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* token_ids,
-                                           kvpolicy_tensor const* out, int64_t* read, int64_t* made);
+                                           kvpolicy_tensor const* out, int64_t* read, kvpolicy_threads const* threads);
 /* Tokens from `tokens` on are gone, in every layer. */
 KVPOLICY_API kvpolicy_status kvpolicy_store_truncate(kvpolicy_store* store, int64_t tokens);
 /* The first tokens, so many, are here in every layer: the engine's own rows of them may go. 0 for NULL. */

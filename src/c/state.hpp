@@ -1,0 +1,26 @@
+// A state behind the C ABI: a sequence on one of the backends.
+#pragma once
+
+#include <utility>
+#include <variant>
+
+#include "host_backend.hpp"
+#include "kvpolicy.h"
+#include "ranked_backend.hpp"
+#include "sequence.hpp"
+#ifdef KVPOLICY_C_HAS_CUDA
+#include "cuda_backend.hpp"
+#endif
+
+struct kvpolicy_state {
+  template <class... Args>
+  explicit kvpolicy_state(Args&&... args) : of(std::forward<Args>(args)...) {}
+
+#ifdef KVPOLICY_C_HAS_CUDA
+  std::variant<kvpolicy::c::sequence<kvpolicy::c::host_backend>, kvpolicy::c::sequence<kvpolicy::c::ranked_backend>,
+               kvpolicy::c::sequence<kvpolicy::c::cuda_backend>>
+      of;
+#else
+  std::variant<kvpolicy::c::sequence<kvpolicy::c::host_backend>, kvpolicy::c::sequence<kvpolicy::c::ranked_backend>> of;
+#endif
+};
