@@ -48,6 +48,10 @@ class Ranks(c.Structure):
     _fields_ = [("rank", c.c_int32), ("size", c.c_int32), ("sum", Sum), ("user", c.c_void_p)]
 
 
+class Threads(c.Structure):
+    _fields_ = [("run", c.CFUNCTYPE(None, c.c_void_p, c.c_void_p, c.c_void_p)), ("user", c.c_void_p)]
+
+
 def _load() -> c.CDLL:
     named = os.environ.get("KVPOLICY_LIBRARY")
     beside = folder / "lib" / "libkvpolicy.so"
@@ -109,7 +113,7 @@ bind_store = _declare("bind_store", _status, handle, handle)
 store_append = _declare("store_append", _status, handle, i64, handle, handle)
 store_retain = _declare("store_retain", _status, handle, i64, handle)
 step = _declare("step", _status, c.POINTER(handle), i64, i64, handle, handle, handle, c.c_float, handle, handle, c.POINTER(i64),
-                c.POINTER(i64))
+                c.POINTER(Threads))
 store_truncate = _declare("store_truncate", _status, handle, i64)
 store_released = _declare("store_released", i64, handle)
 store_rows = _declare("store_rows", i64, handle)

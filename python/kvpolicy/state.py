@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import ctypes as c
 import traceback
-from typing import Callable, NamedTuple, Sequence
+from typing import Callable, NamedTuple
 
 from kvpolicy import _abi
 from kvpolicy.policy import Policy
@@ -157,38 +157,3 @@ def _sum_of(ranks: Ranks):  # type: ignore[no-untyped-def]
             traceback.print_exc()
             return 1
     return call
-
-
-class StepError(_abi.Error):
-    """A step of several sequences in which `sequence` was refused; those before it have made theirs, those behind it not. It has
-    lost the token in every layer, and may begin the step again."""
-
-    def __init__(self, sequence: int, why: str) -> None:
-        super().__init__(f"sequence {sequence}: {why}")
-        self.sequence = sequence
-
-
-class Batch:
-    """Sequences, bound to stores of one shape, that make their steps together."""
-
-    def __init__(self, states: Sequence[State]) -> None:
-        self.states = list(states)
-        self._handles = (_abi.handle * len(self.states))(*(state._handle for state in self.states))
-        self._read, self._made = (_abi.i64 * len(self.states))(), _abi.i64()
-
-    def step(self, layer: int, keys: Array, values: Array, queries: Array, scale: float, out: Array,
-             token_ids: Array | None = None) -> list[int]:
-        """In one layer, each sequence's next token: its row is appended, what it reads is chosen and attended to; behind the last
-        layer what is not retained is gone, and, with a policy that needs no logits, observe() has been called. Every layer in
-        order. keys and values [sequences, kv_heads, head_dim], queries [sequences, q_heads, head_dim] float32, out the same;
-        token_ids [sequences] int32. Returns rows of the layer that each one read, of all its KV heads. Raises StepError."""
-        tensors = (borrowed("keys", keys), borrowed("values", values), borrowed("queries", queries),
-                   borrowed("token_ids", token_ids), borrowed("out", out))
-        k, v, q, ids, to = (t.pointer for t in tensors)
-        try:
-            _abi.step(self._handles, len(self.states), layer, k, v, q, scale, ids, to, self._read, c.byref(self._made))
-        except _abi.Error as why:
-            if self._made.value < 0:
-                raise
-            raise StepError(self._made.value, str(why)) from why
-        return list(self._read)

@@ -231,9 +231,40 @@ class Binding(unittest.TestCase):
                 self.assertEqual(store.rows, other.rows)
         with self.assertRaisesRegex(kvpolicy.InvalidError, "sequences"):
             batch.step(0, keys[:2], values, queries, scale, out)
-        with self.assertRaisesRegex(kvpolicy.StepError, "sequence 0: choose for layer 1") as refused:
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "choose for layer 1"):
             batch.step(1, keys, values, queries, scale, out)
-        self.assertEqual(refused.exception.sequence, 0)
+
+    def test_a_sequence_without_memory_is_refused_alone(self):
+        block = 64 * sizes.head_dim * 2 * 4
+        states, draw, policy = [], np.random.default_rng(1), kvpolicy.Policy("full")
+        floats = lambda *shape: draw.normal(size=shape).astype(np.float32)
+        ran = []
+
+        def on_two_threads(work, argument):
+            both = [threading.Thread(target=c.CFUNCTYPE(None, c.c_void_p)(work), args=(argument,)) for _ in range(2)]
+            for thread in both:
+                thread.start()
+            for thread in both:
+                thread.join()
+            ran.append(len(both))
+
+        for blocks in (8, 4, 8):
+            store, state = kvpolicy.Store(kvpolicy.Arena(sizes, blocks * block)), kvpolicy.State(policy, sizes)
+            state.bind_store(store)
+            for layer in range(sizes.layers):
+                store.append(layer, *floats(2, sizes.kv_heads, 64, sizes.head_dim))
+                state.prefill(layer, 64)
+            states.append((state, store))
+        for threads in (kvpolicy.Threads(on_two_threads), kvpolicy.openmp(), None):
+            batch = kvpolicy.Batch([state for state, _ in states], threads)
+            keys, queries = floats(3, sizes.kv_heads, sizes.head_dim), floats(3, sizes.q_heads, sizes.head_dim)
+            with self.assertRaisesRegex(kvpolicy.StepError, "sequence 1: .*memory is exhausted") as refused:
+                batch.step(0, keys, keys, queries, scale, np.zeros_like(queries))
+            self.assertEqual(refused.exception.sequences, [1])
+            self.assertEqual([store.rows for _, store in states], [64 * 4 + 2, 64 * 4, 64 * 4 + 2])
+            for _, store in states:
+                store.truncate(64)
+        self.assertEqual(ran, [2])
 
     def test_ranks_choose_for_the_request_together(self):
         text, meet, parts, chosen = "chess:tokens=64,page=8,sink_pages=1,recent_pages=2,unrotated=0", threading.Barrier(2), {}, {}
