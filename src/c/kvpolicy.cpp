@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kvpolicy/segment/sentences.hpp"
 #include "kvpolicy/version.hpp"
 #include "state.hpp"
 #include "status.hpp"
@@ -153,6 +154,10 @@ kvpolicy_status kvpolicy_policy_parse(char const* text, uint8_t const* boundary,
     named_host_policy chosen = all.list.parse(text, facts);
     *policy = new kvpolicy_policy{std::move(facts), std::move(chosen)};
   });
+}
+
+uint8_t kvpolicy_ends_sentence(char const* piece, int64_t bytes) {
+  return piece != nullptr && bytes > 0 && segment::ends_sentence({piece, static_cast<std::size_t>(bytes)}) ? 1 : 0;
 }
 
 void kvpolicy_policy_free(kvpolicy_policy* policy) { delete policy; }

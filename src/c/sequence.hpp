@@ -130,11 +130,12 @@ class sequence {
 
   /// For step().
   row_store const* store() const noexcept { return store_; }
+  bool chooses_for_request() const noexcept { return facts_.granularity == scope::request; }
   cache_shape const& shape() const noexcept { return shape_; }
 
   /// A layer's next token; returns rows that were read. The token is gone again where this throws.
-  std::int64_t step(layer_id layer, rows const& key, rows const& value, query_heads const& queries, std::int32_t id,
-                    float* out) {
+  std::int64_t step(layer_id layer, rows const& key, rows const& value, query_heads const& queries, std::int32_t id, float* out,
+                    bool leave_whole) {
     if constexpr (!std::same_as<memory, host_memory>) {
       throw unsupported("steps of several sequences are made in host memory alone, and the state is on a device");
     } else {
@@ -145,8 +146,9 @@ class sequence {
         choose(layer, tokens, {contains(facts_.needs, signals::queries) ? queries : query_heads{}, id});
         auto const kept = request_.kept(layer);
         view const cache = view_of(tokens);
-        kvpolicy::attend(queries, cache.keys(layer), cache.values(layer), kept,
-                         table<float>{out, shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, backend_.exec);
+        if (!leave_whole || kept.tokens() < tokens * shape_.kv_heads)
+          kvpolicy::attend(queries, cache.keys(layer), cache.values(layer), kept,
+                           table<float>{out, shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, backend_.exec);
         if (layer.value + 1 == shape_.layers) end_step(tokens);
         return kept.tokens();
       } catch (...) {

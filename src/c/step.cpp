@@ -44,12 +44,12 @@ class step_tensors {
 
   /// Of sequence i; returns rows that it read.
   template <class Sequence>
-  std::int64_t step(Sequence& sequence, std::int64_t i) const {
+  std::int64_t step(Sequence& sequence, std::int64_t i, bool leave_whole) const {
     query_heads const queries{reinterpret_cast<float const*>(queries_.data + i * queries_.stride[0]), shape_.q_heads,
                               queries_.stride[1] / 4, scale_};
     std::int32_t const id = ids_.data == nullptr ? -1 : reinterpret_cast<std::int32_t const*>(ids_.data)[i];
     return sequence.step(layer_, row_of(keys_, i), row_of(values_, i), queries, id,
-                         reinterpret_cast<float*>(out_.data + i * out_.stride[0]));
+                         reinterpret_cast<float*>(out_.data + i * out_.stride[0]), leave_whole);
   }
 
  private:
@@ -120,7 +120,7 @@ void each_of(std::int64_t count, kvpolicy_threads const* threads, Work work) {
 
 kvpolicy_status kvpolicy_step(kvpolicy_state* const* states, int64_t count, int64_t layer, kvpolicy_tensor const* keys,
                               kvpolicy_tensor const* values, kvpolicy_tensor const* queries, float scale,
-                              kvpolicy_tensor const* token_ids, kvpolicy_tensor const* out, int64_t* read,
+                              kvpolicy_tensor const* token_ids, kvpolicy_tensor const* out, int64_t* read, int32_t leave_whole,
                               kvpolicy_threads const* threads) {
   return guarded([&] {
     KVPOLICY_EXPECTS(count >= 1, std::to_string(count) + " sequences; there must be at least 1");
@@ -131,12 +131,15 @@ kvpolicy_status kvpolicy_step(kvpolicy_state* const* states, int64_t count, int6
     std::span const all(states, static_cast<std::size_t>(count));
     for (kvpolicy_state const* const state : all) required(state, "a state");
     cache_shape const shape = std::visit([](auto const& of) { return of.shape(); }, all.front()->of);
-    bool const ranked =
-        std::ranges::any_of(all, [](auto* state) { return std::holds_alternative<sequence<ranked_backend>>(state->of); });
-    check_stores(all, shape, threads != nullptr && !ranked);
+    // Sums over ranks come in the same order on all of them.
+    bool const in_order = std::ranges::any_of(all, [](kvpolicy_state const* state) {
+      auto const* const ranked = std::get_if<sequence<ranked_backend>>(&state->of);
+      return ranked != nullptr && ranked->chooses_for_request();
+    });
+    check_stores(all, shape, threads != nullptr && !in_order);
     step_tensors const given(count, layer, shape, keys, values, queries, scale, token_ids, out);
-    each_of(count, ranked ? nullptr : threads, [&](std::int64_t i) {
-      read[i] = std::visit([&](auto& of) { return given.step(of, i); }, all[static_cast<std::size_t>(i)]->of);
+    each_of(count, in_order ? nullptr : threads, [&](std::int64_t i) {
+      read[i] = std::visit([&](auto& of) { return given.step(of, i, leave_whole != 0); }, all[static_cast<std::size_t>(i)]->of);
     });
   });
 }

@@ -10,6 +10,7 @@ char const* (*const message)(void) = kvpolicy_message;
 char const* const* (*const policies)(void) = kvpolicy_policies;
 kvpolicy_status (*const plugin_load)(char const*) = kvpolicy_plugin_load;
 kvpolicy_status (*const parse)(char const*, uint8_t const*, int64_t, kvpolicy_policy**) = kvpolicy_policy_parse;
+uint8_t (*const ends_sentence)(char const*, int64_t) = kvpolicy_ends_sentence;
 void (*const policy_free)(kvpolicy_policy*) = kvpolicy_policy_free;
 uint32_t (*const needs)(kvpolicy_policy const*) = kvpolicy_policy_needs;
 int64_t (*const observation_queries)(kvpolicy_policy const*) = kvpolicy_observation_queries;
@@ -32,7 +33,7 @@ kvpolicy_status (*const start_ranked)(kvpolicy_policy const*, kvpolicy_shape con
                                       kvpolicy_state**) = kvpolicy_start_ranked;
 kvpolicy_status (*const step)(kvpolicy_state* const*, int64_t, int64_t, kvpolicy_tensor const*, kvpolicy_tensor const*,
                               kvpolicy_tensor const*, float, kvpolicy_tensor const*, kvpolicy_tensor const*, int64_t*,
-                              kvpolicy_threads const*) = kvpolicy_step;
+                              int32_t, kvpolicy_threads const*) = kvpolicy_step;
 kvpolicy_status (*const observe)(kvpolicy_state*, kvpolicy_tensor const*) = kvpolicy_observe;
 
 #define TYPE(type) printf("%s: %zu bytes, aligned to %zu\n", #type, sizeof(type), _Alignof(type))

@@ -95,7 +95,8 @@ struct side_by_side {
 
 /// kvpolicy_step of a layer.
 kvpolicy_status step(std::vector<one_sequence*> const& of, std::int64_t layer, std::vector<float> const& queries,
-                     std::vector<float>& out, std::vector<std::int64_t>& read, kvpolicy_threads const* threads = nullptr) {
+                     std::vector<float>& out, std::vector<std::int64_t>& read, kvpolicy_threads const* threads = nullptr,
+                     bool leave_whole = false) {
   cache_shape const& s = of.front()->cache.shape();
   auto const count = std::ssize(of);
   side_by_side const given(of, layer);
@@ -107,7 +108,8 @@ kvpolicy_status step(std::vector<one_sequence*> const& of, std::int64_t layer, s
   c_tensor const told(ids.data(), c_int, {count});
   std::vector<kvpolicy_state*> states;
   for (one_sequence const* const s_ : of) states.push_back(s_->state.get());
-  return kvpolicy_step(states.data(), count, layer, keys, values, q, scale, told, to, read.data(), threads);
+  return kvpolicy_step(states.data(), count, layer, keys, values, q, scale, told, to, read.data(), leave_whole ? 1 : 0,
+                       threads);
 }
 
 /// work() on three threads at once.
@@ -198,6 +200,24 @@ TEST_CASE("a sequence that is refused in a step loses the token alone, and begin
   }
 }
 
+TEST_CASE("a step leaves the attention of what is read whole to the engine, where it is told to") {
+  cache_shape const shape = shape_of(element_type::f32);
+  c_policy const policy = parsed("snapkv:tokens=60");
+  c_arena const arena = arena_of(shape);
+  one_sequence few(policy, arena, shape, 59, 1), many(policy, arena, shape, 61, 2);
+  std::int64_t const row = shape.q_heads * shape.head_dim;
+  random_source random(5);
+  std::vector<float> const q = random_floats(random, 2 * row);
+  std::vector<std::int64_t> read(2);
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    std::vector<float> out(q.size(), 9.f);
+    ok(step({&few, &many}, l, q, out, read, nullptr, true));
+    CHECK(read == std::vector<std::int64_t>{60 * 2, 61 * 2});
+    CHECK(std::ranges::all_of(out.begin(), out.begin() + row, [](float x) { return x == 9.f; }));
+    CHECK(std::ranges::none_of(out.begin() + row, out.end(), [](float x) { return x == 9.f; }));
+  }
+}
+
 TEST_CASE("a step refuses what it can't make, before any sequence has made it") {
   cache_shape const shape = shape_of(element_type::f32);
   c_policy const policy = parsed("snapkv:tokens=40");
@@ -216,7 +236,7 @@ TEST_CASE("a step refuses what it can't make, before any sequence has made it") 
   auto const refused = [&](std::string const& why, kvpolicy_state* second, std::int64_t count, std::int64_t layer,
                            kvpolicy_tensor const* k, kvpolicy_tensor const* asked, float by, kvpolicy_tensor const* into) {
     states[1] = second;
-    CHECK(kvpolicy_step(states, count, layer, k, k, asked, by, nullptr, into, read.data(), threads) == KVPOLICY_INVALID);
+    CHECK(kvpolicy_step(states, count, layer, k, k, asked, by, nullptr, into, read.data(), 0, threads) == KVPOLICY_INVALID);
     CHECK_THAT(std::string(kvpolicy_message()), ContainsSubstring(why));
     CHECK(read == std::vector<std::int64_t>(2, -1));
     CHECK(kvpolicy_store_rows(one.store.get()) == 100 * 4);
@@ -231,7 +251,7 @@ TEST_CASE("a step refuses what it can't make, before any sequence has made it") 
   refused("scale", two.state.get(), 2, 0, keys, queries, std::numeric_limits<float>::infinity(), to);
   refused("out", two.state.get(), 2, 0, keys, queries, scale, nullptr);
   refused("layer 1", two.state.get(), 2, 1, keys, queries, scale, to);  // before layer 0
-  CHECK(kvpolicy_step(states, 2, 0, keys, keys, queries, scale, nullptr, to, nullptr, nullptr) == KVPOLICY_INVALID);
+  CHECK(kvpolicy_step(states, 2, 0, keys, keys, queries, scale, nullptr, to, nullptr, 0, nullptr) == KVPOLICY_INVALID);
   kvpolicy_threads told{on_threads, nullptr};
   threads = &told;
   refused("another one's arena", two.state.get(), 2, 0, keys, queries, scale, to);

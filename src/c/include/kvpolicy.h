@@ -142,6 +142,8 @@ KVPOLICY_API kvpolicy_status kvpolicy_plugin_load(char const* path);
  * ends a sentence; for sentencekv, NULL and 0 for others; it is copied. A profile that is named in the text is read now. */
 KVPOLICY_API kvpolicy_status kvpolicy_policy_parse(char const* text, uint8_t const* boundary, int64_t vocabulary,
                                                    kvpolicy_policy** policy);
+/* Whether a token that reads as these bytes ends a sentence, for a boundary table: 1 or 0. */
+KVPOLICY_API uint8_t kvpolicy_ends_sentence(char const* piece, int64_t bytes);
 /* States that were started with it live on. NULL is nothing. */
 KVPOLICY_API void kvpolicy_policy_free(kvpolicy_policy* policy);
 
@@ -252,13 +254,17 @@ typedef struct kvpolicy_threads {
  * rows dense; token_ids [count] int32, or NULL where the policies need none. read [count]: rows of the layer that each one read,
  * of all its KV heads together.
  *
- * With `threads`, not NULL, sequences are shared out among them, those of ranks aside; each has a store of an arena of its own
- * then. Where sequences are refused, the status is the first one's; each of them has read -1, has lost the token in every
- * layer, and may begin the step again; the others have made theirs. All read -1: none has begun. */
+ * With `threads`, not NULL, sequences are shared out among them, unless ranks choose for whole requests; each has a store of an
+ * arena of its own then. Where sequences are refused, the status is the first one's; each of them has read -1, has lost the token in every
+ * layer, and may begin the step again; the others have made theirs. All read -1: none has begun.
+ *
+ * leave_whole, not 0: out stays as it is where a sequence reads all of its tokens, of every KV head: the engine's own
+ * attention is as good there, and gives what it gives without a policy to the bit. */
 KVPOLICY_API kvpolicy_status kvpolicy_step(kvpolicy_state* const* states, int64_t count, int64_t layer,
                                            kvpolicy_tensor const* keys, kvpolicy_tensor const* values,
                                            kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* token_ids,
-                                           kvpolicy_tensor const* out, int64_t* read, kvpolicy_threads const* threads);
+                                           kvpolicy_tensor const* out, int64_t* read, int32_t leave_whole,
+                                           kvpolicy_threads const* threads);
 /* Tokens from `tokens` on are gone, in every layer. */
 KVPOLICY_API kvpolicy_status kvpolicy_store_truncate(kvpolicy_store* store, int64_t tokens);
 /* The first tokens, so many, are here in every layer: the engine's own rows of them may go. 0 for NULL. */
