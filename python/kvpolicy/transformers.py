@@ -103,11 +103,14 @@ class PolicyLayer(CacheLayerMixin):
     def get_seq_length(self) -> int:
         return self.tokens
 
-    def get_mask_sizes(self, cache_position: torch.Tensor) -> tuple[int, int]:
-        return self.tokens + cache_position.shape[0], 0
+    def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
+        # transformers 5.2 gives the positions instead.
+        return self.tokens + (query_length.shape[0] if isinstance(query_length, torch.Tensor) else query_length), 0
 
-    def get_max_cache_shape(self) -> int:
+    def get_max_length(self) -> int:
         return -1
+
+    get_max_cache_shape = get_max_length  # its name in transformers 5.2
 
     def reset(self) -> None:
         self.tokens = 0

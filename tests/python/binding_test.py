@@ -339,6 +339,9 @@ class Binding(unittest.TestCase):
             kvpolicy.load_plugin("no_such.so")
         engine.prompt(100).step()  # nothing of that left a trace
 
+    def test_tokens_that_end_sentences_are_told_by_their_text(self):
+        self.assertEqual(kvpolicy.sentence_ends(["a", ".", " x.", "?", "", "b c"]), bytes([0, 1, 1, 1, 0, 0]))
+
     def test_policies_tell_what_they_need(self):
         self.assertIn("snapkv", kvpolicy.policies())
         policy = kvpolicy.Policy("snapkv:window=12")

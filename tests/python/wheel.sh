@@ -24,6 +24,7 @@ unset KVPOLICY_LIBRARY PYTHONPATH
 ../empty/bin/python -B binding_test.py
 ../empty/bin/python -B attention_loop.py quest:tokens=64,page=8
 ../empty/bin/mypy --strict typed.py
+../empty/bin/python -c 'import importlib.metadata as m; [e] = m.entry_points(group="vllm.general_plugins"); assert e.value == "kvpolicy.vllm:register", e'
 
 # Its headers and library serve a C++ project, and its tools run.
 config=$(../empty/bin/python -m kvpolicy --cmake-dir)
