@@ -10,7 +10,7 @@
 #                    makes one that all engines read of others too)
 #     --json FILE    every number and every answer
 #
-# `cmake/bootstrap.sh rivals` brings OpenVINO GenAI, `rivals-vllm` vLLM; what is not there is left out. vLLM gets the weights in bf16.
+# `cmake/bootstrap.sh rivals` brings OpenVINO GenAI, `vllm` vLLM; what is not there is left out. vLLM gets the weights in bf16.
 # Each runs by its own defaults: llama.cpp with a cache in f16, the better of flash attention on and off; ms/token is the median step.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

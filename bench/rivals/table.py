@@ -70,11 +70,11 @@ def ways(program):
         found["OpenVINO GenAI, its eviction"] = own(python, "openvino_genai_bench.py", "--evict")
     else:
         say("OpenVINO GenAI is not installed: cmake/bootstrap.sh rivals brings it")
-    python = BUILD / "rivals/vllm/bin/python"
+    python = BUILD / "vllm/bin/python"
     if python.exists():
         found["vLLM for CPUs"] = vllm(python)
     else:
-        say("vLLM is not installed: cmake/bootstrap.sh rivals-vllm brings it")
+        say("vLLM is not installed: cmake/bootstrap.sh vllm brings it")
     return found
 
 
