@@ -134,8 +134,8 @@ class sequence {
   cache_shape const& shape() const noexcept { return shape_; }
 
   /// A layer's next token; returns rows that were read. The token is gone again where this throws.
-  std::int64_t step(layer_id layer, rows const& key, rows const& value, query_heads const& queries, std::int32_t id, float* out,
-                    bool leave_whole) {
+  std::int64_t step(layer_id layer, basic_rows<host_memory> const& key, basic_rows<host_memory> const& value,
+                    query_heads const& queries, std::int32_t id, float* out, bool leave_whole) {
     if constexpr (!std::same_as<memory, host_memory>) {
       throw unsupported("steps of several sequences are made in host memory alone, and the state is on a device");
     } else {

@@ -71,7 +71,8 @@ class PolicyImpl(CPUAttentionBackendImpl):
         if getattr(metadata, "kvpolicy_parts", None) is None:
             if not requests.indices:
                 layers = requests.config.compilation_config.static_forward_context
-                requests.see_layers({name: one for name, one in layers.items() if getattr(one.impl, "requests", None)}, dtype)
+                requests.see_layers({name: one for name, one in layers.items() 
+                                     if getattr(getattr(one, "impl", None), "requests", None)}, dtype)
             if not requests.parts:
                 requests.parts = requests.plan(metadata.query_start_loc.tolist(), metadata.seq_lens.tolist())
             metadata.kvpolicy_parts, metadata.kvpolicy_some = requests.parts, {}

@@ -13,7 +13,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
 from vllm.tokenizers.registry import cached_tokenizer_from_config
 
-from kvpolicy import Arena, Batch, Error, Needs, Policy, Ranks, Shape, State, StepError, Store, UnsupportedError, openmp, sentence_ends
+from kvpolicy import Arena, Batch, Error, Needs, Policy, Ranks, Shape, State, Store, UnsupportedError, openmp, sentence_ends
 from kvpolicy.vllm.packed import Packing
 
 logger = init_logger("vllm.kvpolicy")
