@@ -39,8 +39,8 @@ for stage in "${stages[@]}"; do
                kvpolicy_fuzz_policy_text kvpolicy_fuzz_profile kvpolicy_fuzz_safetensors kvpolicy_fuzz_tensors)
       only=(--tests-regex "^(kvpolicy|tier|llama|c|fuzz):" --exclude-regex "500 kills" --label-exclude model) ;;
     tsan)
-      targets=(--target kvpolicy_tier_tests kvpolicy_redis_tests)
-      only=(--tests-regex "^(tier|redis):" --exclude-regex "500 kills") ;;
+      targets=(--target kvpolicy_tier_tests kvpolicy_redis_tests kvpolicy_c_tests)
+      only=(--tests-regex "^(tier|redis|c):" --exclude-regex "500 kills") ;;
   esac
   cmake --build --preset "$stage" --parallel "$(nproc)" "${targets[@]}" >"build/$stage.log" 2>&1 || { cat "build/$stage.log"; exit 1; }
   report=build/$stage/ctest.xml

@@ -1,6 +1,6 @@
 """vLLM on CPUs: a policy for the attention of decoding steps, in the engine as it is.
 
-    KVPOLICY=snapkv:tokens=512 vllm serve MODEL
+    KVPOLICY=snapkv:tokens=512 python -m vllm.entrypoints.openai.api_server --model MODEL
     vllm.LLM(MODEL, additional_config={"kvpolicy": "snapkv:tokens=512"})
 
 An entry point of group vllm.general_plugins calls register() in each of the engine's processes.
