@@ -3,6 +3,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -273,6 +274,11 @@ std::int32_t sum(void* user, float* values, std::int64_t count) {
   }
 }
 
+/// Catch2's macros are for one thread.
+void must(kvpolicy_status status) {
+  if (status != KVPOLICY_OK) throw std::runtime_error(kvpolicy_message());
+}
+
 /// What a state reads in steps of tokens behind a prompt, of the heads from `first` on.
 std::vector<std::int64_t> reads(kvpolicy_state* state, random_cache const& cache, std::int64_t first, std::int64_t heads) {
   cache_shape const& s = cache.shape();
@@ -283,24 +289,24 @@ std::vector<std::int64_t> reads(kvpolicy_state* state, random_cache const& cache
       all.heads = heads;
       return c_rows(all, 0);
     };
-    ok(kvpolicy_bind(state, l, *part(cache.keys(l, longest)), *part(cache.values(l, longest)), nullptr));
+    must(kvpolicy_bind(state, l, *part(cache.keys(l, longest)), *part(cache.values(l, longest)), nullptr));
   }
   kvpolicy_prompt const told{0, nullptr, scale, KVPOLICY_HALVES, nullptr, nullptr};
-  for (std::int64_t l = 0; l < s.layers; ++l) ok(kvpolicy_prefill(state, l, 200, &told));
+  for (std::int64_t l = 0; l < s.layers; ++l) must(kvpolicy_prefill(state, l, 200, &told));
   random_source random(3);
   std::vector<std::int64_t> all;
   for (std::int64_t tokens = 201; tokens < 220; ++tokens) {
     for (std::int64_t l = 0; l < s.layers; ++l) {
       std::vector<float> const q = random_floats(random, s.q_heads * s.head_dim);
       c_tensor const mine(q.data() + first * group * s.head_dim, c_float, {heads * group, s.head_dim});
-      ok(kvpolicy_choose(state, l, tokens, mine, scale, -1));
+      must(kvpolicy_choose(state, l, tokens, mine, scale, -1));
       kvpolicy_range const* ranges = nullptr;
       std::int64_t count = 0;
-      ok(kvpolicy_list(state, l, heads - 1, &ranges, &count));
+      must(kvpolicy_list(state, l, heads - 1, &ranges, &count));
       for (std::int64_t i = 0; i < count; ++i) all.insert(all.end(), {ranges[i].begin, ranges[i].end});
     }
     std::vector<float> const logits = random_floats(random, 50);
-    ok(kvpolicy_observe(state, c_tensor(logits, {50})));
+    must(kvpolicy_observe(state, c_tensor(logits, {50})));
   }
   return all;
 }
