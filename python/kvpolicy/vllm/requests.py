@@ -143,9 +143,6 @@ class Requests:
                 part.request = request
             except Error as why:
                 self.leave(name, why)
-        steps = [part.request.state for part in parts if part.request is not None and part.is_step]
-        if steps != self.batch.states:
-            self.batch = Batch(steps, self.threads)
         return parts
 
     def _start(self, part: Part) -> Request:
@@ -192,8 +189,9 @@ class Requests:
               out: torch.Tensor) -> list[Part]:
         """One layer's attention of requests that make a step, into out; returns those whose rows it did not fill: what reads all
         that there is is the engine's own work, to the bit."""
-        if self.batch.states != [part.request.state for part in parts]:  # one was left in a layer before
-            self.batch = Batch([part.request.state for part in parts], self.threads)
+        states = [part.request.state for part in parts]
+        if self.batch.states != states:
+            self.batch = Batch(states, self.threads)
         at = torch.tensor([part.first for part in parts])
         whole = len(parts) == q.shape[0]
         rows, ids = (q, k, v) if whole else (q[at], k[at], v[at]), None

@@ -164,7 +164,7 @@ KVPOLICY_API kvpolicy_status kvpolicy_start_cuda(kvpolicy_policy const* policy, 
                                                  void* stream, kvpolicy_state** state);
 /* A sequence begins, of which this rank has the shape's heads: a policy that makes one choice for the whole request (chess)
  * makes the same one on all ranks, and choose, or step, is collective where that is due; others choose for their own heads as
- * ever. FAILED where the sum did. Tensors are in host memory. UNSUPPORTED for a plugin's policy. */
+ * ever. FAILED where the sum did. Tensors are in host memory. INVALID for a plugin's policy, which is not known on ranks. */
 KVPOLICY_API kvpolicy_status kvpolicy_start_ranked(kvpolicy_policy const* policy, kvpolicy_shape const* shape,
                                                    kvpolicy_ranks const* ranks, kvpolicy_state** state);
 KVPOLICY_API void kvpolicy_state_free(kvpolicy_state* state);
@@ -251,12 +251,12 @@ typedef struct kvpolicy_threads {
 /* In one layer, the next token of each of `count` sequences that are bound to stores of one shape: what store_append, choose,
  * attend and, behind the last layer, store_retain and observe (with a policy that needs no logits) would do. Every layer, in
  * order. keys and values [count, kv_heads, head_dim] of the shape's type, queries [count, q_heads, head_dim] f32, out the same,
- * rows dense; token_ids [count] int32, or NULL where the policies need none. read [count]: rows of the layer that each one read,
- * of all its KV heads together.
+ * rows dense; token_ids [count] int32, or NULL where the policies need none. read [count]: rows of the layer that each one
+ * read, of all its KV heads together.
  *
  * With `threads`, not NULL, sequences are shared out among them, unless ranks choose for whole requests; each has a store of an
- * arena of its own then. Where sequences are refused, the status is the first one's; each of them has read -1, has lost the token in every
- * layer, and may begin the step again; the others have made theirs. All read -1: none has begun.
+ * arena of its own then. Where sequences are refused, the status is the first one's; each of them has read -1, has lost the
+ * token in every layer, and may begin the step again; the others have made theirs. All read -1: none has made it.
  *
  * leave_whole, not 0: out stays as it is where a sequence reads all of its tokens, of every KV head: the engine's own
  * attention is as good there, and gives what it gives without a policy to the bit. */
