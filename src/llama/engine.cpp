@@ -47,6 +47,7 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
     trained_ = llama_model_n_ctx_train(model);
     shape.max_tokens = options_.longest != 0 ? options_.longest : trained_;
     check_memory(shape, *element_of(params.type_v));
+    check_rope_factors(params, model, shape.max_tokens);
   }
   kvpolicy::check(policy_, shape);
   kvpolicy::check(options_.between_pieces, shape);

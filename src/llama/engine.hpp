@@ -9,6 +9,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,8 @@ class session::engine {
   int decode(llama_context* context, llama_batch const& batch);
   void copy(llama_seq_id from, llama_seq_id to);
   void end(llama_seq_id of) noexcept;
+  void cut(llama_seq_id of, std::int64_t tokens) noexcept;
+  void give_back(llama_context* context, std::span<llama_seq_id const> sequences);
   memory_statistics memory() const noexcept;
   std::vector<std::byte> save_state(std::string const& policy, llama_seq_id of);
   void load_state(std::span<std::byte const> state, std::string const& policy, llama_seq_id of);
@@ -90,6 +93,7 @@ class session::engine {
   void see_terms(ggml_tensor const* node, layer_hook& hook);
   void see_length(std::int64_t tokens);
   void check_own_rows() const;
+  void check_rope_factors(llama_context_params const& params, llama_model const* model, std::int64_t longest) const;
   void check_state() const;
   bool follows_state(llama_context* context, llama_batch const& batch);
   static std::string state_format();
@@ -97,7 +101,6 @@ class session::engine {
   bool drops_between_pieces() const { return !facts_of(options_.between_pieces.retain).keeps_all; }
   void check_memory(cache_shape const& shape, element_type values) const;
   void check_pieces(host_policy const& policy) const;
-  void give_back(llama_context* context, llama_batch const& of);
   std::unique_ptr<block_arena> make_arena(cache_shape const& shape) const;
   /// Which of the served layers' cached keys it is a view of.
   std::optional<std::int64_t> layer_of(ggml_tensor const* keys) const noexcept { return layers_.find(key_cache_layer(keys)); }

@@ -1,5 +1,6 @@
 // Rows that the session holds itself: what is refused with them, their memory, and decoding in pieces.
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <string>
 
@@ -95,6 +96,25 @@ void session::engine::check_memory(cache_shape const& shape, element_type values
                        std::to_string(least));
 }
 
+/// Some models have rotary factors for short contexts and others for long ones (longrope), and llama.cpp takes them by the
+/// context's cells: own rows must not change which.
+void session::engine::check_rope_factors(llama_context_params const& params, llama_model const* model,
+                                         std::int64_t longest) const {
+  auto const said = [&](std::string const& key) {
+    char value[64] = {};
+    return llama_model_meta_val_str(model, key.c_str(), value, sizeof value) > 0 ? std::string(value) : std::string();
+  };
+  std::string const scaling = said("general.architecture") + ".rope.scaling.";
+  std::int64_t const trained = std::strtoll(said(scaling + "original_context_length").c_str(), nullptr, 10);
+  if (trained == 0 || said(scaling + "type") == "yarn" || said(scaling + "type") == "linear") return;
+  std::int64_t const cells =
+      params.n_ctx == 0 ? trained_ : params.n_ctx / (params.kv_unified ? 1 : std::max(params.n_seq_max, 1u));
+  if ((cells > trained) == (longest > trained)) return;
+  throw unsupported("the model has other rotary factors for contexts of more than " + std::to_string(trained) +
+                    " tokens, and own rows are for " + std::to_string(longest) + " in a context of " + std::to_string(cells) +
+                    "; make both longer, or none");
+}
+
 /// Address space costs nothing: by default there is room for all that the sequences can hold.
 std::unique_ptr<block_arena> session::engine::make_arena(cache_shape const& shape) const {
   std::int64_t const bytes = row_store::block_bytes(shape, value_type_);
@@ -150,7 +170,9 @@ int session::engine::decode(llama_context* context, llama_batch const& batch) {
                            .seq_id = behind(batch.seq_id, 1),
                            .logits = behind(batch.logits, 1)};
     status = llama_decode(context, some);
-    if (options_.own_rows) give_back(context, some);  // of what failed too: micro-batches before that one stay
+    if (!options_.own_rows) continue;
+    sequences_of(some, of_batch_);
+    give_back(context, of_batch_);  // of what failed too: micro-batches before that one stay
   }
   batch_.drop();
   return status;
@@ -188,11 +210,15 @@ void session::engine::end(llama_seq_id of) noexcept {
   if (options_.own_rows && find(of) != nullptr) sequences_[static_cast<std::size_t>(of)]->end();
 }
 
-/// The engine's cells of these tokens' sequences, but for the last few, which tell it where they are.
-void session::engine::give_back(llama_context* context, llama_batch const& of) {
+void session::engine::cut(llama_seq_id of, std::int64_t tokens) noexcept {
+  if (tokens <= 0) return end(of);
+  if (options_.own_rows && find(of) != nullptr) sequences_[static_cast<std::size_t>(of)]->cut(tokens);
+}
+
+/// The engine's cells of these sequences, but for the last few, which tell it where they are.
+void session::engine::give_back(llama_context* context, std::span<llama_seq_id const> sequences) {
   llama_memory_t const memory = llama_get_memory(context);
-  sequences_of(of, of_batch_);
-  for (llama_seq_id const id : of_batch_) {
+  for (llama_seq_id const id : sequences) {
     llama_pos const first = llama_memory_seq_pos_max(memory, id) + 1 - sequence_cells::staged;
     if (first <= 0) continue;
     llama_memory_seq_rm(memory, id, 0, first);

@@ -41,6 +41,7 @@ void sequence::take_over(sequence const& other, std::int64_t tokens, std::int64_
   }
   state_.clear();
   just_loaded_ = other.just_loaded_ == tokens ? tokens : 0;
+  goes_on_from_ = other.goes_on_from_;
   cells_.take_over(other.cells_, tokens, stream);
   forget_all();
   prompt_.take_over(other.prompt_, tokens);
@@ -77,6 +78,8 @@ void sequence::drop_rows(host_request const& by, std::int64_t tokens) {
   for (layer_id layer{0}; layer.value < shape_.layers && tokens > 0; ++layer.value) {
     store_->retain(layer, by.retained(layer), tokens);
   }
+  // The text that was seen ends before the step's token; its last token may come once more.
+  if (!store_->whole()) goes_on_from_ = std::max<std::int64_t>(this->tokens() - 2, 0);
 }
 
 /// What a layer has of the first tokens, for those who attend to all of it.
@@ -112,7 +115,27 @@ void sequence::end() noexcept {
   if (resident_) resident_->truncate(0);
   store_->clear();
   cells_.forget();
+  goes_on_from_ = 0;
   forget_all();
+}
+
+std::int64_t sequence::goes_on_from() const noexcept {
+  return state_.empty() ? goes_on_from_ : std::max<std::int64_t>(just_loaded_ - 1, 0);  // what it dropped is not known yet
+}
+
+std::int64_t sequence::own_tokens() const noexcept {
+  if (!state_.empty()) return just_loaded_;
+  return store_ ? sealed() : 0;
+}
+
+void sequence::cut(std::int64_t tokens) noexcept {
+  if (tokens >= own_tokens()) return;
+  just_loaded_ = tokens;
+  if (!state_.empty()) return;
+  if (resident_) resident_->truncate(tokens);
+  store_->truncate(tokens);
+  cells_.cut(tokens, cells_.stream());
+  forget(tokens);
 }
 
 memory_statistics sequence::memory() const noexcept {
@@ -133,7 +156,7 @@ void sequence::load_pending() {
 /// What there is beside rows.
 template <class Archive>
 void sequence::archive(Archive& a) {
-  a(due_from_, prefill_due_, steps_);
+  a(due_from_, prefill_due_, steps_, goes_on_from_);
   request_->archive(a);
 }
 

@@ -64,7 +64,7 @@ class sequence {
   std::span<std::byte const> pending() const noexcept { return state_; }
   /// Throws invalid_value where use() can't be called.
   void check_use() const;
-  /// Of a state that was loaded, and that no token has followed yet; 0: none.
+  /// Of a state that was loaded, or cut, and that no token has followed yet; 0: none.
   std::int64_t loaded() const noexcept { return just_loaded_; }
 
   /// The graph's tokens of this sequence come behind those that its first one sees. What was learnt of tokens that are no more
@@ -82,8 +82,12 @@ class sequence {
   void gave_back(llama_pos first) noexcept { cells_.gave_back(first); }
   /// Tokens whose graphs ended well.
   std::int64_t sealed() const noexcept { return std::ssize(cells_.known()); }
-  /// With own rows: there are no tokens any more.
+  /// With own rows: the same, or of a state that was loaded before begin(); and the session's goes_on_from().
+  std::int64_t own_tokens() const noexcept;
+  std::int64_t goes_on_from() const noexcept;
+  /// With own rows: there are no tokens any more, or no more than so many.
   void end() noexcept;
+  void cut(std::int64_t tokens) noexcept;
   /// See sequence_cells.
   void check_history() { cells_.check_history(); }
   /// Where a layer's rows of the whole cache are.
@@ -171,6 +175,7 @@ class sequence {
   std::optional<saved_prompt> loaded_;  ///< before begin()
   std::vector<std::byte> state_;        ///< the same, of own rows
   std::int64_t just_loaded_ = 0;        ///< tokens
+  std::int64_t goes_on_from_ = 0;
 
   std::optional<prompt_pages::state> pages_;  ///< where prompts read less than all
   prompt_statistics prompts_;

@@ -36,6 +36,7 @@ class sequence_cells {
   std::span<std::int32_t const> cells() const noexcept { return cells_; }
   /// The tokens that are known by their keys.
   std::span<fingerprint const> known() const noexcept { return known_; }
+  std::int64_t stream() const noexcept { return stream_; }
   /// Of the first token; 0 but for sequences whose beginning was removed or moved.
   std::int32_t first_position() const noexcept { return first_position_; }
 

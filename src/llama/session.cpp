@@ -17,6 +17,10 @@ void session::load(saved_prompt const& saved, llama_seq_id of) { engine_->load(s
 int session::decode(llama_context* context, llama_batch const& batch) { return engine_->decode(context, batch); }
 void session::copy(llama_seq_id from, llama_seq_id to) { engine_->copy(from, to); }
 void session::end(llama_seq_id of) noexcept { engine_->end(of); }
+void session::cut(llama_seq_id of, std::int64_t tokens) noexcept { engine_->cut(of, tokens); }
+void session::give_back(llama_context* context, std::span<llama_seq_id const> sequences) {
+  engine_->give_back(context, sequences);
+}
 std::vector<std::byte> session::save_state(std::string const& policy, llama_seq_id of) {
   return engine_->save_state(policy, of);
 }
@@ -43,6 +47,14 @@ memory_statistics session::memory() const noexcept { return engine_->memory(); }
 memory_statistics session::memory(llama_seq_id of) const noexcept {
   sequence const* const found = engine_->find(of);
   return found != nullptr ? found->memory() : memory_statistics{};
+}
+std::int64_t session::tokens(llama_seq_id of) const noexcept {
+  sequence const* const found = engine_->find(of);
+  return found != nullptr ? found->own_tokens() : 0;
+}
+std::int64_t session::goes_on_from(llama_seq_id of) const noexcept {
+  sequence const* const found = engine_->find(of);
+  return found != nullptr ? found->goes_on_from() : 0;
 }
 std::int64_t session::steps(llama_seq_id of) const noexcept {
   sequence const* const found = engine_->find(of);

@@ -48,6 +48,7 @@ class random_requests {
         random_(seed),
         sequences_(static_cast<std::size_t>(between(1, 3))),
         unified_(below(2) == 0),
+        tells_(below(2) == 0),
         model_(tiny_llama(shape)),
         tier_(tier::any_tier::of<tier::host>(2 * bytes_of(*context_type(), shape.head_dim),
                                              3 * shape.layers * shape.kv_heads * 512)),
@@ -73,9 +74,10 @@ class random_requests {
           s.tokens == 0 || (!drops_ && s.tokens < longest && below(6) == 0) ? prompt(of) : steps();
           break;
       }
+      check_tokens();
     }
     INFO(said_);
-    CHECK(own_.policy.memory().rows > 0);
+    CHECK(own_.policy.memory().most_bytes > 0);
     for (llama_seq_id of = 0; of < std::ssize(sequences_); ++of) fetched_ += own_.policy.tier_statistics(of).bytes_fetched;
     for (llama_seq_id of = 0; of < std::ssize(sequences_); ++of) {
       llama_memory_t const memory = own_.engine.memory();
@@ -84,11 +86,22 @@ class random_requests {
   }
   std::int64_t fetched() const { return fetched_; }
 
+  void check_tokens() const {
+    if (!tells_) return;
+    for (llama_seq_id of = 0; of < std::ssize(sequences_); ++of) {
+      sequence const& s = sequences_[static_cast<std::size_t>(of)];
+      REQUIRE(own_.policy.tokens(of) == s.tokens);
+      if (!drops_ || s.tokens <= s.prompt) REQUIRE(own_.policy.goes_on_from(of) == 0);
+    }
+  }
+
  private:
   struct sequence {
     std::int64_t tokens = 0;
     std::int64_t prompt = 0;
     int prompts = 0;
+    bool stepped = false;
+    int text = 0;  ///< the first prompt's number, also when it has ended
   };
 
   context_options context() {
@@ -142,7 +155,7 @@ class random_requests {
                           of_token.data(),
                           outputs.data()};
     INFO(said_);
-    int const status = own_.policy.decode(own_.engine.context(), all);
+    int const status = tells_ ? engines_decode(all) : own_.policy.decode(own_.engine.context(), all);
     REQUIRE_NOTHROW(own_.policy.check());
     REQUIRE(status == 0);
     engines_.policy.set_batch(all);
@@ -156,10 +169,21 @@ class random_requests {
     }
   }
 
+  /// As a program that knows llama_decode alone, with somebody around it who knows the session.
+  int engines_decode(llama_batch const& all) {
+    std::vector<llama_seq_id> of;
+    for (std::int32_t i = 0; i < all.n_tokens; ++i) of.push_back(all.seq_id[i][0]);
+    own_.policy.set_batch(of);
+    int const status = llama_decode(own_.engine.context(), all);
+    own_.policy.give_back(own_.engine.context(), of);
+    return status;
+  }
+
   void prompt(llama_seq_id of) {
     std::int64_t const count = between(2, longest);
     say("prompt " + std::to_string(of) + ": " + std::to_string(count));
     at(of).prompt = at(of).tokens + count;
+    if (at(of).tokens == 0) at(of).text = ++texts_;
     ++at(of).prompts;
     decode({{of, count}});
   }
@@ -168,6 +192,7 @@ class random_requests {
     for (llama_seq_id of = 0; of < std::ssize(sequences_); ++of) {
       if (at(of).tokens > 0 && at(of).tokens < 2 * longest && below(3) != 0) counts.push_back({of, 1});
     }
+    for (auto const& count : counts) at(count.first).stepped = true;
     if (counts.empty()) return;
     say("steps of " + std::to_string(counts.size()));
     decode(counts);
@@ -175,7 +200,8 @@ class random_requests {
   void end(llama_seq_id of) {
     say("end " + std::to_string(of));
     each([&](llama_memory_t memory) { llama_memory_seq_rm(memory, of, -1, -1); });
-    at(of) = {};
+    if (tells_) own_.policy.end(of);
+    at(of) = {.text = at(of).text};
   }
   /// Not into a prompt that is not whole: what of it was dropped would come back in the engine's cells.
   void cut(llama_seq_id of) {
@@ -186,11 +212,13 @@ class random_requests {
     s.prompt = std::min(s.prompt, s.tokens);
     say("cut " + std::to_string(of) + " to " + std::to_string(s.tokens));
     each([&](llama_memory_t memory) { llama_memory_seq_rm(memory, of, static_cast<llama_pos>(s.tokens), -1); });
+    if (tells_) own_.policy.cut(of, s.tokens);
   }
-  /// Of a first prompt that no step has followed: the engine's cells have no more of what the policy knows.
+  /// Of a first prompt that no step has followed: the engine's cells have no more of what the policy knows. To a sequence of
+  /// another text: over the same one, a session on the engine's cells takes it for a cut.
   void copy(llama_seq_id from) {
     auto const to = static_cast<llama_seq_id>(below(sequences_.size()));
-    if (to == from || at(from).prompts != 1 || at(from).tokens != at(from).prompt) return;
+    if (at(to).text == at(from).text || at(from).prompts != 1 || at(from).stepped) return;
     say("copy " + std::to_string(from) + " to " + std::to_string(to));
     each([&](llama_memory_t memory) {
       llama_memory_seq_rm(memory, to, -1, -1);
@@ -204,6 +232,8 @@ class random_requests {
   std::mt19937_64 random_;
   std::vector<sequence> sequences_;
   bool unified_;
+  int texts_ = 0;
+  bool tells_;  ///< the session each call, and decodes without it
   std::optional<context_options> context_;
   model_owner model_;
   tier::any_tier tier_;

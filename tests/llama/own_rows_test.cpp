@@ -110,6 +110,57 @@ TEST_CASE("what a policy drops is gone, and the store's own count says so") {
   CHECK(own.own().memory().rows == 50 * shape.layers * shape.kv_heads);
 }
 
+TEST_CASE("where another text may go on is told: behind what a policy chose for the one it saw") {
+  owner own(presets::snapkv{.tokens = 64}, {.tokens = 512});
+  CHECK(own.own().tokens() == 0);
+  CHECK(own.own().goes_on_from() == 0);
+  own.feed(random_tokens(300));
+  CHECK(own.own().tokens() == 300);
+  CHECK(own.own().goes_on_from() == 0);  // nothing is chosen yet
+  own.feed({5});
+  own.feed({6});
+  CHECK(own.own().tokens() == 302);
+  CHECK(own.own().goes_on_from() == 299);
+  // The prompt's last token once more, as of a request that is repeated: it reads what was chosen.
+  own.engine().cut(299);
+  own.own().cut(0, 299);
+  CHECK(own.own().tokens() == 299);
+  own.feed({random_tokens(300).back()});
+  CHECK(own.own().last_step().tokens_read <= 64);
+  CHECK(own.own().goes_on_from() == 299);
+  // More of the same conversation, and a copy of it.
+  own.feed(random_tokens(100, 9));
+  own.feed({5});
+  CHECK(own.own().goes_on_from() == 399);
+  own.own().end(0);
+  CHECK(own.own().tokens() == 0);
+  CHECK(own.own().goes_on_from() == 0);
+
+  owner evicting(presets::streaming_llm{.tokens = 64}, {.tokens = 512});
+  evicting.feed(random_tokens(60));
+  for (llama_token token = 0; token < 20; ++token) evicting.feed({token});
+  CHECK(evicting.own().goes_on_from() == 78);
+
+  owner whole(presets::quest{.tokens = 64}, {.tokens = 512});
+  whole.feed(random_tokens(300));
+  whole.feed({5});
+  CHECK(whole.own().goes_on_from() == 0);
+}
+
+TEST_CASE("a tail that is cut far behind the engine's cells is gone from both, and positions are counted on") {
+  owner own(presets::full{}, {.tokens = 512});
+  auto const all = random_tokens(300);
+  own.feed(all);
+  own.engine().cut(100);
+  own.own().cut(0, 100);
+  REQUIRE(own.cells_used() < 8);
+  // Without positions: the engine itself would begin anew.
+  logits const again = own.feed(token_list(all.begin() + 100, all.end()));
+  CHECK(own.own().tokens() == 300);
+  owner once(presets::full{}, {.tokens = 512});
+  CHECK(difference(again, once.feed(all)) < .01);
+}
+
 TEST_CASE("compressed piece by piece, a prompt never holds more than what is kept and a piece") {
   owner own(presets::snapkv{.tokens = 128}, {.tokens = 256, .batch = 128, .micro_batch = 128},
             {.between_pieces = erased(presets::snapkv{.tokens = 128})});

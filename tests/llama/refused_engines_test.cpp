@@ -1,10 +1,12 @@
 // What attach refuses, by name, leaving the parameters as they were.
+#include <array>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
 #include "decoding.hpp"
+#include "gguf_writer.hpp"
 #include "kvpolicy/presets/chess.hpp"
 #include "kvpolicy/presets/full.hpp"
 #include "kvpolicy/presets/quest.hpp"
@@ -71,6 +73,30 @@ TEST_CASE("attach refuses models that have no ordinary cache") {
   SECTION("diffusion") {
     model_owner const model = header_of("dream");
     check_refused<unsupported>(parameters({}), model.get(), "diffusion models are not supported");
+  }
+}
+
+TEST_CASE("own rows leave a model the rotary factors that it has for contexts of their length") {
+  tiny_shape const shape{};
+  gguf_writer out("llama", shape.seed);
+  write_sizes(out, shape);
+  out.number("rope.scaling.original_context_length", 600);
+  write_ends(out, shape, 1);
+  write_layers(out, shape);
+  out.matrix("output.weight", width_of(shape), tiny_vocabulary, 1);
+  model_owner const model = out.load();
+  auto const attach = [&](std::uint32_t cells, std::uint32_t sequences, std::int64_t longest) {
+    session own(presets::full{}, {.own_rows = true, .longest = longest});
+    llama_context_params params = parameters({.tokens = cells, .sequences = sequences});
+    own.attach(params, model.get());
+  };
+  CHECK_NOTHROW(attach(512, 1, 600));
+  CHECK_NOTHROW(attach(1024, 1, 2000));
+  CHECK_NOTHROW(attach(1024, 2, 500));
+  for (auto const& [cells, sequences, longest] : {std::array<std::int64_t, 3>{512, 1, 601}, {1024, 1, 600}, {1024, 2, 2000}}) {
+    CAPTURE(cells, sequences, longest);
+    CHECK_THROWS_WITH(attach(static_cast<std::uint32_t>(cells), static_cast<std::uint32_t>(sequences), longest),
+                      ContainsSubstring("rotary factors for contexts of more than 600 tokens"));
   }
 }
 

@@ -179,6 +179,16 @@ class session {
   /// With own rows, beside llama_memory_seq_rm of a whole sequence: its rows are freed at once. Without it they are when its
   /// next first token is decoded.
   void end(llama_seq_id of) noexcept;
+  /// The same of its tokens from `tokens` on, beside llama_memory_seq_rm of that tail.
+  void cut(llama_seq_id of, std::int64_t tokens) noexcept;
+  /// With own rows, behind each llama_decode or llama_process that decode() did not make, whatever it returned: what decode()
+  /// does with the engine's cells of the batch's sequences. Such a batch must fit beside the cells that stay.
+  void give_back(llama_context* context, std::span<llama_seq_id const> sequences);
+  /// With own rows, the tokens that a sequence has; 0 without.
+  std::int64_t tokens(llama_seq_id of = 0) const noexcept;
+  /// With own rows, the least position at which another text may go on behind the sequence's first tokens. Of those before, a
+  /// policy has dropped what it did not need for the text that it saw: another one is to be read anew. 0: nothing was dropped.
+  std::int64_t goes_on_from(llama_seq_id of = 0) const noexcept;
 
   /// With own rows: a sequence's rows, the positions that they have, and what its policy remembers, as bytes that another
   /// process may load. `policy` names the policy that the sequence has, its text as a rule. Throws unsupported without own
