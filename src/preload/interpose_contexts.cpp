@@ -1,0 +1,151 @@
+// In front of libllama by LD_PRELOAD: contexts get the policy that KVPOLICY names, and decodes are told to it.
+#include "process.hpp"
+
+namespace kvpolicy::preload {
+namespace {
+
+/// What is loaded may lie where another model was.
+llama_model* loaded(llama_model* model, llama_model_params const& params) {
+  if (serves()) {
+    std::lock_guard const lock(here->working);
+    if (params.no_alloc) here->sketches.insert(model);
+    else here->sketches.erase(model);
+  }
+  return model;
+}
+
+bool is_sketch(llama_model const* model) {
+  std::lock_guard const lock(here->working);
+  return here->sketches.contains(model);
+}
+
+llama_context* make_context(llama_model* model, llama_context_params params) {
+  nested const guard;
+  if (is_sketch(model)) return engines<llama_init_from_model>("llama_init_from_model")(model, params);
+  std::unique_ptr<served_context> served;
+  try {
+    served = std::make_unique<served_context>(here->how, model, params, here->to);
+  } catch (std::exception const& why) {
+    here->to.say_once(here->how.policy + ": " + why.what() + (here->how.strict ? "" : "; this context is left to the engine"));
+    if (here->how.strict) return nullptr;
+  }
+  llama_context* const made = engines<llama_init_from_model>("llama_init_from_model")(model, params);
+  if (made == nullptr || served == nullptr) return made;
+  std::lock_guard const lock(here->working);
+  keep_watch();
+  here->contexts[made] = std::move(served);
+  return made;
+}
+
+/// `decode` is the engine's, around it the policy is told.
+template <class Decode>
+int decode_with(llama_context* context, std::vector<llama_seq_id> const& sequences, Decode decode) {
+  served_context* const served = context_of(context);
+  if (served == nullptr) return decode();
+  nested const guard;
+  or_say([&] { served->before(sequences); });
+  int status = decode();
+  or_say([&] { status = served->after(sequences, status); });
+  return status;
+}
+
+/// A token of a batch: at `index`, of this sequence.
+int added(llama_batch_ext const* batch, llama_seq_id of, int index) {
+  if (serves() && index >= 0) {
+    std::lock_guard const lock(here->working);
+    auto& sequences = here->batches[batch];
+    sequences.resize(static_cast<std::size_t>(index) + 1);
+    sequences.back() = of;
+  }
+  return index;
+}
+
+}  // namespace
+}  // namespace kvpolicy::preload
+
+namespace preload = kvpolicy::preload;
+
+extern "C" {
+
+llama_context* llama_init_from_model(llama_model* model, llama_context_params params) {
+  return preload::serves() ? preload::make_context(model, params)
+                           : preload::engines<llama_init_from_model>("llama_init_from_model")(model, params);
+}
+
+llama_model* llama_model_load_from_file(char const* path, llama_model_params params) {
+  return preload::loaded(preload::engines<llama_model_load_from_file>("llama_model_load_from_file")(path, params), params);
+}
+
+llama_model* llama_model_load_from_splits(char const** paths, std::size_t count, llama_model_params params) {
+  return preload::loaded(preload::engines<llama_model_load_from_splits>("llama_model_load_from_splits")(paths, count, params),
+                         params);
+}
+
+void llama_free(llama_context* context) {
+  std::unique_ptr<preload::served_context> served;
+  if (preload::serves()) {
+    std::lock_guard const lock(preload::here->working);
+    if (auto found = preload::here->contexts.extract(context)) served = std::move(found.mapped());
+  }
+  if (served) served->say_ended({});
+  preload::engines<llama_free>("llama_free")(context);
+}
+
+void llama_perf_context_reset(llama_context* context) {
+  preload::served_context* const served = preload::serves() ? preload::context_of(context) : nullptr;
+  if (served != nullptr) served->begin_anew();
+  preload::engines<llama_perf_context_reset>("llama_perf_context_reset")(context);
+}
+
+std::int32_t llama_decode(llama_context* context, llama_batch batch) {
+  auto const decode = [&] { return preload::engines<llama_decode>("llama_decode")(context, batch); };
+  if (!preload::serves()) return decode();
+  std::vector<llama_seq_id> sequences;
+  for (std::int32_t i = 0; i < batch.n_tokens; ++i) {
+    bool const named = batch.seq_id != nullptr && batch.n_seq_id != nullptr && batch.n_seq_id[i] > 0;
+    sequences.push_back(named ? batch.seq_id[i][0] : 0);
+  }
+  return preload::decode_with(context, sequences, decode);
+}
+
+std::int32_t llama_process(llama_context* context, llama_process_type type, llama_batch_ext* batch) {
+  auto const decode = [&] { return preload::engines<llama_process>("llama_process")(context, type, batch); };
+  if (!preload::serves() || type != LLAMA_PROCESS_TYPE_DECODE) return decode();
+  std::vector<llama_seq_id> sequences;
+  {
+    std::lock_guard const lock(preload::here->working);
+    if (auto const found = preload::here->batches.find(batch); found != preload::here->batches.end()) sequences = found->second;
+  }
+  return preload::decode_with(context, sequences, decode);
+}
+
+std::int32_t llama_batch_ext_add(llama_batch_ext* batch, llama_seq_id of) {
+  return preload::added(batch, of, preload::engines<llama_batch_ext_add>("llama_batch_ext_add")(batch, of));
+}
+
+std::int32_t llama_batch_ext_add_token(llama_batch_ext* batch, llama_seq_id of, llama_token id) {
+  return preload::added(batch, of, preload::engines<llama_batch_ext_add_token>("llama_batch_ext_add_token")(batch, of, id));
+}
+
+std::int32_t llama_batch_ext_add_embd(llama_batch_ext* batch, llama_seq_id of, llama_embd embedding) {
+  return preload::added(batch, of,
+                        preload::engines<llama_batch_ext_add_embd>("llama_batch_ext_add_embd")(batch, of, embedding));
+}
+
+void llama_batch_ext_clear(llama_batch_ext* batch) {
+  if (preload::serves()) {
+    std::lock_guard const lock(preload::here->working);
+    preload::here->batches[batch].clear();
+  }
+  preload::engines<llama_batch_ext_clear>("llama_batch_ext_clear")(batch);
+}
+
+void llama_batch_ext_free(llama_batch_ext* batch) {
+  if (preload::serves()) {
+    std::lock_guard const lock(preload::here->working);
+    preload::here->batches.erase(batch);
+  }
+  preload::engines<llama_batch_ext_free>("llama_batch_ext_free")(batch);
+}
+
+}  // extern "C"
