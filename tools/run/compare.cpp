@@ -15,10 +15,10 @@
 #include "own_rows.hpp"
 #include "progress.hpp"
 #include "recorder.hpp"
-#include "row_tier.hpp"
 #include "table.hpp"
 #include "text_model.hpp"
 #include "text_table.hpp"
+#include "tier_json.hpp"
 
 namespace kvpolicy {
 namespace {

@@ -14,11 +14,12 @@
 #include <optional>
 #include <span>
 
+#include "named_tier.hpp"
 #include "output_file.hpp"
 #include "progress.hpp"
 #include "read_file.hpp"
 #include "recorder.hpp"
-#include "row_tier.hpp"
+#include "tier_json.hpp"
 
 namespace kvpolicy {
 

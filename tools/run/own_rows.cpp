@@ -4,8 +4,8 @@
 
 #include <kvpolicy/presets/full.hpp>
 
+#include "named_tier.hpp"
 #include "progress.hpp"
-#include "row_tier.hpp"
 
 namespace kvpolicy {
 namespace {

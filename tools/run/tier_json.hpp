@@ -1,0 +1,14 @@
+// What a tier did, as JSON.
+#pragma once
+
+#include <kvpolicy/tier/resident_options.hpp>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace kvpolicy {
+
+/// What --json says of a tier; null for an empty name.
+nlohmann::ordered_json tier_json(std::string const& name, tier::resident_statistics const& statistics);
+
+}  // namespace kvpolicy
