@@ -134,7 +134,6 @@ memory_statistics session::engine::memory() const noexcept {
 }
 
 int session::engine::decode(llama_context* context, llama_batch const& batch) {
-  auto const staged = static_cast<std::int64_t>(sequence_cells::staged);
   sequences_of(batch, of_batch_);
   std::int64_t in_cache = std::ssize(of_batch_);
   for (llama_seq_id id = 0; unified_ && id < static_cast<llama_seq_id>(llama_n_seq_max(context)); ++id) {
@@ -143,11 +142,11 @@ int session::engine::decode(llama_context* context, llama_batch const& batch) {
     }
   }
   std::int64_t const cells = unified_ ? llama_n_ctx(context) : llama_n_ctx_seq(context);
-  std::int64_t const keep = staged * (unified_ ? in_cache : 1);
+  std::int64_t const keep = cells_kept * (unified_ ? in_cache : 1);
   std::int64_t const room = options_.own_rows ? cells - keep : cells;
   std::int64_t const piece = std::min<std::int64_t>(llama_n_batch(context), room);
   KVPOLICY_EXPECTS(piece >= 2, "a context of " + std::to_string(cells) + " cells for " + std::to_string(in_cache) +
-                                   " sequences, each of which keeps " + std::to_string(staged) +
+                                   " sequences, each of which keeps " + std::to_string(cells_kept) +
                                    "; raise n_ctx, or end a sequence");
   std::int64_t const last_piece = batch.n_tokens == 0 ? 0 : (batch.n_tokens - 1) / piece * piece;
   for (std::int64_t i = 0; batch.logits != nullptr && i < last_piece; ++i) {
@@ -218,8 +217,10 @@ void session::engine::cut(llama_seq_id of, std::int64_t tokens) noexcept {
 /// The engine's cells of these sequences, but for the last few, which tell it where they are.
 void session::engine::give_back(llama_context* context, std::span<llama_seq_id const> sequences) {
   llama_memory_t const memory = llama_get_memory(context);
-  for (llama_seq_id const id : sequences) {
-    llama_pos const first = llama_memory_seq_pos_max(memory, id) + 1 - sequence_cells::staged;
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    llama_seq_id const id = sequences[i];
+    if (std::ranges::find(sequences.first(i), id) != sequences.first(i).end()) continue;
+    llama_pos const first = llama_memory_seq_pos_max(memory, id) + 1 - cells_kept;
     if (first <= 0) continue;
     llama_memory_seq_rm(memory, id, 0, first);
     if (find(id) != nullptr) sequences_[static_cast<std::size_t>(id)]->gave_back(first);

@@ -24,9 +24,6 @@ struct seen_cells {
 /// Follows whatever the engine does to a sequence between two graphs by what the cells hold, or refuses it.
 class sequence_cells {
  public:
-  /// Cells that a sequence keeps where the rows are the session's own.
-  static constexpr llama_pos staged = 8;
-
   /// The table must outlive it.
   sequence_cells(llama_seq_id id, cell_table& table) : id_(id), table_(table) {}
 

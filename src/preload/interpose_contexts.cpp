@@ -37,15 +37,13 @@ llama_context* make_context(llama_model* model, llama_context_params params) {
   return made;
 }
 
-/// `decode` is the engine's, around it the policy is told.
+/// `decode` is the engine's, or what does its work here, around it the policy is told.
 template <class Decode>
-int decode_with(llama_context* context, std::vector<llama_seq_id> const& sequences, Decode decode) {
-  served_context* const served = context_of(context);
-  if (served == nullptr) return decode();
+int decode_with(llama_context* context, served_context* served, std::vector<llama_seq_id> const& sequences, Decode decode) {
   nested const guard;
   or_say([&] { served->before(sequences); });
   int status = decode();
-  or_say([&] { status = served->after(sequences, status); });
+  or_say([&] { status = served->after(context, sequences, status); });
   return status;
 }
 
@@ -98,25 +96,39 @@ void llama_perf_context_reset(llama_context* context) {
 }
 
 std::int32_t llama_decode(llama_context* context, llama_batch batch) {
-  auto const decode = [&] { return preload::engines<llama_decode>("llama_decode")(context, batch); };
-  if (!preload::serves()) return decode();
+  preload::served_context* const served = preload::serves() ? preload::context_of(context) : nullptr;
+  if (served == nullptr) return preload::engines<llama_decode>("llama_decode")(context, batch);
   std::vector<llama_seq_id> sequences;
   for (std::int32_t i = 0; i < batch.n_tokens; ++i) {
     bool const named = batch.seq_id != nullptr && batch.n_seq_id != nullptr && batch.n_seq_id[i] > 0;
     sequences.push_back(named ? batch.seq_id[i][0] : 0);
   }
-  return preload::decode_with(context, sequences, decode);
+  return preload::decode_with(context, served, sequences, [&] {
+    return served->owns_rows() ? served->decode(context, batch)
+                               : preload::engines<llama_decode>("llama_decode")(context, batch);
+  });
 }
 
 std::int32_t llama_process(llama_context* context, llama_process_type type, llama_batch_ext* batch) {
   auto const decode = [&] { return preload::engines<llama_process>("llama_process")(context, type, batch); };
-  if (!preload::serves() || type != LLAMA_PROCESS_TYPE_DECODE) return decode();
+  preload::served_context* const served = preload::serves() ? preload::context_of(context) : nullptr;
+  if (served == nullptr || type != LLAMA_PROCESS_TYPE_DECODE) return decode();
   std::vector<llama_seq_id> sequences;
   {
     std::lock_guard const lock(preload::here->working);
     if (auto const found = preload::here->batches.find(batch); found != preload::here->batches.end()) sequences = found->second;
   }
-  return preload::decode_with(context, sequences, decode);
+  return preload::decode_with(context, served, sequences, decode);
+}
+
+std::uint32_t llama_n_ctx(llama_context const* context) {
+  preload::served_context const* const owner = preload::owner_of(context);
+  return owner != nullptr ? owner->asked().all : preload::engines<llama_n_ctx>("llama_n_ctx")(context);
+}
+
+std::uint32_t llama_n_ctx_seq(llama_context const* context) {
+  preload::served_context const* const owner = preload::owner_of(context);
+  return owner != nullptr ? owner->asked().of_sequence : preload::engines<llama_n_ctx_seq>("llama_n_ctx_seq")(context);
 }
 
 std::int32_t llama_batch_ext_add(llama_batch_ext* batch, llama_seq_id of) {

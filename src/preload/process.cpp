@@ -18,10 +18,24 @@ using namespace std::chrono_literals;
 process* here = nullptr;
 constinit thread_local int inside = 0;
 
-served_context* context_of(llama_context* context) {
+served_context* context_of(llama_context const* context) {
   std::lock_guard const lock(here->working);
   auto const found = here->contexts.find(context);
   return found == here->contexts.end() ? nullptr : found->second.get();
+}
+
+served_context* owner_of(llama_context const* context) {
+  served_context* const served = serves() ? context_of(context) : nullptr;
+  return served != nullptr && served->owns_rows() ? served : nullptr;
+}
+
+served_context* owner_of(llama_memory_t memory) {
+  if (!serves()) return nullptr;
+  std::lock_guard const lock(here->working);
+  for (auto& [context, served] : here->contexts) {
+    if (served->owns_rows() && llama_get_memory(context) == memory) return served.get();
+  }
+  return nullptr;
 }
 
 namespace {

@@ -34,7 +34,7 @@ struct process {
   settings how;
   log to;
   std::mutex working{};
-  std::map<llama_context*, std::unique_ptr<served_context>> contexts{};
+  std::map<llama_context const*, std::unique_ptr<served_context>> contexts{};
   std::map<llama_batch_ext const*, std::vector<llama_seq_id>> batches{};  ///< of each, its tokens' sequences
   std::set<llama_model const*> sketches{};                                ///< models without weights, to see what fits
   kept_prompts prompts{};
@@ -55,7 +55,10 @@ struct nested {
 inline bool serves() { return here != nullptr && inside == 0; }
 
 /// Null where the context is the engine's alone.
-served_context* context_of(llama_context* context);
+served_context* context_of(llama_context const* context);
+/// The same of those with rows of their own, and where it is not the session that asks; null also where there is no policy.
+served_context* owner_of(llama_context const* context);
+served_context* owner_of(llama_memory_t memory);
 
 /// From the first context on, what ended requests did is said.
 void keep_watch();

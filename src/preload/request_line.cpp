@@ -10,20 +10,24 @@ void request_statistics::add(llama::step_statistics const& step, bool was_left) 
   tokens += static_cast<double>(step.tokens);
   read += step.tokens_read;
   choose_seconds += step.choose_seconds + step.prefill_seconds;
+  fetch_seconds += step.fetch_seconds;
   attend_seconds += step.attend_seconds;
 }
 
 std::string describe(llama_seq_id sequence, request_statistics const& request) {
-  char text[256];
   auto const steps = static_cast<double>(request.steps);
-  int const size = std::snprintf(
-      text, sizeof text,
-      "sequence %d: prompt of %lld tokens, %lld steps; a step read %.0f of %.0f tokens (%.1f%%), choosing %.2f ms, "
-      "attending %.2f ms",
-      sequence, static_cast<long long>(request.prompt), static_cast<long long>(request.steps), request.read / steps,
-      request.tokens / steps, 100 * request.read / request.tokens, 1e3 * request.choose_seconds / steps,
-      1e3 * request.attend_seconds / steps);
-  std::string line(text, static_cast<std::size_t>(size));
+  auto const number = [](double value, int digits) {
+    char text[32];
+    return std::string(text, static_cast<std::size_t>(std::snprintf(text, sizeof text, "%.*f", digits, value)));
+  };
+  auto const time = [&](double seconds) { return number(1e3 * seconds / steps, 2) + " ms"; };
+  std::string line = "sequence " + std::to_string(sequence) + ": prompt of " + std::to_string(request.prompt) + " tokens, " +
+                     std::to_string(request.steps) + " steps; a step read " + number(request.read / steps, 0) + " of " +
+                     number(request.tokens / steps, 0) + " tokens (" + number(100 * request.read / request.tokens, 1) +
+                     "%), choosing " + time(request.choose_seconds) + ", ";
+  if (request.fetch_seconds > 0) line += "fetching " + time(request.fetch_seconds) + ", ";
+  line += "attending " + time(request.attend_seconds) + "; rows take " +
+          number(static_cast<double>(request.bytes) / (1 << 20), 1) + " MiB";
   if (request.left > 0) line += "; " + std::to_string(request.left) + " steps were left to the engine";
   return line;
 }

@@ -16,7 +16,9 @@ struct request_statistics {
   double tokens = 0;      ///< in the cache, over steps
   double read = 0;        ///< of them
   double choose_seconds = 0;
+  double fetch_seconds = 0;  ///< from a tier
   double attend_seconds = 0;
+  std::int64_t bytes = 0;  ///< that its rows take, at last
 
   void add(llama::step_statistics const& step, bool was_left) noexcept;
 };

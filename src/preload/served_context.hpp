@@ -2,14 +2,17 @@
 #pragma once
 
 #include <kvpolicy/interop/llama.hpp>
+#include <kvpolicy/tier/any_tier.hpp>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "log.hpp"
 #include "published.hpp"
@@ -18,9 +21,16 @@
 
 namespace kvpolicy::preload {
 
+/// Tokens of a context, and of one sequence in it.
+struct context_size {
+  std::uint32_t all = 0;
+  std::uint32_t of_sequence = 0;
+};
+
 class served_context {
  public:
-  /// Attaches to what a context will be made from. Throws what session::attach throws, and leaves params alone then.
+  /// Attaches to what a context will be made from; with own rows to a small one, for the same tokens. Throws what
+  /// session::attach throws, and make_tier; leaves params alone then.
   served_context(settings const& how, llama_model const* model, llama_context_params& params, log& to);
 
   /// The engine's own counters begin anew, or its memory, behind a warm-up for instance: so do these.
@@ -31,11 +41,26 @@ class served_context {
 
   /// Around each decode: the (first) sequence of each of its tokens, in order. after() returns the status for the caller.
   void before(std::span<llama_seq_id const> sequences);
-  int after(std::span<llama_seq_id const> sequences, int status);
+  int after(llama_context* context, std::span<llama_seq_id const> sequences, int status);
+  /// In the engine's place, for a batch that it may be told of: with own rows the engine does not know where a sequence ends.
+  int decode(llama_context* context, llama_batch const& batch);
 
   /// Beside the engine's own state of a sequence. load() of what does not fit leaves the sequence to the engine.
   llama::saved_prompt save(llama_seq_id of) const { return session_.save(of); }
   void load(llama::saved_prompt const& saved, llama_seq_id of);
+
+  /// Whether rows are the library's, and the engine has a small context: what it would say of its cache is said here.
+  bool owns_rows() const noexcept { return asked_.all > 0; }
+  context_size const& asked() const noexcept { return asked_; }
+  llama_pos first_position(llama_seq_id of) const noexcept;
+  llama_pos last_position(llama_seq_id of) const noexcept;
+  /// Its tokens from `from` on are gone; -1: of all sequences.
+  void remove(llama_seq_id of, llama_pos from) noexcept;
+  void copy(llama_seq_id from, llama_seq_id to);
+  /// In place of the engine's state of a sequence. It stays valid until the next call of anything here. Throws what
+  /// session::save_state and load_state throw.
+  std::span<std::byte const> state(llama_seq_id of);
+  void load_state(std::span<std::byte const> state, llama_seq_id of);
 
   /// Says what the requests did that are there, where nothing was decoded for so long. Any thread.
   void say_ended(std::chrono::steady_clock::duration idle);
@@ -46,11 +71,23 @@ class served_context {
     request_statistics all;
     std::int64_t steps_before = 0;  ///< the session's count
   };
+  struct saved_state {
+    llama_seq_id of;
+    std::vector<std::byte> bytes;
+  };
 
+  std::int64_t bytes_of(llama_seq_id of) const noexcept;
+  void begin();
   void end(llama_seq_id of, request& ended);
 
   named_host_policy policy_;
+  context_size asked_;  ///< with own rows
+  std::uint32_t sequences_;
+  std::string tier_name_;
+  std::optional<tier::any_tier> tier_;
   llama::session session_;
+  std::int64_t row_bytes_ = 0;        ///< of a token in a layer's KV head
+  std::optional<saved_state> state_;  ///< the last one, until something changes
   log& log_;
   bool begun_ = false;
   std::mutex counting_;

@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "named_tier.hpp"
 #include "published.hpp"
 
 namespace kvpolicy::preload {
@@ -25,15 +26,13 @@ settings parse_settings(std::string_view text) {
     std::string_view const option = left.substr(0, left.find(';'));
     left.remove_prefix(option.size());
     if (option == "strict") made.strict = true;
+    else if (option == "own-rows") made.own_rows = true;
+    else if (option.starts_with("tier=")) check_tier(made.tier = option.substr(option.find('=') + 1));
     else if (option.starts_with("prompts=")) made.prompts = text::prompt_policy_of(option.substr(option.find('=') + 1));
-    else throw unknown("option of KVPOLICY", option, {"strict", "prompts"});
+    else throw unknown("option of KVPOLICY", option, {"strict", "own-rows", "prompts", "tier"});
   }
+  made.own_rows = made.own_rows || !made.tier.empty();
   return made;
-}
-
-std::string describe_options() {
-  return "strict             what can't be served fails, instead of being left to the engine\n"
-         "prompts=pages:...  what a prompt reads of itself while it is read; all, where it is not given\n";
 }
 
 }  // namespace kvpolicy::preload

@@ -13,12 +13,11 @@ struct settings {
   std::string policy;  ///< text of a policy that was parsed once; empty: there is none, and nothing is done
   bool strict = false;
   std::optional<prompt_pages> prompts{};
+  bool own_rows = false;
+  std::string tier{};  ///< of own rows; empty: they stay in memory
 };
 
-/// "snapkv:tokens=1024;strict;prompts=pages:share=.1". Throws invalid_value that says what exists.
+/// "snapkv:tokens=1024;strict;own-rows;prompts=pages:share=.1". Throws invalid_value that says what exists.
 settings parse_settings(std::string_view text);
-
-/// The options, a line each with what it does.
-std::string describe_options();
 
 }  // namespace kvpolicy::preload

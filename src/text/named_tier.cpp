@@ -36,7 +36,7 @@ std::string behind_colon(std::string const& name) { return name.substr(name.find
 }  // namespace
 
 void check_tier(std::string const& name) {
-  if (name.empty() || name == "same_memory" || name == "host") return;
+  if (name == "same_memory" || name == "host") return;
   bool const on_disk = is_of(name, "disk");
   if (!on_disk && !is_of(name, "redis"))
     throw invalid_value("unknown tier '" + name + "'; there are same_memory, host, disk:FILE and redis:HOST:PORT");
@@ -46,6 +46,7 @@ void check_tier(std::string const& name) {
 }
 
 std::optional<tier::any_tier> make_tier(std::string const& name, cache_shape const& shape, std::int64_t row_bytes) {
+  if (name.empty()) return std::nullopt;
   check_tier(name);
   std::int64_t const blocks = shape.layers * shape.kv_heads * shape.max_tokens;
   if (name == "same_memory") return tier::any_tier::of<tier::same_memory>(row_bytes, blocks);

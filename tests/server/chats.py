@@ -13,8 +13,8 @@ pattern = "one, two, three, four, five, six, " * 8
 budget = 256
 
 
-def answers(work, policy, ask):
-    with server(work, of, of.exec(policy), "-c", "2048", "-np", "1") as s:
+def answers(work, policy, ask, *how):
+    with server(work, of, of.exec(policy, *how), "-c", "2048", "-np", "1") as s:
         return ask(s)
 
 
@@ -27,7 +27,15 @@ def ask_all(s):
 
 def full_is_no_policy(work):
     dense, dense_streamed = answers(work, None, ask_all)
-    full, streamed = answers(work, "full", ask_all)
+    for how in ((), ("--own-rows",)):
+        compare(dense, dense_streamed, *answers(work, "full", ask_all, *how))
+    # What reads too little answers otherwise: these answers do depend on what is read.
+    for (text, most), d in zip(questions[:2], dense):
+        little = answers(work, "streaming_llm:tokens=48", lambda s: s.chat(text, most))
+        expect(little.text != d.text, f"48 tokens are enough for {d.text!r}")
+
+
+def compare(dense, dense_streamed, full, streamed):
     compared = [(d, f) for d, f in zip(dense, full) if d.margin > sure]
     expect(len(compared) >= 4, f"too many near-ties: {[round(d.margin, 2) for d in dense]}")
     for d, f in compared:
@@ -35,10 +43,6 @@ def full_is_no_policy(work):
         expect(d.timings["predicted_n"] == f.timings["predicted_n"], f"{d.timings} {f.timings}")
     for d, whole, s in zip(dense_streamed, full, streamed):
         expect(d.text == whole.text == s.text, f"streamed {d.text!r}; with full {whole.text!r}, streamed {s.text!r}")
-    # What reads too little answers otherwise: these answers do depend on what is read.
-    for (text, most), d in zip(questions[:2], dense):
-        little = answers(work, "streaming_llm:tokens=48", lambda s: s.chat(text, most))
-        expect(little.text != d.text, f"48 tokens are enough for {d.text!r}")
 
 
 def check_line(line, timings, what):
@@ -153,9 +157,9 @@ def asked_twice(work):
         expect(len(lines) == 2, f"two requests, one behind the other: {lines}")
 
 
-def clients(work):
-    """Prompts are longer than a batch, and the policy drops most of them."""
-    with server(work, of, of.exec(f"snapkv:tokens={budget}"), "-c", "4096", "-b", "256", "-ub", "64") as s:
+def clients(work, *how):
+    """Prompts are longer than a batch, with own rows than the engine's whole cache; and the policy drops most of them."""
+    with server(work, of, of.exec(f"snapkv:tokens={budget}", *how), "-c", "4096", "-b", "256", "-ub", "64") as s:
         second_turn(s, *four_clients(s))
         attempt(three_choices, s)
         attempt(who_leaves, s)
@@ -165,6 +169,7 @@ def clients(work):
 with scratch() as work:
     attempt(full_is_no_policy, work)
     attempt(clients, work)
+    attempt(clients, work, "--own-rows")
     attempt(context_shift, work, "full", True)
     attempt(context_shift, work, "quest:tokens=64", True)
     attempt(context_shift, work, "snapkv:tokens=64", False)

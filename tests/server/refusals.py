@@ -40,9 +40,13 @@ def unknown_settings(work):
     for said, *patterns in (("full;nosuch", "nosuch", "strict"), ("full;strick", "did you mean 'strict'"),
                             ("full;", "option"),
                             ("full;strict=1", "strict"), (";strict", "policy"), ("full;prompts=nosuch", "nosuch"),
-                            ("full;prompts=pages:shar=.5", "shar", "did you mean 'share'")):
+                            ("full;prompts=pages:shar=.5", "shar", "did you mean 'share'"),
+                            ("full;own-row", "did you mean 'own-rows'"), ("full;own-rows=yes", "own-rows"),
+                            ("quest;tier=nosuch", "nosuch", "disk:FILE"), ("quest;tier=", "tier ''"),
+                            ("quest;tier=disk:", "disk:FILE"), ("quest;tier", "tier")):
         refused(work, of.preloaded(f"KVPOLICY={said}") + serve, *patterns)
     refused(work, of.exec("full", "--prompts", "nosuch") + serve, "nosuch", "pages")
+    refused(work, of.exec("full", "--tier", "nosuch") + serve, "nosuch", "disk:FILE")
 
 
 def no_program(work):

@@ -16,9 +16,10 @@ from harness import begin, expect, model_or_skip
 
 piece = collections.namedtuple("piece", "text timings progress")  # progress: of the prompt, where asked for
 answer = collections.namedtuple("answer", "text timings margin")  # margin: the least by which a token won, where asked
-request = collections.namedtuple("request", "sequence prompt steps read tokens left")
+request = collections.namedtuple("request", "sequence prompt steps read tokens mib left")
 _request_line = re.compile(r"sequence (\d+): prompt of (\d+) tokens, (\d+) steps; a step read (\d+) of (\d+) tokens "
-                           r"\([\d.]+%\), choosing [\d.]+ ms, attending [\d.]+ ms"
+                           r"\([\d.]+%\), choosing [\d.]+ ms,(?: fetching [\d.]+ ms,)? attending [\d.]+ ms"
+                           r"; rows take ([\d.]+) MiB"
                            r"(?:; (\d+) steps were left to the engine)?$")
 
 
@@ -42,10 +43,14 @@ class programs:
         return ["env", f"LD_PRELOAD={self.library}{behind and ':'}{behind}", *assignments]
 
 
+def _number(said):
+    return float(said) if "." in said else int(said)
+
+
 def request_of(line):
     """What a line says of a request; None for other lines."""
     found = _request_line.search(line)
-    return found and request(*(int(number or 0) for number in found.groups()))
+    return found and request(*(_number(said or "0") for said in found.groups()))
 
 
 def library_lines(text):

@@ -95,6 +95,9 @@ struct session_options {
   tier::resident_options resident{};
 };
 
+/// Cells of the engine that each sequence keeps where the rows are the session's own.
+inline constexpr std::int32_t cells_kept = 8;
+
 /// Of a session's own rows.
 struct memory_statistics {
   std::int64_t rows = 0;        ///< of a token, layer and KV head; of all sequences, shared ones counted for each
