@@ -24,13 +24,12 @@ context_size size_of(llama_context_params const& params, llama_model const* mode
   return {of_sequence * sequences, of_sequence};
 }
 
-/// For batches as large as before, beside the few cells that each sequence keeps.
+/// For batches as large as before, beside the few cells that each sequence keeps. One cache for all: streams of their own would
+/// have to hold a batch each.
 llama_context_params small(llama_context_params params, context_size const& asked) noexcept {
-  std::uint32_t const sequences = std::max(params.n_seq_max, 1u);
-  std::uint32_t const batch = std::min(params.n_batch, asked.all);
-  std::uint32_t const kept = llama::cells_kept;
-  params.n_batch = batch;
-  params.n_ctx = params.kv_unified ? batch + kept * sequences : padded(std::min(batch, asked.of_sequence) + kept) * sequences;
+  params.n_batch = std::min(params.n_batch, asked.all);
+  params.n_ctx = params.n_batch + static_cast<std::uint32_t>(llama::cells_kept) * std::max(params.n_seq_max, 1u);
+  params.kv_unified = true;
   return params;
 }
 

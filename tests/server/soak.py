@@ -76,8 +76,8 @@ class sizes:
               f"{threads_after[-1]} threads")
 
 
-def soak(work, found, draws, most, *options):
-    with server(work, of, of.exec(f"snapkv:tokens={budget}"), "-c", "8192", "-np", str(clients), *options) as s:
+def soak(work, found, draws, most, how, *options):
+    with server(work, of, of.exec(f"snapkv:tokens={budget}", *how), "-c", "8192", "-np", str(clients), *options) as s:
         of_process = sizes(s.pid)
         left = iter(draws)
         taking = threading.Lock()
@@ -103,7 +103,10 @@ def soak(work, found, draws, most, *options):
 with scratch() as work:
     found = answered_without(work)
     draws = [random.Random(index) for index in range(requests)]
-    # With the server's memory of prompts, beside which the library keeps up to 256 MiB of them; and without.
-    soak(work, found, draws[:requests // 3], 256, "-cram", "32")
-    soak(work, found, draws[requests // 3:], 8 + 400 / requests, "-cram", "0")
+    # With the server's memory of prompts, beside which the library keeps up to 256 MiB of them; and without; and on rows of
+    # the library's own, of which the server keeps states.
+    a_third = requests // 3
+    soak(work, found, draws[:a_third], 256, (), "-cram", "32")
+    soak(work, found, draws[a_third:2 * a_third], 8 + 400 / requests, (), "-cram", "0")
+    soak(work, found, draws[2 * a_third:], 40 + 400 / requests, ("--own-rows",), "-cram", "32")
 finish()

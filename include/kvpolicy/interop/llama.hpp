@@ -96,7 +96,7 @@ struct session_options {
 };
 
 /// Cells of the engine that each sequence keeps where the rows are the session's own.
-inline constexpr std::int32_t cells_kept = 8;
+inline constexpr llama_pos cells_kept = 8;
 
 /// Of a session's own rows.
 struct memory_statistics {
