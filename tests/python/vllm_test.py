@@ -53,6 +53,14 @@ def save_model(folder):
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
+def save_opt():
+    """A model whose positions are learnt. Returns its folder."""
+    config = transformers.OPTConfig(num_hidden_layers=2, vocab_size=vocabulary, hidden_size=128, word_embed_proj_dim=128, ffn_dim=128,
+                                    num_attention_heads=4, max_position_embeddings=512, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    transformers.OPTForCausalLM(config).save_pretrained(folder := os.path.join(model, "opt"))
+    return folder
+
+
 def prompts(*lengths, seed=0):
     draw = torch.Generator().manual_seed(seed)
     return [torch.randint(2, vocabulary, (length,), generator=draw).tolist() for length in lengths]
@@ -293,10 +301,11 @@ class Vllm(unittest.TestCase):
         speculation = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
         for why, policy, more in (("did you mean 'snapkv'", "snapk", {}), ("tokens is '-1'", "snapkv:tokens=-1", {}),
                                   ("speculative decoding is not served", "full", {"speculative_config": speculation}),
-                                  ("a cache in fp8", "full", {"kv_cache_dtype": "fp8", "dtype": "bfloat16"})):
+                                  ("a cache in fp8", "full", {"kv_cache_dtype": "fp8", "dtype": "bfloat16"}),
+                                  ("no rotary embedding", "chess", {"model": save_opt()})):
             # vLLM is not itself after an engine that failed, so each has a process.
-            code = (f"import kvpolicy.vllm, vllm; kvpolicy.vllm.register(); vllm.LLM({model!r}, enforce_eager=True, max_model_len=512, "
-                    f"skip_tokenizer_init=True, kv_cache_memory_bytes={32 << 20}, additional_config={ {'kvpolicy': policy} }, **{more})")
+            code = (f"import kvpolicy.vllm, vllm; kvpolicy.vllm.register(); vllm.LLM(enforce_eager=True, max_model_len=512, "
+                    f"skip_tokenizer_init=True, kv_cache_memory_bytes={32 << 20}, additional_config={ {'kvpolicy': policy} }, **{ {'model': model} | more })")
             with self.subTest(why):
                 told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
                 self.assertEqual(told.returncode, 1, told.stderr)

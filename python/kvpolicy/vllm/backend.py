@@ -48,7 +48,7 @@ class PolicyImpl(CPUAttentionBackendImpl):
         requests = self.requests
         if requests is None or attn_metadata is None or requests.runner is None:
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale)
-        parts = self._parts(requests, attn_metadata, kv_cache.dtype)
+        parts = self._parts(requests, attn_metadata)
         index, count = requests.indices[layer.layer_name], attn_metadata.num_actual_tokens
         q, k, v = query[:count], key[:count], value[:count]
         steps = [part for part in parts if part.is_step]
@@ -66,13 +66,9 @@ class PolicyImpl(CPUAttentionBackendImpl):
             output[:count].view(q.shape)[tokens] = result
         return output
 
-    def _parts(self, requests: Requests, metadata: CPUAttentionMetadata, dtype: torch.dtype) -> list[Part]:
+    def _parts(self, requests: Requests, metadata: CPUAttentionMetadata) -> list[Part]:
         """Planned by the first layer of a pass."""
         if getattr(metadata, "kvpolicy_parts", None) is None:
-            if not requests.indices:
-                layers = requests.config.compilation_config.static_forward_context
-                requests.see_layers({name: one for name, one in layers.items() 
-                                     if getattr(getattr(one, "impl", None), "requests", None)}, dtype)
             if not requests.parts:
                 requests.parts = requests.plan(metadata.query_start_loc.tolist(), metadata.seq_lens.tolist())
             metadata.kvpolicy_parts, metadata.kvpolicy_some = requests.parts, {}
@@ -99,8 +95,15 @@ class PolicyImpl(CPUAttentionBackendImpl):
 
 @functools.cache
 def listen() -> None:
-    """The runner has no interface for who hears of requests that ended, and of logits."""
-    update, sample = GPUModelRunner._update_states, GPUModelRunner._sample
+    """The runner has no interface for who hears of its layers' caches, of requests that ended, and of logits."""
+    initialize, update, sample = GPUModelRunner.initialize_kv_cache, GPUModelRunner._update_states, GPUModelRunner._sample
+
+    def initialize_kv_cache(self: GPUModelRunner, *arguments: Any, **named: Any) -> None:
+        initialize(self, *arguments, **named)
+        if (requests := getattr(self.vllm_config, "kvpolicy_requests", None)) is not None:
+            layers = self.vllm_config.compilation_config.static_forward_context
+            served = {name: one for name, one in layers.items() if getattr(getattr(one, "impl", None), "requests", None)}
+            requests.see_layers(served, self.kv_cache_dtype, self.model)
 
     def _update_states(self: GPUModelRunner, scheduler_output: Any) -> Any:
         result = update(self, scheduler_output)
@@ -113,4 +116,5 @@ def listen() -> None:
             requests.observe(logits)
         return sample(self, logits, spec_decode_metadata)
 
+    GPUModelRunner.initialize_kv_cache = initialize_kv_cache
     GPUModelRunner._update_states, GPUModelRunner._sample = _update_states, _sample

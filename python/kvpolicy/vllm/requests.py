@@ -92,8 +92,8 @@ class Requests:
                 torch.distributed.all_reduce(values, group=group.cpu_group)
             self.ranks = Ranks(group.rank_in_group, group.world_size, total)
 
-    def see_layers(self, layers: dict[str, Any], dtype: torch.dtype) -> None:
-        """By name, in the model's order, those that are served."""
+    def see_layers(self, layers: dict[str, Any], dtype: torch.dtype, model: torch.nn.Module) -> None:
+        """By name, in the model's order, those that are served. Raises UnsupportedError for what the policy can't do in them."""
         self.indices = {name: index for index, name in enumerate(layers)}
         sizes = {(layer.impl.num_heads, layer.impl.num_kv_heads, layer.impl.head_size) for layer in layers.values()}
         if len(sizes) != 1 or dtype not in _types:
@@ -101,7 +101,7 @@ class Requests:
                                    "there must be one such triple, of float32, float16 or bfloat16")
         q_heads, kv_heads, head_dim = sizes.pop()
         self.shape = Shape(len(layers), q_heads, kv_heads, head_dim, self.config.model_config.max_model_len, _types[dtype])
-        self.frequencies, self.neighbours = self._rotation() if Needs.ROTATION in self.policy.needs else (None, False)
+        self.frequencies, self.neighbours = self._rotation(model) if Needs.ROTATION in self.policy.needs else (None, False)
         logger.info("kvpolicy: %s on %d layers of %d KV heads", self.policy.text, *self.shape[:1], self.shape.kv_heads)
 
     def begin(self, runner: Any, scheduled: Any) -> None:
@@ -243,8 +243,8 @@ class Requests:
         used = -(-part.before // cache.shape[2])
         part.request.store.append(index, *self.packing.rows(cache, blocks[part.row, :used], part.before))
 
-    def _rotation(self) -> tuple[torch.Tensor, bool]:
-        for module in self.runner.model.modules():
+    def _rotation(self, model: torch.nn.Module) -> tuple[torch.Tensor, bool]:
+        for module in model.modules():
             if hasattr(module, "_compute_inv_freq") and getattr(module, "mrope_section", None) is None:
                 return module._compute_inv_freq(module.base).float(), not module.is_neox_style
         raise UnsupportedError(f"{self.policy.text}: the policy turns keys back, and the model has no rotary embedding that is known; "
