@@ -6,6 +6,7 @@
 #include <string>
 #include <type_traits>
 
+#include "kvpolicy/pool/none.hpp"
 #include "kvpolicy/score_input.hpp"
 
 namespace kvpolicy {
@@ -30,6 +31,7 @@ struct act_facts {
   bool keeps_all = false;
   bool evicts = false;         ///< drops tokens while decoding
   bool fixed_indices = false;  ///< can't do with a retain that does so
+  bool whole_prompts = false;  ///< as a retain, decides a prompt that goes on by all tokens before, or refuses
   bool relative = false;       ///< keeps a share of the tokens, not a number of them
   std::int64_t unit = 1;       ///< the most tokens of a unit: later tokens may belong to one that has been begun
   layering layers{};
@@ -146,6 +148,8 @@ act_facts facts_of(keep<Parts...> const& act) noexcept {
   if constexpr (contains(type::score_type::needs, signals::observation_queries)) facts.observation_queries = act.score.window;
   facts.evicts = evicting_scorer<typename type::score_type> && type::trigger_type::while_decoding;
   facts.fixed_indices = memory_of<typename type::score_type>::by_index;
+  facts.whole_prompts = contains(facts.needs, signals::rotation) || memory_of<typename type::score_type>::hears_prompts ||
+                        !std::same_as<typename type::pool_type, pool::none>;
   facts.relative = act.budget.relative();
   facts.unit = act.segment.unit_size();
   facts.layers = act.layers;

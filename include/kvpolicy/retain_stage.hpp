@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "kvpolicy/eviction.hpp"
-#include "kvpolicy/pool/none.hpp"
 #include "kvpolicy/stage.hpp"
 #include "kvpolicy/tokens_there.hpp"
 
@@ -147,8 +146,7 @@ class retain_stage {
       return;
     }
     if (prompt.there.empty()) return decide_among(view, layer, {0, shape_.kv_heads}, {}, prompt, queries, exec);
-    if (contains(facts_of(act_).needs, signals::rotation) || decltype(memory_)::hears_prompts ||
-        !std::same_as<typename Act::pool_type, pool::none>) {
+    if (facts_of(act_).whole_prompts) {
       throw unsupported(
           "the policy looks at every token of the sequence when a prompt goes on, and rows of some are gone; begin with an "
           "empty sequence");

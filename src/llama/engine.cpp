@@ -418,7 +418,7 @@ void session::engine::add(llama_seq_id of, graph_mask const& mask) {
     if (mask.is_apart(first, s.cells()[static_cast<std::size_t>(t)], before - t)) continue;
     throw unsupported("sequence " + std::to_string(of) + " has holes between its positions, which ALiBi would see");
   }
-  if (batch_indices_.size() == 1 && batch_.brings(of) <= 1) {
+  if (batch_indices_.size() == 1 && batch_.may_step(of)) {
     s.add_step(first, graph_);
     steps_.push_back(&s);
     return;

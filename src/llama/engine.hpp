@@ -35,9 +35,9 @@ class session::engine {
   void detach() noexcept;
   void use(host_policy policy);
   void use(host_policy policy, llama_seq_id of);
-  template <class Batch>
-  void set_batch(Batch const& batch) {
-    if (attached_) batch_.set(batch);
+  template <class... Batch>
+  void set_batch(Batch const&... batch) {
+    if (attached_) batch_.set(batch...);
   }
   saved_prompt save(llama_seq_id of) const;
   void load(saved_prompt const& saved, llama_seq_id of) { sequence_of(of).load(saved); }

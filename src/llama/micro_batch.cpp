@@ -27,10 +27,14 @@ void caller_batch::set(llama_batch const& batch) {
   }
 }
 
-void caller_batch::set(std::span<llama_seq_id const> sequences) {
+void caller_batch::set(std::span<llama_seq_id const> sequences, std::span<std::int8_t const> outputs) {
+  KVPOLICY_EXPECTS(outputs.empty() || outputs.size() == sequences.size(),
+                   "set_batch() got " + std::to_string(sequences.size()) + " sequences and " + std::to_string(outputs.size()) +
+                       " outputs; it wants one for each token, or none");
   tokens_.clear();
   next_ = 0;
-  for (llama_seq_id const of : sequences) tokens_.push_back({-1, -1, checked(of)});
+  for (std::size_t i = 0; i < sequences.size(); ++i)
+    tokens_.push_back({-1, -1, checked(sequences[i]), outputs.empty() || outputs[i] != 0});
 }
 
 void caller_batch::owners(graph_tokens const& graph, bool unified, std::vector<llama_seq_id>& of) {
@@ -62,8 +66,13 @@ void caller_batch::owners(graph_tokens const& graph, bool unified, std::vector<l
   next_ += count;
 }
 
-std::int64_t caller_batch::brings(llama_seq_id sequence) const noexcept {
-  return std::ranges::count(tokens_, sequence, &token::sequence);
+bool caller_batch::may_step(llama_seq_id sequence) const noexcept {
+  std::int64_t count = 0;
+  bool output = true;
+  for (token const& t : tokens_) {
+    if (t.sequence == sequence) ++count, output = t.output;
+  }
+  return count == 0 || (count == 1 && output);
 }
 
 }  // namespace kvpolicy::llama

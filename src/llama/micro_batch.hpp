@@ -34,21 +34,23 @@ struct graph_tokens {
 class caller_batch {
  public:
   void set(llama_batch const& batch);
-  void set(std::span<llama_seq_id const> sequences);
+  void set(std::span<llama_seq_id const> sequences, std::span<std::int8_t const> outputs);
   void drop() noexcept { tokens_.clear(); }
 
   /// Writes the sequence of each of the graph's tokens: in a cache of streams, the stream's; in a unified one, as it was
   /// said, in the batch's order; or 0. What was said and is not what comes is refused (unsupported) in a unified
   /// cache, and dropped in streams, which can do without.
   void owners(graph_tokens const& graph, bool unified, std::vector<llama_seq_id>& of);
-  /// Tokens that the whole batch brings of a sequence; 0: nothing was said of it.
-  std::int64_t brings(llama_seq_id sequence) const noexcept;
+  /// Whether a sequence's only token of a graph is a step: the whole batch has no other of it, and that one has an output; or
+  /// nothing was said of it.
+  bool may_step(llama_seq_id sequence) const noexcept;
 
  private:
   struct token {
     std::int32_t id;        ///< -1: an embedding
     std::int32_t position;  ///< -1: the engine's to find
     llama_seq_id sequence;
+    bool output = true;
 
     /// Whether the graph may mean this token.
     bool is(graph_tokens const& graph, std::int32_t batch_index) const noexcept {

@@ -219,11 +219,11 @@ void session::engine::give_back(llama_context* context, std::span<llama_seq_id c
   llama_memory_t const memory = llama_get_memory(context);
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     llama_seq_id const id = sequences[i];
-    if (std::ranges::find(sequences.first(i), id) != sequences.first(i).end()) continue;
+    if (find(id) == nullptr || std::ranges::find(sequences.first(i), id) != sequences.first(i).end()) continue;
     llama_pos const first = llama_memory_seq_pos_max(memory, id) + 1 - cells_kept;
     if (first <= 0) continue;
     llama_memory_seq_rm(memory, id, 0, first);
-    if (find(id) != nullptr) sequences_[static_cast<std::size_t>(id)]->gave_back(first);
+    sequences_[static_cast<std::size_t>(id)]->gave_back(first);
   }
 }
 

@@ -120,7 +120,9 @@ void sequence::end() noexcept {
 }
 
 std::int64_t sequence::goes_on_from() const noexcept {
-  return state_.empty() ? goes_on_from_ : std::max<std::int64_t>(just_loaded_ - 1, 0);  // what it dropped is not known yet
+  if (!state_.empty()) return std::max<std::int64_t>(just_loaded_ - 1, 0);  // what it dropped is not known yet
+  if (goes_on_from_ > 0 && facts_of(policy_.retain).whole_prompts) return own_tokens() + 1;
+  return goes_on_from_;
 }
 
 std::int64_t sequence::own_tokens() const noexcept {
@@ -132,7 +134,11 @@ void sequence::cut(std::int64_t tokens) noexcept {
   if (tokens >= own_tokens()) return;
   just_loaded_ = tokens;
   if (!state_.empty()) return;
-  if (resident_) resident_->truncate(tokens);
+  try {
+    if (resident_) resident_->truncate(tokens);
+  } catch (...) {
+    return end();
+  }
   store_->truncate(tokens);
   cells_.cut(tokens, cells_.stream());
   forget(tokens);

@@ -11,7 +11,9 @@ void session::detach() noexcept { engine_->detach(); }
 void session::use(host_policy policy) { engine_->use(std::move(policy)); }
 void session::use(host_policy policy, llama_seq_id of) { engine_->use(std::move(policy), of); }
 void session::set_batch(llama_batch const& batch) { engine_->set_batch(batch); }
-void session::set_batch(std::span<llama_seq_id const> sequences) { engine_->set_batch(sequences); }
+void session::set_batch(std::span<llama_seq_id const> sequences, std::span<std::int8_t const> outputs) {
+  engine_->set_batch(sequences, outputs);
+}
 saved_prompt session::save(llama_seq_id of) const { return engine_->save(of); }
 void session::load(saved_prompt const& saved, llama_seq_id of) { engine_->load(saved, of); }
 int session::decode(llama_context* context, llama_batch const& batch) { return engine_->decode(context, batch); }

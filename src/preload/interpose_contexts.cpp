@@ -39,11 +39,11 @@ llama_context* make_context(llama_model* model, llama_context_params params) {
 
 /// `decode` is the engine's, or what does its work here, around it the policy is told.
 template <class Decode>
-int decode_with(llama_context* context, served_context* served, std::vector<llama_seq_id> const& sequences, Decode decode) {
+int decode_with(llama_context* context, served_context* served, batch_tokens const& batch, Decode decode) {
   nested const guard;
-  or_say([&] { served->before(sequences); });
+  or_say([&] { served->before(batch); });
   int status = decode();
-  or_say([&] { status = served->after(context, sequences, status); });
+  or_say([&] { status = served->after(context, batch, status); });
   return status;
 }
 
@@ -51,11 +51,22 @@ int decode_with(llama_context* context, served_context* served, std::vector<llam
 int added(llama_batch_ext const* batch, llama_seq_id of, int index) {
   if (serves() && index >= 0) {
     std::lock_guard const lock(here->working);
-    auto& sequences = here->batches[batch];
-    sequences.resize(static_cast<std::size_t>(index) + 1);
-    sequences.back() = of;
+    batch_tokens& tokens = here->batches[batch];
+    tokens.sequences.resize(static_cast<std::size_t>(index) + 1);
+    tokens.sequences.back() = of;
+    tokens.outputs.resize(tokens.sequences.size());
+    tokens.outputs.back() = 0;
   }
   return index;
+}
+
+bool has_output(llama_batch_ext const* batch, std::int32_t index, bool value, bool set) {
+  if (serves() && set) {
+    std::lock_guard const lock(here->working);
+    std::vector<std::int8_t>& outputs = here->batches[batch].outputs;
+    if (index >= 0 && index < std::ssize(outputs)) outputs[static_cast<std::size_t>(index)] = value ? 1 : 0;
+  }
+  return set;
 }
 
 }  // namespace
@@ -98,12 +109,12 @@ void llama_perf_context_reset(llama_context* context) {
 std::int32_t llama_decode(llama_context* context, llama_batch batch) {
   preload::served_context* const served = preload::serves() ? preload::context_of(context) : nullptr;
   if (served == nullptr) return preload::engines<llama_decode>("llama_decode")(context, batch);
-  std::vector<llama_seq_id> sequences;
+  preload::batch_tokens tokens;
   for (std::int32_t i = 0; i < batch.n_tokens; ++i) {
     bool const named = batch.seq_id != nullptr && batch.n_seq_id != nullptr && batch.n_seq_id[i] > 0;
-    sequences.push_back(named ? batch.seq_id[i][0] : 0);
+    tokens.sequences.push_back(named ? batch.seq_id[i][0] : 0);
   }
-  return preload::decode_with(context, served, sequences, [&] {
+  return preload::decode_with(context, served, tokens, [&] {
     return served->owns_rows() ? served->decode(context, batch)
                                : preload::engines<llama_decode>("llama_decode")(context, batch);
   });
@@ -113,12 +124,12 @@ std::int32_t llama_process(llama_context* context, llama_process_type type, llam
   auto const decode = [&] { return preload::engines<llama_process>("llama_process")(context, type, batch); };
   preload::served_context* const served = preload::serves() ? preload::context_of(context) : nullptr;
   if (served == nullptr || type != LLAMA_PROCESS_TYPE_DECODE) return decode();
-  std::vector<llama_seq_id> sequences;
+  preload::batch_tokens tokens;
   {
     std::lock_guard const lock(preload::here->working);
-    if (auto const found = preload::here->batches.find(batch); found != preload::here->batches.end()) sequences = found->second;
+    if (auto const found = preload::here->batches.find(batch); found != preload::here->batches.end()) tokens = found->second;
   }
-  return preload::decode_with(context, served, sequences, decode);
+  return preload::decode_with(context, served, tokens, decode);
 }
 
 std::uint32_t llama_n_ctx(llama_context const* context) {
@@ -144,10 +155,31 @@ std::int32_t llama_batch_ext_add_embd(llama_batch_ext* batch, llama_seq_id of, l
                         preload::engines<llama_batch_ext_add_embd>("llama_batch_ext_add_embd")(batch, of, embedding));
 }
 
+bool llama_batch_ext_add_seq(llama_batch_ext* batch, std::int32_t index, llama_seq_id of) {
+  bool const there = preload::engines<llama_batch_ext_add_seq>("llama_batch_ext_add_seq")(batch, index, of);
+  if (there && preload::serves()) {
+    std::lock_guard const lock(preload::here->working);
+    preload::here->batches[batch].others.push_back(of);
+  }
+  return there;
+}
+
+bool llama_batch_ext_set_output_embd(llama_batch_ext* batch, std::int32_t index, bool value) {
+  return preload::has_output(
+      batch, index, value,
+      preload::engines<llama_batch_ext_set_output_embd>("llama_batch_ext_set_output_embd")(batch, index, value));
+}
+
+bool llama_batch_ext_set_output_logits(llama_batch_ext* batch, std::int32_t index, bool value) {
+  return preload::has_output(
+      batch, index, value,
+      preload::engines<llama_batch_ext_set_output_logits>("llama_batch_ext_set_output_logits")(batch, index, value));
+}
+
 void llama_batch_ext_clear(llama_batch_ext* batch) {
   if (preload::serves()) {
     std::lock_guard const lock(preload::here->working);
-    preload::here->batches[batch].clear();
+    preload::here->batches[batch] = {};
   }
   preload::engines<llama_batch_ext_clear>("llama_batch_ext_clear")(batch);
 }

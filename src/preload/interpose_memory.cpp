@@ -1,5 +1,7 @@
 // In front of libllama by LD_PRELOAD: what becomes of a context's memory. Where rows are the library's own, the engine has but
 // the last few tokens of each sequence, and is not asked what there is.
+#include <algorithm>
+
 #include "process.hpp"
 
 namespace preload = kvpolicy::preload;
@@ -18,19 +20,29 @@ bool llama_memory_seq_rm(llama_memory_t memory, llama_seq_id of, llama_pos from,
     bool const removes = of < 0 || llama_memory_seq_pos_max(memory, of) >= from;
     preload::tell_context_of(memory, [&](preload::served_context& served) { served.cut(of, removes); });
   }
-  preload::served_context* const owner = preload::owner_of(memory);
-  if (owner != nullptr && (to < 0 || (of >= 0 && to > owner->last_position(of)))) owner->remove(of, from);
+  if (preload::served_context* const owner = preload::owner_of(memory)) {
+    bool const is_tail = to < 0 || (of >= 0 && to > owner->last_position(of));
+    if (!is_tail && std::max(from, 0) < to) return false;  // the engine's word for what can't be cut out
+    if (is_tail) owner->remove(of, from);
+  }
   return preload::engines<llama_memory_seq_rm>("llama_memory_seq_rm")(memory, of, from, to);
+}
+
+void llama_memory_seq_keep(llama_memory_t memory, llama_seq_id of) {
+  if (preload::served_context* const owner = preload::owner_of(memory)) owner->keep(of);
+  preload::engines<llama_memory_seq_keep>("llama_memory_seq_keep")(memory, of);
 }
 
 void llama_memory_seq_cp(llama_memory_t memory, llama_seq_id from, llama_seq_id to, llama_pos first, llama_pos last) {
   preload::engines<llama_memory_seq_cp>("llama_memory_seq_cp")(memory, from, to, first, last);
   preload::served_context* const owner = preload::owner_of(memory);
   if (owner == nullptr || first > 0) return;
-  preload::or_say([&] {
+  try {
     owner->copy(from, to);
     if (last >= 0) owner->remove(to, last);
-  });
+  } catch (std::exception const& why) {
+    preload::here->to.say("sequence " + std::to_string(to) + " is no copy of " + std::to_string(from) + ": " + why.what());
+  }
 }
 
 /// Positions are how the library tells tokens: they can't be moved.
@@ -40,8 +52,11 @@ bool llama_memory_can_shift(llama_memory_t memory) {
 
 llama_pos llama_memory_seq_pos_min(llama_memory_t memory, llama_seq_id of) {
   preload::served_context const* const owner = preload::owner_of(memory);
-  return owner != nullptr ? owner->first_position(of)
-                          : preload::engines<llama_memory_seq_pos_min>("llama_memory_seq_pos_min")(memory, of);
+  if (owner == nullptr) return preload::engines<llama_memory_seq_pos_min>("llama_memory_seq_pos_min")(memory, of);
+  if (owner->last_position(of) >= 0) return owner->first_position(of);
+  // A copy that could not be made: nothing of what the engine has of it can be gone on from.
+  llama_pos const last = preload::engines<llama_memory_seq_pos_max>("llama_memory_seq_pos_max")(memory, of);
+  return last < 0 ? -1 : last + 1;
 }
 
 llama_pos llama_memory_seq_pos_max(llama_memory_t memory, llama_seq_id of) {

@@ -56,9 +56,12 @@ void or_refuse(Work work) {
   }
 }
 
-/// Own rows: empty where there can be none, or a part is asked for that they do not have.
+/// In place of a state that can't be: no bytes would be what a program takes for restored.
+constexpr std::byte no_state[1]{};
+
+/// Own rows: no_state where there can be none, or a part is asked for that they do not have.
 std::span<std::byte const> state_of(served_context& owner, llama_seq_id of, llama_state_seq_flags flags) {
-  std::span<std::byte const> state;
+  std::span<std::byte const> state = no_state;
   if (flags == LLAMA_STATE_SEQ_FLAGS_NONE) or_refuse([&] { state = owner.state(of); });
   return state;
 }
@@ -67,6 +70,7 @@ std::span<std::byte const> state_of(served_context& owner, llama_seq_id of, llam
 std::size_t take_state(served_context& owner, llama_context const* context, std::span<std::byte const> state, llama_seq_id of) {
   std::size_t taken = 0;
   or_refuse([&] {
+    if (std::ranges::equal(state, no_state)) throw error("a state that could not be saved is not there to be restored");
     owner.load_state(state, of);
     engines<llama_memory_seq_rm>("llama_memory_seq_rm")(llama_get_memory(context), of, -1, -1);
     taken = state.size();
@@ -86,6 +90,7 @@ std::size_t save_slot(served_context& owner, char const* path, llama_seq_id of, 
     a(copied);
     std::span const state = owner.state(of);
     bytes.insert(bytes.end(), state.begin(), state.end());
+    owner.forget_state();
     write_checked(path, slot_file, bytes);
     written = bytes.size();
   });
@@ -152,8 +157,10 @@ std::size_t llama_state_seq_get_data_ext(llama_context* context, std::uint8_t* t
   if (preload::served_context* const owner = preload::owner_of(context)) {
     std::span const state = preload::state_of(*owner, of, flags);
     if (state.size() > size) return 0;
-    std::ranges::copy(std::as_bytes(state), reinterpret_cast<std::byte*>(to));
-    return state.size();
+    std::ranges::copy(state, reinterpret_cast<std::byte*>(to));
+    std::size_t const written = state.size();
+    owner->forget_state();
+    return written;
   }
   std::size_t const written =
       preload::engines<llama_state_seq_get_data_ext>("llama_state_seq_get_data_ext")(context, to, size, of, flags);

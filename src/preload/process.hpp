@@ -35,8 +35,8 @@ struct process {
   log to;
   std::mutex working{};
   std::map<llama_context const*, std::unique_ptr<served_context>> contexts{};
-  std::map<llama_batch_ext const*, std::vector<llama_seq_id>> batches{};  ///< of each, its tokens' sequences
-  std::set<llama_model const*> sketches{};                                ///< models without weights, to see what fits
+  std::map<llama_batch_ext const*, batch_tokens> batches{};
+  std::set<llama_model const*> sketches{};  ///< models without weights, to see what fits
   kept_prompts prompts{};
 };
 

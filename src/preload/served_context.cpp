@@ -44,7 +44,7 @@ std::optional<tier::any_tier> tier_of(std::string const& name, llama_context_par
   llama_context_params const before = params;
   any.attach(params, model);
   cache_shape shape = any.shape();
-  shape.max_tokens = asked.all;
+  shape.max_tokens = std::int64_t{asked.of_sequence} * std::max(params.n_seq_max, 1u);
   return make_tier(name, shape, bytes_of_row(before, shape.head_dim));
 }
 
@@ -78,10 +78,10 @@ void served_context::begin() {
            (tier_ ? " in " + tier_name_ : ""));
 }
 
-void served_context::before(std::span<llama_seq_id const> sequences) {
+void served_context::before(batch_tokens const& batch) {
   if (!begun_) begin();
   state_.reset();
-  session_.set_batch(sequences);
+  session_.set_batch(batch.sequences, batch.outputs);
   std::lock_guard const lock(counting_);
   decoding_ = true;
 }
@@ -95,8 +95,12 @@ int served_context::decode(llama_context* context, llama_batch const& batch) {
   }
 }
 
-int served_context::after(llama_context* context, std::span<llama_seq_id const> sequences, int status) {
-  if (owns_rows()) session_.give_back(context, sequences);
+int served_context::after(llama_context* context, batch_tokens const& batch, int status) {
+  std::span const sequences = batch.sequences;
+  if (owns_rows()) {
+    session_.give_back(context, sequences);
+    session_.give_back(context, batch.others);
+  }
   // The engine's status of a decode that was refused is that of one which was aborted, on which llama-server tries again.
   try {
     session_.check();
@@ -121,7 +125,7 @@ int served_context::after(llama_context* context, std::span<llama_seq_id const> 
     std::int64_t const steps = session_.steps(of);
     bool const stepped = steps > std::exchange(r.steps_before, steps);
     // A prompt's first piece may be one token.
-    if (count == 1 && session_.last_step(of).tokens > 1) r.all.add(session_.last_step(of), !stepped);
+    if (count == 1 && batch.has_output(i) && session_.last_step(of).tokens > 1) r.all.add(session_.last_step(of), !stepped);
     else r.all.prompt += count;
     r.all.bytes = bytes_of(of);
   }
@@ -165,6 +169,12 @@ void served_context::remove(llama_seq_id of, llama_pos from) noexcept {
   state_.reset();
   for (llama_seq_id id = std::max(of, 0); id < (of < 0 ? static_cast<llama_seq_id>(sequences_) : of + 1); ++id)
     session_.cut(id, from);
+}
+
+void served_context::keep(llama_seq_id of) noexcept {
+  for (llama_seq_id id = 0; id < static_cast<llama_seq_id>(sequences_); ++id) {
+    if (id != of) remove(id, 0);
+  }
 }
 
 void served_context::copy(llama_seq_id from, llama_seq_id to) {

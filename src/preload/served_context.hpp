@@ -27,6 +27,15 @@ struct context_size {
   std::uint32_t of_sequence = 0;
 };
 
+/// What a batch has, whatever its program has put it in.
+struct batch_tokens {
+  std::vector<llama_seq_id> sequences{};  ///< the first one of each token
+  std::vector<std::int8_t> outputs{};     ///< whether each has one; none: not known
+  std::vector<llama_seq_id> others{};     ///< sequences that tokens have beside those
+
+  bool has_output(std::size_t token) const noexcept { return outputs.empty() || outputs[token] != 0; }
+};
+
 class served_context {
  public:
   /// Attaches to what a context will be made from; with own rows to a small one, for the same tokens. Throws what
@@ -39,9 +48,9 @@ class served_context {
   /// A sequence's end is set anew (-1: all sequences'), as before each piece of a prompt; `removes`: some of its tokens go.
   void cut(llama_seq_id of, bool removes);
 
-  /// Around each decode: the (first) sequence of each of its tokens, in order. after() returns the status for the caller.
-  void before(std::span<llama_seq_id const> sequences);
-  int after(llama_context* context, std::span<llama_seq_id const> sequences, int status);
+  /// Around each decode. after() returns the status for the caller.
+  void before(batch_tokens const& batch);
+  int after(llama_context* context, batch_tokens const& batch, int status);
   /// In the engine's place, for a batch that it may be told of: with own rows the engine does not know where a sequence ends.
   int decode(llama_context* context, llama_batch const& batch);
 
@@ -56,10 +65,13 @@ class served_context {
   llama_pos last_position(llama_seq_id of) const noexcept;
   /// Its tokens from `from` on are gone; -1: of all sequences.
   void remove(llama_seq_id of, llama_pos from) noexcept;
+  /// All sequences but this one.
+  void keep(llama_seq_id of) noexcept;
   void copy(llama_seq_id from, llama_seq_id to);
   /// In place of the engine's state of a sequence. It stays valid until the next call of anything here. Throws what
   /// session::save_state and load_state throw.
   std::span<std::byte const> state(llama_seq_id of);
+  void forget_state() noexcept { state_.reset(); }
   void load_state(std::span<std::byte const> state, llama_seq_id of);
 
   /// Says what the requests did that are there, where nothing was decoded for so long. Any thread.

@@ -53,7 +53,8 @@ std::optional<tier::any_tier> make_tier(std::string const& name, cache_shape con
   if (name == "host") return tier::any_tier::of<tier::host>(row_bytes, blocks);
 #ifdef KVPOLICY_HAS_DISK
   if (is_of(name, "disk"))
-    return tier::any_tier::of<tier::disk>(behind_colon(name), row_bytes, blocks, tier::disk_options{.sync = false});
+    return tier::any_tier::of<tier::disk>(behind_colon(name), row_bytes, blocks,
+                                          tier::disk_options{.sync = false, .fresh = true});
 #endif
 #ifdef KVPOLICY_HAS_REDIS
   if (is_of(name, "redis")) {

@@ -19,7 +19,7 @@ class disk::store {
  public:
   store(std::string const& path, std::int64_t bytes, std::int64_t capacity, disk_options const& options)
       : bytes_(checked(bytes, capacity)), capacity_(capacity), file_(path, bytes, options.sync) {
-    load();
+    load(options.fresh);
     worker_.emplace([this](job const& j) { return fetch(j) ? status::done : status::missed; },
                     [this](job const& j) {
                       for (wanted const& w : j.blocks) --holds_[static_cast<std::size_t>(w.from.slot)];
@@ -119,7 +119,7 @@ class disk::store {
   }
 
   /// What the file holds. A write that was cut off left slots that no later one may make valid: they are erased.
-  void load() {
+  void load(bool fresh) {
     std::int64_t const slots = file_.slots();
     std::map<block_key, std::uint64_t> number_of;
     holds_.resize(static_cast<std::size_t>(slots));
@@ -128,6 +128,10 @@ class disk::store {
       slot_file::slot_header header;
       if (!file_.read_header(slot, header)) {
         (header.magic != 0 ? old_ : free_).push_back(slot);
+        continue;
+      }
+      if (fresh) {
+        old_.push_back(slot);
         continue;
       }
       std::uint64_t& newest = number_of[header.key];

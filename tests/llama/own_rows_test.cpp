@@ -141,10 +141,38 @@ TEST_CASE("where another text may go on is told: behind what a policy chose for 
   for (llama_token token = 0; token < 20; ++token) evicting.feed({token});
   CHECK(evicting.own().goes_on_from() == 78);
 
+  owner decides_by_all(presets::h2o{.tokens = 64}, {.tokens = 512});
+  decides_by_all.feed(random_tokens(60));
+  CHECK(decides_by_all.own().goes_on_from() == 0);
+  for (llama_token token = 0; token < 20; ++token) decides_by_all.feed({token});
+  CHECK(decides_by_all.own().goes_on_from() == 81);
+
   owner whole(presets::quest{.tokens = 64}, {.tokens = 512});
   whole.feed(random_tokens(300));
   whole.feed({5});
   CHECK(whole.own().goes_on_from() == 0);
+}
+
+TEST_CASE("a prompt's token that comes alone is no step where it has no output, and nothing is dropped for it") {
+  owner own(presets::snapkv{.tokens = 64}, {.tokens = 1024, .sequences = 2, .unified = true});
+  std::array<llama_seq_id, 1> const of{0};
+  llama_token token = 5;
+  llama_pos position = 300;
+  std::int32_t one = 1;
+  llama_seq_id sequence = 0;
+  llama_seq_id* named = &sequence;
+  for (std::int8_t const output : std::array<std::int8_t, 2>{0, 1}) {
+    own.feed(random_tokens(300), 0, 0);
+    own.own().set_batch(of, std::array{output});
+    std::int8_t wanted = 1;
+    REQUIRE(llama_decode(own.engine().context(), {1, &token, nullptr, &position, &one, &named, &wanted}) == 0);
+    own.own().give_back(own.engine().context(), of);
+    CHECK(own.own().steps() == output);
+    CHECK((own.own().goes_on_from() > 0) == (output == 1));
+    own.engine().clear();
+    own.own().end(0);
+  }
+  CHECK_THROWS_AS(own.own().set_batch(of, std::array<std::int8_t, 2>{}), invalid_value);
 }
 
 TEST_CASE("a tail that is cut far behind the engine's cells is gone from both, and positions are counted on") {

@@ -205,20 +205,44 @@ def no_shift(work):
         expect("2594" in s.chat(needle(2594, 32, .7)).text, "behind a full context")
 
 
-def refused_request(work):
-    """h2o can't go on behind what it dropped: that request ends with status 500, and others go on."""
+def decided_by_all(work):
+    """h2o can't go on behind what it dropped: the next turn, and the same request again, are read anew."""
     with start(work, "h2o:tokens=128") as s:
         given = s.chat(first[0], id_slot=0)
         turns = [{"role": "user", "content": first[0]}, {"role": "assistant", "content": given.text},
                  {"role": "user", "content": "And once more?"}]
+        for asked in (turns, first[0]):
+            again = s.chat(asked, id_slot=0)
+            expect(again.timings["cache_n"] == 0 and again.timings["prompt_n"] > 300, f"h2o, again: {again.timings}")
+        expect(again.text == given.text, f"h2o, the same: {again.text!r}, before {given.text!r}")
+        expect(len(s.other_lines()) == 1, f"h2o: {s.other_lines()}")
+
+
+def lost_rows(work):
+    """A disk that loses what it was given: requests that need that end with status 500, or are read anew; others go on."""
+    with start(work, "quest:tokens=64", "-np", "1", how=("--tier", f"disk:{work('lost')}")) as s:
+        given = ask(s, first, "before the loss")
+        os.truncate(work("lost"), 1 << 16)
+        turns = [{"role": "user", "content": first[0]}, {"role": "assistant", "content": given.text},
+                 {"role": "user", "content": "And once more, what is the secret code? Say only the number."}]
         try:
-            s.chat(turns, id_slot=0)
-            expect(False, "h2o went on behind what it had dropped")
+            s.chat(turns)
+            expect(False, "a turn behind rows that were lost")
         except RuntimeError as why:
             expect("status 500" in str(why), f"{why}")
-        expect(len(s.other_lines()) == 2 and "rows of some are gone" in s.other_lines()[1], f"h2o: {s.other_lines()}")
-        again = s.chat(first[0], id_slot=0)
-        expect(again.text == given.text and again.timings["cache_n"] == 0, f"h2o, the next request: {again}, before {given}")
+        expect(any("tier" in line for line in s.other_lines()[1:]), f"lost: {s.other_lines()}")
+        ask(s, first, "read anew behind the loss")
+        os.truncate(work("lost"), 1 << 16)
+        # The server puts the conversation away, which fails; the next one begins with the same template, whose rows are lost too.
+        try:
+            s.chat(other[0])
+            expect(False, "another text behind a beginning that was lost")
+        except RuntimeError as why:
+            expect("status 500" in str(why), f"{why}")
+        ask(s, other, "another text, again")
+        given = ask(s, first, "what could not be put away")
+        expect(given.timings["prompt_n"] == 340, f"what could not be put away: {given.timings}")
+        expect(any("could not be saved" in line for line in s.other_lines()), f"lost: {s.other_lines()}")
 
 
 def other_programs(work):
@@ -250,6 +274,7 @@ with scratch() as work:
     attempt(in_memory, work)
     attempt(tiers, work)
     attempt(no_shift, work)
-    attempt(refused_request, work)
+    attempt(decided_by_all, work)
+    attempt(lost_rows, work)
     attempt(other_programs, work)
 finish()

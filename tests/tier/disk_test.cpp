@@ -181,6 +181,25 @@ TEST_CASE("a file does not grow by what is replaced and dropped") {
   CHECK(contents_of(folder.file("blocks")).size() == settled);
 }
 
+TEST_CASE("a file that is opened fresh has none of its blocks, and room for as many, also of a smaller capacity") {
+  scratch_folder folder;
+  for (std::int64_t const capacity : {8, 3}) {
+    std::string const path = folder.file("blocks of " + std::to_string(capacity));
+    {
+      tier::disk made(path, 100, 8, unsynced);
+      for (std::int32_t i = 0; i < 8; ++i) REQUIRE(put_one(made, numbered(i), 1));
+    }
+    tier::disk made(path, 100, capacity, {.sync = false, .fresh = true});
+    for (std::int32_t i = 0; i < 8; ++i) CHECK(is_miss(made, numbered(i)));
+    CHECK(made.occupied().resident == 0);
+    for (std::int32_t i = 0; i < capacity; ++i) REQUIRE(put_one(made, numbered(20 + i), 2));
+    CHECK(reads_as(made, numbered(20), 2));
+    CHECK(adds_up(made));
+  }
+  tier::disk made(folder.file("blocks of 3"), 100, 8, unsynced);
+  CHECK(made.occupied().resident == 3);
+}
+
 TEST_CASE("a file of another block size is refused") {
   scratch_folder folder;
   { CHECK(put_one(*std::make_unique<tier::disk>(folder.file("blocks"), 64, 8, unsynced), {}, 1)); }

@@ -157,8 +157,10 @@ class session {
   /// there before each decode once there are sequences beside 0. Elsewhere it may be left out; a micro-batch that has one token
   /// of a prompt is then taken for a step. Has no effect while detached.
   void set_batch(llama_batch const& batch);
-  /// The same for llama_process, whose batch can't be read: the (first) sequence of each of its tokens, in order.
-  void set_batch(std::span<llama_seq_id const> sequences);
+  /// The same for llama_process, whose batch can't be read: the (first) sequence of each of its tokens, in order, and whether
+  /// it has an output (none given: all). A token that a sequence has alone is a step where it has one, else a piece of a
+  /// prompt.
+  void set_batch(std::span<llama_seq_id const> sequences, std::span<std::int8_t const> outputs = {});
 
   /// What the session knows of a sequence, for load() after the engine's state was restored to where it is now.
   saved_prompt save(llama_seq_id of = 0) const;
@@ -190,7 +192,8 @@ class session {
   /// With own rows, the tokens that a sequence has; 0 without.
   std::int64_t tokens(llama_seq_id of = 0) const noexcept;
   /// With own rows, the least position at which another text may go on behind the sequence's first tokens. Of those before, a
-  /// policy has dropped what it did not need for the text that it saw: another one is to be read anew. 0: nothing was dropped.
+  /// policy has dropped what it did not need for the text that it saw: another one is to be read anew. 0: nothing was dropped;
+  /// more than tokens(): no text can go on, since the policy decides with all of it (act_facts::whole_prompts).
   std::int64_t goes_on_from(llama_seq_id of = 0) const noexcept;
 
   /// With own rows: a sequence's rows, the positions that they have, and what its policy remembers, as bytes that another

@@ -11,6 +11,8 @@ namespace kvpolicy::tier {
 struct disk_options {
   /// Wait for the medium at every put. Without, what was acknowledged survives the death of the process, not of the machine.
   bool sync = true;
+  /// What the file holds from before is dropped, as of no use to a process that knows no keys of it.
+  bool fresh = false;
 };
 
 /// A put counts as a whole or not at all, whenever the process ends. A get is read and verified (identity, XXH3) into memory of

@@ -1,7 +1,9 @@
 // Tier: a bounded arena of host memory, with a worker thread that copies.
 #pragma once
 
+#include <cstddef>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <string>
@@ -13,7 +15,8 @@
 
 namespace kvpolicy::tier {
 
-/// The arena is allocated at once. A get looks its blocks up and holds them when it begins, so the copy itself can't fail.
+/// The arena is allocated at once, and takes memory where blocks were put. A get looks its blocks up and holds them when it
+/// begins, so the copy itself can't fail.
 class host {
  public:
   /// `at_once`: bytes up to which a get is copied when it begins; waking the worker takes longer.
@@ -21,7 +24,7 @@ class host {
       : bytes_(checked(block_bytes, capacity)),
         at_once_(at_once),
         slots_(capacity),
-        arena_(static_cast<std::size_t>(block_bytes * capacity)),
+        arena_(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(block_bytes * capacity))),
         worker_([this](copies const& c) { return copy_all(c); },
                 [this](copies const& c) {
                   for (copy const& one : c) slots_.release(one.from);
@@ -91,7 +94,7 @@ class host {
                          " bytes; neither can be negative, nor a block empty");
     return bytes;
   }
-  std::byte* address(slot_table::slot s) noexcept { return arena_.data() + s * bytes_; }
+  std::byte* address(slot_table::slot s) noexcept { return arena_.get() + s * bytes_; }
 
   status copy_all(copies const& all) noexcept {
     for (copy const& c : all) std::memcpy(c.to, address(c.from), static_cast<std::size_t>(bytes_));
@@ -101,7 +104,7 @@ class host {
   std::int64_t bytes_;
   std::int64_t at_once_;
   slot_table slots_;
-  std::vector<std::byte> arena_;
+  std::unique_ptr<std::byte[]> arena_;
   get_worker<copies> worker_;
 };
 
