@@ -12,7 +12,7 @@ import time
 
 root = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(root / "tests/server"), str(root / "tests/tools")]
-from server import needle, programs, server, together
+from server import needle, programs, resident, server, together
 from harness import finish, scratch
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -28,12 +28,6 @@ own = ("--own-rows",)
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-def resident(pid, what):
-    """MiB; "VmHWM" is the most that there ever were."""
-    with open(f"/proc/{pid}/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith(what)) / 1024
-
-
 def measure(work, policy, how, options):
     with server(work, of, of.exec(policy, *how), "-c", str(given.context), "-np", "4", "-cram", "0", *options) as s:
         jobs = [lambda code=code, at=at: s.chat(needle(code, given.sentences, at), given.tokens, ignore_eos=True)
@@ -43,7 +37,7 @@ def measure(work, policy, how, options):
         seconds = time.monotonic() - start
         return {"seconds": seconds, "tokens": answers[0].timings["prompt_n"],
                 "found": sum(str(code) in a.text for code, a in zip(codes, answers)),
-                "held": resident(s.pid, "VmRSS"), "most": resident(s.pid, "VmHWM")}
+                "held": resident(s.pid), "most": resident(s.pid, "VmHWM")}
 
 
 with scratch() as work:

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 
-from server import attempt, library_lines, needle, programs, server
+from server import attempt, ask, in_turns, is_cached, is_served, library_lines, needle, next_turn, programs, resident, server
 from harness import contents, expect, finish, run, scratch
 
 of = programs(sys.argv[1:])
@@ -19,28 +19,6 @@ def start(work, under, *options, how=("--own-rows",)):
                   *options)
 
 
-def ask(s, question, what, slot=0, **more):
-    text, code = question
-    given = s.chat(text, id_slot=slot, **more)
-    expect(code in given.text, f"{what}: {code} is not in {given.text!r}")
-    return given
-
-
-def is_served(line, what):
-    expect(line.left == 0, f"{what}: {line} was left to the engine")
-    expect(line.read <= budget + line.steps + 8 < line.tokens, f"{what}: {line} read too much")
-
-
-def is_cached(given, what):
-    expect(given.timings["prompt_n"] <= 4 and given.timings["cache_n"] > 300, f"{what}: {given.timings}")
-
-
-def resident(s):
-    with open(f"/proc/{s.pid}/status") as status:
-        said = dict(line.split(":", 1) for line in status)
-    return int(said["VmRSS"].split()[0]) / 1024
-
-
 def memory(work):
     """With room for 32K tokens, an engine's cache of 720 MiB; rows that are the library's take what is there of them."""
     large = ("-c", "32768", "-np", "1", "-cram", "0")
@@ -49,7 +27,7 @@ def memory(work):
         with server(work, of, of.exec(policy, *how), *large) as s:
             expect(s.get("/props")["default_generation_settings"]["n_ctx"] == 8192, f"{how}: {s.get('/props')}")
             ask(s, first, f"memory, {how}")
-            sizes[how] = resident(s)
+            sizes[how] = resident(s.pid)
             line = s.requests(1)[0]
             whole = line.tokens * row_mib
             expect((.9 * whole < line.mib < 1.1 * whole) if not how else line.mib < .6 * whole, f"{how}: {line}")
@@ -72,8 +50,7 @@ def other_texts(work):
             total = before.timings["prompt_n"]
             expect((after.timings["cache_n"] == 0) == again, f"{under}, another question: {after.timings}")
             expect(again or after.timings["cache_n"] > total - 60, f"{under}, another question: {after.timings}")
-            turns = [{"role": "user", "content": asked[1]}, {"role": "assistant", "content": after.text},
-                     {"role": "user", "content": "And once more, what is the secret code? Say only the number."}]
+            turns = next_turn(asked[1], after.text)
             is_rest = ask(s, (turns, "4826"), f"{under}, a second turn")
             expect(is_rest.timings["cache_n"] > total - 10, f"{under}, a second turn: {is_rest.timings}")
             for line in s.requests(4):
@@ -94,7 +71,7 @@ def states(work):
         lines = s.requests(4)
         expect(len(lines) == 4, f"requests: {lines}")
         for line in lines:
-            is_served(line, "states")
+            is_served(line, "states", budget)
         expect(len(s.other_lines()) == 1, f"states: {s.other_lines()}")
     expect(not os.path.exists(work("slots/first.bin.kvpolicy")), "a second file")
     size = os.path.getsize(work("slots/first.bin")) / 2**20
@@ -105,12 +82,11 @@ def states(work):
             again = ask(s, first, "another server")
             is_cached(again, "another server")
             expect(again.text == before.text, f"another server: {again.text!r}, the first one {before.text!r}")
-            turns = [{"role": "user", "content": first[0]}, {"role": "assistant", "content": again.text},
-                     {"role": "user", "content": "And once more, what is the secret code? Say only the number."}]
+            turns = next_turn(first[0], again.text)
             expect(ask(s, (turns, "4826"), "another server, a second turn").timings["cache_n"] > 300, "a second turn")
             ask(s, other, "another server, another text")
             for line in s.requests(3):
-                is_served(line, "another server")
+                is_served(line, "another server", budget)
 
 
 def is_refused(s, name, *patterns):
@@ -164,15 +140,8 @@ def bad_states(work):
 def in_memory(work):
     """One slot, two conversations in turns: the server puts away the one and takes out the other."""
     with start(work, policy, "-np", "1") as s:
-        turns = {code: [{"role": "user", "content": text}] for text, code in (first, other)}
-        for code in list(turns) * 2:
-            given = ask(s, (turns[code], code), "in memory")
-            if len(turns[code]) > 1:
-                expect(given.timings["cache_n"] > 300 and given.timings["prompt_n"] < 60, f"in memory: {given.timings}")
-            turns[code] += [{"role": "assistant", "content": given.text},
-                            {"role": "user", "content": "And once more, what is the secret code? Say only the number."}]
-        for line in s.requests(4):
-            is_served(line, "in memory")
+        for line in in_turns(s, first, other):
+            is_served(line, "in memory", budget)
         expect(len(s.other_lines()) == 1, f"in memory: {s.other_lines()}")
 
 
@@ -223,8 +192,7 @@ def lost_rows(work):
     with start(work, "quest:tokens=64", "-np", "1", how=("--tier", f"disk:{work('lost')}")) as s:
         given = ask(s, first, "before the loss")
         os.truncate(work("lost"), 1 << 16)
-        turns = [{"role": "user", "content": first[0]}, {"role": "assistant", "content": given.text},
-                 {"role": "user", "content": "And once more, what is the secret code? Say only the number."}]
+        turns = next_turn(first[0], given.text)
         try:
             s.chat(turns)
             expect(False, "a turn behind rows that were lost")

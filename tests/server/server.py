@@ -87,6 +87,50 @@ def needle(code, sentences, at):
     return " ".join(said) + " What is the secret code of the day?"
 
 
+def ask(s, question, what, slot=0, **more):
+    """A text and the code that its answer must have; "what" is for the message."""
+    text, code = question
+    given = s.chat(text, id_slot=slot, **more)
+    expect(code in given.text, f"{what}: {code} is not in {given.text!r}")
+    return given
+
+
+def next_turn(text, answer):
+    """The conversation that a text and its answer begin, asked for the code once more."""
+    return messages(text) + [{"role": "assistant", "content": answer},
+                             {"role": "user", "content": "And once more, what is the secret code? Say only the number."}]
+
+
+def in_turns(s, *questions):
+    """Two conversations in one slot: the server puts away the one and takes out the other."""
+    texts = {code: messages(text) for text, code in questions}
+    for turn in range(2):
+        for code in texts:
+            given = ask(s, (texts[code], code), "in turns")
+            if turn > 0:
+                expect(given.timings["cache_n"] > 150 and given.timings["prompt_n"] < 60, f"in turns: {given.timings}")
+            texts[code] = next_turn(texts[code], given.text)
+    lines = s.requests(2 * len(texts))
+    expect(len(lines) == 2 * len(texts), f"in turns: {lines}")
+    return lines
+
+
+def is_served(line, what, budget):
+    expect(line.left == 0, f"{what}: {line} was left to the engine")
+    expect(line.read <= budget + line.steps + 8 < line.tokens, f"{what}: {line} read too much")
+
+
+def is_cached(given, what):
+    """A prompt that was in the slot, but for its last few tokens."""
+    expect(given.timings["prompt_n"] <= 4 and given.timings["cache_n"] > 150, f"{what}: {given.timings}")
+
+
+def resident(pid, which="VmRSS"):
+    """MiB that a process has in memory; "VmHWM": the most that it ever had."""
+    with open(f"/proc/{pid}/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(which)) / 1024
+
+
 def _margin(probabilities):
     """Of tokens with the two best each, by how much the best one won where it won by least; None where nobody asked."""
     tops = [token["top_logprobs"] for token in probabilities or []]

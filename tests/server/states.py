@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 
-from server import attempt, needle, programs, server
+from server import attempt, ask, in_turns, is_cached, is_served, needle, next_turn, programs, server
 from harness import contents, expect, finish, scratch
 
 of = programs(sys.argv[1:])
@@ -16,22 +16,6 @@ file, known = "slots/first.bin", "slots/first.bin.kvpolicy"
 
 def start(work, under, *options):
     return server(work, of, of.exec(under), "-c", "2048", "-np", "2", "--slot-save-path", work("slots"), *options)
-
-
-def ask(s, question, what, slot=0, **more):
-    text, code = question
-    given = s.chat(text, id_slot=slot, **more)
-    expect(code in given.text, f"{what}: {code} is not in {given.text!r}")
-    return given
-
-
-def is_served(line, what):
-    expect(line.left == 0, f"{what}: {line} was left to the engine")
-    expect(line.read <= budget + line.steps + 8 < line.tokens, f"{what}: {line} read too much")
-
-
-def is_cached(given, what):
-    expect(given.timings["prompt_n"] <= 4 and given.timings["cache_n"] > 150, f"{what}: {given.timings}")
 
 
 def in_one_server(work):
@@ -50,7 +34,7 @@ def in_one_server(work):
         lines = s.requests(4)
         expect(len(lines) == 4 and [line.sequence for line in lines] == [0, 0, 0, 1], f"requests: {lines}")
         for line in lines:
-            is_served(line, "in one server")
+            is_served(line, "in one server", budget)
         expect(len(s.other_lines()) == 1, f"nothing is left to the engine: {s.other_lines()}")
     expect(os.path.exists(work(known)), f"{known} is not there: {work.names()}")
     return before.text
@@ -62,11 +46,10 @@ def in_another_server(work, text, *options):
         again = ask(s, first, "another server")
         is_cached(again, "another server")
         expect(again.text == text, f"another server: {again.text!r}, the first one {text!r}")
-        turns = [{"role": "user", "content": first[0]}, {"role": "assistant", "content": again.text},
-                 {"role": "user", "content": "And once more, what is the secret code? Say only the number."}]
+        turns = next_turn(first[0], again.text)
         ask(s, (turns, "4826"), "another server, a second turn")
         for line in s.requests(2):
-            is_served(line, "another server")
+            is_served(line, "another server", budget)
         expect(len(s.other_lines()) == 1, f"another server: {s.other_lines()}")
 
 
@@ -99,7 +82,7 @@ def unknown_state(work, how):
         expect(len(lines) == 3, f"{how}: {lines}")
         for line in lines[:1 if how == "of another prompt" else 2]:
             expect(line.left == line.steps and line.read == line.tokens, f"{how}: {line}")
-        is_served(lines[2], f"{how}, erased")
+        is_served(lines[2], f"{how}, erased", budget)
         expect(len(alone(s)) == 1, f"{how}, said once: {s.other_lines()}")
 
 
@@ -145,7 +128,7 @@ def damaged_state(work):
         except RuntimeError:
             pass
         ask(s, other, "behind a cut state")
-        is_served(s.requests(1)[0], "behind a cut state")
+        is_served(s.requests(1)[0], "behind a cut state", budget)
 
 
 def can_not_be_saved(work):
@@ -162,18 +145,8 @@ def can_not_be_saved(work):
 def in_memory(work):
     """One slot, two conversations in turns: the server puts away the one and takes out the other."""
     with start(work, policy, "-np", "1") as s:
-        turns = {code: [{"role": "user", "content": text}] for text, code in (first, other)}
-        for code in list(turns) * 2:
-            given = ask(s, (turns[code], code), "in memory")
-            was_there = len(turns[code]) > 1
-            if was_there:
-                expect(given.timings["cache_n"] > 150 and given.timings["prompt_n"] < 60, f"in memory: {given.timings}")
-            turns[code] += [{"role": "assistant", "content": given.text},
-                            {"role": "user", "content": "And once more, what is the secret code? Say only the number."}]
-        lines = s.requests(4)
-        expect(len(lines) == 4, f"in memory: {lines}")
-        for line in lines:
-            is_served(line, "in memory")
+        for line in in_turns(s, first, other):
+            is_served(line, "in memory", budget)
         expect(len(s.other_lines()) == 1, f"in memory: {s.other_lines()}")
 
 
