@@ -16,7 +16,8 @@ namespace kvpolicy {
 /// Lends an engine's worker threads to an executor. The threads meet once per call of the engine: the leader (rank 0) runs
 /// `lead(work)`, every other rank runs `follow()`. Within `work` the leader may call `for_each(count, body)` as often as it
 /// likes; all threads then share the bodies body(0) ... body(count - 1), each run once, in any order. Bodies must not throw.
-/// Nothing is allocated and nobody sleeps: waits spin, as engines' own barriers do, and yield when they last.
+/// Nothing is allocated. A wait spins at first, as engines' own barriers do, and sleeps when it lasts: on a machine that has
+/// other work, a thread that went on spinning would keep the thread that it waits for from running.
 class team {
  public:
   explicit team(int threads) : threads_(threads) {
@@ -50,12 +51,13 @@ class team {
   void follow() noexcept {
     while (true) {
       std::uint64_t const seen = left_.load(std::memory_order_acquire) / static_cast<std::uint64_t>(threads_ - 1) + 1;
-      wait([&] { return epoch_.load(std::memory_order_acquire) >= seen; });
+      wait(epoch_, seen);
       bool const more = body_ != nullptr;
       if (more) share();
       left_.fetch_add(1, std::memory_order_acq_rel);
+      left_.notify_all();
       // The next epoch begins only when all have left this one.
-      wait([&] { return left_.load(std::memory_order_acquire) >= seen * static_cast<std::uint64_t>(threads_ - 1); });
+      wait(left_, seen * static_cast<std::uint64_t>(threads_ - 1));
       if (!more) return;
     }
   }
@@ -81,8 +83,9 @@ class team {
     count_ = count;
     next_.store(0, std::memory_order_relaxed);
     std::uint64_t const epoch = epoch_.fetch_add(1, std::memory_order_acq_rel) + 1;
+    epoch_.notify_all();
     if (body != nullptr) share();
-    wait([&] { return left_.load(std::memory_order_acquire) >= epoch * static_cast<std::uint64_t>(threads_ - 1); });
+    wait(left_, epoch * static_cast<std::uint64_t>(threads_ - 1));
   }
 
   void share() noexcept {
@@ -92,10 +95,17 @@ class team {
     }
   }
 
-  template <class Done>
-  static void wait(Done done) noexcept {
-    for (int spins = 0; !done(); ++spins) {
-      if (spins > 4096) std::this_thread::yield();
+  /// Returns when `counter` has come to `least`. A quiet machine's waits end while it spins or yields, about 100 microseconds.
+  static void wait(std::atomic<std::uint64_t> const& counter, std::uint64_t least) noexcept {
+    constexpr int spins = 4096;
+    constexpr int yields = 256;
+    for (int i = 0; i < spins + yields; ++i) {
+      if (counter.load(std::memory_order_acquire) >= least) return;
+      if (i >= spins) std::this_thread::yield();
+    }
+    for (std::uint64_t now = counter.load(std::memory_order_acquire); now < least;
+         now = counter.load(std::memory_order_acquire)) {
+      counter.wait(now, std::memory_order_acquire);
     }
   }
 
