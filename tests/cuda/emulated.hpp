@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "cuda/model/checked_device.hpp"
+#include "cuda/model/emulated_kernels.hpp"
 #include "kvpolicy/cuda/basic_exec.hpp"
 
 namespace kvpolicy_test {
@@ -22,7 +22,7 @@ class emulated_device {
 
   template <class Body>
   void launch(cuda::grid_size grid, typename Body::arguments const& a) {
-    if (grid.x > 0 && grid.y > 0 && grid.z > 0) device_.launch<Body>(grid, a);
+    if (grid.x > 0 && grid.y > 0 && grid.z > 0) launch_emulated<Body>(device_, grid, a);
   }
   template <class Body>
   std::int64_t blocks_wanted() const {
