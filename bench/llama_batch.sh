@@ -3,8 +3,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-cmake/bootstrap.sh packages
-cmake/bootstrap.sh engine
+cmake/bootstrap.sh packages engine
 cmake --preset release >build/configure.log 2>&1 || { cat build/configure.log >&2; exit 1; }
 cmake --build --preset release --target llama_batch >build/build.log 2>&1 || { cat build/build.log >&2; exit 1; }
 

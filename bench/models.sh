@@ -19,9 +19,7 @@ while [ $# -gt 0 ]; do
 done
 [ "$tokens" -ge 300 ] || complain "--tokens must be at least 300"
 
-cmake/bootstrap.sh packages
-cmake/bootstrap.sh engine
-cmake/bootstrap.sh models
+cmake/bootstrap.sh packages engine models
 cmake --preset release >build/configure.log 2>&1 || { cat build/configure.log >&2; exit 1; }
 cmake --build --preset release --target kvpolicy-run >build/build.log 2>&1 || { cat build/build.log >&2; exit 1; }
 

@@ -3,7 +3,7 @@
 # Arguments go to the benchmark program, such as --benchmark_filter='ceiling|attend'.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-cmake/bootstrap.sh packages
+cmake/bootstrap.sh all-packages
 cmake --preset release -DKVPOLICY_BUILD_BENCHMARKS=ON >/dev/null  # whatever a former use of the folder said
 cmake --build --preset release --target kvpolicy_bench >/dev/null
 build/release/bench/kvpolicy_bench --benchmark_format=json --benchmark_min_time=0.1 --benchmark_repetitions=7 \

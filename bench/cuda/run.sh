@@ -10,7 +10,7 @@ if [[ $# -gt 0 && -d "$1" ]]; then
   programs="$1"
   shift
 else
-  [[ ! -x cmake/bootstrap.sh ]] || cmake/bootstrap.sh packages
+  [[ ! -x cmake/bootstrap.sh ]] || cmake/bootstrap.sh all-packages
   cmake --preset release -DKVPOLICY_BUILD_BENCHMARKS=ON -DKVPOLICY_BUILD_CUDA=ON >/dev/null
   cmake --build --preset release --target kvpolicy_cuda_primitives kvpolicy_cuda_steps >/dev/null
   programs=build/release/bench/cuda

@@ -33,8 +33,7 @@ done
 [[ $tokens =~ ^[1-9][0-9]{2,6}$ && $tokens -ge 300 ]] || complain "--tokens must be a number from 300, not '$tokens'"
 [ -e "$model" ] || [ "$model" = build/rivals/smollm2-135m-q8_0.gguf ] || complain "there is no model '$model'"
 
-cmake/bootstrap.sh packages
-cmake/bootstrap.sh engine
+cmake/bootstrap.sh packages engine
 cmake --preset release >build/configure.log 2>&1 || { cat build/configure.log >&2; exit 1; }
 cmake --build --preset release --target kvpolicy-run >build/build.log 2>&1 || { cat build/build.log >&2; exit 1; }
 

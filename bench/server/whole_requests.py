@@ -1,7 +1,7 @@
 """Whole requests of a llama-server with policies in front of it, on the engine's rows and on rows of the library's own: seconds until the
 last of four clients has its answer, and what the process takes. Each way a process of its own, in one run.
 
-    cmake/bootstrap.sh packages && cmake/bootstrap.sh engine && cmake --preset release && cmake --build --preset release
+    cmake/bootstrap.sh packages programs && cmake --preset release && cmake --build --preset release
     python3 bench/server/whole_requests.py [--sentences 600] [--turns 2]
 """
 import argparse
