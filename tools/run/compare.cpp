@@ -105,26 +105,42 @@ class comparison {
     }
   }
 
-  void run(prompt_text const& prompt, std::vector<llama_token> const& tokens, std::ostream* trace) {
+  /// Measures dense decoding and the policies on one prompt. After the first prompt's first `options.first` policies it calls
+  /// `measured_first`.
+  void run(prompt_text const& prompt, std::vector<llama_token> const& tokens, std::ostream* trace,
+           std::function<void()> const& measured_first) {
     prompt_ = static_cast<std::int64_t>(tokens.size());
     prefill(prompt, tokens);
     if (own_) own_->prompt(tokens);
     dense_run();
-    std::size_t const ways = 3 + 2 * policies_.size();
-    progress_bar bar("measuring", rounds * ways + policies_.size());
-    std::size_t done = 0;
-    for (int round = 0; round < rounds; ++round) {  // A B C A B C: a noisy neighbour hits all alike
-      for (std::size_t way = 0; way < ways; ++way, bar.show(++done)) timed_run(way, round);
-    }
-    for (std::size_t p = 0; p < policies_.size(); ++p, bar.show(++done)) free_run(p, prompt, trace);
-    if (prompts_.empty()) weigh();
     prompts_.push_back({{"name", prompt.name}, {"tokens", prompt_}, {"answer", text_of(dense_tokens_)}});
     if (auto const place = marked_tokens(model_, options_, prompt)) prompts_.back()["marked"] = {place->first, place->second};
+    bool const in_two = prompts_.size() == 1 && options_.first != 0 && options_.first < policies_.size();
+    if (in_two) {
+      measure(0, options_.first, prompt, trace);
+      measured_first();
+    }
+    measure(in_two ? options_.first : 0, policies_.size(), prompt, trace);
   }
 
-  ordered_json result() const;
+  /// Of the first `shown` policies, all of which were measured.
+  ordered_json result(std::size_t shown) const;
 
  private:
+  /// Policies `first` to `last`, in turns with dense decoding.
+  void measure(std::size_t first, std::size_t last, prompt_text const& prompt, std::ostream* trace) {
+    progress_bar bar("measuring", rounds * (3 + 2 * (last - first)) + last - first);
+    std::size_t done = 0;
+    for (int round = 0; round < rounds; ++round) {  // A B C A B C: a noisy neighbour hits all alike
+      for (std::size_t way = 0; way < 3; ++way, bar.show(++done)) dense_timed_run(way);
+      for (std::size_t p = first; p < last; ++p, bar.show(++done)) timed_run(p, round);
+      for (std::size_t p = first; p < last; ++p, bar.show(++done)) own_run(p);
+    }
+    for (std::size_t p = first; p < last; ++p, bar.show(++done)) free_run(p, prompt, trace);
+    if (prompts_.size() == 1) weigh(first, last);
+  }
+
+  ordered_json request_split(measured const& of) const;
   ordered_json memory_of_rows() const;
   ordered_json own_json(own_steps const& of, double best) const;
   static std::int64_t most_queries(run_options const& options) {
@@ -208,24 +224,29 @@ class comparison {
     }
   }
 
-  /// Decodes the dense tokens; way 0, 1, 2: dense with flash attention on, off, and through an idle session; then policies,
-  /// each on the engine's rows and on rows of the session's own.
-  void timed_run(std::size_t way, int round) {
-    if (way >= 3 + policies_.size()) return own_run(way - 3 - policies_.size());
+  /// Decodes the dense tokens without a policy; way 0, 1, 2: with flash attention on, off, and through an idle session.
+  void dense_timed_run(std::size_t way) {
     llama_context* const context = way == 0 ? flash_on_.get() : way == 1 ? flash_off_.get() : attached_.get();
-    bool const is_policy = way >= 3;
-    measured& into = is_policy ? policies_[way - 3] : dense_[way];
     if (context == nullptr) return;
-    if (is_policy) {
-      use(way - 3);
-    } else {
-      if (way == 2) session_.detach();
-      restore(context);
-    }
+    if (way == 2) session_.detach();
+    restore(context);
     for (int i = 0; i + 1 < options_.predict; ++i) {
-      double const ms =
-          quiet_ms([&] { decode_token(context, dense_tokens_[static_cast<std::size_t>(i)], [&] { session_.check(); }); });
-      llama::step_statistics const step = is_policy ? session_.last_step() : llama::step_statistics{};
+      double const ms = timed_step(context, i);
+      if (i == 0) {
+        dense_[way].first_ms.push_back(ms);
+      } else {
+        dense_[way].ms.push_back(ms);
+      }
+    }
+  }
+
+  /// Decodes the dense tokens under a policy, on the engine's rows.
+  void timed_run(std::size_t policy, int round) {
+    measured& into = policies_[policy];
+    use(policy);
+    for (int i = 0; i + 1 < options_.predict; ++i) {
+      double const ms = timed_step(attached_.get(), i);
+      llama::step_statistics const step = session_.last_step();
       if (i == 0) {
         into.first_ms.push_back(ms);
         into.prefill_ms.push_back(1e3 * step.prefill_seconds);
@@ -235,10 +256,16 @@ class comparison {
         into.choose += step.choose_seconds;
         into.attend += step.attend_seconds;
       }
-      if (is_policy && round == 0) judge(into, i, step, ms, last_logits(context, model_));
+      if (round == 0) judge(into, i, step, ms, last_logits(attached_.get(), model_));
     }
   }
 
+  /// Milliseconds of the dense answer's step `i`.
+  double timed_step(llama_context* context, int i) {
+    return quiet_ms([&] { decode_token(context, dense_tokens_[static_cast<std::size_t>(i)], [&] { session_.check(); }); });
+  }
+
+  /// The same steps on rows of the session's own.
   void own_run(std::size_t policy) {
     if (!own_) return;
     std::vector const tokens(dense_tokens_.begin(), dense_tokens_.end() - 1);
@@ -246,8 +273,9 @@ class comparison {
     own_steps& into = policies_[policy].own;
     into.ms.insert(into.ms.end(), made.ms.begin(), made.ms.end());
     into.tier += made.tier;
-    if (prompts_.empty()) into.bytes = std::move(made.bytes);
-    if (policy == 0 && prompts_.empty()) prompt_bytes_ = own_->prompt_bytes();
+    if (prompts_.size() > 1) return;
+    into.bytes = std::move(made.bytes);
+    prompt_bytes_ = own_->prompt_bytes();
   }
 
   void judge(measured& into, int i, llama::step_statistics const& step, double ms, std::span<float const> logits) {
@@ -259,7 +287,7 @@ class comparison {
     ++into.compared;
     into.read += step.tokens_read;
     into.share += step.tokens_read / static_cast<double>(step.tokens);
-    into.steps.push_back({{"prompt", prompts_.size()},
+    into.steps.push_back({{"prompt", prompts_.size() - 1},
                           {"step", i},
                           {"tokens", step.tokens},
                           {"tokens_read", step.tokens_read},
@@ -290,8 +318,8 @@ class comparison {
   }
 
   /// The dense tokens of the first prompt once more: how much of dense attention each policy reads.
-  void weigh() {
-    for (std::size_t p = 0; p < policies_.size(); ++p) {
+  void weigh(std::size_t first, std::size_t last) {
+    for (std::size_t p = first; p < last; ++p) {
       use(p);
       mass_.start();
       for (int i = 0; i + 1 < options_.predict; ++i) {
@@ -353,11 +381,27 @@ ordered_json comparison::memory_of_rows() const {
 ordered_json comparison::own_json(own_steps const& of, double best) const {
   if (of.bytes.empty()) return nullptr;
   double const ms = quantile(of.ms, .5);
-  return {{"ms_per_token", ms},   {"ms_p10", quantile(of.ms, .1)}, {"ms_p90", quantile(of.ms, .9)},
-          {"speedup", best / ms}, {"bytes", of.bytes.back()},      {"bytes_after_step", of.bytes}};
+  std::int64_t most = *std::ranges::max_element(of.bytes);
+  for (auto const& [tokens, bytes] : prompt_bytes_.get<std::vector<std::pair<std::int64_t, std::int64_t>>>())
+    most = std::max(most, bytes);
+  return {{"ms_per_token", ms},          {"ms_p10", quantile(of.ms, .1)}, {"ms_p90", quantile(of.ms, .9)},
+          {"speedup", best / ms},        {"bytes", of.bytes.back()},      {"most_bytes", most},
+          {"bytes_after_step", of.bytes}};
 }
 
-ordered_json comparison::result() const {
+/// Shares of the first prompt and the steps behind it: attention, what the policy spends on its choices, and all the rest, most
+/// of which is the products with the model's weights.
+ordered_json comparison::request_split(measured const& of) const {
+  double const steps = static_cast<double>(of.ms.size());
+  double const a_step = steps > 0 ? 1e3 * of.seconds / steps : 0;
+  auto const of_steps = [&](double seconds) { return steps > 0 ? 1e3 * seconds / steps * (options_.predict - 2) : 0; };
+  double const request = of.prompt_ms + quantile(of.first_ms, .5) + a_step * (options_.predict - 2);
+  double const attention = (1e3 * prompt_read_.attend_seconds + of_steps(of.attend)) / request;
+  double const choosing = (1e3 * prompt_read_.choose_seconds + quantile(of.prefill_ms, .5) + of_steps(of.choose)) / request;
+  return {{"weights", 1 - attention - choosing}, {"attention", attention}, {"choosing", choosing}};
+}
+
+ordered_json comparison::result(std::size_t shown) const {
   auto const timing = [](measured const& m, double baseline) {
     double const ms = quantile(m.ms, .5);
     return ordered_json{{"ms_per_token", ms},
@@ -411,7 +455,7 @@ ordered_json comparison::result() const {
   if (has_off) result["dense"]["flash_off"].update(request(dense_[1]));
   std::multiset<std::string> names;
   for (named_host_policy const& p : options_.policies) names.insert(p.name);
-  for (std::size_t i = 0; i < policies_.size(); ++i) {
+  for (std::size_t i = 0; i < shown; ++i) {
     measured const& m = policies_[i];
     named_host_policy const& p = options_.policies[i];
     auto const compared = static_cast<double>(std::max<std::int64_t>(m.compared, 1));
@@ -420,7 +464,8 @@ ordered_json comparison::result() const {
                        {"parameters", p.parameters}};
     entry.update(request(m));
     entry.update(timing(m, best));
-    entry.update({{"choose_share", m.seconds > 0 ? m.choose / m.seconds : 0},
+    entry.update({{"request_split", request_split(m)},
+                  {"choose_share", m.seconds > 0 ? m.choose / m.seconds : 0},
                   {"attend_share", m.seconds > 0 ? m.attend / m.seconds : 0},
                   {"tier", tier_json(options_.tier, m.own.tier)},
                   {"tokens_read", m.read / compared},
@@ -461,10 +506,18 @@ void compare(run_options const& options) {
   run_options bound = options;
   for (named_host_policy& p : bound.policies) p = options.known.parse(p.text, model.facts());
   comparison all(bound, model, context);
-  for (std::size_t i = 0; i < tokens.size(); ++i) all.run(options.prompts[i], tokens[i], trace ? &trace->stream() : nullptr);
-  ordered_json const result = all.result();
-  std::fputs(comparison_table(result).c_str(), stdout);
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw error("standard output could not be written whole");
+  auto const print = [](std::string const& text) {
+    std::fputs(text.c_str(), stdout);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw error("standard output could not be written whole");
+  };
+  auto const print_first = [&] {
+    print(comparison_table(all.result(options.first)) + "\nThe other policies follow; the next table holds all of them.\n\n");
+  };
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    all.run(options.prompts[i], tokens[i], trace ? &trace->stream() : nullptr, print_first);
+  }
+  ordered_json const result = all.result(options.policies.size());
+  print(comparison_table(result));
   if (json) {
     json->stream() << result.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << '\n';
     json->commit();

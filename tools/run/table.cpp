@@ -23,14 +23,18 @@ std::string first_words(std::string const& answer) {
 
 std::string comparison_table(nlohmann::ordered_json const& result) {
   std::vector<std::vector<std::string>> rows_of_cells{{"policy", "request", "first token", "ms/token", "p10-p90", "a step",
-                                                       "own rows", "memory", "tokens read", "of cache", "choose", "top-1", "KL",
-                                                       "answer"}};
+                                                       "own rows", "peak", "memory", "tokens read", "of cache", "split",
+                                                       "top-1", "KL", "answer"}};
   bool const tier = !result["policies"].empty() && !result["policies"][0]["tier"].is_null();
   if (tier) rows_of_cells[0].insert(rows_of_cells[0].end() - 1, {"hits", "moved", "stall"});
   auto const range = [](nlohmann::ordered_json const& run) {
     return fixed(run["ms_p10"], 2).append("-").append(fixed(run["ms_p90"], 2));
   };
   auto const percent = [](nlohmann::ordered_json const& share) { return fixed(100 * share.get<double>(), 1).append("%"); };
+  auto const split = [](nlohmann::ordered_json const& of) {
+    auto const share = [&](char const* what) { return fixed(100 * of[what].get<double>(), 0); };
+    return share("weights") + "/" + share("attention") + "/" + share("choosing") + "%";
+  };
   auto const times = [](nlohmann::ordered_json const& run, char const* what) { return fixed(run[what], 2).append("x"); };
   auto const seconds = [](nlohmann::ordered_json const& run) {
     return fixed(run["first_token_ms"].get<double>() / 1e3, 2).append(" s");
@@ -39,10 +43,10 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
   bool const measured = result["memory"].contains("dense_bytes");
   auto const dense = [&](char const* name, nlohmann::ordered_json const& run) {
     bool const whole = run.contains("request_ms");
+    std::string const rows = whole && measured ? megabytes(result["memory"]["dense_bytes"]) : "";
     rows_of_cells.push_back({name, whole ? times(run, "request_speedup") : "", whole ? seconds(run) : "",
-                             fixed(run["ms_per_token"], 2), range(run), times(run, "speedup"), "",
-                             whole && measured ? megabytes(result["memory"]["dense_bytes"]) : "", "all", "100%", "", "", "",
-                             ""});
+                             fixed(run["ms_per_token"], 2), range(run), times(run, "speedup"), "", rows, rows, "all", "100%",
+                             "", "", "", ""});
     if (tier) rows_of_cells.back().insert(rows_of_cells.back().end() - 1, {"", "", ""});
   };
   dense("dense, flash attention on", result["dense"]["flash_on"]);
@@ -51,11 +55,11 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
   rows_of_cells[1].back() = first_words(result["dense"]["answer"]);
   std::string parameters;
   for (auto const& p : result["policies"]) {
-    rows_of_cells.push_back({p["label"], times(p, "request_speedup"), seconds(p), fixed(p["ms_per_token"], 2), range(p),
-                             times(p, "speedup"), measured ? fixed(p["own_rows"]["ms_per_token"], 2) : "",
-                             measured ? megabytes(p["own_rows"]["bytes"]) : "", fixed(p["tokens_read"], 0),
-                             percent(p["cache_share"]), percent(p["choose_share"]), percent(p["top1_agreement"]),
-                             fixed(p["kl"], 4), first_words(p["answer"])});
+    rows_of_cells.push_back(
+        {p["label"], times(p, "request_speedup"), seconds(p), fixed(p["ms_per_token"], 2), range(p), times(p, "speedup"),
+         measured ? fixed(p["own_rows"]["ms_per_token"], 2) : "", measured ? megabytes(p["own_rows"]["most_bytes"]) : "",
+         measured ? megabytes(p["own_rows"]["bytes"]) : "", fixed(p["tokens_read"], 0), percent(p["cache_share"]),
+         split(p["request_split"]), percent(p["top1_agreement"]), fixed(p["kl"], 4), first_words(p["answer"])});
     if (tier) {
       auto const& t = p["tier"];
       rows_of_cells.back().insert(rows_of_cells.back().end() - 1,
@@ -73,9 +77,10 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
       "\nrequest: the first prompt and " + std::to_string(result["predict"].get<long>()) +
       " tokens, over the better dense setting (" + result["baseline"]["request_name"].get<std::string>() +
       "); a step: over the better one (" + result["baseline"]["name"].get<std::string>() +
-      ");\nown rows: ms/token where the session holds the rows, memory: what those take then, after the last step;\n"
-      "tokens read: mean per KV head and step; choose: share of a step's time; top-1, KL to dense: teacher-forced on the "
-      "dense tokens.\n" +
+      ");\nown rows: ms/token where the session holds the rows; peak, memory: bytes of those rows, at most and after the last "
+      "step;\n"
+      "tokens read: mean per KV head and step; split: of the request's time, products with weights and all else, attention, "
+      "choosing;\ntop-1, KL to dense: teacher-forced on the dense tokens.\n" +
       (tier ? std::string("hits: rows that were in fast memory when a step named them; moved and stall: over all its runs.\n")
             : "") +
       parameters;
