@@ -1,68 +1,111 @@
 #!/usr/bin/env bash
-# All tests, from a fresh machine: sets up what they need, builds, runs, and ends with a summary.
+# The tests, from a fresh Debian or Ubuntu machine: lists and installs what is missing, builds, runs, and prints where the time went.
 #
-#   tests/run.sh            everything: the optimised build with the real model, then ASan and UBSan, then TSan where threads are
-#   tests/run.sh --quick    the optimised build alone
+#   tests/run.sh               one optimised build and what it tests: what CI runs
+#   tests/run.sh AREA...       the same for some areas: core cuda llama c python tools package server redis
+#   tests/run.sh --full        every test, with all random cases; adds the area ranks, then ASan with UBSan, then TSan; with areas,
+#                              those alone
+#   tests/run.sh --no-install  installs nothing; where something is missing it prints what, and ends with status 2
+#
+# tests/README.md says what each area holds and how long it takes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. cmake/watched.sh
 
-stages=(host asan tsan)
-case "${1:-}" in
-  '') ;;
-  --quick) stages=(host) ;;
-  *) echo "run.sh: unknown option '$1'; there is --quick" >&2; exit 2 ;;
-esac
+usual=(core cuda llama c python tools package server redis)
+full_only=(ranks)
+full= install=1 areas=()
+for argument; do
+  case $argument in
+    --full) full=1 ;;
+    --no-install) install= ;;
+    *)
+      if [[ " ${usual[*]} " == *" $argument "* ]]; then areas+=("$argument")
+      elif [[ " ${full_only[*]} " == *" $argument "* ]]; then areas+=("$argument") full_wanted=$argument
+      else
+        echo "run.sh: unknown argument '$argument'; there are --full, --no-install and the areas ${usual[*]} ${full_only[*]}" >&2
+        exit 2
+      fi ;;
+  esac
+done
+if [ -z "$full" ] && [ -n "${full_wanted:-}" ]; then
+  echo "run.sh: '$full_wanted' is tested with --full alone: tests/run.sh --full $full_wanted" >&2
+  exit 2
+fi
+if [ ${#areas[@]} -eq 0 ]; then
+  areas=("${usual[@]}")
+  [ -z "$full" ] || areas+=("${full_only[@]}")
+fi
+has() { [[ " ${areas[*]} " == *" $1 "* ]]; }
 
 # The engine's threads would spin against whatever else runs here: several times slower on a machine that is not idle.
 export OMP_WAIT_POLICY=passive
 
-cmake/bootstrap.sh packages
-cmake/bootstrap.sh engine
+steps=(packages)
+if [ -n "$full" ]; then steps=(all-packages programs)
+elif has llama || has tools || has package || has server; then steps+=(engine); fi
+if [ -n "$full" ] && command -v nvcc >/dev/null; then steps+=(nccl nvdisasm); fi
+missing=$(cmake/bootstrap.sh list "${steps[@]}")
+if [ -n "$missing" ]; then
+  echo "Missing:"
+  sed 's/^/  /' <<<"$missing"
+  [ -n "$install" ] || { echo "run.sh: nothing was installed, as --no-install says; cmake/bootstrap.sh ${steps[*]} installs it" >&2; exit 2; }
+fi
+mkdir -p build
+[ -z "$install" ] || watched "installing" build/install.log cmake/bootstrap.sh "${steps[@]}"
+set_up=$SECONDS
+command -v nvcc >/dev/null ||
+  echo "run.sh: no nvcc here: the kernels are not compiled for a GPU; their bodies are tested on the checked model of one"
 
-if command -v nvcc >/dev/null; then
-  cmake/bootstrap.sh nccl
-  cmake/bootstrap.sh nvdisasm
+stages=(quick)
+selected=(--label-regex "^($(IFS='|'; echo "${areas[*]}"))(-|\$)")
+if [ -n "$full" ]; then
+  stages=(host asan tsan)
+  export KVPOLICY_ROUNDS=1
 else
-  echo "run.sh: no nvcc here: kvpolicy::cuda is not built; its kernels are tested on the checked model of a GPU alone"
+  selected+=(--label-exclude 'full$')
 fi
 
-passed=0 failed=0 skipped=0
-failures=build/failures.txt
-: >"$failures"
+results=()
 for stage in "${stages[@]}"; do
-  echo "== $stage"
-  cmake --preset "$stage" >"build/$stage.log" 2>&1 || { cat "build/$stage.log"; exit 1; }
-  targets=() only=()
+  targets=() of_stage=()
   case $stage in
+    quick) targets=(--target "${areas[@]/#/tests-}") ;;
     asan)
-      targets=(--target kvpolicy_tests kvpolicy_tier_tests kvpolicy_tier_io_tests kvpolicy_llama_tests kvpolicy_c_tests
-               kvpolicy_fuzz_policy_text kvpolicy_fuzz_profile kvpolicy_fuzz_safetensors kvpolicy_fuzz_tensors)
-      only=(--tests-regex "^(kvpolicy|tier|llama|c|fuzz):" --exclude-regex "500 kills" --label-exclude model) ;;
+      for area in "${areas[@]}"; do
+        case $area in
+          core) targets+=(kvpolicy_tests kvpolicy_tier_tests kvpolicy_tier_io_tests) ;;
+          llama) targets+=(kvpolicy_llama_tests) ;;
+          c) targets+=(kvpolicy_c_tests kvpolicy_fuzz_{policy_text,profile,safetensors,tensors}) ;;
+        esac
+      done
+      of_stage=(--tests-regex "^(kvpolicy|tier|llama|c|fuzz):" --exclude-regex "500 kills" --label-exclude model) ;;
     tsan)
-      targets=(--target kvpolicy_tier_tests kvpolicy_redis_tests kvpolicy_c_tests)
-      only=(--tests-regex "^(tier|redis|c):" --exclude-regex "500 kills") ;;
+      for area in "${areas[@]}"; do
+        case $area in
+          core) targets+=(kvpolicy_tier_tests) ;;
+          redis) targets+=(kvpolicy_redis_tests) ;;
+          c) targets+=(kvpolicy_c_tests) ;;
+        esac
+      done
+      of_stage=(--tests-regex "^(tier|redis|c):" --exclude-regex "500 kills") ;;
   esac
-  cmake --build --preset "$stage" --parallel "$(nproc)" "${targets[@]}" >"build/$stage.log" 2>&1 || { cat "build/$stage.log"; exit 1; }
-  report=build/$stage/ctest.xml
-  [ "$stage" = host ] || export KVPOLICY_SEEDS=60  # of llama.cpp's random calls: a fifth, five times slower
-  rm -f "$report"
-  # What wants both cores says so (PROCESSORS 2) and runs alone.
-  ctest --preset "$stage" --parallel 2 "${only[@]}" --output-junit "$PWD/$report" || true
-  read -r total bad without < <(python3 - "$report" "$stage" "$failures" <<'PY'
-import sys, xml.etree.ElementTree as tree
-report, stage, failures = sys.argv[1:]
-suite = tree.parse(report).getroot()
-with open(failures, "a") as out:
-    for case in suite.iter("testcase"):
-        if case.get("status") == "fail":
-            said = (case.findtext("system-out") or "").strip().splitlines()
-            print(f"{stage}: {case.get('name')}", *said[-25:], sep="\n    ", file=out)
-print(suite.get("tests"), suite.get("failures"), int(suite.get("skipped")) + int(suite.get("disabled")))
-PY
-)
-  passed=$((passed + total - bad - without)) failed=$((failed + bad)) skipped=$((skipped + without))
+  case $stage in
+    asan | tsan)
+      [ ${#targets[@]} -gt 0 ] || continue
+      targets=(--target "${targets[@]}") ;;
+  esac
+  echo "== $stage"
+  log=build/$stage
+  cmake --preset "$stage" >"$log.log" 2>&1 || { cat "$log.log"; exit 1; }
+  cp "build/$stage/.ninja_log" "$log.before" 2>/dev/null || : >"$log.before"
+  began=$SECONDS
+  watched "building" "$log.log" cmake --build --preset "$stage" --parallel "$(nproc)" "${targets[@]}"
+  built=$SECONDS
+  rm -f "$log.xml"
+  # A test that needs both cores says so (PROCESSORS 2) and runs alone.
+  ctest --preset "$stage" --parallel "$(nproc)" "${selected[@]}" "${of_stage[@]}" --output-junit "$PWD/$log.xml" || true
+  results+=("$stage" $((built - began)) $((SECONDS - built)))
 done
 echo
-cat "$failures"
-echo "tests: $passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+python3 tests/summary.py build "$set_up" "${results[@]}"

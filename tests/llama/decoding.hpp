@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "erased_presets.hpp"
 #include "kvpolicy/interop/llama.hpp"
 
 namespace kvpolicy::llama::testing {

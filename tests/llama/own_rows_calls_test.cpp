@@ -1,6 +1,6 @@
 // Random requests on two sessions, one with rows of its own and cells that are given back, a part of them in a tier perhaps,
 // one on the engine's cells: the same logits, bit for bit, under policies that choose. A tenth of KVPOLICY_SEEDS is how many
-// seeds a policy gets, KVPOLICY_FIRST_SEED the first.
+// seeds a policy gets (6 in a full run), KVPOLICY_FIRST_SEED the first.
 #include <algorithm>
 #include <array>
 #include <catch2/catch_test_macros.hpp>
@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "conformance/rounds.hpp"
 #include "decoding.hpp"
 #include "kvpolicy/interop/llama.hpp"
 #include "kvpolicy/kvpolicy.hpp"
@@ -23,7 +24,8 @@ constexpr std::int64_t longest = 120;
 
 int seeds() {
   char const* const set = std::getenv("KVPOLICY_SEEDS");
-  return set == nullptr ? 6 : std::max(1, std::atoi(set) / 10);  // fewer than of random_calls: each has several policies
+  if (set == nullptr) return std::max(3, kvpolicy_test::rounds_of(6));
+  return std::max(1, std::atoi(set) / 10);  // fewer than of random_calls: each has several policies
 }
 
 int first_seed() {

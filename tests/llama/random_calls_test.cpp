@@ -1,11 +1,12 @@
 // After any public calls around an attached session: what a policy sees is the truth, and what it chooses follows from that.
-// KVPOLICY_SEEDS is how many seeds, KVPOLICY_FIRST_SEED the first; a failure prints what replays it.
+// KVPOLICY_SEEDS is how many seeds (300 in a full run), KVPOLICY_FIRST_SEED the first; a failure prints what repeats it.
 #include "random_calls.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 #include <cstdlib>
 #include <type_traits>
 
+#include "conformance/rounds.hpp"
 #include "first_layer.hpp"
 #include "kvpolicy/presets/full.hpp"
 #include "kvpolicy/presets/quest.hpp"
@@ -244,9 +245,11 @@ void check_seeds(Policy const& preset) {
     return given != nullptr ? std::strtoull(given, nullptr, 10) : otherwise;
   };
   std::uint64_t const first = number("KVPOLICY_FIRST_SEED", 1);
-  for (std::uint64_t seed = first; seed < first + number("KVPOLICY_SEEDS", 300); ++seed) {
+  for (std::uint64_t seed = first;
+       seed < first + number("KVPOLICY_SEEDS", static_cast<std::uint64_t>(kvpolicy_test::rounds_of(300))); ++seed) {
     std::string const failed = checked_calls(preset, seed).run(40);
-    if (!failed.empty()) FAIL_CHECK("KVPOLICY_FIRST_SEED=" << seed << " KVPOLICY_SEEDS=1\n" << failed);
+    if (!failed.empty())
+      FAIL_CHECK("this seed alone: KVPOLICY_FIRST_SEED=" << seed << " KVPOLICY_SEEDS=1 before the command\n" << failed);
   }
 }
 

@@ -1,0 +1,2 @@
+#include "kvpolicy/cuda/decode.hpp"
+#include "kvpolicy/cuda/exec.hpp"

@@ -1,0 +1,2 @@
+#include "kvpolicy/exec/simd.hpp"
+#include "kvpolicy/kvpolicy.hpp"

@@ -1,0 +1,5 @@
+#include "erased_presets.hpp"
+
+namespace kvpolicy {
+KVPOLICY_EACH_PRESET(KVPOLICY_ERASED)
+}  // namespace kvpolicy
