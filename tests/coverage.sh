@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# How much of what `tests/run.sh --full` executes a usual run executes, by lines of include/, src/ and cuda/ (gcov). An hour or so.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cmake/bootstrap.sh all-packages programs
+export OMP_WAIT_POLICY=passive
+cmake --preset coverage >/dev/null
+cmake --build --preset coverage --parallel "$(nproc)" >/dev/null
+find build/coverage -name '*.gcda' -delete
+usual=(--label-regex '^(core|cuda|llama|c|python|tools|package|server|redis)(-|$)' --label-exclude 'full$')
+ctest --preset coverage --parallel "$(nproc)" "${usual[@]}" || true
+python3 tests/coverage.py build/coverage build/coverage/usual.json
+KVPOLICY_ROUNDS=1 ctest --preset coverage --parallel "$(nproc)" || true
+python3 tests/coverage.py build/coverage build/coverage/all.json
+python3 tests/coverage.py build/coverage/usual.json build/coverage/all.json
