@@ -14,6 +14,7 @@
 #include "progress.hpp"
 #include "text_model.hpp"
 #include "tool_main.hpp"
+#include "waits.hpp"
 
 namespace {
 
@@ -79,6 +80,7 @@ void calibrate(options const& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  kvpolicy::restart_to_spin_for_a_moment(argv);
   CLI::App app{"Find the thresholds of uncertainty by which the policy chess renews its choice.", "kvpolicy-calibrate"};
   options o;
   app.add_option("--model", o.model, "GGUF file")->required();

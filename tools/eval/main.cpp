@@ -5,8 +5,10 @@
 
 #include "evaluation.hpp"
 #include "tool_main.hpp"
+#include "waits.hpp"
 
 int main(int argc, char** argv) {
+  kvpolicy::restart_to_spin_for_a_moment(argv);
   CLI::App app{"Score KV-cache policies on evaluation records (RULER's format), beside dense decoding.", "kvpolicy-eval"};
   using namespace kvpolicy;
   eval_options o;

@@ -18,6 +18,7 @@
 #include "published.hpp"
 #include "settings.hpp"
 #include "tool_main.hpp"
+#include "waits.hpp"
 
 namespace kvpolicy {
 namespace {
@@ -126,6 +127,7 @@ int main(int argc, char** argv) {
     setenv("LD_PRELOAD", front.c_str(), 1);
     setenv("KVPOLICY", said.c_str(), 1);
     if (!log.empty()) setenv("KVPOLICY_LOG", log.c_str(), 1);
+    spin_for_a_moment();
     std::vector<char*> arguments;
     for (std::string& argument : command) arguments.push_back(argument.data());
     arguments.push_back(nullptr);

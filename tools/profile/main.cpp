@@ -14,6 +14,7 @@
 #include "progress.hpp"
 #include "text_model.hpp"
 #include "tool_main.hpp"
+#include "waits.hpp"
 
 namespace {
 
@@ -145,6 +146,7 @@ void profile(options const& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  kvpolicy::restart_to_spin_for_a_moment(argv);
   CLI::App app{"Profile a model's attention heads on some prompts, for the policy heterocache.", "kvpolicy-profile"};
   options o;
   app.add_option("--model", o.model, "GGUF file")->required();

@@ -11,6 +11,7 @@
 #include "generate.hpp"
 #include "read_file.hpp"
 #include "tool_main.hpp"
+#include "waits.hpp"
 
 namespace {
 
@@ -129,6 +130,7 @@ void run(arguments& a) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  kvpolicy::restart_to_spin_for_a_moment(argv);
   CLI::App app{"Decode a llama.cpp model under KV-cache policies, or compare them with dense decoding.", "kvpolicy-run"};
   arguments a;
   declare(app, a);
