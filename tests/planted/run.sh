@@ -3,7 +3,7 @@
 #
 #   tests/planted/run.sh [NAME...]   all patches of this folder, or those
 #
-# A patch says in its head which area's tests have to fail, and what of the area is built and run to see that. It is applied to this
+# A patch says in its head which area has to find it, and which target and tests of the area are enough to see that. It is applied to this
 # tree, which must have no changes that are not committed, and taken back. Exits with 1 where a fault was not found.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -32,8 +32,8 @@ for patch in "${patches[@]}"; do
   if [ -n "$(of "$patch" builds)" ] && ! cmake --build --preset quick --target $(of "$patch" builds) >>"$log" 2>&1; then
     found="no: it does not build, see $log"
   elif ! ctest --preset quick --parallel "$(nproc)" --label-regex "^$(of "$patch" area)(-|\$)" --label-exclude 'full$' \
-      --tests-regex "^$(of "$patch" tests)" --no-tests=ignore >>"$log" 2>&1; then
-    found="yes: $(grep -cE '^[[:space:]]+[0-9]+ - .*\(|^[[:space:]]*[0-9]+ - ' "$log" || true) tests fail"
+      --tests-regex "^$(of "$patch" tests)" --stop-on-failure >>"$log" 2>&1; then
+    found="yes: $(sed -n 's/^[[:space:]]*[0-9]* - \(.*\) (.*)$/\1/p' "$log" | head -n 1)"
   fi
   [ "${found%%:*}" = yes ] || missed=1
   take_back

@@ -17,7 +17,7 @@ with tempfile.TemporaryDirectory() as work:
         with open(prompts[-1], "w") as file:
             subprocess.run([sys.executable, os.path.join(examples, "haystack.py"), "--words", "300", "--depth", depth], stdout=file, check=True)
     command = [run, "--model", model, "--compare", "--predict", "8", "--json", path("c.json"), "--trace", path("t.jsonl"), "--mark",
-               "special magic numbers for Oslo"]
+               "special magic numbers for Oslo", "--first", "4"]
     for prompt in prompts:
         command += ["--prompt-file", prompt]
     budgets = {"full": None, "streaming_llm": 64, "snapkv": 64, "quest": 64, "chess": None, "h2o": 64, "tova": 64, "adakv": 64,
@@ -45,6 +45,8 @@ with tempfile.TemporaryDirectory() as work:
     chess_prompt = json.load(open(path("e.json")))["prompt_tokens"]
     subprocess.run([sys.executable, os.path.join(examples, "report.py"), path("q.json"), path("q.html")], check=True)
 
+early, _, late = table.partition("The other policies follow")
+assert "snapkv " in early and "quest " in early and "h2o " not in early and "snapkv+quest " in late, "four policies, then all"
 dense = result["dense"]
 assert result["baseline"]["ms_per_token"] == min(dense["flash_on"]["ms_per_token"], dense["flash_off"]["ms_per_token"])
 assert result["baseline"]["request_ms"] == min(dense["flash_on"]["request_ms"], dense["flash_off"]["request_ms"])
@@ -62,6 +64,9 @@ for policy in result["policies"]:
     assert abs(policy["speedup"] - result["baseline"]["ms_per_token"] / policy["ms_per_token"]) < 1e-9
     assert policy["request_ms"] > policy["first_token_ms"] > 0
     assert abs(policy["request_speedup"] - result["baseline"]["request_ms"] / policy["request_ms"]) < 1e-9
+    split = policy["request_split"]
+    assert abs(sum(split.values()) - 1) < 1e-9 and min(split.values()) >= 0 and split["attention"] > 0, split
+    assert policy["own_rows"]["most_bytes"] >= max(policy["own_rows"]["bytes_after_step"]), policy["own_rows"]
     assert 0 <= policy["choose_share"] < 1 and 0 <= policy["top1_agreement"] <= 1 and policy["kl"] > -1e-6
     assert len(policy["answers"]) == 2 and policy["answer"] == policy["answers"][0]
     assert len(policy["steps"]) == 2 * 7, "two prompts, seven decode steps each"
