@@ -49,17 +49,15 @@ begin() {
 
 wanted_packages() {
   echo ca-certificates git g++ cmake ninja-build python3 python3-venv python3-numpy
-  echo libhwy-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libhiredis-dev
+  echo libhwy-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libhiredis-dev libdlpack-dev
   echo catch2 librapidcheck-dev libboost-context-dev
   # The tools of Valkey and Redis hold the server too, and start no service.
-  installed valkey-tools || installed redis-tools || for package in valkey-tools redis-tools; do
-    if offered "$package"; then echo "$package"; break; fi
-  done
+  installed valkey-tools || installed redis-tools || { offered valkey-tools && echo valkey-tools || echo redis-tools; }
 }
 
 # PyTorch and clang's run-time libraries are left out where the distribution has none.
 more_packages() {
-  echo python3-dev libdlpack-dev libbenchmark-dev libopenmpi-dev openmpi-bin clang doxygen
+  echo python3-dev libbenchmark-dev libopenmpi-dev openmpi-bin clang doxygen
   local package
   for package in python3-torch libclang-rt-dev; do
     installed "$package" || ! offered "$package" || echo "$package"
@@ -80,9 +78,10 @@ offered() { case "$(candidate "$1")" in ''|'(none)') return 1 ;; esac; }
 candidate() { apt-cache policy "$1" 2>/dev/null | awk '/Candidate:/ {print $2}'; }
 
 as_root() {
-  if [ "$(id -u)" -eq 0 ]; then "$@"
-  elif command -v sudo >/dev/null; then sudo "$@"
-  else die "root is needed for: $*; run this as root, or ask somebody who is root to run it"; fi
+  if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
+}
+need_root() {
+  [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null || die "root is needed to install packages, and there is no sudo; as root: apt-get install $*"
 }
 
 # Runs a noisy command; shows what it said only if it failed.
@@ -124,6 +123,7 @@ install_packages() {
   missing=$(missing_packages "$@")
   [ -n "$missing" ] || return 0
   begin "Debian packages: $(xargs <<<"$missing")" || return 0
+  need_root $missing
   command -v apt-get >/dev/null || die "this machine has no apt-get; install by hand:" $missing
   for package in $missing; do
     if [ "$package" = catch2 ]; then names+=("$(catch2_source)"); else names+=("$package"); fi
@@ -138,12 +138,13 @@ packages() {
 }
 all_packages() {
   packages
-  [ -z "$(missing_packages $(more_packages))" ] || update_lists
+  [ -z "$(missing_packages $(more_packages) python3-torch)" ] || update_lists  # what is offered is not known before
   install_packages $(more_packages)
 }
 update_lists() {
   [ -z "$listing$lists_updated" ] && command -v apt-get >/dev/null || return 0
   lists_updated=1
+  need_root $(missing_packages $(wanted_packages))
   quietly as_root apt-get update -qq
 }
 

@@ -16,10 +16,8 @@ case "${1:-}" in
   *) echo "demo.sh: unknown option '$1'; there is --full" >&2; exit 2 ;;
 esac
 
-missing=$(cmake/bootstrap.sh list packages engine)
-if [ -n "$missing" ]; then printf 'Missing, and installed now:\n%s\n' "$missing"; fi
+install_steps packages engine
 mkdir -p build/demo
-watched "installing" build/install.log cmake/bootstrap.sh packages engine
 cmake --preset release >build/configure.log 2>&1 || { cat build/configure.log >&2; exit 1; }
 watched "building" build/build.log cmake --build --preset release --target kvpolicy-run kvpolicy-profile
 

@@ -3,8 +3,8 @@
 #
 #   tests/run.sh               one optimised build and what it tests: what CI runs
 #   tests/run.sh AREA...       the same for some areas: core cuda llama c python tools package server redis
-#   tests/run.sh --full        every test, with all random cases; adds the area ranks, then ASan with UBSan, then TSan; with areas,
-#                              those alone
+#   tests/run.sh --full        every test and every random case, the area ranks too; then again under ASan with UBSan, and TSan
+#   tests/run.sh --full AREA...  the same for some areas
 #   tests/run.sh --no-install  installs nothing; where something is missing it prints what, and ends with status 2
 #
 # tests/README.md says what each area holds and how long it takes.
@@ -29,7 +29,7 @@ for argument; do
   esac
 done
 if [ -z "$full" ] && [ -n "${full_wanted:-}" ]; then
-  echo "run.sh: '$full_wanted' is tested with --full alone: tests/run.sh --full $full_wanted" >&2
+  echo "run.sh: '$full_wanted' runs only with --full: tests/run.sh --full $full_wanted" >&2
   exit 2
 fi
 if [ ${#areas[@]} -eq 0 ]; then
@@ -45,14 +45,16 @@ steps=(packages)
 if [ -n "$full" ]; then steps=(all-packages programs)
 elif has llama || has tools || has package || has server; then steps+=(engine); fi
 if [ -n "$full" ] && command -v nvcc >/dev/null; then steps+=(nccl nvdisasm); fi
-missing=$(cmake/bootstrap.sh list "${steps[@]}")
-if [ -n "$missing" ]; then
-  echo "Missing:"
-  sed 's/^/  /' <<<"$missing"
-  [ -n "$install" ] || { echo "run.sh: nothing was installed, as --no-install says; cmake/bootstrap.sh ${steps[*]} installs it" >&2; exit 2; }
+if [ -n "$install" ]; then
+  install_steps "${steps[@]}"
+else
+  missing=$(cmake/bootstrap.sh list "${steps[@]}")
+  [ -z "$missing" ] || {
+    printf 'run.sh: missing, and with --no-install not installed (cmake/bootstrap.sh %s installs it):\n%s\n' "${steps[*]}" "$missing" >&2
+    exit 2
+  }
 fi
 mkdir -p build
-[ -z "$install" ] || watched "installing" build/install.log cmake/bootstrap.sh "${steps[@]}"
 set_up=$SECONDS
 command -v nvcc >/dev/null ||
   echo "run.sh: no nvcc here: the kernels are not compiled for a GPU; their bodies are tested on the checked model of one"
@@ -61,7 +63,7 @@ stages=(quick)
 selected=(--label-regex "^($(IFS='|'; echo "${areas[*]}"))(-|\$)")
 if [ -n "$full" ]; then
   stages=(host asan tsan)
-  export KVPOLICY_ROUNDS=1
+  export KVPOLICY_ROUNDS=${KVPOLICY_ROUNDS:-1}
 else
   selected+=(--label-exclude 'full$')
 fi
@@ -96,10 +98,9 @@ for stage in "${stages[@]}"; do
       targets=(--target "${targets[@]}") ;;
   esac
   echo "== $stage"
-  log=build/$stage
+  log=build/$stage began=$SECONDS
   cmake --preset "$stage" >"$log.log" 2>&1 || { cat "$log.log"; exit 1; }
   cp "build/$stage/.ninja_log" "$log.before" 2>/dev/null || : >"$log.before"
-  began=$SECONDS
   watched "building" "$log.log" cmake --build --preset "$stage" --parallel "$(nproc)" "${targets[@]}"
   built=$SECONDS
   rm -f "$log.xml"

@@ -7,9 +7,9 @@
 
 namespace kvpolicy {
 
-/// Sets it to a moment, unless OMP_WAIT_POLICY or GOMP_SPINCOUNT is set already; whether it did. Beside other work, threads
-/// that spin on keep each other from running; threads that sleep at once make a quiet machine's steps nearly three times as
-/// long.
+/// Makes waiting threads spin only for a moment, unless OMP_WAIT_POLICY or GOMP_SPINCOUNT is set. Returns whether it changed
+/// that. Beside other work, threads that spin on keep each other from running; threads that sleep at once make the steps of a
+/// quiet machine nearly three times as long.
 inline bool spin_for_a_moment() {
   if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return false;
   setenv("GOMP_SPINCOUNT", "2000", 1);

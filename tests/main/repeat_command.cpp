@@ -1,4 +1,4 @@
-// Under every failed test case: the command that runs it again with the same random cases.
+// Under every failed test case: the command that runs it again with the same random cases. rapidcheck prints its own seeds.
 #include <unistd.h>
 
 #include <catch2/catch_test_case_info.hpp>

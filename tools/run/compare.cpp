@@ -43,6 +43,8 @@ struct measured {
   std::int64_t compared = 0;
   std::vector<double> prefill_ms;
   std::vector<double> first_ms;
+  std::size_t first_prompts_steps = 0;  ///< how many of `ms` are the first prompt's; 0: all
+  std::size_t first_prompts_runs = 0;   ///< how many of `first_ms` are
   std::vector<std::string> answers;
   ordered_json steps = ordered_json::array();
   ordered_json kept;     ///< the first prompt's picture
@@ -121,6 +123,13 @@ class comparison {
       measured_first();
     }
     measure(in_two ? options_.first : 0, policies_.size(), prompt, trace);
+    if (prompts_.size() > 1) return;
+    auto const mark = [](measured& m) {
+      m.first_prompts_steps = m.ms.size();
+      m.first_prompts_runs = m.first_ms.size();
+    };
+    std::ranges::for_each(dense_, mark);
+    std::ranges::for_each(policies_, mark);
   }
 
   /// Of the first `shown` policies, all of which were measured.
@@ -168,10 +177,10 @@ class comparison {
     std::vector<float> const logits = logits_of(attached_.get());
     first_token_ = likeliest(logits);
     saved_ = session_.save();
-    prompt_read_ = session_.prompts();
     state_ = state_of(attached_.get());
     // Without flash attention values lie otherwise, and it can't take the state: one prompt serves for its speed.
     if (std::exchange(dense_prompted_, true)) return;
+    prompt_read_ = session_.prompts();
     for (measured& m : policies_) m.prompt_ms = prompt_ms;
     dense_[0].prompt_ms = timed_prompt(flash_on_.get(), tokens, "dense prompt", [] {});
     std::vector<float> const dense = logits_of(flash_on_.get());
@@ -389,8 +398,8 @@ ordered_json comparison::own_json(own_steps const& of, double best) const {
           {"bytes_after_step", of.bytes}};
 }
 
-/// Shares of the first prompt and the steps behind it: attention, what the policy spends on its choices, and all the rest, most
-/// of which is the products with the model's weights.
+/// Shares of the first prompt and a mean prompt's steps: attention, what the policy spends on its choices, and all the rest,
+/// most of which is the products with the model's weights.
 ordered_json comparison::request_split(measured const& of) const {
   double const steps = static_cast<double>(of.ms.size());
   double const a_step = steps > 0 ? 1e3 * of.seconds / steps : 0;
@@ -411,12 +420,12 @@ ordered_json comparison::result(std::size_t shown) const {
   };
   // The first prompt and what follows it: its last logits are the first token's.
   auto const request_ms = [this](measured const& m) {
-    auto const of_first = [](std::vector<double> all, int count) {
-      all.resize(std::min(all.size(), static_cast<std::size_t>(count)));
+    auto const of_first = [](std::vector<double> all, std::size_t count) {
+      if (count != 0) all.resize(count);
       return quantile(all, .5);
     };
-    int const steps = options_.predict - 2;
-    return m.prompt_ms + of_first(m.first_ms, rounds) + steps * of_first(m.ms, rounds * steps);
+    return m.prompt_ms + of_first(m.first_ms, m.first_prompts_runs) +
+           (options_.predict - 2) * of_first(m.ms, m.first_prompts_steps);
   };
   bool const has_off = flash_off_ != nullptr;
   double const best_request = has_off ? std::min(request_ms(dense_[0]), request_ms(dense_[1])) : request_ms(dense_[0]);

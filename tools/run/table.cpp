@@ -79,8 +79,9 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
       "); a step: over the better one (" + result["baseline"]["name"].get<std::string>() +
       ");\nown rows: ms/token where the session holds the rows; peak, memory: bytes of those rows, at most and after the last "
       "step;\n"
-      "tokens read: mean per KV head and step; split: of the request's time, products with weights and all else, attention, "
-      "choosing;\ntop-1, KL to dense: teacher-forced on the dense tokens.\n" +
+      "tokens read: mean per KV head and step; split: percent of the request's time for weights and all else / attention / "
+      "choosing "
+      "tokens;\ntop-1, KL to dense: teacher-forced on the dense tokens.\n" +
       (tier ? std::string("hits: rows that were in fast memory when a step named them; moved and stall: over all its runs.\n")
             : "") +
       parameters;

@@ -95,7 +95,8 @@ class team {
     }
   }
 
-  /// Returns when `counter` has come to `least`. A quiet machine's waits end while it spins or yields, about 100 microseconds.
+  /// Returns when `counter` has come to `least`. Spins and then yields for about 100 microseconds, which is enough on an idle
+  /// machine; then sleeps.
   static void wait(std::atomic<std::uint64_t> const& counter, std::uint64_t least) noexcept {
     constexpr int spins = 4096;
     constexpr int yields = 256;
