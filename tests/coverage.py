@@ -52,9 +52,10 @@ def compare(usual, all_of_them):
     whole |= usual
     lines = collections.Counter(folder_of(key) for key in whole)
     both = collections.Counter(folder_of(key) for key in usual)
+    print(f"{'folder':14}{'usual':>7}{'all':>9}")
     for folder in sorted(lines):
-        print(f"{folder:14}{both[folder]:7} of {lines[folder]:6}  {both[folder] / lines[folder]:.1%}")
-    print(f"{'all':14}{len(usual):7} of {len(whole):6}  {len(usual) / len(whole):.1%}")
+        print(f"{folder:14}{both[folder]:7}{lines[folder]:9}{both[folder] / lines[folder]:9.1%}")
+    print(f"{'all':14}{len(usual):7}{len(whole):9}{len(usual) / len(whole):9.1%}")
 
 
 if sys.argv[1].endswith(".json"):

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# How much of what `tests/run.sh --full` executes a usual run executes, by lines of include/, src/ and cuda/ (gcov). An hour or so.
+# How much of what `tests/run.sh --full` executes a usual run executes, by lines of include/, src/ and cuda/ (gcov). All tests are the
+# usual ones with their usual number of random cases, and those that only --full runs, except packages. Half an hour to an hour.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 cmake/bootstrap.sh all-packages programs
@@ -10,6 +11,7 @@ find build/coverage -name '*.gcda' -delete
 usual=(--label-regex '^(core|cuda|llama|c|python|tools|package|server|redis)(-|$)' --label-exclude 'full$')
 ctest --preset coverage --parallel "$(nproc)" "${usual[@]}" || true
 python3 tests/coverage.py build/coverage build/coverage/usual.json
-KVPOLICY_ROUNDS=1 ctest --preset coverage --parallel "$(nproc)" || true
+KVPOLICY_ROUNDS=1 ctest --preset coverage --parallel "$(nproc)" --label-regex '(-full|^ranks)$' \
+  --exclude-regex 'packaging|wheel|consumer' || true
 python3 tests/coverage.py build/coverage build/coverage/all.json
 python3 tests/coverage.py build/coverage/usual.json build/coverage/all.json
