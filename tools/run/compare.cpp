@@ -11,6 +11,7 @@
 
 #include "attention_mass.hpp"
 #include "generate.hpp"
+#include "measured.hpp"
 #include "output_file.hpp"
 #include "own_rows.hpp"
 #include "progress.hpp"
@@ -27,48 +28,6 @@ using nlohmann::ordered_json;
 
 constexpr int rounds = 3;
 constexpr std::int64_t picture_bins = 240;
-
-/// What was measured of one way to decode, over all prompts and rounds.
-struct measured {
-  double prompt_ms = 0;    ///< until the first prompt's first token
-  std::vector<double> ms;  ///< each step's, but for the first after a prompt
-  double seconds = 0;      ///< of those steps
-  double choose = 0;
-  double attend = 0;
-  double read = 0;
-  double share = 0;
-  double kl = 0;
-  own_steps own;
-  std::int64_t agreed = 0;
-  std::int64_t compared = 0;
-  std::vector<double> prefill_ms;
-  std::vector<double> first_ms;
-  std::size_t first_prompts_steps = 0;  ///< how many of `ms` are the first prompt's; 0: all
-  std::size_t first_prompts_runs = 0;   ///< how many of `first_ms` are
-  std::vector<std::string> answers;
-  ordered_json steps = ordered_json::array();
-  ordered_json kept;     ///< the first prompt's picture
-  ordered_json at_work;  ///< of the first prompt's free run
-  ordered_json mass;     ///< of the first prompt's dense tokens
-};
-
-/// Mean of log p(dense) - log p(policy) under the dense distribution, in nats.
-double divergence(std::span<float const> dense, std::span<float const> other) {
-  auto const log_sum = [](std::span<float const> logits) {
-    double const most = *std::ranges::max_element(logits);
-    double sum = 0;
-    for (float const x : logits) sum += std::exp(x - most);
-    return most + std::log(sum);
-  };
-  double const dense_sum = log_sum(dense);
-  double const other_sum = log_sum(other);
-  double kl = 0;
-  for (std::size_t i = 0; i < dense.size(); ++i) {
-    double const log_p = dense[i] - dense_sum;
-    kl += std::exp(log_p) * (log_p - (other[i] - other_sum));
-  }
-  return kl;
-}
 
 double quiet_ms(std::function<void()> const& work) {
   auto const start = std::chrono::steady_clock::now();
@@ -149,9 +108,7 @@ class comparison {
     if (prompts_.size() == 1) weigh(first, last);
   }
 
-  ordered_json request_split(measured const& of) const;
   ordered_json memory_of_rows() const;
-  ordered_json own_json(own_steps const& of, double best) const;
   static std::int64_t most_queries(run_options const& options) {
     std::int64_t most = 0;
     for (named_host_policy const& p : options.policies) most = std::max(most, observation_queries(p.policy));
@@ -386,52 +343,15 @@ ordered_json comparison::memory_of_rows() const {
           {"prompt", prompt_bytes_}};
 }
 
-/// Null where there are none.
-ordered_json comparison::own_json(own_steps const& of, double best) const {
-  if (of.bytes.empty()) return nullptr;
-  double const ms = quantile(of.ms, .5);
-  std::int64_t most = *std::ranges::max_element(of.bytes);
-  for (auto const& [tokens, bytes] : prompt_bytes_.get<std::vector<std::pair<std::int64_t, std::int64_t>>>())
-    most = std::max(most, bytes);
-  return {{"ms_per_token", ms},          {"ms_p10", quantile(of.ms, .1)}, {"ms_p90", quantile(of.ms, .9)},
-          {"speedup", best / ms},        {"bytes", of.bytes.back()},      {"most_bytes", most},
-          {"bytes_after_step", of.bytes}};
-}
-
-/// Shares of the first prompt and a mean prompt's steps: attention, what the policy spends on its choices, and all the rest,
-/// most of which is the products with the model's weights.
-ordered_json comparison::request_split(measured const& of) const {
-  double const steps = static_cast<double>(of.ms.size());
-  double const a_step = steps > 0 ? 1e3 * of.seconds / steps : 0;
-  auto const of_steps = [&](double seconds) { return steps > 0 ? 1e3 * seconds / steps * (options_.predict - 2) : 0; };
-  double const request = of.prompt_ms + quantile(of.first_ms, .5) + a_step * (options_.predict - 2);
-  double const attention = (1e3 * prompt_read_.attend_seconds + of_steps(of.attend)) / request;
-  double const choosing = (1e3 * prompt_read_.choose_seconds + quantile(of.prefill_ms, .5) + of_steps(of.choose)) / request;
-  return {{"weights", 1 - attention - choosing}, {"attention", attention}, {"choosing", choosing}};
-}
-
 ordered_json comparison::result(std::size_t shown) const {
-  auto const timing = [](measured const& m, double baseline) {
-    double const ms = quantile(m.ms, .5);
-    return ordered_json{{"ms_per_token", ms},
-                        {"ms_p10", quantile(m.ms, .1)},
-                        {"ms_p90", quantile(m.ms, .9)},
-                        {"speedup", ms > 0 ? baseline / ms : 0}};
-  };
-  // The first prompt and what follows it: its last logits are the first token's.
-  auto const request_ms = [this](measured const& m) {
-    auto const of_first = [](std::vector<double> all, std::size_t count) {
-      if (count != 0) all.resize(count);
-      return quantile(all, .5);
-    };
-    return m.prompt_ms + of_first(m.first_ms, m.first_prompts_runs) +
-           (options_.predict - 2) * of_first(m.ms, m.first_prompts_steps);
-  };
   bool const has_off = flash_off_ != nullptr;
-  double const best_request = has_off ? std::min(request_ms(dense_[0]), request_ms(dense_[1])) : request_ms(dense_[0]);
+  double const best_request = has_off
+                                  ? std::min(request_ms(dense_[0], options_.predict), request_ms(dense_[1], options_.predict))
+                                  : request_ms(dense_[0], options_.predict);
   auto const request = [&](measured const& m) {
-    return ordered_json{
-        {"first_token_ms", m.prompt_ms}, {"request_ms", request_ms(m)}, {"request_speedup", best_request / request_ms(m)}};
+    return ordered_json{{"first_token_ms", m.prompt_ms},
+                        {"request_ms", request_ms(m, options_.predict)},
+                        {"request_speedup", best_request / request_ms(m, options_.predict)}};
   };
   double const on = quantile(dense_[0].ms, .5);
   double const off = has_off ? quantile(dense_[1].ms, .5) : on;
@@ -449,16 +369,17 @@ ordered_json comparison::result(std::size_t shown) const {
                       {"baseline",
                        {{"name", on <= off ? "flash attention on" : "flash attention off"},
                         {"ms_per_token", best},
-                        {"request_name", best_request == request_ms(dense_[0]) ? "flash attention on" : "flash attention off"},
+                        {"request_name", best_request == request_ms(dense_[0], options_.predict) ? "flash attention on"
+                                                                                                 : "flash attention off"},
                         {"request_ms", best_request}}},
                       {"prompt", prompt_json(options_.prompt_policy, prompt_read_)},
                       {"memory", memory_of_rows()},
                       {"prompt_kl", {{"session", prompt_kl_[0]}, {"flash_off", prompt_kl_[1]}}},
                       {"dense",
                        {{"answer", prompts_[0]["answer"]},
-                        {"flash_on", timing(dense_[0], best)},
-                        {"flash_off", has_off ? timing(dense_[1], best) : ordered_json()},
-                        {"pass_through", timing(dense_[2], best)}}},
+                        {"flash_on", timing_json(dense_[0], best)},
+                        {"flash_off", has_off ? timing_json(dense_[1], best) : ordered_json()},
+                        {"pass_through", timing_json(dense_[2], best)}}},
                       {"policies", ordered_json::array()}};
   result["dense"]["flash_on"].update(request(dense_[0]));
   if (has_off) result["dense"]["flash_off"].update(request(dense_[1]));
@@ -472,8 +393,8 @@ ordered_json comparison::result(std::size_t shown) const {
                        {"label", names.count(p.name) > 1 ? p.name + " (" + std::to_string(i + 1) + ")" : p.name},
                        {"parameters", p.parameters}};
     entry.update(request(m));
-    entry.update(timing(m, best));
-    entry.update({{"request_split", request_split(m)},
+    entry.update(timing_json(m, best));
+    entry.update({{"request_split", request_split(m, prompt_read_, options_.predict)},
                   {"choose_share", m.seconds > 0 ? m.choose / m.seconds : 0},
                   {"attend_share", m.seconds > 0 ? m.attend / m.seconds : 0},
                   {"tier", tier_json(options_.tier, m.own.tier)},
@@ -482,7 +403,7 @@ ordered_json comparison::result(std::size_t shown) const {
                   {"top1_agreement", static_cast<double>(m.agreed) / compared},
                   {"kl", m.kl / compared},
                   {"attention_mass", m.mass},
-                  {"own_rows", own_json(m.own, best)},
+                  {"own_rows", own_json(m.own, best, prompt_bytes_)},
                   {"prefill_ms", quantile(m.prefill_ms, .5)},
                   {"first_step_ms", quantile(m.first_ms, .5)},
                   {"answer", m.answers.front()},
