@@ -17,7 +17,7 @@ with tempfile.TemporaryDirectory() as work:
         with open(prompts[-1], "w") as file:
             subprocess.run([sys.executable, os.path.join(examples, "haystack.py"), "--words", "300", "--depth", depth], stdout=file, check=True)
     command = [run, "--model", model, "--compare", "--predict", "8", "--json", path("c.json"), "--trace", path("t.jsonl"), "--mark",
-               "special magic numbers for Oslo", "--first", "4"]
+               "special magic numbers for Oslo"]
     for prompt in prompts:
         command += ["--prompt-file", prompt]
     budgets = {"full": None, "streaming_llm": 64, "snapkv": 64, "quest": 64, "chess": None, "h2o": 64, "tova": 64, "adakv": 64,
@@ -45,8 +45,6 @@ with tempfile.TemporaryDirectory() as work:
     chess_prompt = json.load(open(path("e.json")))["prompt_tokens"]
     subprocess.run([sys.executable, os.path.join(examples, "report.py"), path("q.json"), path("q.html")], check=True)
 
-early, _, late = table.partition("The other policies follow")
-assert "snapkv " in early and "quest " in early and "h2o " not in early and "snapkv+quest " in late, "four policies, then all"
 dense = result["dense"]
 assert result["baseline"]["ms_per_token"] == min(dense["flash_on"]["ms_per_token"], dense["flash_off"]["ms_per_token"])
 assert result["baseline"]["request_ms"] == min(dense["flash_on"]["request_ms"], dense["flash_off"]["request_ms"])

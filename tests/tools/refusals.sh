@@ -83,7 +83,6 @@ with_model 'could not be written whole' --prompt x --predict 3 --trace /dev/full
 with_model 'must be a number from' --prompt x --predict 0
 with_model 'exclude each other' --prompt x --prompt-file "$work/long.txt"
 with_model 'need --compare' --prompt x --policy quest --policy full
-with_model 'a part of --compare' --prompt x --policy quest --first 1
 with_model 'too few to compare' --prompt x --compare --predict 2
 with_model 'not expected' --prompt x --no-such-option
 with_model 'above the context' --prompt x --compare --predict 3 --policy quest:tokens=100000 --json "$work/half.json"

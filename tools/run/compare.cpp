@@ -66,22 +66,14 @@ class comparison {
     }
   }
 
-  /// Measures dense decoding and the policies on one prompt. After the first prompt's first `options.first` policies it calls
-  /// `measured_first`.
-  void run(prompt_text const& prompt, std::vector<llama_token> const& tokens, std::ostream* trace,
-           std::function<void()> const& measured_first) {
+  void run(prompt_text const& prompt, std::vector<llama_token> const& tokens, std::ostream* trace) {
     prompt_ = static_cast<std::int64_t>(tokens.size());
     prefill(prompt, tokens);
     if (own_) own_->prompt(tokens);
     dense_run();
     prompts_.push_back({{"name", prompt.name}, {"tokens", prompt_}, {"answer", text_of(dense_tokens_)}});
     if (auto const place = marked_tokens(model_, options_, prompt)) prompts_.back()["marked"] = {place->first, place->second};
-    bool const in_two = prompts_.size() == 1 && options_.first != 0 && options_.first < policies_.size();
-    if (in_two) {
-      measure(0, options_.first, prompt, trace);
-      measured_first();
-    }
-    measure(in_two ? options_.first : 0, policies_.size(), prompt, trace);
+    measure(prompt, trace);
     if (prompts_.size() > 1) return;
     auto const mark = [](measured& m) {
       m.first_prompts_steps = m.ms.size();
@@ -91,21 +83,21 @@ class comparison {
     std::ranges::for_each(policies_, mark);
   }
 
-  /// Of the first `shown` policies, all of which were measured.
-  ordered_json result(std::size_t shown) const;
+  ordered_json result() const;
 
  private:
-  /// Policies `first` to `last`, in turns with dense decoding.
-  void measure(std::size_t first, std::size_t last, prompt_text const& prompt, std::ostream* trace) {
-    progress_bar bar("measuring", rounds * (3 + 2 * (last - first)) + last - first);
+  /// The policies, in turns with dense decoding.
+  void measure(prompt_text const& prompt, std::ostream* trace) {
+    std::size_t const count = policies_.size();
+    progress_bar bar("measuring", rounds * (3 + 2 * count) + count);
     std::size_t done = 0;
     for (int round = 0; round < rounds; ++round) {  // A B C A B C: a noisy neighbour hits all alike
       for (std::size_t way = 0; way < 3; ++way, bar.show(++done)) dense_timed_run(way);
-      for (std::size_t p = first; p < last; ++p, bar.show(++done)) timed_run(p, round);
-      for (std::size_t p = first; p < last; ++p, bar.show(++done)) own_run(p);
+      for (std::size_t p = 0; p < count; ++p, bar.show(++done)) timed_run(p, round);
+      for (std::size_t p = 0; p < count; ++p, bar.show(++done)) own_run(p);
     }
-    for (std::size_t p = first; p < last; ++p, bar.show(++done)) free_run(p, prompt, trace);
-    if (prompts_.size() == 1) weigh(first, last);
+    for (std::size_t p = 0; p < count; ++p, bar.show(++done)) free_run(p, prompt, trace);
+    if (prompts_.size() == 1) weigh();
   }
 
   ordered_json memory_of_rows() const;
@@ -284,8 +276,8 @@ class comparison {
   }
 
   /// The dense tokens of the first prompt once more: how much of dense attention each policy reads.
-  void weigh(std::size_t first, std::size_t last) {
-    for (std::size_t p = first; p < last; ++p) {
+  void weigh() {
+    for (std::size_t p = 0; p < policies_.size(); ++p) {
       use(p);
       mass_.start();
       for (int i = 0; i + 1 < options_.predict; ++i) {
@@ -343,7 +335,7 @@ ordered_json comparison::memory_of_rows() const {
           {"prompt", prompt_bytes_}};
 }
 
-ordered_json comparison::result(std::size_t shown) const {
+ordered_json comparison::result() const {
   bool const has_off = flash_off_ != nullptr;
   double const best_request = has_off
                                   ? std::min(request_ms(dense_[0], options_.predict), request_ms(dense_[1], options_.predict))
@@ -385,7 +377,7 @@ ordered_json comparison::result(std::size_t shown) const {
   if (has_off) result["dense"]["flash_off"].update(request(dense_[1]));
   std::multiset<std::string> names;
   for (named_host_policy const& p : options_.policies) names.insert(p.name);
-  for (std::size_t i = 0; i < shown; ++i) {
+  for (std::size_t i = 0; i < policies_.size(); ++i) {
     measured const& m = policies_[i];
     named_host_policy const& p = options_.policies[i];
     auto const compared = static_cast<double>(std::max<std::int64_t>(m.compared, 1));
@@ -436,18 +428,10 @@ void compare(run_options const& options) {
   run_options bound = options;
   for (named_host_policy& p : bound.policies) p = options.known.parse(p.text, model.facts());
   comparison all(bound, model, context);
-  auto const print = [](std::string const& text) {
-    std::fputs(text.c_str(), stdout);
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw error("standard output could not be written whole");
-  };
-  auto const print_first = [&] {
-    print(comparison_table(all.result(options.first)) + "\nThe other policies follow; the next table holds all of them.\n\n");
-  };
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    all.run(options.prompts[i], tokens[i], trace ? &trace->stream() : nullptr, print_first);
-  }
-  ordered_json const result = all.result(options.policies.size());
-  print(comparison_table(result));
+  for (std::size_t i = 0; i < tokens.size(); ++i) all.run(options.prompts[i], tokens[i], trace ? &trace->stream() : nullptr);
+  ordered_json const result = all.result();
+  std::fputs(comparison_table(result).c_str(), stdout);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw error("standard output could not be written whole");
   if (json) {
     json->stream() << result.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << '\n';
     json->commit();

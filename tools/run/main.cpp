@@ -72,9 +72,6 @@ void declare(CLI::App& app, arguments& a) {
       ->needs(tier);
   app.add_flag("--tier-async", a.options.tier_async, "read what is in fast memory, without waiting for the rest")->needs(tier);
   app.add_flag("--compare", a.compare, "measure the policies against dense decoding; print a table");
-  app.add_option("--first", a.options.first,
-                 "with --compare, print a table after this many policies, then go on with the others")
-      ->check(count_from(1));
   app.add_option("--json", a.options.json, "write everything that was measured")->check(file_name());
   app.add_option("--trace", a.options.trace, "write one JSON line for each step and layer: what was kept, and why")
       ->check(file_name());
@@ -103,8 +100,6 @@ void run(arguments& a) {
   if (with_state && a.options.longest == 0) {
     throw invalid_value("a state is loaded by a run of the same --longest: say how many tokens there will be in the end");
   }
-  if (!a.compare && a.options.first != 0)
-    throw invalid_value("--first is a part of --compare; give both, or leave --first away");
   if (a.compare && a.options.own_rows) throw invalid_value("--compare measures own rows anyway; leave --own-rows away");
   if (!a.compare && (a.policies.size() > 1 || a.prompt_files.size() > 1)) {
     throw invalid_value("several policies or prompts need --compare");

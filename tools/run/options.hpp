@@ -39,7 +39,6 @@ struct run_options {
   bool tier_async = false;      ///< read what is there, do not wait
   std::string load_state;       ///< file of a state that the prompt comes behind, or empty
   std::string save_state;       ///< file for the state in the end, or empty
-  std::size_t first = 0;        ///< policies after which --compare prints a first table; 0: none
   std::string json;             ///< output file or empty
   std::string trace;            ///< output file or empty
 };
