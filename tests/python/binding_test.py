@@ -343,7 +343,9 @@ class Binding(unittest.TestCase):
         self.assertEqual(kvpolicy.sentence_ends(["a", ".", " x.", "?", "", "b c"]), bytes([0, 1, 1, 1, 0, 0]))
 
     def test_policies_tell_what_they_need(self):
-        self.assertIn("snapkv", kvpolicy.policies())
+        names = kvpolicy.policies()
+        self.assertEqual((names[0], names[-1], len(names)), ("full", "lagkv", 17))  # kvpolicy/presets/all.hpp
+        self.assertIn("snapkv", names)
         policy = kvpolicy.Policy("snapkv:window=12")
         self.assertEqual(policy.needs, kvpolicy.Needs.KEYS | kvpolicy.Needs.OBSERVATION_QUERIES)
         self.assertEqual(policy.observation_queries, 12)
