@@ -1,6 +1,12 @@
 #include "kvpolicy/exec/team.hpp"
 
+#include <dlfcn.h>
+
+#include <atomic>
 #include <catch2/catch_test_macros.hpp>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -127,6 +133,32 @@ TEST_CASE("alone, the leader runs every body itself, also after an exception", "
   REQUIRE_FALSE(elsewhere);
   session(threads, [&] { threads.for_each(20, [&](std::int64_t i) { runs[static_cast<std::size_t>(i)] = 9; }); });
   REQUIRE(runs == std::vector<int>(20, 9));
+}
+
+// libstdc++ keeps the sleepers of std::atomic's wait() in a table of each shared object: there the follower slept for ever.
+TEST_CASE("followers that sleep are woken by a loop of a plugin's code", "[team]") {
+  void* const plugin = dlopen(KVPOLICY_TEAM_PLUGIN, RTLD_NOW | RTLD_LOCAL);
+  REQUIRE(plugin != nullptr);
+  auto const count_in_plugin = reinterpret_cast<void (*)(team&, std::int64_t*, std::int64_t)>(dlsym(plugin, "count_in_plugin"));
+  REQUIRE(count_in_plugin != nullptr);
+  std::vector<std::int64_t> runs(20, 0);
+  std::atomic<bool> ended{false};
+  std::thread all([&] {
+    team threads(2);
+    session(threads, [&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      count_in_plugin(threads, runs.data(), 20);
+    });
+    ended = true;
+  });
+  for (int i = 0; i < 3000 && !ended; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  if (!ended) {
+    std::fputs("a follower was not woken\n", stderr);
+    std::abort();  // the threads can't be ended
+  }
+  all.join();
+  REQUIRE(runs == std::vector<std::int64_t>(20, 1));
+  dlclose(plugin);
 }
 
 TEST_CASE("a team has at least one thread", "[team]") {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -17,7 +19,8 @@ namespace kvpolicy {
 /// `lead(work)`, every other rank runs `follow()`. Within `work` the leader may call `for_each(count, body)` as often as it
 /// likes; all threads then share the bodies body(0) ... body(count - 1), each run once, in any order. Bodies must not throw.
 /// Nothing is allocated. A wait spins at first, as engines' own barriers do, and sleeps when it lasts: on a machine that has
-/// other work, a thread that went on spinning would keep the thread that it waits for from running.
+/// other work, a thread that went on spinning would keep the thread that it waits for from running. The team must outlive
+/// every call of follow().
 class team {
  public:
   explicit team(int threads) : threads_(threads) {
@@ -54,8 +57,8 @@ class team {
       wait(epoch_, seen);
       bool const more = body_ != nullptr;
       if (more) share();
-      left_.fetch_add(1, std::memory_order_acq_rel);
-      left_.notify_all();
+      left_.fetch_add(1);
+      wake();
       // The next epoch begins only when all have left this one.
       wait(left_, seen * static_cast<std::uint64_t>(threads_ - 1));
       if (!more) return;
@@ -82,8 +85,8 @@ class team {
     what_ = what;
     count_ = count;
     next_.store(0, std::memory_order_relaxed);
-    std::uint64_t const epoch = epoch_.fetch_add(1, std::memory_order_acq_rel) + 1;
-    epoch_.notify_all();
+    std::uint64_t const epoch = epoch_.fetch_add(1) + 1;
+    wake();
     if (body != nullptr) share();
     wait(left_, epoch * static_cast<std::uint64_t>(threads_ - 1));
   }
@@ -96,18 +99,27 @@ class team {
   }
 
   /// Returns when `counter` has come to `least`. Spins and then yields for about 100 microseconds, which is enough on an idle
-  /// machine; then sleeps.
-  static void wait(std::atomic<std::uint64_t> const& counter, std::uint64_t least) noexcept {
+  /// machine; then sleeps. Not by std::atomic's own wait(): libstdc++ keeps the sleepers in a table of each shared object, and
+  /// a plugin's threads would not find the program's.
+  void wait(std::atomic<std::uint64_t> const& counter, std::uint64_t least) noexcept {
     constexpr int spins = 4096;
     constexpr int yields = 256;
     for (int i = 0; i < spins + yields; ++i) {
       if (counter.load(std::memory_order_acquire) >= least) return;
       if (i >= spins) std::this_thread::yield();
     }
-    for (std::uint64_t now = counter.load(std::memory_order_acquire); now < least;
-         now = counter.load(std::memory_order_acquire)) {
-      counter.wait(now, std::memory_order_acquire);
-    }
+    std::unique_lock lock(mutex_);
+    sleepers_.fetch_add(1);
+    changed_.wait(lock, [&] { return counter.load() >= least; });
+    sleepers_.fetch_sub(1);
+  }
+
+  /// After a counter has changed. Either this sees who sleeps, or who goes to sleep sees the counter: both are sequentially
+  /// consistent.
+  void wake() noexcept {
+    if (sleepers_.load() == 0) return;
+    { std::lock_guard const lock(mutex_); }
+    changed_.notify_all();
   }
 
   int threads_;
@@ -118,6 +130,9 @@ class team {
   alignas(64) std::atomic<std::int64_t> next_{0};
   alignas(64) std::atomic<std::uint64_t> epoch_{0};
   alignas(64) std::atomic<std::uint64_t> left_{0};
+  alignas(64) std::atomic<int> sleepers_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
 };
 
 }  // namespace kvpolicy
