@@ -278,6 +278,16 @@ TEST_CASE("a sequence that is used again for a copy has the whole prefix, told o
   CHECK(identical(answers[2], answers[0]));
 }
 
+TEST_CASE("a copy over a sequence that had another prompt is of the other's tokens, not of its own") {
+  auto const policy = presets::snapkv{.tokens = 96};
+  owner own(policy, {.tokens = 2048, .sequences = 2, .unified = true});
+  own.feed(random_tokens(400, 1), 0, 0);
+  own.feed(random_tokens(400, 2), 1, 0);
+  llama_memory_seq_rm(own.engine().memory(), 1, -1, -1);
+  llama_memory_seq_cp(own.engine().memory(), 0, 1, -1, -1);
+  CHECK(identical(own.feed({7}, 1, 400), own.feed({7}, 0, 400)));
+}
+
 TEST_CASE("a copy is of what was decoded, not of what failed") {
   owner own(presets::full{}, {.tokens = 1024, .sequences = 2, .unified = true}, {.longest = 450});
   own.feed(random_tokens(400), 0, 0);
