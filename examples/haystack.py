@@ -2,11 +2,15 @@
 """Writes a long prompt of plain text with one fact hidden in it, and the question for that fact.
 
     haystack.py --words 5000 --depth 0.5 > prompt.txt
+    haystack.py --words 2600 --records 20 --seed 1000 --out records    # for kvpolicy-eval: facts of several kinds
 
 The text is made up from a seed: reports of a harbour town, no sentence of which mentions the fact.
 """
 import argparse
+import json
+import os
 import random
+import uuid
 
 PLACES = ["the harbour", "the old market", "the north pier", "the mill", "the town hall", "the boatyard", "the lighthouse",
           "the railway bridge", "the school", "the fish auction", "the library", "the brewery", "the salt works", "the ferry landing"]
@@ -30,37 +34,99 @@ def sentence(rng: random.Random) -> str:
     return f"{rng.choice(TIMES)} {rng.choice(PEOPLE)} {rng.choice(DEEDS)} {rng.choice(PLACES)}, {rng.choice(ENDS)}"
 
 
+def hidden(rng: random.Random, words: int, facts: list[tuple[float, str]]) -> str:
+    """About `words` words of paragraphs; each fact stands at its depth, 0 to 1."""
+    left = sorted(facts)
+    paragraphs, count = [], 0
+    while count < words:
+        lines = []
+        for _ in range(rng.randint(5, 9)):
+            while left and count >= left[0][0] * words:
+                lines.append(left.pop(0)[1])
+            lines.append(sentence(rng))
+            count += len(lines[-1].split())
+        paragraphs.append(" ".join(lines))
+    return "\n".join(paragraphs + [fact for _, fact in left])
+
+
+def introduction(things: str) -> str:
+    return (f"Some special magic {things} are hidden within the following text. Make sure to memorize it. I will quiz you about the "
+            f"{things} afterwards.\n\n")
+
+
 def haystack(words: int, depth: float, seed: int) -> str:
     rng = random.Random(seed)
     number = rng.randint(1_000_000, 9_999_999)
     fact = f"One of the special magic numbers for Oslo is: {number}."
-    paragraphs, count, placed = [], 0, False
-    while count < words:
-        lines = []
-        for _ in range(rng.randint(5, 9)):
-            if not placed and count >= depth * words:
-                lines.append(fact)
-                placed = True
-            lines.append(sentence(rng))
-            count += len(lines[-1].split())
-        paragraphs.append(" ".join(lines))
-    if not placed:
-        paragraphs[-1] += " " + fact
-    return ("Some special magic numbers are hidden within the following text. Make sure to memorize it. I will quiz you about the "
-            "numbers afterwards.\n\n" + "\n".join(paragraphs) +
+    return (introduction("numbers") + hidden(rng, words, [(depth, fact)]) +
             "\n\nWhat is the special magic number for Oslo mentioned in the provided text? "
             "Give the number first, then say in a few sentences what the text is about.\n")
 
 
+CITIES = ["Oslo", "Lima", "Cairo", "Kyoto", "Riga", "Perth", "Quito", "Turin", "Dakar", "Malmo", "Leeds", "Graz"]
+NAMES = ["Bramble", "Pepper", "Marlow", "Tansy", "Juniper", "Otto", "Saffron", "Wilkins", "Biscuit", "Thistle"]
+ANIMALS = ["fox", "heron", "badger", "otter", "raven", "goat", "owl", "mole"]
+COLOURS = ["red", "blue", "green", "yellow", "white", "grey"]
+THINGS = ["barrel", "ladder", "cupboard", "anchor", "wheelbarrow", "chimney", "trunk", "curtain"]
+NOT_THERE = ["not mention", "no mention", "not provided", "not specified", "not stated", "not given", "not contain", "not include",
+             "not in the", "n't mention", "no special", "not appear", "no information", "cannot find", "not hidden"]
+KINDS = ["number", "name", "sentence", "uuid", "several", "absent"]
+
+
+def hidden_thing(rng: random.Random, kind: str) -> str:
+    if kind == "name":
+        return " ".join(rng.sample(NAMES, 2))
+    if kind == "sentence":
+        return f"the {rng.choice(ANIMALS)} sleeps behind the {rng.choice(COLOURS)} {rng.choice(THINGS)}"
+    if kind == "uuid":
+        return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+    return str(rng.randint(1_000_000, 9_999_999))
+
+
+def record(kind: str, words: int, depth: float, seed: int) -> dict:
+    """A prompt that ends in its question, what the answer has to hold, and how the answer would begin."""
+    rng = random.Random(f"{kind} {seed}")
+    noun = kind if kind in ("name", "sentence", "uuid") else "number"
+    count = 3 if kind == "several" else 1
+    cities = rng.sample(CITIES, count + 1)
+    things = [hidden_thing(rng, kind) for _ in range(count)]
+    facts = [((depth + i / count) % 1, f"One of the special magic {noun}s for {city} is: {thing}.")
+             for i, (city, thing) in enumerate(zip(cities, things))]
+    if kind == "several":
+        what, outputs = f"special magic numbers for {cities[0]}, {cities[1]} and {cities[2]} mentioned in the text", list(things)
+        question, prefix = f"What are the {what}?", f"The {what} are"
+    else:
+        what = f"special magic {noun} for {cities[1 if kind == 'absent' else 0]} mentioned in the text"
+        outputs = [NOT_THERE] if kind == "absent" else things[:1]
+        question, prefix = f"What is the {what}?", "" if kind == "absent" else f"The {what} is"
+    return {"prompt": introduction(noun + "s") + hidden(rng, words, facts) + "\n\n" + question, "question": question,
+            "answer_prefix": prefix, "outputs": outputs}
+
+
+def write_records(folder: str, count: int, words: int, first_seed: int) -> None:
+    os.makedirs(folder, exist_ok=True)
+    for kind in KINDS:
+        with open(os.path.join(folder, kind + ".jsonl"), "w", encoding="utf-8") as file:
+            for i in range(count):
+                file.write(json.dumps(record(kind, words, (0.1 + 0.2 * i) % 1, first_seed + i)) + "\n")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A long prompt with one fact hidden in it.")
+    parser = argparse.ArgumentParser(description="A long prompt with one fact hidden in it, or records of such prompts.")
     parser.add_argument("--words", type=int, default=6000, help="length of the text (default 6000, about 7,000 tokens)")
     parser.add_argument("--depth", type=float, default=0.5, help="where the fact stands, 0 to 1 (default 0.5)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of the text; of the first record")
+    parser.add_argument("--records", type=int, default=0, help="write so many of each kind, for kvpolicy-eval, with depths .1 to .9")
+    parser.add_argument("--out", help="folder for the records: " + ", ".join(k + ".jsonl" for k in KINDS))
     arguments = parser.parse_args()
     if arguments.words < 1 or not 0 <= arguments.depth <= 1:
         parser.error("--words must be at least 1 and --depth in 0..1")
-    print(haystack(arguments.words, arguments.depth, arguments.seed), end="")
+    if (arguments.records > 0) != (arguments.out is not None):
+        parser.error("--records and --out go together, and --records is at least 1")
+    if arguments.out:
+        write_records(arguments.out, arguments.records, arguments.words, arguments.seed)
+    else:
+        print(haystack(arguments.words, arguments.depth, arguments.seed), end="")
 
 
 if __name__ == "__main__":

@@ -69,14 +69,26 @@ std::size_t text_model::vocabulary() const noexcept {
 }
 
 std::string text_model::as_chat(std::string const& user) const {
+  chat_turn const turn{"user", user};
+  return as_chat(std::span(&turn, 1));
+}
+
+std::string text_model::as_chat(std::span<chat_turn const> turns) const {
   char const* const chat_template = llama_model_chat_template(model_.get(), nullptr);
-  if (chat_template == nullptr) throw unsupported("the model has no chat template; leave --chat away");
-  llama_chat_message const turn{"user", user.c_str()};
-  std::string text(user.size() + 4096, '\0');
+  if (chat_template == nullptr) throw unsupported("the model has no chat template; take a model that was trained to chat");
+  std::vector<llama_chat_message> messages;
+  std::size_t size_of_all = 4096;
+  for (chat_turn const& turn : turns) {
+    messages.push_back({turn.role, turn.text.c_str()});
+    size_of_all += turn.text.size();
+  }
+  std::string text(size_of_all, '\0');
   for (int tries = 0; tries < 2; ++tries) {
-    std::int32_t const size =
-        llama_chat_apply_template(chat_template, &turn, 1, true, text.data(), static_cast<std::int32_t>(text.size()));
-    if (size < 0) throw unsupported("llama.cpp does not know the model's chat template; leave --chat away");
+    std::int32_t const size = llama_chat_apply_template(chat_template, messages.data(), messages.size(), true, text.data(),
+                                                        static_cast<std::int32_t>(text.size()));
+    if (size < 0) {
+      throw unsupported("llama.cpp does not know the model's chat template; take a model with a template that it knows");
+    }
     bool const fits = static_cast<std::size_t>(size) <= text.size();
     text.resize(static_cast<std::size_t>(size));
     if (fits) break;

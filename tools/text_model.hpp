@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "chat_turn.hpp"
 #include "published.hpp"
 
 namespace kvpolicy {
@@ -38,7 +39,9 @@ class text_model {
   std::int64_t trained_context() const noexcept { return llama_model_n_ctx_train(model_.get()); }
   std::size_t vocabulary() const noexcept;
 
-  /// The model's own chat template around one user turn; throws unsupported where it has none.
+  /// The model's own chat template around these turns, or one of a user, up to where the answer begins; throws unsupported
+  /// where it has none.
+  std::string as_chat(std::span<chat_turn const> turns) const;
   std::string as_chat(std::string const& user) const;
   std::vector<llama_token> tokens_of(std::string const& text, bool special) const;
   std::string text_of(llama_token token) const;

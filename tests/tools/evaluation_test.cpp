@@ -1,9 +1,16 @@
 #include "eval/statistics.hpp"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <kvpolicy/error.hpp>
 #include <nlohmann/json.hpp>
 
+#include "eval/forms.hpp"
 #include "eval/results.hpp"
 
 namespace kvpolicy {
@@ -53,11 +60,12 @@ TEST_CASE("a sign test counts records that differ, both ways") {
   CHECK(test(1000, 0, 0).p < 1e-100);
 }
 
-TEST_CASE("the table's share is of tasks that dense decoding answers, with its interval and its test") {
+TEST_CASE("the table's share is of tasks that dense decoding answers, in the forms in which people ask") {
   std::vector<nlohmann::ordered_json> lines;
-  auto const add = [&](char const* task, int record, char const* policy, int budget, double score) {
+  auto const add = [&](char const* form, char const* task, int record, char const* policy, int budget, double score) {
     lines.push_back({{"task", task},
                      {"record", record},
+                     {"form", form},
                      {"policy", policy},
                      {"budget", budget},
                      {"score", score},
@@ -66,18 +74,78 @@ TEST_CASE("the table's share is of tasks that dense decoding answers, with its i
                      {"choose_share", .1}});
   };
   for (int record = 0; record < 4; ++record) {
-    add("easy", record, "dense", 0, 1);
-    add("easy", record, "some", 64, record == 0 ? 0 : 1);
-    add("hard", record, "dense", 0, record == 0 ? 1 : 0);
-    add("hard", record, "some", 64, 1);
+    for (char const* const form : {"chat", "turns", "prefix"}) {
+      add(form, "easy", record, "dense", 0, 1);
+      add(form, "hard", record, "dense", 0, record == 0 ? 1 : 0);
+      add(form, "hard", record, "some", 64, 1);
+    }
+    add("chat", "easy", record, "some", 64, record == 0 ? 0 : 1);
+    add("turns", "easy", record, "some", 64, record < 2 ? 0 : 1);
+    add("prefix", "easy", record, "some", 64, 1);
   }
   std::string const table = summary_table(lines);
   INFO(table);
   CHECK(table.find("| some ") != std::string::npos);
-  CHECK(table.find(" 75% |") != std::string::npos);  // of "easy" alone
-  CHECK(table.find(" 1/0 |") != std::string::npos);
-  CHECK(table.find("at least half: easy.") != std::string::npos);
-  CHECK(table.find("100.0") != std::string::npos);
+  CHECK(table.find(" 62% |") != std::string::npos);  // the mean of 75 and 50 %: neither "hard" nor the prefix counts
+  CHECK(table.find(" 75% |") != std::string::npos);
+  CHECK(table.find(" 50% |") != std::string::npos);
+  CHECK(table.find(" 100% |") != std::string::npos);  // with the prefix
+  CHECK(table.find(" 3/0 |") != std::string::npos);
+  CHECK(table.find("in that form: easy (chat, turns).") != std::string::npos);
+  CHECK(table.find("mean over chat, turns.") != std::string::npos);
+
+  std::erase_if(lines, [](auto const& line) { return line.at("form") != "prefix"; });
+  CHECK(summary_table(lines).find("mean over prefix.") != std::string::npos);
+}
+
+TEST_CASE("a record is asked in every form that it has words for") {
+  auto const write = [](std::span<chat_turn const> turns) {
+    std::string text;
+    for (chat_turn const& turn : turns) text += std::string("<") + turn.role + ">" + turn.text;
+    return text + "<assistant>";
+  };
+  eval_record record{
+      .task = "t", .index = 1, .prompt = "A text.\n\nWho?", .question = "Who?", .answer_prefix = "It was", .outputs = {{"he"}}};
+  CHECK(written_as(question_form::chat, record, write) == "<user>A text.\n\nWho?<assistant>");
+  CHECK(written_as(question_form::prefix, record, write) == "<user>A text.\n\nWho?<assistant>It was");
+  CHECK(written_as(question_form::question_first, record, write) == "<user>Who?\n\nA text.<assistant>");
+  std::string const turns = *written_as(question_form::turns, record, write);
+  CHECK(turns.starts_with("<user>A text.\n\n"));
+  CHECK(turns.ends_with("<user>Who?<assistant>"));
+  CHECK(std::ranges::count(turns, '<') == 4);
+  std::string const instructed = *written_as(question_form::instructed, record, write);
+  CHECK(instructed.starts_with("<user>A text.\n\nWho?\n"));
+  record.index = 2;
+  CHECK(*written_as(question_form::instructed, record, write) != instructed);  // another instruction
+
+  record.question = record.answer_prefix = "";
+  for (question_form const form : {question_form::prefix, question_form::question_first, question_form::turns})
+    CHECK(!written_as(form, record, write));
+  for (question_form const form : all_forms) CHECK(form_of(name_of(form)) == form);
+  CHECK_THROWS_AS(form_of("prefixed"), invalid_value);
+}
+
+TEST_CASE("an output counts once, in any of its wordings and in any case") {
+  CHECK(score_of("It is 42, I think.", {{"42"}}) == 1);
+  CHECK(score_of("The text does NOT mention it.", {{"not in the text", "does not mention"}}) == 1);
+  CHECK(score_of("One and two", {{"one"}, {"three", "2"}}) == .5);
+}
+
+TEST_CASE("a record's question is its own, or its prompt's last line") {
+  std::string const folder = std::filesystem::temp_directory_path() / ("kvpolicy-records-" + std::to_string(getpid()));
+  std::filesystem::create_directory(folder);
+  auto const of = [&](char const* line) {
+    std::ofstream(folder + "/t.jsonl") << line << '\n';
+    return read_records(folder, {}, 0, 1).at(0);
+  };
+  CHECK(of(R"({"prompt": "A text.\nQuestion: who?\n", "outputs": ["a"]})").question == "Question: who?\n");
+  CHECK(of(R"({"prompt": "A text. Who? Say it.", "question": "Who? Say it.", "outputs": ["a"]})").question == "Who? Say it.");
+  CHECK(of(R"({"prompt": "Who?", "outputs": [["a", "b"]]})").question.empty());
+  for (char const* const bad : {R"({"prompt": "A text.", "question": "Who?", "outputs": ["a"]})",
+                                R"({"prompt": "A text.", "outputs": []})", R"({"prompt": "A text.", "outputs": [[]]})"}) {
+    CHECK_THROWS_AS(of(bad), invalid_value);
+  }
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -61,6 +61,7 @@ with scratch() as work:
         refused([kvpolicy_run, "--model", path, "--prompt", story], name)
         refused([select, path, "--policy", "snapkv"], name)
         refused(decode + ["--policy", f"heterocache:profile={path}"], name)
+    refused(score + ["--forms", "chat,prefixed"], "'prefixed'", "question_first")
     refused([evaluate, "--model", model, "--data", "piped", "--out", "results", "--predict", "2"], r"task\.jsonl")
 
     # An item without its value.

@@ -9,6 +9,7 @@
 #include <iostream>
 #include <optional>
 
+#include "forms.hpp"
 #include "output_file.hpp"
 #include "progress.hpp"
 #include "published.hpp"
@@ -57,7 +58,33 @@ std::vector<variant_of_policy> variants_of(eval_options const& options, host_pol
   return all;
 }
 
-/// One record at a time, in a context that all share.
+/// One record in one form: what the model is given.
+struct eval_case {
+  eval_record const* record = nullptr;
+  std::string form;
+  std::vector<llama_token> tokens;
+};
+
+std::vector<eval_case> cases_of(std::vector<eval_record> const& records, eval_options const& options, text_model const& model) {
+  std::vector<question_form> forms;
+  for (std::string const& name : options.forms) forms.push_back(form_of(name));
+  auto const write = [&](std::span<chat_turn const> turns) { return model.as_chat(turns); };
+  std::vector<eval_case> made;
+  for (eval_record const& record : records) {
+    for (question_form const form : forms) {
+      std::optional<std::string> const text = written_as(form, record, write);
+      if (text) made.push_back({&record, name_of(form), model.tokens_of(*text, true)});
+    }
+  }
+  if (made.empty()) {
+    throw invalid_value(
+        "none of the records can be asked in the form of --forms: they lack a question of their own, or an "
+        "answer_prefix; take --forms chat");
+  }
+  return made;
+}
+
+/// One case at a time, in a context that all share.
 class evaluation {
  public:
   evaluation(eval_options const& options, text_model const& model, std::vector<variant_of_policy> const& variants,
@@ -72,13 +99,13 @@ class evaluation {
     context_ = model.context(params);
   }
 
-  void run(eval_record const& record, eval_results& results, std::function<void()> const& done) {
+  void run(eval_case const& asked, eval_results& results, std::function<void()> const& done) {
     bool prefilled = false;
     for (variant_of_policy const& v : variants_) {
-      if (!results.has(record.task, record.index, v.label, v.budget, parameters_of(v))) {
-        if (!prefilled) prefill(record);
+      if (!results.has({asked.record->task, asked.record->index, asked.form, v.label, v.budget}, parameters_of(v))) {
+        if (!prefilled) prefill(asked);
         prefilled = true;
-        results.add(decode(record, v));
+        results.add(decode(asked, v));
       }
       done();
     }
@@ -99,12 +126,13 @@ class evaluation {
     return most;
   }
 
-  void prefill(eval_record const& record) {
+  void prefill(eval_case const& asked) {
     session_.use(presets::full{});
     session_.load();
     llama_memory_clear(llama_get_memory(context_.get()), true);
-    std::vector<llama_token> const tokens = model_.tokens_of(model_.as_chat(record.prompt) + record.answer_prefix, true);
-    progress_bar bar(record.task + " " + std::to_string(record.index) + ", prompt", tokens.size());
+    std::vector<llama_token> const& tokens = asked.tokens;
+    progress_bar bar(asked.record->task + " " + std::to_string(asked.record->index) + ", " + asked.form + ", prompt",
+                     tokens.size());
     decode_prompt(
         context_.get(), tokens, [&](std::size_t done) { bar.show(done); }, [&] { session_.check(); });
     prompt_tokens_ = static_cast<std::int64_t>(tokens.size());
@@ -114,7 +142,8 @@ class evaluation {
     state_.resize(llama_state_seq_get_data(context_.get(), state_.data(), state_.size(), 0));
   }
 
-  ordered_json decode(eval_record const& record, variant_of_policy const& v) {
+  ordered_json decode(eval_case const& asked, variant_of_policy const& v) {
+    eval_record const& record = *asked.record;
     if (v.policy) session_.use(v.policy->policy);
     llama_memory_clear(llama_get_memory(context_.get()), true);
     if (llama_state_seq_set_data(context_.get(), state_.data(), state_.size(), 0) == 0) {
@@ -151,6 +180,7 @@ class evaluation {
     auto const steps = static_cast<double>(ms.size() + 1);
     return {{"task", record.task},
             {"record", record.index},
+            {"form", asked.form},
             {"policy", v.label},
             {"budget", v.budget},
             {"parameters", parameters_of(v)},
@@ -180,14 +210,14 @@ void evaluate(eval_options const& options) {
   std::vector<eval_record> const records = read_records(options.data, options.tasks, options.first, options.records);
   if (!options.prompt_policy.empty()) text::prompt_policy_of(options.prompt_policy);
   host_policy_list const known = known_policies(options.plugins);
+  for (std::string const& name : options.forms) form_of(name);
   for (std::string const& text : options.policies)
     known.parse(text, facts_for());  // what is misspelt is known before a model is loaded
   text_model const model(options.model);
   std::vector<variant_of_policy> const variants = variants_of(options, known, model.facts());
+  std::vector<eval_case> const cases = cases_of(records, options, model);
   std::size_t longest = 0;
-  for (eval_record const& record : records) {
-    longest = std::max(longest, model.tokens_of(model.as_chat(record.prompt) + record.answer_prefix, true).size());
-  }
+  for (eval_case const& asked : cases) longest = std::max(longest, asked.tokens.size());
   auto const needed = static_cast<std::int64_t>(longest) + options.predict;
   if (needed > model.trained_context()) {
     throw invalid_value("the longest record needs " + std::to_string(needed) + " tokens, the model's context has " +
@@ -204,9 +234,9 @@ void evaluate(eval_options const& options) {
                                      {"prompt_policy", options.prompt_policy}});
   evaluation run(options, model, variants, context);
   {
-    progress_bar bar("evaluating", records.size() * variants.size());
+    progress_bar bar("evaluating", cases.size() * variants.size());
     std::size_t done = 0;
-    for (eval_record const& record : records) run.run(record, results, [&] { bar.show(++done); });
+    for (eval_case const& asked : cases) run.run(asked, results, [&] { bar.show(++done); });
   }
   std::string const table = summary_table(results.lines());
   auto const write = [&](char const* name, std::string const& text) {

@@ -16,6 +16,7 @@ struct eval_options {
   std::string prompt_policy;  ///< empty: prompts are read whole
   std::vector<std::int64_t> budgets{128, 256, 512, 1024};
   std::vector<std::string> tasks;
+  std::vector<std::string> forms{"chat", "instructed", "question_first", "turns", "prefix"};
   std::int64_t first = 0;
   std::int64_t records = 10;
   int predict = 64;

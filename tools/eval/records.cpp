@@ -18,6 +18,28 @@ std::string lower(std::string text) {
   return text;
 }
 
+/// The record's own, or the prompt's last line where lines stand before it.
+std::string question_of(nlohmann::json const& json, std::string const& prompt) {
+  if (json.contains("question")) {
+    std::string question = json["question"].get<std::string>();
+    if (!prompt.ends_with(question)) throw invalid_value("its prompt does not end with its question");
+    return question;
+  }
+  std::size_t const end = prompt.find_last_not_of('\n');
+  std::size_t const newline = end == std::string::npos ? end : prompt.rfind('\n', end);
+  return newline == std::string::npos ? "" : prompt.substr(newline + 1);
+}
+
+std::vector<std::vector<std::string>> outputs_of(nlohmann::json const& json) {
+  std::vector<std::vector<std::string>> outputs;
+  for (auto const& output : json) {
+    outputs.push_back(output.is_array() ? output.get<std::vector<std::string>>() : std::vector{output.get<std::string>()});
+    if (outputs.back().empty()) throw invalid_value("one of its outputs has no wording");
+  }
+  if (outputs.empty()) throw invalid_value("it has no outputs");
+  return outputs;
+}
+
 }  // namespace
 
 std::vector<eval_record> read_records(std::string const& directory, std::vector<std::string> const& tasks, std::int64_t first,
@@ -41,14 +63,14 @@ std::vector<eval_record> read_records(std::string const& directory, std::vector<
       if (i < first) continue;
       try {
         auto const json = nlohmann::json::parse(line);
-        eval_record record{.task = task,
+        std::string const prompt = json.at("prompt").get<std::string>();
+        records.push_back({.task = task,
                            .index = i,
-                           .prompt = json.at("prompt").get<std::string>(),
+                           .prompt = prompt,
+                           .question = question_of(json, prompt),
                            .answer_prefix = json.value("answer_prefix", ""),
-                           .outputs = json.at("outputs").get<std::vector<std::string>>()};
-        if (record.outputs.empty()) throw invalid_value("'" + path + "', line " + std::to_string(i + 1) + " has no outputs");
-        records.push_back(std::move(record));
-      } catch (nlohmann::json::exception const& e) {
+                           .outputs = outputs_of(json.at("outputs"))});
+      } catch (std::exception const& e) {
         throw invalid_value("'" + path + "', line " + std::to_string(i + 1) + ": " + e.what());
       }
     }
@@ -58,10 +80,11 @@ std::vector<eval_record> read_records(std::string const& directory, std::vector<
   return records;
 }
 
-double score_of(std::string const& answer, std::vector<std::string> const& outputs) {
+double score_of(std::string const& answer, std::vector<std::vector<std::string>> const& outputs) {
   std::string const text = lower(answer);
+  auto const is_there = [&](std::string const& wording) { return text.find(lower(wording)) != std::string::npos; };
   auto const found =
-      std::ranges::count_if(outputs, [&](std::string const& o) { return text.find(lower(o)) != std::string::npos; });
+      std::ranges::count_if(outputs, [&](auto const& wordings) { return std::ranges::any_of(wordings, is_there); });
   return static_cast<double>(found) / static_cast<double>(outputs.size());
 }
 

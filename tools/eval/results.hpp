@@ -1,4 +1,4 @@
-// What an evaluation measured, one JSON line for each record, policy and budget; and its summaries.
+// What an evaluation measured, one JSON line for each record, form, policy and budget; and its summaries.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,19 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <tuple>
 #include <vector>
 
 namespace kvpolicy {
+
+/// What one line is of.
+struct measured_case {
+  std::string task;
+  std::int64_t record = 0;
+  std::string form;  ///< name of a question_form
+  std::string policy;
+  std::int64_t budget = 0;
+  auto operator<=>(measured_case const&) const = default;
+};
 
 /// results.jsonl of one folder: lines are appended as they are measured, and those that are there need no second run.
 class eval_results {
@@ -19,24 +28,20 @@ class eval_results {
   eval_results(std::string const& directory, nlohmann::ordered_json about);
 
   /// Throws invalid_value where it was measured with other parameters.
-  bool has(std::string const& task, std::int64_t record, std::string const& policy, std::int64_t budget,
-           std::string const& parameters) const;
+  bool has(measured_case const& what, std::string const& parameters) const;
   /// Throws error where the line can't be written whole.
   void add(nlohmann::ordered_json line);
   std::vector<nlohmann::ordered_json> const& lines() const noexcept { return lines_; }
 
  private:
-  using key = std::tuple<std::string, std::int64_t, std::string, std::int64_t>;
-  static key key_of(nlohmann::ordered_json const& line);
-
   std::string path_;
   std::ofstream file_;
   std::vector<nlohmann::ordered_json> lines_;
   nlohmann::ordered_json about_;
-  std::map<key, std::string> parameters_;  ///< of what is there
+  std::map<measured_case, std::string> parameters_;  ///< of what is there
 };
 
-/// Mean scores by policy, budget and task, as a table; dense first.
+/// Two tables, dense first: shares of dense decoding's scores by form, and mean scores by task.
 std::string summary_table(std::vector<nlohmann::ordered_json> const& lines);
 
 /// The same as a page with pictures: score against budget, score against time per token, by task. Needs nothing else.
