@@ -80,15 +80,12 @@ int main() {
       kv::range_list const all{{0, static_cast<std::int32_t>(tokens)}};
       kv::attend_block(engine.queries(), view.keys(layer), view.values(layer), {kv::scope::request, {&all, 1}, model.kv_heads},
                        {}, heads, exec);
-      // Its last piece brings the queries that SnapKV looks at. What it does not retain is gone.
+      // Its last piece brings the queries that SnapKV looks at.
       if (tokens < prompt) continue;
       state.prefill(view, layer, {.queries = engine.queries()}, exec);
     }
   }
   report("prompt");
-  for (kv::layer_id layer{0}; layer.value < model.layers; ++layer.value) store.retain(layer, state.retained(layer), prompt);
-  report("retained");
-
   for (std::int64_t tokens = prompt + 1; tokens <= prompt + 100; ++tokens) {
     for (kv::layer_id layer{0}; layer.value < model.layers; ++layer.value) {
       engine.compute(1);
@@ -97,7 +94,10 @@ int main() {
       kv::query_heads const queries{engine.queries().data, model.q_heads, model.head_dim, engine.queries().scale};
       kv::selection const kept = state.choose(view, layer, {queries}, exec);
       kv::attend(queries, view.keys(layer), view.values(layer), kept, heads, {}, exec);
+      // SnapKV decides with the answer's first tokens. What it does not retain is gone.
+      store.retain(layer, state.retained(layer), tokens);
     }
+    if (tokens == prompt + policy.after) report("chosen");
   }
   report("100 steps");
 }

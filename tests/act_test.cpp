@@ -35,8 +35,8 @@ TEST_CASE("layers can't differ where one choice is for all, nor be fewer than no
 }
 
 TEST_CASE("an act is as fine as its scorer, or as its selector where that is coarser", "[act]") {
-  STATIC_REQUIRE(decltype(presets::snapkv{}.parts().retain)::granularity == scope::head);
-  STATIC_REQUIRE(decltype(presets::chunkkv{}.parts().retain)::granularity == scope::layer);
+  STATIC_REQUIRE(decltype(presets::snapkv{.after = 0}.parts().retain)::granularity == scope::head);
+  STATIC_REQUIRE(decltype(presets::chunkkv{.after = 0}.parts().retain)::granularity == scope::layer);
   STATIC_REQUIRE(decltype(presets::streaming_llm{}.parts().retain)::granularity == scope::request);
   STATIC_REQUIRE(decltype(presets::chess{}.parts().retrieve)::granularity == scope::request);
 }
@@ -44,13 +44,13 @@ TEST_CASE("an act is as fine as its scorer, or as its selector where that is coa
 TEST_CASE("a policy says how many of a prompt's queries it looks at", "[act]") {
   REQUIRE(observation_queries(presets::full{}) == 0);
   REQUIRE(observation_queries(presets::quest{}) == 0);
-  REQUIRE(observation_queries(presets::snapkv{.window = 11}) == 11);
+  REQUIRE(observation_queries(presets::snapkv{.window = 11, .after = 0}) == 11);
   REQUIRE(observation_queries(presets::h2o{}) == all_queries);
   REQUIRE(observation_queries(presets::h2o{.queries = 77}) == 77);
   REQUIRE(observation_queries(presets::tova{}) == 1);
-  REQUIRE(observation_queries(policy{presets::snapkv{.window = 11}.parts().retain, presets::infllm{}.parts().retrieve}) ==
-          all_queries);
-  REQUIRE_THROWS_AS(check(presets::snapkv{.tokens = 64, .window = 0}, shape), invalid_value);
+  REQUIRE(observation_queries(policy{presets::snapkv{.window = 11, .after = 0}.parts().retain,
+                                     presets::infllm{}.parts().retrieve}) == all_queries);
+  REQUIRE_THROWS_AS(check(presets::snapkv{.tokens = 64, .window = 0, .after = 0}, shape), invalid_value);
   REQUIRE_THROWS_AS(check(presets::h2o{.tokens = 64, .queries = 0}, shape), invalid_value);
 }
 

@@ -62,7 +62,7 @@ void check_same(Retain const& retain, Retrieve const& retrieve) {
 }
 
 TEST_CASE("an act that is chosen at run time does what it does by itself, with and without another one", "[any_policy]") {
-  auto const snapkv = presets::snapkv{.tokens = 40}.parts().retain;
+  auto const snapkv = presets::snapkv{.tokens = 40, .after = 0}.parts().retain;
   auto const streaming = presets::streaming_llm{.tokens = 40}.parts().retain;
   auto const h2o = presets::h2o{.tokens = 30, .layers = {1, 2}}.parts().retain;
   auto const tova = presets::tova{.tokens = 30}.parts().retain;
@@ -88,7 +88,7 @@ TEST_CASE("an act that is chosen at run time does what it does by itself, with a
 
 TEST_CASE("what an act refuses, and what a pair does, is refused of those chosen at run time", "[any_policy]") {
   cache_shape const shape{2, 4, 2, 8, 300, element_type::f16};
-  auto const snapkv = presets::snapkv{.tokens = 64}.parts().retain;
+  auto const snapkv = presets::snapkv{.tokens = 64, .after = 0}.parts().retain;
   auto const chess = presets::chess{.fractions = {.5f, .5f, .2f}, .units = {8, 2, 2}, .recent_pages = 1}.parts().retrieve;
   auto const quest = [](std::int32_t tokens, std::int32_t reuse) {
     return presets::quest{.tokens = tokens, .layers = {.reuse = reuse}}.parts().retrieve;
@@ -100,7 +100,7 @@ TEST_CASE("what an act refuses, and what a pair does, is refused of those chosen
   REQUIRE_THROWS_AS(check(pair(snapkv, quest(64, 2)), shape), unsupported);
   REQUIRE_NOTHROW(check(pair(keep_all{}, quest(64, 2)), shape));
   REQUIRE_THROWS_AS(check(pair(snapkv, quest(0, 1)), shape), invalid_value);
-  REQUIRE_THROWS_AS(start(pair(presets::snapkv{.tokens = 1000}.parts().retain, keep_all{}), shape), invalid_value);
+  REQUIRE_THROWS_AS(start(pair(presets::snapkv{.tokens = 1000, .after = 0}.parts().retain, keep_all{}), shape), invalid_value);
 }
 
 TEST_CASE("what an act that is chosen at run time may need is everything; what it does need is its own", "[any_policy]") {

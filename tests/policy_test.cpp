@@ -133,8 +133,8 @@ TEST_CASE("a prompt of more tokens than the state was started for is refused", "
 }
 
 TEST_CASE("a policy knows which of its acts decides", "[policy]") {
-  REQUIRE_FALSE(facts_of(presets::snapkv{}.parts().retain).keeps_all);
-  REQUIRE(facts_of(presets::snapkv{}.parts().retrieve).keeps_all);
+  REQUIRE_FALSE(facts_of(presets::snapkv{.after = 0}.parts().retain).keeps_all);
+  REQUIRE(facts_of(presets::snapkv{.after = 0}.parts().retrieve).keeps_all);
   REQUIRE(facts_of(presets::quest{}.parts().retain).keeps_all);
   REQUIRE(facts_of(presets::full{}).keeps_all);
   REQUIRE_FALSE(facts_of(presets::chess{}).keeps_all);
@@ -189,7 +189,9 @@ TEMPLATE_TEST_CASE("quest on what another policy retains reads what it would of 
     presets::quest const quest{.tokens = static_cast<std::int32_t>(random.between(12, 30)),
                                .page = static_cast<std::int32_t>(random.between(1, 6)),
                                .sink_pages = static_cast<std::int32_t>(random.between(0, 1))};
-    policy const both{TestType{.tokens = budget}.parts().retain, quest.parts().retrieve};
+    TestType retain{.tokens = budget};
+    if constexpr (requires { retain.after; }) retain.after = 0;
+    policy const both{retain.parts().retain, quest.parts().retrieve};
     host_exec exec;
     auto state = start(both, shape);
     std::int64_t const prompt = random.between(1, shape.max_tokens - 12);
@@ -230,25 +232,26 @@ auto pair_of(Retain const& retain, Retrieve const& retrieve) {
 
 TEST_CASE("one choice for the request can't point at tokens that some heads or layers do not have", "[policy]") {
   presets::chess const chess{.units = {8, 2, 2}, .recent_pages = 1};
-  REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 64}, chess), two_layers), unsupported);
-  REQUIRE_THROWS_WITH(check(pair_of(presets::snapkv{.tokens = 64}, chess), two_layers),
+  REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 64, .after = 0}, chess), two_layers), unsupported);
+  REQUIRE_THROWS_WITH(check(pair_of(presets::snapkv{.tokens = 64, .after = 0}, chess), two_layers),
                       ContainsSubstring("for each head") && ContainsSubstring("one choice for each request") &&
                           ContainsSubstring("retain no finer"));
   REQUIRE_THROWS_WITH(start(pair_of(presets::tova{.tokens = 64}, chess), two_layers), ContainsSubstring("for each layer"));
-  REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 64}, presets::infllm{.tokens = 128}), two_layers), unsupported);
+  REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 64, .after = 0}, presets::infllm{.tokens = 128}), two_layers),
+                    unsupported);
   REQUIRE_NOTHROW(check(pair_of(presets::streaming_llm{.tokens = 64}, chess), two_layers));
-  REQUIRE_NOTHROW(check(pair_of(presets::chunkkv{.tokens = 64}, presets::infllm{.tokens = 128}), two_layers));
+  REQUIRE_NOTHROW(check(pair_of(presets::chunkkv{.tokens = 64, .after = 0}, presets::infllm{.tokens = 128}), two_layers));
   REQUIRE_NOTHROW(check(pair_of(presets::tova{.tokens = 64}, presets::quest{.tokens = 64}), two_layers));
 }
 
 TEST_CASE("a choice is not taken over by layers where other tokens were retained", "[policy]") {
   presets::quest const shared{.tokens = 64, .layers = {.reuse = 2}};
   REQUIRE_NOTHROW(check(shared, two_layers));
-  REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 64}, shared), two_layers), unsupported);
+  REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 64, .after = 0}, shared), two_layers), unsupported);
   REQUIRE_THROWS_WITH(check(pair_of(presets::tova{.tokens = 64}, shared), two_layers), ContainsSubstring("set reuse to 1"));
   REQUIRE_NOTHROW(check(pair_of(presets::streaming_llm{.tokens = 64}, shared), two_layers));
-  REQUIRE_NOTHROW(
-      check(pair_of(presets::snapkv{.tokens = 64, .layers = {.reuse = 2}}, presets::quest{.tokens = 64}), two_layers));
+  REQUIRE_NOTHROW(check(
+      pair_of(presets::snapkv{.tokens = 64, .layers = {.reuse = 2}, .after = 0}, presets::quest{.tokens = 64}), two_layers));
 }
 
 TEST_CASE("blocks that stand for tokens are not made of tokens that are evicted one by one", "[policy]") {
@@ -259,8 +262,10 @@ TEST_CASE("blocks that stand for tokens are not made of tokens that are evicted 
 }
 
 TEST_CASE("each act of two is checked by itself", "[policy]") {
-  REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 0}, presets::quest{.tokens = 64}), two_layers), invalid_value);
-  REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 64}, presets::quest{.tokens = 0}), two_layers), invalid_value);
+  REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 0, .after = 0}, presets::quest{.tokens = 64}), two_layers),
+                    invalid_value);
+  REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 64, .after = 0}, presets::quest{.tokens = 0}), two_layers),
+                    invalid_value);
 }
 
 // Every four steps; the choice stood since token 200 when the tail was taken away.

@@ -187,7 +187,7 @@ void step(gpu& on, situation const& at, std::string const& name, Policy const& p
 void policies(gpu& on, situation const& at, std::int64_t tokens, std::string const& budget) {
   auto const few = static_cast<std::int32_t>(tokens);
   step(on, at, "streaming_llm " + budget, presets::streaming_llm{.tokens = few}, tokens, 0);
-  step(on, at, "snapkv " + budget, presets::snapkv{.tokens = few}, tokens, 0);
+  step(on, at, "snapkv " + budget, presets::snapkv{.tokens = few, .after = 0}, tokens, 0);
 
   presets::quest quest = presets::quest::paper();
   quest.tokens = few;
@@ -195,8 +195,9 @@ void policies(gpu& on, situation const& at, std::int64_t tokens, std::string con
   step(on, at, "quest " + budget, quest, tokens, bounds(at.batch, at.context) * layers, {},
        "the paper's pages of 16 with minima and maxima, but no dense layer");
   quest.tokens = few / 2;
-  step(on, at, "snapkv, then quest " + budget, policy{presets::snapkv{.tokens = few}.parts().retain, quest.parts().retrieve},
-       quest.tokens, bounds(at.batch, few) * layers, {}, "half of what snapkv retains is read");
+  step(on, at, "snapkv, then quest " + budget,
+       policy{presets::snapkv{.tokens = few, .after = 0}.parts().retain, quest.parts().retrieve}, quest.tokens,
+       bounds(at.batch, few) * layers, {}, "half of what snapkv retains is read");
 
   presets::chess chess = presets::chess::of_paper({.tokens = few});
   chess.entropy = chess.varentropy = 0;  // any page is unsure

@@ -30,6 +30,7 @@ struct act_facts {
   std::int64_t observation_queries = 0;  ///< of the prompt's, the last ones that it looks at; all_queries for every one
   bool keeps_all = false;
   bool evicts = false;         ///< drops tokens while decoding
+  std::int64_t after = 0;      ///< tokens of the answer that the retain waits for before it drops what it does not keep
   bool fixed_indices = false;  ///< can't do with a retain that does so
   bool whole_prompts = false;  ///< as a retain, decides a prompt that goes on by all tokens before, or refuses
   bool relative = false;       ///< keeps a share of the tokens, not a number of them
@@ -140,13 +141,21 @@ constexpr signals wants_of(Part const& part) noexcept {
   else return Part::needs;
 }
 
+/// Acts whose trigger can wait for the answer's first tokens.
+template <class Act>
+concept waits_for_answers = requires(Act const& act) {
+  act.trigger.after;
+};
+
 inline act_facts facts_of(keep_all const&) noexcept { return {.keeps_all = true}; }
 template <class... Parts>
 act_facts facts_of(keep<Parts...> const& act) noexcept {
   using type = keep<Parts...>;
   act_facts facts{.needs = wants_of(act.pool) | wants_of(act.score) | act.trigger.wants(), .granularity = type::granularity};
   if constexpr (contains(type::score_type::needs, signals::observation_queries)) facts.observation_queries = act.score.window;
-  facts.evicts = evicting_scorer<typename type::score_type> && type::trigger_type::while_decoding;
+  if constexpr (waits_for_answers<type>) facts.after = act.trigger.after;
+  facts.evicts = (evicting_scorer<typename type::score_type> && type::trigger_type::while_decoding) || facts.after > 0;
+  if (facts.after > 0) facts.needs = facts.needs | signals::queries;
   facts.fixed_indices = memory_of<typename type::score_type>::by_index;
   facts.whole_prompts = contains(facts.needs, signals::rotation) || memory_of<typename type::score_type>::hears_prompts ||
                         !std::same_as<typename type::pool_type, pool::none>;
@@ -158,6 +167,18 @@ act_facts facts_of(keep<Parts...> const& act) noexcept {
 
 inline void check(keep_all const&, cache_shape const&) noexcept {}
 
+/// Waiting is of use where the scorer observes the last queries, and remembers nothing of the prompt beside them.
+template <class... Parts>
+void check_waiting(keep<Parts...> const& act) {
+  using score = typename keep<Parts...>::score_type;
+  std::int32_t const after = act.trigger.after;
+  KVPOLICY_EXPECTS(after >= 0, "after is " + std::to_string(after) + " tokens; it can't be negative");
+  constexpr bool observes = contains(score::needs, signals::observation_queries) && !memory_of<score>::hears_prompts;
+  KVPOLICY_EXPECTS(
+      after == 0 || observes,
+      "after is " + std::to_string(after) + ", and the scorer looks at no queries of the answer's first tokens; set it to 0");
+}
+
 /// Throws invalid_value for parameters that can't be, on a cache of this shape.
 template <class... Parts>
 void check(keep<Parts...> const& act, cache_shape const& shape) {
@@ -168,6 +189,7 @@ void check(keep<Parts...> const& act, cache_shape const& shape) {
     KVPOLICY_EXPECTS(act.score.window >= 1,
                      "a window of " + std::to_string(act.score.window) + " queries; it needs at least 1");
   }
+  if constexpr (waits_for_answers<keep<Parts...>>) check_waiting(act);
   layering const& layers = act.layers;
   KVPOLICY_EXPECTS(layers.dense_first >= 0 && layers.reuse >= 1,
                    std::to_string(layers.dense_first) + " dense layers and one choice for " + std::to_string(layers.reuse) +
@@ -184,6 +206,9 @@ inline void check_retrieve(keep_all const&, cache_shape const&) noexcept {}
 template <class... Parts>
 void check_retrieve(keep<Parts...> const& act, cache_shape const& shape) {
   check(act, shape);
+  if constexpr (waits_for_answers<keep<Parts...>>)
+    KVPOLICY_EXPECTS(act.trigger.after == 0,
+                     "a retrieve reads few tokens from the first step on; set its trigger's after to 0");
   KVPOLICY_EXPECTS(act.window.at(shape.max_tokens, shape.max_tokens).recent_begin < shape.max_tokens,
                    "the window of a retrieve must hold the current token; give it at least 1 recent token or page");
 }

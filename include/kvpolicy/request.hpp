@@ -62,6 +62,9 @@ class request {
     return {retain_facts_.granularity, retain_.lists(layer), shape_.kv_heads};
   }
 
+  /// Changes whenever the retain drops tokens of this layer.
+  std::int64_t revision(layer_id layer) const noexcept { return retain_.revision(layer); }
+
   /// How many of the last tokens that are retained of this head steps look at whatever is chosen: those of a unit that is not
   /// full, or every one (all_tokens), where keys are looked at one by one or all that is retained is read. The others' rows may
   /// be elsewhere until they are chosen. After prefill.

@@ -58,7 +58,7 @@ class Store:
 
     def retain(self, layer: int, state: State) -> None:
         """Of a layer's tokens, those that the state bound to this store does not retain are gone. After the first step behind a
-        prompt, and each step of a policy that evicts; every layer."""
+        prompt, and each step of a policy that evicts or waits for an answer's first tokens; every layer."""
         _abi.store_retain(self._handle, layer, state._handle)
 
     def truncate(self, tokens: int) -> None:

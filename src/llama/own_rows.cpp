@@ -58,6 +58,8 @@ void session::engine::check_pieces(host_policy const& policy) const {
               "between_pieces is a policy that retains all; give it one that drops");
     return;
   }
+  refuse_if(pieces.after > 0,
+            "between_pieces waits for an answer's first tokens, which no piece of a prompt has; set its after to 0");
   refuse_if(pieces.relative,
             "between_pieces keeps a share of a prompt, whose length is not known while it comes in pieces; give it tokens");
   for (act_facts const& retain : {pieces, facts_of(policy.retain)}) {

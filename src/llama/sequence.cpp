@@ -182,11 +182,13 @@ void sequence::step(layer_id layer, node_queries const& q, float* out, simd_exec
   query_heads const queries = queries_of(q);
   layer_table_view const view = view_of(tokens());
   if (options_.on_queries) options_.on_queries(id_, layer, view, queries, exec);
+  std::int64_t const revision = request_->revision(layer);
   selection kept = request_->choose(view, layer, {queries, token_id_}, exec);
+  bool const decided = prompted || (facts_.after > 0 && request_->revision(layer) != revision);
   statistics_.choose_seconds += seconds_since(start);
   if (resident_) {
     auto const fetching = std::chrono::steady_clock::now();
-    if (prompted && tokens() > 1) put_away(layer, tokens() - 1);
+    if (decided && tokens() > 1) put_away(layer, tokens() - 1);
     kept = resident_->ready(layer, kept);
     (prompted ? statistics_.prefill_seconds : statistics_.fetch_seconds) += seconds_since(fetching);
   }

@@ -19,10 +19,12 @@ constexpr std::int64_t items_of(std::int64_t tokens) noexcept { return (tokens +
 
 }  // namespace
 
-/// Window queries [first, first + count <= strip_queries) of one query head: adds each one's attention to tokens [0, columns) /
-/// w to the head's row in `window`. Keys are read once for the strip; `logits` is [strip_queries, max_tokens].
+/// Window queries [first, first + count <= strip_queries) of one query head: merges each one's attention to tokens [0, columns)
+/// into the head's row in `window`: its w-th part is added, or the larger stays. Keys are read once for the strip; `logits` is
+/// [strip_queries, max_tokens].
 void simd_exec::workspace::window_strip(query_window const& queries, rows const& keys_of, std::int64_t q_head,
-                                        std::int64_t first, std::int64_t count, std::int64_t columns, float* logits) {
+                                        std::int64_t first, std::int64_t count, std::int64_t columns, group_merge merged,
+                                        float* logits) {
   std::int64_t const head = q_head / (queries.heads / keys_of.heads);
   std::int64_t const before = keys_of.tokens - queries.tokens;
   std::array<float const*, strip_queries> query;
@@ -37,20 +39,26 @@ void simd_exec::workspace::window_strip(query_window const& queries, rows const&
     float* const row = logits + i * shape.max_tokens;
     std::int64_t const seen = before + first + i + 1;
     float const total = run.exponentials(row, seen, run.maximum(row, seen));
-    run.add_scaled(window.data() + q_head * shape.max_tokens, row, std::min(columns, seen),
-                   1 / (total * static_cast<float>(queries.tokens)));
+    float* const to = window.data() + q_head * shape.max_tokens;
+    if (merged == group_merge::mean) {
+      run.add_scaled(to, row, std::min(columns, seen), 1 / (total * static_cast<float>(queries.tokens)));
+    } else {
+      run.scale(row, std::min(columns, seen), 1 / total);
+      run.raise(to, row, std::min(columns, seen));
+    }
   }
 }
 
-/// `window` = mean over the window's queries of their attention to tokens [0, columns), for each query head.
-void simd_exec::workspace::attention_of_window(query_window const& queries, rows const& keys_of, std::int64_t columns) {
+/// `window` = mean, or maximum, over the window's queries of their attention to tokens [0, columns), for each query head.
+void simd_exec::workspace::attention_of_window(query_window const& queries, rows const& keys_of, std::int64_t columns,
+                                               group_merge merged) {
   std::int64_t const workers = window_workers();
   for_each(workers, everyone, [&](std::int64_t worker) {
     float* const strip = strips.data() + worker * strip_queries * shape.max_tokens;
     for (std::int64_t q = worker; q < queries.heads; q += workers) {
       std::fill_n(window.data() + q * shape.max_tokens, columns, 0.0f);
       for (std::int64_t first = 0; first < queries.tokens; first += strip_queries) {
-        window_strip(queries, keys_of, q, first, std::min(strip_queries, queries.tokens - first), columns, strip);
+        window_strip(queries, keys_of, q, first, std::min(strip_queries, queries.tokens - first), columns, merged, strip);
       }
     }
   });
@@ -91,7 +99,7 @@ void simd_exec::window_attention(query_window const& queries, rows const& keys, 
   w.check(keys, queries.heads);
   std::int64_t const before = keys.tokens - queries.tokens;
   std::int64_t const group = queries.heads / keys.heads;
-  w.attention_of_window(queries, keys, before);
+  w.attention_of_window(queries, keys, before, smooth.queries);
   w.for_each(keys.heads, everyone, [&](std::int64_t head) { w.smooth_into(scores, head, group, before, smooth); });
 }
 
@@ -99,7 +107,7 @@ void simd_exec::seen_attention(query_window const& queries, rows const& keys, ta
   workspace& w = *work_;
   w.check(keys, queries.heads);
   std::int64_t const group = queries.heads / keys.heads;
-  w.attention_of_window(queries, keys, keys.tokens);
+  w.attention_of_window(queries, keys, keys.tokens, group_merge::mean);
   w.for_each(keys.heads, everyone, [&](std::int64_t head) {
     w.smooth_into(scores, head, group, keys.tokens, {});
     for (std::int64_t t = 0; t < keys.tokens; ++t) {

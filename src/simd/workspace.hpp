@@ -162,8 +162,8 @@ struct simd_exec::workspace {
                    std::int64_t first, std::int64_t last);
   void smooth_into(table<float> scores, std::int64_t head, std::int64_t group, std::int64_t before, smoothing how);
   void window_strip(query_window const& queries, rows const& keys_of, std::int64_t q_head, std::int64_t first,
-                    std::int64_t count, std::int64_t columns, float* logits);
-  void attention_of_window(query_window const& queries, rows const& keys_of, std::int64_t columns);
+                    std::int64_t count, std::int64_t columns, group_merge merged, float* logits);
+  void attention_of_window(query_window const& queries, rows const& keys_of, std::int64_t columns, group_merge merged);
 
   /// visit(first token, block) over blocks of a head's tokens [first, last).
   template <class Visit>

@@ -203,7 +203,7 @@ TEST_CASE("a sequence that is refused in a step loses the token alone, and begin
 
 TEST_CASE("a step leaves the attention of what is read whole to the engine, where it is told to") {
   cache_shape const shape = shape_of(element_type::f32);
-  c_policy const policy = parsed("snapkv:tokens=60");
+  c_policy const policy = parsed("snapkv:tokens=60,after=0");
   c_arena const arena = arena_of(shape);
   one_sequence few(policy, arena, shape, 59, 1), many(policy, arena, shape, 61, 2);
   std::int64_t const row = shape.q_heads * shape.head_dim;
@@ -221,7 +221,7 @@ TEST_CASE("a step leaves the attention of what is read whole to the engine, wher
 
 TEST_CASE("a step refuses what it can't make, before any sequence has made it") {
   cache_shape const shape = shape_of(element_type::f32);
-  c_policy const policy = parsed("snapkv:tokens=40");
+  c_policy const policy = parsed("snapkv:tokens=40,after=0");
   c_arena const arena = arena_of(shape);
   one_sequence one(policy, arena, shape, 100, 1), two(policy, arena, shape, 100, 2);
   std::int64_t const row = shape.q_heads * shape.head_dim;

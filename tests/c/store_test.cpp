@@ -149,7 +149,7 @@ TEST_CASE("a prompt that goes on attends to the rows that are left and its own, 
   std::vector<float> const window = random_floats(here.random, 32 * 4 * 8);
   for (bool const on_store : {false, true}) {
     CAPTURE(on_store);
-    side one("snapkv:tokens=30", here.cache, on_store ? here.store.get() : nullptr);
+    side one("snapkv:tokens=30,after=0", here.cache, on_store ? here.store.get() : nullptr);
     one.prompt(0, 100, window);
     one.step(101, random_floats(here.random, 4 * 8));
     if (on_store) append(here.store.get(), here.cache, 101, 20);

@@ -139,7 +139,8 @@ struct snapkv_model {
             .sinks = static_cast<std::int32_t>(random.between(0, 5)),
             .window = static_cast<std::int32_t>(random.between(1, 12)),
             .smooth = {random.pick(std::array{smoothing::kind::none, smoothing::kind::average, smoothing::kind::maximum}),
-                       2 * random.between(0, 16) + 1}};
+                       2 * random.between(0, 16) + 1},
+            .after = 0};
   }
   static bool like_fresh(moment const& at) { return at.since_prompt; }
   static std::string fault(preset const& p, cache_shape const&, range_list const& list, moment const& at) {
@@ -154,7 +155,7 @@ struct adakv_model {
   using preset = presets::adakv;
   static preset draw(cache_shape const& shape, random_source& random) {
     snapkv_model::preset const like = snapkv_model::draw(shape, random);
-    return {.tokens = like.tokens, .window = like.window, .smooth = like.smooth, .alpha = .5 + .5 * random.real()};
+    return {.tokens = like.tokens, .window = like.window, .smooth = like.smooth, .alpha = .5 + .5 * random.real(), .after = 0};
   }
   static bool like_fresh(moment const& at) { return at.since_prompt; }
   static std::string fault(preset const& p, cache_shape const&, range_list const& list, moment const& at) {
@@ -178,7 +179,8 @@ struct chunkkv_model {
             .window = like.window,
             .smooth = like.smooth,
             .reduce = random.pick(std::array{select::merge::mean, select::merge::sum, select::merge::maximum}),
-            .layers = {static_cast<std::int32_t>(random.between(0, 1)), static_cast<std::int32_t>(random.between(1, 3))}};
+            .layers = {static_cast<std::int32_t>(random.between(0, 1)), static_cast<std::int32_t>(random.between(1, 3))},
+            .after = 0};
   }
   static bool like_fresh(moment const& at) { return at.since_prompt; }
   static std::string fault(preset const& p, cache_shape const&, range_list const& list, moment const& at) {
@@ -242,7 +244,7 @@ struct tova_model {
 
 /// Both acts: quest's pages are of the tokens that snapkv left, by index.
 struct snapkv_quest_model {
-  using preset = policy<decltype(presets::snapkv{}.parts().retain), decltype(presets::quest{}.parts().retrieve)>;
+  using preset = policy<decltype(presets::snapkv{.after = 0}.parts().retain), decltype(presets::quest{}.parts().retrieve)>;
   static preset draw(cache_shape const& shape, random_source& random) {
     return {snapkv_model::draw(shape, random).parts().retain, quest_model::draw(shape, random).parts().retrieve};
   }

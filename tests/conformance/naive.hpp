@@ -157,7 +157,10 @@ inline std::vector<double> window_attention(random_rows const& keys, cache_shape
     std::vector<double> attention(static_cast<std::size_t>(before), 0.0);
     for (std::int64_t i = 0; i < w; ++i) {
       std::vector<double> const weights = causal_attention(keys, shape, queries, q, w, i, scale);
-      for (std::size_t t = 0; t < attention.size(); ++t) attention[t] += weights[t] / static_cast<double>(w);
+      for (std::size_t t = 0; t < attention.size(); ++t) {
+        attention[t] = smooth.queries == group_merge::maximum ? std::max(attention[t], weights[t])
+                                                              : attention[t] + weights[t] / static_cast<double>(w);
+      }
     }
     for (std::int64_t t = 0; t < before; ++t) {
       result[static_cast<std::size_t>(t)] += smoothed(attention, t, smooth) / group;

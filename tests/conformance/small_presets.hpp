@@ -24,6 +24,7 @@ Preset small(Preset p) {
   if constexpr (requires { p.block; }) p.block = 8;
   if constexpr (requires { p.sentences; }) p.sentences = {.boundary = boundary, .longest = 20, .shortest = 2};
   if constexpr (requires { p.heads; }) p.heads = heads;
+  if constexpr (requires { p.after; }) p.after = 0;
   return p;
 }
 

@@ -24,7 +24,8 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: streaming_llm", 
 TEST_CASE("a decoder's steps choose what the four verbs choose: snapkv", "[cuda]") {
   run_batches<presets::snapkv>(3, 10, [](random_source& random, cache_shape const& shape) {
     presets::snapkv made{.tokens = static_cast<std::int32_t>(random.between(20, 60)),
-                         .window = static_cast<std::int32_t>(random.between(1, 9))};
+                         .window = static_cast<std::int32_t>(random.between(1, 9)),
+                         .after = 0};
     made.layers.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers));
     if (random.one_in(3)) made.ratio = .4;
     return made;
@@ -180,6 +181,7 @@ void run_quest_over(std::uint64_t seed) {
   using pair = decltype(policy{Retain{}.parts().retain, presets::quest{}.parts().retrieve});
   run_batches<pair>(seed, 10, [](random_source& random, cache_shape const& shape) {
     Retain retain{};
+    retain.after = 0;
     retain.tokens = static_cast<std::int32_t>(random.between(40, 80));
     retain.layers.dense_first = static_cast<std::int32_t>(random.between(0, 1));
     presets::quest made = random.one_in(2) ? presets::quest::paper() : presets::quest{};
@@ -246,7 +248,7 @@ TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cud
 // What is known at compile time: which policies have kernels for every step.
 template <class Retain, class Retrieve>
 constexpr bool served = cuda::decodable<policy<Retain, Retrieve>, test_device>;
-using snapkv_retain = decltype(presets::snapkv{}.parts().retain);
+using snapkv_retain = decltype(presets::snapkv{.after = 0}.parts().retain);
 using h2o_retain = decltype(presets::h2o{}.parts().retain);
 using sentence_retrieve = decltype(presets::sentencekv{}.parts().retrieve);
 using infllm_retrieve = decltype(presets::infllm{}.parts().retrieve);

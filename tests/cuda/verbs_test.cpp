@@ -157,11 +157,14 @@ TEST_CASE("every preset selects with the kernels what it selects with host_exec"
   }
   SECTION("snapkv and its kin") {
     but_for_rounding(9, [](random_source& r, cache_shape const&) {
-      return presets::snapkv{.tokens = some(r, 20, 36), .window = some(r, 1, 12)};
+      return presets::snapkv{.tokens = some(r, 20, 36), .window = some(r, 1, 12), .after = 0};
     });
-    but_for_rounding(10, [](random_source& r, cache_shape const&) { return presets::pyramidkv{.tokens = some(r, 20, 30)}; });
-    but_for_rounding(11, [](random_source& r, cache_shape const&) { return presets::adakv{.tokens = some(r, 20, 30)}; });
-    but_for_rounding(12, [](random_source& r, cache_shape const&) { return presets::chunkkv{.tokens = some(r, 20, 30)}; });
+    but_for_rounding(
+        10, [](random_source& r, cache_shape const&) { return presets::pyramidkv{.tokens = some(r, 20, 30), .after = 0}; });
+    but_for_rounding(
+        11, [](random_source& r, cache_shape const&) { return presets::adakv{.tokens = some(r, 20, 30), .after = 0}; });
+    but_for_rounding(
+        12, [](random_source& r, cache_shape const&) { return presets::chunkkv{.tokens = some(r, 20, 30), .after = 0}; });
   }
   SECTION("by the rows alone") {
     but_for_rounding(13, [](random_source& r, cache_shape const&) { return presets::knorm{.tokens = some(r, 8, 30)}; });

@@ -111,7 +111,7 @@ TEST_CASE("a retrieve that reads what a retain broke up allocates nothing", "[si
   random_source random(163);
   cache_shape const shape{1, 2, 1, 8, 1700, element_type::f32};
   random_cache const cache(shape, layout::head_major, 16, random);
-  policy const both{presets::snapkv{.tokens = 40, .window = 1, .smooth = {}}.parts().retain,
+  policy const both{presets::snapkv{.tokens = 40, .window = 1, .smooth = {}, .after = 0}.parts().retain,
                     presets::quest{.tokens = 512, .page = 16}.parts().retrieve};
   simd_exec exec(shape);
   std::vector<float> const queries = random.reals(1000 * 16);

@@ -22,7 +22,7 @@ namespace {
 using Catch::Matchers::ContainsSubstring;
 
 constexpr presets::quest small_quest{.tokens = 32, .page = 8};
-constexpr presets::snapkv small_snapkv{.tokens = 32, .smooth = {.width = 5}};
+constexpr presets::snapkv small_snapkv{.tokens = 32, .smooth = {.width = 5}, .after = 0};
 constexpr context_options streams{.tokens = 1024, .sequences = 2};
 constexpr context_options unified{.tokens = 512, .sequences = 2, .unified = true};
 constexpr double tolerance = .05;

@@ -41,13 +41,14 @@ TEST_CASE("a policy's step allocates nothing beside what the engine's step does"
   auto const check_same = [&](session policy_session) { CHECK(counts_of(model.get(), &policy_session, threads) == engine); };
   SECTION("full") { check_same(session(presets::full{})); }
   SECTION("quest") { check_same(session(presets::quest{.tokens = 64})); }
-  SECTION("snapkv") { check_same(session(presets::snapkv{.tokens = 64})); }
+  SECTION("snapkv") { check_same(session(presets::snapkv{.tokens = 64, .after = 0})); }
   SECTION("streaming_llm") { check_same(session(presets::streaming_llm{.tokens = 64})); }
   SECTION("h2o") { check_same(session(presets::h2o{.tokens = 64})); }
   SECTION("tova") { check_same(session(presets::tova{.tokens = 64})); }
   SECTION("infllm") { check_same(session(presets::infllm{.tokens = 96, .block = 16})); }
   SECTION("snapkv with quest") {
-    check_same(session(policy{presets::snapkv{.tokens = 96}.parts().retain, presets::quest{.tokens = 64}.parts().retrieve}));
+    check_same(session(
+        policy{presets::snapkv{.tokens = 96, .after = 0}.parts().retain, presets::quest{.tokens = 64}.parts().retrieve}));
   }
   SECTION("chess, chosen anew after each page") {
     check_same(session(

@@ -157,7 +157,7 @@ TEST_CASE("policies choose over a cache of blocks as over one of f16") {
     CAPTURE(ggml_type_name(type), shared, all);
     CHECK(shared * 10 > all * (type == GGML_TYPE_Q8_0 ? 9 : 7));
   };
-  alike(presets::snapkv{.tokens = 64});
+  alike(presets::snapkv{.tokens = 64, .after = 0});
   alike(presets::quest{.tokens = 64});
 }
 

@@ -89,7 +89,7 @@ void check_interrupted(Policy const& preset) {
 
 TEST_CASE("a decode that the caller stopped at any node is repeated as if nothing had been") {
   SECTION("quest") { check_interrupted(presets::quest{.tokens = 48, .page = 8}); }
-  SECTION("snapkv") { check_interrupted(presets::snapkv{.tokens = 40, .window = 32, .smooth = {.width = 5}}); }
+  SECTION("snapkv") { check_interrupted(presets::snapkv{.tokens = 40, .window = 32, .smooth = {.width = 5}, .after = 0}); }
   SECTION("streaming_llm") { check_interrupted(presets::streaming_llm{.tokens = 48}); }
   SECTION("chess") {
     check_interrupted(presets::chess{.fractions = {.grids = .5f, .chunks = .2f, .pages = .1f},

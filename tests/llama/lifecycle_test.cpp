@@ -17,7 +17,7 @@ namespace kvpolicy::llama::testing {
 namespace {
 
 constexpr presets::quest small_quest{.tokens = 64, .page = 8};
-constexpr presets::snapkv small_snapkv{.tokens = 64, .smooth = {.width = 5}};
+constexpr presets::snapkv small_snapkv{.tokens = 64, .smooth = {.width = 5}, .after = 0};
 constexpr presets::streaming_llm small_streaming{.tokens = 64};
 constexpr presets::chess small_chess{.fractions = {.grids = .5f, .chunks = .2f, .pages = .1f},
                                      .units = {.page = 8, .pages_per_chunk = 4, .chunks_per_grid = 2},

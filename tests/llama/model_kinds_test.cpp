@@ -101,7 +101,7 @@ TEST_CASE("policies choose on every kind of model, and what follows from the cho
   engine.feed(token_list(tokens.begin(), tokens.begin() + 300));
   logits whole;
   for (std::size_t t = 300; t < tokens.size(); ++t) whole = engine.feed(tokens[t]);
-  CHECK(difference(read(presets::snapkv{.tokens = 64}), whole) > .02);
+  CHECK(difference(read(presets::snapkv{.tokens = 64, .after = 0}), whole) > .02);
   CHECK(difference(read(presets::quest{.tokens = 64}), whole) > .02);
   CHECK(difference(read(presets::streaming_llm{.tokens = 64}), whole) > .02);
 }
@@ -185,7 +185,7 @@ TEST_CASE("a refused step of a hybrid model says that its sequence must be clear
   decoder ours(model.get(), &policy);
   decoder engine(model.get(), nullptr);
   for (decoder* const d : {&ours, &engine}) d->feed(random_tokens(120));
-  policy.use(presets::snapkv{.tokens = 64});
+  policy.use(presets::snapkv{.tokens = 64, .after = 0});
   CHECK(ours.status_of({9}) == 2);
   CHECK_THROWS_WITH(policy.check(), ContainsSubstring("queries") && ContainsSubstring("clear the sequence"));
   policy.use(presets::full{});

@@ -273,10 +273,10 @@ presets::sentencekv sentencekv() {
 }  // namespace
 
 TEST_CASE("random requests on own rows: policies that retain") {
-  SECTION("snapkv") { same_logits(presets::snapkv{.tokens = 24}); }
-  SECTION("pyramidkv") { same_logits(presets::pyramidkv{.tokens = 24}); }
-  SECTION("adakv") { same_logits(presets::adakv{.tokens = 24}); }
-  SECTION("chunkkv") { same_logits(presets::chunkkv{.tokens = 24, .chunk = 4}); }
+  SECTION("snapkv") { same_logits(presets::snapkv{.tokens = 24, .after = 0}); }
+  SECTION("pyramidkv") { same_logits(presets::pyramidkv{.tokens = 24, .after = 0}); }
+  SECTION("adakv") { same_logits(presets::adakv{.tokens = 24, .after = 0}); }
+  SECTION("chunkkv") { same_logits(presets::chunkkv{.tokens = 24, .chunk = 4, .after = 0}); }
   SECTION("lagkv") { same_logits(presets::lagkv{.tokens = 24, .lag = 8}); }
   SECTION("expected_attention") { same_logits(presets::expected_attention{.tokens = 24}); }
 }
@@ -289,7 +289,9 @@ TEST_CASE("random requests on own rows: policies that retrieve") {
   SECTION("full") { same_logits(presets::full{}); }
   SECTION("quest") { same_logits(presets::quest{.tokens = 24, .page = 4}); }
   SECTION("sentencekv") { same_logits(sentencekv()); }
-  SECTION("snapkv, then quest") { same_logits(presets::snapkv{.tokens = 48} + presets::quest{.tokens = 24, .page = 4}); }
+  SECTION("snapkv, then quest") {
+    same_logits(presets::snapkv{.tokens = 48, .after = 0} + presets::quest{.tokens = 24, .page = 4});
+  }
 }
 
 TEST_CASE("random requests on own rows: a part of them in a tier") {
@@ -306,7 +308,7 @@ TEST_CASE("random requests on own rows: a part of them in a tier") {
                 true, 70);
   }
   SECTION("snapkv, then quest") {
-    same_logits(presets::snapkv{.tokens = 60} + presets::quest{.tokens = 24, .page = 4}, true, 30);
+    same_logits(presets::snapkv{.tokens = 60, .after = 0} + presets::quest{.tokens = 24, .page = 4}, true, 30);
   }
   SECTION("heterocache") {
     same_logits(presets::heterocache{.heads = profile, .tokens = 40, .window = 3, .every = 3, .drift = .9f, .observe = 4},

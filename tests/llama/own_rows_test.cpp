@@ -64,11 +64,11 @@ TEST_CASE("own rows give what the engine's cells give, bit for bit, where a prom
   same(presets::full{});
   same(presets::quest{.tokens = 64});
   same(presets::infllm{.tokens = 96, .block = 16, .representatives = 2});
-  same(presets::snapkv{.tokens = 96});
-  same(presets::pyramidkv{.tokens = 96});
-  same(presets::adakv{.tokens = 96});
+  same(presets::snapkv{.tokens = 96, .after = 0});
+  same(presets::pyramidkv{.tokens = 96, .after = 0});
+  same(presets::adakv{.tokens = 96, .after = 0});
   same(presets::knorm{.tokens = 96});
-  same(presets::chunkkv{.tokens = 96});
+  same(presets::chunkkv{.tokens = 96, .after = 0});
   same(presets::streaming_llm{.tokens = 64});
   same(presets::tova{.tokens = 64});
   same(presets::h2o{.tokens = 64});
@@ -91,7 +91,7 @@ TEST_CASE("a prompt longer than n_ctx, and the steps behind it, come out as in a
 
 TEST_CASE("what a policy drops is gone, and the store's own count says so") {
   constexpr std::int64_t kept = 128;
-  owner own(presets::snapkv{.tokens = kept}, {.tokens = 256});
+  owner own(presets::snapkv{.tokens = kept, .after = 0}, {.tokens = 256});
   own.feed(random_tokens(2000));
   memory_statistics const whole = own.own().memory();
   CHECK(whole.rows == 2000 * shape.layers * shape.kv_heads);
@@ -111,7 +111,7 @@ TEST_CASE("what a policy drops is gone, and the store's own count says so") {
 }
 
 TEST_CASE("where another text may go on is told: behind what a policy chose for the one it saw") {
-  owner own(presets::snapkv{.tokens = 64}, {.tokens = 512});
+  owner own(presets::snapkv{.tokens = 64, .after = 0}, {.tokens = 512});
   CHECK(own.own().tokens() == 0);
   CHECK(own.own().goes_on_from() == 0);
   own.feed(random_tokens(300));
@@ -154,7 +154,7 @@ TEST_CASE("where another text may go on is told: behind what a policy chose for 
 }
 
 TEST_CASE("a prompt's token that comes alone is no step where it has no output, and nothing is dropped for it") {
-  owner own(presets::snapkv{.tokens = 64}, {.tokens = 1024, .sequences = 2, .unified = true});
+  owner own(presets::snapkv{.tokens = 64, .after = 0}, {.tokens = 1024, .sequences = 2, .unified = true});
   std::array<llama_seq_id, 1> const of{0};
   llama_token token = 5;
   llama_pos position = 300;
@@ -190,9 +190,9 @@ TEST_CASE("a tail that is cut far behind the engine's cells is gone from both, a
 }
 
 TEST_CASE("compressed piece by piece, a prompt never holds more than what is kept and a piece") {
-  owner own(presets::snapkv{.tokens = 128}, {.tokens = 256, .batch = 128, .micro_batch = 128},
-            {.between_pieces = erased(presets::snapkv{.tokens = 128})});
-  auto const steps = on_own_rows(own, 3000, 10, presets::snapkv{});
+  owner own(presets::snapkv{.tokens = 128, .after = 0}, {.tokens = 256, .batch = 128, .micro_batch = 128},
+            {.between_pieces = erased(presets::snapkv{.tokens = 128, .after = 0})});
+  auto const steps = on_own_rows(own, 3000, 10, presets::snapkv{.after = 0});
   CHECK(own.own().memory().most_bytes == (128 + 128) * row_bytes * shape.layers * shape.kv_heads);
   CHECK(own.own().memory().rows == (128 + 10) * shape.layers * shape.kv_heads);
   CHECK(std::ranges::all_of(steps.back(), [](float x) { return std::isfinite(x); }));
@@ -205,7 +205,7 @@ TEST_CASE("compressed in one piece, a prompt is as it is without pieces") {
     owner whole(policy, {.tokens = 1024});
     REQUIRE(identical(on_own_rows(pieces, 400, 20, policy), on_own_rows(whole, 400, 20, policy)));
   };
-  same(presets::snapkv{.tokens = 96});
+  same(presets::snapkv{.tokens = 96, .after = 0});
   same(presets::tova{.tokens = 64});
   same(presets::streaming_llm{.tokens = 64});
 }
@@ -221,7 +221,7 @@ TEST_CASE("endless steps with streaming_llm hold as many rows as ever") {
 }
 
 TEST_CASE("tails that are removed and sequences that are copied are followed, rows shared") {
-  auto const policy = presets::snapkv{.tokens = 96};
+  auto const policy = presets::snapkv{.tokens = 96, .after = 0};
   owner own(policy, {.tokens = 1024, .sequences = 2, .unified = true});
   own.feed(random_tokens(400), 0, 0);
   for (int i = 0; i < 5; ++i) own.feed(random_tokens(1, 20 + static_cast<std::uint64_t>(i)), 0, 400 + i);
@@ -249,12 +249,12 @@ TEST_CASE("a copy under another policy decides for itself, and what it drops is 
   owner own(presets::full{}, {.tokens = 1024, .sequences = 2, .unified = true}, {.observation_queries = 8});
   own.feed(random_tokens(400), 0, 0);
   llama_memory_seq_cp(own.engine().memory(), 0, 1, -1, -1);
-  own.own().use(presets::snapkv{.tokens = 96}, 1);
+  own.own().use(presets::snapkv{.tokens = 96, .after = 0}, 1);
   own.own().copy(0, 1);
   logits const chosen = own.feed({7}, 1, 400);
   CHECK(own.own().memory(1).rows == 97 * shape.layers * shape.kv_heads);
   CHECK(own.own().memory(0).rows == 400 * shape.layers * shape.kv_heads);
-  owner alone(presets::snapkv{.tokens = 96}, {.tokens = 1024});
+  owner alone(presets::snapkv{.tokens = 96, .after = 0}, {.tokens = 1024});
   alone.feed(random_tokens(400));
   CHECK(identical(chosen, alone.feed({7})));
   owner dense(presets::full{}, {.tokens = 1024});
@@ -263,7 +263,7 @@ TEST_CASE("a copy under another policy decides for itself, and what it drops is 
 }
 
 TEST_CASE("a sequence that is used again for a copy has the whole prefix, told or not") {
-  auto const policy = presets::snapkv{.tokens = 96};
+  auto const policy = presets::snapkv{.tokens = 96, .after = 0};
   owner own(presets::full{}, {.tokens = 1024, .sequences = 2, .unified = true}, {.observation_queries = 8});
   own.own().use(policy, 1);
   own.feed(random_tokens(400), 0, 0);
@@ -279,13 +279,31 @@ TEST_CASE("a sequence that is used again for a copy has the whole prefix, told o
 }
 
 TEST_CASE("a copy over a sequence that had another prompt is of the other's tokens, not of its own") {
-  auto const policy = presets::snapkv{.tokens = 96};
+  auto const policy = presets::snapkv{.tokens = 96, .after = 0};
   owner own(policy, {.tokens = 2048, .sequences = 2, .unified = true});
   own.feed(random_tokens(400, 1), 0, 0);
   own.feed(random_tokens(400, 2), 1, 0);
   llama_memory_seq_rm(own.engine().memory(), 1, -1, -1);
   llama_memory_seq_cp(own.engine().memory(), 0, 1, -1, -1);
-  CHECK(identical(own.feed({7}, 1, 400), own.feed({7}, 0, 400)));
+  logits const copied = own.feed({7}, 1, 400);
+  CHECK(identical(own.feed({7}, 0, 400), copied));
+}
+
+TEST_CASE("a retain that waits for the answer frees rows when it has decided, and reads what one on the engine's rows reads") {
+  auto const policy = presets::snapkv{.tokens = 96, .after = 3};
+  owner own(policy, {.tokens = 1024});
+  session of_engine(policy);
+  model_owner const model = tiny_llama();
+  decoder on_engine(model.get(), &of_engine, {.tokens = 1024});
+  own.feed(random_tokens(400));
+  on_engine.feed(random_tokens(400));
+  for (int step = 1; step <= 6; ++step) {
+    llama_token const token = random_tokens(1, static_cast<std::uint64_t>(step)).front();
+    CHECK(difference(own.feed({token}), on_engine.feed(token)) < .01);
+    std::int64_t const left = step < 3 ? 400 + step : 96 + step - 3;
+    CHECK(own.own().memory().rows == left * shape.layers * shape.kv_heads);
+    CHECK(of_engine.last_step().tokens_read == static_cast<double>(left));
+  }
 }
 
 TEST_CASE("a copy is of what was decoded, not of what failed") {
@@ -327,13 +345,13 @@ TEST_CASE("another policy decides among what is left of each head, or refuses") 
   own.own().use(presets::streaming_llm{.tokens = 48});  // the same tokens in all layers, which have others each
   CHECK(own.status_of({7}) != 0);
   CHECK_THROWS_WITH(own.own().check(), ContainsSubstring("are gone"));
-  own.own().use(presets::snapkv{.tokens = 48});
+  own.own().use(presets::snapkv{.tokens = 48, .after = 0});
   CHECK(own.status_of(random_tokens(30, 9)) == 0);
   CHECK_NOTHROW(own.feed({7}));
 }
 
 TEST_CASE("own rows refuse by name what they can't follow, and go on") {
-  owner own(presets::snapkv{.tokens = 96}, {.tokens = 256, .sequences = 2, .unified = true}, {.longest = 500});
+  owner own(presets::snapkv{.tokens = 96, .after = 0}, {.tokens = 256, .sequences = 2, .unified = true}, {.longest = 500});
   CHECK(own.status_of(random_tokens(10), 1, 20) != 0);
   CHECK_THROWS_WITH(own.own().check(),
                     ContainsSubstring("token 20 of sequence 1 comes behind tokens whose rows the session does not have"));
@@ -356,17 +374,20 @@ TEST_CASE("own rows refuse by name what they can't follow, and go on") {
   CHECK_THROWS_WITH(own.own().check(), ContainsSubstring("own rows are for 500 at most"));
   CHECK_THROWS_AS(own.own().load({.tokens = 3}), unsupported);
   for (session_options const& wrong :
-       {session_options{.longest = 5}, session_options{.between_pieces = erased(presets::snapkv{})},
+       {session_options{.longest = 5}, session_options{.between_pieces = erased(presets::snapkv{.after = 0})},
         session_options{.memory = 5}, session_options{.prompts = false, .own_rows = true},
         session_options{.lenient = true, .own_rows = true}}) {
     CHECK_THROWS_AS(session(presets::full{}, wrong), invalid_value);
   }
   model_owner const model = tiny_llama(shape);
   for (auto const& [policy, pieces, says] :
-       {std::tuple{erased(presets::h2o{.tokens = 64}), erased(presets::snapkv{.tokens = 96}), "looks at every token"},
-        std::tuple{erased(presets::snapkv{.tokens = 96}), erased(presets::snapkv{.ratio = .5}), "a share"},
-        std::tuple{erased(presets::quest{.tokens = 96}), erased(presets::snapkv{.tokens = 96}), "keeps every token"},
-        std::tuple{erased(presets::snapkv{.tokens = 96}), erased(presets::quest{.tokens = 96}), "retains all"}}) {
+       {std::tuple{erased(presets::h2o{.tokens = 64}), erased(presets::snapkv{.tokens = 96, .after = 0}),
+                   "looks at every token"},
+        std::tuple{erased(presets::snapkv{.tokens = 96, .after = 0}), erased(presets::snapkv{.ratio = .5, .after = 0}),
+                   "a share"},
+        std::tuple{erased(presets::quest{.tokens = 96}), erased(presets::snapkv{.tokens = 96, .after = 0}),
+                   "keeps every token"},
+        std::tuple{erased(presets::snapkv{.tokens = 96, .after = 0}), erased(presets::quest{.tokens = 96}), "retains all"}}) {
     session of(policy, {.own_rows = true, .between_pieces = pieces});
     llama_context_params params = parameters({});
     CHECK_THROWS_WITH(of.attach(params, model.get()), ContainsSubstring(says));

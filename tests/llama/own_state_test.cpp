@@ -108,13 +108,13 @@ presets::chess chess() {
 
 TEST_CASE("a saved state goes on in another session as in its own: policies that retain") {
   SECTION("snapkv") {
-    std::size_t const bytes = goes_on(presets::snapkv{.tokens = 24}, true);
+    std::size_t const bytes = goes_on(presets::snapkv{.tokens = 24, .after = 0}, true);
     std::size_t const rows = 24 * 2 * 2 * row_store::row_bytes({.layers = 2, .head_dim = shape.head_dim}, element_type::f16);
     CHECK(bytes > rows);
     CHECK(bytes < goes_on(presets::full{}) / 2);
   }
-  SECTION("adakv") { goes_on(presets::adakv{.tokens = 24}, true); }
-  SECTION("chunkkv") { goes_on(presets::chunkkv{.tokens = 24, .chunk = 4}); }
+  SECTION("adakv") { goes_on(presets::adakv{.tokens = 24, .after = 0}, true); }
+  SECTION("chunkkv") { goes_on(presets::chunkkv{.tokens = 24, .chunk = 4, .after = 0}); }
   SECTION("lagkv") { goes_on(presets::lagkv{.tokens = 24, .lag = 8}, true); }
   SECTION("expected_attention") { goes_on(presets::expected_attention{.tokens = 24}); }
 }
@@ -130,7 +130,9 @@ TEST_CASE("a saved state goes on in another session as in its own: policies that
   SECTION("infllm") { goes_on(presets::infllm{.tokens = 32, .block = 8, .representatives = 2, .local = 12}); }
   SECTION("sentencekv") { goes_on(sentencekv()); }
   SECTION("heterocache") { goes_on(heterocache()); }
-  SECTION("snapkv, then quest") { goes_on(presets::snapkv{.tokens = 60} + presets::quest{.tokens = 24, .page = 4}, true); }
+  SECTION("snapkv, then quest") {
+    goes_on(presets::snapkv{.tokens = 60, .after = 0} + presets::quest{.tokens = 24, .page = 4}, true);
+  }
 }
 TEST_CASE("a saved state goes on in another session as in its own: rows in a tier") {
   SECTION("quest") { goes_on(presets::quest{.tokens = 24, .page = 4}, true, true); }
@@ -138,7 +140,7 @@ TEST_CASE("a saved state goes on in another session as in its own: rows in a tie
 }
 
 TEST_CASE("a state that is damaged, cut or of something else is refused by name, and the session goes on") {
-  presets::snapkv const policy{.tokens = 24};
+  presets::snapkv const policy{.tokens = 24, .after = 0};
   session_options const options{.longest = 1024};
   owner here(policy, few_cells, options);
   here.feed(random_tokens(prompt), 0, 0);
@@ -176,7 +178,7 @@ TEST_CASE("a state that is damaged, cut or of something else is refused by name,
 }
 
 TEST_CASE("a state under the name of another policy does not fit, and leaves an empty sequence") {
-  owner here(presets::snapkv{.tokens = 24}, few_cells, {.longest = 1024});
+  owner here(presets::snapkv{.tokens = 24, .after = 0}, few_cells, {.longest = 1024});
   here.feed(random_tokens(prompt), 0, 0);
   steps(here, 3, prompt, 5);
   std::vector<std::byte> const state = here.own().save_state("one");
@@ -281,7 +283,7 @@ TEST_CASE("a state of sentences goes on where its rows are in a tier, whatever s
 }
 
 TEST_CASE("an empty sequence is a state too") {
-  owner here(presets::snapkv{.tokens = 24}, few_cells, {.longest = 1024});
+  owner here(presets::snapkv{.tokens = 24, .after = 0}, few_cells, {.longest = 1024});
   std::vector<std::byte> const state = here.own().save_state("one");
   here.feed(random_tokens(50), 0, 0);
   here.own().load_state(state, "one");

@@ -144,7 +144,7 @@ TEST_CASE("snapkv's op attends to exactly the rows of each head, chosen from the
   tiny_shape const shape = shapes();
   bool const plain = GENERATE(true, false);
   context_options const options{.threads = plain ? 1 : 2, .type = plain ? GGML_TYPE_F16 : GGML_TYPE_BF16};
-  presets::snapkv const preset{.tokens = 64, .sinks = 2, .window = 16, .smooth = {.width = 5}};
+  presets::snapkv const preset{.tokens = 64, .sinks = 2, .window = 16, .smooth = {.width = 5}, .after = 0};
   watched_run const run = watch(shape, preset, options, 250, 20);
   check_outputs(run, true);
   check_choices(run, preset, shape.layers, 250);
@@ -155,14 +155,14 @@ TEST_CASE("quest and snapkv choose from the engine's rows whatever the micro-bat
   watched_run const quest = watch({}, exact_quest(64), options, 204, 3);
   check_outputs(quest, true);
   check_choices(quest, exact_quest(64), 2, 204);
-  presets::snapkv const preset{.tokens = 64, .window = 16};
+  presets::snapkv const preset{.tokens = 64, .window = 16, .after = 0};
   watched_run const snapkv = watch({}, preset, options, 204, 3);
   check_outputs(snapkv, true);
   check_choices(snapkv, preset, 2, 204);
 }
 
 TEST_CASE("snapkv's and quest's op attends to exactly the rows of each head where both are at work") {
-  policy const both{presets::snapkv{.tokens = 96, .window = 16, .smooth = {.width = 5}}.parts().retain,
+  policy const both{presets::snapkv{.tokens = 96, .window = 16, .smooth = {.width = 5}, .after = 0}.parts().retain,
                     exact_quest(48).parts().retrieve};
   watched_run const run = watch({.q_heads = 9, .kv_heads = 3}, both, {.threads = 2}, 250, 20);
   check_outputs(run, true);
@@ -170,7 +170,7 @@ TEST_CASE("snapkv's and quest's op attends to exactly the rows of each head wher
 }
 
 TEST_CASE("h2o's and adakv's ops attend to exactly the rows of each head, chosen from the engine's rows") {
-  presets::adakv const adakv{.tokens = 64, .window = 16};
+  presets::adakv const adakv{.tokens = 64, .window = 16, .after = 0};
   watched_run const shared = watch({}, adakv, {}, 250, 20);
   check_outputs(shared, true);
   check_choices(shared, adakv, 2, 250);

@@ -102,7 +102,7 @@ TEST_CASE("each sequence's prompt is read by its own pages") {
 
 TEST_CASE("a prompt policy goes with a policy of the steps") {
   model_owner const model = tiny_llama();
-  session policy(presets::snapkv{.tokens = 64}, {.prompt_policy = small()});
+  session policy(presets::snapkv{.tokens = 64, .after = 0}, {.prompt_policy = small()});
   decoder ours(model.get(), &policy);
   ours.feed(random_tokens(900));
   ours.feed(3);

@@ -9,7 +9,7 @@
 namespace kvpolicy::llama::testing {
 namespace {
 
-constexpr presets::snapkv preset{.tokens = 64, .window = 16, .smooth = {.width = 5}};
+constexpr presets::snapkv preset{.tokens = 64, .window = 16, .smooth = {.width = 5}, .after = 0};
 
 std::vector<made_choice> choices_of(llama_model* model, context_options const& options,
                                     std::vector<std::int64_t> const& batches) {

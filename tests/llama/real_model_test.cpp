@@ -118,7 +118,7 @@ TEST_CASE("the policies run with the real model, and detached the engine's resul
     CHECK(policy.last_step().tokens_read > 60);
   };
   run(presets::quest{.tokens = 128}, 128);
-  run(presets::snapkv{.tokens = 128}, 128 + 16);
+  run(presets::snapkv{.tokens = 128, .after = 0}, 128 + 16);
   run(presets::streaming_llm{.tokens = 128}, 128);
   run(presets::chess{.fractions = {.tokens = 128}}, 128 + 48);  // and what is generated until the next choice
   policy.detach();

@@ -150,7 +150,7 @@ TEST_CASE("a refused decode leaves the cache as it was before") {
   decoder engine(model.get(), nullptr);
   ours.feed(random_tokens(100));
   engine.feed(random_tokens(100));
-  policy.use(presets::snapkv{.tokens = 64});  // saw no prompt
+  policy.use(presets::snapkv{.tokens = 64, .after = 0});  // saw no prompt
   CHECK(ours.status_of({1}) == 2);
   CHECK_THROWS_AS(policy.check(), unsupported);
   CHECK(llama_memory_seq_pos_max(ours.memory(), 0) == 99);
@@ -165,7 +165,7 @@ TEST_CASE("an unread refusal does not stop the engine after detach") {
   decoder engine(model.get(), nullptr);
   ours.feed(random_tokens(100));
   engine.feed(random_tokens(100));
-  policy.use(presets::snapkv{.tokens = 64});
+  policy.use(presets::snapkv{.tokens = 64, .after = 0});
   CHECK(ours.status_of({1}) == 2);
   policy.detach();  // check() was not called
   REQUIRE(ours.status_of({1}) == 0);
@@ -178,7 +178,7 @@ TEST_CASE("while a refusal is unread, llama_decode keeps returning 2 and changes
   session policy(presets::full{});
   decoder ours(model.get(), &policy);
   ours.feed(random_tokens(100));
-  policy.use(presets::snapkv{.tokens = 64});
+  policy.use(presets::snapkv{.tokens = 64, .after = 0});
   CHECK(ours.status_of({1}) == 2);
   CHECK(ours.status_of({1}) == 2);
   CHECK(ours.status_of({1, 2, 3}) == 2);

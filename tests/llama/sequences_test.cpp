@@ -22,7 +22,7 @@ namespace {
 using Catch::Matchers::ContainsSubstring;
 
 constexpr presets::quest small_quest{.tokens = 64, .page = 8};
-constexpr presets::snapkv small_snapkv{.tokens = 64, .smooth = {.width = 5}};
+constexpr presets::snapkv small_snapkv{.tokens = 64, .smooth = {.width = 5}, .after = 0};
 constexpr double tolerance = .02;  // as in full_test.cpp
 
 /// What happens to a server: parts that are decoded together, sequences that end, prefixes that are shared.

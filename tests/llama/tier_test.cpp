@@ -41,7 +41,7 @@ presets::sentencekv sentencekv() {
   return {.tokens = 64, .keep = 2, .sentences = {.boundary = none, .longest = 16}};
 }
 auto snapkv_then_quest() {
-  return policy{presets::snapkv{.tokens = 160}.parts().retain, presets::quest{.tokens = 64}.parts().retrieve};
+  return policy{presets::snapkv{.tokens = 160, .after = 3}.parts().retain, presets::quest{.tokens = 64}.parts().retrieve};
 }
 
 class tiers {

@@ -103,10 +103,10 @@ std::int32_t some_tokens(cache_shape const& shape, random_source& random) {
   return narrow(random.between(std::min<std::int64_t>(8, shape.max_tokens), shape.max_tokens));
 }
 constexpr auto draw_snapkv = [](cache_shape const& shape, random_source& random) {
-  return presets::snapkv{.tokens = some_tokens(shape, random), .sinks = 1, .window = narrow(random.between(1, 6))};
+  return presets::snapkv{.tokens = some_tokens(shape, random), .sinks = 1, .window = narrow(random.between(1, 6)), .after = 0};
 };
 constexpr auto draw_adakv = [](cache_shape const& shape, random_source& random) {
-  return presets::adakv{.tokens = some_tokens(shape, random), .window = narrow(random.between(1, 6))};
+  return presets::adakv{.tokens = some_tokens(shape, random), .window = narrow(random.between(1, 6)), .after = 0};
 };
 constexpr auto draw_knorm = [](cache_shape const& shape, random_source& random) {
   return presets::knorm{.tokens = some_tokens(shape, random)};
@@ -183,11 +183,11 @@ TEST_CASE("one ranking a layer can't point at tokens that some heads do not have
   auto const refused = [&](auto const& retain) {
     REQUIRE_THROWS_AS(start(policy{retain.parts().retain, infllm.parts().retrieve}, shape), unsupported);
   };
-  refused(presets::snapkv{.tokens = 100});
-  refused(presets::adakv{.tokens = 100});
+  refused(presets::snapkv{.tokens = 100, .after = 0});
+  refused(presets::adakv{.tokens = 100, .after = 0});
   refused(presets::knorm{.tokens = 100});
   refused(presets::h2o{.tokens = 100});
-  REQUIRE_NOTHROW(start(policy{presets::chunkkv{.tokens = 100}.parts().retain, infllm.parts().retrieve}, shape));
+  REQUIRE_NOTHROW(start(policy{presets::chunkkv{.tokens = 100, .after = 0}.parts().retain, infllm.parts().retrieve}, shape));
 }
 
 /// Where every token of a block represents it, a block's vector is the mean of its keys, whoever asked for them: blocks of what
@@ -241,7 +241,7 @@ void infllm_over(std::uint64_t seed, Retain draw_retain) {
 
 TEST_CASE("infllm over chunkkv reads the best blocks of what is there", "[methods]") {
   infllm_over(1821, [](cache_shape const& shape, random_source& random) {
-    return presets::chunkkv{.tokens = some_tokens(shape, random), .chunk = 3, .window = 3};
+    return presets::chunkkv{.tokens = some_tokens(shape, random), .chunk = 3, .window = 3, .after = 0};
   });
 }
 TEST_CASE("infllm is refused over what drops tokens at every step, and says why", "[methods]") {
@@ -249,7 +249,7 @@ TEST_CASE("infllm is refused over what drops tokens at every step, and says why"
   auto const blocks = presets::infllm{.tokens = 32, .block = 8}.parts().retrieve;
   REQUIRE_THROWS_AS(check(policy{presets::streaming_llm{.tokens = 48}.parts().retain, blocks}, shape), unsupported);
   REQUIRE_THROWS_AS(check(policy{presets::h2o{.tokens = 48}.parts().retain, blocks}, shape), unsupported);
-  REQUIRE_NOTHROW(check(policy{presets::chunkkv{.tokens = 48}.parts().retain, blocks}, shape));
+  REQUIRE_NOTHROW(check(policy{presets::chunkkv{.tokens = 48, .after = 0}.parts().retain, blocks}, shape));
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ range_list retained_by(presets::chunkkv policy) {
   policy.chunk = 2;
   policy.window = 1;
   policy.smooth = {};
+  policy.after = 0;
   float const query = 1;
   host_exec exec;
   auto state = start(policy, view.shape());
@@ -70,7 +71,7 @@ TEST_CASE("chunkkv:paper sums attention as it is, and two layers share a choice"
 
 // 20 layers, mean 100, beta 20: from 195 to 5 in equal steps of 10.
 TEST_CASE("pyramidkv gives the first layer most and keeps the mean", "[presets]") {
-  auto const budget = presets::pyramidkv{.tokens = 100, .beta = 20}.parts().retain.budget;
+  auto const budget = presets::pyramidkv{.tokens = 100, .beta = 20, .after = 0}.parts().retain.budget;
   cache_shape const shape{.layers = 20, .q_heads = 1, .kv_heads = 1, .head_dim = 1, .max_tokens = 1000};
   std::int64_t sum = 0;
   std::int64_t before = INT64_MAX;

@@ -75,7 +75,7 @@ TEST_CASE("snapkv says so when no queries were observed", "[presets]") {
   random_source random(132);
   cache_shape const shape{1, 2, 2, 4, 64, element_type::f32};
   random_cache const cache(shape, layout::head_major, 4, random);
-  presets::snapkv const policy{.tokens = 8, .window = 4};
+  presets::snapkv const policy{.tokens = 8, .window = 4, .after = 0};
   host_exec exec;
   auto state = start(policy, shape);
   REQUIRE_THROWS_AS(state.prefill(own_view{&cache, 40}, {0}, {}, exec), unsupported);

@@ -41,7 +41,8 @@ TEMPLATE_TEST_CASE("window_attention is softmax, mean over the window, smoothing
     std::int64_t const n = keys.tokens();
     std::int64_t const w = random.one_in(8) ? n : std::min(n, random.between(1, 12));
     smoothing const smooth{random.pick(std::array{smoothing::kind::none, smoothing::kind::average, smoothing::kind::maximum}),
-                           2 * random.between(0, 20) + 1, random.one_in(2)};
+                           2 * random.between(0, 20) + 1, random.one_in(2),
+                           random.pick(std::array{group_merge::mean, group_merge::maximum})};
     float const scale = 1.5f / std::sqrt(static_cast<float>(shape.head_dim));
     spaced_queries const queries(shape, w, scale, random);
     std::int64_t const stride = n - w + 1;

@@ -99,8 +99,8 @@ class Binding(unittest.TestCase):
             self.assertEqual(len(function.argtypes), wanted, name)
 
     def test_what_is_attended_to_is_what_the_ranges_say(self):
-        for text in ("full", "snapkv:tokens=40", "quest:tokens=32,page=4", "adakv:tokens=40", "tova:tokens=40",
-                     "snapkv:tokens=80+quest:tokens=32,page=4"):
+        for text in ("full", "snapkv:tokens=40,after=0", "quest:tokens=32,page=4", "adakv:tokens=40,after=0", "tova:tokens=40",
+                     "snapkv:tokens=80,after=0+quest:tokens=32,page=4"):
             engine = Engine(text).bind().prompt(150)
             for _ in range(5):
                 out = engine.step()
@@ -112,7 +112,7 @@ class Binding(unittest.TestCase):
                         np.testing.assert_allclose(out[layer, head * group:(head + 1) * group], expected, atol=2e-5, err_msg=text)
 
     def test_prompts_attend_to_all_before_each_token(self):
-        engine = Engine("snapkv:tokens=40").bind()
+        engine = Engine("snapkv:tokens=40,after=0").bind()
         engine.queries = engine.floats(sizes.layers, sizes.q_heads, sizes.head_dim)
         queries, out = engine.floats(30, sizes.q_heads, sizes.head_dim), np.zeros((30, sizes.q_heads, sizes.head_dim), np.float32)
         engine.state.attend_prompt(1, 70, queries, scale, out)
@@ -127,7 +127,7 @@ class Binding(unittest.TestCase):
         ranges = engine.state.ranges(0, 1)
         self.assertEqual(ranges, [(0, 4, "sink"), (85, 101, "scored")])
         self.assertEqual(engine.state.retained(0, 1), ranges)
-        behind = Engine("snapkv:tokens=20,window=8").bind().prompt(100)
+        behind = Engine("snapkv:tokens=20,after=0,window=8").bind().prompt(100)
         behind.step()
         self.assertEqual(behind.state.ranges(0, 1)[-1], (100, 101, "open"))
 
@@ -147,7 +147,7 @@ class Binding(unittest.TestCase):
 
     def test_states_of_several_threads_choose_as_alone(self):
         def run(seed, into):
-            engine = Engine("snapkv:tokens=60+quest:tokens=24,page=4", seed).bind().prompt(200)
+            engine = Engine("snapkv:tokens=60,after=0+quest:tokens=24,page=4", seed).bind().prompt(200)
             into[seed] = [engine.step() for _ in range(40)]
             try:
                 kvpolicy.Policy(f"no_such_{seed}")
@@ -170,7 +170,7 @@ class Binding(unittest.TestCase):
         shape = sizes._replace(dtype="f16")
         arena = kvpolicy.Arena(shape, 1 << 24)
         store = kvpolicy.Store(arena)
-        engine = Engine("snapkv:tokens=40")
+        engine = Engine("snapkv:tokens=40,after=0")
         engine.state = kvpolicy.State(engine.state.policy, shape)
         engine.state.bind_store(store)
         keys, values = engine.keys.astype(np.float16), engine.values.astype(np.float16)
@@ -199,7 +199,7 @@ class Binding(unittest.TestCase):
         self.assertGreater(copy.rows, 0)
 
     def test_sequences_make_their_steps_together(self):
-        policy, draw = kvpolicy.Policy("snapkv:tokens=40"), np.random.default_rng(1)
+        policy, draw = kvpolicy.Policy("snapkv:tokens=40,after=0"), np.random.default_rng(1)
         floats = lambda *shape: draw.normal(size=shape).astype(np.float32)
         together, alone, prompts = [], [], (100, 150, 120)
         for tokens in prompts:
@@ -315,7 +315,7 @@ class Binding(unittest.TestCase):
         self.assertIsNone(memory())
 
     def test_refusals_are_exceptions_with_the_library_s_message(self):
-        engine = Engine("snapkv:tokens=40").bind()
+        engine = Engine("snapkv:tokens=40,after=0").bind()
         state, good = engine.state, engine.keys[0]
         for wrong, why in ((good.astype(np.float64), "float64|f64|64"), (good[:, :, ::-1], "stride"), (good[:1], "keys of layer 0"),
                            (good.astype(np.float16), "keys of layer 0"), (of_device(2), "device"), (good[0], "keys of layer 0")):
@@ -347,7 +347,9 @@ class Binding(unittest.TestCase):
         self.assertEqual((names[0], names[-1], len(names)), ("full", "lagkv", 17))  # kvpolicy/presets/all.hpp
         self.assertIn("snapkv", names)
         policy = kvpolicy.Policy("snapkv:window=12")
-        self.assertEqual(policy.needs, kvpolicy.Needs.KEYS | kvpolicy.Needs.OBSERVATION_QUERIES)
+        asks = kvpolicy.Needs.KEYS | kvpolicy.Needs.OBSERVATION_QUERIES
+        self.assertEqual(policy.needs, asks | kvpolicy.Needs.QUERIES)  # of the answer's first tokens, too
+        self.assertEqual(kvpolicy.Policy("snapkv:window=12,after=0").needs, asks)
         self.assertEqual(policy.observation_queries, 12)
         self.assertEqual(repr(policy), "Policy('snapkv:window=12')")
         self.assertRegex(kvpolicy.__version__, r"^\d+\.\d+\.\d+$")

@@ -152,9 +152,9 @@ class Policies(unittest.TestCase):
     def test_rows_are_freed_and_steps_read_few(self):
         model, ids = llama(), prompts(2, 1500)
         dense = 2 * 3 * 2 * 1508 * 2 * 16 * 4  # batch, layers, heads, tokens, keys and values, bytes
-        for text, freed in (("snapkv:tokens=128", True), ("tova:tokens=128", True), ("adakv:tokens=128", True), ("quest:tokens=128", False),
+        for text, freed in (("snapkv:tokens=128,after=0", True), ("tova:tokens=128", True), ("adakv:tokens=128,after=0", True), ("quest:tokens=128", False),
                             ("h2o:tokens=128", True), ("chess:tokens=256", False), ("expected_attention:tokens=128", True),
-                            ("snapkv:tokens=256+quest:tokens=64,page=8", True)):
+                            ("snapkv:tokens=256,after=0+quest:tokens=64,page=8", True)):
             cache = PolicyCache(model, text)
             generate(model, "kvpolicy", cache, ids)
             self.assertEqual(cache.bytes < dense / 4, freed, (text, cache.bytes, dense))
@@ -165,10 +165,10 @@ class Policies(unittest.TestCase):
         model, ids = llama(1), prompts(3, 200)
         pads = [0, 40, 120]
         mask = padded(ids, pads)
-        together = PolicyCache(model, "snapkv:tokens=48")
+        together = PolicyCache(model, "snapkv:tokens=48,after=0")
         tokens, _ = generate(model, "kvpolicy", together, ids, mask)
         for row, count in enumerate(pads):
-            alone = PolicyCache(model, "snapkv:tokens=48")
+            alone = PolicyCache(model, "snapkv:tokens=48,after=0")
             own, _ = generate(model, "kvpolicy", alone, ids[row:row + 1, count:])
             self.assertEqual(own[0, 200 - count:].tolist(), tokens[row, 200:].tolist())
             for layer in range(3):
@@ -188,7 +188,7 @@ class Policies(unittest.TestCase):
 
     def test_windows_are_left_to_transformers(self):
         model = with_windows()
-        cache = PolicyCache(model, "snapkv:tokens=32")
+        cache = PolicyCache(model, "snapkv:tokens=32,after=0")
         generate(model, "kvpolicy", cache, prompts(1, 400))
         self.assertEqual(cache.policy_layers, 2)
         self.assertEqual(cache.layers[0].keys.shape[2], 39)
@@ -200,7 +200,7 @@ class Policies(unittest.TestCase):
         def refused(why, *arguments, cache=None, **more):
             with self.assertRaisesRegex(kvpolicy.UnsupportedError, why):
                 model.set_attn_implementation("kvpolicy")
-                model.generate(*arguments, past_key_values=cache or PolicyCache(model, "snapkv:tokens=32"), max_new_tokens=2, **more)
+                model.generate(*arguments, past_key_values=cache or PolicyCache(model, "snapkv:tokens=32,after=0"), max_new_tokens=2, **more)
 
         right = torch.ones_like(ids)
         right[1, 50:] = 0

@@ -164,8 +164,8 @@ class Vllm(unittest.TestCase):
 
     def test_what_is_chosen_is_what_is_chosen_in_transformers(self):
         ids = prompts(300, 190, 20)
-        for policy in ("snapkv:tokens=40", "quest:tokens=32,page=8", "streaming_llm:tokens=40", "knorm:tokens=40", "tova:tokens=40",
-                       "h2o:tokens=40", "snapkv:tokens=80+quest:tokens=32,page=8", chess):
+        for policy in ("snapkv:tokens=40,after=0", "quest:tokens=32,page=8", "streaming_llm:tokens=40", "knorm:tokens=40", "tova:tokens=40",
+                       "h2o:tokens=40", "snapkv:tokens=80,after=0+quest:tokens=32,page=8", chess):
             for more in ({}, {"max_num_batched_tokens": 64}):
                 with self.subTest(policy=policy, **more), engine(policy, **more) as with_policy:
                     made = with_policy.run(ids)
@@ -188,7 +188,7 @@ class Vllm(unittest.TestCase):
         ids = prompts(20, 300, 25, 200)
         with engine() as alone:
             expected = alone.run(ids)
-        with engine("snapkv:tokens=60") as with_policy:
+        with engine("snapkv:tokens=60,after=0") as with_policy:
             made = with_policy.run(ids, late=1)
             self.assertEqual([made[0], made[2]], [expected[0], expected[2]])
             self.assertNotEqual([made[1], made[3]], [expected[1], expected[3]])
@@ -211,7 +211,7 @@ class Vllm(unittest.TestCase):
 
     def test_a_cached_prefix_is_known_to_the_policy(self):
         (first,), (tail,) = prompts(256), prompts(40, seed=1)
-        for policy in ("quest:tokens=32,page=8", "snapkv:tokens=40"):
+        for policy in ("quest:tokens=32,page=8", "snapkv:tokens=40,after=0"):
             with engine(policy, enable_prefix_caching=True) as caching, engine(policy) as anew:
                 caching.run([first])
                 self.assertEqual(caching.run([first + tail]), anew.run([first + tail]))
@@ -222,7 +222,7 @@ class Vllm(unittest.TestCase):
         (ids,) = prompts(260)
         with engine() as alone:
             expected = alone.run([ids])
-        with engine("snapkv:tokens=40", enable_prefix_caching=True) as with_policy:
+        with engine("snapkv:tokens=40,after=0", enable_prefix_caching=True) as with_policy:
             with_policy.run([ids])
             for _ in range(2):
                 self.assertEqual(with_policy.run([ids]), expected)
@@ -269,7 +269,7 @@ class Vllm(unittest.TestCase):
         self.assertEqual(len(expected[0]), 12)
 
     def test_requests_are_told_of_when_they_end(self):
-        with engine("snapkv:tokens=40") as with_policy:
+        with engine("snapkv:tokens=40,after=0") as with_policy:
             with_policy.run(prompts(300), 9)
             with_policy.run(prompts(10), 2)
         lines = [line for line in heard if "request 0-0" in line]
@@ -278,7 +278,7 @@ class Vllm(unittest.TestCase):
 
     def test_two_ranks_choose_for_their_heads_and_for_requests_together(self):
         ids = prompts(300, 190)
-        for policy in (None, "full", "snapkv:tokens=40", chess):
+        for policy in (None, "full", "snapkv:tokens=40,after=0", chess):
             with self.subTest(policy=policy):
                 with engine(policy) as one, engine(policy, tensor_parallel_size=2, distributed_executor_backend="mp") as two:
                     made = two.run(ids), one.run(ids)
@@ -329,7 +329,7 @@ class Vllm(unittest.TestCase):
             code = ("from vllm.plugins import load_general_plugins; load_general_plugins(); "
                     "from vllm.v1.attention.backends.registry import AttentionBackendEnum; print(AttentionBackendEnum.CPU_ATTN.get_path())")
             path = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
-            for policy, status in (("", 0), ("snapkv:tokens=64", 0), ("snapk", 1)):
+            for policy, status in (("", 0), ("snapkv:tokens=64,after=0", 0), ("snapk", 1)):
                 told = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path, "KVPOLICY": policy},
                                       capture_output=True, text=True)
                 self.assertEqual(told.returncode, status, told.stderr)

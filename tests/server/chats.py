@@ -121,7 +121,7 @@ def who_leaves(s):
 
 def the_rest_of_a_prompt(work):
     """Whose beginning was read for a client that left."""
-    with server(work, of, of.exec("snapkv:tokens=128"), "-c", "1024", "-np", "1", "-b", "64") as s:
+    with server(work, of, of.exec("snapkv:tokens=128,after=0"), "-c", "1024", "-np", "1", "-b", "64") as s:
         text = needle(4826, 40, .3)
         processed, total = s.leave_while_read(text)
         given = s.chat(text)
@@ -159,7 +159,7 @@ def asked_twice(work):
 
 def clients(work, *how):
     """Prompts are longer than a batch, with own rows than the engine's whole cache; and the policy drops most of them."""
-    with server(work, of, of.exec(f"snapkv:tokens={budget}", *how), "-c", "4096", "-b", "256", "-ub", "64") as s:
+    with server(work, of, of.exec(f"snapkv:tokens={budget},after=0", *how), "-c", "4096", "-b", "256", "-ub", "64") as s:
         second_turn(s, *four_clients(s))
         attempt(three_choices, s)
         attempt(who_leaves, s)
@@ -172,7 +172,7 @@ with scratch() as work:
     attempt(clients, work, "--own-rows")
     attempt(context_shift, work, "full", True)
     attempt(context_shift, work, "quest:tokens=64", True)
-    attempt(context_shift, work, "snapkv:tokens=64", False)
+    attempt(context_shift, work, "snapkv:tokens=64,after=0", False)
     attempt(the_rest_of_a_prompt, work)
     attempt(asked_twice, work)
 finish()

@@ -9,7 +9,7 @@ from harness import contents, expect, finish, run, scratch
 
 of = programs(sys.argv[1:])
 budget = 128
-policy = f"snapkv:tokens={budget}"
+policy = f"snapkv:tokens={budget},after=0"
 row_mib = 30 * 3 * 2 * 64 * 2 / 2**20  # of a token: SmolLM2-135M's layers, KV heads, key and value, elements, bytes
 first, other = (needle(4826, 60, .3), "4826"), (needle(2594, 62, .7), "2594")
 
@@ -120,7 +120,7 @@ def bad_states(work):
     with start(work, policy) as s:
         for name in ("cut.bin", "damaged.bin", "empty.bin", "engine.bin", "nosuch.bin"):
             is_refused(s, name, "not a state of own rows", name)
-    with start(work, "snapkv:tokens=64") as s:
+    with start(work, "snapkv:tokens=64,after=0") as s:
         is_refused(s, "first.bin", "another policy", "tokens=128", "tokens=64")
     with start(work, policy, "-c", "1024") as s:
         is_refused(s, "first.bin", "another cache")

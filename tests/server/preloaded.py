@@ -33,9 +33,9 @@ with scratch() as work:
     # Later tokens may be near a tie.
     expect(full[:5] == dense[:5], f"full answers {full}, the engine {dense}")
     expect(all(request.read == request.tokens > 250 for request in requests), f"full: {requests}")
-    snapkv, requests = answers(work, "snapkv:tokens=64")
+    snapkv, requests = answers(work, "snapkv:tokens=64,after=0")
     expect(all(request.read <= 64 + 8 for request in requests), f"snapkv: {requests}")
-    own, small = answers(work, "snapkv:tokens=64", "--own-rows")
+    own, small = answers(work, "snapkv:tokens=64,after=0", "--own-rows")
     expect(own == snapkv, f"snapkv on rows of its own answers {own}, on the engine's {snapkv}")
     expect(all(a.mib * 2 < b.mib for a, b in zip(small, requests)), f"snapkv's own rows: {small}, the engine's {requests}")
     _, requests = answers(work, "quest:tokens=64", "--own-rows", "--tier", f"disk:{work('tier')}", states=False)

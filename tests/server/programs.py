@@ -16,7 +16,7 @@ def requests(result):
 def bench(work, test, steps, *options):
     """Its table, and what its steps read; they come behind 300 tokens."""
     command = [of("llama-bench"), "-m", of.model, "-t", "2", "-r", "2", "-p", "0", "-n", "0", *options]
-    result = run(work, of.exec(f"snapkv:tokens={budget}") + command)
+    result = run(work, of.exec(f"snapkv:tokens={budget},after=0") + command)
     expect(result.status == 0, f"llama-bench: {result.text}")
     row = rf"\| +{re.escape(test)} \| +[\d.]+ ± [\d.]+ \|"
     expect(re.search(row, result.out), f"llama-bench: no {test} in {result.out!r}")

@@ -77,7 +77,7 @@ class sizes:
 
 
 def soak(work, found, draws, most, how, *options):
-    with server(work, of, of.exec(f"snapkv:tokens={budget}", *how), "-c", "8192", "-np", str(clients), *options) as s:
+    with server(work, of, of.exec(f"snapkv:tokens={budget},after=0", *how), "-c", "8192", "-np", str(clients), *options) as s:
         of_process = sizes(s.pid)
         left = iter(draws)
         taking = threading.Lock()

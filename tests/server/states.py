@@ -9,7 +9,7 @@ from harness import contents, expect, finish, scratch
 
 of = programs(sys.argv[1:])
 budget = 128
-policy = f"snapkv:tokens={budget}"
+policy = f"snapkv:tokens={budget},after=0"
 first, other = (needle(4826, 30, .3), "4826"), (needle(2594, 32, .7), "2594")
 file, known = "slots/first.bin", "slots/first.bin.kvpolicy"
 

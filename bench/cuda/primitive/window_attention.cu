@@ -26,7 +26,7 @@ void window(gpu& on, std::int64_t batch, std::int64_t context, std::int64_t wind
                      what.tokens = context;
                      for (std::int64_t s = 0; s < batch; ++s) {
                        what.keys = cuda::of_sequence(cache.keys(turn), s);
-                       cuda::launch_window_attention(device, what, context - window, [&](auto& a) {
+                       cuda::launch_window_attention(device, what, context - window, group_merge::mean, [&](auto& a) {
                          a.how = static_cast<std::int32_t>(smoothing::kind::maximum);
                          a.width = width;
                          a.scores = found.get();

@@ -88,21 +88,29 @@ class host_exec {
     std::int64_t const before = keys.tokens - queries.tokens;
     std::int64_t const group = queries.heads / keys.heads;
     std::span const weights = scratch(weights_, keys.tokens);
-    std::span const mean = scratch(mean_, before);
+    std::span const of_head = scratch(mean_, before);
+    std::span const of_group = scratch(group_, before);
     for (std::int64_t h = 0; h < keys.heads; ++h) {
       std::fill_n(scores.row(h), before, 0.0f);
+      std::ranges::fill(of_group, 0.0);
       for (std::int64_t q = h * group; q < (h + 1) * group; ++q) {
-        if (q == h * group || !smooth.of_group) std::ranges::fill(mean, 0.0);
+        std::ranges::fill(of_head, 0.0);
         for (std::int64_t w = 0; w < queries.tokens; ++w) {
           std::span const seen = weights.first(static_cast<std::size_t>(before + w + 1));
           softmax_row(queries.at(w, q), queries.scale, keys, {h}, seen);
-          for (std::size_t t = 0; t < mean.size(); ++t) mean[t] += seen[t] / static_cast<double>(queries.tokens);
+          for (std::size_t t = 0; t < of_head.size(); ++t) {
+            if (smooth.queries == group_merge::mean) of_head[t] += seen[t] / static_cast<double>(queries.tokens);
+            else if (seen[t] > of_head[t]) of_head[t] = seen[t];
+          }
         }
-        if (smooth.of_group && q + 1 < (h + 1) * group) continue;
         for (std::int64_t t = 0; t < before; ++t) {
-          scores(h, t) += static_cast<float>(host::smoothed(mean, t, smooth) / static_cast<double>(group));
+          auto const at = static_cast<std::size_t>(t);
+          if (smooth.of_group) of_group[at] += of_head[at] / static_cast<double>(group);
+          else scores(h, t) += static_cast<float>(host::smoothed(of_head, t, smooth) / static_cast<double>(group));
         }
       }
+      for (std::int64_t t = 0; smooth.of_group && t < before; ++t)
+        scores(h, t) = static_cast<float>(host::smoothed(of_group, t, smooth));
     }
   }
 
@@ -244,6 +252,7 @@ class host_exec {
   std::vector<double> sums_;
   std::vector<double> weights_;
   std::vector<double> mean_;
+  std::vector<double> group_;
   std::vector<std::int32_t> order_;
 };
 

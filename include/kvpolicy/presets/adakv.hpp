@@ -18,9 +18,12 @@ struct adakv {
   smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
   double alpha = .2;
   layering layers{};
+  std::int32_t after = 16;
 
   /// The setting of the paper's public implementations.
-  static constexpr adakv paper() noexcept { return {.window = 64, .smooth = {.how = smoothing::kind::average, .width = 5}}; }
+  static constexpr adakv paper() noexcept {
+    return {.window = 64, .smooth = {.how = smoothing::kind::average, .width = 5}, .after = 0};
+  }
 
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {
@@ -35,7 +38,7 @@ struct adakv {
   constexpr auto parts() const {
     return policy{keep{segment::tokens{}, pool::none{}, score::window_attention{.window = window, .smooth = smooth},
                        budget::adaptive{.each = {.count = tokens, .ratio = ratio}, .safe = alpha}, select::top{},
-                       window::tokens{.recent = window}, trigger::prefill{}, layers},
+                       window::tokens{.recent = window}, trigger::prefill{after}, layers},
                   keep_all{}};
   }
 };

@@ -25,17 +25,21 @@ struct chunkkv {
   select::merge reduce = select::merge::maximum;
   bool window_in_budget = false;
   layering layers{};
+  std::int32_t after = 16;
 
   /// The paper's setting: a small window, whose size it does not print, attention as it is, sums over chunks, and one choice
   /// for two layers.
-  static constexpr chunkkv paper() noexcept { return {.smooth = {}, .reduce = select::merge::sum, .layers = {.reuse = 2}}; }
+  static constexpr chunkkv paper() noexcept {
+    return {.smooth = {}, .reduce = select::merge::sum, .layers = {.reuse = 2}, .after = 0};
+  }
   /// The public implementation's: SnapKV's scores, means over longer chunks, the window within the budget.
   static constexpr chunkkv kvpress() noexcept {
     return {.chunk = 20,
             .window = 64,
             .smooth = {.how = smoothing::kind::average, .width = 5},
             .reduce = select::merge::mean,
-            .window_in_budget = true};
+            .window_in_budget = true,
+            .after = 0};
   }
 
   template <class Self, class Visit>
@@ -57,7 +61,7 @@ struct chunkkv {
         keep{segment::pages{chunk}, pool::none{},
              score::window_attention{.window = window, .smooth = smooth, .include_window = window_in_budget},
              budget::tokens{.count = tokens, .ratio = ratio, .of_units = window_in_budget}, select::top_of_layer{.by = reduce},
-             window::tokens{.recent = window_in_budget ? 0 : window}, trigger::prefill{}, layers},
+             window::tokens{.recent = window_in_budget ? 0 : window}, trigger::prefill{after}, layers},
         keep_all{}};
   }
 };

@@ -22,6 +22,8 @@ constexpr void observation_parameters(Preset& p, Visit visit) {
   visit("window", p.window, "observing queries, always kept");
   visit("kernel", p.smooth.width, "tokens that one score is smoothed over, odd");
   visit("smooth", p.smooth.how, "none, average or maximum");
+  visit("merge", p.smooth.queries, "how the observing queries are merged: mean or maximum");
+  visit("after", p.after, "tokens of the answer that the choice waits for; their queries observe too");
   layer_parameters(p, visit);
 }
 

@@ -16,10 +16,11 @@ struct pyramidkv {
   smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
   double beta = 20;
   layering layers{};
+  std::int32_t after = 16;
 
   /// The setting of the paper's public implementations.
   static constexpr pyramidkv paper() noexcept {
-    return {.window = 64, .smooth = {.how = smoothing::kind::average, .width = 5}};
+    return {.window = 64, .smooth = {.how = smoothing::kind::average, .width = 5}, .after = 0};
   }
 
   template <class Self, class Visit>
@@ -33,8 +34,9 @@ struct pyramidkv {
   }
 
   constexpr auto parts() const {
-    return snapkv{.tokens = tokens, .ratio = ratio, .window = window, .smooth = smooth, .taper = beta, .layers = layers}
-        .parts();
+    snapkv const made{
+        .tokens = tokens, .ratio = ratio, .window = window, .smooth = smooth, .taper = beta, .layers = layers, .after = after};
+    return made.parts();
   }
 };
 

@@ -13,7 +13,8 @@
 
 namespace kvpolicy::presets {
 
-/// The defaults are the setting that keeps answers on small models: a short window and wide neighbourhoods.
+/// The defaults are the setting that keeps answers on small models: a short window, wide neighbourhoods, and a choice that
+/// waits for the answer's first tokens (docs/results.md).
 struct snapkv {
   static constexpr char const* name = "snapkv";
   static constexpr char const* source = "what the prompt's last queries attend to (Li et al. 2024, arXiv 2404.14469)";
@@ -25,9 +26,12 @@ struct snapkv {
   smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
   double taper = 0;
   layering layers{};
+  std::int32_t after = 16;
 
   /// The setting of the paper's public implementations: window 64, average pooling over 5 tokens.
-  static constexpr snapkv paper() noexcept { return {.window = 64, .smooth = {.how = smoothing::kind::average, .width = 5}}; }
+  static constexpr snapkv paper() noexcept {
+    return {.window = 64, .smooth = {.how = smoothing::kind::average, .width = 5}, .after = 0};
+  }
 
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {
@@ -43,7 +47,7 @@ struct snapkv {
   constexpr auto parts() const {
     return policy{keep{segment::tokens{}, pool::none{}, score::window_attention{.window = window, .smooth = smooth},
                        budget::tokens{.count = tokens, .ratio = ratio, .taper = taper}, select::top{},
-                       window::tokens{.sinks = sinks, .recent = window}, trigger::prefill{}, layers},
+                       window::tokens{.sinks = sinks, .recent = window}, trigger::prefill{after}, layers},
                   keep_all{}};
   }
 };

@@ -7,18 +7,22 @@
 #include <limits>
 #include <span>
 
+#include "kvpolicy/primitive/score.hpp"
 #include "kvpolicy/view.hpp"
 
 namespace kvpolicy {
 
-/// How neighbouring tokens' attention is merged: stride 1, centred, `width` odd. Average counts the zeros that pad both
-/// ends; maximum pads with nothing.
+/// How a window's attention becomes one score for each token. Neighbours are merged with stride 1, centred, `width` odd:
+/// average counts the zeros that pad both ends; maximum pads with nothing.
 struct smoothing {
   enum class kind : std::uint8_t { none, average, maximum };
   friend constexpr auto names_of(kind) noexcept { return std::array{"none", "average", "maximum"}; }
   kind how = kind::none;
   std::int64_t width = 1;  ///< tokens
   bool of_group = false;   ///< smooth the query group's mean, not each query head by itself
+  /// How the window's queries are merged. The mean dilutes what one of many looks at; the maximum does not, and leaves out
+  /// queries that have a NaN.
+  group_merge queries = group_merge::mean;
 };
 
 /// One row smoothed, `of_group` aside; not in place. A neighbour at a time for all tokens, so that compilers have vectors.
@@ -45,8 +49,8 @@ inline void smooth_row(std::span<float const> row, smoothing smooth, std::span<f
 }
 
 /// scores(h, t) for the tokens t before the window, `[kv_heads, n - w]` with n = keys.tokens and w = queries.tokens:
-/// attention of the w last queries, each softmax over all keys that it may see (causal, window included), then mean over
-/// the window, then smoothed, then mean over KV head h's query heads (SnapKV, sec. 4; reading of kvpress).
+/// attention of the w last queries, each softmax over all keys that it may see (causal, window included), then mean (or
+/// maximum) over the window, then smoothed, then mean over KV head h's query heads (SnapKV, sec. 4; reading of kvpress).
 /// Needs 1 <= w <= n. O(w n q_heads head_dim); exponentials in fp32, sums of at least fp32.
 template <class Memory, class Exec>
 void window_attention(query_window const& queries, basic_rows<Memory> const& keys, smoothing smooth, table<float> scores,

@@ -54,7 +54,7 @@ struct accumulated_attention {
   /// At the prompt's end: the sums so far, of every token.
   template <class Input, executor Exec>
   void begin(Input const& input, Exec& exec) const {
-    query_window const queries = window_attention::queries_of(input, window).of(input.heads, input.view.shape().group());
+    query_window const queries = last_queries(input.prompt, window).of(input.heads, input.view.shape().group());
     table<float> const sums{input.memory.row(input.layer, input.heads.first), input.heads.count, input.tokens,
                             input.memory.tokens};
     seen_attention(queries, input.keys(), sums, exec);

@@ -44,7 +44,7 @@ struct expected_attention {
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
     cache_shape const shape = input.view.shape();
-    query_window const queries = window_attention::queries_of(input, window).of(input.heads, shape.group());
+    query_window const queries = last_queries(input.prompt, window).of(input.heads, shape.group());
     rotation const& rope = input.prompt->rope;
     std::int64_t const n = input.tokens;
     std::int64_t const first = std::min<std::int64_t>(sinks, n);

@@ -99,7 +99,7 @@ struct representatives {
   template <class Input, executor Exec>
   void begin(Input const& input, Exec& exec) const {
     if (unrotated) input.memory.turns.take(input.prompt->rope);
-    query_window const queries = window_attention::queries_of(input, window);
+    query_window const queries = last_queries(input.prompt, window);
     std::int64_t const group = queries.heads / input.view.shape().kv_heads;
     std::int64_t const before = input.prompt_tokens - queries.tokens;  // the first query's token
     for (std::int64_t h = input.heads.first; h < input.heads.first + input.heads.count; ++h) {

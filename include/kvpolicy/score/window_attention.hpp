@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kvpolicy/concepts.hpp"
+#include "kvpolicy/observed_queries.hpp"
 
 namespace kvpolicy::score {
 
@@ -21,19 +22,9 @@ struct window_attention {
 
   static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
 
-  /// The prompt's last `count` queries. Throws unsupported without any.
-  template <class Input>
-  static query_window queries_of(Input const& input, std::int64_t count) {
-    if (input.prompt == nullptr || input.prompt->queries.tokens < 1) {
-      throw unsupported(
-          "attention scores need the prompt's last queries, and none were observed: prefill with the policy attached");
-    }
-    return input.prompt->queries.last(std::min(input.prompt->queries.tokens, count));
-  }
-
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
-    query_window const queries = queries_of(input, window).of(input.heads, input.view.shape().group());
+    query_window const queries = last_queries(input.prompt, window).of(input.heads, input.view.shape().group());
     auto const keys = input.keys();
     std::int64_t const before = keys.tokens - queries.tokens;
     std::int64_t const wanted = out.columns;
@@ -51,7 +42,7 @@ struct window_attention {
   /// The same with the largest of the group's query heads in place of their mean, smoothed as one. `buffer`: `[tokens]`.
   template <class Input, executor Exec>
   void score_maximum(Input const& input, table<float> out, std::span<float> buffer, Exec& exec) const {
-    query_window const queries = queries_of(input, window).of(input.heads, input.view.shape().group());
+    query_window const queries = last_queries(input.prompt, window).of(input.heads, input.view.shape().group());
     auto const keys = input.keys();
     std::int64_t const before = keys.tokens - queries.tokens;
     std::int64_t const group = queries.heads / input.heads.count;
@@ -62,7 +53,8 @@ struct window_attention {
         one.data = queries.at(0, h * group + q);
         one.heads = 1;
         float* const to = q == 0 ? out.row(h) : buffer.data();
-        kvpolicy::window_attention(one, keys.of({h, 1}), {}, table<float>{to, 1, before, before}, exec);
+        kvpolicy::window_attention(one, keys.of({h, 1}), {.queries = smooth.queries}, table<float>{to, 1, before, before},
+                                   exec);
         for (std::int64_t t = 0; q > 0 && t < before; ++t) {
           if (!(to[t] <= out(h, t))) out(h, t) = to[t];
         }

@@ -239,7 +239,7 @@ KVPOLICY_API kvpolicy_status kvpolicy_bind_store(kvpolicy_state* state, kvpolicy
 KVPOLICY_API kvpolicy_status kvpolicy_store_append(kvpolicy_store* store, int64_t layer, kvpolicy_tensor const* keys,
                                                    kvpolicy_tensor const* values);
 /* Of a layer's tokens, those that the state bound to the store does not retain are gone. After the first step behind a prompt,
- * and after each step of a policy that evicts; for every layer. */
+ * and after each step of a policy that evicts or waits for an answer's first tokens; for every layer. */
 KVPOLICY_API kvpolicy_status kvpolicy_store_retain(kvpolicy_store* store, int64_t layer, kvpolicy_state* state);
 /* Threads that are the caller's: run(user, work, argument) calls work(argument) on some at once, one at least, and returns when
  * they all have. */

@@ -134,7 +134,7 @@ class basic_exec {
     std::int64_t const before = keys.tokens - queries.tokens;
     if (before <= 0) return;
     call const scope(*this);
-    launch_window_attention(device_, prompt_of(queries, keys), before, [&](smooth_sums_body::arguments& a) {
+    launch_window_attention(device_, prompt_of(queries, keys), before, smooth.queries, [&](smooth_sums_body::arguments& a) {
       a.how = static_cast<std::int32_t>(smooth.how);
       a.width = static_cast<std::int32_t>(smooth.width);
       a.of_group = smooth.of_group;
@@ -146,11 +146,12 @@ class basic_exec {
 
   void seen_attention(query_window const& queries, basic_rows<memory> const& keys, table<float> scores) {
     call const scope(*this);
-    launch_window_attention(device_, prompt_of(queries, keys), keys.tokens, [&](smooth_sums_body::arguments& a) {
-      a.by_seen = true;
-      a.scores = device_.out(scores.data, keys.heads, keys.tokens, scores.row_stride, false);
-      a.score_stride = scores.row_stride;
-    });
+    launch_window_attention(device_, prompt_of(queries, keys), keys.tokens, group_merge::mean,
+                            [&](smooth_sums_body::arguments& a) {
+                              a.by_seen = true;
+                              a.scores = device_.out(scores.data, keys.heads, keys.tokens, scores.row_stride, false);
+                              a.score_stride = scores.row_stride;
+                            });
     device_.finish();
   }
 

@@ -102,7 +102,8 @@ struct merge_statistics_body {
   }
 };
 
-/// sums(q, t) = sum over the window's queries of query head q's weight for token t, in the order of the queries.
+/// sums(q, t) = sum over the window's queries of query head q's weight for token t, in the order of the queries; or the
+/// largest.
 template <element_type E>
 struct window_sums_body {
   static constexpr unsigned threads = 256;
@@ -113,6 +114,7 @@ struct window_sums_body {
     std::int64_t columns = 0;        ///< tokens [0, columns) are wanted
     buffer<float> sums;              ///< `[q_heads, stride]`
     std::int64_t stride = 0;
+    bool largest = false;
   };
   template <class B>
   struct shared {
@@ -155,7 +157,8 @@ struct window_sums_body {
         float sum = s.sums[i];
         for (std::int64_t r = begin; r < tile_rows && r < behind; ++r) {
           float const weight = s.weights[r * tile_keys + (i - g * tile_keys)];
-          sum += weight;
+          if (!a.largest) sum += weight;
+          else if (weight > sum) sum = weight;
         }
         s.sums[i] = sum;
       }
@@ -184,6 +187,7 @@ struct smooth_sums_body {
     std::int64_t window = 0;
     std::int64_t tokens = 0;
     bool by_seen = false;  ///< divide by the queries that see the token, not by the window
+    bool largest = false;  ///< divide by neither: they are no sums, but the largest weights
     std::int32_t how = 0;  ///< smoothing::kind
     std::int32_t width = 1;
     bool of_group = false;
@@ -217,7 +221,7 @@ struct smooth_sums_body {
       result += smoothed;
     }
     std::int64_t const see_it = a.tokens - t < a.window ? a.tokens - t : a.window;
-    float const queries = static_cast<float>(a.by_seen ? see_it : a.window);
+    float const queries = a.largest ? 1.0f : static_cast<float>(a.by_seen ? see_it : a.window);
     float const width = a.how == 1 ? static_cast<float>(a.width) : 1.0f;
     block.global(a.scores)[block.y() * a.score_stride + t] = result / (static_cast<float>(a.group) * queries * width);
   }

@@ -15,7 +15,7 @@ namespace kvpolicy::cuda {
 
 /// Scores of tokens [0, columns) from the window's attention: `set` gives smoothing and where they go.
 template <device D, class Set>
-void launch_window_attention(D& device, prompt_attention const& what, std::int64_t columns, Set set) {
+void launch_window_attention(D& device, prompt_attention const& what, std::int64_t columns, group_merge merged, Set set) {
   expect_row("window_attention", what.keys.head_dim, what.group);
   if (columns <= 0) return;
   scratch_scope const scope(device);
@@ -34,7 +34,7 @@ void launch_window_attention(D& device, prompt_attention const& what, std::int64
     device.template launch<merge_statistics_body>({divided_up(heads * what.rows(), merge_statistics_body::threads), 1, 1},
                                                   {parts, splits, heads * what.rows(), statistics});
     device.template launch<window_sums_body<E>>({divided_up(columns, tile_keys), heads, 1},
-                                                {what, statistics, columns, sums, columns});
+                                                {what, statistics, columns, sums, columns, merged == group_merge::maximum});
   });
   smooth_sums_body::arguments a{};
   a.sums = sums;
@@ -43,6 +43,7 @@ void launch_window_attention(D& device, prompt_attention const& what, std::int64
   a.columns = columns;
   a.window = what.window;
   a.tokens = what.tokens;
+  a.largest = merged == group_merge::maximum;
   set(a);
   device.template launch<smooth_sums_body>({divided_up(columns, smooth_sums_body::threads), heads, 1}, a);
 }

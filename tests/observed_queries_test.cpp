@@ -1,0 +1,199 @@
+#include "kvpolicy/observed_queries.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+
+#include "conformance/random_cache.hpp"
+#include "conformance/rounds.hpp"
+#include "kvpolicy/kvpolicy.hpp"
+
+namespace kvpolicy_test {
+namespace {
+
+constexpr cache_shape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 8, .max_tokens = 160};
+constexpr std::int64_t query_row = shape.q_heads * shape.head_dim;
+
+/// A sequence of random rows with a query for each token and layer, as an engine has them.
+struct sequence {
+  explicit sequence(random_source& random)
+      : cache(shape, random.pick(layouts), 16, random, content::plain),
+        queries(random.reals(shape.layers * shape.max_tokens * query_row, 3)) {}
+
+  query_window window(std::int64_t layer, std::int64_t count, std::int64_t tokens) const {
+    std::int64_t const first = tokens - std::min(count, tokens);
+    return {queries.data() + (layer * shape.max_tokens + first) * query_row,
+            tokens - first,
+            shape.q_heads,
+            query_row,
+            shape.head_dim,
+            .5f};
+  }
+  template <class State>
+  void prefill(State& state, std::int64_t tokens, std::int64_t first = 0) {
+    for (std::int64_t l = 0; l < shape.layers; ++l)
+      state.prefill(own_view{&cache, tokens}, {l}, {.first = first, .queries = window(l, 8, tokens)}, exec);
+  }
+  /// The step that brings token `tokens - 1`.
+  template <class State>
+  std::vector<std::vector<range_list>> step(State& state, std::int64_t tokens) {
+    std::vector<std::vector<range_list>> all;
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      query_window const one = window(l, 1, tokens);
+      selection const kept =
+          state.choose(own_view{&cache, tokens}, {l}, {one.data, one.heads, one.head_stride, one.scale}, exec);
+      all.emplace_back(kept.lists().begin(), kept.lists().end());
+    }
+    return all;
+  }
+
+  random_cache cache;
+  std::vector<float> queries;
+  host_exec exec;
+};
+
+bool is_everything(std::vector<std::vector<range_list>> const& kept, std::int64_t tokens) {
+  for (auto const& lists : kept) {
+    for (range_list const& list : lists) {
+      if (token_count(list) != tokens) return false;
+    }
+  }
+  return true;
+}
+
+template <class Policy>
+void waits_and_decides_as_if_the_prompt_were_longer(Policy late) {
+  random_source random(20261124);
+  Policy at_once = late;
+  at_once.after = 0;
+  for (int round = 0; round < rounds_of(60); ++round) {
+    late.after = static_cast<std::int32_t>(random.between(1, 12));
+    late.window = at_once.window = static_cast<std::int32_t>(random.between(1, 8));
+    sequence of(random);
+    std::int64_t const prompt = random.between(60, 120);
+    auto waiting = start(late + presets::quest{.tokens = 24, .page = 4}, shape);
+    auto alone = start(late, shape);
+    of.prefill(waiting, prompt);
+    of.prefill(alone, prompt);
+    CHECK(alone.retained({0}).tokens() == prompt * shape.kv_heads);
+    for (std::int64_t t = prompt + 1; t < prompt + late.after; ++t) {
+      REQUIRE(is_everything(of.step(alone, t), t));
+      of.step(waiting, t);
+      REQUIRE(waiting.looked_at({0}, 0) == all_tokens);
+      if (random.one_in(8)) {  // the tail is removed and comes again
+        std::int64_t const back = random.between(prompt, t - 1);
+        for (std::int64_t again = back + 1; again <= t; ++again) of.step(alone, again), of.step(waiting, again);
+      }
+    }
+    std::int64_t const decided = prompt + late.after;
+    std::int64_t const revision = alone.revision({1});
+    auto const kept = of.step(alone, decided);
+    of.step(waiting, decided);
+    CHECK(alone.revision({1}) != revision);
+    auto longer = start(at_once, shape);
+    of.prefill(longer, decided);
+    auto composed = start(at_once + presets::quest{.tokens = 24, .page = 4}, shape);
+    of.prefill(composed, decided);
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      auto const same = longer.retained({l}).lists();
+      REQUIRE(std::ranges::equal(kept[static_cast<std::size_t>(l)], same));
+    }
+    for (std::int64_t t = decided + 1; t < decided + 6; ++t) {
+      REQUIRE(of.step(alone, t) == of.step(longer, t));
+      REQUIRE(of.step(waiting, t) == of.step(composed, t));
+    }
+  }
+}
+
+TEST_CASE("a retain that waits decides as if the answer's first tokens had been the prompt's") {
+  SECTION("snapkv") { waits_and_decides_as_if_the_prompt_were_longer(presets::snapkv{.tokens = 40, .sinks = 2}); }
+  SECTION("adakv") { waits_and_decides_as_if_the_prompt_were_longer(presets::adakv{.tokens = 40}); }
+  SECTION("pyramidkv") { waits_and_decides_as_if_the_prompt_were_longer(presets::pyramidkv{.tokens = 40}); }
+  SECTION("chunkkv, layers that follow another") {
+    waits_and_decides_as_if_the_prompt_were_longer(presets::chunkkv{.tokens = 40, .layers = {.reuse = 2}});
+  }
+}
+
+TEST_CASE("a prompt that goes on waits anew, and what was dropped stays dropped where rows are gone") {
+  random_source random(7);
+  sequence of(random);
+  auto state = start(presets::snapkv{.tokens = 20, .after = 2}, shape);
+  of.prefill(state, 60);
+  of.step(state, 61);
+  of.step(state, 62);
+  CHECK(state.retained({0}).tokens() == 20 * shape.kv_heads);
+  std::vector<std::vector<range_list>> there;
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    there.emplace_back(state.retained({l}).lists().begin(), state.retained({l}).lists().end());
+    for (range_list& list : there.back()) append(list, 62, 90, reason::open);
+  }
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    state.prefill(own_view{&of.cache, 90}, {l},
+                  {.first = 62, .queries = of.window(l, 8, 90), .there = there[static_cast<std::size_t>(l)]}, of.exec);
+  }
+  CHECK(state.retained({0}).tokens() == 48 * shape.kv_heads);
+  of.step(state, 91);
+  of.step(state, 92);
+  CHECK(state.retained({0}).tokens() == 20 * shape.kv_heads);
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+      for (token_range const& kept : state.retained({l}).of({h})) {
+        for (std::int64_t t = kept.begin; t < std::min<std::int64_t>(kept.end, 62); ++t) {
+          bool was_there = false;
+          for (token_range const& range : there[static_cast<std::size_t>(l)][static_cast<std::size_t>(h)])
+            was_there = was_there || (range.begin <= t && t < range.end);
+          CHECK(was_there);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a state that is saved while it waits goes on waiting where it is read") {
+  random_source random(11);
+  sequence of(random);
+  auto const policy = presets::snapkv{.tokens = 20, .after = 5};
+  auto first = start(policy, shape);
+  of.prefill(first, 60);
+  of.step(first, 61);
+  std::vector<std::byte> bytes;
+  state_writer writer(bytes);
+  first.archive(writer);
+  auto second = start(policy, shape);
+  state_reader reader(bytes);
+  second.archive(reader);
+  for (std::int64_t t = 62; t < 70; ++t) REQUIRE(of.step(first, t) == of.step(second, t));
+  CHECK(second.retained({0}).tokens() == 24 * shape.kv_heads);
+}
+
+TEST_CASE("what can't wait is refused by name") {
+  auto const says = [](auto const& policy, std::string const& what) {
+    try {
+      check(policy, shape);
+    } catch (invalid_value const& e) {
+      return std::string(e.what()).find(what) != std::string::npos;
+    }
+    return false;
+  };
+  CHECK(says(presets::snapkv{.tokens = 20, .after = -1}, "after is -1"));
+  auto keydiff = presets::keydiff{.tokens = 20}.parts();
+  keydiff.retain.trigger.after = 4;
+  CHECK(says(keydiff, "looks at no queries"));
+}
+
+TEST_CASE("queries are kept by their tokens, a removed tail's are replaced") {
+  observed_queries kept(1, 6, shape);
+  std::vector<float> values(static_cast<std::size_t>(4 * query_row));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  kept.begin(0, {values.data(), 3, shape.q_heads, query_row, shape.head_dim, .5f}, 10);
+  query_heads const next{values.data() + 3 * query_row, shape.q_heads, shape.head_dim, .5f};
+  kept.add(0, next, 10);
+  CHECK(kept.last(0, 9).tokens == 4);
+  CHECK(*kept.last(0, 1).at(0, 0) == values[static_cast<std::size_t>(3 * query_row)]);
+  kept.add(0, next, 8);  // tokens 8 and 9 came again
+  CHECK(kept.last(0, 9).tokens == 2);
+  CHECK(*kept.last(0, 2).at(0, 0) == 0);
+  kept.add(0, next, 3);  // before all that is known
+  CHECK(kept.last(0, 9).tokens == 1);
+}
+
+}  // namespace
+}  // namespace kvpolicy_test
