@@ -3,11 +3,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "kvpolicy/error.hpp"
-#include "kvpolicy/signals.hpp"
 #include "kvpolicy/rows.hpp"
+#include "kvpolicy/signals.hpp"
 
 namespace kvpolicy {
 
@@ -43,6 +44,8 @@ class observed_queries {
   void add(std::size_t layer, query_heads const& queries, std::int64_t tokens) {
     of_layer& one = layers_[layer];
     one.first = std::min(one.first, tokens);
+    KVPOLICY_EXPECTS(tokens - one.first < room_, "token " + std::to_string(tokens) + " is more than " + std::to_string(room_) +
+                                                     " behind the first whose queries are kept; begin with the prompt");
     for (std::int64_t h = 0; h < heads_; ++h) std::copy_n(queries.head(h), dim_, row(layer, tokens - one.first) + h * dim_);
     one.end = tokens + 1;
   }
@@ -57,6 +60,11 @@ class observed_queries {
   template <class Archive>
   void archive(Archive& a) {
     a(data_, layers_);
+    if constexpr (Archive::reads) {
+      for (of_layer const& one : layers_) {
+        if (one.first < 0 || one.end < one.first || one.end - one.first > room_) Archive::refuse();
+      }
+    }
   }
 
  private:
