@@ -114,7 +114,7 @@ def from_a_script(work):
     wait = work.write("wait", '#!/bin/sh\n"$@"\nexit $?\n')
     for script in (become, wait):
         os.chmod(script, 0o755)
-    with server(work, of, of.exec("snapkv:tokens=128") + [become], "-c", "1024", "-np", "1") as s:
+    with server(work, of, of.exec("snapkv:tokens=128,after=0") + [become], "-c", "1024", "-np", "1") as s:
         given = s.chat(text)
         line = s.requests(1)[0]
         expect(code in given.text, f"from a script: {given.text!r}")
@@ -152,7 +152,7 @@ def not_served(work, policy, why, *options):
 def strict_request(work):
     """One that can't be served once the server runs fails alone, with one line; here, behind a shift."""
     options = ("-c", "256", "-np", "1", "--context-shift")
-    with server(work, of, of.exec("snapkv:tokens=64", "--strict"), *options) as s:
+    with server(work, of, of.exec("snapkv:tokens=64,after=0", "--strict"), *options) as s:
         try:
             given = s.chat(needle(4826, 24, .5), 220, ignore_eos=True)
             expect(False, f"strict, and it was answered: {given}")
@@ -179,7 +179,7 @@ def another_version(work):
         expect(len(lines) == 1, f"another version: {lines}")
         for pattern in (*versions, "goes on without"):
             expect(re.search(pattern, lines[0]), f"another version, the line lacks /{pattern}/: {lines}")
-    with server(work, of, of.preloaded("KVPOLICY=snapkv:tokens=128", behind=other), "-c", "1024", "-np", "1") as s:
+    with server(work, of, of.preloaded("KVPOLICY=snapkv:tokens=128,after=0", behind=other), "-c", "1024", "-np", "1") as s:
         expect(code in s.chat(text).text and len(s.lines()) == 1, f"another version: {s.lines()}")
     refused(work, of.preloaded("KVPOLICY=snapkv:tokens=64;strict", behind=other) + command, *versions)
 
