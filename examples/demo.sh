@@ -22,11 +22,8 @@ mkdir -p build/demo
 cmake --preset release >build/configure.log 2>&1 || { cat build/configure.log >&2; exit 1; }
 watched "building" build/build.log cmake --build --preset release --target kvpolicy-run
 
-# compare ARGUMENTS...: dense decoding beside policies, on prompts that end in the beginning of the answer.
-compare() {
-  build/release/tools/kvpolicy-run --model build/engine/model.gguf --compare \
-    --answer-prefix $'\nThe special magic number for Oslo mentioned in the provided text is' "$@"
-}
+# compare ARGUMENTS...: dense decoding beside policies, asked as a chat asks.
+compare() { build/release/tools/kvpolicy-run --model build/engine/model.gguf --compare --chat "$@"; }
 python3 examples/haystack.py --words 3400 --depth 0.5 >build/demo/first.txt
 compare --prompt-file build/demo/first.txt --policy full --policy snapkv --policy quest
 echo "The next table has more policies, on a longer prompt."

@@ -13,8 +13,8 @@ std::string first_words(std::string const& answer) {
     if (static_cast<unsigned char>(c) < 0x20) text += text.empty() || text.back() == ' ' ? "" : " ";
     else text += c;
   }
-  if (text.size() <= 40) return text;
-  std::size_t cut = 40;
+  if (text.size() <= 48) return text;
+  std::size_t cut = 48;
   while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xc0u) == 0x80u) --cut;  // not inside a character
   return text.substr(0, cut) + "...";
 }
