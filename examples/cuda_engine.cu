@@ -207,7 +207,7 @@ int main() try {
   }
   run("chess", kv::presets::chess{});
   static std::vector<std::uint8_t> const boundary{0, 1};
-  kv::presets::sentencekv sentences{.window = 1};
+  kv::presets::sentencekv sentences{.window = 1, .after = 0};
   sentences.sentences.boundary = boundary;
   run("sentencekv", sentences);
 } catch (std::exception const& e) {

@@ -226,7 +226,7 @@ void policies(gpu& on, situation const& at, std::int64_t tokens, std::string con
     bool const pivot = head % kv_heads == 0;
     profile.push_back({.role = pivot ? head_role::pivot : head_role::satellite, .pivot = pivot ? -1 : 0, .stability = .5f});
   }
-  presets::heterocache const heterocache{.heads = profile, .tokens = few};
+  presets::heterocache const heterocache{.heads = profile, .tokens = few, .after = 0};
   int const look = std::max(heterocache.every, heterocache.window) - 1;
   step(on, at, "heterocache " + budget, heterocache, tokens, 0, {}, "between looks");
   double const keys_of_pivot = static_cast<double>(at.batch * at.context * head_dim) * 2;

@@ -30,7 +30,7 @@ struct act_facts {
   std::int64_t observation_queries = 0;  ///< of the prompt's, the last ones that it looks at; all_queries for every one
   bool keeps_all = false;
   bool evicts = false;         ///< drops tokens while decoding
-  std::int64_t after = 0;      ///< tokens of the answer that the retain waits for before it drops what it does not keep
+  std::int64_t after = 0;      ///< tokens of the answer that are waited for, before anything is dropped or left unread
   bool fixed_indices = false;  ///< can't do with a retain that does so
   bool whole_prompts = false;  ///< as a retain, decides a prompt that goes on by all tokens before, or refuses
   bool relative = false;       ///< keeps a share of the tokens, not a number of them
@@ -100,6 +100,9 @@ keep(Segment, Pool, Score, Budget, Select, Window, Trigger, layering)
 
 /// The act that keeps everything.
 struct keep_all {
+  /// As a retain: tokens of the answer that the retrieve waits for. Until then all is read.
+  std::int32_t after = 0;
+
   static constexpr signals needs = signals::none;
   static constexpr scope granularity = scope::request;
 };
@@ -147,7 +150,7 @@ concept waits_for_answers = requires(Act const& act) {
   act.trigger.after;
 };
 
-inline act_facts facts_of(keep_all const&) noexcept { return {.keeps_all = true}; }
+inline act_facts facts_of(keep_all const& act) noexcept { return {.keeps_all = true, .after = act.after}; }
 template <class... Parts>
 act_facts facts_of(keep<Parts...> const& act) noexcept {
   using type = keep<Parts...>;
@@ -165,14 +168,17 @@ act_facts facts_of(keep<Parts...> const& act) noexcept {
   return facts;
 }
 
-inline void check(keep_all const&, cache_shape const&) noexcept {}
+inline void check_after(std::int32_t after) {
+  KVPOLICY_EXPECTS(after >= 0, "after is " + std::to_string(after) + " tokens; it can't be negative");
+}
+inline void check(keep_all const& act, cache_shape const&) { check_after(act.after); }
 
 /// Waiting is of use where the scorer observes the last queries, and remembers nothing of the prompt beside them.
 template <class... Parts>
 void check_waiting(keep<Parts...> const& act) {
   using score = typename keep<Parts...>::score_type;
   std::int32_t const after = act.trigger.after;
-  KVPOLICY_EXPECTS(after >= 0, "after is " + std::to_string(after) + " tokens; it can't be negative");
+  check_after(after);
   constexpr bool observes = contains(score::needs, signals::observation_queries) && !memory_of<score>::hears_prompts;
   KVPOLICY_EXPECTS(
       after == 0 || observes,

@@ -21,6 +21,7 @@ class any_stage {
     virtual void cut(layer_id layer, head_range heads, std::int64_t indices) = 0;
     virtual std::unique_ptr<model> copy() const = 0;
     virtual void prefill(View const&, layer_id, retained_tokens const&, prompt_signals const&, Exec&) = 0;
+    virtual void wait(layer_id, std::int64_t tokens, prompt_signals const&) = 0;
     virtual void choose(View const&, layer_id, retained_tokens const&, step_signals const&, Exec&) = 0;
     virtual void observe(std::int64_t tokens, step_outcome const& outcome, Exec& exec) = 0;
     virtual void tell(listener const& listen) const = 0;
@@ -40,6 +41,9 @@ class any_stage {
     void prefill(View const& view, layer_id layer, retained_tokens const& retained, prompt_signals const& prompt,
                  Exec& exec) override {
       at_work.prefill(view, layer, retained, prompt, exec);
+    }
+    void wait(layer_id layer, std::int64_t tokens, prompt_signals const& prompt) override {
+      at_work.wait(layer, tokens, prompt);
     }
     void choose(View const& view, layer_id layer, retained_tokens const& retained, step_signals const& step,
                 Exec& exec) override {
@@ -71,6 +75,7 @@ class any_stage {
   void prefill(View const& view, layer_id layer, retained_tokens const& retained, prompt_signals const& prompt, Exec& exec) {
     model_->prefill(view, layer, retained, prompt, exec);
   }
+  void wait(layer_id layer, std::int64_t tokens, prompt_signals const& prompt) { model_->wait(layer, tokens, prompt); }
   void choose(View const& view, layer_id layer, retained_tokens const& retained, step_signals const& step, Exec& exec) {
     model_->choose(view, layer, retained, step, exec);
   }

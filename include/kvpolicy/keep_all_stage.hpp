@@ -20,6 +20,7 @@ class keep_all_stage {
   void prefill(View const& view, layer_id, retained_tokens const&, prompt_signals const&, Exec&) noexcept {
     append(kept_, 0, view.tokens(), reason::open);
   }
+  void wait(layer_id, std::int64_t tokens, prompt_signals const&) noexcept { append(kept_, 0, tokens, reason::open); }
   template <class View, class Exec>
   void choose(View const& view, layer_id, retained_tokens const&, step_signals const&, Exec&) noexcept {
     append(kept_, 0, view.tokens(), reason::open);

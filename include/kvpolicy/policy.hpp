@@ -91,6 +91,10 @@ void check(Policy const& policy, cache_shape const& shape) {
   check_retrieve(parts.retrieve, shape);
   act_facts const retain = facts_of(parts.retain);
   act_facts const retrieve = facts_of(parts.retrieve);
+  if (retain.after > 0 && std::max(retain.observation_queries, retrieve.observation_queries) == all_queries) {
+    throw unsupported("after is " + std::to_string(retain.after) +
+                      ", and the policy looks at every query of the prompt, which are not kept so long; set it to 0");
+  }
   if (retain.keeps_all || retrieve.keeps_all) return;
   if (retain.granularity > retrieve.granularity) {
     throw unsupported(std::string("the retain keeps other tokens for each ") + name_of(retain.granularity) +
@@ -122,6 +126,7 @@ request_of<Policy> start(Policy const& policy, cache_shape const& shape) {
 /// A policy that retains alone, and one that retrieves alone: together one policy.
 template <class Retain, class Retrieve>
 constexpr policy<Retain, Retrieve> join(policy<Retain, keep_all> const& retain, policy<keep_all, Retrieve> const& retrieve) {
+  KVPOLICY_EXPECTS(retrieve.retain.after == 0, "after is the retain's where there is one; set it there");
   return {retain.retain, retrieve.retrieve};
 }
 template <policy_like Retain, policy_like Retrieve>

@@ -8,6 +8,7 @@
 
 #include "kvpolicy/indexed_tokens.hpp"
 #include "kvpolicy/keep_all_stage.hpp"
+#include "kvpolicy/late_choice.hpp"
 #include "kvpolicy/retain_stage.hpp"
 #include "kvpolicy/retrieve_stage.hpp"
 #include "kvpolicy/signal_checks.hpp"
@@ -34,6 +35,8 @@ class request {
                shape.max_tokens),
         retain_(start_retain(retain, shape)),
         retrieve_(start_retrieve(retrieve, shape, retain_.max_ranges())) {
+    std::int64_t const window = std::max(retain_facts_.observation_queries, retrieve_facts_.observation_queries);
+    if (retain_facts_.after > 0) late_ = {retain_facts_.after, window, shape};
     if (!retain_facts_.keeps_all && retrieves()) retained_ = indexed_tokens(retain_facts_.granularity, shape);
   }
 
@@ -54,7 +57,7 @@ class request {
 
   /// What a step reads in this layer; after choose.
   selection kept(layer_id layer) const noexcept {
-    if (retrieves()) return {retrieve_facts_.granularity, retrieve_.lists(layer), shape_.kv_heads};
+    if (retrieves() && !late_.waits(layer)) return {retrieve_facts_.granularity, retrieve_.lists(layer), shape_.kv_heads};
     return retained(layer);
   }
   /// What is there at all in this layer, read or not; after prefill.
@@ -62,6 +65,8 @@ class request {
     return {retain_facts_.granularity, retain_.lists(layer), shape_.kv_heads};
   }
 
+  /// Whether the layer's choice waits for more of the answer: all that is there is read.
+  bool waits(layer_id layer) const noexcept { return late_.waits(layer); }
   /// Changes whenever the retain drops tokens of this layer.
   std::int64_t revision(layer_id layer) const noexcept { return retain_.revision(layer); }
 
@@ -69,7 +74,7 @@ class request {
   /// full, or every one (all_tokens), where keys are looked at one by one or all that is retained is read. The others' rows may
   /// be elsewhere until they are chosen. After prefill.
   std::int64_t looked_at(layer_id layer, std::int64_t head) const {
-    if (!retrieves()) return all_tokens;
+    if (!retrieves() || late_.waits(layer)) return all_tokens;
     return std::max(retain_.looked_at(layer, head), retrieve_.looked_at(layer, head));
   }
 
@@ -89,8 +94,8 @@ class request {
       truncate(prompt.first);
       order_.begin_prompt(prompt.first, tokens);
     }
-    retain_.prefill(view, layer, {}, prompt, exec);
-    retrieve_.prefill(view, layer, follow_retain(layer, tokens), prompt, exec);
+    if (late_.in_use()) wait(layer, tokens, prompt);
+    else decide(view, layer, prompt, exec);
     order_.prefilled_one();
   }
 
@@ -109,7 +114,15 @@ class request {
       order_.begin_step(tokens);
     }
     retain_.choose(view, layer, {}, step, exec);
-    if (retrieves()) retrieve_.choose(view, layer, follow_retain(layer, tokens), step, exec);
+    if (late_.waits(layer)) {
+      retrieve_.wait(layer, tokens, {.first = tokens - 1, .token_ids = {&step.token_id, 1}});
+      late_.add(layer, step.queries, tokens);
+    }
+    if (late_.due(layer, tokens)) {
+      decide(view, layer, late_.prompt(layer, retain_.lists(layer), tokens), exec);
+      late_.end(layer);
+    }
+    if (retrieves() && !late_.waits(layer)) retrieve_.choose(view, layer, follow_retain(layer, tokens), step, exec);
     order_.chosen_one();
     return kept(layer);
   }
@@ -135,7 +148,7 @@ class request {
   /// threw while it was read is of no use.
   template <class Archive>
   void archive(Archive& a) {
-    a(order_, retained_);
+    a(order_, retained_, late_);
     retain_.archive(a);
     retrieve_.archive(a);
   }
@@ -148,8 +161,21 @@ class request {
  private:
   bool retrieves() const noexcept { return !retrieve_facts_.keeps_all; }
 
+  template <class View, class Exec>
+  void decide(View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
+    retain_.prefill(view, layer, {}, prompt, exec);
+    retrieve_.prefill(view, layer, follow_retain(layer, view.tokens()), prompt, exec);
+  }
+  /// Until the answer has as many tokens as the policy waits for, all that is there stays, and is read.
+  void wait(layer_id layer, std::int64_t tokens, prompt_signals const& prompt) {
+    late_.begin(layer, prompt, tokens);
+    retain_.wait(layer, tokens, prompt);
+    retrieve_.wait(layer, tokens, prompt);
+  }
+
   /// Forgets every token from `tokens` on. What was decided among the tokens before stands.
   void truncate(std::int64_t tokens) {
+    late_.truncate(tokens);
     retain_.truncate(tokens);
     retrieve_.truncate(tokens);
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
@@ -172,6 +198,7 @@ class request {
   decltype(start_retain(std::declval<Retain const&>(), cache_shape{})) retain_;
   decltype(start_retrieve(std::declval<Retrieve const&>(), cache_shape{}, std::int64_t{})) retrieve_;
   indexed_tokens retained_;  ///< where there are both acts
+  late_choice late_;         ///< where the policy waits for the answer's first tokens
 };
 
 }  // namespace kvpolicy

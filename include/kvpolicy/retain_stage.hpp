@@ -9,19 +9,16 @@
 #include <vector>
 
 #include "kvpolicy/eviction.hpp"
-#include "kvpolicy/observed_queries.hpp"
 #include "kvpolicy/stage.hpp"
 #include "kvpolicy/tokens_there.hpp"
 
 namespace kvpolicy {
 
 /// A retain at work. Tokens that come after the prompt are kept until the trigger is due; then an evicting scorer chooses
-/// again among those that are still there. A retain that waits for the answer's first tokens keeps all until they are there,
-/// and then decides as if they had been the prompt's.
+/// again among those that are still there.
 template <class Act>
 class retain_stage {
   static constexpr bool evicts = evicting_scorer<typename Act::score_type>;
-  static constexpr bool may_wait = waits_for_answers<Act> && contains(Act::score_type::needs, signals::observation_queries);
 
  public:
   retain_stage(Act const& act, cache_shape const& shape)
@@ -37,11 +34,7 @@ class retain_stage {
         revisions_(kept_.slots()),
         chosen_at_(kept_.slots()),
         pending_(kept_.slots(), false),
-        decides_at_(kept_.slots(), decided),
         eviction_(shape.kv_heads, evicts ? shape.max_tokens : 0) {
-    if constexpr (may_wait) {
-      if (waits()) observed_ = {static_cast<std::int64_t>(kept_.slots()), act_.score.window + act_.trigger.after, shape};
-    }
     for (layer_lists* const lists : {&kept_, &next_}) {
       for (range_list& list : lists->all()) list.reserve(static_cast<std::size_t>(max_ranges()));
     }
@@ -55,9 +48,8 @@ class retain_stage {
   /// The most ranges of a list: the window may cut it into as many more.
   std::int64_t max_ranges() const { return act_.select.max_ranges(act_, shape_) + 5; }
 
-  /// What evicts weighs all that it keeps, and so does what has yet to decide.
+  /// What evicts weighs all that it keeps.
   std::int64_t looked_at(layer_id layer, std::int64_t) const noexcept {
-    if (decides_at_[kept_.slot(layer)] != decided) return all_tokens;
     return evicts && Act::trigger_type::while_decoding && !act_.layers.dense(layer) ? all_tokens : 0;
   }
 
@@ -70,9 +62,6 @@ class retain_stage {
     for (range_list& list : next_.all()) kvpolicy::truncate(list, tokens);
     for (std::int64_t& at : chosen_at_) at = std::min(at, tokens);
     for (std::int64_t& among : among_) among = tokens == 0 ? undecided : std::min(among, tokens);
-    for (std::int64_t& at : decides_at_) {
-      if (at != decided) at = tokens == 0 ? decided : std::min(at, tokens + after());
-    }
   }
   /// Nothing is kept by the index of what is retained.
   void cut(layer_id, head_range, std::int64_t) noexcept {}
@@ -83,8 +72,24 @@ class retain_stage {
       return expect_there(kept_.of(layer), prompt.there, view.tokens());
     }
     act_.pool.update(summaries_, view, layer, {0, shape_.kv_heads}, view.tokens(), exec);
-    if (waits()) wait(layer, view.tokens(), prompt);
-    else decide(view, layer, prompt, {}, exec);
+    decide(view, layer, prompt, {}, exec);
+  }
+
+  /// All that is there stays, until prefill is called.
+  void wait(layer_id layer, std::int64_t tokens, prompt_signals const& prompt) {
+    if (Act::granularity == scope::request && layer.value != 0) return;
+    std::size_t const at = kept_.slot(layer);
+    std::span const lists = kept_.of(layer);
+    if (!prompt.there.empty()) there_.list(prompt.there, lists.size(), shape_.max_tokens);
+    for (std::size_t l = 0; l < lists.size(); ++l) {
+      lists[l].clear();
+      if (prompt.there.empty()) append(lists[l], 0, tokens, reason::open);
+      for (token_range const& range : prompt.there.empty() ? range_list{} : prompt.there[prompt.there.size() == 1 ? 0 : l])
+        append(lists[l], range.begin, range.end, reason::open);
+    }
+    among_[at] = chosen_at_[at] = tokens;
+    pending_[at] = false;
+    ++revisions_[at];
   }
 
   /// The current token is there; before it is attended to.
@@ -101,7 +106,6 @@ class retain_stage {
     }
     for (range_list& list : kept_.of(layer)) append(list, among_[at], tokens, reason::open);
     among_[at] = tokens;
-    if (decides_at_[at] != decided) return decide_late(view, layer, signals.queries, exec);
     if constexpr (evicts) {
       if (!act_.layers.dense(layer) && act_.trigger.due(trigger_, layer, {0}, tokens - chosen_at_[at])) {
         evict(view, layer, signals.queries, exec);
@@ -123,7 +127,7 @@ class retain_stage {
 
   template <class Archive>
   void archive(Archive& a) {
-    a(kept_, next_, among_, revisions_, chosen_at_, pending_, decides_at_, observed_);
+    a(kept_, next_, among_, revisions_, chosen_at_, pending_);
     archive_if(a, summaries_, true, "pool");
     archive_if(a, trigger_, Act::trigger_type::needs != signals::none, "trigger");
     archive_if(a, memory_, decltype(memory_)::hears_prompts || decltype(memory_)::hears_steps, "scorer");
@@ -131,51 +135,6 @@ class retain_stage {
 
  private:
   static constexpr std::int64_t undecided = -1;
-  static constexpr std::int64_t decided = -1;
-
-  std::int64_t after() const noexcept {
-    if constexpr (may_wait) return act_.trigger.after;
-    else return 0;
-  }
-  bool waits() const noexcept { return after() > 0; }
-
-  /// All that is there stays, until the answer has as many tokens as the trigger waits for.
-  void wait(layer_id layer, std::int64_t tokens, prompt_signals const& prompt) {
-    std::size_t const at = kept_.slot(layer);
-    std::span const lists = kept_.of(layer);
-    if (!prompt.there.empty()) there_.list(prompt.there, lists.size(), shape_.max_tokens);
-    for (std::size_t l = 0; l < lists.size(); ++l) {
-      lists[l].clear();
-      if (prompt.there.empty()) append(lists[l], 0, tokens, reason::open);
-      for (token_range const& range : prompt.there.empty() ? range_list{} : prompt.there[prompt.there.size() == 1 ? 0 : l])
-        append(lists[l], range.begin, range.end, reason::open);
-    }
-    among_[at] = chosen_at_[at] = tokens;
-    pending_[at] = false;
-    ++revisions_[at];
-    if constexpr (may_wait) {
-      decides_at_[at] = tokens + act_.trigger.after;
-      observed_.begin(at, last_queries(&prompt, act_.score.window), tokens);
-    }
-  }
-
-  /// The current token is one that the choice waits for, or the last of them.
-  template <class View, class Exec>
-  void decide_late(View const& view, layer_id layer, query_heads const& queries, Exec& exec) {
-    if constexpr (may_wait) {
-      std::size_t const at = kept_.slot(layer);
-      std::int64_t const tokens = view.tokens();
-      observed_.add(at, queries, tokens - 1);
-      if (tokens < decides_at_[at]) return;
-      decides_at_[at] = decided;
-      std::span const there = next_.of(layer);
-      std::ranges::copy(kept_.of(layer), there.begin());
-      bool const whole = std::ranges::all_of(there, [&](range_list const& list) { return token_count(list) == tokens; });
-      prompt_signals const prompt{.queries = observed_.last(at, act_.score.window),
-                                  .there = whole ? std::span<range_list const>{} : there};
-      decide(view, layer, prompt, {}, exec);
-    }
-  }
 
   /// What the window protects of `tokens` tokens, within what a list may keep; and that.
   std::pair<protected_tokens, std::int64_t> protection(layer_id layer, std::int64_t tokens) const {
@@ -289,8 +248,6 @@ class retain_stage {
   std::vector<std::int64_t> revisions_;
   std::vector<std::int64_t> chosen_at_;  ///< tokens at the last choice
   std::vector<char> pending_;
-  std::vector<std::int64_t> decides_at_;  ///< tokens of the sequence then; `decided`
-  observed_queries observed_;             ///< where the choice waits
   eviction eviction_;
   tokens_there there_;  ///< of the layer that is decided, where tokens are gone
 };

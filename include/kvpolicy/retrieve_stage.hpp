@@ -81,9 +81,7 @@ class retrieve_stage {
       c.decided = false;
       c.at = prompt_;
     }
-    if constexpr (Act::segment_type::ragged) {
-      if (layer.value == 0) summaries_.extend(act_.segment, prompt.first, prompt.token_ids);
-    }
+    extend(layer, prompt);
     if constexpr (requires { act_.pool.begin(summaries_, prompt); }) act_.pool.begin(summaries_, prompt);
     each_group(view, retained, shape_.kv_heads, by_head, [&](auto const& indices, head_range heads) {
       act_.pool.update(summaries_, indices, layer, heads, indices.tokens(), exec);
@@ -100,6 +98,9 @@ class retrieve_stage {
       }
     });
   }
+
+  /// Token ids are told once, though the choice comes later.
+  void wait(layer_id layer, std::int64_t, prompt_signals const& prompt) { extend(layer, prompt); }
 
   /// Chooses for the view's last token.
   template <class View, class Exec>
@@ -166,6 +167,12 @@ class retrieve_stage {
   std::span<choice> choices_of(layer_id layer) noexcept {
     std::size_t const lists = kept_.of(layer).size();
     return std::span(choices_).subspan(kept_.slot(layer) * lists, lists);
+  }
+
+  void extend(layer_id layer, prompt_signals const& prompt) {
+    if constexpr (Act::segment_type::ragged) {
+      if (layer.value == 0) summaries_.extend(act_.segment, prompt.first, prompt.token_ids);
+    }
   }
 
   /// How many of the retained tokens are the prompt's.

@@ -182,9 +182,9 @@ void sequence::step(layer_id layer, node_queries const& q, float* out, simd_exec
   query_heads const queries = queries_of(q);
   layer_table_view const view = view_of(tokens());
   if (options_.on_queries) options_.on_queries(id_, layer, view, queries, exec);
-  std::int64_t const revision = request_->revision(layer);
+  bool const waited = request_->waits(layer);
   selection kept = request_->choose(view, layer, {queries, token_id_}, exec);
-  bool const decided = prompted || (facts_.after > 0 && request_->revision(layer) != revision);
+  bool const decided = prompted || (waited && !request_->waits(layer));
   statistics_.choose_seconds += seconds_since(start);
   if (resident_) {
     auto const fetching = std::chrono::steady_clock::now();

@@ -250,7 +250,7 @@ TEST_CASE("prompts are refused where they do not fit: order, room, pages, and ea
   CHECK(prefill(1, 40) == KVPOLICY_OK);
 
   std::vector<std::uint8_t> const boundary{0, 1, 0};
-  c_state const sentences = started(parsed("sentencekv:tokens=24,window=4", boundary), w.shape);
+  c_state const sentences = started(parsed("sentencekv:tokens=24,window=4,after=0", boundary), w.shape);
   for (std::int64_t l = 0; l < 2; ++l) kvpolicy_bind(sentences.get(), l, w.keys, w.keys, nullptr);
   all = w.prompt();
   refused(kvpolicy_prefill(sentences.get(), 0, 41, &all),

@@ -50,8 +50,8 @@ std::vector<std::string> policies(cache_shape const& shape) {
           "expected_attention:ratio=0.5,future=16",
           "lagkv:ratio=0.5,lag=8",
           "chess:tokens=64,page=8,sink_pages=1,recent_pages=2",
-          "sentencekv:tokens=48,window=8,longest=16",
-          "heterocache:tokens=40,window=3,profile=" + profile_path(shape),
+          "sentencekv:tokens=48,window=8,longest=16,after=4",
+          "heterocache:tokens=40,window=3,after=0,profile=" + profile_path(shape),
           "snapkv:tokens=60,window=8+quest:tokens=24,page=4"};
 }
 

@@ -76,8 +76,8 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: sentencekv", "[c
   run_batches<presets::sentencekv>(
       6, 24,
       [](random_source& random, cache_shape const& shape) {
-        presets::sentencekv made{.tokens = static_cast<std::int32_t>(random.between(14, 40)),
-                                 .keep = random.one_in(2) ? 1.5 : 1};
+        presets::sentencekv made{
+            .tokens = static_cast<std::int32_t>(random.between(14, 40)), .keep = random.one_in(2) ? 1.5 : 1, .after = 0};
         made.sentences.boundary = boundary;
         made.sentences.shortest = static_cast<std::int32_t>(random.between(1, 3));
         made.sentences.longest = static_cast<std::int32_t>(random.between(3, 20));
@@ -144,7 +144,8 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: heterocache", "[
             .chance_corrected = random.one_in(3),
             .observe = static_cast<std::int32_t>(random.between(1, 4)),
             .monitor_smooth = random.one_in(2) ? 1 : 3,
-            .least = 4};
+            .least = 4,
+            .after = 0};
       },
       false);
 }
@@ -240,7 +241,7 @@ TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cud
   wide.q_heads = 17;
   REQUIRE_THROWS_AS((cuda::decoder<presets::full, test_device>(presets::full{}, wide, 1, device)), unsupported);
   std::vector<std::uint8_t> const boundary{0, 1};
-  presets::sentencekv const sentences{.tokens = 30, .sentences = {.boundary = boundary}};
+  presets::sentencekv const sentences{.tokens = 30, .sentences = {.boundary = boundary}, .after = 0};
   auto by_sentence = made(sentences);
   REQUIRE_THROWS_AS(by_sentence.choose(cache.view(), {0}, {}, 1), invalid_value);  // no ids
 }

@@ -182,7 +182,7 @@ TEST_CASE("every preset selects with the kernels what it selects with host_exec"
   SECTION("sentencekv") {
     static constexpr std::array<std::uint8_t, 12> boundary{0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0};
     but_for_rounding(19, [](random_source& r, cache_shape const&) {
-      presets::sentencekv made{.tokens = some(r, 16, 36), .keep = 1.5};
+      presets::sentencekv made{.tokens = some(r, 16, 36), .keep = 1.5, .after = 0};
       made.sentences.boundary = boundary;
       made.sentences.shortest = 2;
       return made;
@@ -198,8 +198,14 @@ TEST_CASE("every preset selects with the kernels what it selects with host_exec"
                            .pivot = first ? -1 : 0,
                            .stability = .1f + std::abs(r.real())});
       }
-      return presets::heterocache{
-          .heads = profile, .tokens = some(r, 24, 36), .full_share = .6, .window = 3, .every = 3, .observe = 4, .least = 6};
+      return presets::heterocache{.heads = profile,
+                                  .tokens = some(r, 24, 36),
+                                  .full_share = .6,
+                                  .window = 3,
+                                  .every = 3,
+                                  .observe = 4,
+                                  .least = 6,
+                                  .after = 0};
     });
   }
 }

@@ -15,7 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
     if (to_json(parse_profile(text, "again")) != text) std::abort();
     cache_shape const shape{read.layers, 2 * read.kv_heads, read.kv_heads, 4, 64, element_type::f32};
     if (shape.layers * shape.kv_heads > 64) return 0;
-    presets::heterocache policy{.tokens = 24};
+    presets::heterocache policy{.tokens = 24, .after = 0};
     policy.heads = read.heads;
     auto state = start(policy, shape);
     std::vector<float> cells(static_cast<std::size_t>(64 * shape.kv_heads * 4));

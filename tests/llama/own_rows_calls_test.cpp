@@ -267,7 +267,7 @@ constexpr std::array profile{head_profile{.role = head_role::pivot, .stability =
 
 presets::sentencekv sentencekv() {
   static std::vector<std::uint8_t> const none(256);  // no token ends a sentence: the longest do
-  return {.tokens = 24, .keep = 2, .sentences = {.boundary = none, .longest = 12}};
+  return {.tokens = 24, .keep = 2, .sentences = {.boundary = none, .longest = 12}, .after = 0};
 }
 
 }  // namespace
@@ -311,8 +311,9 @@ TEST_CASE("random requests on own rows: a part of them in a tier") {
     same_logits(presets::snapkv{.tokens = 60, .after = 0} + presets::quest{.tokens = 24, .page = 4}, true, 30);
   }
   SECTION("heterocache") {
-    same_logits(presets::heterocache{.heads = profile, .tokens = 40, .window = 3, .every = 3, .drift = .9f, .observe = 4},
-                true);
+    same_logits(
+        presets::heterocache{.heads = profile, .tokens = 40, .window = 3, .every = 3, .drift = .9f, .observe = 4, .after = 0},
+        true);
   }
 }
 

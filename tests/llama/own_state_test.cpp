@@ -94,11 +94,11 @@ constexpr std::array profile{head_profile{.role = head_role::pivot, .stability =
                              head_profile{.role = head_role::anchor, .stability = .9f},
                              head_profile{.role = head_role::shifting, .stability = .2f}};
 presets::heterocache heterocache() {
-  return {.heads = profile, .tokens = 60, .window = 3, .every = 3, .drift = .9f, .observe = 4};
+  return {.heads = profile, .tokens = 60, .window = 3, .every = 3, .drift = .9f, .observe = 4, .after = 0};
 }
 presets::sentencekv sentencekv() {
   static std::vector<std::uint8_t> const none(256);
-  return {.tokens = 48, .keep = 2, .sentences = {.boundary = none, .longest = 12}};
+  return {.tokens = 48, .keep = 2, .sentences = {.boundary = none, .longest = 12}, .after = 0};
 }
 presets::chess chess() {
   return {.fractions = {.tokens = 32}, .units = {.page = 4, .pages_per_chunk = 4}, .entropy = 1, .varentropy = .1f, .rest = 3};
@@ -268,7 +268,7 @@ TEST_CASE("of two states one of which finds no memory the other is there") {
 TEST_CASE("a state of sentences goes on where its rows are in a tier, whatever sentence is open") {
   std::vector<std::uint8_t> boundary(256);
   for (std::size_t t = 0; t < boundary.size(); t += 9) boundary[t] = 1;
-  presets::sentencekv const policy{.tokens = 24, .keep = 8, .sentences = {.boundary = boundary, .longest = 100}};
+  presets::sentencekv const policy{.tokens = 24, .keep = 8, .sentences = {.boundary = boundary, .longest = 100}, .after = 0};
   for (std::int64_t const before : {2, 40, 90}) {
     CAPTURE(before);
     owner here(policy, few_cells, {.longest = 1024});

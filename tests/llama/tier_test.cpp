@@ -34,11 +34,11 @@ constexpr std::array profile{head_profile{.role = head_role::pivot, .stability =
                              head_profile{.role = head_role::shifting, .stability = .2f}};
 
 presets::heterocache heterocache() {
-  return {.heads = profile, .tokens = 96, .window = 3, .every = 3, .drift = .9f, .observe = 4};
+  return {.heads = profile, .tokens = 96, .window = 3, .every = 3, .drift = .9f, .observe = 4, .after = 3};
 }
 presets::sentencekv sentencekv() {
   static std::vector<std::uint8_t> const none(256);  // no token ends a sentence: the longest do
-  return {.tokens = 64, .keep = 2, .sentences = {.boundary = none, .longest = 16}};
+  return {.tokens = 64, .keep = 2, .sentences = {.boundary = none, .longest = 16}, .after = 3};
 }
 auto snapkv_then_quest() {
   return policy{presets::snapkv{.tokens = 160, .after = 3}.parts().retain, presets::quest{.tokens = 64}.parts().retrieve};
@@ -133,6 +133,7 @@ TEST_CASE("with rows in a tier, a pivot that is read whole has its satellite fet
   whole.watch = budget::by_head_role::watched::whole;
   whole.tokens = 300;
   whole.full_share = .5;
+  whole.after = 0;
   std::map<std::string, double> const told = check_same_results(whole, 400);
   CHECK(told.at("whole_heads") == 1);
   CHECK(told.at("following_heads") == 1);
@@ -174,7 +175,8 @@ TEST_CASE("with rows in a tier, a cut near the prompt's end opens a unit whose r
   check_cuts(presets::chess{.fractions = {.tokens = 64}, .every = 2}, {300, 396, 398, 412, 450});
   std::vector<std::uint8_t> boundary(256);
   boundary[static_cast<std::size_t>(random_tokens(412, 11).back())] = 1;  // the prompt ends a sentence
-  check_cuts(presets::sentencekv{.tokens = 64, .keep = 6, .sentences = {.boundary = boundary, .longest = 24}}, {412, 413});
+  check_cuts(presets::sentencekv{.tokens = 64, .keep = 6, .sentences = {.boundary = boundary, .longest = 24}, .after = 0},
+             {412, 413});
 }
 
 TEST_CASE("with rows in a tier, another policy, and a step that is made again, see every layer") {

@@ -102,7 +102,8 @@ tally run_heterocache(std::uint64_t seed, int rounds, setting const& as, std::in
                                 .observe = 1,
                                 .smooth = {smoothing::kind::average, width},
                                 .monitor_smooth = static_cast<std::int32_t>(width),
-                                .least = narrow(random.between(1, 6))};
+                                .least = narrow(random.between(1, 6)),
+                                .after = 0};
     policy.every += policy.window;
     if (random.one_in(4)) policy.ratio = static_cast<double>(random.between(1, 14)) / 16;
     request r{w, policy, heads, prompt,
@@ -269,7 +270,8 @@ TEST_CASE("heterocache, worked by hand", "[methods]") {
                                       .observe = 1,
                                       .smooth = {},
                                       .monitor_smooth = 1,
-                                      .least = 1};
+                                      .least = 1,
+                                      .after = 0};
     std::vector<float> const prompt(8, 1.f);
     host_exec exec;
     auto state = start(policy, shape);
@@ -321,7 +323,7 @@ TEST_CASE("heterocache's heads follow an answer that moves through the text", "[
     heads.push_back({cluster ? head_role::satellite : head_role::anchor, cluster ? 0 : -1, .4f});
     heads.push_back({third, third == head_role::satellite ? 0 : -1, .6f});
   }
-  presets::heterocache const policy{.heads = heads, .tokens = 512};
+  presets::heterocache const policy{.heads = heads, .tokens = 512, .after = 0};
   host_exec exec;
   auto state = start(policy, shape);
   auto const queries_at = [](double token) {
@@ -372,7 +374,7 @@ TEST_CASE("heterocache reads all of a prompt that is shorter than its budget", "
     cache_shape const shape{2, 8, 4, 4, 60, element_type::f32};
     world const w(shape, random);
     std::vector<head_profile> const heads = random_profile(shape, random);
-    presets::heterocache const policy{.heads = heads};
+    presets::heterocache const policy{.heads = heads, .after = 0};
     host_exec exec;
     auto state = start(policy, shape);
     for (std::int64_t l = 0; l < 2; ++l) state.prefill(w.view(40), {l}, w.prompt(l, 40), exec);

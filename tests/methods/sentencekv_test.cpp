@@ -25,7 +25,8 @@ presets::sentencekv random_sentencekv(cache_shape const& shape, std::vector<std:
       .carry = random.one_in(2) ? 1.0f : static_cast<float>(random.between(0, 3)) / 4,
       .standing = random.one_in(2) ? 0 : static_cast<double>(random.between(1, 4)) / 4,
       .all_after_boundary = random.one_in(3),
-      .layers = {.dense_first = narrow(random.between(0, 1))}};
+      .layers = {.dense_first = narrow(random.between(0, 1))},
+      .after = 0};
   return made;
 }
 
@@ -155,7 +156,8 @@ TEST_CASE("sentencekv, worked by hand", "[methods]") {
                                      .spread = false,
                                      .carry = 1,
                                      .standing = 0,
-                                     .all_after_boundary = all};
+                                     .all_after_boundary = all,
+                                     .after = 0};
     host_exec exec;
     auto state = start(policy, shape);
     state.prefill(own_view{&cache, 9}, {0}, {.queries = {prompt.data(), 9, 1, 1, 1, 1.f}, .token_ids = ids}, exec);
@@ -176,7 +178,7 @@ TEST_CASE("a prompt in two pieces is read as the prompt in one", "[methods]") {
     cache_shape const shape{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 4, .max_tokens = 70};
     world const w(shape, random);
     std::vector<std::uint8_t> const boundary{0, 1, 0, 1};
-    presets::sentencekv policy{.tokens = 24, .keep = 1.5, .window = 4};
+    presets::sentencekv policy{.tokens = 24, .keep = 1.5, .window = 4, .after = 0};
     policy.sentences.boundary = boundary;
     policy.sentences.shortest = 2;
     std::int64_t const n = random.between(30, 60);

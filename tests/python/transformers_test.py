@@ -178,7 +178,7 @@ class Policies(unittest.TestCase):
     def test_ids_and_logits_reach_policies_that_read_them(self):
         model, ids = llama(2), prompts(1, 300)
         ends = bytes(1 if i % 20 == 0 else 0 for i in range(vocabulary))
-        cache = PolicyCache(model, kvpolicy.Policy("sentencekv:tokens=64", ends))
+        cache = PolicyCache(model, kvpolicy.Policy("sentencekv:tokens=64,after=0", ends))
         generate(model, "kvpolicy", cache, ids)
         self.assertLess(len(cache.sequences[0].state.tokens(1, 0)), 200)
         unsure, sure = (PolicyCache(model, f"chess:tokens=64,trigger=entropy:{nats}") for nats in (.01, 50))

@@ -34,7 +34,8 @@ void refused(std::string const& text, std::string const& why) {
 TEST_CASE("text sets parameters, behind a setting, and two names are a retain and a retrieve", "[text]") {
   auto const one = three().parse("quest:paper,tokens=64,group=maximum,trigger=every:6");
   REQUIRE(one.parameters ==
-          "tokens=64,page=16,sink_pages=0,recent_pages=1,metadata=range,group=maximum,dense_first=2,reuse=1,trigger=every:6");
+          "tokens=64,page=16,sink_pages=0,recent_pages=1,metadata=range,group=maximum,dense_first=2,reuse=1,after=0,trigger="
+          "every:6");
   auto const two = three().parse("snapkv:tokens=64+quest:tokens=32");
   REQUIRE(two.name == "snapkv+quest");
   REQUIRE_FALSE(facts_of(two.policy.retain).keeps_all);
@@ -42,6 +43,7 @@ TEST_CASE("text sets parameters, behind a setting, and two names are a retain an
 }
 
 TEST_CASE("text that says nothing, twice, or what can't be, is refused by name", "[text]") {
+  refused("snapkv+quest:after=4", "after is set behind the +; set it for snapkv");
   refused("qest", "did you mean 'quest'");
   refused("quest:token=5", "did you mean 'tokens'");
   refused("quest:tokens", "tokens needs a value");

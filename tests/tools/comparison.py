@@ -39,7 +39,7 @@ with tempfile.TemporaryDirectory() as work:
         heads = [{"role": "anchor", "stability": 0.5} for _ in range(90)]
         json.dump({"format": "kvpolicy-profile/1", "layers": 30, "kv_heads": 3, "heads": heads}, file)
     still = subprocess.run([run, "--model", model, "--predict", "3", "--json", path("s.json"), "--prompt-file", prompts[0],
-                            "--policy", f"heterocache:profile={path('profile.json')},tokens=64"], check=True, capture_output=True, text=True)
+                            "--policy", f"heterocache:profile={path('profile.json')},tokens=64,after=0"], check=True, capture_output=True, text=True)
     chess = subprocess.run([run, "--model", model, "--predict", "40", "--json", path("e.json"), "--prompt-file", prompts[0],
                             "--policy", "chess:page=8,tokens=96,entropy=.01,rest=0"], check=True, capture_output=True, text=True)
     still_at_work = json.load(open(path("s.json")))["at_work"]

@@ -13,7 +13,7 @@ TEST_CASE("what a satellite was given at the prompt's end stands until its pivot
   cache_shape const shape{1, 4, 2, 8, 200, element_type::f32};
   random_cache const cache(shape, layout::head_major, 8, random);
   std::array const heads{head_profile{.role = head_role::pivot}, head_profile{.role = head_role::satellite, .pivot = 0}};
-  presets::heterocache const policy{.heads = heads, .tokens = 60, .full_share = 1, .drift = 0};
+  presets::heterocache const policy{.heads = heads, .tokens = 60, .full_share = 1, .drift = 0, .after = 0};
   host_exec exec;
   std::vector<float> const last = random.reals(32);
   lists_copy first;

@@ -70,6 +70,7 @@ named_host_policy policy_of(arguments const& a, std::int64_t tokens) {
   bool const observes = known.has_parameter(name, "smooth") && name != "sentencekv" && name != "heterocache";
   if (name == "chunkkv") items = "kvpress";
   else if (observes) items = value_of("smooth").empty() ? "paper,smooth=average" : "paper";
+  else if (known.has_parameter(name, "after")) items = "after=0";
   if (!a.ratio.empty()) items += (items.empty() ? "ratio=" : ",ratio=") + a.ratio;
   for (auto const& [key, value] : a.options) {
     if (short_of_a_chunk && (key == "chunk" || key == "reduce" || key == "window_in_budget")) continue;

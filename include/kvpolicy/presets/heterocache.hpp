@@ -36,6 +36,7 @@ struct heterocache {
   std::int32_t monitor_smooth = 5;
   float floor = .05f;
   std::int32_t least = 16;
+  std::int32_t after = 16;
 
   /// The paper's setting: one query, attention averaged over five tokens, every pivot and volatile head whole.
   static constexpr heterocache paper() noexcept {
@@ -44,7 +45,8 @@ struct heterocache {
             .window = 5,
             .every = 5,
             .observe = 1,
-            .smooth = {.how = smoothing::kind::average, .width = 5}};
+            .smooth = {.how = smoothing::kind::average, .width = 5},
+            .after = 0};
   }
 
   template <class Self, class Visit>
@@ -64,6 +66,7 @@ struct heterocache {
     visit("smooth", p.smooth.how, "none, average or maximum");
     visit("floor", p.floor, "stability below which a head gets no more");
     visit("least", p.least, "tokens that any head keeps");
+    waiting_parameters(p, visit);
   }
   template <class Visit>
   static constexpr void settings(Visit visit) {
@@ -83,7 +86,7 @@ struct heterocache {
     read.act = budget::by_head_role::of_act::retrieve;
     score::pivot_attention const attention{.roles = read, .window = observe, .smooth = smooth, .merged = group, .own = own};
     return policy{keep{segment::tokens{}, pool::none{}, attention, there, select::top{}, window::tokens{.recent = observe},
-                       trigger::prefill{}},
+                       trigger::prefill{after}},
                   keep{segment::tokens{}, pool::none{}, attention, read, select::top{},
                        window::tokens{.recent = observe, .generated = true},
                        trigger::drift{.roles = read,

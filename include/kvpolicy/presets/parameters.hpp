@@ -15,6 +15,13 @@ constexpr void layer_parameters(Preset& p, Visit visit) {
   visit("reuse", p.layers.reuse, "layers that share one choice");
 }
 
+/// Of policies that can choose late.
+template <class Preset, class Visit>
+constexpr void waiting_parameters(Preset& p, Visit visit) {
+  visit("after", p.after,
+        "tokens of the answer that the choice waits for, all being read; where queries are observed, theirs are, too");
+}
+
 /// Of policies that look at the prompt's last queries.
 template <class Preset, class Visit>
 constexpr void observation_parameters(Preset& p, Visit visit) {
@@ -23,7 +30,7 @@ constexpr void observation_parameters(Preset& p, Visit visit) {
   visit("kernel", p.smooth.width, "tokens that one score is smoothed over, odd");
   visit("smooth", p.smooth.how, "none, average or maximum");
   visit("merge", p.smooth.queries, "how the observing queries are merged: mean or maximum");
-  visit("after", p.after, "tokens of the answer that the choice waits for; their queries observe too");
+  waiting_parameters(p, visit);
   layer_parameters(p, visit);
 }
 

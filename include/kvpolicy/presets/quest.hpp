@@ -27,6 +27,7 @@ struct quest {
   pool::bounds::kind metadata = pool::bounds::kind::mean_deviation;
   group_merge group = group_merge::maximum;
   layering layers{};
+  std::int32_t after = 0;
 
   /// The paper's setting: pages of 16, minima and maxima, the first two layers dense.
   static constexpr quest paper() noexcept {
@@ -46,6 +47,7 @@ struct quest {
     visit("metadata", p.metadata, "of a page: range (min and max) or spread (mean and std)");
     visit("group", p.group, "of a KV head's query heads: mean or maximum");
     layer_parameters(p, visit);
+    waiting_parameters(p, visit);
   }
   template <class Visit>
   static constexpr void settings(Visit visit) {
@@ -53,10 +55,10 @@ struct quest {
   }
 
   constexpr auto parts() const {
-    return policy{keep_all{}, keep{segment::pages{page}, pool::bounds{metadata}, score::upper_bound{group},
-                                   budget::tokens{.count = tokens, .ratio = ratio}, select::top{},
-                                   window::pages{.size = page, .sink_pages = sink_pages, .recent_pages = recent_pages},
-                                   trigger::every_step{}, layers}};
+    return policy{keep_all{after}, keep{segment::pages{page}, pool::bounds{metadata}, score::upper_bound{group},
+                                        budget::tokens{.count = tokens, .ratio = ratio}, select::top{},
+                                        window::pages{.size = page, .sink_pages = sink_pages, .recent_pages = recent_pages},
+                                        trigger::every_step{}, layers}};
   }
 };
 

@@ -37,6 +37,7 @@ struct sentencekv {
   double standing = .75;
   bool all_after_boundary = false;
   layering layers{};
+  std::int32_t after = 16;
 
   /// The paper's setting.
   static constexpr sentencekv paper() noexcept {
@@ -45,7 +46,8 @@ struct sentencekv {
             .smooth = {.how = smoothing::kind::maximum, .width = 7, .of_group = true},
             .spread = false,
             .carry = 1,
-            .standing = 0};
+            .standing = 0,
+            .after = 0};
   }
 
   template <class Self, class Visit>
@@ -65,6 +67,7 @@ struct sentencekv {
           "of tokens, the share of sentences that the prompt's end attends to most, read at every step; the paper: 0");
     visit("all_after_boundary", p.all_after_boundary,
           "the authors' code: right behind a boundary all that is retained is read");
+    waiting_parameters(p, visit);
     layer_parameters(p, visit);
   }
   template <class Visit>
@@ -80,7 +83,7 @@ struct sentencekv {
     return policy{
         kvpolicy::keep{segment::tokens{}, pool::none{}, score::window_attention{.window = window, .smooth = smooth},
                        budget::tokens{.count = many, .ratio = rest, .at_most = true}, select::top{},
-                       window::tokens{.sinks = sinks, .recent = window}, trigger::prefill{}, layers},
+                       window::tokens{.sinks = sinks, .recent = window}, trigger::prefill{after}, layers},
         kvpolicy::keep{sentences, pool::unit_mean{.spread = spread},
                        score::query_mean_dot{.carry = carry, .standing = standing, .window = window, .budget = read}, read,
                        select::fill{.all_after_boundary = all_after_boundary}, window::tokens{.sinks = sinks, .recent = window},

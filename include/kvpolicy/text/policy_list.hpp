@@ -105,6 +105,8 @@ class policy_list {
     refuse_if(!facts_of(first.policy.retrieve).keeps_all, first, "retrieves by itself");
     refuse_if(facts_of(second.policy.retrieve).keeps_all, second, "does not retrieve");
     refuse_if(!facts_of(second.policy.retain).keeps_all, second, "retains by itself");
+    KVPOLICY_EXPECTS(facts_of(second.policy.retain).after == 0,
+                     "'" + std::string(text) + "': after is set behind the +; set it for " + first.name);
     first.name += "+" + second.name;
     first.parameters += " + " + second.parameters;
     first.policy.retrieve = second.policy.retrieve;

@@ -70,7 +70,8 @@ class decoder {
  public:
   /// Throws as start() does. `sequences` are slots: each may hold any request, one after the other.
   decoder(Policy const& policy, cache_shape const& shape, std::int64_t sequences, D& device)
-      : decoder((kvpolicy::check(policy, shape), parts_of(policy)), shape, sequences, device, checked{}) {
+      : decoder((kvpolicy::check(policy, shape), refuse_waiting(policy), parts_of(policy)), shape, sequences, device,
+                checked{}) {
     expect_row("a decode step", shape.head_dim, shape.group());
   }
 
@@ -180,6 +181,12 @@ class decoder {
 
  private:
   struct checked {};
+  static void refuse_waiting(Policy const& policy) {
+    std::int64_t const after = facts_of(policy).after;
+    if (after == 0) return;
+    throw unsupported("the decoder on a GPU chooses in prefill(), and the policy waits for " + std::to_string(after) +
+                      " tokens of the answer; set its after to 0, and call prefill() when the answer has that many");
+  }
   decoder(parts_type const& parts, cache_shape const& shape, std::int64_t sequences, D& device, checked)
       : shape_(shape),
         sequences_(sequences),

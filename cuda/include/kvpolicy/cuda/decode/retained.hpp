@@ -29,13 +29,7 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, trigger::
         tails_(*stage.device, stage.shape.layers, stage.sequences),
         lists_(*stage.device, stage.shape.layers, stage.sequences,
                act_type::granularity == scope::head ? stage.shape.kv_heads : 1, stage.shape.max_tokens),
-        counts_(static_cast<std::size_t>(stage.shape.layers * lists_.rows())) {
-    if (stage.act.trigger.after > 0) {
-      throw unsupported("the decoder on a GPU chooses in prefill(), and the policy waits for " +
-                        std::to_string(stage.act.trigger.after) +
-                        " tokens of the answer; set its after to 0, and call prefill() when the answer has that many");
-    }
-  }
+        counts_(static_cast<std::size_t>(stage.shape.layers * lists_.rows())) {}
 
   /// Decides by the four verbs' own parts, on the host, with the device's primitives.
   template <class View, class Exec>

@@ -1,13 +1,18 @@
-#include "kvpolicy/observed_queries.hpp"
+#include "kvpolicy/late_choice.hpp"
 
+#include <array>
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 
 #include "conformance/random_cache.hpp"
 #include "conformance/rounds.hpp"
+#include "kvpolicy/any_policy.hpp"
 #include "kvpolicy/kvpolicy.hpp"
 
 namespace kvpolicy_test {
 namespace {
+
+using Catch::Matchers::ContainsSubstring;
 
 constexpr cache_shape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 8, .max_tokens = 160};
 constexpr std::int64_t query_row = shape.q_heads * shape.head_dim;
@@ -16,7 +21,9 @@ constexpr std::int64_t query_row = shape.q_heads * shape.head_dim;
 struct sequence {
   explicit sequence(random_source& random)
       : cache(shape, random.pick(layouts), 16, random, content::plain),
-        queries(random.reals(shape.layers * shape.max_tokens * query_row, 3)) {}
+        queries(random.reals(shape.layers * shape.max_tokens * query_row, 3)) {
+    for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random.between(0, 9));
+  }
 
   query_window window(std::int64_t layer, std::int64_t count, std::int64_t tokens) const {
     std::int64_t const first = tokens - std::min(count, tokens);
@@ -29,8 +36,12 @@ struct sequence {
   }
   template <class State>
   void prefill(State& state, std::int64_t tokens, std::int64_t first = 0) {
-    for (std::int64_t l = 0; l < shape.layers; ++l)
-      state.prefill(own_view{&cache, tokens}, {l}, {.first = first, .queries = window(l, 8, tokens)}, exec);
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      std::span const told = std::span<std::int32_t const>(ids).first(static_cast<std::size_t>(tokens));
+      state.prefill(
+          own_view{&cache, tokens}, {l},
+          {.first = first, .queries = window(l, 8, tokens), .token_ids = told.subspan(static_cast<std::size_t>(first))}, exec);
+    }
   }
   /// The step that brings token `tokens - 1`.
   template <class State>
@@ -39,7 +50,8 @@ struct sequence {
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       query_window const one = window(l, 1, tokens);
       selection const kept =
-          state.choose(own_view{&cache, tokens}, {l}, {one.data, one.heads, one.head_stride, one.scale}, exec);
+          state.choose(own_view{&cache, tokens}, {l},
+                       {{one.data, one.heads, one.head_stride, one.scale}, ids[static_cast<std::size_t>(tokens - 1)]}, exec);
       all.emplace_back(kept.lists().begin(), kept.lists().end());
     }
     return all;
@@ -47,6 +59,7 @@ struct sequence {
 
   random_cache cache;
   std::vector<float> queries;
+  std::array<std::int32_t, shape.max_tokens> ids{};
   host_exec exec;
 };
 
@@ -59,46 +72,61 @@ bool is_everything(std::vector<std::vector<range_list>> const& kept, std::int64_
   return true;
 }
 
+/// The tokens of each layer's lists, whatever the reason why they are read.
+std::vector<std::vector<std::int32_t>> tokens_of(std::vector<std::vector<range_list>> const& kept) {
+  std::vector<std::vector<std::int32_t>> all;
+  for (auto const& lists : kept) {
+    for (range_list const& list : lists) {
+      std::vector<std::int32_t>& tokens = all.emplace_back();
+      for (token_range const& range : list) {
+        for (std::int32_t t = range.begin; t < range.end; ++t) tokens.push_back(t);
+      }
+    }
+  }
+  return all;
+}
+
 template <class Policy>
 void waits_and_decides_as_if_the_prompt_were_longer(Policy late) {
   random_source random(20261124);
-  Policy at_once = late;
-  at_once.after = 0;
   for (int round = 0; round < rounds_of(60); ++round) {
     late.after = static_cast<std::int32_t>(random.between(1, 12));
-    late.window = at_once.window = static_cast<std::int32_t>(random.between(1, 8));
+    if constexpr (requires { late.page; }) late.page = static_cast<std::int32_t>(random.between(2, 8));
+    else if constexpr (requires { late.observe; }) late.observe = static_cast<std::int32_t>(random.between(1, 8));
+    else late.window = static_cast<std::int32_t>(random.between(1, 8));
+    Policy at_once = late;
+    at_once.after = 0;
     sequence of(random);
     std::int64_t const prompt = random.between(60, 120);
-    auto waiting = start(late + presets::quest{.tokens = 24, .page = 4}, shape);
-    auto alone = start(late, shape);
-    of.prefill(waiting, prompt);
-    of.prefill(alone, prompt);
-    CHECK(alone.retained({0}).tokens() == prompt * shape.kv_heads);
-    for (std::int64_t t = prompt + 1; t < prompt + late.after; ++t) {
-      REQUIRE(is_everything(of.step(alone, t), t));
-      of.step(waiting, t);
-      REQUIRE(waiting.looked_at({0}, 0) == all_tokens);
-      if (random.one_in(8)) {  // the tail is removed and comes again
-        std::int64_t const back = random.between(prompt, t - 1);
-        for (std::int64_t again = back + 1; again <= t; ++again) of.step(alone, again), of.step(waiting, again);
-      }
-    }
     std::int64_t const decided = prompt + late.after;
-    std::int64_t const revision = alone.revision({1});
-    auto const kept = of.step(alone, decided);
-    of.step(waiting, decided);
-    CHECK(alone.revision({1}) != revision);
-    auto longer = start(at_once, shape);
-    of.prefill(longer, decided);
-    auto composed = start(at_once + presets::quest{.tokens = 24, .page = 4}, shape);
-    of.prefill(composed, decided);
-    for (std::int64_t l = 0; l < shape.layers; ++l) {
-      auto const same = longer.retained({l}).lists();
-      REQUIRE(std::ranges::equal(kept[static_cast<std::size_t>(l)], same));
-    }
-    for (std::int64_t t = decided + 1; t < decided + 6; ++t) {
-      REQUIRE(of.step(alone, t) == of.step(longer, t));
-      REQUIRE(of.step(waiting, t) == of.step(composed, t));
+    auto const compare = [&](auto const& waits, auto const& decides) {
+      auto state = start(waits, shape);
+      of.prefill(state, prompt);
+      CHECK(state.retained({0}).tokens() == prompt * shape.kv_heads);
+      for (std::int64_t t = prompt + 1; t < decided; ++t) {
+        REQUIRE(is_everything(of.step(state, t), t));
+        REQUIRE(state.looked_at({0}, 0) == all_tokens);
+        if (random.one_in(8)) {  // the tail is removed and comes again
+          for (std::int64_t again = random.between(prompt, t - 1) + 1; again <= t; ++again) of.step(state, again);
+        }
+      }
+      REQUIRE(state.waits({1}));
+      auto const kept = of.step(state, decided);
+      REQUIRE(!state.waits({1}));
+      auto longer = start(decides, shape);
+      of.prefill(longer, decided);
+      for (std::int64_t l = 0; l < shape.layers; ++l)
+        REQUIRE(std::ranges::equal(state.retained({l}).lists(), longer.retained({l}).lists()));
+      REQUIRE(tokens_of(of.step(longer, decided)) == tokens_of(kept));
+      for (std::int64_t t = decided + 1; t < decided + 20; ++t)
+        REQUIRE(tokens_of(of.step(state, t)) == tokens_of(of.step(longer, t)));
+    };
+    compare(late, at_once);
+    if constexpr (requires { late + presets::quest{}; }) {
+      presets::quest const pages{.tokens = 24, .page = 4};
+      compare(late + pages, at_once + pages);
+      using view = own_view;
+      compare(erase<view, host_exec>(late + pages), erase<view, host_exec>(at_once + pages));
     }
   }
 }
@@ -109,6 +137,21 @@ TEST_CASE("a retain that waits decides as if the answer's first tokens had been 
   SECTION("pyramidkv") { waits_and_decides_as_if_the_prompt_were_longer(presets::pyramidkv{.tokens = 40}); }
   SECTION("chunkkv, layers that follow another") {
     waits_and_decides_as_if_the_prompt_were_longer(presets::chunkkv{.tokens = 40, .layers = {.reuse = 2}});
+  }
+  SECTION("quest, which retains everything") { waits_and_decides_as_if_the_prompt_were_longer(presets::quest{.tokens = 40}); }
+  SECTION("sentencekv, whose retrieve remembers the prompt's end") {
+    static constexpr std::array<std::uint8_t, 10> boundary{0, 0, 0, 0, 1};
+    waits_and_decides_as_if_the_prompt_were_longer(
+        presets::sentencekv{.tokens = 24, .keep = 2, .sentences = {.boundary = boundary, .longest = 20, .shortest = 2}});
+  }
+  SECTION("heterocache, whose retrieve chooses at the prompt's end") {
+    std::array<head_profile, 6> heads{};
+    for (std::size_t i = 0; i < heads.size(); i += 2) {
+      heads[i] = {.role = head_role::pivot, .stability = .5f};
+      heads[i + 1] = {.role = head_role::satellite, .pivot = 0, .stability = .4f};
+    }
+    waits_and_decides_as_if_the_prompt_were_longer(
+        presets::heterocache{.heads = heads, .tokens = 24, .full_share = .9, .drift = .9f, .least = 8});
   }
 }
 
@@ -174,9 +217,13 @@ TEST_CASE("what can't wait is refused by name") {
     return false;
   };
   CHECK(says(presets::snapkv{.tokens = 20, .after = -1}, "after is -1"));
+  CHECK(says(presets::quest{.tokens = 40, .after = -1}, "after is -1"));
+  CHECK_THROWS_WITH((presets::snapkv{.tokens = 60} + presets::quest{.tokens = 40, .after = 2}), ContainsSubstring("retain's"));
   auto keydiff = presets::keydiff{.tokens = 20}.parts();
   keydiff.retain.trigger.after = 4;
   CHECK(says(keydiff, "looks at no queries"));
+  CHECK_THROWS_WITH(check(presets::snapkv{.tokens = 20} + presets::infllm{.tokens = 40, .block = 8}, shape),
+                    ContainsSubstring("every query"));
 }
 
 TEST_CASE("queries are kept by their tokens, a removed tail's are replaced") {
