@@ -36,22 +36,30 @@ struct sequence {
   }
   template <class State>
   void prefill(State& state, std::int64_t tokens, std::int64_t first = 0) {
+    prefill(state, tokens, first, exec);
+  }
+  template <class State, class Exec>
+  void prefill(State& state, std::int64_t tokens, std::int64_t first, Exec& on) {
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       std::span const told = std::span<std::int32_t const>(ids).first(static_cast<std::size_t>(tokens));
       state.prefill(
           own_view{&cache, tokens}, {l},
-          {.first = first, .queries = window(l, 8, tokens), .token_ids = told.subspan(static_cast<std::size_t>(first))}, exec);
+          {.first = first, .queries = window(l, 8, tokens), .token_ids = told.subspan(static_cast<std::size_t>(first))}, on);
     }
   }
   /// The step that brings token `tokens - 1`.
   template <class State>
   std::vector<std::vector<range_list>> step(State& state, std::int64_t tokens) {
+    return step(state, tokens, exec);
+  }
+  template <class State, class Exec>
+  std::vector<std::vector<range_list>> step(State& state, std::int64_t tokens, Exec& on) {
     std::vector<std::vector<range_list>> all;
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       query_window const one = window(l, 1, tokens);
       selection const kept =
           state.choose(own_view{&cache, tokens}, {l},
-                       {{one.data, one.heads, one.head_stride, one.scale}, ids[static_cast<std::size_t>(tokens - 1)]}, exec);
+                       {{one.data, one.heads, one.head_stride, one.scale}, ids[static_cast<std::size_t>(tokens - 1)]}, on);
       all.emplace_back(kept.lists().begin(), kept.lists().end());
     }
     return all;
@@ -207,6 +215,36 @@ TEST_CASE("a state that is saved while it waits goes on waiting where it is read
   CHECK(second.retained({0}).tokens() == 24 * shape.kv_heads);
 }
 
+/// Fails in the nth call for scores from now on.
+struct failing_exec : host_exec {
+  int calls_left = -1;
+  void window_attention(query_window const& queries, rows const& keys, smoothing smooth, table<float> scores) {
+    if (calls_left == 0) throw error("the device is gone");
+    --calls_left;
+    host_exec::window_attention(queries, keys, smooth, scores);
+  }
+};
+
+TEST_CASE("a choice that fails when it is due is made again by the step that is begun again") {
+  random_source random(23);
+  for (int fails_at = 0; fails_at < shape.layers; ++fails_at) {
+    sequence of(random);
+    auto const policy = presets::snapkv{.tokens = 30, .after = 4} + presets::quest{.tokens = 16, .page = 4};
+    auto whole = start(policy, shape);
+    auto failed = start(policy, shape);
+    failing_exec exec;
+    for (auto* const state : {&whole, &failed}) {
+      of.prefill(*state, 80, 0, exec);
+      for (std::int64_t t = 81; t < 84; ++t) of.step(*state, t, exec);
+    }
+    exec.calls_left = fails_at;
+    CHECK_THROWS_AS(of.step(failed, 84, exec), error);
+    CHECK(failed.retained({fails_at}).tokens() == 84 * shape.kv_heads);
+    exec.calls_left = -1;
+    for (std::int64_t t = 84; t < 90; ++t) REQUIRE(tokens_of(of.step(failed, t, exec)) == tokens_of(of.step(whole, t, exec)));
+  }
+}
+
 TEST_CASE("what can't wait is refused by name") {
   auto const says = [](auto const& policy, std::string const& what) {
     try {
@@ -224,6 +262,9 @@ TEST_CASE("what can't wait is refused by name") {
   CHECK(says(keydiff, "looks at no queries"));
   CHECK_THROWS_WITH(check(presets::snapkv{.tokens = 20} + presets::infllm{.tokens = 40, .block = 8}, shape),
                     ContainsSubstring("every query"));
+  auto chess = presets::chess{.fractions = {.tokens = 40}}.parts();
+  chess.retain.after = 4;
+  CHECK_THROWS_WITH(check(chess, shape), ContainsSubstring("one choice for all layers"));
 }
 
 TEST_CASE("queries are kept by their tokens, a removed tail's are replaced") {

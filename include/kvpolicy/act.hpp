@@ -158,7 +158,6 @@ act_facts facts_of(keep<Parts...> const& act) noexcept {
   if constexpr (contains(type::score_type::needs, signals::observation_queries)) facts.observation_queries = act.score.window;
   if constexpr (waits_for_answers<type>) facts.after = act.trigger.after;
   facts.evicts = (evicting_scorer<typename type::score_type> && type::trigger_type::while_decoding) || facts.after > 0;
-  if (facts.after > 0) facts.needs = facts.needs | signals::queries;
   facts.fixed_indices = memory_of<typename type::score_type>::by_index;
   facts.whole_prompts = contains(facts.needs, signals::rotation) || memory_of<typename type::score_type>::hears_prompts ||
                         !std::same_as<typename type::pool_type, pool::none>;

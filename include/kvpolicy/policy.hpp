@@ -66,6 +66,7 @@ act_facts facts_of(Policy const& policy) {
   facts.observation_queries = std::max(facts.observation_queries, retrieve.observation_queries);
   facts.keeps_all = facts.keeps_all && retrieve.keeps_all;
   facts.unit = std::max(facts.unit, retrieve.unit);
+  if (facts.after > 0 && facts.observation_queries > 0) facts.needs = facts.needs | signals::queries;
   return facts;
 }
 
@@ -94,6 +95,10 @@ void check(Policy const& policy, cache_shape const& shape) {
   if (retain.after > 0 && std::max(retain.observation_queries, retrieve.observation_queries) == all_queries) {
     throw unsupported("after is " + std::to_string(retain.after) +
                       ", and the policy looks at every query of the prompt, which are not kept so long; set it to 0");
+  }
+  if (retain.after > 0 && std::max(retain.granularity, retrieve.granularity) == scope::request) {
+    throw unsupported("after is " + std::to_string(retain.after) +
+                      ", and the policy makes one choice for all layers, which is due before their steps; set it to 0");
   }
   if (retain.keeps_all || retrieve.keeps_all) return;
   if (retain.granularity > retrieve.granularity) {

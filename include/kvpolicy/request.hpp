@@ -37,6 +37,7 @@ class request {
         retrieve_(start_retrieve(retrieve, shape, retain_.max_ranges())) {
     std::int64_t const window = std::max(retain_facts_.observation_queries, retrieve_facts_.observation_queries);
     if (retain_facts_.after > 0) late_ = {retain_facts_.after, window, shape};
+    if (late_.in_use() && window > 0) retain_facts_.needs = retain_facts_.needs | signals::queries;
     if (!retain_facts_.keeps_all && retrieves()) retained_ = indexed_tokens(retain_facts_.granularity, shape);
   }
 
@@ -80,7 +81,8 @@ class request {
 
   /// A layer's keys of a prompt, or of a further piece of one, are written: the view's tokens from prompt.first on. For every
   /// layer, in order; each may be followed by its choose() at once. Whatever lay behind `first` is forgotten, so a shortened or
-  /// replaced tail is no special case. The retain decides among all rows of the view, or among those that are there.
+  /// replaced tail is no special case. The retain decides among all rows of the view, or among those that are there; a
+  /// policy that waits for the answer's first tokens does so in the choose() of the last of them.
   template <kv_cache_view View, executor_for<View> Exec>
   void prefill(View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
     std::int64_t const tokens = view.tokens();
@@ -118,10 +120,7 @@ class request {
       retrieve_.wait(layer, tokens, {.first = tokens - 1, .token_ids = {&step.token_id, 1}});
       late_.add(layer, step.queries, tokens);
     }
-    if (late_.due(layer, tokens)) {
-      decide(view, layer, late_.prompt(layer, retain_.lists(layer), tokens), exec);
-      late_.end(layer);
-    }
+    if (late_.due(layer, tokens)) decide_late(view, layer, exec);
     if (retrieves() && !late_.waits(layer)) retrieve_.choose(view, layer, follow_retain(layer, tokens), step, exec);
     order_.chosen_one();
     return kept(layer);
@@ -168,9 +167,20 @@ class request {
   }
   /// Until the answer has as many tokens as the policy waits for, all that is there stays, and is read.
   void wait(layer_id layer, std::int64_t tokens, prompt_signals const& prompt) {
-    late_.begin(layer, prompt, tokens);
     retain_.wait(layer, tokens, prompt);
     retrieve_.wait(layer, tokens, prompt);
+    late_.begin(layer, prompt, tokens);
+  }
+  template <class View, class Exec>
+  void decide_late(View const& view, layer_id layer, Exec& exec) {
+    prompt_signals const prompt = late_.prompt(layer, view.tokens());
+    try {
+      decide(view, layer, prompt, exec);
+    } catch (...) {
+      retain_.wait(layer, view.tokens(), prompt);  // all that is there, for a step that is begun again
+      throw;
+    }
+    late_.end(layer);
   }
 
   /// Forgets every token from `tokens` on. What was decided among the tokens before stands.

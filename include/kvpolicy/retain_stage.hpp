@@ -80,7 +80,7 @@ class retain_stage {
     if (Act::granularity == scope::request && layer.value != 0) return;
     std::size_t const at = kept_.slot(layer);
     std::span const lists = kept_.of(layer);
-    if (!prompt.there.empty()) there_.list(prompt.there, lists.size(), shape_.max_tokens);
+    if (!prompt.there.empty()) refuse_gone(layer, tokens, prompt);
     for (std::size_t l = 0; l < lists.size(); ++l) {
       lists[l].clear();
       if (prompt.there.empty()) append(lists[l], 0, tokens, reason::open);
@@ -163,17 +163,25 @@ class retain_stage {
       return;
     }
     if (prompt.there.empty()) return decide_among(view, layer, {0, shape_.kv_heads}, {}, prompt, queries, exec);
-    if (facts_of(act_).whole_prompts) {
-      throw unsupported(
-          "the policy looks at every token of the sequence when a prompt goes on, and rows of some are gone; begin with an "
-          "empty sequence");
-    }
-    there_.list(prompt.there, lists.size(), shape_.max_tokens);
+    refuse_gone(layer, tokens, prompt);
     bool const alike = there_.alike();
     for (std::int64_t h = 0; h < (alike ? 1 : shape_.kv_heads); ++h) {
       decide_among(there_.of(view, h), layer, alike ? head_range{0, shape_.kv_heads} : head_range{h, 1}, there_.tokens(),
                    prompt, queries, exec);
     }
+  }
+
+  /// Throws where the policy can't do without the tokens that are gone; lists those that are there.
+  void refuse_gone(layer_id layer, std::int64_t tokens, prompt_signals const& prompt) {
+    std::size_t const lists = kept_.of(layer).size();
+    range_list const all{{0, static_cast<std::int32_t>(tokens)}};
+    if (act_.layers.dense(layer)) return expect_there({&all, 1}, prompt.there, tokens);
+    if (facts_of(act_).whole_prompts) {
+      throw unsupported(
+          "the policy looks at every token of the sequence when a prompt goes on, and rows of some are gone; begin with an "
+          "empty sequence");
+    }
+    there_.list(prompt.there, lists, shape_.max_tokens);
   }
 
   /// Decides for these heads among the tokens of a view, which are those that are there, or all.

@@ -15,12 +15,11 @@ namespace kvpolicy {
 /// Requires: `lists(layer)`, what is kept of a layer; `max_ranges()`, the most ranges of a list; `revision(layer)`, another
 /// number whenever tokens of those lists were dropped; `truncate(tokens)`: those behind are gone, and triggers begin afresh;
 /// `cut(layer, heads, indices)`, the same of what is retained, by index; `prefill`, `choose` and `observe`, as the verbs, with
-/// what is retained where the stage is a retrieve; `wait(layer, tokens, prompt)`, as prefill, or for one token behind the
-/// prompt, where the choice comes later, by prefill: a retain keeps all until then; `looked_at(layer, head)`, how many of the
-/// last tokens that are retained of a head steps look at whatever is chosen (all_tokens: every one); `tell(listener)`, what it
-/// did since it was started; `archive(a)`, see archived.
-/// Semantics: input was checked; layers come in order. Model: retain_stage, retrieve_stage, keep_all_stage, any_stage. Not a
-/// model: an act (it is not started).
+/// what is retained where the stage is a retrieve; `wait(layer, tokens, prompt)`, as prefill, where the choice comes
+/// later, by prefill: a retain keeps all until then, a retrieve hears the id of each token until then; `looked_at(layer,
+/// head)`, how many of the last tokens that are retained of a head steps look at whatever is chosen (all_tokens: every one);
+/// `tell(listener)`, what it did since it was started; `archive(a)`, see archived. Semantics: input was checked; layers come in
+/// order. Model: retain_stage, retrieve_stage, keep_all_stage, any_stage. Not a model: an act (it is not started).
 template <class S, class View, class Exec>
 concept stage = requires(S& s, S const& c, View const& view, layer_id layer, head_range heads, retained_tokens const& retained,
                          prompt_signals const& prompt, step_signals const& step, step_outcome const& outcome, Exec& exec,

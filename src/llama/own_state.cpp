@@ -83,7 +83,7 @@ void session::engine::load_state(std::span<std::byte const> state, std::string c
   sequence_of(of).load_state(a.rest());
 }
 
-std::string session::engine::state_format() { return "kvpolicy " KVPOLICY_VERSION ", state 2"; }
+std::string session::engine::state_format() { return "kvpolicy " KVPOLICY_VERSION ", state 3"; }
 
 std::string session::engine::cache() const {
   return text_of(attached_shape_) + ", of " + std::to_string(attached_shape_.max_tokens) + " tokens at most";

@@ -213,7 +213,9 @@ TEST_CASE("with rows in a tier, and no waits, a step reads what is there and goe
 TEST_CASE("a tier without room is the decode's error, and the session goes on") {
   model_owner const model = tiny_llama(shape);
   tier::any_tier rows = tier::any_tier::of<tier::host>(block_bytes, 100);
-  session policy(sentencekv(), {.own_rows = true, .rows = &rows});
+  presets::sentencekv at_once = sentencekv();
+  at_once.after = 0;
+  session policy(at_once, {.own_rows = true, .rows = &rows});
   decoder ours(model.get(), &policy, {.tokens = context});
   CHECK_THROWS_AS((ours.feed(random_tokens(400)), ours.feed(random_tokens(1, 3))), error);
   policy.use(presets::full{});  // reads all that there is, so that nothing goes to the tier

@@ -34,7 +34,6 @@ struct chess {
   bool standardised = true;
   bool following = true;
   bool paper_literal = false;
-  std::int32_t after = 0;
 
   /// The paper's method, by fractions of the live units.
   static constexpr chess of_paper(budget::fractions const& fractions) noexcept {
@@ -80,7 +79,6 @@ struct chess {
     visit("standardised", p.standardised, "rank pages by what sets them apart from each other; not in the paper");
     visit("following", p.following, "a page is worth as much as the live one before it; not in the paper");
     visit("paper_literal", p.paper_literal, "Algorithm 1 to the letter, for comparison");
-    waiting_parameters(p, visit);
   }
   template <class Visit>
   static constexpr void settings(Visit visit) {
@@ -93,7 +91,7 @@ struct chess {
 
   constexpr auto parts() const {
     return policy{
-        keep_all{after},
+        keep_all{},
         keep{units, pool::hierarchical_mean{.unrotated = unrotated},
              score::anchor_affinity{.recent_pages = recent_pages, .standardised = standardised}, fractions,
              select::cascade{.paper_literal = paper_literal, .following = following, .depth = depth},
