@@ -29,7 +29,8 @@ def numbers(work):
     found = [[re.findall(r"\d{7}", text)[:1] for text in said] for said in (alone, both)]
     differ = [index for index, (one, other) in enumerate(zip(*found)) if one != other]
     right = [sum(one == record["outputs"] for one, record in zip(said, records)) for said in found]
-    print(f"{policy}: {len(texts) - len(differ)} of {len(texts)} answers have the number that the server gives alone; right are {right[1]}, alone {right[0]}")
+    print(f"{policy}: {len(texts) - len(differ)} of {len(texts)} answers have the number that the server gives alone; "
+          f"right are {right[1]}, alone {right[0]}")
     expect(right[0] * 4 >= 3 * len(texts), f"the server alone finds {right[0]} of {len(texts)} numbers")
     for index in differ:
         expect(False, f"alone {alone[index]!r}, with {policy} {both[index]!r}")

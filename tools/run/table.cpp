@@ -13,8 +13,8 @@ std::string first_words(std::string const& answer) {
     if (static_cast<unsigned char>(c) < 0x20) text += text.empty() || text.back() == ' ' ? "" : " ";
     else text += c;
   }
-  if (text.size() <= 48) return text;
-  std::size_t cut = 48;
+  std::size_t cut = 80;  // a number at the end of a sentence that repeats the question still stands in it
+  if (text.size() <= cut) return text;
   while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xc0u) == 0x80u) --cut;  // not inside a character
   return text.substr(0, cut) + "...";
 }
