@@ -21,7 +21,7 @@ struct chunkkv {
   std::optional<double> ratio{};
   std::int32_t chunk = 10;
   std::int32_t window = 8;
-  smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
+  smoothing smooth{.how = smoothing::kind::maximum, .width = 63};
   select::merge reduce = select::merge::maximum;
   bool window_in_budget = false;
   layering layers{};

@@ -32,7 +32,7 @@ struct heterocache {
   group_merge group = group_merge::mean;
   bool chance_corrected = false;
   std::int32_t observe = 8;
-  smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
+  smoothing smooth{.how = smoothing::kind::maximum, .width = 63};
   std::int32_t monitor_smooth = 5;
   float floor = .05f;
   std::int32_t least = 16;

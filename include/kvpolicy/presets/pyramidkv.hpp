@@ -13,7 +13,7 @@ struct pyramidkv {
   std::int32_t tokens = 512;
   std::optional<double> ratio{};
   std::int32_t window = 8;
-  smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
+  smoothing smooth{.how = smoothing::kind::maximum, .width = 63};
   double beta = 20;
   layering layers{};
   std::int32_t after = 16;

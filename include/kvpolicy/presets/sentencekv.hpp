@@ -30,7 +30,7 @@ struct sentencekv {
   double keep = 3;
   std::int32_t sinks = 4;
   std::int32_t window = 8;
-  smoothing smooth{.how = smoothing::kind::maximum, .width = 31, .of_group = true};
+  smoothing smooth{.how = smoothing::kind::maximum, .width = 63, .of_group = true};
   segment::sentences sentences{};
   bool spread = true;
   float carry = .5f;

@@ -23,7 +23,7 @@ struct snapkv {
   std::optional<double> ratio{};
   std::int32_t sinks = 0;
   std::int32_t window = 8;
-  smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
+  smoothing smooth{.how = smoothing::kind::maximum, .width = 63};
   double taper = 0;
   layering layers{};
   std::int32_t after = 16;

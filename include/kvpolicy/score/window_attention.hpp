@@ -16,7 +16,7 @@ struct window_attention {
   static constexpr scored of = scored::tokens;
 
   std::int32_t window = 8;  ///< queries
-  smoothing smooth{.how = smoothing::kind::maximum, .width = 31};
+  smoothing smooth{.how = smoothing::kind::maximum, .width = 63};
   /// Score the window's own tokens as 1 above the largest score of the layer, instead of leaving them to the act's window.
   bool include_window = false;
 
