@@ -43,7 +43,7 @@ if [ ! -s build/demo/profile.json ]; then
     --out build/demo/profile.json
 fi
 compare "${prompts[@]}" --mark "$(grep -om1 'One of the special magic numbers for Oslo is: [0-9]*' build/demo/depth-0.5.txt)" \
-  --policy full --policy streaming_llm --policy snapkv --policy quest \
+  --policy full --policy streaming_llm --policy snapkv --policy quest --policy quest:after=16 \
   --policy chess --policy heterocache:profile=build/demo/profile.json --policy sentencekv --policy chunkkv \
   --policy snapkv:tokens=1024+quest:tokens=512 \
   --json build/demo/compare.json

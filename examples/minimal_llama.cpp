@@ -19,8 +19,8 @@ int main(int argc, char** argv) try {
 
   llama_context_params params = llama_context_default_params();
   params.n_ctx = 2048;
-  kv::llama::session session(kv::presets::quest{.tokens = 512});  // 1: choose a policy
-  session.attach(params, model);                                  // 2: before the context is made
+  kv::llama::session session(kv::presets::quest{.tokens = 512, .after = 16});  // 1: choose a policy
+  session.attach(params, model);                                               // 2: before the context is made
   llama_context* const context = llama_init_from_model(model, params);
 
   std::vector<llama_token> tokens(prompt.size() + 8);

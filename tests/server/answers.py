@@ -11,7 +11,7 @@ from harness import expect, finish, scratch
 
 of = programs(sys.argv[1:5])
 examples = sys.argv[5]
-chats, words, policy = sys.argv[6:] + ["4", "1200", "snapkv:tokens=1024+quest:tokens=512"][len(sys.argv) - 6:]
+chats, words, policy = sys.argv[6:] + ["4", "1200", "quest:tokens=512,after=16"][len(sys.argv) - 6:]
 
 
 def answers(work, under, texts):
