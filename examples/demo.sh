@@ -25,7 +25,7 @@ watched "building" build/build.log cmake --build --preset release --target kvpol
 # compare ARGUMENTS...: dense decoding beside policies, asked as a chat asks.
 compare() { build/release/tools/kvpolicy-run --model build/engine/model.gguf --compare --chat "$@"; }
 python3 examples/haystack.py --words 3400 --depth 0.5 >build/demo/first.txt
-compare --prompt-file build/demo/first.txt --policy full --policy snapkv --policy quest
+compare --prompt-file build/demo/first.txt --policy full --policy snapkv --policy quest:after=16
 echo "The next table has more policies, on a longer prompt."
 
 watched "building" build/build.log cmake --build --preset release --target kvpolicy-profile
@@ -43,7 +43,7 @@ if [ ! -s build/demo/profile.json ]; then
     --out build/demo/profile.json
 fi
 compare "${prompts[@]}" --mark "$(grep -om1 'One of the special magic numbers for Oslo is: [0-9]*' build/demo/depth-0.5.txt)" \
-  --policy full --policy streaming_llm --policy snapkv --policy quest --policy quest:after=16 \
+  --policy full --policy streaming_llm --policy snapkv --policy quest:after=16 \
   --policy chess --policy heterocache:profile=build/demo/profile.json --policy sentencekv --policy chunkkv \
   --policy snapkv:tokens=1024+quest:tokens=512 \
   --json build/demo/compare.json
