@@ -6,13 +6,13 @@
 #include <utility>
 #include <vector>
 
-#include "kvpolicy/indexed_tokens.hpp"
-#include "kvpolicy/keep_all_stage.hpp"
-#include "kvpolicy/late_choice.hpp"
-#include "kvpolicy/retain_stage.hpp"
-#include "kvpolicy/retrieve_stage.hpp"
-#include "kvpolicy/signal_checks.hpp"
-#include "kvpolicy/verb_order.hpp"
+#include "kvpolicy/detail/indexed_tokens.hpp"
+#include "kvpolicy/detail/keep_all_stage.hpp"
+#include "kvpolicy/detail/late_choice.hpp"
+#include "kvpolicy/detail/retain_stage.hpp"
+#include "kvpolicy/detail/retrieve_stage.hpp"
+#include "kvpolicy/detail/signal_checks.hpp"
+#include "kvpolicy/detail/verb_order.hpp"
 
 namespace kvpolicy {
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "kvpolicy/block_element.hpp"
+#include "kvpolicy/detail/block_element.hpp"
 #include "kvpolicy/types.hpp"
 
 namespace kvpolicy {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kvpolicy/concepts.hpp"
-#include "kvpolicy/key_turns.hpp"
+#include "kvpolicy/detail/key_turns.hpp"
 #include "kvpolicy/segment/hierarchy.hpp"
 
 namespace kvpolicy::pool {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kvpolicy/key_turns.hpp"
+#include "kvpolicy/detail/key_turns.hpp"
 #include "kvpolicy/primitive/score.hpp"
 #include "kvpolicy/score/window_attention.hpp"
 #include "kvpolicy/score_input.hpp"

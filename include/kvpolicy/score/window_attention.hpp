@@ -6,7 +6,7 @@
 #include <string>
 
 #include "kvpolicy/concepts.hpp"
-#include "kvpolicy/observed_queries.hpp"
+#include "kvpolicy/detail/observed_queries.hpp"
 
 namespace kvpolicy::score {
 

@@ -3,7 +3,7 @@
 
 #include "kvpolicy/cuda/decode/stage.hpp"
 #include "kvpolicy/cuda/kernel/turns.hpp"
-#include "kvpolicy/key_turns.hpp"
+#include "kvpolicy/detail/key_turns.hpp"
 
 namespace kvpolicy::cuda {
 

@@ -6,8 +6,8 @@
 
 #include "kvpolicy/act.hpp"
 #include "kvpolicy/archive.hpp"
-#include "kvpolicy/layer_lists.hpp"
-#include "kvpolicy/retained_tokens.hpp"
+#include "kvpolicy/detail/layer_lists.hpp"
+#include "kvpolicy/detail/retained_tokens.hpp"
 
 namespace kvpolicy {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kvpolicy/retained_tokens.hpp"
+#include "kvpolicy/detail/retained_tokens.hpp"
 #include "kvpolicy/selection.hpp"
 
 namespace kvpolicy {

@@ -1,4 +1,4 @@
-#include "kvpolicy/block_element.hpp"
+#include "kvpolicy/detail/block_element.hpp"
 
 #include <array>
 #include <catch2/catch_template_test_macros.hpp>

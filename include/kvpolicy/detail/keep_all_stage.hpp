@@ -1,7 +1,7 @@
 // The stage of an act that keeps everything.
 #pragma once
 
-#include "kvpolicy/stage.hpp"
+#include "kvpolicy/detail/stage.hpp"
 
 namespace kvpolicy {
 

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "kvpolicy/eviction.hpp"
-#include "kvpolicy/stage.hpp"
-#include "kvpolicy/tokens_there.hpp"
+#include "kvpolicy/detail/eviction.hpp"
+#include "kvpolicy/detail/stage.hpp"
+#include "kvpolicy/detail/tokens_there.hpp"
 
 namespace kvpolicy {
 

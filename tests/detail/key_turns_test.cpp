@@ -1,4 +1,4 @@
-#include "kvpolicy/key_turns.hpp"
+#include "kvpolicy/detail/key_turns.hpp"
 
 #include <array>
 #include <catch2/catch_test_macros.hpp>

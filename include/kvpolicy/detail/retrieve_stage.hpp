@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kvpolicy/stage.hpp"
+#include "kvpolicy/detail/stage.hpp"
 
 namespace kvpolicy {
 

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "kvpolicy/layer_lists.hpp"
-#include "kvpolicy/retained_tokens.hpp"
+#include "kvpolicy/detail/layer_lists.hpp"
+#include "kvpolicy/detail/retained_tokens.hpp"
 
 namespace kvpolicy {
 

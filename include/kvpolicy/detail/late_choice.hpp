@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kvpolicy/observed_queries.hpp"
+#include "kvpolicy/detail/observed_queries.hpp"
 #include "kvpolicy/signals.hpp"
 
 namespace kvpolicy {

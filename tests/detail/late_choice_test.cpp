@@ -1,4 +1,4 @@
-#include "kvpolicy/late_choice.hpp"
+#include "kvpolicy/detail/late_choice.hpp"
 
 #include <array>
 #include <catch2/catch_test_macros.hpp>
