@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kvpolicy/detail/eviction.hpp"
-#include "kvpolicy/detail/stage.hpp"
+#include "kvpolicy/detail/keep_stage.hpp"
 #include "kvpolicy/detail/tokens_there.hpp"
 
 namespace kvpolicy {
@@ -17,18 +17,14 @@ namespace kvpolicy {
 /// A retain at work. Tokens that come after the prompt are kept until the trigger is due; then an evicting scorer chooses
 /// again among those that are still there.
 template <class Act>
-class retain_stage {
+class retain_stage : public keep_stage<Act> {
+  using base = keep_stage<Act>;
+  using base::act_, base::kept_, base::memory_, base::scratch_, base::shape_, base::summaries_, base::trigger_;
   static constexpr bool evicts = evicting_scorer<typename Act::score_type>;
 
  public:
   retain_stage(Act const& act, cache_shape const& shape)
-      : act_(act),
-        shape_(shape),
-        summaries_(act_.pool.start(shape, act_.segment)),
-        trigger_(act_.trigger.start(shape)),
-        memory_(act_.score.start(shape)),
-        scratch_(act_.select.start(act_, shape)),
-        kept_(Act::granularity, shape, static_cast<std::size_t>(max_ranges())),
+      : base(act, shape, beside_selected),
         next_(kept_),
         among_(kept_.slots(), undecided),
         revisions_(kept_.slots()),
@@ -40,13 +36,10 @@ class retain_stage {
     }
   }
 
-  std::span<range_list const> lists(layer_id layer) const noexcept { return kept_.of(layer); }
-  /// What the scorer remembers.
-  auto& memory() noexcept { return memory_; }
   /// Changes where tokens of the layer's lists were dropped.
   std::int64_t revision(layer_id layer) const noexcept { return revisions_[kept_.slot(layer)]; }
   /// The most ranges of a list: the window may cut it into as many more.
-  std::int64_t max_ranges() const { return act_.select.max_ranges(act_, shape_) + 5; }
+  std::int64_t max_ranges() const { return act_.select.max_ranges(act_, shape_) + beside_selected; }
 
   /// What evicts weighs all that it keeps.
   std::int64_t looked_at(layer_id layer, std::int64_t) const noexcept {
@@ -114,27 +107,15 @@ class retain_stage {
     }
   }
 
-  template <class Exec>
-  void observe(std::int64_t tokens, step_outcome const& outcome, Exec& exec) {
-    if constexpr (contains(Act::trigger_type::needs, signals::logits)) {
-      act_.trigger.observe(trigger_, tokens, outcome, exec);
-    }
-  }
-
-  void tell(listener const& listen) const {
-    if constexpr (requires { act_.trigger.tell(trigger_, listen); }) act_.trigger.tell(trigger_, listen);
-  }
-
   template <class Archive>
   void archive(Archive& a) {
     a(kept_, next_, among_, revisions_, chosen_at_, pending_);
-    archive_if(a, summaries_, true, "pool");
-    archive_if(a, trigger_, Act::trigger_type::needs != signals::none, "trigger");
-    archive_if(a, memory_, decltype(memory_)::hears_prompts || decltype(memory_)::hears_steps, "scorer");
+    this->archive_parts(a);
   }
 
  private:
   static constexpr std::int64_t undecided = -1;
+  static constexpr std::int64_t beside_selected = 5;  ///< ranges of a list: the window's, and what it cuts in two
 
   /// What the window protects of `tokens` tokens, within what a list may keep; and that.
   std::pair<protected_tokens, std::int64_t> protection(layer_id layer, std::int64_t tokens) const {
@@ -196,11 +177,10 @@ class retain_stage {
                        [&](auto from, auto to) { append(lists[list], from, to, why); });
     };
     for (range_list& list : lists) list.clear();
-    score_input<Among, decltype(summaries_), decltype(memory_)> input{among,      layer,   heads,   tokens, tokens,
-                                                                      summaries_, memory_, queries, &prompt};
+    typename base::template input_type<Among> input{among, layer, heads, tokens, tokens, summaries_, memory_, queries, &prompt};
     protected_tokens const safe = protection(layer, tokens).first;
     for (std::size_t l = 0; l < lists.size(); ++l) add(l, 0, safe.sink_end, reason::sink);
-    if constexpr (decltype(memory_)::hears_prompts) {
+    if constexpr (base::memory_type::hears_prompts) {
       if (prompt.queries.tokens > 0 || !contains(Act::needs, signals::observation_queries)) act_.score.begin(input, exec);
     }
     act_.select.select(act_, scratch_, input, safe, exec, [&](std::int64_t list, std::int64_t begin, std::int64_t end) {
@@ -227,8 +207,8 @@ class retain_stage {
     protected_tokens const safe = bounds.first;
     std::int64_t const most = bounds.second;
     std::span const lists = kept_.of(layer);
-    score_input<View, decltype(summaries_), decltype(memory_)> input{
-        view, layer, {0, shape_.kv_heads}, tokens, tokens, summaries_, memory_, queries};
+    typename base::template input_type<View> input{view,    layer,  {0, shape_.kv_heads}, tokens, tokens, summaries_,
+                                                   memory_, queries};
     bool const by_head = Act::score_type::granularity == scope::head;
     table<float> const scores = eviction_.scores(by_head ? shape_.kv_heads : 1);
     act_.score.score_kept(input, std::span<range_list const>(lists), scores, exec);
@@ -244,13 +224,6 @@ class retain_stage {
     if (!Act::score_type::after_attention) ++revisions_[kept_.slot(layer)];
   }
 
-  Act act_;
-  cache_shape shape_;
-  summaries_of<typename Act::pool_type, typename Act::segment_type> summaries_;
-  decltype(std::declval<Act const&>().trigger.start(cache_shape{})) trigger_;
-  memory_of<typename Act::score_type> memory_;
-  decltype(std::declval<Act const&>().select.start(std::declval<Act const&>(), cache_shape{})) scratch_;
-  layer_lists kept_;
   layer_lists next_;  ///< what an eviction left, for the next step
   std::vector<std::int64_t> among_;
   std::vector<std::int64_t> revisions_;

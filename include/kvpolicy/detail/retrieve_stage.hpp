@@ -6,34 +6,28 @@
 #include <string>
 #include <vector>
 
-#include "kvpolicy/detail/stage.hpp"
+#include "kvpolicy/detail/keep_stage.hpp"
 
 namespace kvpolicy {
 
 /// A retrieve at work. It sees the retained tokens by index, as if there were no others.
 template <class Act>
-class retrieve_stage {
+class retrieve_stage : public keep_stage<Act> {
+  using base = keep_stage<Act>;
+  using base::act_, base::kept_, base::memory_, base::scratch_, base::shape_, base::summaries_, base::trigger_;
+  using typename base::memory_type;
   static constexpr bool for_request = Act::granularity == scope::request;
   static constexpr bool by_head = Act::granularity == scope::head;
 
  public:
   /// `retained`: the most ranges that its retain breaks a list up into.
   retrieve_stage(Act const& act, cache_shape const& shape, std::int64_t retained)
-      : act_(act),
-        shape_(shape),
-        summaries_(act_.pool.start(shape, act_.segment)),
-        trigger_(act_.trigger.start(shape)),
-        memory_(act_.score.start(shape)),
-        scratch_(act_.select.start(act_, shape)),
-        kept_(Act::granularity, shape, static_cast<std::size_t>(max_ranges() + retained)),
-        choices_(kept_.all().size()) {
+      : base(act, shape, beside_selected + retained), choices_(kept_.all().size()) {
     for (choice& c : choices_) c.ranges.reserve(static_cast<std::size_t>(max_ranges()));
     if (for_request) renewed_at_.reserve(static_cast<std::size_t>(shape.max_tokens));
   }
 
-  std::span<range_list const> lists(layer_id layer) const noexcept { return kept_.of(layer); }
-  /// One range more each for sinks, recent and open; retained tokens may break any of them up.
-  std::int64_t max_ranges() const { return act_.select.max_ranges(act_, shape_) + 6; }
+  std::int64_t max_ranges() const { return act_.select.max_ranges(act_, shape_) + beside_selected; }
   std::int64_t revision(layer_id) const noexcept { return 0; }
   /// Units are scored by their summaries once they are full, tokens by their keys.
   std::int64_t looked_at(layer_id layer, std::int64_t head) const {
@@ -50,9 +44,6 @@ class retrieve_stage {
     else return act_.segment.unit_size();
   }
 
-  /// What the scorer, and the trigger, remember.
-  auto& memory() noexcept { return memory_; }
-  auto const& trigger() const noexcept { return trigger_; }
   /// Calls visit(begin, end) for each chosen range of a layer's list, ascending, by index.
   template <class Visit>
   void each_chosen(layer_id layer, std::size_t list, Visit visit) noexcept {
@@ -85,7 +76,7 @@ class retrieve_stage {
     if constexpr (requires { act_.pool.begin(summaries_, prompt); }) act_.pool.begin(summaries_, prompt);
     each_group(view, retained, shape_.kv_heads, by_head, [&](auto const& indices, head_range heads) {
       act_.pool.update(summaries_, indices, layer, heads, indices.tokens(), exec);
-      score_input<std::decay_t<decltype(indices)>, summaries_type, memory_type> input{
+      typename base::template input_type<std::decay_t<decltype(indices)>> input{
           indices, layer, heads, indices.tokens(), prompt_, summaries_, memory_, {}, &prompt};
       if constexpr (memory_type::hears_prompts) act_.score.begin(input, exec);
       if constexpr (contains(Act::trigger_type::needs, signals::queries)) {
@@ -133,11 +124,6 @@ class retrieve_stage {
     });
   }
 
-  template <class Exec>
-  void observe(std::int64_t tokens, step_outcome const& outcome, Exec& exec) {
-    if constexpr (contains(Act::trigger_type::needs, signals::logits)) act_.trigger.observe(trigger_, tokens, outcome, exec);
-  }
-
   /// The next step chooses anew.
   void forget_choice() noexcept {
     for (choice& c : choices_) c.decided = false;
@@ -149,20 +135,18 @@ class retrieve_stage {
     if constexpr (requires { act_.budget.tell(shape_, prompt_, listen); }) {
       if (prompt_ > 0) act_.budget.tell(shape_, prompt_, listen);
     }
-    if constexpr (requires { act_.trigger.tell(trigger_, listen); }) act_.trigger.tell(trigger_, listen);
+    base::tell(listen);
   }
 
   template <class Archive>
   void archive(Archive& a) {
     a(kept_, choices_, prompt_, renewals_, renewed_at_);
-    archive_if(a, summaries_, true, "pool");
-    archive_if(a, trigger_, Act::trigger_type::needs != signals::none, "trigger");
-    archive_if(a, memory_, memory_type::hears_prompts || memory_type::hears_steps, "scorer");
+    this->archive_parts(a);
   }
 
  private:
-  using memory_type = memory_of<typename Act::score_type>;
-  using summaries_type = summaries_of<typename Act::pool_type, typename Act::segment_type>;
+  /// Ranges of a list, one more each for sinks, recent and open; retained tokens may break any of them up.
+  static constexpr std::int64_t beside_selected = 6;
 
   std::span<choice> choices_of(layer_id layer) noexcept {
     std::size_t const lists = kept_.of(layer).size();
@@ -183,8 +167,8 @@ class retrieve_stage {
   template <class Ranks, class Exec>
   void watch(Ranks const& indices, layer_id layer, head_range heads, query_heads const& queries, std::int64_t prompt,
              Exec& exec) {
-    score_input<Ranks, summaries_type, memory_type> input{indices, layer,      heads,   indices.tokens(),
-                                                          prompt_, summaries_, memory_, queries};
+    typename base::template input_type<Ranks> input{indices, layer,      heads,   indices.tokens(),
+                                                    prompt_, summaries_, memory_, queries};
     if constexpr (memory_type::hears_steps) act_.score.watch(input, exec);
     if constexpr (contains(Act::trigger_type::needs, signals::queries)) act_.trigger.watch(trigger_, input, prompt, exec);
   }
@@ -235,8 +219,8 @@ class retrieve_stage {
       begun = true;
       for (choice& c : choices.subspan(first, count)) c.clear();
     };
-    score_input<Ranks, summaries_type, memory_type> input{indices,    layer,   heads,   tokens,   prompt_,
-                                                          summaries_, memory_, queries, at_prompt};
+    typename base::template input_type<Ranks> input{indices,    layer,   heads,   tokens,   prompt_,
+                                                    summaries_, memory_, queries, at_prompt};
     protected_tokens const safe = act_.window.at(tokens, prompt);
     act_.select.select(act_, scratch_, input, safe, exec, [&](std::int64_t list, std::int64_t begin, std::int64_t end) {
       begin_anew();
@@ -274,13 +258,6 @@ class retrieve_stage {
     }
   }
 
-  Act act_;
-  cache_shape shape_;
-  summaries_type summaries_;
-  decltype(std::declval<Act const&>().trigger.start(cache_shape{})) trigger_;
-  memory_type memory_;
-  decltype(std::declval<Act const&>().select.start(std::declval<Act const&>(), cache_shape{})) scratch_;
-  layer_lists kept_;
   std::vector<choice> choices_;
   std::int64_t prompt_ = 0;
   std::int64_t renewals_ = 0;             ///< choices of lists that had one
