@@ -19,10 +19,7 @@ class indexed_tokens {
         shape_(shape),
         layers_(static_cast<std::size_t>(granularity == scope::request ? 1 : shape.layers)) {
     std::size_t const lists = granularity == scope::head ? static_cast<std::size_t>(shape.kv_heads) : 1;
-    for (of_layer& one : layers_) {
-      one.ids.resize(lists * static_cast<std::size_t>(shape.max_tokens));
-      one.counts.resize(lists);
-    }
+    for (of_layer& one : layers_) one.lists.resize(lists, shape.max_tokens);
   }
 
   bool all() const noexcept { return layers_.empty(); }
@@ -35,11 +32,10 @@ class indexed_tokens {
   template <class Cut>
   void truncate(layer_id layer, std::int64_t tokens, Cut cut) {
     of_layer& one = layers_[slot(layer)];
-    for (std::size_t i = 0; i < one.counts.size(); ++i) {
-      std::int32_t const* const ids = list(one, i);
-      std::int64_t const left = std::lower_bound(ids, ids + one.counts[i], tokens) - ids;
+    for (std::size_t i = 0; i < one.lists.count(); ++i) {
+      std::int64_t const left = one.lists.before(i, tokens);
       cut(heads_of(i), left);
-      if (granularity_ != scope::request || layer.value + 1 == shape_.layers) one.counts[i] = left;
+      if (granularity_ != scope::request || layer.value + 1 == shape_.layers) one.lists.cut(i, left);
     }
     one.tokens = std::min(one.tokens, tokens);
   }
@@ -53,11 +49,11 @@ class indexed_tokens {
     if (granularity_ != scope::request || layer.value == 0) {
       for (std::size_t i = 0; i < lists.size(); ++i) {
         if (one.revision == revision) {
-          grow(one, i, lists[i]);
+          one.lists.append(i, lists[i], one.tokens);
           continue;
         }
-        std::int64_t const before = one.counts[i];
-        std::int64_t const same = relist(one, i, lists[i]);
+        std::int64_t const before = one.lists.count(i);
+        std::int64_t const same = one.lists.assign(i, lists[i]);
         if (same == before) continue;
         bool const everywhere = granularity_ == scope::request;
         for (std::int64_t l = everywhere ? 0 : layer.value; l < (everywhere ? shape_.layers : layer.value + 1); ++l) {
@@ -67,19 +63,18 @@ class indexed_tokens {
       one.revision = revision;
       one.tokens = tokens;
     }
-    return {one.ids.data(), shape_.max_tokens, one.counts};
+    return one.lists.tokens();
   }
 
  private:
   struct of_layer {
-    std::vector<std::int32_t> ids;     ///< `[lists, max_tokens]`
-    std::vector<std::int64_t> counts;  ///< `[lists]`
+    token_lists lists;
     std::int64_t revision = -1;
     std::int64_t tokens = 0;
 
     template <class Archive>
     void archive(Archive& a) {
-      a(ids, counts, revision, tokens);
+      a(lists, revision, tokens);
     }
   };
 
@@ -88,35 +83,6 @@ class indexed_tokens {
   }
   head_range heads_of(std::size_t list) const noexcept {
     return granularity_ == scope::head ? head_range{static_cast<std::int64_t>(list), 1} : head_range{0, shape_.kv_heads};
-  }
-  std::int32_t* list(of_layer& one, std::size_t i) const noexcept {
-    return one.ids.data() + static_cast<std::int64_t>(i) * shape_.max_tokens;
-  }
-
-  /// Tokens that came behind the last ones.
-  void grow(of_layer& one, std::size_t i, range_list const& from) {
-    std::int32_t* const ids = list(one, i);
-    auto next = std::ranges::partition_point(from, [&](token_range const& range) { return range.end <= one.tokens; });
-    for (; next != from.end(); ++next) {
-      for (std::int64_t t = std::max<std::int64_t>(next->begin, one.tokens); t < next->end; ++t) {
-        ids[one.counts[i]++] = static_cast<std::int32_t>(t);
-      }
-    }
-  }
-
-  /// All tokens again. How many of the first ones are as before.
-  std::int64_t relist(of_layer& one, std::size_t i, range_list const& from) {
-    std::int32_t* const ids = list(one, i);
-    std::int64_t count = 0;
-    std::int64_t same = 0;
-    for (token_range const& range : from) {
-      for (std::int32_t t = range.begin; t < range.end; ++t, ++count) {
-        if (same == count && count < one.counts[i] && ids[count] == t) ++same;
-        ids[count] = t;
-      }
-    }
-    one.counts[i] = count;
-    return same;
   }
 
   scope granularity_ = scope::request;

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <span>
+#include <vector>
 
+#include "kvpolicy/selection.hpp"
 #include "kvpolicy/view.hpp"
 
 namespace kvpolicy {
@@ -28,6 +30,63 @@ struct retained_tokens {
     if (all()) return visit(begin, end);
     for (std::int64_t i = begin; i < end; ++i) visit(std::int64_t{of(head)[i]}, std::int64_t{of(head)[i]} + 1);
   }
+};
+
+/// A layer's lists of tokens by index.
+class token_lists {
+ public:
+  /// Makes room for as many lists of as many tokens.
+  void resize(std::size_t lists, std::int64_t max_tokens) {
+    ids_.resize(lists * static_cast<std::size_t>(max_tokens));
+    counts_.resize(lists);
+    stride_ = max_tokens;
+  }
+  retained_tokens tokens() const noexcept { return {ids_.data(), stride_, counts_}; }
+  std::size_t count() const noexcept { return counts_.size(); }
+  std::int64_t count(std::size_t list) const noexcept { return counts_[list]; }
+  /// How many of a list's tokens come before `token`.
+  std::int64_t before(std::size_t list, std::int64_t token) const noexcept {
+    return std::lower_bound(of(list), of(list) + counts_[list], token) - of(list);
+  }
+  /// Leaves the first `count` tokens of a list.
+  void cut(std::size_t list, std::int64_t count) noexcept { counts_[list] = count; }
+  /// The tokens of these ranges that are not before `first` come behind those that a list has.
+  void append(std::size_t list, range_list const& from, std::int64_t first) {
+    std::int32_t* const ids = of(list);
+    auto next = std::ranges::partition_point(from, [&](token_range const& range) { return range.end <= first; });
+    for (; next != from.end(); ++next) {
+      for (std::int64_t t = std::max<std::int64_t>(next->begin, first); t < next->end; ++t) {
+        ids[counts_[list]++] = static_cast<std::int32_t>(t);
+      }
+    }
+  }
+  /// All tokens of a list again. How many of the first ones are as before.
+  std::int64_t assign(std::size_t list, range_list const& from) {
+    std::int32_t* const ids = of(list);
+    std::int64_t count = 0;
+    std::int64_t same = 0;
+    for (token_range const& range : from) {
+      for (std::int32_t t = range.begin; t < range.end; ++t, ++count) {
+        if (same == count && count < counts_[list] && ids[count] == t) ++same;
+        ids[count] = t;
+      }
+    }
+    counts_[list] = count;
+    return same;
+  }
+
+  template <class Archive>
+  void archive(Archive& a) {
+    a(ids_, counts_);
+  }
+
+ private:
+  std::int32_t* of(std::size_t list) noexcept { return ids_.data() + static_cast<std::int64_t>(list) * stride_; }
+  std::int32_t const* of(std::size_t list) const noexcept { return ids_.data() + static_cast<std::int64_t>(list) * stride_; }
+
+  std::vector<std::int32_t> ids_;     ///< `[lists, stride]`
+  std::vector<std::int64_t> counts_;  ///< `[lists]`
+  std::int64_t stride_ = 0;           ///< tokens
 };
 
 /// Calls work(view of the tokens that are there, KV heads) for all heads at once where they see the same, else for each.

@@ -22,33 +22,25 @@ class tokens_there {
       throw unsupported(
           "heads have other tokens each, and the policy keeps the same ones in all; begin with an empty sequence");
     }
-    stride_ = max_tokens;
-    counts_.resize(lists);
-    ids_.resize(lists * static_cast<std::size_t>(max_tokens));
-    for (std::size_t l = 0; l < lists; ++l) {
-      std::int32_t* const first = ids_.data() + static_cast<std::int64_t>(l) * stride_;
-      std::int32_t* to = first;
-      for (token_range const& range : there[there.size() == 1 ? 0 : l]) {
-        for (std::int32_t t = range.begin; t < range.end; ++t) *to++ = t;
-      }
-      counts_[l] = to - first;
-    }
+    lists_.resize(lists, max_tokens);
+    for (std::size_t l = 0; l < lists; ++l) lists_.assign(l, there[there.size() == 1 ? 0 : l]);
   }
 
-  retained_tokens tokens() const noexcept { return {ids_.data(), stride_, counts_}; }
+  retained_tokens tokens() const noexcept { return lists_.tokens(); }
   /// Whether all lists have as many.
-  bool alike() const noexcept { return std::ranges::adjacent_find(counts_, std::ranges::not_equal_to{}) == counts_.end(); }
+  bool alike() const noexcept {
+    std::span const counts = tokens().counts;
+    return std::ranges::adjacent_find(counts, std::ranges::not_equal_to{}) == counts.end();
+  }
   /// A head's tokens of a view; where all lists are alike, head 0's view is of all heads.
   template <kv_cache_view View>
   indexed_view<View> of(View const& view, std::int64_t head) const noexcept {
     retained_tokens const all = tokens();
-    return {view, counts_[all.list(head)], all.of(head), alike() && counts_.size() > 1 ? stride_ : 0};
+    return {view, all.counts[all.list(head)], all.of(head), alike() && all.counts.size() > 1 ? all.stride : 0};
   }
 
  private:
-  std::vector<std::int32_t> ids_;  ///< `[lists, stride]`
-  std::vector<std::int64_t> counts_;
-  std::int64_t stride_ = 0;
+  token_lists lists_;
 };
 
 /// Throws unsupported where a layer is to keep one of the first tokens that is gone; `there` empty: none is.
