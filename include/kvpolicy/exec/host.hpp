@@ -28,22 +28,8 @@ class host_exec {
   using memory = host_memory;
 
   void pool_mean(rows const& keys, pooling const& what, table<float> means, std::int64_t column) {
-    std::span const row = scratch(row_, keys.head_dim);
-    for (std::int64_t t = what.first; t < what.last; ++t) {
-      std::int64_t const unit = (t - what.origin) / what.unit_size;
-      auto const already = static_cast<float>((t - what.origin) % what.unit_size);
-      for (std::int64_t h = 0; h < keys.heads; ++h) {
-        keys.load({h}, {t}, row);
-        if (what.turned.angles != nullptr) what.turned.undo(keys.at({h}, {t}).value, row.data());
-        float* const mean = means.row(unit) + column + h * keys.head_dim;
-        for (std::int64_t i = 0; i < keys.head_dim; ++i) {
-          float const value = row[static_cast<std::size_t>(i)];
-          mean[i] = already == 0 ? value : mean[i] + (value - mean[i]) / (already + 1);
-        }
-      }
-    }
+    host::pool_mean(keys, what, means, column, scratch(row_, keys.head_dim));
   }
-
   void pool_bounds(rows const& keys, pooling const& what, bounds_table const& bounds) {
     host::pool_bounds(keys, what, bounds, scratch(row_, keys.head_dim));
   }
