@@ -68,7 +68,7 @@ class indexed_tokens {
 
  private:
   struct of_layer {
-    token_lists lists;
+    indexed_lists lists;
     std::int64_t revision = -1;
     std::int64_t tokens = 0;
 

@@ -33,7 +33,7 @@ struct retained_tokens {
 };
 
 /// A layer's lists of tokens by index.
-class token_lists {
+class indexed_lists {
  public:
   /// Makes room for as many lists of as many tokens.
   void resize(std::size_t lists, std::int64_t max_tokens) {

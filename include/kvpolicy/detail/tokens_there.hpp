@@ -6,7 +6,6 @@
 #include <functional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "kvpolicy/detail/retained_tokens.hpp"
 #include "kvpolicy/selection.hpp"
@@ -40,7 +39,7 @@ class tokens_there {
   }
 
  private:
-  token_lists lists_;
+  indexed_lists lists_;
 };
 
 /// Throws unsupported where a layer is to keep one of the first tokens that is gone; `there` empty: none is.

@@ -1,4 +1,4 @@
-// The oracle's bounds of units: as their definitions read.
+// The oracle's pools: as their definitions read.
 #pragma once
 
 #include <algorithm>
@@ -30,6 +30,7 @@ inline void put(std::byte* data, std::int64_t i, element_type type, float value)
   std::memcpy(data + i * 2, &half, sizeof half);
 }
 
+/// In each pool `row` is scratch of one row.
 inline void pool_mean(rows const& keys, pooling const& what, table<float> means, std::int64_t column, std::span<float> row) {
   for (std::int64_t t = what.first; t < what.last; ++t) {
     std::int64_t const unit = (t - what.origin) / what.unit_size;
@@ -46,7 +47,6 @@ inline void pool_mean(rows const& keys, pooling const& what, table<float> means,
   }
 }
 
-/// `row` is scratch of one row.
 inline void pool_bounds(rows const& keys, pooling const& what, bounds_table const& bounds, std::span<float> row) {
   float const most = largest(bounds.type);
   for (std::int64_t h = 0; h < keys.heads; ++h) {
