@@ -27,6 +27,6 @@ function(kvpolicy_test_area area)
   endforeach()
 endfunction()
 
-foreach(area core cuda llama c python tools package server redis)
+foreach(area core gpu llama c python tools package preload redis)
   kvpolicy_test_area(${area})
 endforeach()

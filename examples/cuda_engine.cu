@@ -1,7 +1,7 @@
 // A GPU engine's decode step: its paged cache as it is, pages chosen by CHESS or sentences by SentenceKV on the device, the
 // whole step captured in one CUDA graph and replayed while sequences grow.
-#include <kvpolicy/cuda/decode.hpp>
-#include <kvpolicy/cuda/exec.hpp>
+#include <kvpolicy/gpu/decode.hpp>
+#include <kvpolicy/gpu/exec.hpp>
 #include <kvpolicy/interop/flashinfer.hpp>
 #include <kvpolicy/kvpolicy.hpp>
 
@@ -62,7 +62,7 @@ __global__ void make_step(float* queries, float* logits, int* ids, int const* le
 // An engine with any policy that has kernels for every step.
 template <class Policy>
 class engine {
-  using decoder = kv::cuda::decoder<Policy, kv::cuda::stream_device>;
+  using decoder = kv::gpu::decoder<Policy, kv::gpu::stream_device>;
 
  public:
   explicit engine(Policy const& policy) : policy_(policy) {
@@ -100,7 +100,7 @@ class engine {
   }
 
   // What kvpolicy needs to know of the cache.
-  kv::cuda::paged_batch view() const {
+  kv::gpu::paged_batch view() const {
     return {.pool = kv::flashinfer::view<kv::device_memory>(kv::page_layout::nhd, shape, page, keys_, values_,
                                                             pool_pages * page_elements * kv::size_of(shape.type)),
             .pages = {tables_, pool_pages},
@@ -161,8 +161,8 @@ class engine {
 
  private:
   void enqueue() {
-    kv::cuda::vector_rows const queries{queries_, sequences * 8 * 128, kv::element_type::f32, 8 * 128, 0, 128};
-    kv::cuda::vector_rows out = queries;
+    kv::gpu::vector_rows const queries{queries_, sequences * 8 * 128, kv::element_type::f32, 8 * 128, 0, 128};
+    kv::gpu::vector_rows out = queries;
     out.base = out_;
     make_step<<<sequences, 128, 0, stream_>>>(queries_, logits_, ids_, lengths_);
     for (int layer = 0; layer < shape.layers; ++layer) {
@@ -186,7 +186,7 @@ class engine {
   int* lengths_ = nullptr;
   int* tables_ = nullptr;
   std::vector<int> tokens_;
-  kv::cuda::token_lists lists_{};
+  kv::gpu::token_lists lists_{};
   cudaGraphExec_t step_ = nullptr;
 };
 

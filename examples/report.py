@@ -65,12 +65,12 @@ def megabytes(count):
 
 
 def own_cells(policy):
-    own = policy.get("own_rows")
+    own = policy.get("managed_cache")
     return [number(own["ms_per_token"]), megabytes(own["bytes"])] if own else ["", ""]
 
 
 def speed_table(result):
-    head = ["policy", "request", "first token", "ms/token", "p10&ndash;p90", "a step", "own rows", "memory", "tokens read", "of cache", "mass", "choosing", "top-1", "KL"]
+    head = ["policy", "request", "first token", "ms/token", "p10&ndash;p90", "a step", "managed", "memory", "tokens read", "of cache", "mass", "choosing", "top-1", "KL"]
     request = lambda run: [number(run["request_speedup"], 2, "x"), number(run["first_token_ms"] / 1e3, 2, " s")] if "request_ms" in run else ["", ""]
     rows = []
     for name, run in dense_runs(result, "flash_on", "flash_off", "pass_through"):
@@ -133,7 +133,7 @@ def memory(result):
     while_prompted = [(at_prompt(token), y(count)) for token, count in [(0, 0)] + prompt]
     parts.append(line(while_prompted + [(right, y(dense))], "var(--soft)"))
     for policy, colour in coloured(result):
-        held = policy["own_rows"]["bytes_after_step"]
+        held = policy["managed_cache"]["bytes_after_step"]
         parts.append(line(while_prompted[-1:] + [(at_step(i + 1), y(count)) for i, count in enumerate(held)], colour))
     parts.append(f'<line class="axis" x1="{middle}" y1="{top}" x2="{middle}" y2="{bottom}"/>'
                  f'<text class="soft" x="{(left + middle) / 2}" y="{bottom + 18}" text-anchor="middle">prompt, {tokens} tokens</text>'
@@ -274,7 +274,7 @@ def page(result):
 <p>{html.escape(result["model"].rsplit("/", 1)[-1])} in llama.cpp, {result["threads"]} threads, prompts: {tokens} tokens, {result["predict"]} tokens decoded,
 {result["rounds"]} interleaved rounds. Baseline: the better dense setting, {html.escape(result["baseline"]["name"])}, {result["baseline"]["ms_per_token"]:.2f} ms a token.</p>
 {speed_table(result)}
-<p>Request: the first prompt and {result["predict"]} tokens, over the better dense setting, {html.escape(result["baseline"]["request_name"])}. Own rows: ms a token where the
+<p>Request: the first prompt and {result["predict"]} tokens, over the better dense setting, {html.escape(result["baseline"]["request_name"])}. Managed: ms a token with a managed cache, where the
 session holds the rows; memory: what those take then, after the last step. Tokens read: mean per KV head and step. Mass: of dense attention, what falls on the tokens read, mean over steps, layers and heads. Choosing: share of a step's time. Mass, top-1 and
 KL: teacher-forced on the dense tokens.</p>
 <div class="pair">

@@ -8,7 +8,7 @@ namespace kvpolicy_test {
 namespace {
 
 using any = any_policy<own_view, host_exec>;
-using act = any_act<own_view, host_exec>;
+using rule = any_rule<own_view, host_exec>;
 
 /// Every list of a request with a further piece, steps, a removed tail and observations.
 template <class Policy>
@@ -54,14 +54,14 @@ void check_same(Retain const& retain, Retrieve const& retrieve) {
   any const erased = erase<own_view, host_exec>(plain);
   REQUIRE(needs_of(erased) == needs_of(plain));
   REQUIRE(observation_queries(erased) == observation_queries(plain));
-  REQUIRE(facts_of(erased.retain).granularity == Retain::granularity);
-  REQUIRE(facts_of(erased.retrieve).granularity == Retrieve::granularity);
+  REQUIRE(requirements_of(erased.retain).granularity == Retain::granularity);
+  REQUIRE(requirements_of(erased.retrieve).granularity == Retrieve::granularity);
   std::vector<lists_copy> const want = lists_of(plain, cache, 202);
   REQUIRE(want.size() == 2 * 3 * 60);
   REQUIRE(lists_of(erased, cache, 202) == want);
 }
 
-TEST_CASE("an act that is chosen at run time does what it does by itself, with and without another one", "[any_policy]") {
+TEST_CASE("a rule that is chosen at run time does what it does by itself, with and without another one", "[any_policy]") {
   auto const snapkv = presets::snapkv{.tokens = 40, .after = 0}.parts().retain;
   auto const streaming = presets::streaming_llm{.tokens = 40}.parts().retain;
   auto const h2o = presets::h2o{.tokens = 30, .layers = {1, 2}}.parts().retain;
@@ -69,7 +69,7 @@ TEST_CASE("an act that is chosen at run time does what it does by itself, with a
   auto const quest = presets::quest{.tokens = 16, .page = 4}.parts().retrieve;
   auto const chess =
       presets::chess{
-          .fractions = {.5f, .5f, .2f}, .units = {4, 2, 2}, .recent_pages = 2, .entropy = 1.2f, .every = 5, .unrotated = false}
+          .fractions = {.5f, .5f, .2f}, .units = {4, 2, 2}, .recent_pages = 2, .entropy = 1.2f, .every = 5, .pre_rope = false}
           .parts()
           .retrieve;
   check_same(keep_all{}, keep_all{});
@@ -86,14 +86,16 @@ TEST_CASE("an act that is chosen at run time does what it does by itself, with a
   check_same(streaming, chess);
 }
 
-TEST_CASE("what an act refuses, and what a pair does, is refused of those chosen at run time", "[any_policy]") {
+TEST_CASE("what a rule refuses, and what a pair does, is refused of those chosen at run time", "[any_policy]") {
   cache_shape const shape{2, 4, 2, 8, 300, element_type::f16};
   auto const snapkv = presets::snapkv{.tokens = 64, .after = 0}.parts().retain;
   auto const chess = presets::chess{.fractions = {.5f, .5f, .2f}, .units = {8, 2, 2}, .recent_pages = 1}.parts().retrieve;
   auto const quest = [](std::int32_t tokens, std::int32_t reuse) {
     return presets::quest{.tokens = tokens, .layers = {.reuse = reuse}}.parts().retrieve;
   };
-  auto const pair = [](auto const& retain, auto const& retrieve) { return any{act::retain(retain), act::retrieve(retrieve)}; };
+  auto const pair = [](auto const& retain, auto const& retrieve) {
+    return any{rule::retain(retain), rule::retrieve(retrieve)};
+  };
   REQUIRE_NOTHROW(check(any{}, shape));
   REQUIRE_NOTHROW(check(pair(snapkv, quest(64, 1)), shape));
   REQUIRE_THROWS_AS(check(pair(snapkv, chess), shape), unsupported);
@@ -103,7 +105,7 @@ TEST_CASE("what an act refuses, and what a pair does, is refused of those chosen
   REQUIRE_THROWS_AS(start(pair(presets::snapkv{.tokens = 1000, .after = 0}.parts().retain, keep_all{}), shape), invalid_value);
 }
 
-TEST_CASE("what an act that is chosen at run time may need is everything; what it does need is its own", "[any_policy]") {
+TEST_CASE("what a rule that is chosen at run time may need is everything; what it does need is its own", "[any_policy]") {
   STATIC_REQUIRE(any::needs == all_signals);
   STATIC_REQUIRE(any::granularity == scope::head);
   REQUIRE(needs_of(any{}) == signals::none);

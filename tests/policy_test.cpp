@@ -132,12 +132,12 @@ TEST_CASE("a prompt of more tokens than the state was started for is refused", "
   REQUIRE_THROWS_AS(state.prefill(own_view{&cache, 25}, {0}, {}, exec), invalid_value);
 }
 
-TEST_CASE("a policy knows which of its acts decides", "[policy]") {
-  REQUIRE_FALSE(facts_of(presets::snapkv{.after = 0}.parts().retain).keeps_all);
-  REQUIRE(facts_of(presets::snapkv{.after = 0}.parts().retrieve).keeps_all);
-  REQUIRE(facts_of(presets::quest{}.parts().retain).keeps_all);
-  REQUIRE(facts_of(presets::full{}).keeps_all);
-  REQUIRE_FALSE(facts_of(presets::chess{}).keeps_all);
+TEST_CASE("a policy knows which of its rules decides", "[policy]") {
+  REQUIRE_FALSE(requirements_of(presets::snapkv{.after = 0}.parts().retain).keeps_all);
+  REQUIRE(requirements_of(presets::snapkv{.after = 0}.parts().retrieve).keeps_all);
+  REQUIRE(requirements_of(presets::quest{}.parts().retain).keeps_all);
+  REQUIRE(requirements_of(presets::full{}).keeps_all);
+  REQUIRE_FALSE(requirements_of(presets::chess{}).keeps_all);
   STATIC_REQUIRE(snapkv_quest_model::preset::needs == (signals::keys | signals::queries | signals::observation_queries));
   STATIC_REQUIRE(std::same_as<parts_t<decltype(presets::quest{}.parts())>, parts_t<presets::quest>>);
 }
@@ -148,8 +148,9 @@ TEST_CASE("a composed policy without a name runs as its preset does", "[policy]"
   random_cache const cache(shape, layout::paged_nhd, 8, random);
   presets::quest const named{.tokens = 32, .page = 8, .sink_pages = 1};
   policy const composed{
-      keep_all{}, keep{segment::pages{8}, pool::bounds{named.metadata}, score::upper_bound{named.group}, budget::tokens{32},
-                       select::top{}, window::pages{.size = 8, .sink_pages = 1, .recent_pages = 1}, trigger::every_step{}}};
+      keep_all{},
+      keep{segments::pages{8}, pools::bounds{named.metadata}, scorers::upper_bound{named.group}, budgets::tokens{32},
+           selectors::top{}, windows::pages{.size = 8, .sink_pages = 1, .recent_pages = 1}, triggers::every_step{}}};
   host_exec exec;
   auto one = start(named, shape);
   auto two = start(composed, shape);
@@ -261,7 +262,7 @@ TEST_CASE("blocks that stand for tokens are not made of tokens that are evicted 
                       ContainsSubstring("use a retain that decides once"));
 }
 
-TEST_CASE("each act of two is checked by itself", "[policy]") {
+TEST_CASE("each rule of two is checked by itself", "[policy]") {
   REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 0, .after = 0}, presets::quest{.tokens = 64}), two_layers),
                     invalid_value);
   REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 64, .after = 0}, presets::quest{.tokens = 0}), two_layers),
@@ -274,7 +275,7 @@ TEST_CASE("a choice that is due every few steps stays so after a tail was remove
   cache_shape const shape{1, 1, 1, 2, 300, element_type::f32};
   random_cache cache(shape, layout::head_major, 8, random);
   presets::chess const policy{
-      .fractions = {1, 1, .2f}, .units = {4, 2, 2}, .sink_pages = 0, .recent_pages = 1, .every = 4, .unrotated = false};
+      .fractions = {1, 1, .2f}, .units = {4, 2, 2}, .sink_pages = 0, .recent_pages = 1, .every = 4, .pre_rope = false};
   host_exec exec;
   auto state = start(policy, shape);
   state.prefill(own_view{&cache, 199}, {0}, {}, exec);

@@ -53,7 +53,7 @@ std::vector<double> naive_mass(random_cache const& cache, prompt_pages const& ho
 }
 
 TEMPLATE_TEST_CASE("a block reads sinks, recent tokens, and the pages with most of its estimated attention", "[prompt_pages]",
-                   on_host, on_simd, on_team) {
+                   KVPOLICY_TEST_CPU_EXECUTORS) {
   random_source random(401);
   for (int round = 0; round < rounds_of(40); ++round) {
     cache_shape shape = random_shape(random, 400);

@@ -2,7 +2,7 @@
 # The tests, from a fresh Debian or Ubuntu machine: lists and installs what is missing, builds, runs, and prints where the time went.
 #
 #   tests/run.sh               one optimised build and what it tests: what CI runs
-#   tests/run.sh AREA...       the same for some areas: core cuda llama c python tools package server redis
+#   tests/run.sh AREA...       the same for some areas: core gpu llama c python tools package preload redis
 #   tests/run.sh --full        every test and every random case, the area ranks too; then again under ASan with UBSan, and TSan
 #   tests/run.sh --full AREA...  the same for some areas
 #   tests/run.sh --no-install  installs nothing; where something is missing it prints what, and ends with status 2
@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . cmake/watched.sh
 
-usual=(core cuda llama c python tools package server redis)
+usual=(core gpu llama c python tools package preload redis)
 full_only=(ranks)
 full= install=1 areas=()
 for argument; do
@@ -43,7 +43,7 @@ export OMP_WAIT_POLICY=passive
 
 steps=(packages)
 if [ -n "$full" ]; then steps=(all-packages programs)
-elif has llama || has tools || has package || has server; then steps+=(engine); fi
+elif has llama || has tools || has package || has preload; then steps+=(engine); fi
 if [ -n "$full" ] && command -v nvcc >/dev/null; then steps+=(nccl nvdisasm); fi
 if [ -n "$install" ]; then
   install_steps "${steps[@]}"
@@ -57,7 +57,7 @@ fi
 mkdir -p build
 set_up=$SECONDS
 command -v nvcc >/dev/null ||
-  echo "run.sh: no nvcc here: the kernels are not compiled for a GPU; their bodies are tested on the checked model of one"
+  echo "run.sh: no nvcc here: the kernels are not compiled for a GPU; their bodies are tested on the GPU emulator"
 
 stages=(quick)
 selected=(--label-regex "^($(IFS='|'; echo "${areas[*]}"))(-|\$)")

@@ -61,7 +61,7 @@ text_model::text_model(std::string const& path, cache_types types) : types_(type
   params.n_gpu_layers = 0;
   model_.reset(llama_model_load_from_file(path.c_str(), params));
   if (!model_) throw invalid_value("model '" + path + "' can't be loaded (truncated, or of an unknown kind): " + first_error());
-  facts_ = facts_for(llama::sentence_ends(model_.get()));
+  inputs_ = inputs_for(llama::sentence_ends(model_.get()));
 }
 
 std::size_t text_model::vocabulary() const noexcept {

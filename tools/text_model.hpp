@@ -53,7 +53,7 @@ class text_model {
   /// Of a token's key and value in such a cache, of one head.
   std::int64_t row_bytes(std::int64_t head_dim) const noexcept;
   /// What policies read of the model beside its cache.
-  policy_facts const& facts() const noexcept { return facts_; }
+  policy_inputs const& inputs() const noexcept { return inputs_; }
 
   /// Parameters for one sequence of up to `tokens` tokens.
   llama_context_params parameters(std::int64_t tokens, int threads, bool flash_attention) const noexcept;
@@ -62,7 +62,7 @@ class text_model {
  private:
   std::unique_ptr<llama_model, free_model> model_;
   cache_types types_;
-  policy_facts facts_;
+  policy_inputs inputs_;
 };
 
 /// Texts to calibrate on, as tokens.

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "gpu.hpp"
-#include "kvpolicy/cuda/decode/batch.hpp"
-#include "kvpolicy/cuda/kernel/attend.hpp"
+#include "kvpolicy/gpu/decode/batch.hpp"
+#include "kvpolicy/gpu/kernel/attend.hpp"
 #include "kvpolicy/interop/flashinfer.hpp"
 
 namespace kvpolicy::bench {
@@ -33,17 +33,17 @@ class paged_cache {
   std::int64_t pools() const noexcept { return std::ssize(keys_); }
 
   /// All layers of what it gives are that one.
-  cuda::paged_batch layer(std::int64_t l) const {
+  gpu::paged_batch layer(std::int64_t l) const {
     auto const pool = static_cast<std::size_t>(l % pools());
-    cuda::buffer<std::int32_t> const tables = tables_.get();
+    gpu::buffer<std::int32_t> const tables = tables_.get();
     return {.pool = flashinfer::view<device_memory>(layout_, llama_8b::shape(context_), llama_8b::page, keys_[pool].get().data,
                                                     (values_.empty() ? keys_ : values_)[pool].get().data),
             .pages = {tables.data + l % shifts, tables.size - l % shifts},
             .table_stride = stride(),
             .elements = elements()};
   }
-  cuda::batch_rows keys(std::int64_t l) const { return layer(l).keys({0}); }
-  cuda::batch_rows values(std::int64_t l) const { return layer(l).values({0}); }
+  gpu::batch_rows keys(std::int64_t l) const { return layer(l).keys({0}); }
+  gpu::batch_rows values(std::int64_t l) const { return layer(l).values({0}); }
 
  private:
   static constexpr std::int64_t shifts = 32;
@@ -64,14 +64,14 @@ class paged_cache {
   std::int64_t batch_;
   std::int64_t context_;
   page_layout layout_;
-  cuda::device_buffer<std::int32_t> tables_;
-  std::vector<cuda::device_buffer<std::uint16_t>> keys_;
-  std::vector<cuda::device_buffer<std::uint16_t>> values_;
+  gpu::device_buffer<std::int32_t> tables_;
+  std::vector<gpu::device_buffer<std::uint16_t>> keys_;
+  std::vector<gpu::device_buffer<std::uint16_t>> values_;
 };
 
 /// Rows of floats, `[sequences, heads, size]`.
-inline cuda::vector_rows vectors(cuda::device_buffer<float> const& from, std::int64_t heads, std::int64_t size) {
-  cuda::vector_rows made{};
+inline gpu::vector_rows vectors(gpu::device_buffer<float> const& from, std::int64_t heads, std::int64_t size) {
+  gpu::vector_rows made{};
   made.base = from.get().data;
   made.elements = from.get().size;
   made.sequence_stride = heads * size;
@@ -80,8 +80,8 @@ inline cuda::vector_rows vectors(cuda::device_buffer<float> const& from, std::in
 }
 
 /// Every token of every sequence.
-inline cuda::token_lists all_tokens(std::int64_t tokens) {
-  cuda::token_lists made{};
+inline gpu::token_lists all_tokens(std::int64_t tokens) {
+  gpu::token_lists made{};
   made.tail.all = 0;
   made.tokens.all = tokens;
   return made;

@@ -72,9 +72,9 @@ gpu::gpu(options const& wanted) : wanted_(wanted), sink_(256) {
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
   processors_ = processors;
   cache_bytes_ = std::max(cache, 32 << 20);
-  evicting_ = cuda::device_array(4 * cache_bytes_);
+  evicting_ = gpu::device_array(4 * cache_bytes_);
   fill(stream_, 8 * processors_, {reinterpret_cast<std::uint32_t*>(evicting_.data()), evicting_.bytes() / 4}, seed_++, false);
-  print_facts();
+  print_requirements();
   measure_ceiling();
 }
 
@@ -82,7 +82,7 @@ gpu::~gpu() {
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
-void gpu::print_facts() {
+void gpu::print_requirements() {
   int device = 0;
   int driver = 0;
   int runtime = 0;
@@ -102,7 +102,7 @@ void gpu::print_facts() {
 /// The fastest of a few ways to read, and to copy.
 void gpu::measure_ceiling() {
   std::int64_t const bytes = std::min<std::int64_t>(std::int64_t{4} << 30, free_bytes() / 4) / 64 * 64;
-  cuda::device_buffer<float> const memory = floats(bytes / 4);
+  gpu::device_buffer<float> const memory = floats(bytes / 4);
   auto* const from = reinterpret_cast<std::byte*>(memory.get().data);
   timing read{};
   timing copy{};
@@ -131,27 +131,27 @@ std::int64_t gpu::free_bytes() const {
   return static_cast<std::int64_t>(free);
 }
 
-cuda::device_buffer<float> gpu::floats(std::int64_t count) {
-  cuda::device_buffer<float> made(count);
+gpu::device_buffer<float> gpu::floats(std::int64_t count) {
+  gpu::device_buffer<float> made(count);
   fill(stream_, 8 * processors_, {reinterpret_cast<std::uint32_t*>(made.get().data), count}, seed_++, false);
   return made;
 }
 
-cuda::device_buffer<std::uint16_t> gpu::halves(std::int64_t count) {
-  cuda::device_buffer<std::uint16_t> made((count + 1) / 2 * 2);
+gpu::device_buffer<std::uint16_t> gpu::halves(std::int64_t count) {
+  gpu::device_buffer<std::uint16_t> made((count + 1) / 2 * 2);
   fill(stream_, 8 * processors_, {reinterpret_cast<std::uint32_t*>(made.get().data), made.get().size / 2}, seed_++, true);
   return made;
 }
 
-cuda::device_buffer<std::int32_t> gpu::numbers(std::vector<std::int32_t> const& values) {
-  cuda::device_buffer<std::int32_t> made(std::ssize(values));
+gpu::device_buffer<std::int32_t> gpu::numbers(std::vector<std::int32_t> const& values) {
+  gpu::device_buffer<std::int32_t> made(std::ssize(values));
   check(cudaMemcpyAsync(made.get().data, values.data(), values.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice, stream_),
         "copying numbers to the device");
   check(cudaStreamSynchronize(stream_), "waiting for the device");
   return made;
 }
 
-std::vector<std::int32_t> gpu::on_host(cuda::buffer<std::int32_t const> from) {
+std::vector<std::int32_t> gpu::on_host(gpu::buffer<std::int32_t const> from) {
   std::vector<std::int32_t> made(static_cast<std::size_t>(from.size));
   check(cudaMemcpyAsync(made.data(), from.data, made.size() * sizeof(std::int32_t), cudaMemcpyDeviceToHost, stream_),
         "copying numbers from the device");
@@ -225,7 +225,7 @@ bool gpu::run(std::string const& name, std::int64_t batch, std::int64_t context,
     line.insert(line.end(), found.more.begin(), found.more.end());
     print(line);
     return true;
-  } catch (cuda::device_memory_exceeded const& e) {
+  } catch (gpu::device_memory_exceeded const& e) {
     line.push_back(text("skipped", e.what()));
   } catch (std::exception const& e) {
     failed_ = true;

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvpolicy/cuda/stream_device.hpp"
+#include "kvpolicy/gpu/stream_device.hpp"
 #include "llama_8b.hpp"
 
 namespace kvpolicy::bench {
@@ -54,7 +54,7 @@ class gpu {
  public:
   static constexpr int repetitions = 20;  ///< of a case in a graph, at most
 
-  /// Measures the ceiling. Throws cuda::device_error where there is no device: see there().
+  /// Measures the ceiling. Throws gpu::device_error where there is no device: see there().
   explicit gpu(options const& wanted);
   ~gpu();
   gpu(gpu const&) = delete;
@@ -63,7 +63,7 @@ class gpu {
   /// Whether this machine has a GPU.
   static bool there() noexcept;
 
-  cuda::stream on() const noexcept { return stream_; }
+  gpu::stream on() const noexcept { return stream_; }
   options const& wanted() const noexcept { return wanted_; }
   /// What cases' names must hold from here on; what it was.
   std::string only(std::string now) { return std::exchange(wanted_.only, std::move(now)); }
@@ -72,12 +72,12 @@ class gpu {
   bool failed() const noexcept { return failed_; }
 
   /// Device memory with random content: floats of [-1, 1), bf16 of magnitude 1/8 to 2, and what the host gives.
-  cuda::device_buffer<float> floats(std::int64_t count);
-  cuda::device_buffer<std::uint16_t> halves(std::int64_t count);
-  cuda::device_buffer<std::int32_t> numbers(std::vector<std::int32_t> const& values);
+  gpu::device_buffer<float> floats(std::int64_t count);
+  gpu::device_buffer<std::uint16_t> halves(std::int64_t count);
+  gpu::device_buffer<std::int32_t> numbers(std::vector<std::int32_t> const& values);
 
   /// What is in device memory once all that is enqueued is done. Waits.
-  std::vector<std::int32_t> on_host(cuda::buffer<std::int32_t const> from);
+  std::vector<std::int32_t> on_host(gpu::buffer<std::int32_t const> from);
 
   /// How many copies of data to take turns with, so that none is found in the cache: a turn touches `touched` bytes of a copy's
   /// `memory`, all of them no more than 40% of what is free.
@@ -97,19 +97,19 @@ class gpu {
                  std::function<void(std::int64_t, std::int64_t)> const& work) const;
 
  private:
-  void print_facts();
+  void print_requirements();
   void measure_ceiling();
   void evict();
 
   options wanted_;
-  cuda::stream stream_ = nullptr;
+  gpu::stream stream_ = nullptr;
   std::int64_t processors_ = 0;
   std::int64_t cache_bytes_ = 0;
   std::uint32_t seed_ = 1;
   double ceiling_ = 0;  ///< bytes per second
   bool failed_ = false;
-  cuda::device_array evicting_;
-  cuda::device_array sink_;
+  gpu::device_array evicting_;
+  gpu::device_array sink_;
 };
 
 inline std::vector<std::int64_t> const all_batches{1, 16, 64};

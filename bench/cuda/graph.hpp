@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "kvpolicy/cuda/stream_device.hpp"
+#include "kvpolicy/gpu/stream_device.hpp"
 
 namespace kvpolicy::bench {
 
@@ -14,8 +14,8 @@ inline void check(cudaError_t result, std::string const& what) {
   if (result == cudaSuccess) return;
   cudaGetLastError();  // it is told of here, and not at the next case
   std::string const told = what + ": " + cudaGetErrorString(result);
-  if (result == cudaErrorMemoryAllocation) throw cuda::device_memory_exceeded(told);
-  throw cuda::device_error(told);
+  if (result == cudaErrorMemoryAllocation) throw gpu::device_memory_exceeded(told);
+  throw gpu::device_error(told);
 }
 
 class event {
@@ -25,7 +25,7 @@ class event {
   event(event const&) = delete;
   event& operator=(event const&) = delete;
 
-  void record(cuda::stream on) { check(cudaEventRecord(event_, on), "recording an event"); }
+  void record(gpu::stream on) { check(cudaEventRecord(event_, on), "recording an event"); }
   double us_since(event const& begin) const {
     float ms = 0;
     check(cudaEventSynchronize(event_), "waiting for an event");
@@ -40,7 +40,7 @@ class event {
 /// Launches of a stream, to be launched again.
 class captured_graph {
  public:
-  captured_graph(cuda::stream on, std::function<void()> const& enqueue) {
+  captured_graph(gpu::stream on, std::function<void()> const& enqueue) {
     cudaGraph_t graph = nullptr;
     check(cudaStreamBeginCapture(on, cudaStreamCaptureModeThreadLocal), "beginning a capture");
     try {
@@ -62,7 +62,7 @@ class captured_graph {
   captured_graph(captured_graph const&) = delete;
   captured_graph& operator=(captured_graph const&) = delete;
 
-  void launch(cuda::stream on) { check(cudaGraphLaunch(graph_, on), "launching a graph"); }
+  void launch(gpu::stream on) { check(cudaGraphLaunch(graph_, on), "launching a graph"); }
 
  private:
   cudaGraphExec_t graph_ = nullptr;

@@ -21,8 +21,8 @@ class scattered_lists {
         named_(
             on.numbers(std::vector<std::int32_t>(static_cast<std::size_t>(size_), static_cast<std::int32_t>(count * unit)))) {}
 
-  cuda::token_lists at(std::int64_t turn) const {
-    cuda::token_lists made{};
+  gpu::token_lists at(std::int64_t turn) const {
+    gpu::token_lists made{};
     made.units = {units_.get().data + turn % turns_ * size_ * count_, size_ * count_};
     made.stride = count_;
     made.named = named_.get();
@@ -49,8 +49,8 @@ class scattered_lists {
   std::int64_t count_;
   std::int64_t turns_;
   std::int64_t context_;
-  cuda::device_buffer<std::int32_t> units_;
-  cuda::device_buffer<std::int32_t> named_;
+  gpu::device_buffer<std::int32_t> units_;
+  gpu::device_buffer<std::int32_t> named_;
 };
 
 }  // namespace kvpolicy::bench

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kvpolicy/cuda/launch/device.hpp"
+#include "kvpolicy/gpu/launch/device.hpp"
 #include "kvpolicy/view.hpp"
 
 namespace kvpolicy::bench::llama_8b {
@@ -54,7 +54,7 @@ constexpr double pages(std::int64_t batch, std::int64_t context) {
 /// The vectors that a lazy descent scores: every grid, then children of what is kept, 8 to each.
 constexpr double descent(std::int64_t batch, std::int64_t context, double grids_kept, double chunks_kept) {
   std::int64_t const all = context / chess_page;
-  std::int64_t const grids = cuda::divided_up(cuda::divided_up(all, 8), 8);
+  std::int64_t const grids = gpu::divided_up(gpu::divided_up(all, 8), 8);
   auto const kept = [](double share, std::int64_t live) {
     return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(share * static_cast<double>(live) - 1e-6)));
   };

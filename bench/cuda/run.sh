@@ -11,7 +11,7 @@ if [[ $# -gt 0 && -d "$1" ]]; then
   shift
 else
   [[ ! -x cmake/bootstrap.sh ]] || cmake/bootstrap.sh all-packages
-  cmake --preset release -DKVPOLICY_BUILD_BENCHMARKS=ON -DKVPOLICY_BUILD_CUDA=ON >/dev/null
+  cmake --preset release -DKVPOLICY_BUILD_BENCHMARKS=ON -DKVPOLICY_BUILD_GPU=ON >/dev/null
   cmake --build --preset release --target kvpolicy_cuda_primitives kvpolicy_cuda_steps >/dev/null
   programs=build/release/bench/cuda
 fi

@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "cache.hpp"
-#include "kvpolicy/cuda/decode.hpp"
-#include "kvpolicy/cuda/exec.hpp"
+#include "kvpolicy/gpu/decode.hpp"
+#include "kvpolicy/gpu/exec.hpp"
 #include "kvpolicy/kvpolicy.hpp"
 
 namespace kvpolicy::bench {
@@ -20,10 +20,10 @@ struct situation {
   std::int64_t batch;
   std::int64_t context;
   paged_cache cache;
-  cuda::device_buffer<float> queries;  ///< `[layers, batch, q_heads, head_dim]`
-  cuda::device_buffer<float> window;   ///< a prompt's last queries `[max_window, q_heads, head_dim]`
-  cuda::device_buffer<float> out;
-  cuda::device_buffer<std::int32_t> ids;
+  gpu::device_buffer<float> queries;  ///< `[layers, batch, q_heads, head_dim]`
+  gpu::device_buffer<float> window;   ///< a prompt's last queries `[max_window, q_heads, head_dim]`
+  gpu::device_buffer<float> out;
+  gpu::device_buffer<std::int32_t> ids;
   double dense_us = 0;
 
   static constexpr std::int64_t max_window = 64;
@@ -37,14 +37,14 @@ struct situation {
         out(on.floats(sequences * q_heads * head_dim)),
         ids(on.numbers(std::vector<std::int32_t>(static_cast<std::size_t>(sequences), 1))) {}
 
-  cuda::vector_rows queries_of(std::int64_t layer) const {
-    cuda::vector_rows made = vectors(queries, q_heads, head_dim);
+  gpu::vector_rows queries_of(std::int64_t layer) const {
+    gpu::vector_rows made = vectors(queries, q_heads, head_dim);
     std::int64_t const first = layer * batch * q_heads * head_dim;
     made.base = queries.get().data + first;
     made.elements -= first;
     return made;
   }
-  cuda::vector_rows outputs() const { return vectors(out, q_heads, head_dim); }
+  gpu::vector_rows outputs() const { return vectors(out, q_heads, head_dim); }
 
   std::vector<field> described(double us) const {
     return {number("us_dense", dense_us), number("ratio_to_dense", dense_us / us),
@@ -61,9 +61,9 @@ struct situation {
   }
 };
 
-void dense(situation const& at, cuda::stream_device& device) {
+void dense(situation const& at, gpu::stream_device& device) {
   for (std::int64_t l = 0; l < layers; ++l) {
-    cuda::decode_attention a{};
+    gpu::decode_attention a{};
     a.queries = at.queries_of(l);
     a.scale = scale;
     a.group = q_heads / kv_heads;
@@ -73,7 +73,7 @@ void dense(situation const& at, cuda::stream_device& device) {
     a.sequences = at.batch;
     a.most_tokens = at.context;
     a.out = at.outputs();
-    cuda::launch_attend(device, a);
+    gpu::launch_attend(device, a);
   }
 }
 
@@ -97,15 +97,15 @@ std::vector<std::int32_t> random_ids(std::int64_t count, std::uint32_t seed) {
 }
 
 template <class Policy>
-using decoder_of = cuda::decoder<Policy, cuda::stream_device>;
+using decoder_of = gpu::decoder<Policy, gpu::stream_device>;
 
 /// One step of all layers, enqueued.
 template <class Policy>
-void enqueue_step(situation const& at, decoder_of<Policy>& decoder, std::vector<cuda::token_lists>& lists) {
+void enqueue_step(situation const& at, decoder_of<Policy>& decoder, std::vector<gpu::token_lists>& lists) {
   for (std::int64_t l = 0; l < layers; ++l) {
-    cuda::paged_batch const view = at.cache.layer(l);
-    cuda::vector_rows const queries = at.queries_of(l);
-    cuda::token_lists& mine = lists[static_cast<std::size_t>(l)];
+    gpu::paged_batch const view = at.cache.layer(l);
+    gpu::vector_rows const queries = at.queries_of(l);
+    gpu::token_lists& mine = lists[static_cast<std::size_t>(l)];
     mine = decoder.choose(view, {l}, queries, scale, at.ids.get());
     decoder.attend(view, {l}, mine, queries, scale, at.outputs());
   }
@@ -121,7 +121,7 @@ struct moment {
 /// A decoder whose sequences' prompts, steps before and the step that is planned have `context` tokens.
 template <class Policy>
 std::unique_ptr<decoder_of<Policy>> planned(gpu& on, situation const& at, Policy const& policy, moment const& when,
-                                            cuda::stream_device& device) {
+                                            gpu::stream_device& device) {
   auto made = std::make_unique<decoder_of<Policy>>(policy, shape(at.context), at.batch, device);
   cuda_exec exec(on.on(), std::int64_t{256} << 20);
   std::int64_t const tokens = at.context - 1 - when.before;
@@ -137,7 +137,7 @@ std::unique_ptr<decoder_of<Policy>> planned(gpu& on, situation const& at, Policy
     prompt.queries = {at.window.get().data, seen, q_heads, q_heads * head_dim, head_dim, scale};
     for (std::int64_t l = 0; l < layers; ++l) made->prefill(s, at.cache.layer(l), tokens, {l}, prompt, exec);
   }
-  std::vector<cuda::token_lists> lists(static_cast<std::size_t>(layers));
+  std::vector<gpu::token_lists> lists(static_cast<std::size_t>(layers));
   for (std::int64_t now = tokens + 1; now <= at.context; ++now) {
     made->plan(std::vector<std::int32_t>(static_cast<std::size_t>(at.batch), static_cast<std::int32_t>(now)));
     if (now < at.context) enqueue_step(at, *made, lists);
@@ -150,7 +150,7 @@ std::unique_ptr<decoder_of<Policy>> planned(gpu& on, situation const& at, Policy
 }
 
 /// Tokens that lists name, those of a layer's KV heads and all sequences together.
-std::int64_t tokens_of(gpu& on, situation const& at, cuda::token_lists const& lists) {
+std::int64_t tokens_of(gpu& on, situation const& at, gpu::token_lists const& lists) {
   std::int64_t const tail = lists.tail.all;
   std::vector<std::int32_t> tails(static_cast<std::size_t>(at.batch), static_cast<std::int32_t>(tail));
   std::int64_t const all = at.batch * lists.lists;
@@ -170,12 +170,12 @@ template <class Policy>
 void step(gpu& on, situation const& at, std::string const& name, Policy const& policy, std::int64_t budget, double scored,
           moment const& when = {}, std::string const& note = {}) {
   on.run("step " + name, at.batch, at.context, [&] {
-    cuda::stream_device device(on.on(), std::int64_t{512} << 20);  // HeteroCache weighs every token of each head
+    gpu::stream_device device(on.on(), std::int64_t{512} << 20);  // HeteroCache weighs every token of each head
     auto const decoder = planned(on, at, policy, when, device);
-    std::vector<cuda::token_lists> lists(static_cast<std::size_t>(layers));
+    std::vector<gpu::token_lists> lists(static_cast<std::size_t>(layers));
     timing const time = on.time([&](int) { enqueue_step(at, *decoder, lists); }, 1);
     std::int64_t rows = 0;
-    for (cuda::token_lists const& of_layer : lists) rows += tokens_of(on, at, of_layer);
+    for (gpu::token_lists const& of_layer : lists) rows += tokens_of(on, at, of_layer);
     outcome made{static_cast<double>(rows) * head_dim * 4 + scored, time, at.described(time.us)};
     made.more.push_back(number("budget", static_cast<double>(budget)));
     made.more.push_back(number("tokens_read", static_cast<double>(rows) / static_cast<double>(layers * at.batch * kv_heads)));
@@ -239,7 +239,7 @@ void cell(gpu& on, std::int64_t batch, std::int64_t context) {
   std::string const only = on.only({});  // the baseline of all others
   bool const there = on.run("step dense", batch, context, [&] {
     at = std::make_unique<situation>(on, batch, context);
-    cuda::stream_device device(on.on());
+    gpu::stream_device device(on.on());
     timing const time = on.time([&](int) { dense(*at, device); }, 1);
     at->dense_us = time.us;
     return outcome{attention(batch, context) * layers, time, at->described(time.us)};

@@ -58,17 +58,17 @@ __global__ void __launch_bounds__(512) copy_packs(uint4 const* __restrict__ from
 
 void check(char const* what) {
   cudaError_t const result = cudaGetLastError();
-  if (result != cudaSuccess) throw cuda::device_error(std::string(what) + ": " + cudaGetErrorString(result));
+  if (result != cudaSuccess) throw gpu::device_error(std::string(what) + ": " + cudaGetErrorString(result));
 }
 
 }  // namespace
 
-void fill(cuda::stream on, std::int64_t blocks, cuda::buffer<std::uint32_t> words, std::uint32_t seed, bool halves) {
+void fill(gpu::stream on, std::int64_t blocks, gpu::buffer<std::uint32_t> words, std::uint32_t seed, bool halves) {
   fill_words<<<static_cast<unsigned>(blocks), 256, 0, on>>>(words.data, words.size, seed, halves);
   check("filling memory");
 }
 
-void read_all(cuda::stream on, streaming how, void const* from, std::int64_t bytes, void* sink) {
+void read_all(gpu::stream on, streaming how, void const* from, std::int64_t bytes, void* sink) {
   auto const* const packs = static_cast<uint4 const*>(from);
   auto const blocks = static_cast<unsigned>(how.blocks);
   if (how.loads == 4) read_packs<4><<<blocks, 512, 0, on>>>(packs, bytes / 16, static_cast<unsigned*>(sink));
@@ -76,7 +76,7 @@ void read_all(cuda::stream on, streaming how, void const* from, std::int64_t byt
   check("reading memory");
 }
 
-void copy_all(cuda::stream on, streaming how, void const* from, std::int64_t bytes, void* to) {
+void copy_all(gpu::stream on, streaming how, void const* from, std::int64_t bytes, void* to) {
   auto const* const packs = static_cast<uint4 const*>(from);
   auto const blocks = static_cast<unsigned>(how.blocks);
   if (how.loads == 4) copy_packs<4><<<blocks, 512, 0, on>>>(packs, bytes / 16, static_cast<uint4*>(to));

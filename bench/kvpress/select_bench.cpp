@@ -111,7 +111,7 @@ bool const registered = [] {
   presets::chunkkv chunkkv = presets::chunkkv::paper();
   chunkkv.ratio = ratio;
   chunkkv.chunk = 20;
-  chunkkv.reduce = select::merge::mean;
+  chunkkv.reduce = selectors::merge::mean;
   chunkkv.window_in_budget = true;
   chunkkv.layers = {};
   add("chunkkv", chunkkv);

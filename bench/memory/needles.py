@@ -23,7 +23,7 @@ def found(record, way):
             file.write(record["prompt"])
         pieces = ["--between-pieces", way] if way != "whole" else []
         subprocess.run([run, "--model", model, "--prompt-file", prompt, "--chat", "--answer-prefix", record["answer_prefix"],
-                        "--policy", POLICY, "--own-rows", "--ctx", "2048", "--predict", "40", "--json", result,
+                        "--policy", POLICY, "--managed-cache", "--ctx", "2048", "--predict", "40", "--json", result,
                         "--threads", os.environ.get("THREADS", "2"), *pieces],
                        check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         with open(result, encoding="utf-8") as file:

@@ -25,13 +25,13 @@ runs=0
 only=${ONLY:-.*} # a pattern of names
 way "full, the engine's rows" --policy full
 way "full, the engine's rows, q8_0" --policy full --cache-type-k q8_0 --cache-type-v q8_0
-way "full, own rows" --policy full --own-rows
+way "full, managed cache" --policy full --managed-cache
 way "snapkv, the engine's rows" --policy snapkv
-way "snapkv, own rows" --policy snapkv --own-rows
-way "snapkv, own rows, keydiff:tokens=4096 between pieces" --policy snapkv --own-rows --between-pieces keydiff:tokens=4096
-way "streaming_llm, own rows" --policy streaming_llm --own-rows
-way "quest, own rows" --policy quest --own-rows
-way "quest, own rows, a host tier, an eighth in memory" --policy quest --tier host --tier-slots "$slots"
+way "snapkv, managed cache" --policy snapkv --managed-cache
+way "snapkv, managed cache, keydiff:tokens=4096 between pieces" --policy snapkv --managed-cache --between-pieces keydiff:tokens=4096
+way "streaming_llm, managed cache" --policy streaming_llm --managed-cache
+way "quest, managed cache" --policy quest --managed-cache
+way "quest, managed cache, a host tier, an eighth in memory" --policy quest --tier host --tier-slots "$slots"
 python3 - "$folder" "$runs" <<'PYTHON'
 import json, statistics, sys
 folder, runs = sys.argv[1], int(sys.argv[2])

@@ -21,10 +21,10 @@ parser.add_argument("--tokens", type=int, default=64, help="of an answer")
 parser.add_argument("--context", type=int, default=32768)
 parser.add_argument("--turns", type=int, default=1)
 given = parser.parse_args()
-of = programs([str(root / "build/release/tools/kvpolicy-exec"), str(root / "build/release/src/preload/libkvpolicy-llama.so"),
+of = programs([str(root / "build/release/tools/kvpolicy-exec"), str(root / "build/release/src/adapters/preload/libkvpolicy-llama.so"),
                str(root / "build/engine/prefix/bin"), str(root / "build/engine/model.gguf")])
 codes = (4826, 2594, 6183, 7301)
-own = ("--own-rows",)
+own = ("--managed-cache",)
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
@@ -43,8 +43,8 @@ def measure(work, policy, how, options):
 with scratch() as work:
     ways = {"the engine, flash attention on": (None, (), ("-fa", "on")), "the engine, off": (None, (), ("-fa", "off")),
             "full": ("full", (), ()), "snapkv:tokens=512": ("snapkv:tokens=512", (), ()),
-            "snapkv:tokens=512, own rows": ("snapkv:tokens=512", own, ()),
-            "snapkv:tokens=512, own rows, -b 512": ("snapkv:tokens=512", own, ("-b", "512")),
+            "snapkv:tokens=512, managed cache": ("snapkv:tokens=512", own, ()),
+            "snapkv:tokens=512, managed cache, -b 512": ("snapkv:tokens=512", own, ("-b", "512")),
             "quest:tokens=512": ("quest:tokens=512", (), ()),
             "quest:tokens=512, a tier on a disk": ("quest:tokens=512", ("--tier", "disk:" + work("rows")), ("-b", "512"))}
     results = {name: [] for name in ways}

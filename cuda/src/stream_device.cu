@@ -1,5 +1,5 @@
 // Memory, copies and errors of a stream_device.
-#include "kvpolicy/cuda/stream_device.hpp"
+#include "kvpolicy/gpu/stream_device.hpp"
 
 #include <cuda_runtime.h>
 
@@ -7,9 +7,9 @@
 #include <cstring>
 #include <string>
 
-#include "kvpolicy/cuda/device_launch.cuh"
+#include "kvpolicy/gpu/device_launch.cuh"
 
-namespace kvpolicy::cuda {
+namespace kvpolicy::gpu {
 
 namespace {
 
@@ -181,4 +181,4 @@ void stream_device::finish() {
   check(cudaStreamSynchronize(stream_), "waiting for the device");
 }
 
-}  // namespace kvpolicy::cuda
+}  // namespace kvpolicy::gpu

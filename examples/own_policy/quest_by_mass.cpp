@@ -1,5 +1,5 @@
 // A policy with parameters: quest's pages, as many for each head and step as its query looks at, in place of a fixed number.
-#include <kvpolicy/budget/mass.hpp>
+#include <kvpolicy/budgets/mass.hpp>
 #include <kvpolicy/presets/quest.hpp>
 #include <kvpolicy/text/plugin.hpp>
 
@@ -19,7 +19,7 @@ struct quest_by_mass {
 
   constexpr auto parts() const {
     auto const of = kv::presets::quest{}.parts().retrieve;
-    kv::budget::mass const by_mass{.eps = eps, .of_scores = kv::budget::mass::kind::logits, .least = least, .most = most};
+    kv::budgets::mass const by_mass{.eps = eps, .of_scores = kv::budgets::mass::kind::logits, .least = least, .most = most};
     return kv::policy{kv::keep_all{}, kv::keep{of.segment, of.pool, of.score, by_mass, of.select, of.window, of.trigger}};
   }
 };

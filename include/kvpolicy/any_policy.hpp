@@ -1,4 +1,4 @@
-// A policy that is known at run time alone: two acts behind one abstract pair, what they are and what they are at work.
+// A policy that is known at run time alone: two rules behind one abstract pair, what they are and what they are at work.
 #pragma once
 
 #include <memory>
@@ -8,15 +8,15 @@
 
 namespace kvpolicy {
 
-/// A stage of any act, for one kind of view and one executor: one virtual call a verb and layer.
+/// A rule of any kind at work in one request, for one kind of view and one executor: one virtual call a verb and layer.
 template <kv_cache_view View, executor_for<View> Exec>
-class any_stage {
+class any_state {
   struct model {
     virtual ~model() = default;
     virtual std::span<range_list const> lists(layer_id layer) const noexcept = 0;
     virtual std::int64_t max_ranges() const = 0;
     virtual std::int64_t revision(layer_id layer) const noexcept = 0;
-    virtual std::int64_t looked_at(layer_id layer, std::int64_t head) const = 0;
+    virtual std::int64_t always_read(layer_id layer, std::int64_t head) const = 0;
     virtual void truncate(std::int64_t tokens) = 0;
     virtual void cut(layer_id layer, head_range heads, std::int64_t indices) = 0;
     virtual std::unique_ptr<model> copy() const = 0;
@@ -24,17 +24,17 @@ class any_stage {
     virtual void wait(layer_id, std::int64_t tokens, prompt_signals const&) = 0;
     virtual void choose(View const&, layer_id, retained_tokens const&, step_signals const&, Exec&) = 0;
     virtual void observe(std::int64_t tokens, step_outcome const& outcome, Exec& exec) = 0;
-    virtual void tell(listener const& listen) const = 0;
+    virtual void visit_statistics(statistic_visitor const& visit) const = 0;
     virtual void archive(state_writer& a) = 0;
     virtual void archive(state_reader& a) = 0;
   };
-  template <stage<View, Exec> Stage>
+  template <rule_state<View, Exec> State>
   struct model_of final : model {
-    explicit model_of(Stage made) : at_work(std::move(made)) {}
+    explicit model_of(State made) : at_work(std::move(made)) {}
     std::span<range_list const> lists(layer_id layer) const noexcept override { return at_work.lists(layer); }
     std::int64_t max_ranges() const override { return at_work.max_ranges(); }
     std::int64_t revision(layer_id layer) const noexcept override { return at_work.revision(layer); }
-    std::int64_t looked_at(layer_id layer, std::int64_t head) const override { return at_work.looked_at(layer, head); }
+    std::int64_t always_read(layer_id layer, std::int64_t head) const override { return at_work.always_read(layer, head); }
     void truncate(std::int64_t tokens) override { at_work.truncate(tokens); }
     void cut(layer_id layer, head_range heads, std::int64_t indices) override { at_work.cut(layer, heads, indices); }
     std::unique_ptr<model> copy() const override { return std::make_unique<model_of>(at_work); }
@@ -52,24 +52,24 @@ class any_stage {
     void observe(std::int64_t tokens, step_outcome const& outcome, Exec& exec) override {
       at_work.observe(tokens, outcome, exec);
     }
-    void tell(listener const& listen) const override { at_work.tell(listen); }
+    void visit_statistics(statistic_visitor const& visit) const override { at_work.visit_statistics(visit); }
     void archive(state_writer& a) override { at_work.archive(a); }
     void archive(state_reader& a) override { at_work.archive(a); }
-    Stage at_work;
+    State at_work;
   };
 
  public:
-  template <stage<View, Exec> Stage>
-  explicit any_stage(Stage made) : model_(std::make_unique<model_of<Stage>>(std::move(made))) {}
-  any_stage(any_stage const& other) : model_(other.model_->copy()) {}
-  any_stage(any_stage&&) noexcept = default;
-  any_stage& operator=(any_stage const& other) { return *this = any_stage(other); }
-  any_stage& operator=(any_stage&&) noexcept = default;
+  template <rule_state<View, Exec> State>
+  explicit any_state(State made) : model_(std::make_unique<model_of<State>>(std::move(made))) {}
+  any_state(any_state const& other) : model_(other.model_->copy()) {}
+  any_state(any_state&&) noexcept = default;
+  any_state& operator=(any_state const& other) { return *this = any_state(other); }
+  any_state& operator=(any_state&&) noexcept = default;
 
   std::span<range_list const> lists(layer_id layer) const noexcept { return model_->lists(layer); }
   std::int64_t max_ranges() const { return model_->max_ranges(); }
   std::int64_t revision(layer_id layer) const noexcept { return model_->revision(layer); }
-  std::int64_t looked_at(layer_id layer, std::int64_t head) const { return model_->looked_at(layer, head); }
+  std::int64_t always_read(layer_id layer, std::int64_t head) const { return model_->always_read(layer, head); }
   void truncate(std::int64_t tokens) { model_->truncate(tokens); }
   void cut(layer_id layer, head_range heads, std::int64_t indices) { model_->cut(layer, heads, indices); }
   void prefill(View const& view, layer_id layer, retained_tokens const& retained, prompt_signals const& prompt, Exec& exec) {
@@ -80,7 +80,7 @@ class any_stage {
     model_->choose(view, layer, retained, step, exec);
   }
   void observe(std::int64_t tokens, step_outcome const& outcome, Exec& exec) { model_->observe(tokens, outcome, exec); }
-  void tell(listener const& listen) const { model_->tell(listen); }
+  void visit_statistics(statistic_visitor const& visit) const { model_->visit_statistics(visit); }
   template <class Archive>
   void archive(Archive& a) {
     model_->archive(a);
@@ -91,73 +91,73 @@ class any_stage {
 };
 
 /// Any retain, or any retrieve; copies share it, nobody changes it. What it needs is known at compile time as everything, at
-/// run time (facts_of) as the act's own.
+/// run time (requirements_of) as the rule's own.
 template <kv_cache_view View, executor_for<View> Exec>
-class any_act {
+class any_rule {
   struct model {
     virtual ~model() = default;
-    virtual act_facts facts() const = 0;
+    virtual requirements required() const = 0;
     virtual void check(cache_shape const& shape) const = 0;
-    virtual any_stage<View, Exec> start(cache_shape const& shape, std::int64_t retained) const = 0;
+    virtual any_state<View, Exec> start(cache_shape const& shape, std::int64_t retained) const = 0;
   };
-  template <class Act, bool Retrieves>
+  template <class Rule, bool Retrieves>
   struct model_of final : model {
-    explicit model_of(Act const& made) : act(made) {}
-    act_facts facts() const override { return facts_of(act); }
+    explicit model_of(Rule const& made) : rule(made) {}
+    requirements required() const override { return requirements_of(rule); }
     void check(cache_shape const& shape) const override {
-      if constexpr (Retrieves) check_retrieve(act, shape);
-      else kvpolicy::check(act, shape);
+      if constexpr (Retrieves) check_retrieve(rule, shape);
+      else kvpolicy::check(rule, shape);
     }
-    any_stage<View, Exec> start(cache_shape const& shape, std::int64_t retained) const override {
-      if constexpr (Retrieves) return any_stage<View, Exec>(start_retrieve(act, shape, retained));
-      else return any_stage<View, Exec>(start_retain(act, shape));
+    any_state<View, Exec> start(cache_shape const& shape, std::int64_t retained) const override {
+      if constexpr (Retrieves) return any_state<View, Exec>(start_retrieve(rule, shape, retained));
+      else return any_state<View, Exec>(start_retain(rule, shape));
     }
-    Act act;
+    Rule rule;
   };
 
  public:
   static constexpr signals needs = all_signals;
   static constexpr scope granularity = scope::head;
 
-  any_act() : any_act(retain(keep_all{})) {}
-  template <class Act>
-  static any_act retain(Act const& act) {
-    return any_act(std::make_shared<model_of<Act, false> const>(act));
+  any_rule() : any_rule(retain(keep_all{})) {}
+  template <class Rule>
+  static any_rule retain(Rule const& rule) {
+    return any_rule(std::make_shared<model_of<Rule, false> const>(rule));
   }
-  template <class Act>
-  static any_act retrieve(Act const& act) {
-    return any_act(std::make_shared<model_of<Act, true> const>(act));
+  template <class Rule>
+  static any_rule retrieve(Rule const& rule) {
+    return any_rule(std::make_shared<model_of<Rule, true> const>(rule));
   }
 
   /// Whether they are copies of one: equal parameters do not count.
-  friend bool operator==(any_act const&, any_act const&) noexcept = default;
-  friend act_facts facts_of(any_act const& any) { return any.model_->facts(); }
-  friend void check(any_act const& any, cache_shape const& shape) { any.model_->check(shape); }
-  friend void check_retrieve(any_act const& any, cache_shape const& shape) { any.model_->check(shape); }
-  friend any_stage<View, Exec> start_retain(any_act const& any, cache_shape const& shape) {
+  friend bool operator==(any_rule const&, any_rule const&) noexcept = default;
+  friend requirements requirements_of(any_rule const& any) { return any.model_->required(); }
+  friend void check(any_rule const& any, cache_shape const& shape) { any.model_->check(shape); }
+  friend void check_retrieve(any_rule const& any, cache_shape const& shape) { any.model_->check(shape); }
+  friend any_state<View, Exec> start_retain(any_rule const& any, cache_shape const& shape) {
     return any.model_->start(shape, 0);
   }
-  friend any_stage<View, Exec> start_retrieve(any_act const& any, cache_shape const& shape, std::int64_t retained) {
+  friend any_state<View, Exec> start_retrieve(any_rule const& any, cache_shape const& shape, std::int64_t retained) {
     return any.model_->start(shape, retained);
   }
 
  private:
-  explicit any_act(std::shared_ptr<model const> made) : model_(std::move(made)) {}
+  explicit any_rule(std::shared_ptr<model const> made) : model_(std::move(made)) {}
   std::shared_ptr<model const> model_;
 };
 
-/// A named policy, or one that an adapter compiled once can hold: two erased acts.
+/// A named policy, or one that an adapter compiled once can hold: two erased rules.
 template <kv_cache_view View, executor_for<View> Exec>
-using any_policy = policy<any_act<View, Exec>, any_act<View, Exec>>;
+using any_policy = policy<any_rule<View, Exec>, any_rule<View, Exec>>;
 
 template <kv_cache_view View, executor_for<View> Exec>
 using any_request = request_of<any_policy<View, Exec>>;
 
 template <kv_cache_view View, executor_for<View> Exec, policy_like Policy>
 any_policy<View, Exec> erase(Policy const& policy) {
-  using act = any_act<View, Exec>;
+  using rule = any_rule<View, Exec>;
   if constexpr (std::same_as<Policy, any_policy<View, Exec>>) return policy;
-  else return {act::retain(parts_of(policy).retain), act::retrieve(parts_of(policy).retrieve)};
+  else return {rule::retain(parts_of(policy).retain), rule::retrieve(parts_of(policy).retrieve)};
 }
 
 }  // namespace kvpolicy

@@ -15,7 +15,7 @@
 namespace kvpolicy {
 
 /// A struct that says what of it lasts: `template <class Archive> void archive(Archive& a) { a(member, ...); }`.
-/// Model: pool::bounds::summaries.
+/// Model: pools::bounds::summaries.
 template <class T, class Archive>
 concept archived = requires(T& value, Archive& a) {
   value.archive(a);

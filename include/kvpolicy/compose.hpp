@@ -3,16 +3,16 @@
 
 #include <optional>
 
-#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/budgets/tokens.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/pool/none.hpp"
-#include "kvpolicy/score/by_token.hpp"
-#include "kvpolicy/segment/pages.hpp"
-#include "kvpolicy/segment/tokens.hpp"
-#include "kvpolicy/select/top.hpp"
-#include "kvpolicy/trigger/every_step.hpp"
-#include "kvpolicy/trigger/prefill.hpp"
-#include "kvpolicy/window/tokens.hpp"
+#include "kvpolicy/pools/none.hpp"
+#include "kvpolicy/scorers/by_token.hpp"
+#include "kvpolicy/segments/pages.hpp"
+#include "kvpolicy/segments/tokens.hpp"
+#include "kvpolicy/selectors/top.hpp"
+#include "kvpolicy/triggers/every_step.hpp"
+#include "kvpolicy/triggers/prefill.hpp"
+#include "kvpolicy/windows/tokens.hpp"
 
 namespace kvpolicy {
 
@@ -26,8 +26,8 @@ struct retain_options {
 /// Keeps the best tokens of the prompt, for each KV head.
 template <class Score>
 constexpr auto retain(Score const& score, retain_options const& o = {}) {
-  return policy{keep{segment::tokens{}, pool::none{}, score, budget::tokens{.count = o.tokens, .ratio = o.ratio}, select::top{},
-                     window::tokens{.sinks = o.sinks, .recent = o.recent}, trigger::prefill{}},
+  return policy{keep{segments::tokens{}, pools::none{}, score, budgets::tokens{.count = o.tokens, .ratio = o.ratio},
+                     selectors::top{}, windows::tokens{.sinks = o.sinks, .recent = o.recent}, triggers::prefill{}},
                 keep_all{}};
 }
 
@@ -40,10 +40,11 @@ struct retrieve_options {
 };
 
 /// Reads the best pages at each step, for each KV head, by a scorer of tokens; or of pages, with the pool that it reads.
-template <class Score, class Pool = pool::none>
+template <class Score, class Pool = pools::none>
 constexpr auto retrieve(Score const& score, retrieve_options const& o = {}, Pool const& pool = {}) {
-  return policy{keep_all{}, keep{segment::pages{o.page}, pool, score, budget::tokens{.count = o.tokens, .ratio = o.ratio},
-                                 select::top{}, window::tokens{.sinks = o.sinks, .recent = o.recent}, trigger::every_step{}}};
+  return policy{keep_all{},
+                keep{segments::pages{o.page}, pool, score, budgets::tokens{.count = o.tokens, .ratio = o.ratio},
+                     selectors::top{}, windows::tokens{.sinks = o.sinks, .recent = o.recent}, triggers::every_step{}}};
 }
 
 }  // namespace kvpolicy

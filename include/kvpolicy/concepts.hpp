@@ -38,13 +38,13 @@ struct no_memory {
 };
 
 /// Hears what a policy did, by name: a count once, each value of a series in turn.
-enum class told : std::uint8_t { count, series };
-using listener = std::function<void(told, char const* what, double value)>;
+enum class statistic : std::uint8_t { count, series };
+using statistic_visitor = std::function<void(statistic, char const* what, double value)>;
 
 /// Cuts a sequence into units of consecutive tokens. `unit_size()`: tokens of every unit but the last; or, with `ragged`, of
 /// the longest. Ragged units end where the segmenter's `ends(token id)` says so. `check()` throws invalid_value for parameters
 /// that can't be.
-/// Model: segment::pages; segment::sentences (ragged). Not a model: a splitter that looks at text.
+/// Model: segments::pages; segments::sentences (ragged). Not a model: a splitter that looks at text.
 template <class S>
 concept segmenter = part<S> && requires(S const& segment) {
   { segment.unit_size() } -> std::convertible_to<std::int64_t>;
@@ -57,7 +57,7 @@ concept segmenter = part<S> && requires(S const& segment) {
 /// tokens, exec)`. It may have `begin(state, prompt)`, which is told of each prompt before its keys, and `wants()`, what of its
 /// needs these parameters have use for.
 /// Semantics: calling update twice changes nothing; cut forgets every token from `tokens` on.
-/// Model: pool::bounds. Not a model: a pool that reads queries (it scores).
+/// Model: pools::bounds. Not a model: a pool that reads queries (it scores).
 template <class P, class Segment>
 concept pooler = part<P> && requires(P const& pool, cache_shape const& shape, Segment const& segment) {
   { P::needs } -> std::convertible_to<signals>;
@@ -69,9 +69,9 @@ enum class scored : std::uint8_t { tokens, units };
 
 /// Says how much each unit matters. Besides these facts, a scorer has `start(shape)`, its memory (no_memory or what inherits
 /// it: `truncate(tokens)` by position, `cut(layer, heads, indices)` by index, as for pools), and `score(input, out, exec)`,
-/// which writes out(list, column) for every column below out.columns (select::top, select::fill), a list for each of
-/// input.heads or one for all, or `anchor(summaries, exec)` (select::cascade). Semantics: reads no signal that it does not
-/// name; same input, same scores. Larger is better; NaN ranks last. Model: score::upper_bound. Not a model: a scorer with a
+/// which writes out(list, column) for every column below out.columns (selectors::top, selectors::fill), a list for each of
+/// input.heads or one for all, or `anchor(summaries, exec)` (selectors::cascade). Semantics: reads no signal that it does not
+/// name; same input, same scores. Larger is better; NaN ranks last. Model: scorers::upper_bound. Not a model: a scorer with a
 /// hidden counter.
 template <class S>
 concept scorer = part<S> && requires(S const& score, cache_shape const& shape) {
@@ -83,7 +83,7 @@ concept scorer = part<S> && requires(S const& score, cache_shape const& shape) {
 
 /// A scorer that can say, during decoding, which of the tokens that are still there matters least.
 /// Requires: `score_kept(input, lists, out, exec)`: out(list, i) for the i-th token of each list; `after_attention`, whether
-/// what a step evicts is still read by it. Model: score::accumulated_attention. Not a model: score::window_attention, which
+/// what a step evicts is still read by it. Model: scorers::accumulated_attention. Not a model: scorers::window_attention, which
 /// needs the prompt's queries.
 template <class S>
 concept evicting_scorer = scorer<S> && requires {
@@ -105,7 +105,7 @@ struct budget_request {
 /// Says how many tokens a list may keep, protected ones included.
 /// Requires: `most_tokens(shape)` and `of(request)`, the most of any list and the fewest; `check(shape)`, which throws
 /// invalid_value for a budget that can't be; `allocate(request, scores, units, exec)`, which writes how many units each
-/// list gets; `reads_scores`; `relative()`, whether the number follows the sequence's length. Model: budget::tokens. Not a
+/// list gets; `reads_scores`; `relative()`, whether the number follows the sequence's length. Model: budgets::tokens. Not a
 /// model: a budget that depends on time.
 template <class B>
 concept budgeter = part<B> && requires(B const& budget, cache_shape const& shape, budget_request const& request) {
@@ -128,7 +128,7 @@ struct protected_tokens {
 /// Names the protected tokens of a sequence: `at(tokens, prompt, budget)`, where the first `prompt` tokens are the prompt's and
 /// a list may keep `budget`. `check(unit_size)` throws invalid_value for parameters that can't be, or that would cut units.
 /// Semantics: sink_end <= recent_begin <= open_begin <= tokens. A retrieve's window protects the last token. Model:
-/// window::pages.
+/// windows::pages.
 template <class W>
 concept window_part = part<W> && requires(W const& window, std::int64_t tokens) {
   { window.at(tokens, tokens, tokens) } -> std::same_as<protected_tokens>;
@@ -139,9 +139,8 @@ concept window_part = part<W> && requires(W const& window, std::int64_t tokens) 
 /// Requires: `start(shape)` giving a memory with `restart()`, which forgets what was observed of tokens that are gone;
 /// `due(memory, layer, head, since)`, `since` steps after the last choice; `tokens.observe(outcome, exec)` after a
 /// step, where `needs` names logits; `begin` and `watch` (memory, input, prompt, exec) at prefill and before attention, where
-/// it names queries; `wants()`, what of its needs these parameters have use for. It may have `tell(memory, listener)`, what it
-/// did. Model: trigger::entropy. Not a model: a
-/// trigger that reads a clock (not reproducible).
+/// it names queries; `wants()`, what of its needs these parameters have use for. It may have `visit_statistics(memory,
+/// statistic_visitor)`, what it did. Model: triggers::entropy. Not a model: a trigger that reads a clock (not reproducible).
 template <class T>
 concept trigger_part = part<T> && requires(T const& trigger, cache_shape const& shape) {
   { T::needs } -> std::convertible_to<signals>;

@@ -6,14 +6,14 @@
 #include <string>
 #include <type_traits>
 
-#include "kvpolicy/act.hpp"
 #include "kvpolicy/request.hpp"
+#include "kvpolicy/rule.hpp"
 
 namespace kvpolicy {
 
 /// retain: decides, when the prompt ends and when its trigger is due, which tokens exist at all; tokens that come later are
 /// kept until the next decision. retrieve: decides which units of those a step reads; its window slides with every step.
-/// A method without one of the acts has keep_all there.
+/// A method without one of the rules has keep_all there.
 template <class Retain, class Retrieve>
 struct policy {
   static_assert(fits_as_retain<Retain>() && fits_as_retrieve<Retrieve>());
@@ -55,34 +55,34 @@ concept policy_like = requires(parts_t<P> parts) {
   parts.retrieve;
 };
 
-/// What an engine must know of a policy, with its parameters: of both acts, the more demanding.
+/// What an engine must know of a policy, with its parameters: of both rules, the more demanding.
 template <policy_like Policy>
-act_facts facts_of(Policy const& policy) {
+requirements requirements_of(Policy const& policy) {
   auto const parts = parts_of(policy);
-  act_facts facts = facts_of(parts.retain);
-  act_facts const retrieve = facts_of(parts.retrieve);
-  facts.needs = facts.needs | retrieve.needs;
-  facts.granularity = std::max(facts.granularity, retrieve.granularity);
-  facts.observation_queries = std::max(facts.observation_queries, retrieve.observation_queries);
-  facts.keeps_all = facts.keeps_all && retrieve.keeps_all;
-  facts.unit = std::max(facts.unit, retrieve.unit);
-  if (facts.after > 0 && facts.observation_queries > 0) facts.needs = facts.needs | signals::queries;
-  return facts;
+  requirements made = requirements_of(parts.retain);
+  requirements const retrieve = requirements_of(parts.retrieve);
+  made.needs = made.needs | retrieve.needs;
+  made.granularity = std::max(made.granularity, retrieve.granularity);
+  made.observation_queries = std::max(made.observation_queries, retrieve.observation_queries);
+  made.keeps_all = made.keeps_all && retrieve.keeps_all;
+  made.unit = std::max(made.unit, retrieve.unit);
+  if (made.after > 0 && made.observation_queries > 0) made.needs = made.needs | signals::queries;
+  return made;
 }
 
 /// What a policy needs, with its parameters.
 template <policy_like Policy>
 signals needs_of(Policy const& policy) {
-  return facts_of(policy).needs;
+  return requirements_of(policy).needs;
 }
 
 /// How many of a prompt's last queries prefill must be given; all_queries for every one, 0 for none.
 template <policy_like Policy>
 std::int64_t observation_queries(Policy const& policy) {
-  return facts_of(policy).observation_queries;
+  return requirements_of(policy).observation_queries;
 }
 
-/// Throws invalid_value for a shape or parameters that can't be, and unsupported for acts that can't be together; start() does
+/// Throws invalid_value for a shape or parameters that can't be, and unsupported for rules that can't be together; start() does
 /// so first.
 template <policy_like Policy>
 void check(Policy const& policy, cache_shape const& shape) {
@@ -90,8 +90,8 @@ void check(Policy const& policy, cache_shape const& shape) {
   auto const parts = parts_of(policy);
   check(parts.retain, shape);
   check_retrieve(parts.retrieve, shape);
-  act_facts const retain = facts_of(parts.retain);
-  act_facts const retrieve = facts_of(parts.retrieve);
+  requirements const retain = requirements_of(parts.retain);
+  requirements const retrieve = requirements_of(parts.retrieve);
   if (retain.after > 0 && std::max(retain.observation_queries, retrieve.observation_queries) == all_queries) {
     throw unsupported("after is " + std::to_string(retain.after) +
                       ", and the policy looks at every query of the prompt, which are not kept so long; set it to 0");

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "kvpolicy/pool/bounds.hpp"
+#include "kvpolicy/pools/bounds.hpp"
 #include "kvpolicy/primitive/score.hpp"
 #include "kvpolicy/primitive/top_k.hpp"
-#include "kvpolicy/segment/pages.hpp"
+#include "kvpolicy/segments/pages.hpp"
 #include "kvpolicy/selection.hpp"
 #include "kvpolicy/signals.hpp"
 
@@ -32,7 +32,7 @@ struct prompt_pages {
   std::int32_t from = 4096;   ///< tokens; blocks that begin before read all
   std::int32_t block = 128;   ///< queries
   std::int32_t every = 16;    ///< of the block's queries, one in so many is asked
-  pool::bounds::kind metadata = pool::bounds::kind::mean_deviation;
+  pools::bounds::kind metadata = pools::bounds::kind::mean_deviation;
 
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {
@@ -77,7 +77,7 @@ class prompt_pages::state {
       : how_(how),
         shape_(shape),
         pool_{how.metadata},
-        summaries_(pool_.start(shape, segment::pages{how.page})),
+        summaries_(pool_.start(shape, segments::pages{how.page})),
         scores_(static_cast<std::size_t>(shape.kv_heads * units())),
         sums_(scores_.size()),
         chosen_(scores_.size()),
@@ -151,8 +151,8 @@ class prompt_pages::state {
 
   prompt_pages how_;
   cache_shape shape_;
-  pool::bounds pool_;
-  pool::bounds::summaries summaries_;
+  pools::bounds pool_;
+  pools::bounds::summaries summaries_;
   std::vector<float> scores_;         ///< `[kv_heads, units]`
   std::vector<float> sums_;           ///< `[kv_heads, units]`
   std::vector<std::int32_t> chosen_;  ///< `[kv_heads, units]`

@@ -6,17 +6,17 @@
 #include <utility>
 #include <vector>
 
+#include "kvpolicy/detail/call_order.hpp"
 #include "kvpolicy/detail/indexed_tokens.hpp"
-#include "kvpolicy/detail/keep_all_stage.hpp"
+#include "kvpolicy/detail/keep_all_state.hpp"
 #include "kvpolicy/detail/late_choice.hpp"
-#include "kvpolicy/detail/retain_stage.hpp"
-#include "kvpolicy/detail/retrieve_stage.hpp"
+#include "kvpolicy/detail/retain_state.hpp"
+#include "kvpolicy/detail/retrieve_state.hpp"
 #include "kvpolicy/detail/signal_checks.hpp"
-#include "kvpolicy/detail/verb_order.hpp"
 
 namespace kvpolicy {
 
-/// Made by start(); owns the acts of its policy, and everything of them that changes: what the retain left, what the retrieve
+/// Made by start(); owns the rules of its policy, and everything of them that changes: what the retain left, what the retrieve
 /// chose of that. Not thread-safe; a copy goes its own way. Nothing allocates but construction, copies, and what is then
 /// without room in the steps of a copy, or at prefill where tokens are gone.
 ///
@@ -27,18 +27,19 @@ template <class Retain, class Retrieve>
 class request {
  public:
   request(Retain const& retain, Retrieve const& retrieve, cache_shape const& shape)
-      : retain_facts_(facts_of(retain)),
-        retrieve_facts_(facts_of(retrieve)),
+      : retain_requirements_(requirements_of(retain)),
+        retrieve_requirements_(requirements_of(retrieve)),
         shape_(shape),
-        order_(shape.layers,
-               std::max(retain_facts_.granularity, retrieve_facts_.granularity) == scope::request ? 1 : shape.layers,
-               shape.max_tokens),
+        order_(
+            shape.layers,
+            std::max(retain_requirements_.granularity, retrieve_requirements_.granularity) == scope::request ? 1 : shape.layers,
+            shape.max_tokens),
         retain_(start_retain(retain, shape)),
         retrieve_(start_retrieve(retrieve, shape, retain_.max_ranges())) {
-    std::int64_t const window = std::max(retain_facts_.observation_queries, retrieve_facts_.observation_queries);
-    if (retain_facts_.after > 0) late_ = {retain_facts_.after, window, shape};
-    if (late_.in_use() && window > 0) retain_facts_.needs = retain_facts_.needs | signals::queries;
-    if (!retain_facts_.keeps_all && retrieves()) retained_ = indexed_tokens(retain_facts_.granularity, shape);
+    std::int64_t const window = std::max(retain_requirements_.observation_queries, retrieve_requirements_.observation_queries);
+    if (retain_requirements_.after > 0) late_ = {retain_requirements_.after, window, shape};
+    if (late_.in_use() && window > 0) retain_requirements_.needs = retain_requirements_.needs | signals::queries;
+    if (!retain_requirements_.keeps_all && retrieves()) retained_ = indexed_tokens(retain_requirements_.granularity, shape);
   }
 
   cache_shape const& shape() const noexcept { return shape_; }
@@ -54,16 +55,17 @@ class request {
   void check_step(layer_id layer, std::int64_t tokens) const { order_.check_step(layer, tokens); }
   void check_outcome() const { order_.check_outcome(); }
   /// What this request needs of the verbs.
-  signals needs() const noexcept { return retain_facts_.needs | retrieve_facts_.needs; }
+  signals needs() const noexcept { return retain_requirements_.needs | retrieve_requirements_.needs; }
 
   /// What a step reads in this layer; after choose.
   selection kept(layer_id layer) const noexcept {
-    if (retrieves() && !late_.waits(layer)) return {retrieve_facts_.granularity, retrieve_.lists(layer), shape_.kv_heads};
+    if (retrieves() && !late_.waits(layer))
+      return {retrieve_requirements_.granularity, retrieve_.lists(layer), shape_.kv_heads};
     return retained(layer);
   }
   /// What is there at all in this layer, read or not; after prefill.
   selection retained(layer_id layer) const noexcept {
-    return {retain_facts_.granularity, retain_.lists(layer), shape_.kv_heads};
+    return {retain_requirements_.granularity, retain_.lists(layer), shape_.kv_heads};
   }
 
   /// Whether the layer's choice waits for more of the answer: all that is there is read.
@@ -74,9 +76,9 @@ class request {
   /// How many of the last tokens that are retained of this head steps look at whatever is chosen: those of a unit that is not
   /// full, or every one (all_tokens), where keys are looked at one by one or all that is retained is read. The others' rows may
   /// be elsewhere until they are chosen. After prefill.
-  std::int64_t looked_at(layer_id layer, std::int64_t head) const {
+  std::int64_t always_read(layer_id layer, std::int64_t head) const {
     if (!retrieves() || late_.waits(layer)) return all_tokens;
-    return std::max(retain_.looked_at(layer, head), retrieve_.looked_at(layer, head));
+    return std::max(retain_.always_read(layer, head), retrieve_.always_read(layer, head));
   }
 
   /// A layer's keys of a prompt, or of a further piece of one, are written: the view's tokens from prompt.first on. For every
@@ -89,7 +91,7 @@ class request {
     order_.check_prompt(layer, prompt.first, tokens);
     check_view(view, layer, needs(), shape_);
     check_signals(prompt, needs(), tokens, shape_);
-    if (retain_facts_.keeps_all && !prompt.there.empty()) {
+    if (retain_requirements_.keeps_all && !prompt.resident.empty()) {
       throw unsupported("the policy keeps every token, and rows of some are gone; begin with an empty sequence");
     }
     if (layer.value == 0) {
@@ -136,10 +138,10 @@ class request {
     order_.observed();
   }
 
-  /// What the acts did since the request was started.
-  void tell(listener const& listen) const {
-    retain_.tell(listen);
-    retrieve_.tell(listen);
+  /// What the rules did since the request was started.
+  void visit_statistics(statistic_visitor const& visit) const {
+    retain_.visit_statistics(visit);
+    retrieve_.visit_statistics(visit);
   }
 
   /// What it remembers, for state_writer and state_reader: a request of the same policy and shape that reads it goes on as
@@ -152,13 +154,13 @@ class request {
     retrieve_.archive(a);
   }
 
-  /// The acts at work, for those who go on from where the prompt left them (the decoder on a GPU).
+  /// The rules at work, for those who go on from where the prompt left them (the decoder on a GPU).
   auto& retain() noexcept { return retain_; }
   auto const& retain() const noexcept { return retain_; }
   auto& retrieve() noexcept { return retrieve_; }
 
  private:
-  bool retrieves() const noexcept { return !retrieve_facts_.keeps_all; }
+  bool retrieves() const noexcept { return !retrieve_requirements_.keeps_all; }
 
   template <class View, class Exec>
   void decide(View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
@@ -201,13 +203,13 @@ class request {
                             [&](layer_id of, head_range heads, std::int64_t same) { retrieve_.cut(of, heads, same); });
   }
 
-  act_facts retain_facts_;
-  act_facts retrieve_facts_;
+  requirements retain_requirements_;
+  requirements retrieve_requirements_;
   cache_shape shape_;
-  verb_order order_;
+  call_order order_;
   decltype(start_retain(std::declval<Retain const&>(), cache_shape{})) retain_;
   decltype(start_retrieve(std::declval<Retrieve const&>(), cache_shape{}, std::int64_t{})) retrieve_;
-  indexed_tokens retained_;  ///< where there are both acts
+  indexed_tokens retained_;  ///< where there are both rules
   late_choice late_;         ///< where the policy waits for the answer's first tokens
 };
 

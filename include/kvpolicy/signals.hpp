@@ -45,7 +45,7 @@ struct prompt_signals {
   std::span<std::int32_t const> token_ids{};  ///< `[tokens - first]`, where the policy needs them
   /// Where rows that were dropped are gone: the tokens of this layer that are there, new ones included; a list for each KV
   /// head, or one for all. Empty: all of the view's.
-  std::span<range_list const> there{};
+  std::span<range_list const> resident{};
 };
 
 /// What choose is told of a step.

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kvpolicy/segment/sentences.hpp"
+#include "kvpolicy/segments/sentences.hpp"
 #include "kvpolicy/version.hpp"
 #include "state.hpp"
 #include "status.hpp"
@@ -17,7 +17,7 @@ using namespace kvpolicy;
 using namespace kvpolicy::c;
 
 struct kvpolicy_policy {
-  policy_facts facts;
+  policy_inputs inputs;
   named_host_policy chosen;
 };
 
@@ -148,16 +148,16 @@ kvpolicy_status kvpolicy_policy_parse(char const* text, uint8_t const* boundary,
     KVPOLICY_EXPECTS(vocabulary >= 0 && (boundary != nullptr || vocabulary == 0),
                      "a boundary table of " + std::to_string(vocabulary) + " tokens" +
                          (boundary == nullptr ? " that is NULL" : "") + "; it needs one byte for each, or NULL and 0");
-    policy_facts facts = facts_for({boundary, boundary + vocabulary});
+    policy_inputs inputs = inputs_for({boundary, boundary + vocabulary});
     process_policies& all = known();
     std::lock_guard const lock(all.one_at_a_time);
-    named_host_policy chosen = all.list.parse(text, facts);
-    *policy = new kvpolicy_policy{std::move(facts), std::move(chosen)};
+    named_host_policy chosen = all.list.parse(text, inputs);
+    *policy = new kvpolicy_policy{std::move(inputs), std::move(chosen)};
   });
 }
 
 uint8_t kvpolicy_ends_sentence(char const* piece, int64_t bytes) {
-  return piece != nullptr && bytes > 0 && segment::ends_sentence({piece, static_cast<std::size_t>(bytes)}) ? 1 : 0;
+  return piece != nullptr && bytes > 0 && segments::ends_sentence({piece, static_cast<std::size_t>(bytes)}) ? 1 : 0;
 }
 
 void kvpolicy_policy_free(kvpolicy_policy* policy) { delete policy; }
@@ -179,10 +179,10 @@ kvpolicy_status kvpolicy_start(kvpolicy_policy const* policy, kvpolicy_shape con
 kvpolicy_status kvpolicy_start_cuda(kvpolicy_policy const* policy, kvpolicy_shape const* shape, int32_t device, void* stream,
                                     kvpolicy_state** state) {
   return start(policy, shape, state, [&](cache_shape const& checked_shape) -> kvpolicy_state* {
-#ifdef KVPOLICY_C_HAS_CUDA
-    auto chosen = cuda_policies().parse(policy->chosen.text, policy->facts);
-    return new kvpolicy_state(std::in_place_type<sequence<cuda_backend>>, std::move(chosen), checked_shape, device,
-                              static_cast<cuda::stream>(stream));
+#ifdef KVPOLICY_C_HAS_GPU
+    auto chosen = gpu_policies().parse(policy->chosen.text, policy->inputs);
+    return new kvpolicy_state(std::in_place_type<sequence<gpu_backend>>, std::move(chosen), checked_shape, device,
+                              static_cast<gpu::stream>(stream));
 #else
     static_cast<void>(checked_shape);
     static_cast<void>(stream);
@@ -199,7 +199,7 @@ kvpolicy_status kvpolicy_start_ranked(kvpolicy_policy const* policy, kvpolicy_sh
     KVPOLICY_EXPECTS(ranks->rank >= 0 && ranks->rank < ranks->size && ranks->sum != nullptr,
                      "rank " + std::to_string(ranks->rank) + " of " + std::to_string(ranks->size) +
                          (ranks->sum == nullptr ? ", without a sum" : "") + "; it must be one of them, and have a sum");
-    auto chosen = ranked_policies().parse(policy->chosen.text, policy->facts);
+    auto chosen = ranked_policies().parse(policy->chosen.text, policy->inputs);
     return new kvpolicy_state(std::in_place_type<sequence<ranked_backend>>, std::move(chosen), checked_shape, *ranks);
   });
 }

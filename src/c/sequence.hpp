@@ -19,7 +19,7 @@
 
 namespace kvpolicy::c {
 
-/// Backend: `executor`; `policy_of(text, facts)`; `exec`; `enter()` before each call; `rows`, `vectors`: where those may be;
+/// Backend: `executor`; `policy_of(text, inputs)`; `exec`; `enter()` before each call; `rows`, `vectors`: where those may be;
 /// `on_host(tensor, axes)`, the same floats where the host reads them, until the next call.
 template <class Backend>
 class sequence {
@@ -32,7 +32,7 @@ class sequence {
   template <class... Args>
   sequence(named_policy<view, executor> policy, cache_shape const& shape, Args const&... args)
       : policy_(std::move(policy)),
-        facts_(facts_of(policy_.policy)),
+        requirements_(requirements_of(policy_.policy)),
         shape_(shape),
         backend_(shape, args...),
         request_(start(policy_.policy, shape)),
@@ -40,7 +40,7 @@ class sequence {
         values_(keys_.size()),
         room_(keys_.size()),
         prompted_(keys_.size()),
-        there_(static_cast<std::size_t>(shape.kv_heads)) {}
+        resident_(static_cast<std::size_t>(shape.kv_heads)) {}
 
   void bind(std::int64_t layer, kvpolicy_tensor const* keys, kvpolicy_tensor const* values, kvpolicy_tensor const* pages) {
     backend_.enter();
@@ -99,23 +99,23 @@ class sequence {
     required(prompt, "prompt");
     std::int64_t const first = prompt->first;
     request_.check_prompt({layer}, first, tokens);
-    prompt_signals told{.first = first};
-    if (contains(facts_.needs, signals::observation_queries)) told.queries = queries_of(*prompt, layer, tokens);
-    if (contains(facts_.needs, signals::rotation)) told.rope = rotation_of(*prompt, layer);
-    if (contains(facts_.needs, signals::token_ids)) {
+    prompt_signals given{.first = first};
+    if (contains(requirements_.needs, signals::observation_queries)) given.queries = queries_of(*prompt, layer, tokens);
+    if (contains(requirements_.needs, signals::rotation)) given.rope = rotation_of(*prompt, layer);
+    if (contains(requirements_.needs, signals::token_ids)) {
       tensor const ids = checked(prompt->token_ids, {.name = "token ids", .dtype = int32, .dense_last = true},
                                  {{"tokens - first", tokens - first}});
-      told.token_ids = {reinterpret_cast<std::int32_t const*>(ids.data), static_cast<std::size_t>(tokens - first)};
+      given.token_ids = {reinterpret_cast<std::int32_t const*>(ids.data), static_cast<std::size_t>(tokens - first)};
     }
-    check_rows(layer, tokens, contains(facts_.needs, signals::keys), contains(facts_.needs, signals::values));
+    check_rows(layer, tokens, contains(requirements_.needs, signals::keys), contains(requirements_.needs, signals::values));
     if (store_ != nullptr && !store_->whole()) {  // of this layer all may be there, where others' prompts have ended
-      std::span const lists = there(layer, tokens);
+      std::span const lists = resident(layer, tokens);
       auto const is_whole = [&](range_list const& list) {
         return list.size() == 1 && list.front().begin == 0 && list.front().end == tokens;
       };
-      if (!std::ranges::all_of(lists, is_whole)) told.there = lists;
+      if (!std::ranges::all_of(lists, is_whole)) given.resident = lists;
     }
-    request_.prefill(view_of(tokens), {layer}, told, backend_.exec);
+    request_.prefill(view_of(tokens), {layer}, given, backend_.exec);
     prompted_[static_cast<std::size_t>(layer)] = 1;
   }
 
@@ -123,14 +123,14 @@ class sequence {
     backend_.enter();
     check_layer(layer);
     request_.check_step({layer}, tokens);
-    step_signals told{{}, token_id};
-    if (contains(facts_.needs, signals::queries)) told.queries = queries_of(queries, layer, scale, true);
-    choose({layer}, tokens, told);
+    step_signals given{{}, token_id};
+    if (contains(requirements_.needs, signals::queries)) given.queries = queries_of(queries, layer, scale, true);
+    choose({layer}, tokens, given);
   }
 
   /// For step().
   row_store const* store() const noexcept { return store_; }
-  bool chooses_for_request() const noexcept { return facts_.granularity == scope::request; }
+  bool chooses_for_request() const noexcept { return requirements_.granularity == scope::request; }
   cache_shape const& shape() const noexcept { return shape_; }
 
   /// A layer's next token; returns rows that were read. The token is gone again where this throws.
@@ -143,7 +143,7 @@ class sequence {
       request_.check_step(layer, tokens);
       store_->append(layer, key, value);
       try {
-        choose(layer, tokens, {contains(facts_.needs, signals::queries) ? queries : query_heads{}, id});
+        choose(layer, tokens, {contains(requirements_.needs, signals::queries) ? queries : query_heads{}, id});
         auto const kept = request_.kept(layer);
         view const cache = view_of(tokens);
         if (!leave_whole || kept.tokens() < tokens * shape_.kv_heads)
@@ -218,7 +218,7 @@ class sequence {
       view const cache = view_of(tokens);
       attend_block(
           {reinterpret_cast<float const*>(from.data), count, shape_.q_heads, from.stride[0] / 4, from.stride[1] / 4, scale},
-          cache.keys({layer}), cache.values({layer}), {scope::head, there(layer, tokens), shape_.kv_heads}, {},
+          cache.keys({layer}), cache.values({layer}), {scope::head, resident(layer, tokens), shape_.kv_heads}, {},
           table<float>{reinterpret_cast<float*>(to.data), count * shape_.q_heads, shape_.head_dim, to.stride[1] / 4},
           backend_.exec);
     }
@@ -228,7 +228,7 @@ class sequence {
     backend_.enter();
     request_.check_outcome();
     step_outcome outcome;
-    if (contains(facts_.needs, signals::logits)) {
+    if (contains(requirements_.needs, signals::logits)) {
       tensor const from = checked(logits, {.name = "logits", .dtype = float32, .where = backend_.vectors, .dense_last = true},
                                   {{"vocabulary"}});
       KVPOLICY_EXPECTS(from.extent[0] >= 1, "logits: axis 0 (vocabulary) has 0 elements; it must have at least 1");
@@ -291,7 +291,7 @@ class sequence {
         checked(prompt.queries,
                 {.name = "prompt queries", .layer = layer, .dtype = float32, .where = backend_.vectors, .dense_last = true},
                 {{"tokens"}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
-    std::int64_t const least = std::min(facts_.observation_queries, tokens - prompt.first);
+    std::int64_t const least = std::min(requirements_.observation_queries, tokens - prompt.first);
     KVPOLICY_EXPECTS(t.extent[0] >= least && t.extent[0] <= tokens,
                      "prompt queries of layer " + std::to_string(layer) + ": axis 0 (tokens) has " +
                          std::to_string(t.extent[0]) + " elements; it must have " + std::to_string(least) + " to " +
@@ -333,19 +333,21 @@ class sequence {
     KVPOLICY_EXPECTS(std::isfinite(scale), "scale is " + std::to_string(scale) + "; it must be a finite number");
   }
 
-  void choose(layer_id layer, std::int64_t tokens, step_signals const& told) {
-    check_rows(layer.value, tokens, contains(facts_.needs, signals::keys), contains(facts_.needs, signals::values));
+  void choose(layer_id layer, std::int64_t tokens, step_signals const& given) {
+    check_rows(layer.value, tokens, contains(requirements_.needs, signals::keys),
+               contains(requirements_.needs, signals::values));
     // One choice for all layers is made from all layers' keys of the tokens before.
-    bool const all_layers = layer.value == 0 && facts_.granularity == scope::request && contains(facts_.needs, signals::keys);
+    bool const all_layers =
+        layer.value == 0 && requirements_.granularity == scope::request && contains(requirements_.needs, signals::keys);
     for (std::int64_t l = 1; all_layers && l < shape_.layers; ++l) check_rows(l, tokens - 1, true, false);
-    request_.choose(view_of(tokens), layer, told, backend_.exec);
+    request_.choose(view_of(tokens), layer, given, backend_.exec);
   }
 
   /// Rows go when the last layer has been read: a step that fails in the middle can be made again.
   void end_step(std::int64_t tokens) {
-    if (!contains(facts_.needs, signals::logits)) request_.observe({}, backend_.exec);
+    if (!contains(requirements_.needs, signals::logits)) request_.observe({}, backend_.exec);
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
-      if (std::exchange(prompted_[static_cast<std::size_t>(l)], 0) != 0 || facts_.evicts)
+      if (std::exchange(prompted_[static_cast<std::size_t>(l)], 0) != 0 || requirements_.evicts)
         store_->retain({l}, request_.retained({l}), tokens);
     }
   }
@@ -383,19 +385,19 @@ class sequence {
   }
 
   /// Of the first tokens, those that a layer has, by KV head.
-  std::span<range_list const> there(std::int64_t layer, std::int64_t tokens) {
+  std::span<range_list const> resident(std::int64_t layer, std::int64_t tokens) {
     for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
-      range_list& list = there_[static_cast<std::size_t>(h)];
+      range_list& list = resident_[static_cast<std::size_t>(h)];
       if (store_ != nullptr) store_->list({layer}, h, tokens, list);
       else list.assign(1, {0, static_cast<std::int32_t>(tokens)});
     }
-    return there_;
+    return resident_;
   }
 
   view view_of(std::int64_t tokens) const noexcept { return {shape_, tokens, keys_.data(), values_.data()}; }
 
   named_policy<view, executor> policy_;
-  act_facts facts_;
+  requirements requirements_;
   cache_shape shape_;
   Backend backend_;
   any_request<view, executor> request_;
@@ -404,7 +406,7 @@ class sequence {
   std::vector<room> room_;      ///< `[layers]`
   std::vector<char> prompted_;  ///< `[layers]`, whether rows that a prompt decided of are still to go
   row_store* store_ = nullptr;
-  std::vector<range_list> there_;  ///< `[kv_heads]`, scratch
+  std::vector<range_list> resident_;  ///< `[kv_heads]`, scratch
 };
 
 }  // namespace kvpolicy::c

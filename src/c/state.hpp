@@ -8,17 +8,17 @@
 #include "kvpolicy.h"
 #include "ranked_backend.hpp"
 #include "sequence.hpp"
-#ifdef KVPOLICY_C_HAS_CUDA
-#include "cuda_backend.hpp"
+#ifdef KVPOLICY_C_HAS_GPU
+#include "gpu_backend.hpp"
 #endif
 
 struct kvpolicy_state {
   template <class... Args>
   explicit kvpolicy_state(Args&&... args) : of(std::forward<Args>(args)...) {}
 
-#ifdef KVPOLICY_C_HAS_CUDA
+#ifdef KVPOLICY_C_HAS_GPU
   std::variant<kvpolicy::c::sequence<kvpolicy::c::host_backend>, kvpolicy::c::sequence<kvpolicy::c::ranked_backend>,
-               kvpolicy::c::sequence<kvpolicy::c::cuda_backend>>
+               kvpolicy::c::sequence<kvpolicy::c::gpu_backend>>
       of;
 #else
   std::variant<kvpolicy::c::sequence<kvpolicy::c::host_backend>, kvpolicy::c::sequence<kvpolicy::c::ranked_backend>> of;

@@ -183,30 +183,30 @@ void simd_exec::query_moments(query_window const& queries, rotation const& rope,
                    "this executor was made for " + std::to_string(w.shape.q_heads) + " query heads x " +
                        std::to_string(w.shape.head_dim) + ", it was given " + std::to_string(queries.heads) + " x " +
                        std::to_string(dim));
-  // Positions in blocks: their turns are worked out once, for all heads. visit(head, query without its rotation).
+  // Positions in blocks: their angles are worked out once, for all heads. visit(head, query without its rotation).
   auto const each_unturned = [&](auto visit) {
     for (std::int64_t from = 0; from < queries.tokens; from += block_rows) {
       std::int64_t const here = std::min(block_rows, queries.tokens - from);
       w.for_each(here, everyone, [&](std::int64_t t) {
-        float* const turn = w.turns.data() + t * w.shape.head_dim;
+        float* const angle_of = w.rope.data() + t * w.shape.head_dim;
         for (std::int64_t i = 0; i < pairs; ++i) {
           double const angle = static_cast<double>(first + from + t) * static_cast<double>(rope.inverse_frequency[i]);
-          turn[2 * i] = static_cast<float>(std::cos(angle));
-          turn[2 * i + 1] = static_cast<float>(std::sin(angle));
+          angle_of[2 * i] = static_cast<float>(std::cos(angle));
+          angle_of[2 * i + 1] = static_cast<float>(std::sin(angle));
         }
       });
       w.for_each(queries.heads, everyone, [&](std::int64_t head) {
         float* const plain = w.partial_of(0, head);
         for (std::int64_t t = 0; t < here; ++t) {
-          float const* const turn = w.turns.data() + t * w.shape.head_dim;
+          float const* const angle_of = w.rope.data() + t * w.shape.head_dim;
           std::copy_n(queries.at(from + t, head), dim, plain);
           for (std::int64_t i = 0; i < pairs; ++i) {
             bool const halves = rope.how == rotation::pairing::halves;
             float& a = plain[halves ? i : 2 * i];
             float& b = plain[halves ? i + pairs : 2 * i + 1];
             float const x = a;
-            a = turn[2 * i] * x + turn[2 * i + 1] * b;
-            b = turn[2 * i] * b - turn[2 * i + 1] * x;
+            a = angle_of[2 * i] * x + angle_of[2 * i + 1] * b;
+            b = angle_of[2 * i] * b - angle_of[2 * i + 1] * x;
           }
           visit(head, plain);
         }

@@ -19,10 +19,10 @@ char const* simd_exec::instruction_set() noexcept { return simd::best_kernels().
 
 void simd_exec::pool_mean(rows const& keys, pooling const& what, table<float> means, std::int64_t column) {
   workspace& w = *work_;
-  bool const turned = what.turned.angles != nullptr;
-  KVPOLICY_EXPECTS(!turned || keys.head_dim <= copied_floats, "keys of " + std::to_string(keys.head_dim) +
-                                                                  " channels that are turned back; at most " +
-                                                                  std::to_string(copied_floats) + " can be");
+  bool const rotated = what.rotated.angles != nullptr;
+  KVPOLICY_EXPECTS(!rotated || keys.head_dim <= copied_floats, "keys of " + std::to_string(keys.head_dim) +
+                                                                   " channels that are rotated back; at most " +
+                                                                   std::to_string(copied_floats) + " can be");
   std::int64_t const first_unit = (what.first - what.origin) / what.unit_size;
   std::int64_t const units = (what.last - what.origin + what.unit_size - 1) / what.unit_size - first_unit;
   w.for_each(std::max<std::int64_t>(units, 0) * keys.heads, (what.last - what.first) * keys.heads, [&](std::int64_t item) {
@@ -36,14 +36,14 @@ void simd_exec::pool_mean(rows const& keys, pooling const& what, table<float> me
         std::int64_t const already = (t + r - what.origin) % what.unit_size;
         if (already == 0) std::fill_n(mean, keys.head_dim, 0.0f);
         float const share = 1.0f / static_cast<float>(already + 1);
-        if (!turned) {
+        if (!rotated) {
           w.run.blend(block.data()[r], block.type(), keys.head_dim, share, mean);
           continue;
         }
         std::array<float, copied_floats> row;
         std::fill_n(row.begin(), keys.head_dim, 0.0f);
         w.run.blend(block.data()[r], block.type(), keys.head_dim, 1, row.data());
-        what.turned.undo(keys.at({head}, {t + r}).value, row.data());
+        what.rotated.undo(keys.at({head}, {t + r}).value, row.data());
         w.run.blend(reinterpret_cast<std::byte const*>(row.data()), element_type::f32, keys.head_dim, share, mean);
       }
     });

@@ -106,7 +106,7 @@ struct simd_exec::workspace {
   std::vector<float> bound_queries;  ///< `[q_heads, 2 head_dim]`
   std::vector<std::uint32_t> keys;   ///< `[kv_heads, max_tokens]`
   std::vector<float> bounds;         ///< `[max_parts, kv_heads, 2, head_dim]`
-  std::vector<float> turns;          ///< `[block_rows, head_dim]`: cosines and sines of a block's positions
+  std::vector<float> rope;           ///< `[block_rows, head_dim]`: cosines and sines of a block's positions
   simd::block_workspace tiled;
 
   workspace(cache_shape const& s, team* t)
@@ -118,7 +118,7 @@ struct simd_exec::workspace {
         bound_queries(static_cast<std::size_t>(s.q_heads * 2 * s.head_dim)),
         keys(static_cast<std::size_t>(s.kv_heads * s.max_tokens)),
         bounds(static_cast<std::size_t>(simd::max_parts * s.kv_heads * 2 * s.head_dim)),
-        turns(static_cast<std::size_t>(simd::block_rows * s.head_dim)),
+        rope(static_cast<std::size_t>(simd::block_rows * s.head_dim)),
         tiled(s) {}
 
   /// Threads that share a window's query heads.

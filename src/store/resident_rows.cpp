@@ -56,7 +56,7 @@ std::int64_t begin_of_last(range_list const& list, std::int64_t behind) {
 
 }  // namespace
 
-resident_rows::resident_rows(tier::any_tier& tier, row_store& store, tier::resident_options options)
+resident_rows::resident_rows(tiers::any_tier& tier, row_store& store, tiers::resident_options options)
     : tier_(&tier),
       store_(&store),
       shape_(store.shape()),
@@ -74,7 +74,7 @@ resident_rows::resident_rows(tier::any_tier& tier, row_store& store, tier::resid
 
 resident_rows::~resident_rows() { truncate(0); }
 
-tier::block_key resident_rows::key_of(layer_id layer, std::int64_t head, std::int32_t token) const noexcept {
+tiers::block_key resident_rows::key_of(layer_id layer, std::int64_t head, std::int32_t token) const noexcept {
   return {options_.request, static_cast<std::int32_t>(layer.value), static_cast<std::int32_t>(head), token, generation_};
 }
 
@@ -137,7 +137,7 @@ void resident_rows::put_away(layer_id layer, selection const& retained, std::int
   // From here on nothing throws: what the tier took is known to be there.
   statistics_.bytes_stored += std::ssize(writes_) * row_bytes_;
   put_end_ = std::max(put_end_, tokens);
-  for (tier::block_write const& w : writes_) {
+  for (tiers::block_write const& w : writes_) {
     at(layer, w.key.head).rows.push_back({w.key.position, 0});
   }
   for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
@@ -192,13 +192,13 @@ void resident_rows::truncate(std::int64_t tokens) {
 /// A get that does not end in time is given up; what it brings is not wanted any more.
 void resident_rows::settle(layer_state& s) noexcept {
   if (s.pending == 0) return;
-  auto const deadline = tier::clock::now() + std::min<std::chrono::milliseconds>(options_.deadline, std::chrono::hours(24));
-  tier::status ended = tier::status::pending;
+  auto const deadline = tiers::clock::now() + std::min<std::chrono::milliseconds>(options_.deadline, std::chrono::hours(24));
+  tiers::status ended = tiers::status::pending;
   try {
     ended = tier_->wait(std::exchange(s.pending, 0), deadline);
   } catch (std::exception const&) {
   }
-  if (ended == tier::status::pending) abandon(std::move(s.into));
+  if (ended == tiers::status::pending) abandon(std::move(s.into));
   s.into.reset();
   s.coming.clear();
 }
@@ -233,9 +233,9 @@ void resident_rows::take_over(resident_rows const& other, std::int64_t tokens) {
         reads_.push_back({other.key_of(layer, p.head, p.token), at});
         writes_.push_back({key_of(layer, p.head, p.token), at});
       }
-      tier::ticket const id = tier_->get(reads_);
+      tiers::ticket const id = tier_->get(reads_);
       try {
-        if (wait_for(id) == tier::status::missed) lost(layer);
+        if (wait_for(id) == tiers::status::missed) lost(layer);
       } catch (...) {
         abandon(std::move(through));
         throw;
@@ -324,11 +324,11 @@ void resident_rows::begin_get(layer_id layer) {
 bool resident_rows::end_get(layer_id layer, bool wait, bool bounded) {
   layer_state& s = layers_[static_cast<std::size_t>(layer.value)];
   if (s.pending == 0) return true;
-  tier::status const result = wait ? wait_for(s.pending) : tier_->poll(s.pending);
-  if (result == tier::status::pending) return false;
+  tiers::status const result = wait ? wait_for(s.pending) : tier_->poll(s.pending);
+  if (result == tiers::status::pending) return false;
   s.pending = 0;
   std::unique_ptr<buffer> const& into = spare_ = std::move(s.into);
-  if (result == tier::status::missed) lost(layer);
+  if (result == tiers::status::missed) lost(layer);
   statistics_.bytes_fetched += std::ssize(s.coming) * row_bytes_;
   for (auto first = s.coming.begin(); first != s.coming.end();) {
     auto const last = std::find_if(first, s.coming.end(), [&](place const& p) { return p.head != first->head; });
@@ -440,12 +440,12 @@ void resident_rows::abandon(std::unique_ptr<buffer> given) noexcept {
   }
 }
 
-tier::status resident_rows::wait_for(tier::ticket id) {
-  auto const start = tier::clock::now();
-  tier::status const result =
+tiers::status resident_rows::wait_for(tiers::ticket id) {
+  auto const start = tiers::clock::now();
+  tiers::status const result =
       tier_->wait(id, start + std::min<std::chrono::milliseconds>(options_.deadline, std::chrono::hours(24)));
-  statistics_.stall_seconds += std::chrono::duration<double>(tier::clock::now() - start).count();
-  if (result == tier::status::pending) {
+  statistics_.stall_seconds += std::chrono::duration<double>(tiers::clock::now() - start).count();
+  if (result == tiers::status::pending) {
     throw error(tier_->describe() + " did not deliver within " + std::to_string(options_.deadline.count()) + " ms");
   }
   return result;

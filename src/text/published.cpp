@@ -11,10 +11,10 @@ namespace kvpolicy {
 
 template host_policy_list published_policies<layer_table_view, simd_exec>();
 
-policy_facts facts_for(std::vector<std::uint8_t> boundary) {
-  policy_facts facts{.boundary = {}, .read_profile = [](std::string const& path) { return read_profile(path).heads; }};
-  if (!boundary.empty()) facts.boundary = std::make_shared<std::vector<std::uint8_t> const>(std::move(boundary));
-  return facts;
+policy_inputs inputs_for(std::vector<std::uint8_t> boundary) {
+  policy_inputs inputs{.boundary = {}, .read_profile = [](std::string const& path) { return read_profile(path).heads; }};
+  if (!boundary.empty()) inputs.boundary = std::make_shared<std::vector<std::uint8_t> const>(std::move(boundary));
+  return inputs;
 }
 
 host_policy_list known_policies(std::vector<std::string> const& plugins) {

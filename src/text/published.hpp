@@ -23,7 +23,7 @@ policy_list<View, Exec> published_policies() {
 extern template host_policy_list published_policies<layer_table_view, simd_exec>();
 
 /// What text can read: the boundary table where the model has one, and profiles from files.
-policy_facts facts_for(std::vector<std::uint8_t> boundary = {});
+policy_inputs inputs_for(std::vector<std::uint8_t> boundary = {});
 
 /// Names of one list for tools: published ones, then those of these plugins. Throws as load_plugin() does.
 host_policy_list known_policies(std::vector<std::string> const& plugins = {});

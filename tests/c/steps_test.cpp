@@ -128,7 +128,7 @@ TEST_CASE("a step of several sequences is what its calls are for each, on thread
   for (element_type const type : {element_type::f32, element_type::bf16}) {
     for (std::string const text :
          {"full", "snapkv:tokens=40", "quest:tokens=32,page=4", "tova:tokens=40", "h2o:tokens=40",
-          "chess:tokens=64,page=8,sink_pages=1,recent_pages=2,unrotated=0", "snapkv:tokens=80+quest:tokens=32,page=4"}) {
+          "chess:tokens=64,page=8,sink_pages=1,recent_pages=2,pre_rope=0", "snapkv:tokens=80+quest:tokens=32,page=4"}) {
       CAPTURE(text);
       cache_shape const shape = shape_of(type);
       c_policy const policy = parsed(text);
@@ -317,7 +317,7 @@ TEST_CASE("ranks that have a head each choose for the request what one process w
   cache_shape const shape = shape_of(element_type::f32);
   random_source random(9);
   random_cache const cache(shape, layout::head_major, 1, random);
-  c_policy const policy = parsed("chess:tokens=64,page=8,sink_pages=1,recent_pages=2,unrotated=0");
+  c_policy const policy = parsed("chess:tokens=64,page=8,sink_pages=1,recent_pages=2,pre_rope=0");
   c_state const whole = started(policy, shape);
   std::vector<std::int64_t> const expected = reads(whole.get(), cache, 0, 2);
   std::vector<std::vector<std::int64_t>> got(2), alone(2);
@@ -344,7 +344,7 @@ TEST_CASE("ranks that have a head each choose for the request what one process w
 TEST_CASE("ranks that can't be, and a sum that fails, are refused by name") {
   cache_shape const shape = shape_of(element_type::f32);
   kvpolicy_shape const sizes = c_shape(shape);
-  c_policy const policy = parsed("chess:tokens=64,page=8,sink_pages=1,recent_pages=2,unrotated=0");
+  c_policy const policy = parsed("chess:tokens=64,page=8,sink_pages=1,recent_pages=2,pre_rope=0");
   kvpolicy_state* made = nullptr;
   for (kvpolicy_ranks const& told : {kvpolicy_ranks{2, 2, sum, nullptr}, {-1, 2, sum, nullptr}, {0, 1, nullptr, nullptr}}) {
     CHECK(kvpolicy_start_ranked(policy.get(), &sizes, &told, &made) == KVPOLICY_INVALID);

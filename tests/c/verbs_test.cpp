@@ -56,14 +56,14 @@ std::vector<std::string> policies(cache_shape const& shape) {
 }
 
 /// What a request says beside its rows.
-struct told {
+struct model_signals {
   std::vector<std::vector<float>> prompt;   ///< `[layers][max_tokens, q_heads, head_dim]`
   std::vector<std::vector<float>> current;  ///< `[layers][q_heads, head_dim]`
   std::vector<std::int32_t> ids;            ///< `[max_tokens]`
   std::vector<float> frequencies;           ///< `[head_dim / 2]`
   std::vector<float> logits;                ///< `[vocabulary]`
 
-  told(cache_shape const& s, random_source& random) {
+  model_signals(cache_shape const& s, random_source& random) {
     for (std::int64_t l = 0; l < s.layers; ++l) {
       prompt.push_back(random.reals(s.max_tokens * s.q_heads * s.head_dim));
       current.push_back(random.reals(s.q_heads * s.head_dim));
@@ -83,8 +83,8 @@ struct told {
 /// The same request through the C++ headers.
 class twin {
  public:
-  twin(std::string const& text, std::vector<std::uint8_t> const& boundary, random_cache const& cache, told const& said)
-      : named_(known_policies().parse(text, facts_for(boundary))),
+  twin(std::string const& text, std::vector<std::uint8_t> const& boundary, random_cache const& cache, model_signals const& said)
+      : named_(known_policies().parse(text, inputs_for(boundary))),
         cache_(cache),
         said_(said),
         state_(start(named_.policy, cache.shape())),
@@ -131,7 +131,7 @@ class twin {
 
   named_host_policy named_;
   random_cache const& cache_;
-  told const& said_;
+  model_signals const& said_;
   host_request state_;
   simd_exec exec_;
   std::vector<rows> keys_;
@@ -151,7 +151,7 @@ bool same(kvpolicy_range const* ranges, std::int64_t count, range_list const& li
 /// A request through the C ABI beside its twin: everything that either says must be the same.
 class pair {
  public:
-  pair(std::string const& text, random_cache const& cache, told const& said, std::vector<std::uint8_t> const& boundary)
+  pair(std::string const& text, random_cache const& cache, model_signals const& said, std::vector<std::uint8_t> const& boundary)
       : cache_(cache), said_(said), policy_(parsed(text, boundary)), twin_(text, boundary, cache, said) {
     REQUIRE(policy_ != nullptr);
     needs_ = kvpolicy_policy_needs(policy_.get());
@@ -250,7 +250,7 @@ class pair {
   }
 
   random_cache const& cache_;
-  told const& said_;
+  model_signals const& said_;
   c_policy policy_;
   twin twin_;
   c_state state_;
@@ -271,7 +271,7 @@ TEST_CASE("every policy chooses through the C ABI what it chooses through the he
     for (auto& b : boundary) b = random.one_in(8) ? 1 : 0;
     for (std::string const& text : policies(shape)) {
       INFO("round " << round << ", " << text);
-      told said(shape, random);
+      model_signals said(shape, random);
       pair both(text, cache, said, boundary);
       std::int64_t const first = random.between(1, 60);
       std::int64_t tokens = random.between(80, 120);
@@ -352,7 +352,7 @@ TEST_CASE("messages belong to a thread, and states on different threads do not m
   cache_shape const shape{2, 4, 2, 16, 128, element_type::f32};
   random_source random(7303);
   random_cache const cache(shape, layout::head_major, 8, random);
-  told const said(shape, random);
+  model_signals const said(shape, random);
   REQUIRE(parsed("no_such_policy") == nullptr);
   std::string const before = kvpolicy_message();
   REQUIRE(before.find("no_such_policy") != std::string::npos);

@@ -4,19 +4,19 @@
 using namespace kvpolicy;
 
 #ifndef TRIGGER
-#define TRIGGER trigger::prefill
+#define TRIGGER triggers::prefill
 #endif
 #ifndef SCORE_MEMBER
 #define SCORE_MEMBER score
 #endif
 #ifndef BUDGET
-#define BUDGET budget::tokens
+#define BUDGET budgets::tokens
 #endif
 #ifndef SELECT
-#define SELECT select::top
+#define SELECT selectors::top
 #endif
 #ifndef POOL
-#define POOL pool::none
+#define POOL pools::none
 #endif
 
 struct constant {
@@ -34,8 +34,8 @@ struct constant {
 
 struct lazy_pool {
   static constexpr signals needs = signals::none;
-  pool::none::summaries start(cache_shape const&, segment::tokens const&) const { return {}; }
+  pools::none::summaries start(cache_shape const&, segments::tokens const&) const { return {}; }
 };
 
 auto const made =
-    policy{keep{segment::tokens{}, POOL{}, constant{}, BUDGET{}, SELECT{}, window::tokens{}, TRIGGER{}}, keep_all{}};
+    policy{keep{segments::tokens{}, POOL{}, constant{}, BUDGET{}, SELECT{}, windows::tokens{}, TRIGGER{}}, keep_all{}};

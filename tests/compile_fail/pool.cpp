@@ -13,13 +13,13 @@ struct windowed_pool {
   static constexpr signals needs = signals::none;
   MEMBER;
 
-  pool::none::summaries start(cache_shape const&, segment::tokens const&) const { return {}; }
+  pools::none::summaries start(cache_shape const&, segments::tokens const&) const { return {}; }
 
   template <kv_cache_view View, executor Exec>
-  void update(pool::none::summaries&, View const&, layer_id, head_range, std::int64_t, Exec&) const {}
+  void update(pools::none::summaries&, View const&, layer_id, head_range, std::int64_t, Exec&) const {}
 };
 
-static_assert(pooler<windowed_pool, segment::tokens>);
+static_assert(pooler<windowed_pool, segments::tokens>);
 
-auto const act = keep{segment::tokens{}, windowed_pool{},  score::recency{},     budget::tokens{},
-                      select::top{},     window::tokens{}, trigger::every_step{}};
+auto const rule = keep{segments::tokens{}, windowed_pool{},   scorers::recency{},    budgets::tokens{},
+                       selectors::top{},   windows::tokens{}, triggers::every_step{}};

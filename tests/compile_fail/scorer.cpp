@@ -25,5 +25,5 @@ struct constant {
 
 static_assert(scorer<constant>);
 
-auto const act =
-    keep{segment::tokens{}, pool::none{}, constant{}, budget::tokens{}, select::top{}, window::tokens{}, trigger::every_step{}};
+auto const rule = keep{segments::tokens{}, pools::none{},         constant{}, budgets::tokens{}, selectors::top{},
+                       windows::tokens{},  triggers::every_step{}};

@@ -4,25 +4,36 @@
 #include <thread>
 #include <utility>
 
-#include "cuda/test_device.hpp"
 #include "kvpolicy/exec/host.hpp"
 
+#if defined(KVPOLICY_TEST_SIMD)
+#include "kvpolicy/exec/simd.hpp"
+#endif
+#if defined(KVPOLICY_TEST_GPU) || defined(KVPOLICY_TEST_GPU_EMULATOR)
+#include "cuda/test_device.hpp"
+#endif
+
+#if defined(KVPOLICY_TEST_SIMD)
+#define KVPOLICY_TEST_CPU_EXECUTORS kvpolicy_test::on_host, kvpolicy_test::on_simd, kvpolicy_test::on_team
+#else
+#define KVPOLICY_TEST_CPU_EXECUTORS kvpolicy_test::on_host
+#endif
 #if defined(KVPOLICY_TEST_GPU)
 #define KVPOLICY_TEST_EXECUTORS kvpolicy_test::on_gpu
+#elif defined(KVPOLICY_TEST_GPU_EMULATOR)
+#define KVPOLICY_TEST_EXECUTORS KVPOLICY_TEST_CPU_EXECUTORS, kvpolicy_test::on_gpu_emulator
 #else
-#include "kvpolicy/exec/simd.hpp"
-
-#if defined(KVPOLICY_TEST_CUDA_MODEL)
-#define KVPOLICY_TEST_EXECUTORS \
-  kvpolicy_test::on_host, kvpolicy_test::on_simd, kvpolicy_test::on_team, kvpolicy_test::on_cuda_model
-#else
-#define KVPOLICY_TEST_EXECUTORS kvpolicy_test::on_host, kvpolicy_test::on_simd, kvpolicy_test::on_team
-#endif
+#define KVPOLICY_TEST_EXECUTORS KVPOLICY_TEST_CPU_EXECUTORS
 #endif
 
 namespace kvpolicy_test {
 
 using namespace kvpolicy;
+
+// Declared in every build, so that tests can compare with them; each is defined where its executor is built.
+struct on_simd;
+struct on_team;
+struct on_gpu_emulator;
 
 struct on_host {
   explicit on_host(cache_shape const&) {}
@@ -33,7 +44,7 @@ struct on_host {
   host_exec exec;
 };
 
-#if !defined(KVPOLICY_TEST_GPU)
+#if defined(KVPOLICY_TEST_SIMD)
 struct on_simd {
   explicit on_simd(cache_shape const& shape) : exec(shape) {}
   template <class Work>

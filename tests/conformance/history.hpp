@@ -83,7 +83,7 @@ struct quest_model {
             .page = static_cast<std::int32_t>(random.between(1, 20)),
             .sink_pages = static_cast<std::int32_t>(random.between(0, 2)),
             .recent_pages = static_cast<std::int32_t>(random.between(0, 3)),
-            .metadata = pool::bounds::kind::range,
+            .metadata = pools::bounds::kind::range,
             .group = group_merge::mean};
   }
   static bool like_fresh(moment const&) { return true; }
@@ -103,7 +103,7 @@ struct layered_quest_model : quest_model {
   static preset draw(cache_shape const& shape, random_source& random) {
     preset made = quest_model::draw(shape, random);
     made.layers = {static_cast<std::int32_t>(random.between(0, 3)), static_cast<std::int32_t>(random.between(1, 3))};
-    made.metadata = random.pick(std::array{pool::bounds::kind::range, pool::bounds::kind::mean_deviation});
+    made.metadata = random.pick(std::array{pools::bounds::kind::range, pools::bounds::kind::mean_deviation});
     made.group = random.pick(std::array{group_merge::mean, group_merge::maximum});
     return made;
   }
@@ -178,7 +178,7 @@ struct chunkkv_model {
             .chunk = static_cast<std::int32_t>(random.between(1, 12)),
             .window = like.window,
             .smooth = like.smooth,
-            .reduce = random.pick(std::array{select::merge::mean, select::merge::sum, select::merge::maximum}),
+            .reduce = random.pick(std::array{selectors::merge::mean, selectors::merge::sum, selectors::merge::maximum}),
             .layers = {static_cast<std::int32_t>(random.between(0, 1)), static_cast<std::int32_t>(random.between(1, 3))},
             .after = 0};
   }
@@ -219,7 +219,7 @@ struct h2o_model {
     return {.tokens = static_cast<std::int32_t>(random.between(1, shape.max_tokens)),
             .recent_share = random.pick(std::array{0.0, .25, .5, 1.0}),
             .reduce = random.pick(
-                std::array{score::accumulated_attention::reduction::sum, score::accumulated_attention::reduction::mean}),
+                std::array{scorers::accumulated_attention::reduction::sum, scorers::accumulated_attention::reduction::mean}),
             .layers = {static_cast<std::int32_t>(random.between(0, 1)), static_cast<std::int32_t>(random.between(1, 3))}};
   }
   static bool like_fresh(moment const& at) { return at.untouched; }
@@ -242,7 +242,7 @@ struct tova_model {
   }
 };
 
-/// Both acts: quest's pages are of the tokens that snapkv left, by index.
+/// Both rules: quest's pages are of the tokens that snapkv left, by index.
 struct snapkv_quest_model {
   using preset = policy<decltype(presets::snapkv{.after = 0}.parts().retain), decltype(presets::quest{}.parts().retrieve)>;
   static preset draw(cache_shape const& shape, random_source& random) {
@@ -285,7 +285,7 @@ struct chess_model {
             .rest = 0,
             .every = static_cast<std::int32_t>(random.one_in(3) ? random.between(1, 6) : 0),
             .depth = static_cast<std::int32_t>(random.between(1, 3)),
-            .unrotated = false,     // histories tell no rotary embedding
+            .pre_rope = false,      // histories tell no rotary embedding
             .standardised = false,  // of few pages, rounding ranks what is equal
             .paper_literal = random.one_in(4)};
   }
@@ -467,7 +467,7 @@ class history {
 
   /// The same tokens in one go: what was decided on is the prompt where the policy retains, else all before this step.
   void replay(state_type& fresh) {
-    std::int64_t const known = !facts_of(parts_of(policy_).retain).keeps_all ? at_.prompt : tokens_ - 1;
+    std::int64_t const known = !requirements_of(parts_of(policy_).retain).keeps_all ? at_.prompt : tokens_ - 1;
     if (known == 0) return;
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
       fresh.prefill(own_view{&cache_, known}, {l}, {0, window()}, exec_);

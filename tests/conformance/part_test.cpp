@@ -9,59 +9,59 @@
 namespace kvpolicy_test {
 namespace {
 
-TEMPLATE_TEST_CASE("a segmenter's units hold at least one token", "[part]", segment::pages, segment::hierarchy, segment::tokens,
-                   segment::sentences) {
+TEMPLATE_TEST_CASE("a segmenter's units hold at least one token", "[part]", segments::pages, segments::hierarchy,
+                   segments::tokens, segments::sentences) {
   STATIC_REQUIRE(segmenter<TestType>);
-  STATIC_REQUIRE(TestType::ragged == std::is_same_v<TestType, segment::sentences>);
+  STATIC_REQUIRE(TestType::ragged == std::is_same_v<TestType, segments::sentences>);
   REQUIRE(TestType{}.unit_size() >= 1);
 }
 
 TEST_CASE("segmenters' units are as long as they were told", "[part]") {
-  REQUIRE(segment::pages{.size = 5}.unit_size() == 5);
-  REQUIRE(segment::hierarchy{.page = 7}.unit_size() == 7);
-  REQUIRE(segment::tokens{}.unit_size() == 1);
-  REQUIRE(segment::sentences{.longest = 9}.unit_size() == 9);
+  REQUIRE(segments::pages{.size = 5}.unit_size() == 5);
+  REQUIRE(segments::hierarchy{.page = 7}.unit_size() == 7);
+  REQUIRE(segments::tokens{}.unit_size() == 1);
+  REQUIRE(segments::sentences{.longest = 9}.unit_size() == 9);
 }
 
 struct page_windows {
-  static window::pages draw(random_source& random) {
+  static windows::pages draw(random_source& random) {
     return {static_cast<std::int32_t>(random.between(1, 40)), static_cast<std::int32_t>(random.between(0, 4)),
             static_cast<std::int32_t>(random.between(1, 5))};
   }
-  static std::int64_t sinks(window::pages const& w) { return w.sink_pages * w.size; }
+  static std::int64_t sinks(windows::pages const& w) { return w.sink_pages * w.size; }
   /// Tokens of the last pages, the open one included.
-  static std::int64_t recent(window::pages const& w, std::int64_t n) {
+  static std::int64_t recent(windows::pages const& w, std::int64_t n) {
     std::int64_t const last = n - (n - 1) / w.size * w.size;
     return last + (std::max(1, w.recent_pages) - 1) * w.size;
   }
-  static std::int64_t open(window::pages const& w, std::int64_t n) { return n % w.size; }
+  static std::int64_t open(windows::pages const& w, std::int64_t n) { return n % w.size; }
   /// What the open unit lacks to be whole; it counts as if it were.
-  static std::int64_t lacking(window::pages const& w, std::int64_t n) { return (w.size - n % w.size) % w.size; }
+  static std::int64_t lacking(windows::pages const& w, std::int64_t n) { return (w.size - n % w.size) % w.size; }
 };
 
 struct token_windows {
-  static window::tokens draw(random_source& random) {
+  static windows::tokens draw(random_source& random) {
     return {static_cast<std::int32_t>(random.between(0, 9)), static_cast<std::int32_t>(random.between(1, 30))};
   }
-  static std::int64_t sinks(window::tokens const& w) { return w.sinks; }
-  static std::int64_t recent(window::tokens const& w, std::int64_t) { return std::max(1, w.recent); }
-  static std::int64_t open(window::tokens const&, std::int64_t) { return 0; }
-  static std::int64_t lacking(window::tokens const&, std::int64_t) { return 0; }
+  static std::int64_t sinks(windows::tokens const& w) { return w.sinks; }
+  static std::int64_t recent(windows::tokens const& w, std::int64_t) { return std::max(1, w.recent); }
+  static std::int64_t open(windows::tokens const&, std::int64_t) { return 0; }
+  static std::int64_t lacking(windows::tokens const&, std::int64_t) { return 0; }
 };
 
 /// From the last whole partition on, where there are two of them; else everything.
 struct lag_windows {
-  static window::lag draw(random_source& random) {
+  static windows::lag draw(random_source& random) {
     return {static_cast<std::int32_t>(random.between(0, 9)), static_cast<std::int32_t>(random.between(1, 30))};
   }
-  static std::int64_t sinks(window::lag const& w) { return w.sinks; }
-  static std::int64_t recent(window::lag const& w, std::int64_t n) {
+  static std::int64_t sinks(windows::lag const& w) { return w.sinks; }
+  static std::int64_t recent(windows::lag const& w, std::int64_t n) {
     std::int64_t rest = std::max<std::int64_t>(0, n - w.sinks);
     while (rest >= 3 * w.size) rest -= w.size;
     return rest >= 2 * w.size ? rest - w.size : rest;
   }
-  static std::int64_t open(window::lag const&, std::int64_t) { return 0; }
-  static std::int64_t lacking(window::lag const&, std::int64_t) { return 0; }
+  static std::int64_t open(windows::lag const&, std::int64_t) { return 0; }
+  static std::int64_t lacking(windows::lag const&, std::int64_t) { return 0; }
 };
 
 TEMPLATE_TEST_CASE("a window protects its sinks, its recent tokens and the open unit, in order, the last token always",
@@ -86,31 +86,31 @@ TEMPLATE_TEST_CASE("a window protects its sinks, its recent tokens and the open 
 }
 
 TEST_CASE("a window that can't be, or cuts units apart, is refused", "[part]") {
-  REQUIRE_NOTHROW(window::pages{16, 0, 1}.check(16));
-  REQUIRE_THROWS_AS((window::pages{16, 0, 1}.check(8)), invalid_value);
-  REQUIRE_THROWS_AS((window::pages{16, -1, 1}.check(16)), invalid_value);
-  REQUIRE_THROWS_AS((window::pages{16, 0, 0}.check(16)), invalid_value);
-  REQUIRE_NOTHROW(window::tokens{0, 0}.check(1));
-  REQUIRE_THROWS_AS((window::tokens{0, -1}.check(1)), invalid_value);
-  REQUIRE_THROWS_AS((window::tokens{-1, 1}.check(1)), invalid_value);
-  REQUIRE_NOTHROW(window::lag{0, 1}.check(1));
-  REQUIRE_THROWS_AS((window::lag{-1, 1}.check(1)), invalid_value);
-  REQUIRE_THROWS_AS((window::lag{0, 0}.check(1)), invalid_value);
+  REQUIRE_NOTHROW(windows::pages{16, 0, 1}.check(16));
+  REQUIRE_THROWS_AS((windows::pages{16, 0, 1}.check(8)), invalid_value);
+  REQUIRE_THROWS_AS((windows::pages{16, -1, 1}.check(16)), invalid_value);
+  REQUIRE_THROWS_AS((windows::pages{16, 0, 0}.check(16)), invalid_value);
+  REQUIRE_NOTHROW(windows::tokens{0, 0}.check(1));
+  REQUIRE_THROWS_AS((windows::tokens{0, -1}.check(1)), invalid_value);
+  REQUIRE_THROWS_AS((windows::tokens{-1, 1}.check(1)), invalid_value);
+  REQUIRE_NOTHROW(windows::lag{0, 1}.check(1));
+  REQUIRE_THROWS_AS((windows::lag{-1, 1}.check(1)), invalid_value);
+  REQUIRE_THROWS_AS((windows::lag{0, 0}.check(1)), invalid_value);
 }
 
 // A retain may lose it: it is there until the step is over. A retrieve would not read it.
 TEST_CASE("a window that could lose the current token is refused to a retrieve, and to no retain", "[part]") {
   cache_shape const shape{1, 1, 1, 8, 100, element_type::f16};
-  keep act{segment::tokens{},           pool::none{},       score::key_norm{}, budget::tokens{50}, select::top{},
-           window::tokens{.recent = 0}, trigger::prefill{}, layering{}};
-  REQUIRE_NOTHROW(check(policy{act, keep_all{}}, shape));
-  REQUIRE_THROWS_AS(check(policy{keep_all{}, act}, shape), invalid_value);
-  act.window.recent = 1;
-  REQUIRE_NOTHROW(check(policy{keep_all{}, act}, shape));
+  keep rule{segments::tokens{},           pools::none{},       scorers::key_norm{}, budgets::tokens{50}, selectors::top{},
+            windows::tokens{.recent = 0}, triggers::prefill{}, layering{}};
+  REQUIRE_NOTHROW(check(policy{rule, keep_all{}}, shape));
+  REQUIRE_THROWS_AS(check(policy{keep_all{}, rule}, shape), invalid_value);
+  rule.window.recent = 1;
+  REQUIRE_NOTHROW(check(policy{keep_all{}, rule}, shape));
 }
 
 TEST_CASE("a window of no tokens protects none", "[part]") {
-  for (protected_tokens const& safe : {window::pages{}.at(0), window::tokens{}.at(0), window::lag{}.at(0)}) {
+  for (protected_tokens const& safe : {windows::pages{}.at(0), windows::tokens{}.at(0), windows::lag{}.at(0)}) {
     REQUIRE(safe.sink_end == 0);
     REQUIRE(safe.recent_begin == 0);
     REQUIRE(safe.open_begin == 0);
@@ -119,52 +119,52 @@ TEST_CASE("a window of no tokens protects none", "[part]") {
 }
 
 TEST_CASE("triggers: always at every step, never after the prompt, and not before anything was seen", "[part]") {
-  STATIC_REQUIRE(trigger_part<trigger::every_step>);
+  STATIC_REQUIRE(trigger_part<triggers::every_step>);
   cache_shape const shape{1, 1, 1, 8, 100, element_type::f16};
-  REQUIRE(trigger::every_step::due(trigger::every_step::start(shape), {0}, {0}, 1));
-  REQUIRE_FALSE(trigger::prefill::due(trigger::prefill::start(shape), {0}, {0}, 1000));
-  REQUIRE_FALSE(trigger::entropy{}.due(trigger::entropy{}.start(shape), {0}, {0}, 1000));
-  STATIC_REQUIRE(trigger::entropy::needs == signals::logits);
-  STATIC_REQUIRE(trigger::every_step::needs == signals::none);
+  REQUIRE(triggers::every_step::due(triggers::every_step::start(shape), {0}, {0}, 1));
+  REQUIRE_FALSE(triggers::prefill::due(triggers::prefill::start(shape), {0}, {0}, 1000));
+  REQUIRE_FALSE(triggers::entropy{}.due(triggers::entropy{}.start(shape), {0}, {0}, 1000));
+  STATIC_REQUIRE(triggers::entropy::needs == signals::logits);
+  STATIC_REQUIRE(triggers::every_step::needs == signals::none);
 }
 
 TEST_CASE("a budget of tokens is what it says, within the context", "[part]") {
   cache_shape const shape{1, 1, 1, 8, 100, element_type::f16};
-  REQUIRE(budget::tokens{1}.most_tokens(shape) == 1);
-  REQUIRE(budget::tokens{100}.most_tokens(shape) == 100);
-  REQUIRE(budget::tokens{101}.most_tokens(shape) == 100);
-  REQUIRE_NOTHROW(budget::tokens{1}.check(shape));
-  REQUIRE_NOTHROW(budget::tokens{100}.check(shape));
-  for (std::int32_t const wrong : {0, -1, 101}) REQUIRE_THROWS_AS(budget::tokens{wrong}.check(shape), invalid_value);
+  REQUIRE(budgets::tokens{1}.most_tokens(shape) == 1);
+  REQUIRE(budgets::tokens{100}.most_tokens(shape) == 100);
+  REQUIRE(budgets::tokens{101}.most_tokens(shape) == 100);
+  REQUIRE_NOTHROW(budgets::tokens{1}.check(shape));
+  REQUIRE_NOTHROW(budgets::tokens{100}.check(shape));
+  for (std::int32_t const wrong : {0, -1, 101}) REQUIRE_THROWS_AS(budgets::tokens{wrong}.check(shape), invalid_value);
 }
 
 TEST_CASE("fractions are above 0 and at most 1, each of them, NaN none", "[part]") {
   cache_shape const shape{1, 1, 1, 8, 100, element_type::f16};
-  REQUIRE_NOTHROW(budget::fractions{1, 1, 1}.check(shape));
-  REQUIRE_NOTHROW(budget::fractions{.01f, .5f, 1e-6f}.check(shape));
-  REQUIRE(budget::fractions{}.most_tokens(shape) == 100);
+  REQUIRE_NOTHROW(budgets::fractions{1, 1, 1}.check(shape));
+  REQUIRE_NOTHROW(budgets::fractions{.01f, .5f, 1e-6f}.check(shape));
+  REQUIRE(budgets::fractions{}.most_tokens(shape) == 100);
   for (float const wrong : {0.0f, -.1f, 1.01f, std::numeric_limits<float>::quiet_NaN()}) {
-    REQUIRE_THROWS_AS((budget::fractions{wrong, 1, 1}.check(shape)), invalid_value);
-    REQUIRE_THROWS_AS((budget::fractions{1, wrong, 1}.check(shape)), invalid_value);
-    REQUIRE_THROWS_AS((budget::fractions{1, 1, wrong}.check(shape)), invalid_value);
+    REQUIRE_THROWS_AS((budgets::fractions{wrong, 1, 1}.check(shape)), invalid_value);
+    REQUIRE_THROWS_AS((budgets::fractions{1, wrong, 1}.check(shape)), invalid_value);
+    REQUIRE_THROWS_AS((budgets::fractions{1, 1, wrong}.check(shape)), invalid_value);
   }
 }
 
 TEST_CASE("recency scores later units higher", "[part]") {
   std::vector<float> scores(50, -1);
   host_exec exec;
-  score::recency{}.score(0, table<float>{scores.data(), 1, 50, 50}, exec);
+  scorers::recency{}.score(0, table<float>{scores.data(), 1, 50, 50}, exec);
   for (std::size_t i = 1; i < scores.size(); ++i) REQUIRE(scores[i] > scores[i - 1]);
 }
 
 TEST_CASE("scorers that can evict say so, and those that need the prompt can't", "[part]") {
-  STATIC_REQUIRE(evicting_scorer<score::recency>);
-  STATIC_REQUIRE(evicting_scorer<score::last_attention>);
-  STATIC_REQUIRE(evicting_scorer<score::accumulated_attention>);
-  STATIC_REQUIRE_FALSE(evicting_scorer<score::window_attention>);
-  STATIC_REQUIRE_FALSE(evicting_scorer<score::upper_bound>);
-  STATIC_REQUIRE_FALSE(score::recency::after_attention);
-  STATIC_REQUIRE(score::last_attention::after_attention);
+  STATIC_REQUIRE(evicting_scorer<scorers::recency>);
+  STATIC_REQUIRE(evicting_scorer<scorers::last_attention>);
+  STATIC_REQUIRE(evicting_scorer<scorers::accumulated_attention>);
+  STATIC_REQUIRE_FALSE(evicting_scorer<scorers::window_attention>);
+  STATIC_REQUIRE_FALSE(evicting_scorer<scorers::upper_bound>);
+  STATIC_REQUIRE_FALSE(scorers::recency::after_attention);
+  STATIC_REQUIRE(scorers::last_attention::after_attention);
 }
 
 TEST_CASE("what parts need is what presets need", "[part]") {

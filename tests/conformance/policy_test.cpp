@@ -39,11 +39,13 @@ TEMPLATE_TEST_CASE(
     "a fresh state would choose",
     "[policy]", full_model, quest_model, streaming_model, snapkv_model, chess_model, layered_quest_model, adakv_model,
     chunkkv_model, h2o_model, tova_model, snapkv_quest_model) {
-  wander<on_simd, TestType>(71, rounds_of(120));
   wander<on_host, TestType>(72, rounds_of(30));
+#if defined(KVPOLICY_TEST_SIMD)
+  wander<on_simd, TestType>(71, rounds_of(120));
   wander<on_team, TestType>(73, rounds_of(20));
-#if defined(KVPOLICY_TEST_CUDA_MODEL)
-  wander<on_cuda_model, TestType>(76, rounds_of(6));
+#endif
+#if defined(KVPOLICY_TEST_GPU_EMULATOR)
+  wander<on_gpu_emulator, TestType>(76, rounds_of(6));
 #endif
 }
 
@@ -82,13 +84,15 @@ TEST_CASE("under ties, host_exec, simd_exec, a team and the kernels choose the s
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
     host_exec host;
     std::vector<lists_copy> const want = selections_of<quest_model>(shape, cache, policy, queries, prompt, host);
+#if defined(KVPOLICY_TEST_SIMD)
     on_simd simd(shape);
     REQUIRE(selections_of<quest_model>(shape, cache, policy, queries, prompt, simd.exec) == want);
     on_team team(shape);
     std::vector<lists_copy> shared;
     team.run([&](auto& exec) { shared = selections_of<quest_model>(shape, cache, policy, queries, prompt, exec); });
     REQUIRE(shared == want);
-#if defined(KVPOLICY_TEST_CUDA_MODEL)
+#endif
+#if defined(KVPOLICY_TEST_GPU_EMULATOR)
     if (round % 6 != 0) continue;
     emulated_exec kernels;
     REQUIRE(selections_of<quest_model>(shape, cache, policy, queries, prompt, kernels) == want);
@@ -106,7 +110,7 @@ TEMPLATE_TEST_CASE("a tail that is removed between the prompt and the first step
     random_cache cache(shape, layout::head_major, 8, random);
     typename TestType::preset policy{};
     if constexpr (std::is_same_v<TestType, quest_model>) policy = {.tokens = 16, .page = 4};
-    else policy = {.fractions = {1, 1, .2f}, .units = {4, 2, 2}, .sink_pages = 0, .recent_pages = 1, .unrotated = false};
+    else policy = {.fractions = {1, 1, .2f}, .units = {4, 2, 2}, .sink_pages = 0, .recent_pages = 1, .pre_rope = false};
     host_exec exec;
     std::vector<float> const queries = random.reals(4);
     query_heads const heads{queries.data(), 1, 4, 1};

@@ -7,7 +7,7 @@
 
 #include "conformance/random_cache.hpp"
 #include "cuda/test_device.hpp"
-#include "kvpolicy/cuda/decode/batch.hpp"
+#include "kvpolicy/gpu/decode/batch.hpp"
 #include "kvpolicy/interop/flashinfer.hpp"
 
 namespace kvpolicy_test {
@@ -38,7 +38,7 @@ class batch_cache {
     }
   }
 
-  cuda::paged_batch view() const {
+  gpu::paged_batch view() const {
     return {.pool = flashinfer::view<device_memory>(layout_, shape_, page_size_, halves_[0].data(), halves_[1].data(),
                                                     layer_elements_ * size_of(shape_.type)),
             .pages = {pages_.data(), std::ssize(pages_)},
@@ -66,7 +66,7 @@ class batch_cache {
   }
 
  private:
-  void put(shared_vector<cuda::pack>& half, std::int64_t element, float value) {
+  void put(shared_vector<gpu::pack>& half, std::int64_t element, float value) {
     auto* const at = reinterpret_cast<std::byte*>(half.data()) + element * size_of(shape_.type);
     if (shape_.type == element_type::f32) {
       std::memcpy(at, &value, sizeof value);
@@ -84,7 +84,7 @@ class batch_cache {
   std::int64_t page_elements_ = 0;
   std::int64_t layer_elements_ = 0;
   shared_vector<std::int32_t> pages_;
-  shared_vector<cuda::pack> halves_[2];
+  shared_vector<gpu::pack> halves_[2];
 };
 
 }  // namespace kvpolicy_test

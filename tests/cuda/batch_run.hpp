@@ -13,14 +13,14 @@
 #include "conformance/tokens.hpp"
 #include "cuda/batch_cache.hpp"
 #include "cuda/test_device.hpp"
-#include "kvpolicy/cuda/decode.hpp"
 #include "kvpolicy/exec/host.hpp"
+#include "kvpolicy/gpu/decode.hpp"
 
 namespace kvpolicy_test {
 
 /// What list `head` of a sequence names, read on the host as kernels read it.
-inline std::vector<std::int64_t> tokens_of(cuda::token_lists const& lists, std::int64_t sequence, std::int64_t head) {
-  auto const number = [&](cuda::per_sequence const& of) -> std::int64_t {
+inline std::vector<std::int64_t> tokens_of(gpu::token_lists const& lists, std::int64_t sequence, std::int64_t head) {
+  auto const number = [&](gpu::per_sequence const& of) -> std::int64_t {
     return of.values.data == nullptr ? of.all : of.values.data[sequence];
   };
   std::int64_t const list = sequence * lists.lists + (lists.lists == 1 ? 0 : head);
@@ -46,7 +46,7 @@ inline constexpr std::int64_t vocabulary = 21;
 
 template <class Policy>
 class batch_run {
-  using view_type = cuda::sequence_view<cuda::paged_batch, host_memory>;
+  using view_type = gpu::sequence_view<gpu::paged_batch, host_memory>;
 
  public:
   batch_run(Policy const& policy, cache_shape const& shape, std::int64_t sequences, bool whole, random_source& random)
@@ -99,7 +99,7 @@ class batch_run {
   std::string step() {
     std::vector<std::int32_t> now(tokens_);
     for (std::size_t s = 0; s < now.size(); ++s) {
-      if (tokens_[s] > 0) now[s] = random_.one_in(6) ? cuda::paused : ++tokens_[s];
+      if (tokens_[s] > 0) now[s] = random_.one_in(6) ? gpu::paused : ++tokens_[s];
       steps_[s] = now[s] > 0;
     }
     decoder_.plan(now);
@@ -111,13 +111,13 @@ class batch_run {
     captured_.run(device_.on(), [&] {
       for (std::int64_t l = 0; l < shape_.layers; ++l) {
         if (!on_real_gpu) write(l);
-        cuda::vector_rows const heads = rows_of(queries_.data() + l * layer_size(), layer_size());
+        gpu::vector_rows const heads = rows_of(queries_.data() + l * layer_size(), layer_size());
         lists_[static_cast<std::size_t>(l)] =
             decoder_.choose(cache_.view(), {l}, heads, .125f, {ids_.data(), std::ssize(ids_)});
         decoder_.attend(cache_.view(), {l}, lists_[static_cast<std::size_t>(l)], heads, .125f,
                         rows_of(out_.data() + l * layer_size(), layer_size()));
       }
-      cuda::vector_rows logits{};
+      gpu::vector_rows logits{};
       logits.base = logits_.data();
       logits.elements = std::ssize(logits_);
       logits.sequence_stride = vocabulary;
@@ -158,8 +158,8 @@ class batch_run {
   }
   /// Queries or outputs of a layer, floats.
   std::int64_t layer_size() const { return std::ssize(tokens_) * shape_.q_heads * shape_.head_dim; }
-  cuda::vector_rows rows_of(float* data, std::int64_t size) const {
-    cuda::vector_rows made{};
+  gpu::vector_rows rows_of(float* data, std::int64_t size) const {
+    gpu::vector_rows made{};
     made.base = data;
     made.elements = size;
     made.sequence_stride = shape_.q_heads * shape_.head_dim;
@@ -177,7 +177,7 @@ class batch_run {
       prompt.first = first;
       prompt.token_ids = ids;
       prompt.queries = {queries.data(), window, shape_.q_heads, shape_.q_heads * shape_.head_dim, shape_.head_dim, .125f};
-      // Keys that are turned back are no whole numbers.
+      // Keys that are rotated back are no whole numbers.
       prompt.rope = {frequencies_.data(), whole_ ? 0 : shape_.head_dim / 2, rotation_};
       decoder_.prefill(sequence, cache_.view(), tokens, {l}, prompt, exec_);
       mine.state.prefill(view(sequence, tokens), {l}, prompt, mine.exec);
@@ -193,7 +193,7 @@ class batch_run {
       for (std::int64_t i = 0; i < size; ++i) {
         if (out[s * size + i] != 0) return "a slot that is empty or pauses has an output";
       }
-      if constexpr (cuda::known_counts<Policy, test_device>) {
+      if constexpr (gpu::known_counts<Policy, test_device>) {
         if (decoder_.listed({l}, s, {0}) != 0) return "the host counts tokens of a slot that is empty or pauses";
       }
       return {};
@@ -207,7 +207,7 @@ class batch_run {
       std::vector<std::int64_t> const got = tokens_of(lists_[static_cast<std::size_t>(l)], s, h);
       if (want != got)
         return "head " + std::to_string(h) + " of " + std::to_string(n) + " tokens reads " + text(got) + " for " + text(want);
-      if constexpr (cuda::known_counts<Policy, test_device>) {
+      if constexpr (gpu::known_counts<Policy, test_device>) {
         if (decoder_.listed({l}, s, {h}) != std::ssize(want))
           return "the host counts " + std::to_string(decoder_.listed({l}, s, {h})) + " tokens for " +
                  std::to_string(want.size());
@@ -238,14 +238,14 @@ class batch_run {
   test_device device_;
   test_exec exec_;
   captured_step captured_;
-  cuda::decoder<Policy, test_device> decoder_;
+  gpu::decoder<Policy, test_device> decoder_;
   std::vector<std::int32_t> tokens_;
   std::vector<bool> steps_;       ///< which have a token at this step
   shared_vector<float> queries_;  ///< `[layers, sequences, q_heads, head_dim]`
   shared_vector<float> out_;
   shared_vector<float> logits_;
   shared_vector<std::int32_t> ids_;
-  std::vector<cuda::token_lists> lists_;  ///< of each layer
+  std::vector<gpu::token_lists> lists_;  ///< of each layer
   std::vector<std::optional<oracle<Policy>>> oracles_;
   std::vector<float> frequencies_;  ///< of the keys' rotary embedding
   rotation::pairing rotation_ = rotation::pairing::halves;

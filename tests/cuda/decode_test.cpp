@@ -1,4 +1,4 @@
-#include "kvpolicy/cuda/decode.hpp"
+#include "kvpolicy/gpu/decode.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 
@@ -39,7 +39,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: quest", "[cuda]"
     made.tokens = static_cast<std::int32_t>(random.between(3 * made.page, 60));
     made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, 1)),
                    .reuse = static_cast<std::int32_t>(random.between(1, 2))};
-    made.metadata = pool::bounds::kind::range;  // exact; spreads are not
+    made.metadata = pools::bounds::kind::range;  // exact; spreads are not
     made.recent_pages = static_cast<std::int32_t>(random.between(1, 2));
     if (random.one_in(4)) made.ratio = .5;
     static_cast<void>(shape);
@@ -97,7 +97,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: h2o", "[cuda]") 
       7, 16,
       [](random_source& random, cache_shape const& shape) {
         presets::h2o made{.tokens = static_cast<std::int32_t>(random.between(10, 50))};
-        if (random.one_in(2)) made.reduce = score::accumulated_attention::reduction::mean;
+        if (random.one_in(2)) made.reduce = scorers::accumulated_attention::reduction::mean;
         if (random.one_in(3)) made.ratio = .5;
         made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers - 1)),
                        .reuse = static_cast<std::int32_t>(random.between(1, 2))};
@@ -135,7 +135,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: heterocache", "[
             .heads = profile,
             .tokens = static_cast<std::int32_t>(random.between(60, 90)),
             .full_share = random.one_in(2) ? .6 : .1,
-            .watch = random.one_in(3) ? budget::by_head_role::watched::whole : budget::by_head_role::watched::all,
+            .watch = random.one_in(3) ? budgets::by_head_role::watched::whole : budgets::by_head_role::watched::all,
             .own = random.one_in(3),
             .window = 1 + 2 * static_cast<std::int32_t>(random.between(0, 1)),
             .every = static_cast<std::int32_t>(random.between(3, 6)),
@@ -158,7 +158,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: infllm", "[cuda]
         made.block = static_cast<std::int32_t>(random.between(2, 7));
         made.representatives = static_cast<std::int32_t>(random.between(1, made.block));
         made.local = static_cast<std::int32_t>(random.between(1, 9));
-        made.unrotated = random.one_in(2);
+        made.pre_rope = random.one_in(2);
         made.tokens = static_cast<std::int32_t>(random.between(5 * made.block, 60));
         made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers - 1)),
                        .reuse = static_cast<std::int32_t>(random.between(1, 2))};
@@ -189,7 +189,7 @@ void run_quest_over(std::uint64_t seed) {
     made.page = static_cast<std::int32_t>(random.between(1, 7));
     made.tokens = static_cast<std::int32_t>(random.between(3 * made.page, 36));
     made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers - 1))};
-    made.metadata = pool::bounds::kind::range;
+    made.metadata = pools::bounds::kind::range;
     return policy{retain.parts().retain, made.parts().retrieve};
   });
 }
@@ -209,7 +209,7 @@ TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cud
   test_device device;
   test_exec exec;
   auto const made = [&](auto const& policy) {
-    return cuda::decoder<std::decay_t<decltype(policy)>, test_device>(policy, shape, 2, device);
+    return gpu::decoder<std::decay_t<decltype(policy)>, test_device>(policy, shape, 2, device);
   };
   auto quest = made(presets::quest{.tokens = 24});
   auto const prefill = [&](auto& decoder, std::int64_t first, std::int64_t tokens, std::int64_t layer) {
@@ -232,14 +232,14 @@ TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cud
   plan(quest, {11, 0});
   plan(quest, {12, 0});
   REQUIRE_THROWS_AS(plan(quest, {12, 0}), invalid_value);
-  REQUIRE_THROWS_AS(plan(quest, {13, cuda::paused}), invalid_value);  // nobody is there to pause
-  plan(quest, {cuda::paused, 0});
+  REQUIRE_THROWS_AS(plan(quest, {13, gpu::paused}), invalid_value);  // nobody is there to pause
+  plan(quest, {gpu::paused, 0});
   plan(quest, {13, 0});
 
   REQUIRE_THROWS_AS(made(presets::chess{.paper_literal = true}), unsupported);
   cache_shape wide = shape;
   wide.q_heads = 17;
-  REQUIRE_THROWS_AS((cuda::decoder<presets::full, test_device>(presets::full{}, wide, 1, device)), unsupported);
+  REQUIRE_THROWS_AS((gpu::decoder<presets::full, test_device>(presets::full{}, wide, 1, device)), unsupported);
   std::vector<std::uint8_t> const boundary{0, 1};
   presets::sentencekv const sentences{.tokens = 30, .sentences = {.boundary = boundary}, .after = 0};
   auto by_sentence = made(sentences);
@@ -248,7 +248,7 @@ TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cud
 
 // What is known at compile time: which policies have kernels for every step.
 template <class Retain, class Retrieve>
-constexpr bool served = cuda::decodable<policy<Retain, Retrieve>, test_device>;
+constexpr bool served = gpu::decodable<policy<Retain, Retrieve>, test_device>;
 using snapkv_retain = decltype(presets::snapkv{.after = 0}.parts().retain);
 using h2o_retain = decltype(presets::h2o{}.parts().retain);
 using sentence_retrieve = decltype(presets::sentencekv{}.parts().retrieve);
@@ -257,13 +257,13 @@ using quest_retrieve = decltype(presets::quest{}.parts().retrieve);
 static_assert(served<keep_all, keep_all> && served<snapkv_retain, keep_all> && served<keep_all, quest_retrieve>);
 static_assert(served<snapkv_retain, sentence_retrieve> && served<snapkv_retain, quest_retrieve>);
 // Why not, by name: infllm's host asks every token; h2o's indices change at every step.
-static_assert(cuda::decodable_retain<snapkv_retain, test_device> && cuda::decodable_retrieve<infllm_retrieve, test_device>);
-static_assert(!cuda::decodable_together<snapkv_retain, infllm_retrieve, test_device>);
-using pages_behind_tokens = decltype(keep{segment::pages{}, pool::bounds{}, score::upper_bound{}, budget::tokens{},
-                                          select::top{}, window::tokens{}, trigger::every_step{}});
-static_assert(!cuda::decodable_retrieve<pages_behind_tokens, test_device>);  // a window that cuts through a listed page
-static_assert(!cuda::decodable_together<h2o_retain, sentence_retrieve, test_device>);
-static_assert(!cuda::decodable_together<h2o_retain, quest_retrieve, test_device>);
+static_assert(gpu::decodable_retain<snapkv_retain, test_device> && gpu::decodable_retrieve<infllm_retrieve, test_device>);
+static_assert(!gpu::decodable_together<snapkv_retain, infllm_retrieve, test_device>);
+using pages_behind_tokens = decltype(keep{segments::pages{}, pools::bounds{}, scorers::upper_bound{}, budgets::tokens{},
+                                          selectors::top{}, windows::tokens{}, triggers::every_step{}});
+static_assert(!gpu::decodable_retrieve<pages_behind_tokens, test_device>);  // a window that cuts through a listed page
+static_assert(!gpu::decodable_together<h2o_retain, sentence_retrieve, test_device>);
+static_assert(!gpu::decodable_together<h2o_retain, quest_retrieve, test_device>);
 
 }  // namespace
 }  // namespace kvpolicy_test

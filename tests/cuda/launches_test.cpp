@@ -6,7 +6,7 @@
 
 #include "cuda/batch_cache.hpp"
 #include "cuda/emulated.hpp"
-#include "kvpolicy/cuda/decode.hpp"
+#include "kvpolicy/gpu/decode.hpp"
 #include "kvpolicy/kvpolicy.hpp"
 
 namespace kvpolicy_test {
@@ -25,7 +25,7 @@ class recorder {
   std::vector<recorded> launches;
 
   template <class Body>
-  void launch(cuda::grid_size grid, typename Body::arguments const&) {
+  void launch(gpu::grid_size grid, typename Body::arguments const&) {
     if (grid.x > 0 && grid.y > 0 && grid.z > 0) launches.push_back({Body::name, grid.x * grid.y * grid.z, Body::threads / 32});
   }
   /// Blocks of each kernel on a multiprocessor are KVPOLICY_OCCUPANCY's, "name=blocks,...": resources.py knows them.
@@ -37,9 +37,9 @@ class recorder {
     std::size_t const at = all.find(name);
     return 132 * (at == std::string::npos ? 4 : std::atoi(all.c_str() + at + name.size()));
   }
-  cuda::buffer<std::int32_t> counters() const { return {nullptr, 4096}; }
+  gpu::buffer<std::int32_t> counters() const { return {nullptr, 4096}; }
   template <class T>
-  cuda::buffer<T> scratch(std::int64_t count) const {
+  gpu::buffer<T> scratch(std::int64_t count) const {
     return {nullptr, count};
   }
   std::int64_t scratch_used() const { return 0; }
@@ -47,14 +47,14 @@ class recorder {
   template <class T>
   struct owned {
     std::int64_t count = 0;
-    cuda::buffer<T> get() const { return {nullptr, count}; }
+    gpu::buffer<T> get() const { return {nullptr, count}; }
   };
   template <class T>
   owned<T> allocate(std::int64_t count) const {
     return {count};
   }
   template <class T>
-  void upload(cuda::buffer<T>, T const*, std::int64_t) const {}
+  void upload(gpu::buffer<T>, T const*, std::int64_t) const {}
 };
 
 constexpr cache_shape llama_8b{
@@ -74,7 +74,7 @@ std::vector<std::vector<recorded>> launches_of(Policy const& policy) {
   std::vector<float> const frequencies(64, .5f);
 
   recorder device;
-  cuda::decoder<Policy, recorder> decoder(policy, llama_8b, 1, device);
+  gpu::decoder<Policy, recorder> decoder(policy, llama_8b, 1, device);
   host_exec exec;
   for (std::int64_t l = 0; l < llama_8b.layers; ++l) {
     prompt_signals prompt{};
@@ -84,7 +84,7 @@ std::vector<std::vector<recorded>> launches_of(Policy const& policy) {
     prompt.rope = {frequencies.data(), 64};
     decoder.prefill(0, cache.view(), tokens, {l}, prompt, exec);
   }
-  cuda::vector_rows heads{};
+  gpu::vector_rows heads{};
   heads.base = queries.data();
   heads.elements = std::ssize(queries);
   heads.sequence_stride = 32 * 128;

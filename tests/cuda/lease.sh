@@ -21,7 +21,7 @@ programs() {
   made=$root/build/lease/bin
   command -v nvcc >/dev/null || die "no nvcc here, and no bin/ beside this: run what --pack made on another machine"
   (cd "$root" && cmake -S . -B build/lease/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CUDA_ARCHITECTURES=90 \
-      -DKVPOLICY_BUILD_CUDA=ON -DKVPOLICY_BUILD_BENCHMARKS=ON >/dev/null &&
+      -DKVPOLICY_BUILD_GPU=ON -DKVPOLICY_BUILD_BENCHMARKS=ON >/dev/null &&
     cmake --build build/lease/cmake --parallel "$(nproc)" --target kvpolicy_gpu_tests kvpolicy_cuda_primitives kvpolicy_cuda_steps) >&2 ||
     die "the programs were not built"
   mkdir -p "$made"

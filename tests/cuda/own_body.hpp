@@ -1,7 +1,7 @@
 // What a user writes to have a kernel of his own: a body over the block concept.
 #pragma once
 
-#include "kvpolicy/cuda/block.hpp"
+#include "kvpolicy/gpu/block.hpp"
 
 namespace kvpolicy_test {
 
@@ -10,9 +10,9 @@ struct own_body {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "own_body";
   struct arguments {
-    kvpolicy::cuda::buffer<float const> values;
+    kvpolicy::gpu::buffer<float const> values;
     std::int64_t count = 0;
-    kvpolicy::cuda::buffer<float> sums;
+    kvpolicy::gpu::buffer<float> sums;
   };
   template <class B>
   struct shared {

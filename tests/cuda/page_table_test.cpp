@@ -1,4 +1,4 @@
-#include "kvpolicy/cuda/launch/page_table.hpp"
+#include "kvpolicy/gpu/launch/page_table.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers.hpp>
@@ -6,7 +6,7 @@
 
 #include "conformance/engine_batch.hpp"
 #include "cuda/batch_cache.hpp"
-#include "kvpolicy/cuda/decode.hpp"
+#include "kvpolicy/gpu/decode.hpp"
 #include "kvpolicy/kvpolicy.hpp"
 
 namespace kvpolicy_test {
@@ -15,7 +15,7 @@ namespace {
 using Catch::Matchers::ContainsSubstring;
 using numbers = shared_vector<std::int32_t>;
 
-cuda::buffer<std::int32_t> of(numbers& all) { return {all.data(), std::ssize(all)}; }
+gpu::buffer<std::int32_t> of(numbers& all) { return {all.data(), std::ssize(all)}; }
 
 numbers filled(std::int64_t size) { return numbers(static_cast<std::size_t>(size), -7); }
 
@@ -25,7 +25,7 @@ struct drawn_lists {
   std::int64_t sequences = 1;
   numbers units, named, tails, tokens;
   std::vector<std::vector<range_list>> lists;
-  cuda::token_lists on_device;
+  gpu::token_lists on_device;
 
   drawn_lists(cache_shape const& s, std::int64_t count, std::int64_t unit, bool by_head, bool whole_tail, random_source& random)
       : shape(s), sequences(count) {
@@ -83,7 +83,7 @@ struct drawn_lists {
 /// Every sequence's own table, row by row.
 struct uploaded_tables {
   numbers pages, value_pages;
-  cuda::own_tables tables;
+  gpu::own_tables tables;
   uploaded_tables(engine_batch const& cache, bool slots, bool values) {
     for (std::int64_t q = 0; q < cache.sequences(); ++q) {
       auto const mine = slots ? cache.slots(q) : cache.pages(q);
@@ -124,8 +124,8 @@ void compare(format what, entry_size size, bool folded, random_source& random) {
   std::int64_t const most = (shape.max_tokens + how.tokens - 1) / how.tokens;
   test_device device(static_cast<std::uint64_t>(random.between(1, 1000)));
   numbers misfits(1);
-  auto const run = [&](cuda::own_tables const& tables, cuda::table_rows const& to) {
-    cuda::launch_page_table(device, drawn.on_device, how, tables, to, sequences, shape.max_tokens, cache.pages_in_all());
+  auto const run = [&](gpu::own_tables const& tables, gpu::table_rows const& to) {
+    gpu::launch_page_table(device, drawn.on_device, how, tables, to, sequences, shape.max_tokens, cache.pages_in_all());
     device.wait();
     REQUIRE(misfits[0] == 0);
   };
@@ -134,7 +134,7 @@ void compare(format what, entry_size size, bool folded, random_source& random) {
       numbers indptr = filled(wanted + 1), want_last = filled(wanted), want = filled(wanted * most);
       flashinfer::emit(batch, how, {indptr, want, want_last});
       numbers last = filled(wanted), got = filled(wanted * most);
-      run(own.tables, cuda::flashinfer_rows(how, of(indptr), of(got), of(last), of(misfits)));
+      run(own.tables, gpu::flashinfer_rows(how, of(indptr), of(got), of(last), of(misfits)));
       REQUIRE(got == want);
       REQUIRE(last == want_last);
       break;
@@ -143,7 +143,7 @@ void compare(format what, entry_size size, bool folded, random_source& random) {
     case format::slots: {
       numbers want = filled(wanted * most), got = want, want_lengths = filled(wanted), lengths = want_lengths;
       vllm::emit(batch, how, {want.data(), wanted, most, most}, want_lengths);
-      run(own.tables, cuda::block_table_rows(how, of(got), most, of(lengths), of(misfits)));
+      run(own.tables, gpu::block_table_rows(how, of(got), most, of(lengths), of(misfits)));
       REQUIRE(got == want);
       REQUIRE(lengths == want_lengths);
       break;
@@ -151,7 +151,7 @@ void compare(format what, entry_size size, bool folded, random_source& random) {
     case format::offsets: {
       numbers want = filled(wanted * 2 * most), got = want, want_lengths = filled(wanted), lengths = want_lengths;
       tensorrt_llm::emit(batch, how, most, want, want_lengths);
-      run(own.tables, cuda::block_offset_rows(how, of(got), most, of(lengths), of(misfits)));
+      run(own.tables, gpu::block_offset_rows(how, of(got), most, of(lengths), of(misfits)));
       REQUIRE(got == want);
       REQUIRE(lengths == want_lengths);
       break;
@@ -160,7 +160,7 @@ void compare(format what, entry_size size, bool folded, random_source& random) {
       std::int64_t const columns = sequences * most;
       numbers want = filled(heads * columns), got = want, offsets = filled(sequences + 1);
       tensorrt_llm::sparse_indices(batch, page, {want.data(), heads, columns, columns}, offsets);
-      run({}, cuda::sparse_index_rows(of(offsets), of(got), columns, of(misfits)));
+      run({}, gpu::sparse_index_rows(of(offsets), of(got), columns, of(misfits)));
       REQUIRE(got == want);
       break;
     }
@@ -189,7 +189,7 @@ TEST_CASE("what a table can't say is counted, and what has no room is not writte
   uploaded_tables const own(cache, false, false);
   table_entries const how = entries_of(cache.view_in_pages(0, 0));
   numbers units{0, 9, 2}, named{16}, tail{16}, tokens{33};
-  cuda::token_lists lists{};
+  gpu::token_lists lists{};
   lists.units = of(units);
   lists.stride = 3;
   lists.named = of(named);
@@ -197,11 +197,11 @@ TEST_CASE("what a table can't say is counted, and what has no room is not writte
   lists.tokens = {of(tokens), 0};
   lists.unit_size = 8;
   numbers misfits(1), entries = filled(8), lengths = filled(1);
-  auto const run = [&](std::int64_t most, cuda::own_tables const& tables) {
+  auto const run = [&](std::int64_t most, gpu::own_tables const& tables) {
     test_device device;
     misfits[0] = 0;
-    cuda::launch_page_table(device, lists, how, tables,
-                            cuda::block_table_rows(how, of(entries), most, of(lengths), of(misfits)), 1, 64, 64);
+    gpu::launch_page_table(device, lists, how, tables, gpu::block_table_rows(how, of(entries), most, of(lengths), of(misfits)),
+                           1, 64, 64);
     device.wait();
     return misfits[0];
   };
@@ -227,8 +227,8 @@ TEST_CASE("what a table can't say is counted, and what has no room is not writte
   numbers indptr{0, 3}, last = filled(1);
   test_device device;
   misfits[0] = 0;
-  cuda::launch_page_table(device, lists, how, own.tables,
-                          cuda::flashinfer_rows(how, of(indptr), of(entries), of(last), of(misfits)), 1, 64, 64);
+  gpu::launch_page_table(device, lists, how, own.tables,
+                         gpu::flashinfer_rows(how, of(indptr), of(entries), of(last), of(misfits)), 1, 64, 64);
   device.wait();
   REQUIRE(misfits[0] == 1);  // two pages where plan() was told three
   table_entries slots = how;
@@ -238,8 +238,8 @@ TEST_CASE("what a table can't say is counted, and what has no room is not writte
     of_tokens[0] = 24;
     of_tokens[8] = first_of_page_1;
     misfits[0] = 0;
-    cuda::launch_page_table(device, lists, slots, {of(of_tokens), 64},
-                            cuda::block_table_rows(how, of(entries), 8, of(lengths), of(misfits)), 1, 64, 64);
+    gpu::launch_page_table(device, lists, slots, {of(of_tokens), 64},
+                           gpu::block_table_rows(how, of(entries), 8, of(lengths), of(misfits)), 1, 64, 64);
     device.wait();
     REQUIRE(misfits[0] == faults);
     REQUIRE(entries[0] == 3);
@@ -250,14 +250,14 @@ TEST_CASE("what a table can't say is counted, and what has no room is not writte
   lists.lists = 1;
   table_entries wide = how;
   wide.of_page = 1 << 26;
-  REQUIRE_THROWS_WITH(cuda::launch_page_table(device, lists, wide, own.tables, {}, 1, 64, 64),
+  REQUIRE_THROWS_WITH(gpu::launch_page_table(device, lists, wide, own.tables, {}, 1, 64, 64),
                       ContainsSubstring("no int32 table"));
 }
 
-static_assert(cuda::known_counts<presets::quest, test_device> && cuda::known_counts<presets::full, test_device> &&
-              cuda::known_counts<presets::snapkv, test_device> && cuda::known_counts<presets::streaming_llm, test_device> &&
-              cuda::known_counts<presets::infllm, test_device>);
-static_assert(!cuda::known_counts<presets::chess, test_device> && !cuda::known_counts<presets::sentencekv, test_device>);
+static_assert(gpu::known_counts<presets::quest, test_device> && gpu::known_counts<presets::full, test_device> &&
+              gpu::known_counts<presets::snapkv, test_device> && gpu::known_counts<presets::streaming_llm, test_device> &&
+              gpu::known_counts<presets::infllm, test_device>);
+static_assert(!gpu::known_counts<presets::chess, test_device> && !gpu::known_counts<presets::sentencekv, test_device>);
 
 TEST_CASE("a decoder's lists become FlashInfer's indices, planned on the host from counts alone", "[cuda]") {
   random_source random(303);
@@ -265,11 +265,11 @@ TEST_CASE("a decoder's lists become FlashInfer's indices, planned on the host fr
   constexpr std::int64_t sequences = 2;
   constexpr std::int32_t page = 8;
   batch_cache cache(shape, sequences, page, page_layout::hnd, random, true);
-  cuda::paged_batch const view = cache.view();
+  gpu::paged_batch const view = cache.view();
   presets::quest const policy{.tokens = 40, .page = page};
   test_device device;
   test_exec exec;
-  cuda::decoder<presets::quest, test_device> decoder(policy, shape, sequences, device);
+  gpu::decoder<presets::quest, test_device> decoder(policy, shape, sequences, device);
   host_exec oracle;
   std::vector<request_of<presets::quest>> states;
   std::vector<std::int32_t> tokens{90, 17};
@@ -278,7 +278,7 @@ TEST_CASE("a decoder's lists become FlashInfer's indices, planned on the host fr
     std::int64_t const n = tokens[static_cast<std::size_t>(s)];
     for (std::int64_t t = 0; t < n; ++t) cache.write(s, t, random);
     decoder.prefill(s, view, n, {0}, {}, exec);
-    cuda::sequence_view<cuda::paged_batch, host_memory> const one{view, shape, s, n};
+    gpu::sequence_view<gpu::paged_batch, host_memory> const one{view, shape, s, n};
     states.back().prefill(one, {0}, {}, oracle);
   }
   table_entries const how = entries_of(view.pool, entry_size::page, head_rows::folded);
@@ -289,26 +289,26 @@ TEST_CASE("a decoder's lists become FlashInfer's indices, planned on the host fr
     numbers indptr(5), last = filled(4), misfits(1);
     for (std::int64_t r = 0; r < 4; ++r) {
       auto const at = static_cast<std::size_t>(r);
-      indptr[at + 1] = indptr[at] + static_cast<std::int32_t>(cuda::divided_up(decoder.listed({0}, r / 2, {r % 2}), page));
+      indptr[at + 1] = indptr[at] + static_cast<std::int32_t>(gpu::divided_up(decoder.listed({0}, r / 2, {r % 2}), page));
     }
     shared_vector<float> queries(static_cast<std::size_t>(sequences * 4 * 16));
     for (float& x : queries) x = static_cast<float>(random.between(-2, 2));
-    cuda::vector_rows heads{};
+    gpu::vector_rows heads{};
     heads.base = queries.data();
     heads.elements = std::ssize(queries);
     heads.sequence_stride = 4 * 16;
     heads.head_stride = 16;
-    cuda::token_lists const lists = decoder.choose(view, {0}, heads, .25f);
+    gpu::token_lists const lists = decoder.choose(view, {0}, heads, .25f);
     numbers got = filled(indptr[4]);
-    cuda::launch_page_table(device, lists, how, {view.pages, view.table_stride},
-                            cuda::flashinfer_rows(how, of(indptr), of(got), of(last), of(misfits)), sequences, shape.max_tokens,
-                            64);
+    gpu::launch_page_table(device, lists, how, {view.pages, view.table_stride},
+                           gpu::flashinfer_rows(how, of(indptr), of(got), of(last), of(misfits)), sequences, shape.max_tokens,
+                           64);
     device.wait();
     REQUIRE(misfits[0] == 0);
     std::vector<paged_sequence> batch;
     for (std::int64_t s = 0; s < sequences; ++s) {
       std::int64_t const n = tokens[static_cast<std::size_t>(s)];
-      cuda::sequence_view<cuda::paged_batch, host_memory> const one{view, shape, s, n};
+      gpu::sequence_view<gpu::paged_batch, host_memory> const one{view, shape, s, n};
       query_heads const query{queries.data() + s * 4 * 16, 4, 16, .25f};
       batch.push_back({states[static_cast<std::size_t>(s)].choose(one, {0}, query, oracle), n,
                        std::span(view.pages.data + s * view.table_stride, static_cast<std::size_t>(view.table_stride))});

@@ -1,4 +1,4 @@
-#include "kvpolicy/cuda/decode/resident.hpp"
+#include "kvpolicy/gpu/decode/resident.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "cuda/batch_cache.hpp"
 #include "cuda/test_device.hpp"
-#include "kvpolicy/cuda/launch/attend.hpp"
+#include "kvpolicy/gpu/launch/attend.hpp"
 
 namespace kvpolicy_test {
 namespace {
@@ -64,7 +64,7 @@ TEST_CASE("what is listed is brought once, and attention over slots is attention
     }
     auto const slots = static_cast<std::int32_t>(random.between(4, 24));
     test_device device;
-    cuda::resident_rows<test_device> resident(shape, sequences, slots, device);
+    gpu::resident_rows<test_device> resident(shape, sequences, slots, device);
     std::int64_t const rows = sequences * shape.kv_heads;
     std::vector<naive_slots> naive(static_cast<std::size_t>(rows),
                                    naive_slots{std::vector<naive_slots::slot>(static_cast<std::size_t>(slots))});
@@ -95,13 +95,13 @@ TEST_CASE("what is listed is brought once, and attention over slots is attention
         hits += std::ssize(list) - came.back();
       }
       for (float& q : queries) q = random.real();
-      cuda::token_lists lists{};
+      gpu::token_lists lists{};
       lists.units = {tokens.data(), std::ssize(tokens)};
       lists.stride = slots;
       lists.named = {counts.data(), rows};
       lists.tokens.all = shape.max_tokens;
       lists.lists = static_cast<std::int32_t>(shape.kv_heads);
-      cuda::decode_attention a{};
+      gpu::decode_attention a{};
       a.queries.base = queries.data();
       a.queries.elements = std::ssize(queries);
       a.queries.sequence_stride = size;
@@ -114,12 +114,12 @@ TEST_CASE("what is listed is brought once, and attention over slots is attention
       a.values = cache.view().values({0});
       a.lists = lists;
       a.out.base = by_token.data();
-      cuda::launch_attend(device, a);
+      gpu::launch_attend(device, a);
       a.lists = resident.gather(a.keys, a.values, lists, device);
       a.keys = resident.keys();
       a.values = resident.values();
       a.out.base = by_slot.data();
-      cuda::launch_attend(device, a);
+      gpu::launch_attend(device, a);
       device.wait();
       INFO("round " << round << " step " << step);
       REQUIRE(std::ranges::equal(by_slot, by_token));
@@ -136,11 +136,11 @@ TEST_CASE("a list with more tokens than slots is counted, and read in part", "[c
   batch_cache cache(shape, 1, 16, page_layout::nhd, random, true);
   for (std::int64_t t = 0; t < 20; ++t) cache.write(0, t, random);
   test_device device;
-  cuda::resident_rows<test_device> resident(shape, 1, 6, device);
-  cuda::token_lists all{};
+  gpu::resident_rows<test_device> resident(shape, 1, 6, device);
+  gpu::token_lists all{};
   all.tail.all = 0;
   all.tokens.all = 20;
-  cuda::token_lists const got = resident.gather(cache.view().keys({0}), cache.view().values({0}), all, device);
+  gpu::token_lists const got = resident.gather(cache.view().keys({0}), cache.view().values({0}), all, device);
   device.wait();
   REQUIRE(got.named.data[0] == 6);
   REQUIRE(resident.overflow().data[0] == 1);
@@ -151,7 +151,7 @@ TEST_CASE("rows that are not packed are refused", "[cuda]") {
   cache_shape const shape{1, 1, 1, 5, 20, element_type::f16};
   batch_cache cache(shape, 1, 16, page_layout::nhd, random, true);
   test_device device;
-  cuda::resident_rows<test_device> resident(shape, 1, 6, device);
+  gpu::resident_rows<test_device> resident(shape, 1, 6, device);
   REQUIRE_THROWS_AS(resident.gather(cache.view().keys({0}), cache.view().values({0}), {}, device), unsupported);
 }
 

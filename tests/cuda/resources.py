@@ -20,7 +20,7 @@ LIMITS = {
     "list_logits_tensor<bf16,4>": 60, "list_logits_tensor<f16,2>": 90, "list_logits_tensor<f16,4>": 60,
     "pool_bounds<bf16>": 191, "pool_bounds<f16>": 191, "pool_bounds<f32>": 92, "pool_mean<bf16>": 121,
     "pool_mean<f16>": 121, "pool_mean<f32>": 57, "pool_mean_deviation<bf16>": 265, "pool_mean_deviation<f16>": 265,
-    "pool_mean_deviation<f32>": 127, "pool_unrotated<bf16>": 356, "pool_unrotated<f16>": 357, "pool_unrotated<f32>": 171,
+    "pool_mean_deviation<f32>": 127, "pool_pre_rope<bf16>": 356, "pool_pre_rope<f16>": 357, "pool_pre_rope<f32>": 171,
     "score_bounds_tensor<bf16,2>": 90, "score_bounds_tensor<bf16,4>": 60, "score_bounds_tensor<f16,2>": 90,
     "score_bounds_tensor<f16,4>": 60, "score_dot": 30,
 }
@@ -98,7 +98,7 @@ def demangled(names):
 
 def short(name):
     body = re.search(r"kernel_of<(.*?)>\(", name).group(1)
-    body = body.replace("kvpolicy::cuda::", "").replace("kvpolicy::", "")
+    body = body.replace("kvpolicy::gpu::", "").replace("kvpolicy::", "")
     for number, type_name in enumerate(("f32", "f16", "bf16")):
         body = body.replace(f"(element_type){number}", type_name)
     return re.sub(r"\s+", "", body).replace("_body", "")

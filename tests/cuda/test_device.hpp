@@ -1,4 +1,4 @@
-// The device that decoders are tested on: the checked model of a GPU, or, in the programs of tests/cuda/gpu, a GPU.
+// The device that decoders are tested on: the GPU emulator, or, in the programs of tests/cuda/gpu, a GPU.
 #pragma once
 
 #if defined(KVPOLICY_TEST_GPU)

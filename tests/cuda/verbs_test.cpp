@@ -129,7 +129,7 @@ TEST_CASE("every preset selects with the kernels what it selects with host_exec"
                              .block = some(r, 4, 8),
                              .representatives = some(r, 1, 3),
                              .local = some(r, 2, 20),
-                             .unrotated = r.one_in(2)};
+                             .pre_rope = r.one_in(2)};
     });
   }
   SECTION("chess") {

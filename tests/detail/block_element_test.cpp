@@ -228,7 +228,7 @@ std::vector<std::pair<char const*, std::vector<float>>> all_of(rows const& keys,
 }
 
 // Bounds are exact; products are sums of fp32; the block's tiles round to 16 bits.
-TEMPLATE_TEST_CASE("every primitive reads rows of blocks as if they were floats", "[primitive]", on_host, on_simd, on_team) {
+TEMPLATE_TEST_CASE("every primitive reads rows of blocks as if they were floats", "[primitive]", KVPOLICY_TEST_CPU_EXECUTORS) {
   random_source random(302);
   for (int round = 0; round < rounds_of(60); ++round) {
     element_type const type = random.pick(block_types);

@@ -113,7 +113,7 @@ void waits_and_decides_as_if_the_prompt_were_longer(Policy late) {
       CHECK(state.retained({0}).tokens() == prompt * shape.kv_heads);
       for (std::int64_t t = prompt + 1; t < decided; ++t) {
         REQUIRE(is_everything(of.step(state, t), t));
-        REQUIRE(state.looked_at({0}, 0) == all_tokens);
+        REQUIRE(state.always_read({0}, 0) == all_tokens);
         if (random.one_in(8)) {  // the tail is removed and comes again
           for (std::int64_t again = random.between(prompt, t - 1) + 1; again <= t; ++again) of.step(state, again);
         }
@@ -178,7 +178,7 @@ TEST_CASE("a prompt that goes on waits anew, and what was dropped stays dropped 
   }
   for (std::int64_t l = 0; l < shape.layers; ++l) {
     state.prefill(own_view{&of.cache, 90}, {l},
-                  {.first = 62, .queries = of.window(l, 8, 90), .there = there[static_cast<std::size_t>(l)]}, of.exec);
+                  {.first = 62, .queries = of.window(l, 8, 90), .resident = there[static_cast<std::size_t>(l)]}, of.exec);
   }
   CHECK(state.retained({0}).tokens() == 48 * shape.kv_heads);
   of.step(state, 91);

@@ -106,7 +106,7 @@ TEMPLATE_TEST_CASE("after start nothing allocates: not prefill, choose, observe 
 }
 
 // 40 tokens, each by itself, are left of the prompt; quest reads half of the pages, so that few of those that were generated
-// are neighbours: more ranges than either act has by itself.
+// are neighbours: more ranges than either rule has by itself.
 TEST_CASE("a retrieve that reads what a retain broke up allocates nothing", "[simd]") {
   random_source random(163);
   cache_shape const shape{1, 2, 1, 8, 1700, element_type::f32};

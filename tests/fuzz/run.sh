@@ -9,7 +9,7 @@ targets=("${@:2}")
 clang=$(command -v clang++ || command -v clang++-14) || { echo "run.sh: no clang++ here, which libFuzzer comes with" >&2; exit 77; }
 cmake -G Ninja -S . -B build/fuzz -DCMAKE_CXX_COMPILER="$clang" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVPOLICY_FUZZ=ON \
   -DCMAKE_CXX_FLAGS='-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer' \
-  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO='-O1 -g1' -DKVPOLICY_BUILD_CUDA=OFF -DKVPOLICY_BUILD_LLAMA=OFF -DKVPOLICY_BUILD_BENCHMARKS=OFF >/dev/null
+  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO='-O1 -g1' -DKVPOLICY_BUILD_GPU=OFF -DKVPOLICY_BUILD_LLAMA=OFF -DKVPOLICY_BUILD_BENCHMARKS=OFF >/dev/null
 cmake --build build/fuzz --parallel "$(nproc)" --target "${targets[@]/#/kvpolicy_fuzz_}"
 for target in "${targets[@]}"; do
   found=build/fuzz/found/$target

@@ -1,2 +1,2 @@
-#include "kvpolicy/cuda/decode.hpp"
-#include "kvpolicy/cuda/exec.hpp"
+#include "kvpolicy/gpu/decode.hpp"
+#include "kvpolicy/gpu/exec.hpp"

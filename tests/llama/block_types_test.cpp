@@ -18,7 +18,7 @@
 #include "kvpolicy/presets/full.hpp"
 #include "kvpolicy/presets/quest.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
-#include "kvpolicy/tier/host.hpp"
+#include "kvpolicy/tiers/host.hpp"
 #include "tiny_model.hpp"
 
 namespace kvpolicy::llama::testing {
@@ -76,7 +76,7 @@ TEST_CASE("full is nearer to the engine's logits over caches of blocks than thes
   CHECK(policy.steps() == 12);
 }
 
-// Heads of 32 are not turned: the engine itself dies there of a matrix that it did not make.
+// Heads of 32 are not rotated: the engine itself dies there of a matrix that it did not make.
 TEST_CASE("keys in blocks that llama_memory_seq_add turns are followed") {
   model_owner const model = tiny_llama({.head_dim = 64});
   context_options const options{.type = GGML_TYPE_Q8_0, .value_type = GGML_TYPE_Q8_0};
@@ -95,7 +95,7 @@ TEST_CASE("keys in blocks that llama_memory_seq_add turns are followed") {
   CHECK(policy.last_step().tokens == 185);
 }
 
-// A matrix turns keys of 64 once more, and what a policy turned back would not be what was turned.
+// A matrix turns keys of 64 once more, and what a policy rotated back would not be what was turned.
 TEST_CASE("a policy that turns queries back has keys in blocks where the engine leaves them as they are") {
   auto const status = [](std::int64_t head_dim) {
     model_owner const model = tiny_llama({.head_dim = head_dim});
@@ -114,15 +114,15 @@ TEST_CASE("rows in blocks live in a tier as they are") {
   tiny_shape const shape{};
   model_owner const model = tiny_llama(shape);
   context_options const options{.type = GGML_TYPE_Q5_1, .value_type = GGML_TYPE_Q5_1};
-  auto const steps_of = [&](tier::any_tier* rows) {
-    session policy(presets::quest{.tokens = 64}, {.own_rows = rows != nullptr, .rows = rows, .resident = {.slots = 80}});
+  auto const steps_of = [&](tiers::any_tier* rows) {
+    session policy(presets::quest{.tokens = 64}, {.managed_cache = rows != nullptr, .rows = rows, .resident = {.slots = 80}});
     decoder ours(model.get(), &policy, options);
     ours.feed(random_tokens(300));
     std::vector<logits> made = decode_each(ours, random_tokens(6, 3));
     CHECK((rows == nullptr || policy.tier_statistics().bytes_fetched > 0));
     return made;
   };
-  tier::any_tier rows = tier::any_tier::of<tier::host>(2 * bytes_of(element_type::q5_1, shape.head_dim), 2 * 2 * 1024);
+  tiers::any_tier rows = tiers::any_tier::of<tiers::host>(2 * bytes_of(element_type::q5_1, shape.head_dim), 2 * 2 * 1024);
   CHECK(identical(steps_of(&rows), steps_of(nullptr)));
 }
 

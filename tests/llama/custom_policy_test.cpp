@@ -34,8 +34,8 @@ struct striped {
 static_assert(scorer<striped>);
 
 TEST_CASE("a policy of the user's own runs through the session") {
-  constexpr policy preset{keep_all{}, keep{segment::pages{8}, pool::none{}, striped{}, budget::tokens{80}, select::top{},
-                                           window::pages{.size = 8}, trigger::every_step{}}};
+  constexpr policy preset{keep_all{}, keep{segments::pages{8}, pools::none{}, striped{}, budgets::tokens{80}, selectors::top{},
+                                           windows::pages{.size = 8}, triggers::every_step{}}};
   static_assert(serves<adapter, parts_t<decltype(preset)>>);
   model_owner const model = tiny_llama();
   std::vector<made_choice> choices;

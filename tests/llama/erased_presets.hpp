@@ -1,7 +1,7 @@
 // The presets as a session holds them, compiled once for all files of these tests: erased_presets.cpp.
 #pragma once
 
-#include "kvpolicy/host_policy.hpp"
+#include "kvpolicy/exec/host_policy.hpp"
 #include "kvpolicy/presets/all.hpp"
 
 // clang-format off

@@ -122,7 +122,7 @@ void check_choices(watched_run const& run, Policy const& preset, std::int64_t la
 
 /// The probe hands rows over as floats: minima and maxima are the same in those, a spread is not rounded as in 16 bits.
 presets::quest exact_quest(std::int32_t tokens) {
-  return {.tokens = tokens, .page = 8, .metadata = pool::bounds::kind::range, .group = group_merge::mean};
+  return {.tokens = tokens, .page = 8, .metadata = pools::bounds::kind::range, .group = group_merge::mean};
 }
 
 tiny_shape shapes() {

@@ -69,7 +69,7 @@ class checked_calls : public random_calls {
   shadow fresh(std::optional<saved_prompt> const& heard = {}) const {
     return {.request = start(preset_, cache_), .heard = heard};
   }
-  void tell(shadow& it, layer_table_view const& prompt, modelled const& s) {
+  void prefill(shadow& it, layer_table_view const& prompt, modelled const& s) {
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       prompt_signals signals{.first = it.due};
       bool const elsewhere = it.heard && it.heard->tokens == prompt.tokens();
@@ -137,7 +137,7 @@ class checked_calls : public random_calls {
     --prompt.count;
     auto const differs = [&](shadow& it) {
       try {
-        if (it.due != never && prompt.tokens() > 0) tell(it, prompt, s);
+        if (it.due != never && prompt.tokens() > 0) prefill(it, prompt, s);
         it.due = never;
         return !chooses_alike(it, view_, mine.step);
       } catch (error const&) {

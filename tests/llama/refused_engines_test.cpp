@@ -76,7 +76,7 @@ TEST_CASE("attach refuses models that have no ordinary cache") {
   }
 }
 
-TEST_CASE("own rows leave a model the rotary factors that it has for contexts of their length") {
+TEST_CASE("a managed cache leaves a model the rotary factors that it has for contexts of their length") {
   tiny_shape const shape{};
   gguf_writer out("llama", shape.seed);
   write_sizes(out, shape);
@@ -86,7 +86,7 @@ TEST_CASE("own rows leave a model the rotary factors that it has for contexts of
   out.matrix("output.weight", width_of(shape), tiny_vocabulary, 1);
   model_owner const model = out.load();
   auto const attach = [&](std::uint32_t cells, std::uint32_t sequences, std::int64_t longest) {
-    session own(presets::full{}, {.own_rows = true, .longest = longest});
+    session own(presets::full{}, {.managed_cache = true, .longest = longest});
     llama_context_params params = parameters({.tokens = cells, .sequences = sequences});
     own.attach(params, model.get());
   };

@@ -12,7 +12,7 @@
 #include "kvpolicy/presets/quest.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
 #include "kvpolicy/presets/streaming_llm.hpp"
-#include "kvpolicy/trigger/every.hpp"
+#include "kvpolicy/triggers/every.hpp"
 #include "serving.hpp"
 #include "tiny_model.hpp"
 
@@ -345,10 +345,10 @@ struct observer {
   std::vector<logits>* into = nullptr;
 
   static constexpr signals wants() noexcept { return needs; }
-  static constexpr trigger::every::state start(cache_shape const&) noexcept { return {}; }
-  static constexpr bool due(trigger::every::state const&, layer_id, head_id, std::int64_t) noexcept { return true; }
+  static constexpr triggers::every::state start(cache_shape const&) noexcept { return {}; }
+  static constexpr bool due(triggers::every::state const&, layer_id, head_id, std::int64_t) noexcept { return true; }
   template <class Outcome, executor Exec>
-  void observe(trigger::every::state&, std::int64_t, Outcome const& outcome, Exec&) const {
+  void observe(triggers::every::state&, std::int64_t, Outcome const& outcome, Exec&) const {
     into->emplace_back(outcome.logits.begin(), outcome.logits.end());
   }
 };

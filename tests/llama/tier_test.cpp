@@ -12,11 +12,11 @@
 #include "conformance/scratch_folder.hpp"
 #include "decoding.hpp"
 #include "kvpolicy/kvpolicy.hpp"
-#include "kvpolicy/tier/host.hpp"
-#include "kvpolicy/tier/same_memory.hpp"
+#include "kvpolicy/tiers/host.hpp"
+#include "tiers/same_memory.hpp"
 #include "tiny_model.hpp"
 #ifdef KVPOLICY_TEST_DISK
-#include "kvpolicy/tier/disk.hpp"
+#include "kvpolicy/tiers/disk.hpp"
 #endif
 
 namespace kvpolicy::llama::testing {
@@ -44,7 +44,7 @@ auto snapkv_then_quest() {
   return policy{presets::snapkv{.tokens = 160, .after = 3}.parts().retain, presets::quest{.tokens = 64}.parts().retrieve};
 }
 
-class tiers {
+class named_tiers {
  public:
   std::vector<std::string> names() const {
 #ifdef KVPOLICY_TEST_DISK
@@ -53,13 +53,13 @@ class tiers {
     return {"same_memory", "host"};
 #endif
   }
-  tier::any_tier make(std::string const& name) const {
+  tiers::any_tier make(std::string const& name) const {
 #ifdef KVPOLICY_TEST_DISK
     if (name == "disk")
-      return tier::any_tier::of<tier::disk>(folder_.file("rows"), block_bytes, blocks, tier::disk_options{.sync = false});
+      return tiers::any_tier::of<tiers::disk>(folder_.file("rows"), block_bytes, blocks, tiers::disk_options{.sync = false});
 #endif
-    return name == "host" ? tier::any_tier::of<tier::host>(block_bytes, blocks)
-                          : tier::any_tier::of<tier::same_memory>(block_bytes, blocks);
+    return name == "host" ? tiers::any_tier::of<tiers::host>(block_bytes, blocks)
+                          : tiers::any_tier::of<kvpolicy_test::same_memory>(block_bytes, blocks);
   }
 
  private:
@@ -68,7 +68,7 @@ class tiers {
 
 /// Beside the logits.
 struct observed {
-  tier::resident_statistics tier{};
+  tiers::resident_statistics tier{};
   double stalled = 0;  ///< what steps waited, in seconds, but each prompt's first, which may wait for the prompt before
   std::map<std::string, double> policy{};  ///< what it told
 };
@@ -92,7 +92,7 @@ std::vector<logits> decode_twice(Policy const& preset, session_options options, 
   }
   if (seen == nullptr) return all;
   seen->tier = policy.tier_statistics();
-  policy.tell([&](told, char const* what, double value) { seen->policy[what] = value; });
+  policy.visit_statistics([&](statistic, char const* what, double value) { seen->policy[what] = value; });
   return all;
 }
 
@@ -100,15 +100,16 @@ std::vector<logits> decode_twice(Policy const& preset, session_options options, 
 template <class Policy>
 std::map<std::string, double> check_same_results(Policy const& preset, std::int64_t few) {
   std::vector<logits> const expected = decode_twice(preset, {});
-  tiers made;
+  named_tiers made;
   observed seen;
   for (std::string const& name : made.names()) {
     for (std::int64_t const slots : {std::int64_t{0}, few}) {
       CAPTURE(name, slots);
-      tier::any_tier rows = made.make(name);
+      tiers::any_tier rows = made.make(name);
       seen = {};
-      CHECK(identical(decode_twice(preset, {.own_rows = true, .rows = &rows, .resident = {.slots = slots}}, &seen), expected));
-      tier::resident_statistics const& counted = seen.tier;
+      CHECK(identical(decode_twice(preset, {.managed_cache = true, .rows = &rows, .resident = {.slots = slots}}, &seen),
+                      expected));
+      tiers::resident_statistics const& counted = seen.tier;
       CHECK(counted.bytes_stored > 0);
       CHECK((slots == 0 || slots == 400 || counted.bytes_fetched > 0));  // 400: all of a prompt
       CHECK(counted.bytes_fetched == (counted.wanted - counted.hits) * block_bytes);
@@ -130,7 +131,7 @@ TEST_CASE("with rows in a tier, and waits, heterocache's results are those of th
 }
 TEST_CASE("with rows in a tier, a pivot that is read whole has its satellite fetch") {
   presets::heterocache whole = heterocache();
-  whole.watch = budget::by_head_role::watched::whole;
+  whole.watch = budgets::by_head_role::watched::whole;
   whole.tokens = 300;
   whole.full_share = .5;
   whole.after = 0;
@@ -153,11 +154,11 @@ template <class Policy>
 void check_cuts(Policy const& preset, std::initializer_list<llama_pos> cuts) {
   for (llama_pos const cut : cuts) {
     CAPTURE(cut);
-    tier::any_tier rows = tier::any_tier::of<tier::host>(block_bytes, blocks);
+    tiers::any_tier rows = tiers::any_tier::of<tiers::host>(block_bytes, blocks);
     std::vector<std::vector<logits>> both;
-    for (tier::any_tier* const where : {&rows, static_cast<tier::any_tier*>(nullptr)}) {
+    for (tiers::any_tier* const where : {&rows, static_cast<tiers::any_tier*>(nullptr)}) {
       model_owner const model = tiny_llama(shape);
-      session policy(preset, {.own_rows = true, .rows = where});
+      session policy(preset, {.managed_cache = true, .rows = where});
       decoder ours(model.get(), &policy, {.tokens = context});
       ours.feed(random_tokens(412, 11));
       decode_each(ours, random_tokens(100, 12));
@@ -181,11 +182,11 @@ TEST_CASE("with rows in a tier, a cut near the prompt's end opens a unit whose r
 
 TEST_CASE("with rows in a tier, another policy, and a step that is made again, see every layer") {
   presets::chess const chess{.fractions = {.tokens = 64}, .every = 2};
-  tier::any_tier rows = tier::any_tier::of<tier::host>(block_bytes, blocks);
+  tiers::any_tier rows = tiers::any_tier::of<tiers::host>(block_bytes, blocks);
   std::vector<std::vector<logits>> both;
-  for (tier::any_tier* const where : {&rows, static_cast<tier::any_tier*>(nullptr)}) {
+  for (tiers::any_tier* const where : {&rows, static_cast<tiers::any_tier*>(nullptr)}) {
     model_owner const model = tiny_llama(shape);
-    session policy(presets::quest{.tokens = 64}, {.own_rows = true, .rows = where});
+    session policy(presets::quest{.tokens = 64}, {.managed_cache = true, .rows = where});
     decoder ours(model.get(), &policy, {.tokens = context});
     ours.feed(random_tokens(412, 11));
     both.push_back(decode_each(ours, random_tokens(60, 12)));
@@ -196,12 +197,12 @@ TEST_CASE("with rows in a tier, another policy, and a step that is made again, s
 }
 
 TEST_CASE("with rows in a tier, and no waits, a step reads what is there and goes on") {
-  tiers made;
+  named_tiers made;
   for (std::string const& name : made.names()) {
     CAPTURE(name);
-    tier::any_tier rows = made.make(name);
+    tiers::any_tier rows = made.make(name);
     observed seen;
-    auto const steps = decode_twice(sentencekv(), {.own_rows = true, .rows = &rows, .resident = {.wait = false}}, &seen);
+    auto const steps = decode_twice(sentencekv(), {.managed_cache = true, .rows = &rows, .resident = {.wait = false}}, &seen);
     REQUIRE(steps.size() == 80);
     for (logits const& step : steps) {
       CHECK(std::ranges::all_of(step, [](float x) { return std::isfinite(x); }));
@@ -212,14 +213,14 @@ TEST_CASE("with rows in a tier, and no waits, a step reads what is there and goe
 
 TEST_CASE("a tier without room is the decode's error, and the session goes on") {
   model_owner const model = tiny_llama(shape);
-  tier::any_tier rows = tier::any_tier::of<tier::host>(block_bytes, 100);
+  tiers::any_tier rows = tiers::any_tier::of<tiers::host>(block_bytes, 100);
   presets::sentencekv at_once = sentencekv();
   at_once.after = 0;
-  session policy(at_once, {.own_rows = true, .rows = &rows});
+  session policy(at_once, {.managed_cache = true, .rows = &rows});
   decoder ours(model.get(), &policy, {.tokens = context});
   CHECK_THROWS_AS((ours.feed(random_tokens(400)), ours.feed(random_tokens(1, 3))), error);
   policy.use(presets::full{});  // reads all that there is, so that nothing goes to the tier
-  session other(presets::full{}, {.own_rows = true});
+  session other(presets::full{}, {.managed_cache = true});
   decoder alone(model.get(), &other, {.tokens = context});
   ours.clear();
   CHECK(identical(ours.feed(random_tokens(50)), alone.feed(random_tokens(50))));

@@ -61,7 +61,7 @@ void run_chess(settings const& given, bool draws_fractions, std::uint64_t seed, 
       policy.varentropy = random.one_in(2) ? .02f : 9.f;
     }
     if (random.one_in(2)) policy.every = narrow(random.between(1, 9));
-    policy.unrotated = random.one_in(2);
+    policy.pre_rope = random.one_in(2);
     policy.following = random.one_in(2);
     policy.rest = narrow(random.between(0, 12));
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
@@ -162,7 +162,7 @@ TEST_CASE("chess without grids, and without chunks, worked by hand", "[methods]"
                                 .sink_pages = 0,
                                 .recent_pages = 1,
                                 .depth = depth,
-                                .unrotated = false,
+                                .pre_rope = false,
                                 .standardised = false,
                                 .following = false};
     host_exec exec;

@@ -141,7 +141,8 @@ void sentences_over(std::uint64_t seed, Retain draw_retain) {
         .sinks = narrow(random.between(0, 3)),
         .window = narrow(random.between(1, 5)),
         .sentences = {.boundary = boundary, .longest = 14, .shortest = narrow(random.between(1, 4))},
-        .standing = facts_of(retain.parts().retain).evicts ? 0 : .75};  // what stood at the prompt's end is not told later
+        .standing =
+            requirements_of(retain.parts().retain).evicts ? 0 : .75};  // what stood at the prompt's end is not told later
     policy const both{retain.parts().retain, reader.parts().retrieve};
     try {
       check(both, w.shape);

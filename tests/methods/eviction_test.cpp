@@ -19,7 +19,7 @@ TEST_CASE("h2o accumulates attention over what is kept and evicts after each ste
     presets::h2o policy{
         .tokens = narrow(random.between(1, shape.max_tokens)),
         .recent_share = .25 * static_cast<double>(random.between(0, 4)),
-        .reduce = mean ? score::accumulated_attention::reduction::mean : score::accumulated_attention::reduction::sum,
+        .reduce = mean ? scorers::accumulated_attention::reduction::mean : scorers::accumulated_attention::reduction::sum,
         .queries = random.one_in(3) ? narrow(random.between(1, 12)) : all_queries,
         .layers = {.dense_first = narrow(random.between(0, 1))}};
     if (random.one_in(2)) policy.recent_share = .5;

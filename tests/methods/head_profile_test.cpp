@@ -127,11 +127,11 @@ TEST_CASE("lengths by role spend the budget exactly, within bounds, more for the
       if (random.one_in(3)) heads.back().stability = .5f;  // ties
     }
     std::int64_t const L = random.between(1, 400);
-    budget::by_head_role budget{.heads = heads,
-                                .count = narrow(random.between(1, 400)),
-                                .floor = .05f,
-                                .least = narrow(random.between(1, 24)),
-                                .full_share = random.one_in(2) ? 1 : .5};
+    budgets::by_head_role budget{.heads = heads,
+                                 .count = narrow(random.between(1, 400)),
+                                 .floor = .05f,
+                                 .least = narrow(random.between(1, 24)),
+                                 .full_share = random.one_in(2) ? 1 : .5};
     if (random.one_in(3)) budget.ratio = static_cast<double>(random.between(0, 15)) / 16;
     naive_budget const want =
         naive_lengths(heads, budget.count, budget.ratio, L, budget.full_share, budget.floor, budget.least);
@@ -183,13 +183,13 @@ TEST_CASE("lengths by role, worked by hand", "[methods]") {
                                         {head_role::satellite, 0, 1.f},
                                         {head_role::satellite, 0, .5f},
                                         {head_role::anchor, -1, .25f}};
-  budget::by_head_role const budget{.heads = heads, .count = 25, .least = 10, .full_share = 1};
+  budgets::by_head_role const budget{.heads = heads, .count = 25, .least = 10, .full_share = 1};
   std::vector<std::int64_t> lengths(4);
   budget.lengths(40, lengths);
   REQUIRE(budget.base(40) == 20);
   REQUIRE(lengths == std::vector<std::int64_t>{40, 10, 17, 33});
   // 10 a head: 40 for the pivot, nothing for the others.
-  budget::by_head_role const spent{.heads = heads, .count = 10, .least = 1, .full_share = 1};
+  budgets::by_head_role const spent{.heads = heads, .count = 10, .least = 1, .full_share = 1};
   REQUIRE_THROWS_AS(spent.lengths(40, lengths), invalid_value);
 }
 

@@ -48,7 +48,7 @@ struct request {
   bool watched(std::int64_t i) const {
     head_role const role = at(heads, i).role;
     if (whole(i)) return role == head_role::pivot;
-    return (role == head_role::pivot || role == head_role::shifting) && policy.watch == budget::by_head_role::watched::all;
+    return (role == head_role::pivot || role == head_role::shifting) && policy.watch == budgets::by_head_role::watched::all;
   }
   /// The head whose attention says when a head fetches, or -1.
   std::int64_t leader_of(std::int64_t l, std::int64_t h) const {
@@ -70,7 +70,7 @@ struct request {
 /// How heads are watched and fetched for.
 struct setting {
   double full_share = 1;
-  budget::by_head_role::watched watch = budget::by_head_role::watched::whole;
+  budgets::by_head_role::watched watch = budgets::by_head_role::watched::whole;
   bool corrected = false;
   bool own = false;
   group_merge group = group_merge::mean;
@@ -211,7 +211,7 @@ TEST_CASE("heterocache watches heads that are not whole, and they follow themsel
   for (bool const own : {false, true}) {
     std::int64_t fetches = 0;
     std::int64_t unread = 0;
-    run_heterocache(1507, 120, {.full_share = .2, .watch = budget::by_head_role::watched::all, .own = own}, fetches, unread)
+    run_heterocache(1507, 120, {.full_share = .2, .watch = budgets::by_head_role::watched::all, .own = own}, fetches, unread)
         .require(3000);
     REQUIRE(fetches >= 1000);
     REQUIRE(unread >= 500);
@@ -221,7 +221,7 @@ TEST_CASE("heterocache watches heads that are not whole, and they follow themsel
 TEST_CASE("heterocache can merge a group by its largest", "[methods]") {
   std::int64_t fetches = 0;
   std::int64_t unread = 0;
-  run_heterocache(1508, 120, {.full_share = .5, .watch = budget::by_head_role::watched::all, .group = group_merge::maximum},
+  run_heterocache(1508, 120, {.full_share = .5, .watch = budgets::by_head_role::watched::all, .group = group_merge::maximum},
                   fetches, unread)
       .require(3000);
   REQUIRE(fetches >= 500);
@@ -286,7 +286,7 @@ TEST_CASE("heterocache, worked by hand", "[methods]") {
     REQUIRE(step(6, -1) == (own ? ints{0, 2, 4, 5} : ints{2, 3, 4, 5}));
     REQUIRE(step(7, -1) == (own ? ints{0, 2, 4, 5, 6} : ints{2, 3, 4, 5, 6}));
     std::map<std::string, double> told_of;
-    state.tell([&](told, char const* what, double value) { told_of[what] = value; });
+    state.visit_statistics([&](statistic, char const* what, double value) { told_of[what] = value; });
     REQUIRE(told_of == std::map<std::string, double>{{"renewals", 1},
                                                      {"whole_heads", 1},
                                                      {"following_heads", 1},
@@ -362,7 +362,7 @@ TEST_CASE("heterocache's heads follow an answer that moves through the text", "[
   WARN(moved << " of 41 satellites read other tokens than at first");
   REQUIRE(moved >= 14);
   std::map<std::string, double> told_of;
-  state.tell([&](told, char const* what, double value) { told_of[what] = value; });
+  state.visit_statistics([&](statistic, char const* what, double value) { told_of[what] = value; });
   REQUIRE(told_of["following_heads"] >= 60);
   REQUIRE(told_of["fetches"] >= 41);
 }

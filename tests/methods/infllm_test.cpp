@@ -17,7 +17,7 @@ presets::infllm random_infllm(cache_shape const& shape, random_source& random) {
                            .recent_blocks = narrow(random.between(1, 2)),
                            .layers = {.dense_first = narrow(random.between(0, 1)), .reuse = narrow(random.between(1, 2))}};
     policy.representatives = narrow(random.between(1, std::min(5, policy.block)));
-    policy.unrotated = random.one_in(2);
+    policy.pre_rope = random.one_in(2);
     if (random.one_in(4)) policy.ratio = .25 * static_cast<double>(random.between(0, 3));
     try {
       check(policy, shape);
@@ -70,7 +70,7 @@ TEST_CASE("infllm, worked by hand", "[methods]") {
   for (std::int64_t t = 0; t < 7; ++t) cache.set_key(0, 0, t, 0, at(keys, t));
   std::vector<float> const queries{1, -1, 1, 1, -1, 1};
   presets::infllm const policy{
-      .tokens = 4, .block = 2, .representatives = 1, .local = 2, .sink_blocks = 0, .recent_blocks = 1, .unrotated = false};
+      .tokens = 4, .block = 2, .representatives = 1, .local = 2, .sink_blocks = 0, .recent_blocks = 1, .pre_rope = false};
   host_exec exec;
   for (float const q : {1.f, -1.f}) {
     auto state = start(policy, shape);
@@ -91,7 +91,7 @@ TEST_CASE("a block that closes while decoding asks its own queries alone, worked
   for (std::int64_t t = 0; t < 7; ++t) cache.set_key(0, 0, t, 0, at(keys, t));
   std::vector<float> const queries{1, -1, 1, -1, 1, 1, 1};
   presets::infllm const policy{
-      .tokens = 6, .block = 2, .representatives = 1, .local = 2, .sink_blocks = 0, .recent_blocks = 1, .unrotated = false};
+      .tokens = 6, .block = 2, .representatives = 1, .local = 2, .sink_blocks = 0, .recent_blocks = 1, .pre_rope = false};
   host_exec exec;
   auto state = start(policy, shape);
   state.prefill(own_view{&cache, 3}, {0}, {.queries = {queries.data(), 3, 1, 1, 1, 1.f}}, exec);

@@ -30,7 +30,7 @@ inline cascade_choice naive_cascade(world const& w, presets::chess const& p, per
         for (std::int64_t d = 0; d < w.shape.head_dim; ++d) {
           double sum = 0;
           for (std::int64_t t = first; t < last; ++t)
-            sum += p.unrotated ? unrotated(w, l, h, t, d) : static_cast<double>(w.cache.key(l, h, t, d));
+            sum += p.pre_rope ? pre_rope(w, l, h, t, d) : static_cast<double>(w.cache.key(l, h, t, d));
           page.push_back(sum / static_cast<double>(last - first));
         }
       }

@@ -38,7 +38,7 @@ inline representative_tokens representatives_of(world const& w, std::int64_t l, 
 }
 
 /// The current query's mean dot product with the representatives' keys, mean over the group, summed over KV heads; as if all of
-/// these stood `local` tokens before it, where keys are unrotated.
+/// these stood `local` tokens before it, where keys are pre_rope.
 inline double block_score(world const& w, presets::infllm const& p, std::int64_t l, std::vector<ints> const& tokens,
                           std::int64_t step) {
   std::int64_t const distance = std::min<std::int64_t>(p.local, w.shape.max_tokens - 1);
@@ -49,8 +49,8 @@ inline double block_score(world const& w, presets::infllm const& p, std::int64_t
         float const* const q = w.query(l, step, h * w.group() + g);
         auto const of_query = [&](std::int64_t i) { return static_cast<double>(q[i]); };
         for (std::int64_t d = 0; d < w.shape.head_dim; ++d) {
-          double const query = p.unrotated ? turned_back(w, of_query, step - distance, d) : of_query(d);
-          double const key = p.unrotated ? unrotated(w, l, h, t, d) : static_cast<double>(w.cache.key(l, h, t, d));
+          double const query = p.pre_rope ? turned_back(w, of_query, step - distance, d) : of_query(d);
+          double const key = p.pre_rope ? pre_rope(w, l, h, t, d) : static_cast<double>(w.cache.key(l, h, t, d));
           sum += query * key / static_cast<double>(w.group()) / static_cast<double>(p.representatives);
         }
       }

@@ -87,7 +87,7 @@ inline verdict judge_quest(range_list const& list, world const& w, presets::ques
   reals scores;
   for (std::int64_t const u : plan.candidates) {
     scores.push_back(page_score(w, leader, h, range(u * p.page, u * p.page + p.page), n - 1,
-                                p.metadata == pool::bounds::kind::mean_deviation, p.group == group_merge::maximum));
+                                p.metadata == pools::bounds::kind::mean_deviation, p.group == group_merge::maximum));
   }
   return judge_pages(list, n, p.page, plan, scores, 1e-5 * largest_size(scores));
 }

@@ -8,7 +8,7 @@ namespace kvpolicy_test::methods {
 
 /// Ends of the sentences that are closed when there are n tokens: the token behind each. A token that ends a sentence belongs
 /// to it, and the sentence is open until the next token comes.
-inline ints closed_sentences(std::vector<std::int32_t> const& ids, std::int64_t n, segment::sentences const& by) {
+inline ints closed_sentences(std::vector<std::int32_t> const& ids, std::int64_t n, segments::sentences const& by) {
   ints ends;
   std::int64_t begin = 0;
   for (std::int64_t t = 0; t + 1 < n; ++t) {

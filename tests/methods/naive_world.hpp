@@ -8,7 +8,7 @@
 
 #include "conformance/random_cache.hpp"
 #include "conformance/tokens.hpp"
-#include "kvpolicy/act.hpp"
+#include "kvpolicy/rule.hpp"
 #include "kvpolicy/selection.hpp"
 
 namespace kvpolicy_test::methods {
@@ -112,7 +112,7 @@ struct world {
   }
 };
 
-/// Element d of a row, `row(i)` its elements, turned back by the rotary embedding's angles for `tokens` tokens.
+/// Element d of a row, `row(i)` its elements, rotated back by the rotary embedding's angles for `tokens` tokens.
 template <class Row>
 double turned_back(world const& w, Row row, std::int64_t tokens, std::int64_t d) {
   std::int64_t const pairs = w.shape.head_dim / 2;
@@ -127,7 +127,7 @@ double turned_back(world const& w, Row row, std::int64_t tokens, std::int64_t d)
 }
 
 /// Element d of a key before its rotary embedding.
-inline double unrotated(world const& w, std::int64_t l, std::int64_t h, std::int64_t t, std::int64_t d) {
+inline double pre_rope(world const& w, std::int64_t l, std::int64_t h, std::int64_t t, std::int64_t d) {
   return turned_back(
       w, [&](std::int64_t i) { return static_cast<double>(w.cache.key(l, h, t, i)); }, t, d);
 }

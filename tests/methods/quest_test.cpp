@@ -23,11 +23,11 @@ presets::quest random_quest(cache_shape const& shape, random_source& random) {
               .page = narrow(random.between(1, 9)),
               .sink_pages = narrow(random.between(0, 2)),
               .recent_pages = narrow(random.between(1, 3)),
-              .metadata = pool::bounds::kind::range,
+              .metadata = pools::bounds::kind::range,
               .group = random.one_in(2) ? group_merge::mean : group_merge::maximum,
               .layers = {.dense_first = narrow(random.between(0, 2)), .reuse = narrow(random.between(1, 3))}};
     if (random.one_in(4)) policy.ratio = .25 * static_cast<double>(random.between(0, 3));
-    if (shape.type == element_type::f32 && random.one_in(2)) policy.metadata = pool::bounds::kind::mean_deviation;
+    if (shape.type == element_type::f32 && random.one_in(2)) policy.metadata = pools::bounds::kind::mean_deviation;
   } while (!allowed(policy, shape));
   return policy;
 }
@@ -41,7 +41,7 @@ tally run_quest(std::uint64_t seed, std::int64_t rounds, content kind) {
     if (kind == content::tied) shape.q_heads = shape.kv_heads * (1 << random.between(0, 2));  // means stay exact
     world const w(shape, random, kind);
     presets::quest policy = random_quest(shape, random);
-    if (kind == content::tied) policy.metadata = pool::bounds::kind::range;
+    if (kind == content::tied) policy.metadata = pools::bounds::kind::range;
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
     std::int64_t const piece = random.between(0, prompt);  // half of the prompts come in two
     host_exec exec;
@@ -95,7 +95,7 @@ TEST_CASE("quest, worked by hand", "[methods]") {
   }
   std::vector<float> const query{1, -2};
   host_exec exec;
-  for (auto const metadata : {pool::bounds::kind::range, pool::bounds::kind::mean_deviation}) {
+  for (auto const metadata : {pools::bounds::kind::range, pools::bounds::kind::mean_deviation}) {
     presets::quest const policy{.tokens = 4, .page = 2, .sink_pages = 0, .metadata = metadata, .group = group_merge::mean};
     auto state = start(policy, shape);
     state.prefill(own_view{&cache, 6}, {0}, {}, exec);

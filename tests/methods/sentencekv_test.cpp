@@ -2,8 +2,8 @@
 
 #include "kvpolicy/exec/host.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/pool/unit_mean.hpp"
-#include "kvpolicy/select/fill.hpp"
+#include "kvpolicy/pools/unit_mean.hpp"
+#include "kvpolicy/selectors/fill.hpp"
 #include "methods/naive_sentencekv.hpp"
 
 namespace kvpolicy_test::methods {
@@ -210,7 +210,7 @@ TEST_CASE("a prompt in two pieces is read as the prompt in one", "[methods]") {
 }
 
 TEST_CASE("a token ends a sentence by its text", "[methods]") {
-  using segment::ends_sentence;
+  using segments::ends_sentence;
   for (char const* const text :
        {".",    "!",   "?",   "...", " end.", ".\n",           "\n",           "\n\n",
         " \n ", "?\"", ".)",  "!'",  ".]",    ".\xe2\x80\x9d", "\xe2\x80\xa6", "\xe2\x80\xa6\xe2\x80\x9d",
@@ -229,7 +229,7 @@ TEST_CASE("a token ends a sentence by its text", "[methods]") {
 
 TEST_CASE("a sentence ends at a boundary that is not too early, and at its longest", "[methods]") {
   std::vector<std::uint8_t> const boundary{0, 1};
-  segment::sentences const by{.boundary = boundary, .longest = 6, .shortest = 3};
+  segments::sentences const by{.boundary = boundary, .longest = 6, .shortest = 3};
   REQUIRE_FALSE(by.ends(1, 2));
   REQUIRE(by.ends(1, 3));
   REQUIRE_FALSE(by.ends(0, 5));

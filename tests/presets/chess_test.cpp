@@ -142,7 +142,7 @@ presets::chess preset_of(chess_case const& c, bool literal) {
           .sink_pages = static_cast<std::int32_t>(c.sinks),
           .recent_pages = static_cast<std::int32_t>(c.recent),
           .depth = 3,
-          .unrotated = false,
+          .pre_rope = false,
           .standardised = false,
           .following = false,
           .paper_literal = literal};
@@ -207,7 +207,7 @@ TEMPLATE_TEST_CASE("chess, worked by hand", "[presets]", KVPOLICY_TEST_EXECUTORS
                               .sink_pages = 0,
                               .recent_pages = 1,
                               .depth = 3,
-                              .unrotated = false,
+                              .pre_rope = false,
                               .standardised = false,
                               .following = false};
   range_list list;
@@ -228,7 +228,7 @@ TEMPLATE_TEST_CASE("to the letter, a score that is the quantile itself is kept",
                               .sink_pages = 0,
                               .recent_pages = 1,
                               .depth = 3,
-                              .unrotated = false,
+                              .pre_rope = false,
                               .standardised = false,
                               .following = false,
                               .paper_literal = true};
@@ -249,7 +249,7 @@ TEST_CASE("chess chooses anew after a page that passed a threshold, and not befo
                               .varentropy = 5.0f,
                               .rest = 0,
                               .depth = 3,
-                              .unrotated = false};
+                              .pre_rope = false};
   host_exec exec;
   auto state = start(policy, shape);
   for (std::int64_t l = 0; l < 2; ++l) state.prefill(own_view{&cache, 100}, {l}, {}, exec);
@@ -277,7 +277,7 @@ TEST_CASE("a choice that keeps nothing takes the place of one that kept pages", 
                               .recent_pages = 1,
                               .every = 1,
                               .depth = 3,
-                              .unrotated = false,
+                              .pre_rope = false,
                               .standardised = false,
                               .following = false,
                               .paper_literal = true};

@@ -33,9 +33,9 @@ range_list retained_by(presets::chunkkv policy) {
 }
 
 TEST_CASE("chunkkv keeps whole chunks, the best by its merge, and the window", "[presets]") {
-  CHECK(retained_by({.tokens = 3, .reduce = select::merge::mean}) ==
+  CHECK(retained_by({.tokens = 3, .reduce = selectors::merge::mean}) ==
         range_list{{2, 4, reason::scored}, {7, 8, reason::recent}});
-  CHECK(retained_by({.tokens = 5, .reduce = select::merge::maximum}) ==
+  CHECK(retained_by({.tokens = 5, .reduce = selectors::merge::maximum}) ==
         range_list{{2, 6, reason::scored}, {7, 8, reason::recent}});
 }
 

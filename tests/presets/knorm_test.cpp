@@ -5,8 +5,8 @@
 
 #include "kvpolicy/exec/host.hpp"
 #include "kvpolicy/presets/keydiff.hpp"
-#include "kvpolicy/score/key_norm.hpp"
-#include "kvpolicy/score/key_similarity.hpp"
+#include "kvpolicy/scorers/key_norm.hpp"
+#include "kvpolicy/scorers/key_similarity.hpp"
 
 namespace kvpolicy {
 namespace {

@@ -81,7 +81,7 @@ TEST_CASE("quest's paper setting is pages of 16 by minima and maxima, two dense 
   constexpr presets::quest paper = presets::quest::paper();
   STATIC_REQUIRE(paper.page == 16);
   STATIC_REQUIRE(paper.sink_pages == 0);
-  STATIC_REQUIRE(paper.metadata == pool::bounds::kind::range);
+  STATIC_REQUIRE(paper.metadata == pools::bounds::kind::range);
   STATIC_REQUIRE(paper.group == group_merge::mean);
   STATIC_REQUIRE(paper.layers.dense_first == 2);
 }

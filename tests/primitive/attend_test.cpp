@@ -197,7 +197,7 @@ TEMPLATE_TEST_CASE("attend over rows by index is attend over the tokens that the
   }
 }
 
-#if !defined(KVPOLICY_TEST_GPU)
+#if defined(KVPOLICY_TEST_SIMD)
 TEST_CASE("attend gives the same bits whether one thread worked or two", "[primitive]") {
   random_source random(33);
   for (int round = 0; round < 40; ++round) {

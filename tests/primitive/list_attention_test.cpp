@@ -75,7 +75,7 @@ TEMPLATE_TEST_CASE("a token alone has all the attention, however large its logit
   }
 }
 
-#if !defined(KVPOLICY_TEST_GPU)
+#if defined(KVPOLICY_TEST_SIMD)
 TEST_CASE("list_attention gives the same bits whether one thread worked or two", "[primitive]") {
   random_source random(28);
   for (int round = 0; round < 30; ++round) {

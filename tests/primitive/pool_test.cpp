@@ -76,9 +76,9 @@ TEMPLATE_TEST_CASE("pool_mean is each unit's mean, in whatever cuts the tokens c
   }
 }
 
-// Each pair is turned back by its own angle, whichever channels it has; what is behind the pairs stays. Rows by index are
+// Each pair is rotated back by its own angle, whichever channels it has; what is behind the pairs stays. Rows by index are
 // turned by the token that they are of.
-TEMPLATE_TEST_CASE("pool_mean of keys that are turned back is the mean of the keys before their embedding", "[primitive]",
+TEMPLATE_TEST_CASE("pool_mean of keys that are rotated back is the mean of the keys before their embedding", "[primitive]",
                    KVPOLICY_TEST_EXECUTORS) {
   random_source random(6);
   for (int round = 0; round < 60; ++round) {
@@ -95,14 +95,14 @@ TEMPLATE_TEST_CASE("pool_mean of keys that are turned back is the mean of the ke
     for (float& f : frequency) f = static_cast<float>(random.between(1, 1000)) / 1000;
     rotation const rope{frequency.data(), pairs, halves ? rotation::pairing::halves : rotation::pairing::neighbours};
     std::vector<float> angles(static_cast<std::size_t>(2 * pairs * shape.max_tokens + 1));
-    write_turns(rope, std::span(angles).first(angles.size() - 1));
-    token_turns const turned{angles.data(), pairs, rope.how};
+    write_rope_angles(rope, std::span(angles).first(angles.size() - 1));
+    rope_angles const turned{angles.data(), pairs, rope.how};
     std::vector<float> means(static_cast<std::size_t>(units * width));
     TestType on(shape);
     on.run([&](auto& exec) {
       std::int64_t first = 0;
       for (std::int64_t const last : random_cuts(n, random)) {
-        pool_mean(keys.get(), {.unit_size = unit, .first = first, .last = last, .turned = turned},
+        pool_mean(keys.get(), {.unit_size = unit, .first = first, .last = last, .rotated = turned},
                   table<float>{means.data(), units, width, width}, 0, exec);
         first = last;
       }

@@ -124,7 +124,7 @@ struct embedding {
     rope = {frequency.data(), pairs, random.one_in(2) ? rotation::pairing::halves : rotation::pairing::neighbours};
   }
   /// (x, y) becomes (x cos - y sin, x sin + y cos).
-  void turn(float* query, std::int64_t position) const {
+  void rotate(float* query, std::int64_t position) const {
     for (std::int64_t i = 0; i < rope.pairs; ++i) {
       bool const halves = rope.how == rotation::pairing::halves;
       float& a = query[halves ? i : 2 * i];
@@ -157,7 +157,7 @@ TEMPLATE_TEST_CASE("query_moments are the mean and covariance of the queries bef
       for (std::int64_t q = 0; q < shape.q_heads; ++q) {
         float* const query = turned.data() + t * token_stride + q * head_stride;
         std::copy_n(plain.data() + (t * shape.q_heads + q) * dims, dims, query);
-        rope.turn(query, first + t);
+        rope.rotate(query, first + t);
       }
     }
     bool const with_covariance = random.one_in(2);

@@ -267,7 +267,7 @@ class Binding(unittest.TestCase):
         self.assertEqual(ran, [2])
 
     def test_ranks_choose_for_the_request_together(self):
-        text, meet, parts, chosen = "chess:tokens=64,page=8,sink_pages=1,recent_pages=2,unrotated=0", threading.Barrier(2), {}, {}
+        text, meet, parts, chosen = "chess:tokens=64,page=8,sink_pages=1,recent_pages=2,pre_rope=0", threading.Barrier(2), {}, {}
         draw = np.random.default_rng(2)
         keys = draw.normal(size=(sizes.layers, sizes.kv_heads, sizes.max_tokens, sizes.head_dim)).astype(np.float32)
         queries = draw.normal(size=(sizes.layers, sizes.q_heads, sizes.head_dim)).astype(np.float32)

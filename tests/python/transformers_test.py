@@ -8,7 +8,7 @@ try:
     import torch
     import transformers
 except ImportError as missing:
-    print(f"no {missing.name} in {sys.executable}: the door into transformers is not tested")
+    print(f"no {missing.name} in {sys.executable}: the integration with transformers is not tested")
     sys.exit(77)
 
 import kvpolicy

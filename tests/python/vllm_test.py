@@ -19,7 +19,7 @@ os.environ.pop("KVPOLICY", None)
 try:
     import vllm
 except ImportError as missing:
-    print(f"no {missing.name} in {sys.executable}: the door into vLLM is not tested")
+    print(f"no {missing.name} in {sys.executable}: the integration with vLLM is not tested")
     sys.exit(77)
 import torch
 import transformers

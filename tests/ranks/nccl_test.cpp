@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "conformance/communicator.hpp"
-#include "kvpolicy/cuda/exec.hpp"
 #include "kvpolicy/exec/ranked.hpp"
+#include "kvpolicy/gpu/exec.hpp"
 #include "split_request.hpp"
 
 namespace kvpolicy_test::ranks {
@@ -48,8 +48,8 @@ std::vector<std::string> on_gpus(int size, std::chrono::milliseconds deadline, W
   return thrown;
 }
 
-/// Device rows on device executors: compiled here, linked where kvpolicy::cuda is.
-[[maybe_unused]] inline void on_device_rows(nccl_communicator& all, cuda::stream stream,
+/// Device rows on device executors: compiled here, linked where kvpolicy::gpu is.
+[[maybe_unused]] inline void on_device_rows(nccl_communicator& all, gpu::stream stream,
                                             strided_view<device_memory> const& view) {
   ranked<cuda_exec, nccl_communicator> exec(all, stream);
   presets::chess const policy{};

@@ -144,14 +144,14 @@ inline request draw_request(keys_are kind, std::int64_t ranks, random_source& ra
   // Means of whole numbers are exact over 1, 2 of them, or of equal ones.
   bool const equal_in_page = exact && random.one_in(2);
   p.units = exact
-                ? segment::hierarchy{narrow(random.between(1, equal_in_page ? 8 : 2)), narrow(random.between(1, 2)),
-                                     narrow(random.between(1, 2))}
-                : segment::hierarchy{narrow(random.between(1, 8)), narrow(random.between(1, 4)), narrow(random.between(1, 4))};
+                ? segments::hierarchy{narrow(random.between(1, equal_in_page ? 8 : 2)), narrow(random.between(1, 2)),
+                                      narrow(random.between(1, 2))}
+                : segments::hierarchy{narrow(random.between(1, 8)), narrow(random.between(1, 4)), narrow(random.between(1, 4))};
   p.sink_pages = narrow(random.between(0, 2));
   p.recent_pages = narrow(random.between(1, exact ? 2 : 4));
   p.depth = narrow(random.between(1, 3));
   p.standardised = !exact && random.one_in(2);
-  p.unrotated = !exact && random.one_in(2);
+  p.pre_rope = !exact && random.one_in(2);
   r.frequencies = {1, .3f, .1f, .03f};
   p.paper_literal = random.one_in(6);
   p.every = random.one_in(2) ? narrow(random.between(1, 9)) : 0;

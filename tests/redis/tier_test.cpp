@@ -1,5 +1,5 @@
 // The remote tier on real servers: what every tier promises, and what it makes of servers that fail.
-#include "kvpolicy/tier/redis.hpp"
+#include "kvpolicy/tiers/redis.hpp"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 #include "redis/cluster.hpp"
 #include "redis/needs_server.hpp"
 #include "redis/slow_proxy.hpp"
-#include "tier/conformance.hpp"
+#include "tiers/conformance.hpp"
 
 using namespace kvpolicy_test;
 using namespace kvpolicy_test::redis;
@@ -35,18 +35,18 @@ cluster& three_nodes() {
 
 struct of_redis {
   static constexpr bool may_fail = false;
-  tier::redis tier;
+  tiers::redis tier;
   of_redis(std::int64_t bytes, std::int64_t capacity, std::uint64_t)
       : tier({.nodes = {at(one_server().port())}, .password = "open sesame"}, bytes, capacity) {}
 };
 struct of_cluster {
   static constexpr bool may_fail = false;
-  tier::redis tier;
+  tiers::redis tier;
   of_cluster(std::int64_t bytes, std::int64_t capacity, std::uint64_t)
       : tier({.nodes = {at(three_nodes().node(0).port())}, .password = "open sesame"}, bytes, capacity) {}
 };
 
-tier::redis_options impatient(std::vector<std::string> nodes) {
+tiers::redis_options impatient(std::vector<std::string> nodes) {
   return {.nodes = std::move(nodes), .password = "open sesame", .deadline = 3000ms, .attempt = 500ms};
 }
 
@@ -61,9 +61,9 @@ int readable(Tier& t, std::uint64_t version = 1) {
   int count = 0;
   for (std::uint64_t r = 0; r < 64; ++r) {
     std::vector<std::byte> to(static_cast<std::size_t>(t.block_bytes()), untouched_byte);
-    tier::block_key const key{r, 0, 0, 0, 1};
-    tier::block_read const read{key, to.data()};
-    if (t.wait(t.get({&read, 1}), soon()) == tier::status::done) {
+    tiers::block_key const key{r, 0, 0, 0, 1};
+    tiers::block_read const read{key, to.data()};
+    if (t.wait(t.get({&read, 1}), soon()) == tiers::status::done) {
       CHECK(to == block_of(key, version, t.block_bytes()));
       ++count;
     } else {
@@ -105,7 +105,7 @@ TEST_CASE("a remote tier leaves nothing behind on its servers") {
   needs_server();
   server s;
   {
-    tier::redis t({.nodes = {at(s.port())}}, 100, 1000);
+    tiers::redis t({.nodes = {at(s.port())}}, 100, 1000);
     for (std::uint64_t version = 1; version < 4; ++version) put_many(t, version);
     CHECK(s.command("DBSIZE") == "64");
     drop_one(t, {3, 0, 0, 0, 1});
@@ -117,36 +117,36 @@ TEST_CASE("a remote tier leaves nothing behind on its servers") {
 
 TEST_CASE("servers that can't be had, and options that can't be, are refused with their names") {
   needs_server();
-  CHECK_THROWS_WITH(tier::redis(impatient({"127.0.0.1:1"}), 8, 8), ContainsSubstring("127.0.0.1:1"));
-  CHECK_THROWS_WITH(tier::redis(impatient({"no.such.host.invalid:6379"}), 8, 8), ContainsSubstring("no.such.host.invalid"));
-  tier::redis_options wrong{.nodes = {at(one_server().port())}, .password = "sesame open"};
-  CHECK_THROWS_WITH(tier::redis(wrong, 8, 8), ContainsSubstring("WRONGPASS"));
+  CHECK_THROWS_WITH(tiers::redis(impatient({"127.0.0.1:1"}), 8, 8), ContainsSubstring("127.0.0.1:1"));
+  CHECK_THROWS_WITH(tiers::redis(impatient({"no.such.host.invalid:6379"}), 8, 8), ContainsSubstring("no.such.host.invalid"));
+  tiers::redis_options wrong{.nodes = {at(one_server().port())}, .password = "sesame open"};
+  CHECK_THROWS_WITH(tiers::redis(wrong, 8, 8), ContainsSubstring("WRONGPASS"));
   wrong.password.clear();
-  CHECK_THROWS_WITH(tier::redis(wrong, 8, 8), ContainsSubstring("NOAUTH"));
-  for (tier::redis_options const& bad :
-       {tier::redis_options{.nodes = {}}, tier::redis_options{.space = "a{b"}, tier::redis_options{.deadline = 0ms},
-        tier::redis_options{.lifetime = -1s}, tier::redis_options{.replicas = -1}}) {
-    CHECK_THROWS_AS(tier::redis(bad, 8, 8), kvpolicy::invalid_value);
+  CHECK_THROWS_WITH(tiers::redis(wrong, 8, 8), ContainsSubstring("NOAUTH"));
+  for (tiers::redis_options const& bad :
+       {tiers::redis_options{.nodes = {}}, tiers::redis_options{.space = "a{b"}, tiers::redis_options{.deadline = 0ms},
+        tiers::redis_options{.lifetime = -1s}, tiers::redis_options{.replicas = -1}}) {
+    CHECK_THROWS_AS(tiers::redis(bad, 8, 8), kvpolicy::invalid_value);
   }
-  CHECK_THROWS_AS(tier::redis(impatient({at(one_server().port())}), 0, 8), kvpolicy::invalid_value);
+  CHECK_THROWS_AS(tiers::redis(impatient({at(one_server().port())}), 0, 8), kvpolicy::invalid_value);
 }
 
 TEST_CASE("a full server refuses a put, and keeps what it has") {
   needs_server();
   server s({.maxmemory = 4 << 20});
-  tier::redis t({.nodes = {at(s.port())}}, 1 << 16, 1000);
+  tiers::redis t({.nodes = {at(s.port())}}, 1 << 16, 1000);
   std::vector<std::byte> bytes(1 << 16);
   std::int32_t stored = 0;
   for (; stored < 200; ++stored) {
-    tier::block_key const key{1, 0, 0, stored, 1};
+    tiers::block_key const key{1, 0, 0, stored, 1};
     fill_block(key, 1, bytes);
-    tier::block_write const write{key, bytes.data()};
+    tiers::block_write const write{key, bytes.data()};
     if (!t.put({&write, 1})) break;
   }
   REQUIRE(stored > 10);
   REQUIRE(stored < 200);
   // A batch that does not fit, over blocks that are there: whole or not at all.
-  std::vector<tier::block_write> writes;
+  std::vector<tiers::block_write> writes;
   for (std::int32_t i = 0; i < 60; ++i) writes.push_back({{1, 0, 0, i, 1}, bytes.data()});
   CHECK_FALSE(t.put(writes));
   CHECK(t.occupied().resident == stored);
@@ -161,18 +161,18 @@ TEST_CASE("a replica takes over from a primary that was killed, and from one tha
   for (bool const killed : {true, false}) {
     CAPTURE(killed);
     cluster c({.replicas = true, .password = "open sesame", .node_timeout = 500ms});
-    tier::redis_options options = impatient({at(c.node(0).port()), at(c.node(1).port())});
+    tiers::redis_options options = impatient({at(c.node(0).port()), at(c.node(1).port())});
     options.replicas = 1;
     options.deadline = 15'000ms;  // a failover, and a busy machine
-    tier::redis t(options, 500, 1000);
+    tiers::redis t(options, 500, 1000);
     put_many(t);
     killed ? c.node(0).kill() : c.node(0).pause();
     CHECK(readable(t) == 64);  // from the replica, which has what was acknowledged
     REQUIRE(c.wait_for_failover(0));
-    t.drop(std::array{tier::block_key{5, 0, 0, 0, 1}});
+    t.drop(std::array{tiers::block_key{5, 0, 0, 0, 1}});
     CHECK(readable(t) == 63);
     // One copy is lost with the node: acknowledged again by who is left, where a copy is not asked for.
-    tier::redis others(impatient({at(c.node(1).port())}), 500, 1000);
+    tiers::redis others(impatient({at(c.node(1).port())}), 500, 1000);
     put_many(others);
     CHECK(readable(others) == 64);
   }
@@ -181,19 +181,19 @@ TEST_CASE("a replica takes over from a primary that was killed, and from one tha
 TEST_CASE("without a replica, a paused node's blocks are misses in time, and others' are there") {
   needs_server();
   cluster c({.password = "open sesame", .node_timeout = 15'000ms});
-  tier::redis t(impatient({at(c.node(0).port())}), 500, 1000);
+  tiers::redis t(impatient({at(c.node(0).port())}), 500, 1000);
   put_many(t);
   c.node(2).pause();
   std::vector<std::byte> to(64 * 500, untouched_byte);
-  std::vector<tier::ticket> ids;
+  std::vector<tiers::ticket> ids;
   int there = 0;
-  auto const start = tier::clock::now();
+  auto const start = tiers::clock::now();
   for (std::uint64_t r = 0; r < 6; ++r) {
-    tier::block_read const read{{r, 0, 0, 0, 1}, to.data() + r * 500};
-    there += t.wait(t.get({&read, 1}), soon()) == tier::status::done ? 1 : 0;
+    tiers::block_read const read{{r, 0, 0, 0, 1}, to.data() + r * 500};
+    there += t.wait(t.get({&read, 1}), soon()) == tiers::status::done ? 1 : 0;
     put_one(t, {r, 1, 0, 0, 1}, 1);
   }
-  CHECK(tier::clock::now() - start < 90s);
+  CHECK(tiers::clock::now() - start < 90s);
   CHECK(there < 6);
   CHECK(adds_up(t));
   c.node(2).resume();
@@ -205,9 +205,9 @@ TEST_CASE("without a replica, a paused node's blocks are misses in time, and oth
 TEST_CASE("slots that move, for good and half, are followed") {
   needs_server();
   cluster c({.password = "open sesame"});
-  tier::redis_options options = impatient({at(c.node(0).port())});
+  tiers::redis_options options = impatient({at(c.node(0).port())});
   options.space = "movers";
-  tier::redis t(options, 500, 1000);
+  tiers::redis t(options, 500, 1000);
   put_many(t);
   int moved = 0;
   for (std::uint64_t r = 0; r < 64 && moved < 6; ++r) {
@@ -230,15 +230,15 @@ TEST_CASE("a reply that is torn or turned is a miss, never other bytes") {
   needs_server();
   server s;
   slow_proxy proxy(s.port());
-  tier::redis t({.nodes = {at(proxy.port())}, .deadline = 2000ms, .attempt = 400ms}, 4000, 100);
+  tiers::redis t({.nodes = {at(proxy.port())}, .deadline = 2000ms, .attempt = 400ms}, 4000, 100);
   REQUIRE(put_one(t, {}, 1));
   int missed = 0;
   for (std::int64_t after : {0, 1, 5, 7, 20, 40, 55, 60, 100, 2000, 4040, 4055}) {
     CAPTURE(after);
     proxy.flip_after(after);
     std::vector<std::byte> to(4000, untouched_byte);
-    tier::block_read const read{{}, to.data()};
-    bool const done = t.wait(t.get({&read, 1}), soon()) == tier::status::done;
+    tiers::block_read const read{{}, to.data()};
+    bool const done = t.wait(t.get({&read, 1}), soon()) == tiers::status::done;
     missed += done ? 0 : 1;
     CHECK((done ? to == block_of({}, 1, 4000) : untouched(to)));
     proxy.heal();
@@ -253,14 +253,14 @@ TEST_CASE("a server that stalls, or trickles, costs a deadline and no more") {
   needs_server();
   server s;
   slow_proxy proxy(s.port());
-  tier::redis t({.nodes = {at(proxy.port())}, .deadline = 1500ms, .attempt = 400ms}, 4000, 100);
+  tiers::redis t({.nodes = {at(proxy.port())}, .deadline = 1500ms, .attempt = 400ms}, 4000, 100);
   REQUIRE(put_one(t, {}, 1));
   proxy.stall();
-  auto const start = tier::clock::now();
+  auto const start = tiers::clock::now();
   CHECK(is_miss(t, {}));
   CHECK_FALSE(put_one(t, {}, 2));
   drop_one(t, {9, 9, 9, 9, 9});
-  CHECK(tier::clock::now() - start < 20s);
+  CHECK(tiers::clock::now() - start < 20s);
   proxy.heal();
   CHECK(reads_as(t, {}, 1));
   CHECK(put_one(t, {}, 3));
@@ -270,13 +270,13 @@ TEST_CASE("a server that stalls, or trickles, costs a deadline and no more") {
 
 TEST_CASE("two processes share a space: what one wrote the other reads, and in another space nobody does") {
   needs_server();
-  tier::redis_options options{.nodes = {at(three_nodes().node(1).port())}, .password = "open sesame", .space = "prompt-5f3a"};
+  tiers::redis_options options{.nodes = {at(three_nodes().node(1).port())}, .password = "open sesame", .space = "prompt-5f3a"};
   pid_t const child = fork();
   REQUIRE(child >= 0);
   if (child == 0) {
     bool stored = true;
     try {
-      tier::redis writer(options, 500, 1000);
+      tiers::redis writer(options, 500, 1000);
       for (std::uint64_t r = 0; r < 64; ++r) stored = stored && put_one(writer, {r, 0, 0, 0, 1}, 1);
     } catch (...) {
       stored = false;
@@ -286,12 +286,12 @@ TEST_CASE("two processes share a space: what one wrote the other reads, and in a
   int status = -1;
   REQUIRE(waitpid(child, &status, 0) == child);
   REQUIRE(status == 0);
-  tier::redis reader(options, 500, 1000);
+  tiers::redis reader(options, 500, 1000);
   CHECK(readable(reader) == 64);
   options.space = "prompt-5f3b";
-  tier::redis stranger(options, 500, 1000);
+  tiers::redis stranger(options, 500, 1000);
   CHECK(readable(stranger) == 0);
   options.space.clear();
-  tier::redis alone(options, 500, 1000);
+  tiers::redis alone(options, 500, 1000);
   CHECK(readable(alone) == 0);
 }

@@ -27,7 +27,7 @@ def ask_all(s):
 
 def full_is_no_policy(work):
     dense, dense_streamed = answers(work, None, ask_all)
-    for how in ((), ("--own-rows",)):
+    for how in ((), ("--managed-cache",)):
         compare(dense, dense_streamed, *answers(work, "full", ask_all, *how))
     # What reads too little answers otherwise: these answers do depend on what is read.
     for (text, most), d in zip(questions[:2], dense):
@@ -158,7 +158,7 @@ def asked_twice(work):
 
 
 def clients(work, *how):
-    """Prompts are longer than a batch, with own rows than the engine's whole cache; and the policy drops most of them."""
+    """Prompts are longer than a batch, with a managed cache than the engine's whole cache; and the policy drops most of them."""
     with server(work, of, of.exec(f"snapkv:tokens={budget},after=0", *how), "-c", "4096", "-b", "256", "-ub", "64") as s:
         second_turn(s, *four_clients(s))
         attempt(three_choices, s)
@@ -169,7 +169,7 @@ def clients(work, *how):
 with scratch() as work:
     attempt(full_is_no_policy, work)
     attempt(clients, work)
-    attempt(clients, work, "--own-rows")
+    attempt(clients, work, "--managed-cache")
     attempt(context_shift, work, "full", True)
     attempt(context_shift, work, "quest:tokens=64", True)
     attempt(context_shift, work, "snapkv:tokens=64,after=0", False)

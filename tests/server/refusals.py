@@ -41,7 +41,7 @@ def unknown_settings(work):
                             ("full;", "option"),
                             ("full;strict=1", "strict"), (";strict", "policy"), ("full;prompts=nosuch", "nosuch"),
                             ("full;prompts=pages:shar=.5", "shar", "did you mean 'share'"),
-                            ("full;own-row", "did you mean 'own-rows'"), ("full;own-rows=yes", "own-rows"),
+                            ("full;own-row", "did you mean 'managed-cache'"), ("full;managed-cache=yes", "managed-cache"),
                             ("quest;tier=nosuch", "nosuch", "disk:FILE"), ("quest;tier=", "tier ''"),
                             ("quest;tier=disk:", "disk:FILE"), ("quest;tier", "tier")):
         refused(work, of.preloaded(f"KVPOLICY={said}") + serve, *patterns)
@@ -125,7 +125,7 @@ def from_a_script(work):
 
 def from_a_folder_with_spaces(work):
     """The tool and its library may lie anywhere."""
-    tools, libraries = work("with a space/tools"), work("with a space/src/preload")
+    tools, libraries = work("with a space/tools"), work("with a space/src/adapters/preload")
     os.makedirs(tools)
     os.makedirs(libraries)
     shutil.copy(of.kvpolicy_exec, tools)

@@ -108,5 +108,5 @@ with scratch() as work:
     a_third = requests // 3
     soak(work, found, draws[:a_third], 256, (), "-cram", "32")
     soak(work, found, draws[a_third:2 * a_third], 8 + 400 / requests, (), "-cram", "0")
-    soak(work, found, draws[2 * a_third:], 40 + 400 / requests, ("--own-rows",), "-cram", "32")
+    soak(work, found, draws[2 * a_third:], 40 + 400 / requests, ("--managed-cache",), "-cram", "32")
 finish()

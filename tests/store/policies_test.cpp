@@ -29,7 +29,7 @@ class pair_of_requests {
       : random_(seed),
         cache_(shape, random_, random_.between(0, 3) == 0 ? content::tied : content::normal),
         told_(shape, random_),
-        evicts_(facts_of(policy).evicts),
+        evicts_(requirements_of(policy).evicts),
         dense_(start(policy, shape)),
         owned_(start(policy, shape)) {}
 
@@ -87,7 +87,7 @@ class pair_of_requests {
   bool prefills(request_type& request, View const& view, std::int64_t layer, std::int64_t first) {
     try {
       prompt_signals told = told_.prompt(first, view.tokens());
-      told.there = there_;
+      told.resident = there_;
       request.prefill(view, {layer}, told, exec_);
       return true;
     } catch (unsupported const&) {
@@ -137,7 +137,7 @@ void check_on_store(Policy const& policy) {
   }
   // Those whose scores are of all tokens that there ever were, and those that keep all, which have all.
   std::string const name = Policy::name;
-  bool const keeps_all = facts_of(parts_of(policy).retain).keeps_all;
+  bool const keeps_all = requirements_of(parts_of(policy).retain).keeps_all;
   REQUIRE(goes_on == (name != "h2o" && name != "expected_attention" && !keeps_all));
 }
 

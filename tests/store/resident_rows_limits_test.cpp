@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "kvpolicy/store/resident_rows.hpp"
-#include "kvpolicy/tier/resident_options.hpp"
-#include "tier/blocks.hpp"
+#include "kvpolicy/tiers/resident_options.hpp"
+#include "tiers/blocks.hpp"
 
 using namespace kvpolicy_test;
 
@@ -19,14 +19,14 @@ struct short_sequence {
   static constexpr cache_shape shape{
       .layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 4, .max_tokens = 200, .type = element_type::f32};
   fake_tier made;
-  tier::any_tier tier = lend(made);
+  tiers::any_tier tier = lend(made);
   block_arena arena{row_store::block_bytes(shape), 4};
   row_store store{arena, shape};
   resident_rows resident;
   std::array<float, 4> row{};
   std::vector<range_list> kept{1};
 
-  explicit short_sequence(tier::resident_options options, fake_options how = {.most_polls = 0}, std::int32_t tokens = 16)
+  explicit short_sequence(tiers::resident_options options, fake_options how = {.most_polls = 0}, std::int32_t tokens = 16)
       : made(row_store::row_bytes(shape, shape.type), shape.max_tokens, how), resident(tier, store, options) {
     for (std::int32_t t = 0; t < tokens; ++t) append();
     kept[0] = {{0, tokens}};
@@ -135,7 +135,7 @@ TEST_CASE("a tier that does not deliver is an error after the deadline, and wake
 
 TEST_CASE("a get that never ends holds neither a new sequence nor the destructor, and may still write when it does") {
   fake_tier made(row_store::row_bytes(short_sequence::shape, element_type::f32), 64, {.never = true});
-  tier::any_tier tier = lend(made);
+  tiers::any_tier tier = lend(made);
   {
     short_sequence rows({.slots = 4});  // for its store alone
     resident_rows resident(tier, rows.store, {.slots = 4, .wait = false, .deadline = std::chrono::milliseconds(20)});
@@ -161,11 +161,11 @@ TEST_CASE("a tier without room, or with blocks of another size, and slots below 
   short_sequence s({});
   std::int64_t const bytes = row_store::row_bytes(short_sequence::shape, element_type::f32);
   fake_tier other(bytes + 1, 4);
-  tier::any_tier of_other = lend(other);
+  tiers::any_tier of_other = lend(other);
   CHECK_THROWS_AS(resident_rows(of_other, s.store, {}), kvpolicy::invalid_value);
   CHECK_THROWS_AS(resident_rows(s.tier, s.store, {.slots = -1}), kvpolicy::invalid_value);
   fake_tier small(bytes, 4);
-  tier::any_tier of_small = lend(small);
+  tiers::any_tier of_small = lend(small);
   {
     resident_rows resident(of_small, s.store, {.request = 2});
     s.resident.bring({0});

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "kvpolicy/testing/random_cache.hpp"
-#include "kvpolicy/tier/resident_options.hpp"
-#include "tier/blocks.hpp"
+#include "kvpolicy/tiers/resident_options.hpp"
+#include "tiers/blocks.hpp"
 
 using namespace kvpolicy_test;
 
@@ -36,7 +36,7 @@ cache_shape shape_of(random_source& random) {
 /// One sequence: its rows, and what they should be.
 class sequence {
  public:
-  sequence(tier::any_tier& tier, block_arena& arena, cache_shape const& shape, tier::resident_options options,
+  sequence(tiers::any_tier& tier, block_arena& arena, cache_shape const& shape, tiers::resident_options options,
            std::int64_t open, random_source& random)
       : random_(&random),
         shape_(shape),
@@ -53,7 +53,7 @@ class sequence {
     for (head const& h : heads_) count += std::ssize(h.away);
     return count;
   }
-  tier::resident_statistics const& statistics() const { return resident_->statistics(); }
+  tiers::resident_statistics const& statistics() const { return resident_->statistics(); }
   row_store const& store() const { return store_; }
   resident_rows& rows() { return *resident_; }
 
@@ -240,7 +240,7 @@ class sequence {
 
   random_source* random_;
   cache_shape shape_;
-  tier::resident_options options_;
+  tiers::resident_options options_;
   std::int64_t open_;
   row_store store_;
   std::optional<resident_rows> resident_;
@@ -256,14 +256,14 @@ struct workplace {
   random_source random;
   cache_shape shape = shape_of(random);
   Made made;
-  tier::any_tier tier = lend(made.tier);
+  tiers::any_tier tier = lend(made.tier);
   block_arena arena;
 
   explicit workplace(std::uint64_t seed)
       : random(seed),
         made(row_store::row_bytes(shape, shape.type), 3 * shape.layers * shape.kv_heads * longest, seed),
         arena(row_store::block_bytes(shape), 4 * shape.layers * shape.kv_heads * (longest / row_store::rows_of_block + 1)) {}
-  std::unique_ptr<sequence> start(tier::resident_options options, std::int64_t open) {
+  std::unique_ptr<sequence> start(tiers::resident_options options, std::int64_t open) {
     return std::make_unique<sequence>(tier, arena, shape, options, open, random);
   }
 };

@@ -49,8 +49,8 @@ struct moody {
 };
 
 TEST_CASE("a policy that chooses otherwise for the same verbs is found", "[testing]") {
-  policy const made{keep_all{}, keep{segment::tokens{}, pool::none{}, moody{}, budget::tokens{20}, select::top_of_layer{},
-                                     window::tokens{}, trigger::every_step{}}};
+  policy const made{keep_all{}, keep{segments::tokens{}, pools::none{}, moody{}, budgets::tokens{20}, selectors::top_of_layer{},
+                                     windows::tokens{}, triggers::every_step{}}};
   using Catch::Matchers::ContainsSubstring;
   REQUIRE_THROWS_MATCHES(check_policy(made), broken_promise,
                          Catch::Matchers::MessageMatches(ContainsSubstring("choose otherwise")));

@@ -9,12 +9,12 @@
 
 #include "kvpolicy/compose.hpp"
 #include "kvpolicy/kvpolicy.hpp"
-#include "kvpolicy/score/accumulated_attention.hpp"
-#include "kvpolicy/score/by_token.hpp"
-#include "kvpolicy/score/expected_attention.hpp"
-#include "kvpolicy/score/lag.hpp"
-#include "kvpolicy/score/query_mean_dot.hpp"
-#include "kvpolicy/score/representatives.hpp"
+#include "kvpolicy/scorers/accumulated_attention.hpp"
+#include "kvpolicy/scorers/by_token.hpp"
+#include "kvpolicy/scorers/expected_attention.hpp"
+#include "kvpolicy/scorers/lag.hpp"
+#include "kvpolicy/scorers/query_mean_dot.hpp"
+#include "kvpolicy/scorers/representatives.hpp"
 #include "kvpolicy/testing/random_cache.hpp"
 
 namespace kvpolicy::testing {
@@ -30,43 +30,43 @@ TEST_CASE("every scorer under score/ keeps a scorer's promises", "[testing]") {
     REQUIRE_NOTHROW(check_scorer(arguments...));
     checked.insert(header);
   };
-  constexpr segment::tokens tokens{};
-  constexpr pool::none none{};
+  constexpr segments::tokens tokens{};
+  constexpr pools::none none{};
   auto const unscored = [](std::int64_t count) { return scorer_options{.unscored = count}; };
-  check("accumulated_attention", score::accumulated_attention{});
-  check("accumulated_attention", score::accumulated_attention{.mean = true, .window = 5});
+  check("accumulated_attention", scorers::accumulated_attention{});
+  check("accumulated_attention", scorers::accumulated_attention{.mean = true, .window = 5});
   check("by_token", score_tokens([](auto key, auto value, auto age) {
           return norm(value) + dot(key, value) - .1f * static_cast<float>(age);
         }));
-  check("expected_attention", score::expected_attention{.sinks = 2, .future = 6});
-  check("expected_attention", score::expected_attention{.covariance = false, .value_norm = false});
-  check("key_norm", score::key_norm{});
-  check("key_similarity", score::key_similarity{});
-  check("lag", score::lag{.sinks = 0, .size = 4}, none, tokens, unscored(8));
-  check("last_attention", score::last_attention{.window = 2, .smooth = {.how = smoothing::kind::average, .width = 3}}, none,
+  check("expected_attention", scorers::expected_attention{.sinks = 2, .future = 6});
+  check("expected_attention", scorers::expected_attention{.covariance = false, .value_norm = false});
+  check("key_norm", scorers::key_norm{});
+  check("key_similarity", scorers::key_similarity{});
+  check("lag", scorers::lag{.sinks = 0, .size = 4}, none, tokens, unscored(8));
+  check("last_attention", scorers::last_attention{.window = 2, .smooth = {.how = smoothing::kind::average, .width = 3}}, none,
         tokens, unscored(2));
-  check("pivot_attention", score::pivot_attention{.window = 2, .smooth = {.how = smoothing::kind::maximum, .width = 3}}, none,
+  check("pivot_attention", scorers::pivot_attention{.window = 2, .smooth = {.how = smoothing::kind::maximum, .width = 3}}, none,
         tokens, unscored(2));
-  check("pivot_attention", score::pivot_attention{.window = 3, .merged = group_merge::maximum}, none, tokens, unscored(3));
-  check("recency", score::recency{});
-  check("window_attention", score::window_attention{.window = 3, .smooth = {.how = smoothing::kind::maximum, .width = 5}}, none,
-        tokens, unscored(3));
-  check("upper_bound", score::upper_bound{group_merge::maximum}, pool::bounds{}, segment::pages{4});
-  check("upper_bound", score::upper_bound{}, pool::bounds{pool::bounds::kind::mean_deviation}, segment::pages{5});
+  check("pivot_attention", scorers::pivot_attention{.window = 3, .merged = group_merge::maximum}, none, tokens, unscored(3));
+  check("recency", scorers::recency{});
+  check("window_attention", scorers::window_attention{.window = 3, .smooth = {.how = smoothing::kind::maximum, .width = 5}},
+        none, tokens, unscored(3));
+  check("upper_bound", scorers::upper_bound{group_merge::maximum}, pools::bounds{}, segments::pages{4});
+  check("upper_bound", scorers::upper_bound{}, pools::bounds{pools::bounds::kind::mean_deviation}, segments::pages{5});
   // Goes by the positions of what it is given: a token's representatives are found by the queries behind it.
-  check("representatives", score::representatives{.block = 4, .count = 2, .local = 3, .unrotated = true}, none,
-        segment::pages{4}, scorer_options{.gathered = false});
-  check("representatives", score::representatives{.block = 4, .count = 2, .local = 3}, none, segment::pages{4},
+  check("representatives", scorers::representatives{.block = 4, .count = 2, .local = 3, .pre_rope = true}, none,
+        segments::pages{4}, scorer_options{.gathered = false});
+  check("representatives", scorers::representatives{.block = 4, .count = 2, .local = 3}, none, segments::pages{4},
         scorer_options{.gathered = false});
   std::vector<std::uint8_t> boundary(10);
   boundary[3] = boundary[7] = 1;
-  segment::sentences const sentences{.boundary = boundary, .longest = 9, .shortest = 2};
-  check("query_mean_dot", score::query_mean_dot{}, pool::unit_mean{}, sentences, scorer_options{.gathered = false});
-  check("query_mean_dot", score::query_mean_dot{.standing = .5, .window = 3, .budget = {.count = 8}}, pool::unit_mean{},
+  segments::sentences const sentences{.boundary = boundary, .longest = 9, .shortest = 2};
+  check("query_mean_dot", scorers::query_mean_dot{}, pools::unit_mean{}, sentences, scorer_options{.gathered = false});
+  check("query_mean_dot", scorers::query_mean_dot{.standing = .5, .window = 3, .budget = {.count = 8}}, pools::unit_mean{},
         sentences, scorer_options{.gathered = false});
-  check("query_mean_dot", score::query_mean_dot{.carry = .5f}, pool::unit_mean{.spread = true}, sentences,
+  check("query_mean_dot", scorers::query_mean_dot{.carry = .5f}, pools::unit_mean{.spread = true}, sentences,
         scorer_options{.gathered = false});
-  checked.insert("anchor_affinity");         // makes an anchor, no scores: tests/score/anchor_affinity_test.cpp
+  checked.insert("anchor_affinity");         // makes an anchor, no scores: tests/scorers/anchor_affinity_test.cpp
   std::string const all = KVPOLICY_SCORERS;  // the headers' names, from the folder
   for (std::size_t at = 0; at < all.size();) {
     std::size_t const end = std::min(all.find(' ', at), all.size());

@@ -38,8 +38,8 @@ TEST_CASE("text sets parameters, behind a setting, and two names are a retain an
           "every:6");
   auto const two = three().parse("snapkv:tokens=64+quest:tokens=32");
   REQUIRE(two.name == "snapkv+quest");
-  REQUIRE_FALSE(facts_of(two.policy.retain).keeps_all);
-  REQUIRE_FALSE(facts_of(two.policy.retrieve).keeps_all);
+  REQUIRE_FALSE(requirements_of(two.policy.retain).keeps_all);
+  REQUIRE_FALSE(requirements_of(two.policy.retrieve).keeps_all);
 }
 
 TEST_CASE("text that says nothing, twice, or what can't be, is refused by name", "[text]") {

@@ -14,7 +14,7 @@ TEST_CASE("a prompt policy's text sets what it names and leaves the rest", "[tex
   prompt_pages const made = text::prompt_policy_of("pages:share=.25,page=64,metadata=range");
   CHECK(made.share == .25);
   CHECK(made.page == 64);
-  CHECK(made.metadata == pool::bounds::kind::range);
+  CHECK(made.metadata == pools::bounds::kind::range);
   CHECK(made.recent == prompt_pages{}.recent);
   CHECK(text::print_parameters(text::prompt_policy_of("pages")) == text::print_parameters({}));
   CHECK(text::print_parameters(text::prompt_policy_of("pages:" + text::print_parameters(made))) ==

@@ -66,7 +66,7 @@ for policy in result["policies"]:
     assert abs(policy["request_speedup"] - result["baseline"]["request_ms"] / policy["request_ms"]) < 1e-9
     split = policy["request_split"]
     assert abs(sum(split.values()) - 1) < 1e-9 and min(split.values()) >= 0 and split["attention"] > 0, split
-    assert policy["own_rows"]["most_bytes"] >= max(policy["own_rows"]["bytes_after_step"]), policy["own_rows"]
+    assert policy["managed_cache"]["most_bytes"] >= max(policy["managed_cache"]["bytes_after_step"]), policy["managed_cache"]
     assert 0 <= policy["choose_share"] < 1 and 0 <= policy["top1_agreement"] <= 1 and policy["kl"] > -1e-6
     assert len(policy["answers"]) == 2 and policy["answer"] == policy["answers"][0]
     assert len(policy["steps"]) == 2 * 7, "two prompts, seven decode steps each"

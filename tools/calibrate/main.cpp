@@ -1,7 +1,7 @@
 // kvpolicy-calibrate: how unsure a model is while it generates, as the thresholds that chess renews its choice by.
 #include <kvpolicy/exec/simd.hpp>
 #include <kvpolicy/primitive/entropy.hpp>
-#include <kvpolicy/trigger/entropy.hpp>
+#include <kvpolicy/triggers/entropy.hpp>
 
 #include <algorithm>
 #include <iostream>
@@ -38,7 +38,7 @@ void calibrate(options const& o) {
   calibration_prompts const prompts = read_prompts(model, o.prompts, o.chat, o.steps);
   context_ptr const context = model.context(model.parameters(prompts.context, o.threads, true));
   simd_exec exec(model.cache(256));
-  std::vector<trigger::page_uncertainty> pages;
+  std::vector<triggers::page_uncertainty> pages;
   progress_bar bar("calibrating, tokens", prompts.total);
   std::size_t done = 0;
   for (std::vector<llama_token> const& prompt : prompts.tokens) {
@@ -46,7 +46,7 @@ void calibrate(options const& o) {
     decode_prompt(
         context.get(), prompt, [&](std::size_t of_prompt) { bar.show(done + of_prompt); }, [] {});
     done += prompt.size();
-    trigger::page_statistics statistics;
+    triggers::page_statistics statistics;
     auto tokens = static_cast<std::int64_t>(prompt.size());
     for (int step = 0; step < o.steps; ++step, bar.show(++done)) {
       llama_token const next = likeliest(last_logits(context.get(), model));
@@ -59,10 +59,10 @@ void calibrate(options const& o) {
   if (pages.empty()) {
     throw invalid_value("no page of " + std::to_string(o.page) + " tokens was generated; give longer answers or more steps");
   }
-  trigger::entropy const found = trigger::calibrate(pages, o.page, o.quantile);
+  triggers::entropy const found = triggers::calibrate(pages, o.page, o.quantile);
   if (file) {
     nlohmann::ordered_json of_pages = nlohmann::ordered_json::array();
-    for (trigger::page_uncertainty const& page : pages) of_pages.push_back({page.entropy, page.varentropy});
+    for (triggers::page_uncertainty const& page : pages) of_pages.push_back({page.entropy, page.varentropy});
     file->stream() << nlohmann::ordered_json{{"model", o.model.substr(o.model.rfind('/') + 1)},
                                              {"page", o.page},
                                              {"quantile", o.quantile},

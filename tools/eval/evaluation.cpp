@@ -33,7 +33,7 @@ struct variant_of_policy {
 std::string parameters_of(variant_of_policy const& v) { return v.policy ? v.policy->parameters : ""; }
 
 std::vector<variant_of_policy> variants_of(eval_options const& options, host_policy_list const& known,
-                                           policy_facts const& facts) {
+                                           policy_inputs const& inputs) {
   std::vector<variant_of_policy> all{{.label = "dense"}};
   for (std::string const& text : options.policies) {
     std::string const name = text.substr(0, text.find_first_of(":+"));
@@ -46,13 +46,13 @@ std::vector<variant_of_policy> variants_of(eval_options const& options, host_pol
     }
     bool const has_budget = known.has_parameter(budgeted, "tokens") && given_to_it.find("ratio=") == std::string::npos;
     if (!has_budget) {
-      all.push_back({text, 0, known.parse(text, facts)});
+      all.push_back({text, 0, known.parse(text, inputs)});
       continue;
     }
     for (std::int64_t const budget : options.budgets) {
       std::string const given =
           text + (text.find(':', last) == std::string::npos ? ":" : ",") + "tokens=" + std::to_string(budget);
-      all.push_back({text, budget, known.parse(given, facts)});
+      all.push_back({text, budget, known.parse(given, inputs)});
     }
   }
   return all;
@@ -212,9 +212,9 @@ void evaluate(eval_options const& options) {
   host_policy_list const known = known_policies(options.plugins);
   for (std::string const& name : options.forms) form_of(name);
   for (std::string const& text : options.policies)
-    known.parse(text, facts_for());  // what is misspelt is known before a model is loaded
+    known.parse(text, inputs_for());  // what is misspelt is known before a model is loaded
   text_model const model(options.model);
-  std::vector<variant_of_policy> const variants = variants_of(options, known, model.facts());
+  std::vector<variant_of_policy> const variants = variants_of(options, known, model.inputs());
   std::vector<eval_case> const cases = cases_of(records, options, model);
   std::size_t longest = 0;
   for (eval_case const& asked : cases) longest = std::max(longest, asked.tokens.size());

@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 /// The library that goes in front, beside this program: installed, or where it was built.
 fs::path preload_library() {
   fs::path const here = fs::read_symlink("/proc/self/exe").parent_path();
-  for (char const* const folder : {KVPOLICY_LIBRARIES, "../src/preload"}) {
+  for (char const* const folder : {KVPOLICY_LIBRARIES, "../src/adapters/preload"}) {
     fs::path const found = here / folder / "libkvpolicy-llama.so";
     if (!fs::exists(found)) continue;
     fs::path const library = fs::canonical(found);
@@ -97,24 +97,25 @@ int main(int argc, char** argv) {
   std::string prompts;
   std::string tier;
   bool strict = false;
-  bool own_rows = false;
+  bool managed_cache = false;
   bool only_explain = false;
   app.add_option("policy", policy, "NAME[:parameter=value,...][+NAME...]; kvpolicy-run --list-policies lists them")->required();
   app.add_option("--prompts", prompts, "what prompts read of themselves: pages[:share=.15,...] (default: all)");
-  app.add_flag("--own-rows", own_rows,
+  app.add_flag("--managed-cache", managed_cache,
                "rows are the library's, which keeps those alone that the policy retains: a small cache");
-  app.add_option("--tier", tier,
-                 "where own rows that are not read go: host, disk:FILE or redis:HOST:PORT,... (default: they stay)");
+  app.add_option(
+      "--tier", tier,
+      "where rows of a managed cache that are not read go: host, disk:FILE or redis:HOST:PORT,... (default: they stay)");
   app.add_option("--log", log, "a file for the library's lines, or none (default: standard error)");
   app.add_flag("--strict", strict, "what can't be served fails, instead of being left to the engine");
   app.add_flag("--explain", only_explain, "says what the policy is, and runs nothing");
   app.prefix_command();
   return tool_main(app, argc, argv, [&] {
     KVPOLICY_EXPECTS(!policy.empty(), "the policy is empty; full is the one that reads all");
-    std::string said = policy + (strict ? ";strict" : "") + (own_rows ? ";own-rows" : "") +
+    std::string said = policy + (strict ? ";strict" : "") + (managed_cache ? ";managed-cache" : "") +
                        (prompts.empty() ? "" : ";prompts=" + prompts) + (tier.empty() ? "" : ";tier=" + tier);
     preload::parse_settings(said);
-    if (only_explain) return explain(known_policies().parse(policy, facts_for()));
+    if (only_explain) return explain(known_policies().parse(policy, inputs_for()));
     std::vector<std::string> command = app.remaining();
     if (!command.empty() && command.front() == "--") command.erase(command.begin());
     KVPOLICY_EXPECTS(!command.empty(), "no program to run; write it behind --, as in: kvpolicy-exec " + policy +

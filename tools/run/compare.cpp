@@ -11,9 +11,9 @@
 
 #include "attention_mass.hpp"
 #include "generate.hpp"
+#include "managed_cache.hpp"
 #include "measured.hpp"
 #include "output_file.hpp"
-#include "own_rows.hpp"
 #include "progress.hpp"
 #include "recorder.hpp"
 #include "table.hpp"
@@ -305,7 +305,7 @@ class comparison {
   context_ptr flash_on_;
   context_ptr flash_off_;
   context_ptr attached_;
-  std::optional<own_rows> own_;
+  std::optional<managed_cache> own_;
   std::string without_own_;    ///< why there are none
   ordered_json prompt_bytes_;  ///< of the first prompt
 
@@ -395,7 +395,7 @@ ordered_json comparison::result() const {
                   {"top1_agreement", static_cast<double>(m.agreed) / compared},
                   {"kl", m.kl / compared},
                   {"attention_mass", m.mass},
-                  {"own_rows", own_json(m.own, best, prompt_bytes_)},
+                  {"managed_cache", own_json(m.own, best, prompt_bytes_)},
                   {"prefill_ms", quantile(m.prefill_ms, .5)},
                   {"first_step_ms", quantile(m.first_ms, .5)},
                   {"answer", m.answers.front()},
@@ -426,7 +426,7 @@ void compare(run_options const& options) {
   std::optional<output_file> trace;
   if (!options.trace.empty()) trace.emplace(options.trace);
   run_options bound = options;
-  for (named_host_policy& p : bound.policies) p = options.known.parse(p.text, model.facts());
+  for (named_host_policy& p : bound.policies) p = options.known.parse(p.text, model.inputs());
   comparison all(bound, model, context);
   for (std::size_t i = 0; i < tokens.size(); ++i) all.run(options.prompts[i], tokens[i], trace ? &trace->stream() : nullptr);
   ordered_json const result = all.result();

@@ -82,7 +82,7 @@ std::int64_t context_tokens(text_model const& model, run_options const& options,
   auto const needed = static_cast<std::int64_t>(longest_prompt) + options.predict;
   std::string const what = "the prompt has " + std::to_string(longest_prompt) + " tokens; with " +
                            std::to_string(options.predict) + " to predict it needs " + std::to_string(needed) + ", ";
-  if (options.own_rows) {
+  if (options.managed_cache) {
     if (needed > model.trained_context()) {
       std::cerr << "kvpolicy-run: " << what << "the model was trained for " << model.trained_context()
                 << "; its answers will suffer\n";
@@ -131,7 +131,7 @@ nlohmann::ordered_json memory_json(llama::memory_statistics const& of) {
 
 void generate(run_options const& options) {
   text_model const model(options.model, {cache_type_of(options.key_type), cache_type_of(options.value_type)});
-  named_host_policy const chosen = options.known.parse(options.policies.front().text, model.facts());
+  named_host_policy const chosen = options.known.parse(options.policies.front().text, model.inputs());
   std::vector<llama_token> prompt = prompt_tokens(model, options, options.prompts.front());
   if (!options.load_state.empty() && prompt.size() > 1 && model.begins(prompt.front())) prompt.erase(prompt.begin());
   std::optional<output_file> trace;
@@ -155,15 +155,15 @@ void generate(run_options const& options) {
   };
   session_options.prompt_policy = options.prompt_policy;
   std::int64_t const context_size = context_tokens(model, options, prompt.size());
-  session_options.own_rows = options.own_rows;
+  session_options.managed_cache = options.managed_cache;
   if (!options.between_pieces.empty()) {
-    session_options.between_pieces = options.known.parse(options.between_pieces, model.facts()).policy;
+    session_options.between_pieces = options.known.parse(options.between_pieces, model.inputs()).policy;
   }
   session_options.memory = options.memory;
   std::int64_t const needed = (static_cast<std::int64_t>(prompt.size()) + options.predict + 255) / 256 * 256;
   std::int64_t const longest = options.longest != 0 ? options.longest : needed;
-  if (options.own_rows) session_options.longest = longest;
-  std::optional<tier::any_tier> row_tier =
+  if (options.managed_cache) session_options.longest = longest;
+  std::optional<tiers::any_tier> row_tier =
       make_tier(options.tier, model.cache(longest), model.row_bytes(model.cache(longest).head_dim));
   if (row_tier) session_options.rows = &*row_tier;
   session_options.resident = {.slots = options.tier_slots, .wait = !options.tier_async};

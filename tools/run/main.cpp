@@ -45,14 +45,14 @@ void declare(CLI::App& app, arguments& a) {
   app.add_option("--cache-type-k", a.options.key_type, "what keys are stored as: f16, bf16, f32, q8_0, q4_0, ...")
       ->capture_default_str();
   app.add_option("--cache-type-v", a.options.value_type, "what values are stored as")->capture_default_str();
-  auto* const own = app.add_flag("--own-rows", a.options.own_rows,
+  auto* const own = app.add_flag("--managed-cache", a.options.managed_cache,
                                  "the session holds the rows: what a policy drops is freed, and --ctx bounds no prompt");
   app.add_option("--between-pieces", a.options.between_pieces,
-                 "with --own-rows, NAME[:key=value,...] of the policy that drops rows after each piece of the prompt")
+                 "with --managed-cache, NAME[:key=value,...] of the policy that drops rows after each piece of the prompt")
       ->needs(own);
   app.add_option_function<std::int64_t>(
          "--memory", [&a](std::int64_t megabytes) { a.options.memory = megabytes << 20; },
-         "with --own-rows, MiB of rows at most")
+         "with --managed-cache, MiB of rows at most")
       ->check(between(1, 1 << 30))
       ->needs(own);
   app.add_option("--load-state", a.options.load_state,
@@ -60,12 +60,12 @@ void declare(CLI::App& app, arguments& a) {
   app.add_option("--save-state", a.options.save_state, "write rows and what the policy remembers, for --load-state")
       ->check(file_name());
   app.add_option("--longest", a.options.longest,
-                 "with --own-rows, tokens that a sequence may have (default: what prompt and prediction need)")
+                 "with --managed-cache, tokens that a sequence may have (default: what prompt and prediction need)")
       ->check(between(1, 1 << 30))
       ->needs(own);
-  auto* const tier = app.add_option(
-      "--tier", a.options.tier,
-      "where own rows that are not read go: same_memory, host, disk:FILE or redis:HOST:PORT,... (default: they stay)");
+  auto* const tier = app.add_option("--tier", a.options.tier,
+                                    "where rows of a managed cache that are not read go: host, disk:FILE or "
+                                    "redis:HOST:PORT,... (default: they stay)");
   app.add_option("--tier-slots", a.options.tier_slots,
                  "rows of the tier that a KV head has in memory too (default: twice what a step reads)")
       ->check(count_from(1))
@@ -94,13 +94,15 @@ void run(arguments& a) {
   if (!a.options.json.empty() && !a.options.trace.empty() && kvpolicy::output_file::same(a.options.json, a.options.trace)) {
     throw invalid_value("--json and --trace are one file, '" + a.options.trace + "'; give each its own");
   }
-  if (!a.options.tier.empty() && !a.compare) a.options.own_rows = true;
+  if (!a.options.tier.empty() && !a.compare) a.options.managed_cache = true;
   bool const with_state = !a.options.load_state.empty() || !a.options.save_state.empty();
-  if (with_state && !a.options.own_rows) throw invalid_value("a state is of own rows: give --own-rows, and --longest");
+  if (with_state && !a.options.managed_cache)
+    throw invalid_value("a state is of a managed cache: give --managed-cache, and --longest");
   if (with_state && a.options.longest == 0) {
     throw invalid_value("a state is loaded by a run of the same --longest: say how many tokens there will be in the end");
   }
-  if (a.compare && a.options.own_rows) throw invalid_value("--compare measures own rows anyway; leave --own-rows away");
+  if (a.compare && a.options.managed_cache)
+    throw invalid_value("--compare measures a managed cache anyway; leave --managed-cache away");
   if (!a.compare && (a.policies.size() > 1 || a.prompt_files.size() > 1)) {
     throw invalid_value("several policies or prompts need --compare");
   }
@@ -109,7 +111,7 @@ void run(arguments& a) {
     std::erase(a.policies, "heterocache");  // it needs a profile
   }
   if (!a.prompt_policy.empty()) a.options.prompt_policy = kvpolicy::text::prompt_policy_of(a.prompt_policy);
-  for (std::string const& text : a.policies) a.options.policies.push_back(a.options.known.parse(text, kvpolicy::facts_for()));
+  for (std::string const& text : a.policies) a.options.policies.push_back(a.options.known.parse(text, kvpolicy::inputs_for()));
   for (std::string const& path : a.prompt_files) a.options.prompts.push_back({name_of_file(path), kvpolicy::read_file(path)});
   if (a.prompt_files.empty()) {
     if (a.prompt.empty()) {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "own_rows.hpp"
+#include "managed_cache.hpp"
 
 namespace kvpolicy {
 

@@ -62,8 +62,8 @@ nlohmann::json recorder::picture(std::int64_t layers) const {
 
 nlohmann::ordered_json recorder::at_work(llama::session const& session) const {
   nlohmann::ordered_json made = moved_.result();
-  session.tell([&](told how, char const* what, double value) {
-    if (how == told::count) made[what] = value;
+  session.visit_statistics([&](statistic how, char const* what, double value) {
+    if (how == statistic::count) made[what] = value;
     else made[what].push_back(value);
   });
   return made;

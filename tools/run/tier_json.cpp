@@ -2,7 +2,7 @@
 
 namespace kvpolicy {
 
-nlohmann::ordered_json tier_json(std::string const& name, tier::resident_statistics const& s) {
+nlohmann::ordered_json tier_json(std::string const& name, tiers::resident_statistics const& s) {
   if (name.empty()) return nullptr;
   return {{"name", name.substr(0, name.find(':'))},
           {"hit_rate", s.wanted > 0 ? static_cast<double>(s.hits) / static_cast<double>(s.wanted) : 1.0},

@@ -1,7 +1,7 @@
 // What a tier did, as JSON.
 #pragma once
 
-#include <kvpolicy/tier/resident_options.hpp>
+#include <kvpolicy/tiers/resident_options.hpp>
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -9,6 +9,6 @@
 namespace kvpolicy {
 
 /// What --json says of a tier; null for an empty name.
-nlohmann::ordered_json tier_json(std::string const& name, tier::resident_statistics const& statistics);
+nlohmann::ordered_json tier_json(std::string const& name, tiers::resident_statistics const& statistics);
 
 }  // namespace kvpolicy

@@ -76,13 +76,13 @@ named_host_policy policy_of(arguments const& a, std::int64_t tokens) {
     if (short_of_a_chunk && (key == "chunk" || key == "reduce" || key == "window_in_budget")) continue;
     items += (items.empty() ? "" : ",") + key + "=" + value;
   }
-  return known.parse(name + (items.empty() ? "" : ":" + items), facts_for());
+  return known.parse(name + (items.empty() ? "" : ":" + items), inputs_for());
 }
 
 nlohmann::json kept_of(case_file const& prompt, host_policy const& policy) {
   cache_shape const& shape = prompt.shape;
   std::int64_t const n = shape.max_tokens;
-  bool const retrieves = !facts_of(policy.retrieve).keeps_all;
+  bool const retrieves = !requirements_of(policy.retrieve).keeps_all;
   if (retrieves && n < 2) throw invalid_value("a policy that retrieves needs a prompt of at least 2 tokens");
   // A retrieve chooses for the last token, behind a prompt of all others.
   std::int64_t const known = retrieves ? n - 1 : n;

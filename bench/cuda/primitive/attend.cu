@@ -3,7 +3,7 @@
 #include <functional>
 #include <memory>
 
-#include "kvpolicy/cuda/launch/attend.hpp"
+#include "kvpolicy/gpu/launch/attend.hpp"
 #include "lists.hpp"
 #include "primitives.hpp"
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t few = 1024;
 
-using lists_at = std::function<cuda::token_lists(int)>;
+using lists_at = std::function<gpu::token_lists(int)>;
 
 /// What each turn's lists are, and how many tokens they name; unit 0: all tokens.
 struct reading {
@@ -31,13 +31,13 @@ void attend(gpu& on, std::string const& name, std::int64_t batch, std::int64_t c
     using namespace llama_8b;
     double const bytes = llama_8b::attention(batch, what.most);
     auto const memory = static_cast<double>(paged_cache::bytes_of(batch, context, true));
-    cuda::stream_device device(on.on());
+    gpu::stream_device device(on.on());
     paged_cache const cache(on, batch, context, on.copies(bytes, memory), true);
     lists_at const lists = what.lists(on, batch, context);
     auto const queries = on.floats(batch * q_heads * head_dim);
     auto const out = on.floats(batch * q_heads * head_dim);
     return outcome{bytes, on.time([&](int turn) {
-                     cuda::decode_attention a{};
+                     gpu::decode_attention a{};
                      a.queries = vectors(queries, q_heads, head_dim);
                      a.scale = scale;
                      a.group = q_heads / kv_heads;
@@ -47,7 +47,7 @@ void attend(gpu& on, std::string const& name, std::int64_t batch, std::int64_t c
                      a.sequences = batch;
                      a.most_tokens = what.most;
                      a.out = vectors(out, q_heads, head_dim);
-                     cuda::launch_attend(device, a);
+                     gpu::launch_attend(device, a);
                    })};
   });
 }
@@ -58,13 +58,13 @@ void weigh(gpu& on, std::string const& name, std::int64_t batch, std::int64_t co
     double const bytes = keys(batch, what.most);
     auto const memory = static_cast<double>(paged_cache::bytes_of(batch, context, false));
     std::int64_t const logits = batch * q_heads * what.most * 4;
-    cuda::stream_device device(on.on(), logits + (std::int64_t{64} << 20));
+    gpu::stream_device device(on.on(), logits + (std::int64_t{64} << 20));
     auto const found = on.floats(batch * kv_heads * what.most);
     paged_cache const cache(on, batch, context, on.copies(bytes, memory), false);
     lists_at const lists = what.lists(on, batch, context);
     auto const queries = on.floats(batch * q_heads * head_dim);
     return outcome{bytes, on.time([&](int turn) {
-                     cuda::list_weights a{};
+                     gpu::list_weights a{};
                      a.queries = vectors(queries, q_heads, head_dim);
                      a.scale = scale;
                      a.group = q_heads / kv_heads;
@@ -75,7 +75,7 @@ void weigh(gpu& on, std::string const& name, std::int64_t batch, std::int64_t co
                      a.out = found.get();
                      a.sequence_stride = kv_heads * what.most;
                      a.head_stride = what.most;
-                     cuda::launch_list_weights(device, a);
+                     gpu::launch_list_weights(device, a);
                    })};
   });
 }

@@ -3,20 +3,20 @@
 #include <memory>
 
 #include "cache.hpp"
-#include "kvpolicy/cuda/decode.hpp"
-#include "kvpolicy/cuda/exec.hpp"
+#include "kvpolicy/gpu/decode.hpp"
+#include "kvpolicy/gpu/exec.hpp"
 #include "kvpolicy/presets/chess.hpp"
 #include "primitives.hpp"
 
 namespace kvpolicy::bench {
 namespace {
 
-using chess_decoder = cuda::decoder<presets::chess, cuda::stream_device>;
+using chess_decoder = gpu::decoder<presets::chess, gpu::stream_device>;
 
 /// A decoder in the step that ends a page, after its trigger fired: every choice from here on is made anew. Summaries of all
 /// levels are there but for the last units, as when a trigger fires while decoding.
 std::unique_ptr<chess_decoder> decoder_that_chooses(gpu& on, presets::chess const& policy, std::int64_t batch,
-                                                    std::int64_t context, paged_cache const& cache, cuda::stream_device& device,
+                                                    std::int64_t context, paged_cache const& cache, gpu::stream_device& device,
                                                     cuda_exec& exec) {
   auto made = std::make_unique<chess_decoder>(policy, llama_8b::shape(context), batch, device);
   for (std::int64_t s = 0; s < batch; ++s) {
@@ -38,7 +38,7 @@ void cascade(gpu& on, std::int64_t batch, std::int64_t context) {
     policy.entropy = policy.varentropy = 0;  // any page is unsure
     double const bytes = descent(batch, context, policy.fractions.grids, policy.fractions.chunks);
     double const memory = static_cast<double>(batch * context / chess_page * dims) * 4 * 1.15;
-    cuda::stream_device device(on.on());
+    gpu::stream_device device(on.on());
     cuda_exec exec(on.on());
     paged_cache const cache(on, batch, context, 1, false);
     std::vector<std::unique_ptr<chess_decoder>> decoders;

@@ -1,6 +1,6 @@
 // Entropy and varentropy of a step's next-token logits, fp32. There is no context in it.
 #include "cache.hpp"
-#include "kvpolicy/cuda/kernel/entropy.hpp"
+#include "kvpolicy/gpu/kernel/entropy.hpp"
 #include "primitives.hpp"
 
 namespace kvpolicy::bench {
@@ -10,17 +10,17 @@ void entropies(gpu& on) {
     on.run("entropy of 128256", batch, 0, [&] {
       using llama_8b::vocabulary;
       double const bytes = llama_8b::logits(batch);
-      cuda::stream_device device(on.on());
-      std::vector<cuda::device_buffer<float>> logits;
+      gpu::stream_device device(on.on());
+      std::vector<gpu::device_buffer<float>> logits;
       for (int left = on.copies(bytes, bytes); left > 0; --left) logits.push_back(on.floats(batch * vocabulary));
-      cuda::device_buffer<float> const found(2 * batch);
+      gpu::device_buffer<float> const found(2 * batch);
       return outcome{bytes, on.time([&](int turn) {
-                       cuda::entropy_body::arguments a{};
+                       gpu::entropy_body::arguments a{};
                        a.logits = vectors(logits[static_cast<std::size_t>(turn) % logits.size()], 1, vocabulary);
                        a.vocabulary = vocabulary;
                        a.entropy = {found.get().data, batch};
                        a.varentropy = {found.get().data + batch, batch};
-                       device.launch<cuda::entropy_body>({batch, 1, 1}, a);
+                       device.launch<gpu::entropy_body>({batch, 1, 1}, a);
                      })};
     });
   });

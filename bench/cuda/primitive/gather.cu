@@ -1,5 +1,5 @@
 // Rows that lists name and that are not on the device, brought from pinned host memory: nearly all of them, each time.
-#include "kvpolicy/cuda/decode/resident.hpp"
+#include "kvpolicy/gpu/decode/resident.hpp"
 #include "lists.hpp"
 #include "primitives.hpp"
 
@@ -19,8 +19,8 @@ class host_rows {
       half = static_cast<std::uint16_t>(state >> 16);
     }
   }
-  cuda::batch_rows rows() const {
-    cuda::batch_rows made{};
+  gpu::batch_rows rows() const {
+    gpu::batch_rows made{};
     made.base = halves_.data();
     made.elements = std::ssize(halves_);
     made.type = element_type::bf16;
@@ -28,20 +28,20 @@ class host_rows {
     made.head_dim = head_dim;
     made.head_stride = head_dim;
     made.token_stride = layer_dims;
-    return cuda::finished(made);
+    return gpu::finished(made);
   }
 
  private:
   std::vector<std::uint16_t> halves_;
-  cuda::pinned_memory pinned_;
+  gpu::pinned_memory pinned_;
 };
 
 void gather(gpu& on, std::int64_t context, std::int32_t listed) {
   on.run("gather " + std::to_string(listed) + " rows a head from the host", 1, context, [&] {
     host_rows const keys(context);
     host_rows const values(context);
-    cuda::stream_device device(on.on());
-    cuda::resident_rows<cuda::stream_device> resident(shape(context), 1, listed, device);
+    gpu::stream_device device(on.on());
+    gpu::resident_rows<gpu::stream_device> resident(shape(context), 1, listed, device);
     scattered_lists const lists(on, 1, context, 1, listed, 2);  // in turns: what one names the other has not, nearly all of it
     timing const time =
         on.time([&](int turn) { static_cast<void>(resident.gather(keys.rows(), values.rows(), lists.at(turn), device)); });

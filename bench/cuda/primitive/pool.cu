@@ -1,6 +1,6 @@
 // Pooling a layer's keys: a whole prompt's into means (pages of 32) and bounds (of 16), and one new token into either.
 #include "cache.hpp"
-#include "kvpolicy/cuda/launch/units.hpp"
+#include "kvpolicy/gpu/launch/units.hpp"
 #include "primitives.hpp"
 
 namespace kvpolicy::bench {
@@ -10,21 +10,21 @@ namespace {
 /// head_dim]`.
 struct summaries {
   std::int64_t units;
-  cuda::device_buffer<float> means;
-  cuda::device_buffer<std::uint16_t> bounds;
+  gpu::device_buffer<float> means;
+  gpu::device_buffer<std::uint16_t> bounds;
 
   summaries(gpu& on, std::int64_t batch, std::int64_t context, std::int64_t unit, bool of_bounds)
       : units(context / unit),
         means(on.floats(of_bounds ? 0 : batch * units * llama_8b::layer_dims)),
         bounds(on.halves(of_bounds ? batch * units * 2 * llama_8b::layer_dims : 0)) {}
 
-  void take(cuda::stream_device& device, cuda::batch_rows const& keys, cuda::pooled_tokens const& what, std::int64_t batch) {
+  void take(gpu::stream_device& device, gpu::batch_rows const& keys, gpu::pooled_tokens const& what, std::int64_t batch) {
     if (bounds.get().size > 0) {
-      cuda::launch_pool<cuda::pool_bounds_body>(device, keys, what, batch, [&](auto& a) {
+      gpu::launch_pool<gpu::pool_bounds_body>(device, keys, what, batch, [&](auto& a) {
         a.bounds = {bounds.get().data, bounds.get().size, units * 2 * llama_8b::layer_dims, units * 2 * llama_8b::head_dim};
       });
     } else {
-      cuda::launch_pool<cuda::pool_mean_body>(device, keys, what, batch, [&](auto& a) {
+      gpu::launch_pool<gpu::pool_mean_body>(device, keys, what, batch, [&](auto& a) {
         a.means = means.get();
         a.sequence_stride = units * llama_8b::layer_dims;
         a.unit_stride = llama_8b::layer_dims;
@@ -38,10 +38,10 @@ void prompts(gpu& on, std::string const& name, std::int64_t unit, bool of_bounds
   on.each_cell(all_batches, all_contexts, [&](std::int64_t batch, std::int64_t context) {
     on.run(name, batch, context, [&] {
       double const bytes = llama_8b::keys(batch, context);
-      cuda::stream_device device(on.on());
+      gpu::stream_device device(on.on());
       paged_cache const cache(on, batch, context, on.copies(bytes, bytes), false);
       summaries to(on, batch, context, unit, of_bounds);
-      cuda::pooled_tokens what{};
+      gpu::pooled_tokens what{};
       what.last.all = context;
       what.unit_size = static_cast<std::int32_t>(unit);
       what.units = to.units;
@@ -54,10 +54,10 @@ void prompts(gpu& on, std::string const& name, std::int64_t unit, bool of_bounds
 void tokens(gpu& on, std::string const& name, std::int64_t unit, bool of_bounds) {
   on.each_cell(all_batches, {32768}, [&](std::int64_t batch, std::int64_t context) {
     on.run(name, batch, context, [&] {
-      cuda::stream_device device(on.on());
+      gpu::stream_device device(on.on());
       paged_cache const cache(on, batch, context, 1, false);
       summaries to(on, batch, context, unit, of_bounds);
-      cuda::pooled_tokens what{};
+      gpu::pooled_tokens what{};
       what.newest = 1;
       what.unit_size = static_cast<std::int32_t>(unit);
       what.units = 1;

@@ -1,6 +1,6 @@
 // Scores of all of a sequence's pages: by their bounds, a layer's (Quest), and by one vector of all layers (CHESS).
 #include "cache.hpp"
-#include "kvpolicy/cuda/launch/units.hpp"
+#include "kvpolicy/gpu/launch/units.hpp"
 #include "primitives.hpp"
 
 namespace kvpolicy::bench {
@@ -12,14 +12,14 @@ void bounds(gpu& on, std::int64_t batch, std::int64_t context) {
     double const bytes = llama_8b::bounds(batch, context);
     std::int64_t const units = context / page;
     std::int64_t const of_head = units * 2 * head_dim;
-    cuda::stream_device device(on.on());
-    std::vector<cuda::device_buffer<std::uint16_t>> tables;
+    gpu::stream_device device(on.on());
+    std::vector<gpu::device_buffer<std::uint16_t>> tables;
     for (int left = on.copies(bytes, bytes); left > 0; --left) tables.push_back(on.halves(batch * kv_heads * of_head));
     auto const queries = on.floats(batch * q_heads * head_dim);
     auto const found = on.floats(batch * kv_heads * units);
     return outcome{bytes, on.time([&](int turn) {
                      auto const& table = tables[static_cast<std::size_t>(turn) % tables.size()];
-                     cuda::batch_rows rows{};
+                     gpu::batch_rows rows{};
                      rows.base = table.get().data;
                      rows.elements = table.get().size;
                      rows.type = element_type::bf16;
@@ -28,7 +28,7 @@ void bounds(gpu& on, std::int64_t batch, std::int64_t context) {
                      rows.sequence_stride = kv_heads * of_head;
                      rows.head_stride = of_head;
                      rows.token_stride = head_dim;
-                     cuda::launch_score_bounds(device, {cuda::finished(rows), q_heads / kv_heads, units, batch}, [&](auto& a) {
+                     gpu::launch_score_bounds(device, {gpu::finished(rows), q_heads / kv_heads, units, batch}, [&](auto& a) {
                        a.queries = vectors(queries, q_heads, head_dim);
                        a.merged = group_merge::mean;
                        a.count.all = units;
@@ -45,14 +45,14 @@ void dots(gpu& on, std::int64_t batch, std::int64_t context) {
     using namespace llama_8b;
     double const bytes = pages(batch, context);
     std::int64_t const units = context / chess_page;
-    cuda::stream_device device(on.on());
-    std::vector<cuda::device_buffer<float>> tables;
+    gpu::stream_device device(on.on());
+    std::vector<gpu::device_buffer<float>> tables;
     for (int left = on.copies(2 * bytes, 2 * bytes); left > 0; --left) tables.push_back(on.floats(batch * units * dims));
     auto const anchors = on.floats(batch * dims);
     auto const found = on.floats(batch * units);
     return outcome{bytes,
                    on.time([&](int turn) {
-                     cuda::score_dot_body::arguments a{};
+                     gpu::score_dot_body::arguments a{};
                      a.anchor = anchors.get();
                      a.anchor_stride = dims;
                      a.vectors = tables[static_cast<std::size_t>(turn) % tables.size()].get();
@@ -62,7 +62,7 @@ void dots(gpu& on, std::int64_t batch, std::int64_t context) {
                      a.count.all = units;
                      a.scores = found.get();
                      a.stride = units;
-                     cuda::launch_score_dot(device, a, units, batch);
+                     gpu::launch_score_dot(device, a, units, batch);
                    }),
                    {text("note", "vectors are fp32 here: twice the floor's bytes")}};
   });

@@ -1,6 +1,6 @@
 // A layer's sentences against the running query: the mean keys of all of them, 28 tokens each.
 #include "cache.hpp"
-#include "kvpolicy/cuda/launch/attend.hpp"
+#include "kvpolicy/gpu/launch/attend.hpp"
 #include "primitives.hpp"
 
 namespace kvpolicy::bench {
@@ -11,8 +11,8 @@ void sentences(gpu& on, std::int64_t batch, std::int64_t context) {
     using namespace llama_8b;
     double const bytes = llama_8b::sentences(batch, context);
     std::int64_t const units = context / sentence;
-    cuda::stream_device device(on.on());
-    std::vector<cuda::device_buffer<float>> means;
+    gpu::stream_device device(on.on());
+    std::vector<gpu::device_buffer<float>> means;
     for (int left = on.copies(2 * bytes, 2 * bytes); left > 0; --left) {
       means.push_back(on.floats(batch * units * layer_dims));
     }
@@ -21,7 +21,7 @@ void sentences(gpu& on, std::int64_t batch, std::int64_t context) {
     return outcome{bytes,
                    on.time([&](int turn) {
                      auto const& table = means[static_cast<std::size_t>(turn) % means.size()];
-                     cuda::batch_rows rows{};
+                     gpu::batch_rows rows{};
                      rows.base = table.get().data;
                      rows.elements = table.get().size;
                      rows.type = element_type::f32;
@@ -30,13 +30,13 @@ void sentences(gpu& on, std::int64_t batch, std::int64_t context) {
                      rows.sequence_stride = units * layer_dims;
                      rows.head_stride = units * head_dim;
                      rows.token_stride = head_dim;
-                     cuda::list_weights a{};
+                     gpu::list_weights a{};
                      a.queries = vectors(queries, kv_heads, head_dim);
-                     a.keys = cuda::finished(rows);
+                     a.keys = gpu::finished(rows);
                      a.lists = all_tokens(units);
                      a.sequences = batch;
                      a.most_tokens = units;
-                     cuda::launch_list_logits(device, a, found.get());
+                     gpu::launch_list_logits(device, a, found.get());
                    }),
                    {text("note", "means are fp32 here: twice the floor's bytes")}};
   });

@@ -4,7 +4,7 @@
 #include <cub/device/device_segmented_radix_sort.cuh>
 
 #include "graph.hpp"
-#include "kvpolicy/cuda/launch/units.hpp"
+#include "kvpolicy/gpu/launch/units.hpp"
 #include "primitives.hpp"
 
 namespace kvpolicy::bench {
@@ -22,8 +22,8 @@ void sort_rows(gpu& on, std::int64_t rows, std::int64_t columns, double bytes) {
       ends[row] = static_cast<std::int32_t>(row * static_cast<std::size_t>(columns));
     auto const indices = on.numbers(places);
     auto const segments = on.numbers(ends);
-    cuda::device_buffer<float> const sorted(all);
-    cuda::device_buffer<std::int32_t> const sorted_indices(all);
+    gpu::device_buffer<float> const sorted(all);
+    gpu::device_buffer<std::int32_t> const sorted_indices(all);
     std::size_t scratch = 0;
     auto const sort = [&](void* temporary) {  // of one row with the whole device
       cudaError_t const result =
@@ -36,7 +36,7 @@ void sort_rows(gpu& on, std::int64_t rows, std::int64_t columns, double bytes) {
       check(result, "sorting rows");
     };
     sort(nullptr);
-    cuda::device_array const temporary(static_cast<std::int64_t>(scratch));
+    gpu::device_array const temporary(static_cast<std::int64_t>(scratch));
     return outcome{
         bytes, on.time([&](int) { sort(temporary.data()); }), {text("note", "to compare with: its rows may lie in the cache")}};
   });
@@ -49,19 +49,19 @@ void top_ks(gpu& on) {
   on.each_cell({1, 64}, {4096, 16384, 32768, 65536}, [&](std::int64_t rows, std::int64_t columns) {
     on.run("top 2048", rows, columns, [&] {
       double const bytes = llama_8b::top_k(rows, columns, k);
-      cuda::stream_device device(on.on());
-      std::vector<cuda::device_buffer<float>> scores;
+      gpu::stream_device device(on.on());
+      std::vector<gpu::device_buffer<float>> scores;
       for (int left = on.copies(bytes, bytes); left > 0; --left) scores.push_back(on.floats(rows * columns));
-      cuda::device_buffer<std::int32_t> const found(rows * k);
+      gpu::device_buffer<std::int32_t> const found(rows * k);
       return outcome{bytes, on.time([&](int turn) {
-                       cuda::top_k_body<1>::arguments a{};
+                       gpu::top_k_body<1>::arguments a{};
                        a.scores = scores[static_cast<std::size_t>(turn) % scores.size()].get();
                        a.score_stride = columns;
                        a.columns.all = columns;
                        a.k.all = k;
                        a.indices = found.get();
                        a.index_stride = k;
-                       cuda::launch_top_k(device, a, rows, columns);
+                       gpu::launch_top_k(device, a, rows, columns);
                      })};
     });
     sort_rows(on, rows, columns, llama_8b::top_k(rows, columns, k));

@@ -1,8 +1,8 @@
 // A layer's keys against a prompt's last queries (SnapKV), smoothed as presets do it. One sequence after the other, as prefill
 // is.
 #include "cache.hpp"
-#include "kvpolicy/cuda/decode/batch.hpp"
-#include "kvpolicy/cuda/launch/prompt.hpp"
+#include "kvpolicy/gpu/decode/batch.hpp"
+#include "kvpolicy/gpu/launch/prompt.hpp"
 #include "primitives.hpp"
 
 namespace kvpolicy::bench {
@@ -12,12 +12,12 @@ void window(gpu& on, std::int64_t batch, std::int64_t context, std::int64_t wind
   on.run("window attention of " + std::to_string(window), batch, context, [&] {
     using namespace llama_8b;
     double const bytes = keys(batch, context);
-    cuda::stream_device device(on.on(), std::int64_t{256} << 20);
+    gpu::stream_device device(on.on(), std::int64_t{256} << 20);
     paged_cache const cache(on, batch, context, on.copies(bytes, bytes), false);
     auto const queries = on.floats(window * q_heads * head_dim);
     auto const found = on.floats(kv_heads * context);
     return outcome{bytes, on.time([&](int turn) {
-                     cuda::prompt_attention what{};
+                     gpu::prompt_attention what{};
                      what.queries = vectors(queries, q_heads, head_dim);
                      what.queries.token_stride = q_heads * head_dim;
                      what.scale = scale;
@@ -25,8 +25,8 @@ void window(gpu& on, std::int64_t batch, std::int64_t context, std::int64_t wind
                      what.window = window;
                      what.tokens = context;
                      for (std::int64_t s = 0; s < batch; ++s) {
-                       what.keys = cuda::of_sequence(cache.keys(turn), s);
-                       cuda::launch_window_attention(device, what, context - window, group_merge::mean, [&](auto& a) {
+                       what.keys = gpu::of_sequence(cache.keys(turn), s);
+                       gpu::launch_window_attention(device, what, context - window, group_merge::mean, [&](auto& a) {
                          a.how = static_cast<std::int32_t>(smoothing::kind::maximum);
                          a.width = width;
                          a.scores = found.get();

@@ -20,7 +20,7 @@ class late_choice {
         window_(window),
         observed_(shape.layers, window == 0 ? 0 : window + after, shape),
         waits_(static_cast<std::size_t>(shape.layers)),
-        there_(static_cast<std::size_t>(shape.layers)) {
+        resident_(static_cast<std::size_t>(shape.layers)) {
     frequency_.reserve(static_cast<std::size_t>(shape.head_dim / 2));
   }
 
@@ -31,7 +31,7 @@ class late_choice {
   /// The prompt's `tokens` tokens are there in this layer.
   void begin(layer_id layer, prompt_signals const& prompt, std::int64_t tokens) {
     if (window_ > 0) observed_.begin(at(layer), last_queries(&prompt, window_), tokens);
-    there_[at(layer)].assign(prompt.there.begin(), prompt.there.end());
+    resident_[at(layer)].assign(prompt.resident.begin(), prompt.resident.end());
     if (prompt.rope.inverse_frequency != nullptr) {
       frequency_.assign(prompt.rope.inverse_frequency, prompt.rope.inverse_frequency + prompt.rope.pairs);
       pairing_ = prompt.rope.how;
@@ -42,14 +42,14 @@ class late_choice {
   /// The layer waits, and the last of its `tokens` tokens has these queries.
   void add(layer_id layer, query_heads const& queries, std::int64_t tokens) {
     if (window_ > 0) observed_.add(at(layer), queries, tokens - 1);
-    for (range_list& list : there_[at(layer)]) append(list, tokens - 1, tokens, reason::open);
+    for (range_list& list : resident_[at(layer)]) append(list, tokens - 1, tokens, reason::open);
   }
   /// What prefill is told of the prompt and the tokens that were waited for. Holds until the next call.
   prompt_signals prompt(layer_id layer, std::int64_t tokens) {
     return {.first = tokens,
             .queries = window_ > 0 ? observed_.last(at(layer), window_) : query_window{},
             .rope = {.inverse_frequency = frequency_.data(), .pairs = std::ssize(frequency_), .how = pairing_},
-            .there = there_[at(layer)]};
+            .resident = resident_[at(layer)]};
   }
   /// The choice was made.
   void end(layer_id layer) noexcept { waits_[at(layer)] = 0; }
@@ -58,14 +58,14 @@ class late_choice {
   void truncate(std::int64_t tokens) {
     due_at_ = std::min(due_at_, tokens + after_);
     if (tokens == 0) std::ranges::fill(waits_, 0);
-    for (std::vector<range_list>& lists : there_) {
+    for (std::vector<range_list>& lists : resident_) {
       for (range_list& list : lists) kvpolicy::truncate(list, tokens);
     }
   }
 
   template <class Archive>
   void archive(Archive& a) {
-    a(observed_, waits_, due_at_, there_, frequency_, pairing_);
+    a(observed_, waits_, due_at_, resident_, frequency_, pairing_);
   }
 
  private:
@@ -74,10 +74,10 @@ class late_choice {
   std::int64_t after_ = 0;   ///< tokens
   std::int64_t window_ = 0;  ///< queries
   observed_queries observed_;
-  std::vector<char> waits_;                     ///< `[layers]`
-  std::int64_t due_at_ = 0;                     ///< tokens of the sequence then
-  std::vector<std::vector<range_list>> there_;  ///< `[layers]` as prompts are told it, the tokens behind included
-  std::vector<float> frequency_;                ///< of the rotary embedding that the prompt told
+  std::vector<char> waits_;                        ///< `[layers]`
+  std::int64_t due_at_ = 0;                        ///< tokens of the sequence then
+  std::vector<std::vector<range_list>> resident_;  ///< `[layers]` as prompts are told it, the tokens behind included
+  std::vector<float> frequency_;                   ///< of the rotary embedding that the prompt told
   rotation::pairing pairing_ = rotation::pairing::halves;
 };
 

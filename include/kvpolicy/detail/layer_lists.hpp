@@ -1,4 +1,4 @@
-// The lists that an act's state holds: as many for each layer as its scope asks for.
+// The lists that a rule's state holds: as many for each layer as its scope asks for.
 #pragma once
 
 #include <algorithm>

@@ -54,11 +54,11 @@ inline void check_signals(prompt_signals const& given, signals needs, std::int64
     KVPOLICY_EXPECTS(q.tokens <= tokens, "prompt_signals::queries are of " + std::to_string(q.tokens) +
                                              " tokens; the prompt has " + std::to_string(tokens));
   }
-  std::size_t const heads = given.there.size();
+  std::size_t const heads = given.resident.size();
   KVPOLICY_EXPECTS(heads <= 1 || heads == static_cast<std::size_t>(shape.kv_heads),
                    "prompt_signals::there has " + std::to_string(heads) + " lists; one for all heads, or " +
                        std::to_string(shape.kv_heads) + ", can be");
-  for (range_list const& list : given.there) {
+  for (range_list const& list : given.resident) {
     std::int32_t end = 0;
     bool ascends = !list.empty();
     for (token_range const& range : list) ascends = ascends && range.begin >= std::exchange(end, range.end) && range.size() > 0;

@@ -37,7 +37,7 @@ inline void pool_mean(rows const& keys, pooling const& what, table<float> means,
     auto const already = static_cast<float>((t - what.origin) % what.unit_size);
     for (std::int64_t h = 0; h < keys.heads; ++h) {
       keys.load({h}, {t}, row);
-      if (what.turned.angles != nullptr) what.turned.undo(keys.at({h}, {t}).value, row.data());
+      if (what.rotated.angles != nullptr) what.rotated.undo(keys.at({h}, {t}).value, row.data());
       float* const mean = means.row(unit) + column + h * keys.head_dim;
       for (std::int64_t i = 0; i < keys.head_dim; ++i) {
         float const value = row[static_cast<std::size_t>(i)];

@@ -65,7 +65,7 @@ inline void query_moments(query_window const& queries, rotation const& rope, std
   std::int64_t const dim = mean.columns;
   auto const size = static_cast<std::size_t>(dim);
   std::vector<double> plain(size);
-  auto const unturned = [&](std::int64_t t, std::int64_t h) {
+  auto const pre_rope = [&](std::int64_t t, std::int64_t h) {
     std::copy_n(queries.at(t, h), dim, plain.begin());
     for (std::int64_t i = 0; i < rope.pairs; ++i) {
       bool const halves = rope.how == rotation::pairing::halves;
@@ -81,14 +81,14 @@ inline void query_moments(query_window const& queries, rotation const& rope, std
   for (std::int64_t h = 0; h < queries.heads; ++h) {
     std::vector<double> sum(size);
     for (std::int64_t t = 0; t < queries.tokens; ++t) {
-      unturned(t, h);
+      pre_rope(t, h);
       for (std::size_t i = 0; i < size; ++i) sum[i] += plain[i] / count;
     }
     for (std::size_t i = 0; i < size; ++i) mean(h, static_cast<std::int64_t>(i)) = static_cast<float>(sum[i]);
     if (covariance.rows == 0) continue;
     std::vector<double> products(size * size);
     for (std::int64_t t = 0; t < queries.tokens; ++t) {
-      unturned(t, h);
+      pre_rope(t, h);
       for (std::size_t i = 0; i < size; ++i) {
         for (std::size_t j = 0; j < size; ++j) products[i * size + j] += (plain[i] - sum[i]) * (plain[j] - sum[j]) / count;
       }

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "kvpolicy/host_policy.hpp"
+#include "kvpolicy/exec/host_policy.hpp"
 #include "kvpolicy/prompt_pages.hpp"
-#include "kvpolicy/tier/any_tier.hpp"
-#include "kvpolicy/tier/resident_options.hpp"
+#include "kvpolicy/tiers/any_tier.hpp"
+#include "kvpolicy/tiers/resident_options.hpp"
 
 namespace kvpolicy::llama {
 
@@ -78,27 +78,27 @@ struct session_options {
   /// Called before each choice with what it is made from; on one of the engine's threads. With a tier, not every row is there.
   std::function<void(llama_seq_id, layer_id, layer_table_view const&, query_heads const&, simd_exec&)> on_queries{};
   /// The session holds the rows itself, and of those that a policy drops nothing is left: see session::decode.
-  bool own_rows = false;
-  /// With own rows, the most tokens that a sequence may have; 0: as many as the model was trained for.
+  bool managed_cache = false;
+  /// With a managed cache, the most tokens that a sequence may have; 0: as many as the model was trained for.
   std::int64_t longest = 0;
-  /// With own rows, the most bytes of all sequences' rows; 0: what all of them could need.
+  /// With a managed cache, the most bytes of all sequences' rows; 0: what all of them could need.
   std::int64_t memory = 0;
-  /// With own rows, what drops rows after each piece of a prompt, among what it left of those before and the piece: memory
-  /// stays flat, and a piece's tokens attend to no more than that. What is retained in the end is the policy's to decide, among
-  /// those that are left. Usually a policy that retains more than the session's. One that retains all: prompts are whole until
-  /// they end.
+  /// With a managed cache, what drops rows after each piece of a prompt, among what it left of those before and the piece:
+  /// memory stays flat, and a piece's tokens attend to no more than that. What is retained in the end is the policy's to
+  /// decide, among those that are left. Usually a policy that retains more than the session's. One that retains all: prompts
+  /// are whole until they end.
   host_policy between_pieces{};
-  /// With own rows, where a prompt's retained rows go when it ends, but for those that were read last; null: they stay in
-  /// memory. A prompt that goes on has one layer's rows at a time in memory (under chess all layers'). Its blocks hold a key
+  /// With a managed cache, where a prompt's retained rows go when it ends, but for those that were read last; null: they stay
+  /// in memory. A prompt that goes on has one layer's rows at a time in memory (under chess all layers'). Its blocks hold a key
   /// and a value; it must outlive the session. Sequence s is request `resident.request + s` there.
-  tier::any_tier* rows = nullptr;
-  tier::resident_options resident{};
+  tiers::any_tier* rows = nullptr;
+  tiers::resident_options resident{};
 };
 
 /// Cells of the engine that each sequence keeps where the rows are the session's own.
 inline constexpr llama_pos cells_kept = 8;
 
-/// Of a session's own rows.
+/// What a session's managed cache holds.
 struct memory_statistics {
   std::int64_t rows = 0;        ///< of a token, layer and KV head; of all sequences, shared ones counted for each
   std::int64_t bytes = 0;       ///< in the blocks that are taken
@@ -106,7 +106,7 @@ struct memory_statistics {
   std::int64_t limit = 0;
 };
 
-/// `[vocabulary]`: which tokens' texts end a sentence, as sentencekv wants to know (segment::sentences::boundary).
+/// `[vocabulary]`: which tokens' texts end a sentence, as sentencekv wants to know (segments::sentences::boundary).
 std::vector<std::uint8_t> sentence_ends(llama_model const* model);
 
 /// Runs policies inside one llama_context. Decode steps (one token of a sequence in a micro-batch) attend over what the
@@ -136,8 +136,8 @@ class session {
   /// Throws unsupported, invalid_value (a budget that can't be), and leaves params alone then.
   void attach(llama_context_params& params, llama_model const* model);
 
-  /// From the next llama_decode on, the engine runs as if it had never been attached, bit by bit. With own rows it can't: its
-  /// decodes are refused then, until use().
+  /// From the next llama_decode on, the engine runs as if it had never been attached, bit by bit. With a managed cache it
+  /// can't: its decodes are refused then, until use().
   void detach() noexcept;
 
   /// Another policy from the next llama_decode on (also after detach), for all sequences. What is in the cache stays known to
@@ -170,36 +170,36 @@ class session {
   /// invalid_value for what this context can't have saved.
   void load(saved_prompt const& saved = {}, llama_seq_id of = 0);
 
-  /// llama_decode of a batch of any length, in pieces that fit the context. With own rows the engine's cells are given back
-  /// after each piece but for a sequence's last few, so that neither a prompt nor a chat is bound by n_ctx; a batch's tokens
-  /// come behind as many as their position says, and a tail that was removed (llama_memory_seq_rm) is followed. Calls set_batch
-  /// itself. Returns what llama_decode returned last; pieces before stay. Of outputs, those of the last piece are there. Throws
-  /// invalid_value for an output before, or a context of too few cells.
+  /// llama_decode of a batch of any length, in pieces that fit the context. With a managed cache the engine's cells are given
+  /// back after each piece but for a sequence's last few, so that neither a prompt nor a chat is bound by n_ctx; a batch's
+  /// tokens come behind as many as their position says, and a tail that was removed (llama_memory_seq_rm) is followed. Calls
+  /// set_batch itself. Returns what llama_decode returned last; pieces before stay. Of outputs, those of the last piece are
+  /// there. Throws invalid_value for an output before, or a context of too few cells.
   int decode(llama_context* context, llama_batch const& batch);
 
-  /// With own rows, beside llama_memory_seq_cp of a whole sequence: `to` shares the rows of `from`, and with the same policy
-  /// goes on from what that knows. Without it a copy is noticed when it is first decoded: what `from` dropped by then is gone
-  /// from it too, and where `from` has ended it is refused. Throws unsupported without own rows.
+  /// With a managed cache, beside llama_memory_seq_cp of a whole sequence: `to` shares the rows of `from`, and with the same
+  /// policy goes on from what that knows. Without it a copy is noticed when it is first decoded: what `from` dropped by then is
+  /// gone from it too, and where `from` has ended it is refused. Throws unsupported without a managed cache.
   void copy(llama_seq_id from, llama_seq_id to);
-  /// With own rows, beside llama_memory_seq_rm of a whole sequence: its rows are freed at once. Without it they are when its
-  /// next first token is decoded.
+  /// With a managed cache, beside llama_memory_seq_rm of a whole sequence: its rows are freed at once. Without it they are when
+  /// its next first token is decoded.
   void end(llama_seq_id of) noexcept;
   /// The same of its tokens from `tokens` on, beside llama_memory_seq_rm of that tail.
   void cut(llama_seq_id of, std::int64_t tokens) noexcept;
-  /// With own rows, behind each llama_decode or llama_process that decode() did not make, whatever it returned: what decode()
-  /// does with the engine's cells of the batch's sequences. Such a batch must fit beside the cells that stay.
+  /// With a managed cache, behind each llama_decode or llama_process that decode() did not make, whatever it returned: what
+  /// decode() does with the engine's cells of the batch's sequences. Such a batch must fit beside the cells that stay.
   void give_back(llama_context* context, std::span<llama_seq_id const> sequences);
-  /// With own rows, the tokens that a sequence has; 0 without.
+  /// With a managed cache, the tokens that a sequence has; 0 without.
   std::int64_t tokens(llama_seq_id of = 0) const noexcept;
-  /// With own rows, the least position at which another text may go on behind the sequence's first tokens. Of those before, a
-  /// policy has dropped what it did not need for the text that it saw: another one is to be read anew. 0: nothing was dropped;
-  /// more than tokens(): no text can go on, since the policy decides with all of it (act_facts::whole_prompts).
+  /// With a managed cache, the least position at which another text may go on behind the sequence's first tokens. Of those
+  /// before, a policy has dropped what it did not need for the text that it saw: another one is to be read anew. 0: nothing was
+  /// dropped; more than tokens(): no text can go on, since the policy decides with all of it (requirements::whole_prompts).
   std::int64_t goes_on_from(llama_seq_id of = 0) const noexcept;
 
-  /// With own rows: a sequence's rows, the positions that they have, and what its policy remembers, as bytes that another
-  /// process may load. `policy` names the policy that the sequence has, its text as a rule. Throws unsupported without own
-  /// rows, and for a policy with a part of one's own that does not say what of it lasts (kvpolicy/archive.hpp); error where a
-  /// tier lost rows.
+  /// With a managed cache: a sequence's rows, the positions that they have, and what its policy remembers, as bytes that
+  /// another process may load. `policy` names the policy that the sequence has, its text as a rule. Throws unsupported without
+  /// own rows, and for a policy with a part of one's own that does not say what of it lasts (kvpolicy/archive.hpp); error where
+  /// a tier lost rows.
   std::vector<std::byte> save_state(std::string const& policy, llama_seq_id of = 0);
   /// The sequence becomes what was saved, and has no other tokens; the engine must have none of it (llama_memory_seq_rm). Its
   /// next token is the one behind: decode() counts on from there where a batch has no positions. Throws invalid_value, and
@@ -221,14 +221,14 @@ class session {
   step_statistics last_step(llama_seq_id of = 0) const noexcept;
   prompt_statistics prompts(llama_seq_id of = 0) const noexcept;
   /// Since the sequence began, or all zero without a tier.
-  tier::resident_statistics tier_statistics(llama_seq_id of = 0) const noexcept;
-  /// Of all sequences' own rows. All zero without, or before the first decode.
+  tiers::resident_statistics tier_statistics(llama_seq_id of = 0) const noexcept;
+  /// Of all sequences in the managed cache. All zero without one, or before the first decode.
   memory_statistics memory() const noexcept;
   /// Of one sequence's; blocks that it shares with others count.
   memory_statistics memory(llama_seq_id of) const noexcept;
   /// Of the running policy, since it was given to the sequence: how many steps it made, and what it did in them.
   std::int64_t steps(llama_seq_id of = 0) const noexcept;
-  void tell(listener const& listen, llama_seq_id of = 0) const;
+  void visit_statistics(statistic_visitor const& visit, llama_seq_id of = 0) const;
 
  private:
   class engine;

@@ -1,7 +1,7 @@
 // Preset adakv: SnapKV's scores, a layer's budget shared out by score over its heads (Feng et al., 2024, arXiv 2407.11550).
 #pragma once
 
-#include "kvpolicy/budget/adaptive.hpp"
+#include "kvpolicy/budgets/adaptive.hpp"
 #include "kvpolicy/presets/parameters.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
 
@@ -36,9 +36,9 @@ struct adakv {
   }
 
   constexpr auto parts() const {
-    return policy{keep{segment::tokens{}, pool::none{}, score::window_attention{.window = window, .smooth = smooth},
-                       budget::adaptive{.each = {.count = tokens, .ratio = ratio}, .safe = alpha}, select::top{},
-                       window::tokens{.recent = window}, trigger::prefill{after}, layers},
+    return policy{keep{segments::tokens{}, pools::none{}, scorers::window_attention{.window = window, .smooth = smooth},
+                       budgets::adaptive{.each = {.count = tokens, .ratio = ratio}, .safe = alpha}, selectors::top{},
+                       windows::tokens{.recent = window}, triggers::prefill{after}, layers},
                   keep_all{}};
   }
 };

@@ -3,16 +3,16 @@
 
 #include <limits>
 
-#include "kvpolicy/budget/fractions.hpp"
+#include "kvpolicy/budgets/fractions.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/pool/hierarchical_mean.hpp"
-#include "kvpolicy/score/anchor_affinity.hpp"
-#include "kvpolicy/segment/hierarchy.hpp"
-#include "kvpolicy/select/cascade.hpp"
-#include "kvpolicy/trigger/any_of.hpp"
-#include "kvpolicy/trigger/entropy.hpp"
-#include "kvpolicy/trigger/every.hpp"
-#include "kvpolicy/window/pages.hpp"
+#include "kvpolicy/pools/hierarchical_mean.hpp"
+#include "kvpolicy/scorers/anchor_affinity.hpp"
+#include "kvpolicy/segments/hierarchy.hpp"
+#include "kvpolicy/selectors/cascade.hpp"
+#include "kvpolicy/triggers/any_of.hpp"
+#include "kvpolicy/triggers/entropy.hpp"
+#include "kvpolicy/triggers/every.hpp"
+#include "kvpolicy/windows/pages.hpp"
 
 namespace kvpolicy::presets {
 
@@ -21,8 +21,8 @@ struct chess {
   static constexpr char const* name = "chess";
   static constexpr char const* source = "hierarchical selection, renewed when the model is unsure (CHESS, Fei et al.)";
 
-  budget::fractions fractions{.tokens = 512};
-  segment::hierarchy units{.page = 16, .pages_per_chunk = 4};
+  budgets::fractions fractions{.tokens = 512};
+  segments::hierarchy units{.page = 16, .pages_per_chunk = 4};
   std::int32_t sink_pages = 1;
   std::int32_t recent_pages = 3;
   float entropy = 2.0f;
@@ -30,19 +30,19 @@ struct chess {
   std::int32_t rest = 32;
   std::int32_t every = 0;
   std::int32_t depth = 2;
-  bool unrotated = true;
+  bool pre_rope = true;
   bool standardised = true;
   bool following = true;
   bool paper_literal = false;
 
   /// The paper's method, by fractions of the live units.
-  static constexpr chess of_paper(budget::fractions const& fractions) noexcept {
+  static constexpr chess of_paper(budgets::fractions const& fractions) noexcept {
     return {.fractions = fractions,
             .units = {.page = 32, .pages_per_chunk = 8},
             .recent_pages = 8,
             .rest = 0,
             .depth = 3,
-            .unrotated = false,
+            .pre_rope = false,
             .standardised = false,
             .following = false};
   }
@@ -70,12 +70,12 @@ struct chess {
     visit("chunks_per_grid", p.units.chunks_per_grid, "N_g");
     visit("sink_pages", p.sink_pages, "first pages, always read");
     visit("recent_pages", p.recent_pages, "W: last pages, always read, the anchor");
-    visit("entropy", p.entropy, "threshold of a page's mean entropy, nats; trigger::calibrate finds a model's own");
+    visit("entropy", p.entropy, "threshold of a page's mean entropy, nats; triggers::calibrate finds a model's own");
     visit("varentropy", p.varentropy, "threshold of its variance, nats squared");
     visit("rest", p.rest, "steps that a choice stands before the model's uncertainty renews it");
     visit("every", p.every, "steps after which the choice is renewed anyway, 0: none");
     visit("depth", p.depth, "levels: 1 pages alone, 2 chunks and pages, 3 with grids");
-    visit("unrotated", p.unrotated, "pages' vectors are of keys before their rotary embedding");
+    visit("pre_rope", p.pre_rope, "pages' vectors are of keys before their rotary embedding");
     visit("standardised", p.standardised, "rank pages by what sets them apart from each other; not in the paper");
     visit("following", p.following, "a page is worth as much as the live one before it; not in the paper");
     visit("paper_literal", p.paper_literal, "Algorithm 1 to the letter, for comparison");
@@ -92,12 +92,12 @@ struct chess {
   constexpr auto parts() const {
     return policy{
         keep_all{},
-        keep{units, pool::hierarchical_mean{.unrotated = unrotated},
-             score::anchor_affinity{.recent_pages = recent_pages, .standardised = standardised}, fractions,
-             select::cascade{.paper_literal = paper_literal, .following = following, .depth = depth},
-             window::pages{.size = units.page, .sink_pages = sink_pages, .recent_pages = recent_pages},
-             trigger::any_of{trigger::every{every},
-                             trigger::entropy{.mean = entropy, .variance = varentropy, .page = units.page, .rest = rest}}}};
+        keep{units, pools::hierarchical_mean{.pre_rope = pre_rope},
+             scorers::anchor_affinity{.recent_pages = recent_pages, .standardised = standardised}, fractions,
+             selectors::cascade{.paper_literal = paper_literal, .following = following, .depth = depth},
+             windows::pages{.size = units.page, .sink_pages = sink_pages, .recent_pages = recent_pages},
+             triggers::any_of{triggers::every{every},
+                              triggers::entropy{.mean = entropy, .variance = varentropy, .page = units.page, .rest = rest}}}};
   }
 };
 

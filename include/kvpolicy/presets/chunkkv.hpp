@@ -1,15 +1,15 @@
 // Preset chunkkv: whole chunks of the prompt, by the attention of its last queries (Liu et al., 2025, arXiv 2502.00299).
 #pragma once
 
-#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/budgets/tokens.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/pools/none.hpp"
 #include "kvpolicy/presets/parameters.hpp"
-#include "kvpolicy/score/window_attention.hpp"
-#include "kvpolicy/segment/pages.hpp"
-#include "kvpolicy/select/top.hpp"
-#include "kvpolicy/trigger/prefill.hpp"
-#include "kvpolicy/window/tokens.hpp"
+#include "kvpolicy/scorers/window_attention.hpp"
+#include "kvpolicy/segments/pages.hpp"
+#include "kvpolicy/selectors/top.hpp"
+#include "kvpolicy/triggers/prefill.hpp"
+#include "kvpolicy/windows/tokens.hpp"
 
 namespace kvpolicy::presets {
 
@@ -22,7 +22,7 @@ struct chunkkv {
   std::int32_t chunk = 10;
   std::int32_t window = 8;
   smoothing smooth{.how = smoothing::kind::maximum, .width = 63};
-  select::merge reduce = select::merge::maximum;
+  selectors::merge reduce = selectors::merge::maximum;
   bool window_in_budget = false;
   layering layers{};
   std::int32_t after = 16;
@@ -30,14 +30,14 @@ struct chunkkv {
   /// The paper's setting: a small window, whose size it does not print, attention as it is, sums over chunks, and one choice
   /// for two layers.
   static constexpr chunkkv paper() noexcept {
-    return {.smooth = {}, .reduce = select::merge::sum, .layers = {.reuse = 2}, .after = 0};
+    return {.smooth = {}, .reduce = selectors::merge::sum, .layers = {.reuse = 2}, .after = 0};
   }
   /// The public implementation's: SnapKV's scores, means over longer chunks, the window within the budget.
   static constexpr chunkkv kvpress() noexcept {
     return {.chunk = 20,
             .window = 64,
             .smooth = {.how = smoothing::kind::average, .width = 5},
-            .reduce = select::merge::mean,
+            .reduce = selectors::merge::mean,
             .window_in_budget = true,
             .after = 0};
   }
@@ -57,12 +57,12 @@ struct chunkkv {
   }
 
   constexpr auto parts() const {
-    return policy{
-        keep{segment::pages{chunk}, pool::none{},
-             score::window_attention{.window = window, .smooth = smooth, .include_window = window_in_budget},
-             budget::tokens{.count = tokens, .ratio = ratio, .of_units = window_in_budget}, select::top_of_layer{.by = reduce},
-             window::tokens{.recent = window_in_budget ? 0 : window}, trigger::prefill{after}, layers},
-        keep_all{}};
+    return policy{keep{segments::pages{chunk}, pools::none{},
+                       scorers::window_attention{.window = window, .smooth = smooth, .include_window = window_in_budget},
+                       budgets::tokens{.count = tokens, .ratio = ratio, .of_units = window_in_budget},
+                       selectors::top_of_layer{.by = reduce}, windows::tokens{.recent = window_in_budget ? 0 : window},
+                       triggers::prefill{after}, layers},
+                  keep_all{}};
   }
 };
 

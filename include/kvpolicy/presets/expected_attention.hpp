@@ -1,15 +1,15 @@
 // Preset expected_attention: what queries to come are expected to attend to (Devoto et al., 2025, arXiv 2510.00636).
 #pragma once
 
-#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/budgets/tokens.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/pools/none.hpp"
 #include "kvpolicy/presets/parameters.hpp"
-#include "kvpolicy/score/expected_attention.hpp"
-#include "kvpolicy/segment/tokens.hpp"
-#include "kvpolicy/select/top.hpp"
-#include "kvpolicy/trigger/prefill.hpp"
-#include "kvpolicy/window/tokens.hpp"
+#include "kvpolicy/scorers/expected_attention.hpp"
+#include "kvpolicy/segments/tokens.hpp"
+#include "kvpolicy/selectors/top.hpp"
+#include "kvpolicy/triggers/prefill.hpp"
+#include "kvpolicy/windows/tokens.hpp"
 
 namespace kvpolicy::presets {
 
@@ -43,11 +43,11 @@ struct expected_attention {
 
   constexpr auto parts() const {
     return policy{
-        keep{segment::tokens{}, pool::none{},
-             score::expected_attention{
+        keep{segments::tokens{}, pools::none{},
+             scorers::expected_attention{
                  .sinks = sinks, .future = future, .covariance = covariance, .value_norm = value_norm, .epsilon = epsilon},
-             budget::tokens{.count = tokens, .ratio = ratio}, select::top{}, window::tokens{.sinks = sinks, .recent = recent},
-             trigger::prefill{}, layers},
+             budgets::tokens{.count = tokens, .ratio = ratio}, selectors::top{},
+             windows::tokens{.sinks = sinks, .recent = recent}, triggers::prefill{}, layers},
         keep_all{}};
   }
 };

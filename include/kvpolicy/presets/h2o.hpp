@@ -1,15 +1,15 @@
 // Preset h2o: heavy hitters and recent tokens, one evicted at each step (Zhang et al., 2023, arXiv 2306.14048).
 #pragma once
 
-#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/budgets/tokens.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/pools/none.hpp"
 #include "kvpolicy/presets/parameters.hpp"
-#include "kvpolicy/score/accumulated_attention.hpp"
-#include "kvpolicy/segment/tokens.hpp"
-#include "kvpolicy/select/top.hpp"
-#include "kvpolicy/trigger/every_step.hpp"
-#include "kvpolicy/window/tokens.hpp"
+#include "kvpolicy/scorers/accumulated_attention.hpp"
+#include "kvpolicy/segments/tokens.hpp"
+#include "kvpolicy/selectors/top.hpp"
+#include "kvpolicy/triggers/every_step.hpp"
+#include "kvpolicy/windows/tokens.hpp"
 
 namespace kvpolicy::presets {
 
@@ -21,7 +21,7 @@ struct h2o {
   std::int32_t tokens = 512;
   std::optional<double> ratio{};
   double recent_share = .5;
-  score::accumulated_attention::reduction reduce = score::accumulated_attention::reduction::sum;
+  scorers::accumulated_attention::reduction reduce = scorers::accumulated_attention::reduction::sum;
   std::int32_t queries = all_queries;
   layering layers{};
 
@@ -37,12 +37,12 @@ struct h2o {
   static constexpr void settings(Visit) noexcept {}
 
   constexpr auto parts() const {
-    return policy{
-        keep{segment::tokens{}, pool::none{},
-             score::accumulated_attention{.mean = reduce == score::accumulated_attention::reduction::mean, .window = queries},
-             budget::tokens{.count = tokens, .ratio = ratio}, select::top{}, window::tokens{.recent = 0, .share = recent_share},
-             trigger::every_step{}, layers},
-        keep_all{}};
+    return policy{keep{segments::tokens{}, pools::none{},
+                       scorers::accumulated_attention{.mean = reduce == scorers::accumulated_attention::reduction::mean,
+                                                      .window = queries},
+                       budgets::tokens{.count = tokens, .ratio = ratio}, selectors::top{},
+                       windows::tokens{.recent = 0, .share = recent_share}, triggers::every_step{}, layers},
+                  keep_all{}};
   }
 };
 

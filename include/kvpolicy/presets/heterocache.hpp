@@ -3,16 +3,16 @@
 
 #include <algorithm>
 
-#include "kvpolicy/budget/by_head_role.hpp"
+#include "kvpolicy/budgets/by_head_role.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/pools/none.hpp"
 #include "kvpolicy/presets/parameters.hpp"
-#include "kvpolicy/score/pivot_attention.hpp"
-#include "kvpolicy/segment/tokens.hpp"
-#include "kvpolicy/select/top.hpp"
-#include "kvpolicy/trigger/drift.hpp"
-#include "kvpolicy/trigger/prefill.hpp"
-#include "kvpolicy/window/tokens.hpp"
+#include "kvpolicy/scorers/pivot_attention.hpp"
+#include "kvpolicy/segments/tokens.hpp"
+#include "kvpolicy/selectors/top.hpp"
+#include "kvpolicy/triggers/drift.hpp"
+#include "kvpolicy/triggers/prefill.hpp"
+#include "kvpolicy/windows/tokens.hpp"
 
 namespace kvpolicy::presets {
 
@@ -24,7 +24,7 @@ struct heterocache {
   std::int32_t tokens = 512;
   std::optional<double> ratio{};
   double full_share = .25;
-  budget::by_head_role::watched watch = budget::by_head_role::watched::all;
+  budgets::by_head_role::watched watch = budgets::by_head_role::watched::all;
   bool own = false;
   std::int32_t window = 1;
   std::int32_t every = 3;
@@ -41,7 +41,7 @@ struct heterocache {
   /// The paper's setting: one query, attention averaged over five tokens, every pivot and volatile head whole.
   static constexpr heterocache paper() noexcept {
     return {.full_share = 1,
-            .watch = budget::by_head_role::watched::whole,
+            .watch = budgets::by_head_role::watched::whole,
             .window = 5,
             .every = 5,
             .observe = 1,
@@ -74,28 +74,28 @@ struct heterocache {
   }
 
   constexpr auto parts() const {
-    budget::by_head_role const there{.heads = heads,
-                                     .act = budget::by_head_role::of_act::retain,
-                                     .count = tokens,
-                                     .ratio = ratio,
-                                     .floor = floor,
-                                     .least = least,
-                                     .full_share = full_share,
-                                     .watch = watch};
-    budget::by_head_role read = there;
-    read.act = budget::by_head_role::of_act::retrieve;
-    score::pivot_attention const attention{.roles = read, .window = observe, .smooth = smooth, .merged = group, .own = own};
-    return policy{keep{segment::tokens{}, pool::none{}, attention, there, select::top{}, window::tokens{.recent = observe},
-                       trigger::prefill{after}},
-                  keep{segment::tokens{}, pool::none{}, attention, read, select::top{},
-                       window::tokens{.recent = observe, .generated = true},
-                       trigger::drift{.roles = read,
-                                      .tau = drift,
-                                      .window = window,
-                                      .every = std::max(every, window),
-                                      .smooth = monitor_smooth,
-                                      .merged = group,
-                                      .chance_corrected = chance_corrected}}};
+    budgets::by_head_role const there{.heads = heads,
+                                      .rule = budgets::by_head_role::of_rule::retain,
+                                      .count = tokens,
+                                      .ratio = ratio,
+                                      .floor = floor,
+                                      .least = least,
+                                      .full_share = full_share,
+                                      .watch = watch};
+    budgets::by_head_role read = there;
+    read.rule = budgets::by_head_role::of_rule::retrieve;
+    scorers::pivot_attention const attention{.roles = read, .window = observe, .smooth = smooth, .merged = group, .own = own};
+    return policy{keep{segments::tokens{}, pools::none{}, attention, there, selectors::top{},
+                       windows::tokens{.recent = observe}, triggers::prefill{after}},
+                  keep{segments::tokens{}, pools::none{}, attention, read, selectors::top{},
+                       windows::tokens{.recent = observe, .generated = true},
+                       triggers::drift{.roles = read,
+                                       .tau = drift,
+                                       .window = window,
+                                       .every = std::max(every, window),
+                                       .smooth = monitor_smooth,
+                                       .merged = group,
+                                       .chance_corrected = chance_corrected}}};
   }
 };
 

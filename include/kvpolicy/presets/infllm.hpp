@@ -1,15 +1,15 @@
 // Preset infllm: blocks by their representative tokens, one ranking for a layer (Xiao et al., 2024, arXiv 2402.04617).
 #pragma once
 
-#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/budgets/tokens.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/pools/none.hpp"
 #include "kvpolicy/presets/parameters.hpp"
-#include "kvpolicy/score/representatives.hpp"
-#include "kvpolicy/segment/pages.hpp"
-#include "kvpolicy/select/top.hpp"
-#include "kvpolicy/trigger/every_step.hpp"
-#include "kvpolicy/window/pages.hpp"
+#include "kvpolicy/scorers/representatives.hpp"
+#include "kvpolicy/segments/pages.hpp"
+#include "kvpolicy/selectors/top.hpp"
+#include "kvpolicy/triggers/every_step.hpp"
+#include "kvpolicy/windows/pages.hpp"
 
 namespace kvpolicy::presets {
 
@@ -25,11 +25,11 @@ struct infllm {
   std::int32_t local = 128;
   std::int32_t sink_blocks = 1;
   std::int32_t recent_blocks = 2;
-  bool unrotated = true;
+  bool pre_rope = true;
   layering layers{};
 
   /// The paper's blocks.
-  static constexpr infllm paper() noexcept { return {.block = 128, .recent_blocks = 1, .unrotated = true}; }
+  static constexpr infllm paper() noexcept { return {.block = 128, .recent_blocks = 1, .pre_rope = true}; }
 
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {
@@ -39,21 +39,21 @@ struct infllm {
     visit("local", p.local, "queries behind a token that say whether it does");
     visit("sink_blocks", p.sink_blocks, "first blocks, always read");
     visit("recent_blocks", p.recent_blocks, "last blocks, always read; the open block is one");
-    visit("unrotated", p.unrotated, "rank blocks by keys before their rotary embedding, as from `local` tokens behind them");
+    visit("pre_rope", p.pre_rope, "rank blocks by keys before their rotary embedding, as from `local` tokens behind them");
     layer_parameters(p, visit);
   }
   template <class Visit>
   static constexpr void settings(Visit visit) {
-    visit("paper", paper(), "blocks of 128, ranked by unrotated keys");
+    visit("paper", paper(), "blocks of 128, ranked by pre-rope keys");
   }
 
   constexpr auto parts() const {
     return policy{keep_all{},
-                  keep{segment::pages{block}, pool::none{},
-                       score::representatives{.block = block, .count = representatives, .local = local, .unrotated = unrotated},
-                       budget::tokens{.count = tokens, .ratio = ratio}, select::top_of_layer{},
-                       window::pages{.size = block, .sink_pages = sink_blocks, .recent_pages = recent_blocks},
-                       trigger::every_step{}, layers}};
+                  keep{segments::pages{block}, pools::none{},
+                       scorers::representatives{.block = block, .count = representatives, .local = local, .pre_rope = pre_rope},
+                       budgets::tokens{.count = tokens, .ratio = ratio}, selectors::top_of_layer{},
+                       windows::pages{.size = block, .sink_pages = sink_blocks, .recent_pages = recent_blocks},
+                       triggers::every_step{}, layers}};
   }
 };
 

@@ -1,15 +1,15 @@
 // Preset keydiff: the keys that resemble the others least (Park et al., 2025, arXiv 2504.15364).
 #pragma once
 
-#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/budgets/tokens.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/pools/none.hpp"
 #include "kvpolicy/presets/parameters.hpp"
-#include "kvpolicy/score/key_similarity.hpp"
-#include "kvpolicy/segment/tokens.hpp"
-#include "kvpolicy/select/top.hpp"
-#include "kvpolicy/trigger/prefill.hpp"
-#include "kvpolicy/window/tokens.hpp"
+#include "kvpolicy/scorers/key_similarity.hpp"
+#include "kvpolicy/segments/tokens.hpp"
+#include "kvpolicy/selectors/top.hpp"
+#include "kvpolicy/triggers/prefill.hpp"
+#include "kvpolicy/windows/tokens.hpp"
 
 namespace kvpolicy::presets {
 
@@ -35,8 +35,8 @@ struct keydiff {
 
   constexpr auto parts() const {
     return policy{
-        keep{segment::tokens{}, pool::none{}, score::key_similarity{}, budget::tokens{.count = tokens, .ratio = ratio},
-             select::top{}, window::tokens{.sinks = sinks, .recent = recent}, trigger::prefill{}, layers},
+        keep{segments::tokens{}, pools::none{}, scorers::key_similarity{}, budgets::tokens{.count = tokens, .ratio = ratio},
+             selectors::top{}, windows::tokens{.sinks = sinks, .recent = recent}, triggers::prefill{}, layers},
         keep_all{}};
   }
 };

@@ -1,15 +1,15 @@
 // Preset knorm: the keys of the smallest norms (Devoto et al., 2024, arXiv 2406.11430).
 #pragma once
 
-#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/budgets/tokens.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/pools/none.hpp"
 #include "kvpolicy/presets/parameters.hpp"
-#include "kvpolicy/score/key_norm.hpp"
-#include "kvpolicy/segment/tokens.hpp"
-#include "kvpolicy/select/top.hpp"
-#include "kvpolicy/trigger/prefill.hpp"
-#include "kvpolicy/window/tokens.hpp"
+#include "kvpolicy/scorers/key_norm.hpp"
+#include "kvpolicy/segments/tokens.hpp"
+#include "kvpolicy/selectors/top.hpp"
+#include "kvpolicy/triggers/prefill.hpp"
+#include "kvpolicy/windows/tokens.hpp"
 
 namespace kvpolicy::presets {
 
@@ -34,8 +34,8 @@ struct knorm {
   static constexpr void settings(Visit) noexcept {}
 
   constexpr auto parts() const {
-    return policy{keep{segment::tokens{}, pool::none{}, score::key_norm{}, budget::tokens{.count = tokens, .ratio = ratio},
-                       select::top{}, window::tokens{.sinks = sinks, .recent = recent}, trigger::prefill{}, layers},
+    return policy{keep{segments::tokens{}, pools::none{}, scorers::key_norm{}, budgets::tokens{.count = tokens, .ratio = ratio},
+                       selectors::top{}, windows::tokens{.sinks = sinks, .recent = recent}, triggers::prefill{}, layers},
                   keep_all{}};
   }
 };

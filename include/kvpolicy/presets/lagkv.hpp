@@ -1,15 +1,15 @@
 // Preset lagkv: tokens that spread most in the scale of those behind them (Liang et al., 2025, arXiv 2504.04704).
 #pragma once
 
-#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/budgets/tokens.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/pools/none.hpp"
 #include "kvpolicy/presets/parameters.hpp"
-#include "kvpolicy/score/lag.hpp"
-#include "kvpolicy/segment/tokens.hpp"
-#include "kvpolicy/select/top.hpp"
-#include "kvpolicy/trigger/prefill.hpp"
-#include "kvpolicy/window/lag.hpp"
+#include "kvpolicy/scorers/lag.hpp"
+#include "kvpolicy/segments/tokens.hpp"
+#include "kvpolicy/selectors/top.hpp"
+#include "kvpolicy/triggers/prefill.hpp"
+#include "kvpolicy/windows/lag.hpp"
 
 namespace kvpolicy::presets {
 
@@ -37,9 +37,9 @@ struct lagkv {
   static constexpr void settings(Visit) noexcept {}
 
   constexpr auto parts() const {
-    return policy{keep{segment::tokens{}, pool::none{}, score::lag{.sinks = sinks, .size = lag, .cross = cross},
-                       budget::tokens{.count = tokens, .ratio = ratio}, select::top{}, window::lag{.sinks = sinks, .size = lag},
-                       trigger::prefill{}, layers},
+    return policy{keep{segments::tokens{}, pools::none{}, scorers::lag{.sinks = sinks, .size = lag, .cross = cross},
+                       budgets::tokens{.count = tokens, .ratio = ratio}, selectors::top{},
+                       windows::lag{.sinks = sinks, .size = lag}, triggers::prefill{}, layers},
                   keep_all{}};
   }
 };

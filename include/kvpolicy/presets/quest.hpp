@@ -1,15 +1,15 @@
 // Preset quest: the pages whose keys could matter most to this step's query (Tang et al., 2024, arXiv 2406.10774).
 #pragma once
 
-#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/budgets/tokens.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/pool/bounds.hpp"
+#include "kvpolicy/pools/bounds.hpp"
 #include "kvpolicy/presets/parameters.hpp"
-#include "kvpolicy/score/upper_bound.hpp"
-#include "kvpolicy/segment/pages.hpp"
-#include "kvpolicy/select/top.hpp"
-#include "kvpolicy/trigger/every_step.hpp"
-#include "kvpolicy/window/pages.hpp"
+#include "kvpolicy/scorers/upper_bound.hpp"
+#include "kvpolicy/segments/pages.hpp"
+#include "kvpolicy/selectors/top.hpp"
+#include "kvpolicy/triggers/every_step.hpp"
+#include "kvpolicy/windows/pages.hpp"
 
 namespace kvpolicy::presets {
 
@@ -24,7 +24,7 @@ struct quest {
   std::int32_t page = 8;
   std::int32_t sink_pages = 1;
   std::int32_t recent_pages = 1;
-  pool::bounds::kind metadata = pool::bounds::kind::mean_deviation;
+  pools::bounds::kind metadata = pools::bounds::kind::mean_deviation;
   group_merge group = group_merge::maximum;
   layering layers{};
   std::int32_t after = 0;
@@ -33,7 +33,7 @@ struct quest {
   static constexpr quest paper() noexcept {
     return {.page = 16,
             .sink_pages = 0,
-            .metadata = pool::bounds::kind::range,
+            .metadata = pools::bounds::kind::range,
             .group = group_merge::mean,
             .layers = {.dense_first = 2}};
   }
@@ -55,10 +55,10 @@ struct quest {
   }
 
   constexpr auto parts() const {
-    return policy{keep_all{after}, keep{segment::pages{page}, pool::bounds{metadata}, score::upper_bound{group},
-                                        budget::tokens{.count = tokens, .ratio = ratio}, select::top{},
-                                        window::pages{.size = page, .sink_pages = sink_pages, .recent_pages = recent_pages},
-                                        trigger::every_step{}, layers}};
+    return policy{keep_all{after}, keep{segments::pages{page}, pools::bounds{metadata}, scorers::upper_bound{group},
+                                        budgets::tokens{.count = tokens, .ratio = ratio}, selectors::top{},
+                                        windows::pages{.size = page, .sink_pages = sink_pages, .recent_pages = recent_pages},
+                                        triggers::every_step{}, layers}};
   }
 };
 

@@ -3,19 +3,19 @@
 
 #include <algorithm>
 
-#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/budgets/tokens.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/pool/none.hpp"
-#include "kvpolicy/pool/unit_mean.hpp"
+#include "kvpolicy/pools/none.hpp"
+#include "kvpolicy/pools/unit_mean.hpp"
 #include "kvpolicy/presets/parameters.hpp"
-#include "kvpolicy/score/query_mean_dot.hpp"
-#include "kvpolicy/score/window_attention.hpp"
-#include "kvpolicy/segment/tokens.hpp"
-#include "kvpolicy/select/fill.hpp"
-#include "kvpolicy/select/top.hpp"
-#include "kvpolicy/trigger/every_step.hpp"
-#include "kvpolicy/trigger/prefill.hpp"
-#include "kvpolicy/window/tokens.hpp"
+#include "kvpolicy/scorers/query_mean_dot.hpp"
+#include "kvpolicy/scorers/window_attention.hpp"
+#include "kvpolicy/segments/tokens.hpp"
+#include "kvpolicy/selectors/fill.hpp"
+#include "kvpolicy/selectors/top.hpp"
+#include "kvpolicy/triggers/every_step.hpp"
+#include "kvpolicy/triggers/prefill.hpp"
+#include "kvpolicy/windows/tokens.hpp"
 
 namespace kvpolicy::presets {
 
@@ -31,7 +31,7 @@ struct sentencekv {
   std::int32_t sinks = 4;
   std::int32_t window = 8;
   smoothing smooth{.how = smoothing::kind::maximum, .width = 63, .of_group = true};
-  segment::sentences sentences{};
+  segments::sentences sentences{};
   bool spread = true;
   float carry = .5f;
   double standing = .75;
@@ -79,15 +79,16 @@ struct sentencekv {
     auto const many = static_cast<std::int32_t>(std::clamp<double>(keep * tokens, 0, INT32_MAX));
     std::optional<double> rest{};
     if (ratio) rest = std::max(0.0, 1 - keep * (1 - *ratio));
-    budget::tokens const read{.count = tokens, .ratio = ratio};
+    budgets::tokens const read{.count = tokens, .ratio = ratio};
     return policy{
-        kvpolicy::keep{segment::tokens{}, pool::none{}, score::window_attention{.window = window, .smooth = smooth},
-                       budget::tokens{.count = many, .ratio = rest, .at_most = true}, select::top{},
-                       window::tokens{.sinks = sinks, .recent = window}, trigger::prefill{after}, layers},
-        kvpolicy::keep{sentences, pool::unit_mean{.spread = spread},
-                       score::query_mean_dot{.carry = carry, .standing = standing, .window = window, .budget = read}, read,
-                       select::fill{.all_after_boundary = all_after_boundary}, window::tokens{.sinks = sinks, .recent = window},
-                       trigger::every_step{}, layering{.dense_first = layers.dense_first}}};
+        kvpolicy::keep{segments::tokens{}, pools::none{}, scorers::window_attention{.window = window, .smooth = smooth},
+                       budgets::tokens{.count = many, .ratio = rest, .at_most = true}, selectors::top{},
+                       windows::tokens{.sinks = sinks, .recent = window}, triggers::prefill{after}, layers},
+        kvpolicy::keep{sentences, pools::unit_mean{.spread = spread},
+                       scorers::query_mean_dot{.carry = carry, .standing = standing, .window = window, .budget = read}, read,
+                       selectors::fill{.all_after_boundary = all_after_boundary},
+                       windows::tokens{.sinks = sinks, .recent = window}, triggers::every_step{},
+                       layering{.dense_first = layers.dense_first}}};
   }
 };
 

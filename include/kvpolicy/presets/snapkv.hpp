@@ -1,15 +1,15 @@
 // Preset snapkv: what the prompt's last queries attend to (Li et al., 2024, arXiv 2404.14469).
 #pragma once
 
-#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/budgets/tokens.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/pools/none.hpp"
 #include "kvpolicy/presets/parameters.hpp"
-#include "kvpolicy/score/window_attention.hpp"
-#include "kvpolicy/segment/tokens.hpp"
-#include "kvpolicy/select/top.hpp"
-#include "kvpolicy/trigger/prefill.hpp"
-#include "kvpolicy/window/tokens.hpp"
+#include "kvpolicy/scorers/window_attention.hpp"
+#include "kvpolicy/segments/tokens.hpp"
+#include "kvpolicy/selectors/top.hpp"
+#include "kvpolicy/triggers/prefill.hpp"
+#include "kvpolicy/windows/tokens.hpp"
 
 namespace kvpolicy::presets {
 
@@ -45,9 +45,9 @@ struct snapkv {
   }
 
   constexpr auto parts() const {
-    return policy{keep{segment::tokens{}, pool::none{}, score::window_attention{.window = window, .smooth = smooth},
-                       budget::tokens{.count = tokens, .ratio = ratio, .taper = taper}, select::top{},
-                       window::tokens{.sinks = sinks, .recent = window}, trigger::prefill{after}, layers},
+    return policy{keep{segments::tokens{}, pools::none{}, scorers::window_attention{.window = window, .smooth = smooth},
+                       budgets::tokens{.count = tokens, .ratio = ratio, .taper = taper}, selectors::top{},
+                       windows::tokens{.sinks = sinks, .recent = window}, triggers::prefill{after}, layers},
                   keep_all{}};
   }
 };

@@ -1,15 +1,15 @@
 // Preset streaming_llm: attention sinks and the most recent tokens (Xiao et al., 2024, arXiv 2309.17453).
 #pragma once
 
-#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/budgets/tokens.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/pools/none.hpp"
 #include "kvpolicy/presets/parameters.hpp"
-#include "kvpolicy/score/recency.hpp"
-#include "kvpolicy/segment/tokens.hpp"
-#include "kvpolicy/select/top.hpp"
-#include "kvpolicy/trigger/every_step.hpp"
-#include "kvpolicy/window/tokens.hpp"
+#include "kvpolicy/scorers/recency.hpp"
+#include "kvpolicy/segments/tokens.hpp"
+#include "kvpolicy/selectors/top.hpp"
+#include "kvpolicy/triggers/every_step.hpp"
+#include "kvpolicy/windows/tokens.hpp"
 
 namespace kvpolicy::presets {
 
@@ -30,8 +30,8 @@ struct streaming_llm {
   static constexpr void settings(Visit) noexcept {}
 
   constexpr auto parts() const {
-    return policy{keep{segment::tokens{}, pool::none{}, score::recency{}, budget::tokens{tokens, ratio}, select::top{},
-                       window::tokens{.sinks = sinks, .recent = 0}, trigger::every_step{}},
+    return policy{keep{segments::tokens{}, pools::none{}, scorers::recency{}, budgets::tokens{tokens, ratio}, selectors::top{},
+                       windows::tokens{.sinks = sinks, .recent = 0}, triggers::every_step{}},
                   keep_all{}};
   }
 };

@@ -1,15 +1,15 @@
 // Preset tova: what the last query attends to, one token evicted at each step (Oren et al., 2024, arXiv 2401.06104).
 #pragma once
 
-#include "kvpolicy/budget/tokens.hpp"
+#include "kvpolicy/budgets/tokens.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/pools/none.hpp"
 #include "kvpolicy/presets/parameters.hpp"
-#include "kvpolicy/score/last_attention.hpp"
-#include "kvpolicy/segment/tokens.hpp"
-#include "kvpolicy/select/top.hpp"
-#include "kvpolicy/trigger/every_step.hpp"
-#include "kvpolicy/window/tokens.hpp"
+#include "kvpolicy/scorers/last_attention.hpp"
+#include "kvpolicy/segments/tokens.hpp"
+#include "kvpolicy/selectors/top.hpp"
+#include "kvpolicy/triggers/every_step.hpp"
+#include "kvpolicy/windows/tokens.hpp"
 
 namespace kvpolicy::presets {
 
@@ -32,8 +32,8 @@ struct tova {
 
   constexpr auto parts() const {
     return policy{
-        keep{segment::tokens{}, pool::none{}, score::last_attention{}, budget::tokens{.count = tokens, .ratio = ratio},
-             select::top_of_layer{}, window::tokens{.recent = 1}, trigger::every_step{}, layers},
+        keep{segments::tokens{}, pools::none{}, scorers::last_attention{}, budgets::tokens{.count = tokens, .ratio = ratio},
+             selectors::top_of_layer{}, windows::tokens{.recent = 1}, triggers::every_step{}, layers},
         keep_all{}};
   }
 };

@@ -8,19 +8,19 @@
 
 namespace kvpolicy {
 
-/// How far a model's rotary embedding turned the key of each token, the first one at position 0.
-struct token_turns {
-  float const* angles = nullptr;  ///< `[tokens, 2, pairs]`: cosines, then sines; null: keys are not turned
+/// How far a model's rotary embedding rotated the key of each token, the first one at position 0.
+struct rope_angles {
+  float const* angles = nullptr;  ///< `[tokens, 2, pairs]`: cosines, then sines; null: keys are not rotated
   std::int64_t pairs = 0;
   rotation::pairing how = rotation::pairing::halves;
 
   /// Turns the key of `token` back, in place: its channels before the embedding.
-  constexpr void undo(std::int64_t token, float* row) const noexcept { turn(token, row, 1); }
-  /// Turns a row as the embedding turns the key of `token`, in place.
-  constexpr void redo(std::int64_t token, float* row) const noexcept { turn(token, row, -1); }
+  constexpr void undo(std::int64_t token, float* row) const noexcept { rotate(token, row, 1); }
+  /// Rotates a row as the embedding rotates the key of `token`, in place.
+  constexpr void redo(std::int64_t token, float* row) const noexcept { rotate(token, row, -1); }
 
  private:
-  constexpr void turn(std::int64_t token, float* row, float back) const noexcept {
+  constexpr void rotate(std::int64_t token, float* row, float back) const noexcept {
     float const* const cosines = angles + token * 2 * pairs;
     float const* const sines = cosines + pairs;
     bool const halves = how == rotation::pairing::halves;
@@ -36,8 +36,8 @@ struct token_turns {
   }
 };
 
-/// Writes the turns of tokens 0, 1, ...: `[angles.size() / (2 rope.pairs), 2, rope.pairs]`.
-inline void write_turns(rotation const& rope, std::span<float> angles) noexcept {
+/// Writes the angles of tokens 0, 1, ...: `[angles.size() / (2 rope.pairs), 2, rope.pairs]`.
+inline void write_rope_angles(rotation const& rope, std::span<float> angles) noexcept {
   std::size_t at = 0;
   auto const pairs = static_cast<std::size_t>(rope.pairs);
   for (std::int64_t token = 0; pairs > 0 && at < angles.size(); ++token, at += 2 * pairs) {
@@ -55,7 +55,7 @@ struct pooling {
   std::int64_t first = 0;      ///< tokens [first, last) are folded in; those before `first` are in already
   std::int64_t last = 0;
   std::int64_t origin = 0;  ///< pool_mean and pool_mean_deviation alone
-  token_turns turned{};     ///< pool_mean alone: keys are turned back by these first
+  rope_angles rotated{};    ///< pool_mean alone: keys are rotated back by these first
 };
 
 /// Channel-wise bounds of units' keys, `[heads, units, 2, head_dim]`: all maxima, then all minima. Bounds of 16-bit keys
@@ -81,7 +81,7 @@ struct bounds_table {
 
 /// Mean of each unit's rows, all heads side by side: head h of unit u goes to means(u, column + h * head_dim ...).
 /// A unit whose first token is in the range begins afresh; a unit that is open at `first` is continued from its count.
-/// Keys that are `turned` are turned back first. O(tokens x heads x head_dim); fp32; any order of calls that covers the same
+/// Keys that are `rotated` are rotated back first. O(tokens x heads x head_dim); fp32; any order of calls that covers the same
 /// tokens agrees within 1e-5 relative.
 template <class Memory, class Exec>
 void pool_mean(basic_rows<Memory> const& keys, pooling const& what, table<float> means, std::int64_t column, Exec& exec) {

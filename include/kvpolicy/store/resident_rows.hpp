@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "kvpolicy/store/row_store.hpp"
-#include "kvpolicy/tier/any_tier.hpp"
-#include "kvpolicy/tier/resident_options.hpp"
+#include "kvpolicy/tiers/any_tier.hpp"
+#include "kvpolicy/tiers/resident_options.hpp"
 
 namespace kvpolicy {
 
@@ -18,13 +18,13 @@ namespace kvpolicy {
 class resident_rows {
  public:
   /// Both must outlive it. Throws invalid_value where the tier's blocks are of another size.
-  resident_rows(tier::any_tier& tier, row_store& store, tier::resident_options options);
+  resident_rows(tiers::any_tier& tier, row_store& store, tiers::resident_options options);
   resident_rows(resident_rows const&) = delete;
   resident_rows& operator=(resident_rows const&) = delete;
   /// Waits for pending gets as long as the deadline; where one has not ended by then, its buffer is never given back.
   ~resident_rows();
 
-  tier::resident_statistics const& statistics() const noexcept { return statistics_; }
+  tiers::resident_statistics const& statistics() const noexcept { return statistics_; }
 
   /// Brings all of a layer's rows into the store, for those who read them all. Throws error where the tier lost some or does
   /// not deliver, and as row_store::append().
@@ -32,7 +32,8 @@ class resident_rows {
   /// Whether a cut went into a prompt that was put away, or to its end, and so perhaps into a unit, whose tokens steps look at:
   /// bring() every layer then, and mend_cut().
   bool was_cut() const noexcept { return was_cut_; }
-  /// Every layer was brought after a cut. Of each head's tokens, so many of the last are not away any more (act_facts::unit).
+  /// Every layer was brought after a cut. Of each head's tokens, so many of the last are not away any more
+  /// (requirements::unit).
   void mend_cut(std::int64_t stay);
   /// A prompt of `tokens` tokens has ended, and all of the layer's rows are here: what is retained goes to the tier, but
   /// for the last `stay[head]` tokens of a head; what is not any more goes from it. Nothing leaves the store yet. Throws error
@@ -73,7 +74,7 @@ class resident_rows {
     buffer* next = nullptr;  ///< of the lost ones
   };
   struct layer_state {
-    tier::ticket pending = 0;
+    tiers::ticket pending = 0;
     std::unique_ptr<buffer> into{};
     std::vector<place> coming{};
   };
@@ -83,7 +84,7 @@ class resident_rows {
   std::size_t index(layer_id layer, std::int64_t head) const noexcept {
     return static_cast<std::size_t>(layer.value * shape_.kv_heads + head);
   }
-  tier::block_key key_of(layer_id layer, std::int64_t head, std::int32_t token) const noexcept;
+  tiers::block_key key_of(layer_id layer, std::int64_t head, std::int32_t token) const noexcept;
   std::int64_t stamp(bool protect) const noexcept { return 2 * now_ + (protect ? 1 : 0); }
 
   void look_for(layer_id layer, std::int64_t head, range_list const& list);
@@ -99,14 +100,14 @@ class resident_rows {
   void put(layer_id layer, std::int64_t head, range_list const& list);
   std::unique_ptr<buffer> buffer_of(std::int64_t blocks);
   static void abandon(std::unique_ptr<buffer> lost) noexcept;
-  tier::status wait_for(tier::ticket id);
+  tiers::status wait_for(tiers::ticket id);
   [[noreturn]] void lost(layer_id layer) const;
 
-  tier::any_tier* tier_;
+  tiers::any_tier* tier_;
   row_store* store_;
   cache_shape shape_;
   std::int64_t row_bytes_;
-  tier::resident_options options_;
+  tiers::resident_options options_;
   std::uint32_t generation_ = 1;
   std::int64_t now_ = 0;
   bool was_cut_ = false;
@@ -114,15 +115,15 @@ class resident_rows {
   std::vector<head_state> heads_;    ///< `[layers, kv_heads]`
   std::vector<layer_state> layers_;  ///< `[layers]`
   std::unique_ptr<buffer> spare_;
-  tier::resident_statistics statistics_;
+  tiers::resident_statistics statistics_;
 
   // Scratch.
   std::vector<range_list> readable_;  ///< `[kv_heads]`
   std::vector<place> missing_;
   std::vector<std::int64_t> missed_;  ///< `[kv_heads]`
-  std::vector<tier::block_read> reads_;
-  std::vector<tier::block_write> writes_;
-  std::vector<tier::block_key> keys_;
+  std::vector<tiers::block_read> reads_;
+  std::vector<tiers::block_write> writes_;
+  std::vector<tiers::block_key> keys_;
   std::vector<std::int64_t> by_use_;  ///< when a row was used, and its token
   std::vector<std::int32_t> victims_;
   std::vector<here> merged_;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kvpolicy/archive.hpp"
-#include "kvpolicy/interop/layer_table_view.hpp"
+#include "kvpolicy/layer_table_view.hpp"
 #include "kvpolicy/selection.hpp"
 #include "kvpolicy/store/block_arena.hpp"
 

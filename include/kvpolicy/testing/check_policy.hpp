@@ -29,7 +29,7 @@ class policy_check {
         shape_(options.shape),
         needs_(needs_of(policy)),
         random_(options.seed),
-        told_(shape_, random_) {}
+        inputs_(shape_, random_) {}
 
   void run() {
     for (content const what : {content::normal, content::tied, content::hostile}) {
@@ -54,15 +54,16 @@ class policy_check {
  private:
   template <class Request>
   void prompt(Request& state, random_cache const& cache, std::int64_t first, std::int64_t tokens) {
-    for (std::int64_t l = 0; l < shape_.layers; ++l) state.prefill(cache.view(tokens), {l}, told_.prompt(first, tokens), exec_);
+    for (std::int64_t l = 0; l < shape_.layers; ++l)
+      state.prefill(cache.view(tokens), {l}, inputs_.prompt(first, tokens), exec_);
   }
 
   /// A step of both; what was refused before must have changed nothing.
   template <class Request>
   void step(Request& state, Request& twin, random_cache const& cache, std::int64_t n) {
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
-      selection const kept = state.choose(cache.view(n), {l}, told_.step(n), exec_);
-      selection const like = twin.choose(cache.view(n), {l}, told_.step(n), exec_);
+      selection const kept = state.choose(cache.view(n), {l}, inputs_.step(n), exec_);
+      selection const like = twin.choose(cache.view(n), {l}, inputs_.step(n), exec_);
       where_ = name_of(shape_, n) + ", layer " + std::to_string(l) + ", seed " + std::to_string(options_.seed);
       if (!std::ranges::equal(kept.lists(), like.lists()))
         fail("the same verbs choose otherwise, or a refused one changed something");
@@ -77,9 +78,9 @@ class policy_check {
       }
     }
     refused("observe() without what the triggers need", contains(needs_, signals::logits), [&] { state.observe({}, exec_); });
-    state.observe(told_.outcome(), exec_);
-    twin.observe(told_.outcome(), exec_);
-    refused("a step that is observed twice", true, [&] { state.observe(told_.outcome(), exec_); });
+    state.observe(inputs_.outcome(), exec_);
+    twin.observe(inputs_.outcome(), exec_);
+    refused("a step that is observed twice", true, [&] { state.observe(inputs_.outcome(), exec_); });
   }
 
   static bool reads(range_list const& list, std::int32_t token) {
@@ -112,35 +113,35 @@ class policy_check {
                              bool must = true) {
       refused("prefill() " + what, must, [&] { state.prefill(view, {layer}, prompt, exec_); });
     };
-    prefill("of layer -1", cache.view(n), -1, told_.prompt(0, n));
-    prefill("of a layer too many", cache.view(n), shape_.layers, told_.prompt(0, n));
-    prefill("that begins with layer 1", cache.view(n), 1, told_.prompt(0, n));
-    prefill("with a gap", cache.view(n), 0, told_.prompt(n / 2, n));
+    prefill("of layer -1", cache.view(n), -1, inputs_.prompt(0, n));
+    prefill("of a layer too many", cache.view(n), shape_.layers, inputs_.prompt(0, n));
+    prefill("that begins with layer 1", cache.view(n), 1, inputs_.prompt(0, n));
+    prefill("with a gap", cache.view(n), 0, inputs_.prompt(n / 2, n));
     prefill("of no tokens", cache.view(0), 0, {});
-    prefill("of more tokens than there may be", cache.view(shape_.max_tokens + 1), 0, told_.prompt(0, shape_.max_tokens));
-    prompt_signals behind = told_.prompt(0, n);
+    prefill("of more tokens than there may be", cache.view(shape_.max_tokens + 1), 0, inputs_.prompt(0, shape_.max_tokens));
+    prompt_signals behind = inputs_.prompt(0, n);
     behind.first = n + 1;
     prefill("that begins behind its end", cache.view(n), 0, behind);
-    for (auto const& [what, view] : other_views(cache, n)) prefill("of " + what, view, 0, told_.prompt(0, n));
-    prompt_signals few = told_.prompt(0, n);
+    for (auto const& [what, view] : other_views(cache, n)) prefill("of " + what, view, 0, inputs_.prompt(0, n));
+    prompt_signals few = inputs_.prompt(0, n);
     few.queries = {};
     prefill("without the prompt's queries", cache.view(n), 0, few, contains(needs_, signals::observation_queries));
-    few = told_.prompt(0, n);
+    few = inputs_.prompt(0, n);
     few.queries.heads += 1;
     prefill("with queries of other heads", cache.view(n), 0, few, contains(needs_, signals::observation_queries));
-    few = told_.prompt(0, n);
+    few = inputs_.prompt(0, n);
     few.rope = {};
     prefill("without the rotary embedding", cache.view(n), 0, few, contains(needs_, signals::rotation));
-    few = told_.prompt(0, n);
+    few = inputs_.prompt(0, n);
     few.token_ids = {};
     prefill("without token ids", cache.view(n), 0, few, contains(needs_, signals::token_ids));
-    refused("observe() before any step", true, [&] { state.observe(told_.outcome(), exec_); });
-    refused("choose() that jumps over a prompt", true, [&] { state.choose(cache.view(n), {0}, told_.step(n), exec_); });
-    state.prefill(cache.view(n), {0}, told_.prompt(0, n), exec_);
-    prefill("of a layer with other tokens", cache.view(n - 1), 1, told_.prompt(0, n - 1));
-    prefill("that leaves a layer out", cache.view(n), 2, told_.prompt(0, n));
+    refused("observe() before any step", true, [&] { state.observe(inputs_.outcome(), exec_); });
+    refused("choose() that jumps over a prompt", true, [&] { state.choose(cache.view(n), {0}, inputs_.step(n), exec_); });
+    state.prefill(cache.view(n), {0}, inputs_.prompt(0, n), exec_);
+    prefill("of a layer with other tokens", cache.view(n - 1), 1, inputs_.prompt(0, n - 1));
+    prefill("that leaves a layer out", cache.view(n), 2, inputs_.prompt(0, n));
     refused("choose() for a layer whose prompt is not there", true,
-            [&] { state.choose(cache.view(n + 1), {1}, told_.step(n + 1), exec_); });
+            [&] { state.choose(cache.view(n + 1), {1}, inputs_.step(n + 1), exec_); });
   }
 
   template <class Request>
@@ -149,19 +150,19 @@ class policy_check {
                             bool must = true) {
       refused("choose() " + what, must, [&] { state.choose(view, {layer}, step, exec_); });
     };
-    choose("for layer -1", cache.view(n), -1, told_.step(n));
-    choose("for a layer too many", cache.view(n), shape_.layers, told_.step(n));
-    choose("that begins with layer 2", cache.view(n), 2, told_.step(n));
-    choose("that jumps over a token", cache.view(n + 1), 0, told_.step(n + 1));
-    choose("on no tokens", cache.view(0), 0, told_.step(n));
-    for (auto const& [what, view] : other_views(cache, n)) choose("on " + what, view, 0, told_.step(n));
-    step_signals few = told_.step(n);
+    choose("for layer -1", cache.view(n), -1, inputs_.step(n));
+    choose("for a layer too many", cache.view(n), shape_.layers, inputs_.step(n));
+    choose("that begins with layer 2", cache.view(n), 2, inputs_.step(n));
+    choose("that jumps over a token", cache.view(n + 1), 0, inputs_.step(n + 1));
+    choose("on no tokens", cache.view(0), 0, inputs_.step(n));
+    for (auto const& [what, view] : other_views(cache, n)) choose("on " + what, view, 0, inputs_.step(n));
+    step_signals few = inputs_.step(n);
     few.queries = {};
     choose("without queries", cache.view(n), 0, few, contains(needs_, signals::queries));
-    few = told_.step(n);
+    few = inputs_.step(n);
     few.queries.heads = 1;
     choose("with queries of other heads", cache.view(n), 0, few, contains(needs_, signals::queries));
-    few = told_.step(n);
+    few = inputs_.step(n);
     few.token_id = -1;
     choose("without the token's id", cache.view(n), 0, few, contains(needs_, signals::token_ids));
   }
@@ -200,7 +201,7 @@ class policy_check {
   cache_shape shape_;
   signals needs_;
   random_source random_;
-  random_signals told_;
+  random_signals inputs_;
   std::string where_;
 };
 

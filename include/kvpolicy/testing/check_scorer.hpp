@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "kvpolicy/exec/host.hpp"
-#include "kvpolicy/pool/none.hpp"
+#include "kvpolicy/pools/none.hpp"
 #include "kvpolicy/score_input.hpp"
-#include "kvpolicy/segment/tokens.hpp"
+#include "kvpolicy/segments/tokens.hpp"
 #include "kvpolicy/testing/random_cache.hpp"
 
 namespace kvpolicy::testing {
@@ -19,7 +19,7 @@ struct scorer_options {
   int rounds = 60;
   std::uint64_t seed = 1;
   bool gathered = true;       ///< scores are those of the rows alone; not for a scorer that goes by their positions
-  std::int64_t unscored = 0;  ///< last tokens that its act's window protects, and it is not asked for
+  std::int64_t unscored = 0;  ///< last tokens that its rule's window protects, and it is not asked for
 };
 
 /// One scorer and pool on random caches. `run` scores and compares; see check_scorer.
@@ -37,30 +37,30 @@ class scorer_check {
       shape_ = random_.shape(70);
       content const what = static_cast<content>(round % 3);
       random_cache cache(shape_, random_, what);
-      random_signals const told(shape_, random_);
+      random_signals const inputs(shape_, random_);
       // At prefill, and at a step, where the scorer can be asked then.
       constexpr bool by_prompt = contains(Score::needs, signals::observation_queries);
       constexpr bool by_step = contains(Score::needs, signals::queries);
-      if (by_prompt || !by_step) one(cache, told, true, what);
-      if (by_step || !by_prompt) one(cache, told, false, what);
+      if (by_prompt || !by_step) one(cache, inputs, true, what);
+      if (by_step || !by_prompt) one(cache, inputs, false, what);
     }
   }
 
  private:
-  void one(random_cache& cache, random_signals const& told, bool at_prompt, content what) {
+  void one(random_cache& cache, random_signals const& inputs, bool at_prompt, content what) {
     std::int64_t const tokens = random_.between(1, shape_.max_tokens);
     std::int64_t const choosing = at_prompt ? tokens : random_.between(1, tokens);
     layer_id const layer{random_.between(0, shape_.layers - 1)};
     where_ = name_of(shape_, tokens) + (at_prompt ? ", at the prompt's end" : ", at a step") + ", layer " +
              std::to_string(layer.value) + ", seed " + std::to_string(options_.seed);
     head_range const all{0, shape_.kv_heads};
-    auto const want = scores(cache.view(tokens), layer, all, choosing, told, at_prompt);
-    if (scores(cache.view(tokens), layer, all, choosing, told, at_prompt) != want) {
+    auto const want = scores(cache.view(tokens), layer, all, choosing, inputs, at_prompt);
+    if (scores(cache.view(tokens), layer, all, choosing, inputs, at_prompt) != want) {
       fail("the same input has other scores the second time");
     }
     // Asked for one head, it reads that head's rows, and writes one list.
     for (std::int64_t h = 0; h < shape_.kv_heads && Score::granularity == scope::head; ++h) {
-      auto const alone = scores(cache.view(tokens), layer, {h, 1}, choosing, told, at_prompt);
+      auto const alone = scores(cache.view(tokens), layer, {h, 1}, choosing, inputs, at_prompt);
       if (alone.front() != want[static_cast<std::size_t>(h)]) {
         fail("asked for KV head " + std::to_string(h) +
              " alone, it gives other scores than asked for all: score input.keys(), " + "whose heads are input.heads");
@@ -70,7 +70,7 @@ class scorer_check {
     if (choosing < tokens) {
       random_cache other = cache;
       other.replace(choosing, random_, what);
-      if (scores(other.view(tokens), layer, all, choosing, told, at_prompt) != want) {
+      if (scores(other.view(tokens), layer, all, choosing, inputs, at_prompt) != want) {
         fail("tokens from " + std::to_string(choosing) + " on change the scores of those before: the choice is made among " +
              "input.tokens");
       }
@@ -81,8 +81,8 @@ class scorer_check {
     auto const count = std::ssize(few);
     indexed_view<strided_view<>> const gathered{cache.view(tokens), count, few.data(), 0};
     random_cache const compact = cache.compacted(few);
-    if (scores(gathered, layer, all, count, told, at_prompt) !=
-        scores(compact.view(count), layer, all, count, told, at_prompt)) {
+    if (scores(gathered, layer, all, count, inputs, at_prompt) !=
+        scores(compact.view(count), layer, all, count, inputs, at_prompt)) {
       fail(
           "gathered tokens have other scores than the same rows side by side: read rows by load() or a primitive, not by "
           "their strides");
@@ -92,20 +92,20 @@ class scorer_check {
   /// `[lists][columns]`, bits, so that NaN is what it is. Throws broken_promise where it writes elsewhere, or not all.
   template <class View>
   std::vector<std::vector<std::uint32_t>> scores(View const& view, layer_id layer, head_range heads, std::int64_t choosing,
-                                                 random_signals const& told, bool at_prompt) {
+                                                 random_signals const& inputs, bool at_prompt) {
     summaries_type summaries = pool_.start(shape_, segment_);
     memory_type memory = score_.start(shape_);
-    prompt_signals const prompt = told.prompt(0, view.tokens());
+    prompt_signals const prompt = inputs.prompt(0, view.tokens());
     if constexpr (Segment::ragged) summaries.extend(segment_, 0, prompt.token_ids);
     for (std::int64_t piece = choosing / 2; piece <= choosing; piece += std::max<std::int64_t>(1, choosing - choosing / 2)) {
       if (piece > 0) pool_.update(summaries, view, layer, heads, piece, exec_);
     }
     score_input<View, summaries_type, memory_type> input{view, layer, heads, choosing, view.tokens(), summaries, memory};
     if (at_prompt) input.prompt = &prompt;
-    else input.queries = told.step(view.tokens()).queries.of(heads, shape_.group());
+    else input.queries = inputs.step(view.tokens()).queries.of(heads, shape_.group());
     if constexpr (memory_type::hears_prompts) {  // of the tokens that the choice is made among
       View const known = with_tokens(view, choosing);
-      prompt_signals const before = told.prompt(0, choosing);
+      prompt_signals const before = inputs.prompt(0, choosing);
       score_input<View, summaries_type, memory_type> begun{known, layer, heads, choosing, choosing, summaries, memory};
       begun.prompt = &before;
       score_.begin(begun, exec_);
@@ -168,7 +168,7 @@ class scorer_check {
 /// for the same input; for one head asked alone what it gives for it among all; the same whatever lies behind the tokens that
 /// the choice is made among; the same for gathered tokens as for the rows side by side; and writes its table and nothing else.
 /// The pool is brought up in pieces. A scorer of ragged units, or of a hierarchy, goes with its pool and segmenter.
-template <scorer Score, class Pool = pool::none, class Segment = segment::tokens>
+template <scorer Score, class Pool = pools::none, class Segment = segments::tokens>
   requires writes_scores<Score, Pool, Segment>
 void check_scorer(Score const& score = {}, Pool const& pool = {}, Segment const& segment = {},
                   scorer_options const& options = {}) {

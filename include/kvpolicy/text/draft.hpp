@@ -16,40 +16,40 @@
 namespace kvpolicy {
 
 /// What policies read of a model, beside its cache. Policies share it.
-struct policy_facts {
-  std::shared_ptr<std::vector<std::uint8_t> const> boundary{};  ///< `[vocabulary]`, see segment::sentences
+struct policy_inputs {
+  std::shared_ptr<std::vector<std::uint8_t> const> boundary{};  ///< `[vocabulary]`, see segments::sentences
   /// A head profile from a file; without it policies that need one can't be named.
   std::function<std::vector<head_profile>(std::string const& path)> read_profile{};
 };
 
 namespace text {
 
-/// Whether text may say when an act chooses anew.
-template <class Act>
+/// Whether text may say when a rule chooses anew.
+template <class Rule>
 constexpr bool trigger_has_name() {
-  if constexpr (requires { typename Act::trigger_type; }) {
-    return Act::trigger_type::while_decoding && contains(signals::logits, Act::trigger_type::needs);
+  if constexpr (requires { typename Rule::trigger_type; }) {
+    return Rule::trigger_type::while_decoding && contains(signals::logits, Rule::trigger_type::needs);
   } else {
     return false;
   }
 }
 
-inline named_trigger as_named(trigger::every_step const&) { return {{.steps = 1}, {.mean = never, .variance = never}}; }
-inline named_trigger as_named(trigger::every const& t) { return {t, {.mean = never, .variance = never}}; }
-inline named_trigger as_named(trigger::entropy const& t) { return {{.steps = 0}, t}; }
+inline named_trigger as_named(triggers::every_step const&) { return {{.steps = 1}, {.mean = never, .variance = never}}; }
+inline named_trigger as_named(triggers::every const& t) { return {t, {.mean = never, .variance = never}}; }
+inline named_trigger as_named(triggers::entropy const& t) { return {{.steps = 0}, t}; }
 inline named_trigger as_named(named_trigger const& t) { return t; }
 
-/// The act with the trigger that was named, which watches the act's pages; it then has one type, whichever was.
-template <class Act>
-auto with_trigger(Act const& act, trigger_choice const& when) {
-  if constexpr (!trigger_has_name<Act>()) return act;
+/// The rule with the trigger that was named, which watches the rule's pages; it then has one type, whichever was.
+template <class Rule>
+auto with_trigger(Rule const& rule, trigger_choice const& when) {
+  if constexpr (!trigger_has_name<Rule>()) return rule;
   else {
-    named_trigger made = when ? *when : as_named(act.trigger);
-    if constexpr (!Act::segment_type::ragged) {
-      auto const unit = static_cast<std::int32_t>(act.segment.unit_size());
+    named_trigger made = when ? *when : as_named(rule.trigger);
+    if constexpr (!Rule::segment_type::ragged) {
+      auto const unit = static_cast<std::int32_t>(rule.segment.unit_size());
       if (when && unit > 1) made.second.page = unit;
     }
-    return act.with(made);
+    return rule.with(made);
   }
 }
 
@@ -77,7 +77,7 @@ class draft {
   }
 
   /// key=value, or the name of a setting. Throws invalid_value.
-  void apply(std::string_view item, policy_facts const& facts) {
+  void apply(std::string_view item, policy_inputs const& inputs) {
     std::size_t const equals = item.find('=');
     std::string const key(item.substr(0, equals));
     if (std::ranges::find(given_, key) != given_.end()) throw invalid_value("policy " + name_ + ": " + key + " is given twice");
@@ -99,7 +99,7 @@ class draft {
       is_parameter = true;
       if (equals == std::string_view::npos)
         throw invalid_value("policy " + name_ + ": " + key + " needs a value: " + key + "=...");
-      assign(key, item.substr(equals + 1), value, facts);
+      assign(key, item.substr(equals + 1), value, inputs);
     });
     if (!is_setting && !is_parameter) throw unknown("parameter of policy " + name_, key, known);
     given_.push_back(key);
@@ -131,12 +131,12 @@ class draft {
 
  private:
   template <class T>
-  void assign(std::string const& key, std::string_view text, T& value, policy_facts const& facts) {
+  void assign(std::string const& key, std::string_view text, T& value, policy_inputs const& inputs) {
     if constexpr (std::same_as<T, std::span<head_profile const>>) {
-      if (!facts.read_profile || text.empty())
+      if (!inputs.read_profile || text.empty())
         throw invalid_value("policy " + name_ + ": " + key + " is '" + std::string(text) + "'; it must be a file's name");
       profile_ = text;
-      auto const heads = std::make_shared<std::vector<head_profile> const>(facts.read_profile(profile_));
+      auto const heads = std::make_shared<std::vector<head_profile> const>(inputs.read_profile(profile_));
       owned.push_back(heads);
       value = *heads;
     } else if (!parse(text, value)) {

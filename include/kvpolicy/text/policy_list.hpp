@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvpolicy/host_policy.hpp"
+#include "kvpolicy/exec/host_policy.hpp"
 #include "kvpolicy/text/draft.hpp"
 
 namespace kvpolicy {
@@ -36,7 +36,7 @@ struct policy_entry {
   std::string source;  ///< what it does, and who published it
   std::vector<line> parameters;
   std::vector<line> settings;
-  std::function<named_policy<View, Exec>(std::string_view items, policy_facts const&)> parse;
+  std::function<named_policy<View, Exec>(std::string_view items, policy_inputs const&)> parse;
 };
 
 /// A policy's entry: a preset's parameters may then be given by text (its `parameters` and `settings`), any other policy is as
@@ -49,17 +49,17 @@ policy_entry<View, Exec> named(std::string name, std::string source, Policy cons
     made.parameters.push_back({parameter, all.show(value), help});
   });
   all.each_setting([&](char const* setting, Policy const&, char const* help) { made.settings.push_back({setting, "", help}); });
-  made.parse = [name = std::move(name), defaults](std::string_view items, policy_facts const& facts) {
+  made.parse = [name = std::move(name), defaults](std::string_view items, policy_inputs const& inputs) {
     text::draft<Policy> d(name, defaults);
     for (std::size_t comma = 0; comma != std::string_view::npos && !items.empty();) {
       comma = items.find(',');
-      d.apply(items.substr(0, comma), facts);
+      d.apply(items.substr(0, comma), inputs);
       items.remove_prefix(comma == std::string_view::npos ? items.size() : comma + 1);
     }
     if constexpr (requires { d.policy.sentences.boundary; }) {
-      if (facts.boundary) {
-        d.owned.push_back(facts.boundary);
-        d.policy.sentences.boundary = *facts.boundary;
+      if (inputs.boundary) {
+        d.owned.push_back(inputs.boundary);
+        d.policy.sentences.boundary = *inputs.boundary;
       }
     }
     auto const parts = parts_of(d.policy);
@@ -90,22 +90,22 @@ class policy_list {
 
   /// NAME[:item,...][+NAME...]; an item is key=value, or the name of a published setting, which comes first; two names are a
   /// retain and a retrieve. Throws invalid_value that says what exists and suggests the nearest, or why a pair can't be.
-  named_policy<View, Exec> parse(std::string_view text, policy_facts const& facts = {}) const {
+  named_policy<View, Exec> parse(std::string_view text, policy_inputs const& inputs = {}) const {
     std::size_t const plus = text.find('+');
-    auto first = parse_one(text.substr(0, plus), facts);
+    auto first = parse_one(text.substr(0, plus), inputs);
     first.text = text;
     if (plus == std::string_view::npos) return first;
-    auto second = parse_one(text.substr(plus + 1), facts);
+    auto second = parse_one(text.substr(plus + 1), inputs);
     auto const refuse_if = [&](bool refused, auto const& which, char const* what) {
       if (!refused) return;
       throw invalid_value("'" + std::string(text) + "': " + which.name + " " + what +
                           "; write a policy that retains (snapkv, h2o, ...), then one that retrieves (quest, chess, ...)");
     };
-    refuse_if(facts_of(first.policy.retain).keeps_all, first, "retains nothing");
-    refuse_if(!facts_of(first.policy.retrieve).keeps_all, first, "retrieves by itself");
-    refuse_if(facts_of(second.policy.retrieve).keeps_all, second, "does not retrieve");
-    refuse_if(!facts_of(second.policy.retain).keeps_all, second, "retains by itself");
-    KVPOLICY_EXPECTS(facts_of(second.policy.retain).after == 0,
+    refuse_if(requirements_of(first.policy.retain).keeps_all, first, "retains nothing");
+    refuse_if(!requirements_of(first.policy.retrieve).keeps_all, first, "retrieves by itself");
+    refuse_if(requirements_of(second.policy.retrieve).keeps_all, second, "does not retrieve");
+    refuse_if(!requirements_of(second.policy.retain).keeps_all, second, "retains by itself");
+    KVPOLICY_EXPECTS(requirements_of(second.policy.retain).after == 0,
                      "'" + std::string(text) + "': after is set behind the +; set it for " + first.name);
     first.name += "+" + second.name;
     first.parameters += " + " + second.parameters;
@@ -147,11 +147,11 @@ class policy_list {
   }
 
  private:
-  named_policy<View, Exec> parse_one(std::string_view text, policy_facts const& facts) const {
+  named_policy<View, Exec> parse_one(std::string_view text, policy_inputs const& inputs) const {
     std::size_t const colon = text.find(':');
     entry const* const e = find(text.substr(0, colon));
     if (e == nullptr) throw unknown("policy", text.substr(0, colon), names());
-    return e->parse(colon == std::string_view::npos ? std::string_view{} : text.substr(colon + 1), facts);
+    return e->parse(colon == std::string_view::npos ? std::string_view{} : text.substr(colon + 1), inputs);
   }
 
   std::vector<entry> entries_;

@@ -11,15 +11,15 @@
 #include <string_view>
 #include <type_traits>
 
-#include "kvpolicy/trigger/any_of.hpp"
-#include "kvpolicy/trigger/entropy.hpp"
-#include "kvpolicy/trigger/every.hpp"
-#include "kvpolicy/trigger/every_step.hpp"
+#include "kvpolicy/triggers/any_of.hpp"
+#include "kvpolicy/triggers/entropy.hpp"
+#include "kvpolicy/triggers/every.hpp"
+#include "kvpolicy/triggers/every_step.hpp"
 
 namespace kvpolicy::text {
 
 /// When a choice is made anew, by name: every so many steps, or by the model's entropy.
-using named_trigger = trigger::any_of<trigger::every, trigger::entropy>;
+using named_trigger = triggers::any_of<triggers::every, triggers::entropy>;
 using trigger_choice = std::optional<named_trigger>;
 inline constexpr float never = std::numeric_limits<float>::infinity();
 
@@ -67,8 +67,8 @@ std::string print(T const& value) {
 
 /// prefill | every_step | every:STEPS | entropy:NATS[:VARIANCE]
 inline bool parse(std::string_view text, trigger_choice& choice) {
-  trigger::every every{.steps = 0};
-  trigger::entropy entropy{.mean = never, .variance = never};
+  triggers::every every{.steps = 0};
+  triggers::entropy entropy{.mean = never, .variance = never};
   std::size_t const colon = text.find(':');
   std::string_view const name = text.substr(0, colon);
   std::string_view const rest = colon == std::string_view::npos ? std::string_view{} : text.substr(colon + 1);

@@ -248,7 +248,7 @@ class Requests:
             if hasattr(module, "_compute_inv_freq") and getattr(module, "mrope_section", None) is None:
                 return module._compute_inv_freq(module.base).float(), not module.is_neox_style
         raise UnsupportedError(f"{self.policy.text}: the policy turns keys back, and the model has no rotary embedding that is known; "
-                               "chess and infllm do without as unrotated=0")
+                               "chess and infllm do without as pre_rope=0")
 
 
 def policy_of(config: VllmConfig) -> str:

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "kvpolicy/cuda/device_launch.cuh"
+#include "kvpolicy/gpu/device_launch.cuh"
 
 namespace kvpolicy_test {
 
@@ -22,7 +22,7 @@ struct planted_body {
   static constexpr unsigned threads = 64;
   static constexpr char const* name = "planted";
   struct arguments {
-    cuda::buffer<float> out;
+    gpu::buffer<float> out;
   };
   template <class B>
   struct shared {
@@ -58,7 +58,7 @@ void* allocate_managed(std::size_t bytes) {
 }
 void free_managed(void* at) noexcept { cudaFree(at); }
 
-cuda::stream test_stream() {
+gpu::stream test_stream() {
   static cudaStream_t const on = [] {
     cudaStream_t made = nullptr;
     check(cudaStreamCreate(&made), "making a stream");
@@ -66,8 +66,8 @@ cuda::stream test_stream() {
   }();
   return on;
 }
-void wait_for(cuda::stream on) { check(cudaStreamSynchronize(on), "waiting for the device"); }
-void poison(void* at, std::int64_t bytes, cuda::stream on) {
+void wait_for(gpu::stream on) { check(cudaStreamSynchronize(on), "waiting for the device"); }
+void poison(void* at, std::int64_t bytes, gpu::stream on) {
   static bool const plain = std::getenv("KVPOLICY_UNPOISONED") != nullptr;  // for initcheck, to which this is a first write
   if (plain) return;
   check(cudaMemsetAsync(at, 0xff, static_cast<std::size_t>(bytes), on), "poisoning scratch");
@@ -76,10 +76,10 @@ void poison(void* at, std::int64_t bytes, cuda::stream on) {
 captured_step::~captured_step() {
   if (step_ != nullptr) cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(step_));
 }
-void captured_step::begin(cuda::stream on) {
+void captured_step::begin(gpu::stream on) {
   check(cudaStreamBeginCapture(on, cudaStreamCaptureModeThreadLocal), "beginning a capture");
 }
-void captured_step::end(cuda::stream on) {
+void captured_step::end(gpu::stream on) {
   cudaGraph_t graph = nullptr;
   check(cudaStreamEndCapture(on, &graph), "capturing a step");
   cudaGraphExec_t made = nullptr;
@@ -87,13 +87,13 @@ void captured_step::end(cuda::stream on) {
   cudaGraphDestroy(graph);
   step_ = made;
 }
-void captured_step::replay(cuda::stream on) {
+void captured_step::replay(gpu::stream on) {
   check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(step_), on), "replaying a step");
 }
 
 void run(planted bug) {
-  cuda::stream_device device(test_stream(), 1024);
-  cuda::device_buffer<float> const few = device.allocate<float>(128);
+  gpu::stream_device device(test_stream(), 1024);
+  gpu::device_buffer<float> const few = device.allocate<float>(128);
   auto const launch = [&]<planted Bug>() { device.launch<planted_body<Bug>>({1, 1, 1}, {few.get()}); };
   switch (bug) {
     case planted::write_past_the_end:

@@ -1,4 +1,4 @@
-// A real GPU behind the same tests as the checked model: rows and tables on the host are copied, what tests share with kernels
+// A real GPU behind the same tests as the GPU emulator: rows and tables on the host are copied, what tests share with kernels
 // is managed memory.
 #pragma once
 
@@ -6,20 +6,19 @@
 #include <cstring>
 #include <new>
 
-#include "kvpolicy/cuda/basic_exec.hpp"
-#include "kvpolicy/cuda/stream_device.hpp"
+#include "kvpolicy/gpu/basic_exec.hpp"
+#include "kvpolicy/gpu/stream_device.hpp"
 
 namespace kvpolicy_test {
 
 using namespace kvpolicy;
-namespace cuda = kvpolicy::cuda;  // not libcu++'s
 
 void* allocate_managed(std::size_t bytes);
 void free_managed(void* at) noexcept;
-cuda::stream test_stream();
-void wait_for(cuda::stream on);
+gpu::stream test_stream();
+void wait_for(gpu::stream on);
 /// Bytes that are NaN in every floating type and -1 in integers, enqueued.
-void poison(void* at, std::int64_t bytes, cuda::stream on);
+void poison(void* at, std::int64_t bytes, gpu::stream on);
 
 template <class T>
 struct managed_allocator {
@@ -36,8 +35,8 @@ struct managed_allocator {
   }
 };
 
-/// Models cuda::staging_device and cuda::owning_device. Its rows are the host's, so that suites written for the host run on it.
-class gpu_device : public cuda::stream_device {
+/// Models gpu::staging_device and gpu::owning_device. Its rows are the host's, so that suites written for the host run on it.
+class gpu_device : public gpu::stream_device {
  public:
   using memory = host_memory;
 
@@ -47,7 +46,7 @@ class gpu_device : public cuda::stream_device {
   template <class T>
   struct owned {
     std::vector<T, managed_allocator<T>> storage;
-    cuda::buffer<T> get() const { return {const_cast<T*>(storage.data()), std::ssize(storage)}; }
+    gpu::buffer<T> get() const { return {const_cast<T*>(storage.data()), std::ssize(storage)}; }
   };
   template <class T>
   owned<T> allocate(std::int64_t count) const {
@@ -56,15 +55,15 @@ class gpu_device : public cuda::stream_device {
     return made;
   }
   template <class T>
-  cuda::buffer<T> scratch(std::int64_t count) {
-    cuda::buffer<T> const made = stream_device::scratch<T>(count);
+  gpu::buffer<T> scratch(std::int64_t count) {
+    gpu::buffer<T> const made = stream_device::scratch<T>(count);
     poison(made.data, count * static_cast<std::int64_t>(sizeof(T)), on());
     return made;
   }
   void wait() const { wait_for(on()); }
 };
 
-using gpu_exec = cuda::basic_exec<gpu_device>;
+using gpu_exec = gpu::basic_exec<gpu_device>;
 
 static_assert(executor<gpu_exec>);
 
@@ -88,7 +87,7 @@ class captured_step {
   ~captured_step();
 
   template <class Enqueue>
-  void run(cuda::stream on, Enqueue enqueue) {
+  void run(gpu::stream on, Enqueue enqueue) {
     if (step_ == nullptr) {
       enqueue();
       begin(on);
@@ -99,9 +98,9 @@ class captured_step {
   }
 
  private:
-  static void begin(cuda::stream on);
-  void end(cuda::stream on);
-  void replay(cuda::stream on);
+  static void begin(gpu::stream on);
+  void end(gpu::stream on);
+  void replay(gpu::stream on);
 
   void* step_ = nullptr;
 };

@@ -4,7 +4,7 @@
 
 #include "cuda/batch_run.hpp"
 #include "cuda/gpu/gpu_device.hpp"
-#include "kvpolicy/cuda/launch/attend.hpp"
+#include "kvpolicy/gpu/launch/attend.hpp"
 #include "kvpolicy/presets/quest.hpp"
 
 namespace kvpolicy_test {
@@ -17,17 +17,17 @@ TEST_CASE("planted for racecheck", "[.planted]") { run(planted::race); }
 TEST_CASE("planted for synccheck", "[.planted]") { run(planted::divergent_barrier); }
 
 TEST_CASE("a workspace that is too small is refused by name", "[gpu]") {
-  cuda::stream_device device(test_stream(), 1 << 20);
-  REQUIRE_THROWS_AS(device.scratch<float>(1 << 20), cuda::workspace_exceeded);
+  gpu::stream_device device(test_stream(), 1 << 20);
+  REQUIRE_THROWS_AS(device.scratch<float>(1 << 20), gpu::workspace_exceeded);
 }
 
 TEST_CASE("a grid beyond the device's limits is refused by the kernel's name", "[gpu]") {
   gpu_device device;
-  cuda::sum_heads_body::arguments a{};
+  gpu::sum_heads_body::arguments a{};
   try {
-    device.launch<cuda::sum_heads_body>({1, 70000, 1}, a);
+    device.launch<gpu::sum_heads_body>({1, 70000, 1}, a);
     FAIL("70,000 blocks in y were launched");
-  } catch (cuda::device_error const& e) {
+  } catch (gpu::device_error const& e) {
     REQUIRE(std::string(e.what()).find("sum_heads on 1 x 70000 x 1") != std::string::npos);
   }
 }
@@ -36,7 +36,7 @@ TEST_CASE("a grid beyond the device's limits is refused by the kernel's name", "
 void replay(cache_shape const& shape, std::int64_t sequences, std::int64_t prompt, int steps) {
   random_source random(301);
   presets::quest policy{.tokens = 64};
-  policy.metadata = pool::bounds::kind::range;  // exact; spreads are not
+  policy.metadata = pools::bounds::kind::range;  // exact; spreads are not
   batch_run<presets::quest> run(policy, shape, sequences, true, random);
   REQUIRE(run.step().empty());
   for (std::int64_t s = 0; s < sequences; ++s) run.begin(s, random.between(prompt / 2, prompt));
@@ -81,7 +81,7 @@ TEST_CASE("attention reaches rows above 2^31", "[gpu]") {
   named.get().data[0] = 4;
   // Token i's channels are i: with a query of log 2 / dim its logit is i log 2, and weights are 1, 2, 4 and 8 of 15.
   for (std::int64_t d = 0; d < dim; ++d) queries.get().data[d] = std::log(2.0f) / static_cast<float>(dim);
-  cuda::decode_attention a{};
+  gpu::decode_attention a{};
   a.queries.base = queries.get().data;
   a.queries.elements = dim;
   a.queries.sequence_stride = a.queries.head_stride = dim;
@@ -90,7 +90,7 @@ TEST_CASE("attention reaches rows above 2^31", "[gpu]") {
   a.keys.heads = 1;
   a.keys.head_dim = dim;
   a.keys.token_stride = dim;
-  a.keys = cuda::finished(a.keys);
+  a.keys = gpu::finished(a.keys);
   a.values = a.keys;
   a.lists.units = list.get();
   a.lists.stride = 4;
@@ -99,7 +99,7 @@ TEST_CASE("attention reaches rows above 2^31", "[gpu]") {
   a.most_tokens = 4;
   a.out = a.queries;
   a.out.base = out.get().data;
-  cuda::launch_attend(device, a);
+  gpu::launch_attend(device, a);
   device.wait();
   for (std::int64_t d = 0; d < dim; ++d) REQUIRE(std::abs(out.get().data[d] - 34.0f / 15) <= 1e-4f);
 }

@@ -1,0 +1,230 @@
+// Decode steps of a batch, chosen on the device: planned on the host, enqueued without waiting, and so captured in a graph.
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "kvpolicy/gpu/decode/evicted.hpp"
+#include "kvpolicy/gpu/decode/hierarchy.hpp"
+#include "kvpolicy/gpu/decode/retained.hpp"
+#include "kvpolicy/gpu/decode/satellites.hpp"
+#include "kvpolicy/gpu/decode/sentences.hpp"
+#include "kvpolicy/gpu/decode/sequence_view.hpp"
+#include "kvpolicy/gpu/launch/attend.hpp"
+#include "kvpolicy/gpu/scorers/representatives.hpp"
+#include "kvpolicy/gpu/scorers/upper_bound.hpp"
+#include "kvpolicy/policy.hpp"
+
+namespace kvpolicy::gpu {
+
+/// In plan(), of a slot whose sequence has no token at this step and goes on at a later one.
+inline constexpr std::int32_t paused = -1;
+
+/// Whether a retain, or a retrieve, has kernels for every step.
+template <class Rule, class D>
+concept decodable_retain = requires {
+  sizeof(decode_retain<Rule, D>);
+};
+template <class Rule, class D>
+concept decodable_retrieve = requires {
+  sizeof(decode_retrieve<Rule, D>);
+};
+/// Whether the retrieve sees what the retain left by index, and a prompt's end fixes that for good.
+template <class Retain, class Retrieve, class D>
+inline constexpr bool indexed_for_good = std::conjunction_v<std::bool_constant<decode_retain<Retain, D>::stays>,
+                                                            std::bool_constant<decode_retrieve<Retrieve, D>::by_index>>;
+/// Whether the retrieve can choose among what the retain left.
+template <class Retain, class Retrieve, class D>
+concept decodable_together =
+    std::same_as<Retain, keep_all> || std::same_as<Retrieve, keep_all> || indexed_for_good<Retain, Retrieve, D>;
+
+/// Whether a policy's rules have kernels for every step. Others run by the four verbs with cuda_exec, which waits.
+template <class Policy, class D>
+concept decodable =
+    decodable_retain<decltype(parts_t<Policy>::retain), D> && decodable_retrieve<decltype(parts_t<Policy>::retrieve), D> &&
+    decodable_together<decltype(parts_t<Policy>::retain), decltype(parts_t<Policy>::retrieve), D>;
+
+/// Whether the host knows, when a step is planned, how many tokens each of its lists will name (decoder::listed).
+template <class Stage>
+concept counts_lists = requires(Stage const& stage) {
+  stage.listed(layer_id{}, std::int64_t{}, head_id{}, std::int64_t{});
+};
+template <class Policy, class D>
+concept known_counts = decodable<Policy, D> &&(std::same_as<decltype(parts_t<Policy>::retrieve), keep_all>
+                                                   ? counts_lists<decode_retain<decltype(parts_t<Policy>::retain), D>>
+                                                   : counts_lists<decode_retrieve<decltype(parts_t<Policy>::retrieve), D>>);
+
+/// A policy's state for a batch of sequences, on the device. The constructor allocates; prefill() waits; plan() copies numbers
+/// to the device; choose() enqueues kernels whose arguments are the same at every step, so that a step can be captured once and
+/// replayed after each plan(). Owned by the engine; not thread-safe.
+template <policy_like Policy, owning_device D>
+  requires decodable<Policy, D>
+class decoder {
+  using parts_type = parts_t<Policy>;
+  using retain_state = decode_retain<decltype(parts_type::retain), D>;
+  using retrieve_state = decode_retrieve<decltype(parts_type::retrieve), D>;
+
+ public:
+  /// Throws as start() does. `sequences` are slots: each may hold any request, one after the other.
+  decoder(Policy const& policy, cache_shape const& shape, std::int64_t sequences, D& device)
+      : decoder((kvpolicy::check(policy, shape), refuse_waiting(policy), parts_of(policy)), shape, sequences, device,
+                checked{}) {
+    expect_row("a decode step", shape.head_dim, shape.group());
+  }
+
+  /// A layer's keys of a prompt, or of a further piece of one, are written; as the verb of that name. `tokens` are there now.
+  template <batch_view V, class Exec>
+  void prefill(std::int64_t sequence, V const& view, std::int64_t tokens, layer_id layer, prompt_signals const& prompt,
+               Exec& exec) {
+    check_piece(sequence, tokens, layer, prompt.first);
+    auto const s = static_cast<std::size_t>(sequence);
+    tokens_[s] = 0;  // no step before all layers are there
+    sequence_view<V, typename Exec::memory> const one{view, shape_, sequence, tokens};
+    prompt_piece<sequence_view<V, typename Exec::memory>> piece{sequence, one, view.keys(layer), layer, prompt};
+    retain_.prefill(piece, exec);
+    if constexpr (!std::same_as<decltype(parts_type::retrieve), keep_all>) {
+      piece.retained = retain_.kept(sequence, layer);
+      piece.lists = retain_.kept_lists(sequence, layer, tokens);
+    }
+    retrieve_.prefill(piece, exec);
+    if (++next_layer_[s] < shape_.layers) return;
+    next_layer_[s] = 0;
+    tokens_[s] = prompts_[s] = tokens;
+  }
+
+  /// Before a step: how many tokens each sequence has with the one that is decoded now; 0 where a slot is empty, `paused` where
+  /// its sequence has no token at this step. Neither reads anything, and its output is 0. Not captured. Throws invalid_value
+  /// where a sequence did not grow by one token since its prompt or its last step, or what is to pause is not there.
+  void plan(std::span<std::int32_t const> tokens) {
+    KVPOLICY_EXPECTS(std::ssize(tokens) == sequences_, "a plan for " + std::to_string(tokens.size()) +
+                                                           " sequences; this decoder has " + std::to_string(sequences_));
+    for (std::size_t s = 0; s < tokens.size(); ++s) {
+      bool const next = tokens[s] == tokens_[s] + 1 && tokens[s] <= shape_.max_tokens;
+      KVPOLICY_EXPECTS(tokens[s] == 0 || (tokens_[s] > 0 && (next || tokens[s] == paused)),
+                       "sequence " + std::to_string(s) + " has " + std::to_string(tokens[s]) + " tokens after " +
+                           std::to_string(tokens_[s]) + "; a step adds one, up to " + std::to_string(shape_.max_tokens) +
+                           "; prefill what else came, give -1 (paused) for a sequence that waits, or 0 for an empty slot");
+    }
+    for (std::size_t s = 0; s < tokens.size(); ++s) {
+      auto const sequence = static_cast<std::int64_t>(s);
+      std::int64_t const now = std::max(tokens[s], 0);
+      if (tokens[s] != paused) tokens_[s] = now;
+      if (tokens[s] == 0) prompts_[s] = 0;
+      lengths_.set(0, sequence, now);
+      retain_.plan(sequence, prompts_[s], now);
+      retrieve_.plan(sequence, prompts_[s], now, [&](layer_id layer, head_id head) {
+        if constexpr (counts_lists<retain_state>) return retain_.listed(layer, sequence, head, now);
+        else return now;
+      });
+    }
+    lengths_.upload(*device_);
+    retain_.upload();
+    retrieve_.upload();
+  }
+
+  /// Tokens of each sequence at this step, on the device; for the engine's own kernels.
+  per_sequence lengths() const noexcept { return lengths_.of(0); }
+
+  /// Tokens that KV head `head` of a sequence reads at the planned step, known on the host before choose() runs: what an engine
+  /// that plans its attention on the host needs. For policies whose counts follow from lengths and prompts; for others (a
+  /// choice that logits trigger, sentences, evictions) only the device knows, and this is not there.
+  std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head) const requires known_counts<Policy, D> {
+    std::int64_t const tokens = lengths_.get(0, sequence);
+    if (tokens == 0) return 0;
+    if constexpr (std::same_as<decltype(parts_type::retrieve), keep_all>) {
+      return retain_.listed(layer, sequence, head, tokens);
+    } else {
+      return retrieve_.listed(layer, sequence, head, tokens);
+    }
+  }
+
+  /// Before a layer's attention: each sequence's current key is written. `queries` are `[sequences, q_heads, head_dim]`; `ids`
+  /// the current tokens' vocabulary ids, `[sequences]`, where the policy needs them. The lists are valid until the next step.
+  template <batch_view V>
+  token_lists choose(V const& view, layer_id layer, vector_rows const& queries, float scale,
+                     buffer<std::int32_t const> ids = {}) {
+    KVPOLICY_EXPECTS(ids.data != nullptr || !contains(parts_type::needs, signals::token_ids),
+                     "the policy needs the current tokens' ids, and was given none");
+    decode_step step{layer, view.keys(layer), queries, scale, lengths_.of(0), ids};
+    retain_.choose(step);
+    step.retained = retain_.lists(layer, step.lengths);
+    retrieve_.choose(step);
+    return retrieve_.lists(layer, step.retained);
+  }
+
+  /// After a step: next-token logits `[sequences, vocabulary]`, for triggers.
+  void observe(vector_rows const& logits, std::int64_t vocabulary) {
+    if constexpr (contains(parts_type::needs, signals::logits)) {
+      retrieve_.observe(logits, vocabulary, lengths_.of(0));
+    }
+  }
+
+  /// Attention of every sequence over what choose() gave: `out` is `[sequences, q_heads, head_dim]`.
+  template <batch_view V>
+  void attend(V const& view, layer_id layer, token_lists const& lists, vector_rows const& queries, float scale,
+              vector_rows const& out) {
+    decode_attention a{};
+    a.queries = queries;
+    a.scale = scale;
+    a.group = static_cast<std::int32_t>(shape_.group());
+    a.keys = view.keys(layer);
+    a.values = view.values(layer);
+    a.lists = lists;
+    a.sequences = sequences_;
+    a.most_tokens = shape_.max_tokens;
+    a.out = out;
+    launch_attend(*device_, a);
+  }
+
+ private:
+  struct checked {};
+  static void refuse_waiting(Policy const& policy) {
+    std::int64_t const after = requirements_of(policy).after;
+    if (after == 0) return;
+    throw unsupported("the decoder on a GPU chooses in prefill(), and the policy waits for " + std::to_string(after) +
+                      " tokens of the answer; set its after to 0, and call prefill() when the answer has that many");
+  }
+  decoder(parts_type const& parts, cache_shape const& shape, std::int64_t sequences, D& device, checked)
+      : shape_(shape),
+        sequences_(sequences),
+        device_(&device),
+        lengths_(device, 1, sequences),
+        tokens_(static_cast<std::size_t>(sequences)),
+        prompts_(static_cast<std::size_t>(sequences)),
+        next_layer_(static_cast<std::size_t>(sequences)),
+        retain_({parts.retain, shape, sequences, &device}),
+        retrieve_({parts.retrieve, shape, sequences, &device, lists_of(retain_)}) {}
+
+  static std::int64_t lists_of(retain_state const& retain) {
+    if constexpr (requires { retain.retained_lists(); }) return retain.retained_lists();
+    else return 0;  // no retrieve goes with it
+  }
+
+  void check_piece(std::int64_t sequence, std::int64_t tokens, layer_id layer, std::int64_t first) {
+    KVPOLICY_EXPECTS(sequence >= 0 && sequence < sequences_,
+                     "sequence " + std::to_string(sequence) + " of a decoder for " + std::to_string(sequences_));
+    KVPOLICY_EXPECTS(first >= 0 && first <= tokens && tokens >= 1 && tokens <= shape_.max_tokens,
+                     "a prompt's piece from token " + std::to_string(first) + " to " + std::to_string(tokens) +
+                         "; this decoder has room for 1 to " + std::to_string(shape_.max_tokens));
+    std::int64_t& next = next_layer_[static_cast<std::size_t>(sequence)];
+    if (layer.value == 0) next = 0;
+    KVPOLICY_EXPECTS(layer.value == next && next < shape_.layers,
+                     "layer " + std::to_string(layer.value) + " of " + std::to_string(shape_.layers) + " where layer " +
+                         std::to_string(next) + " is next; give a prompt's layers in order");
+  }
+
+  cache_shape shape_;
+  std::int64_t sequences_;
+  D* device_;
+  step_numbers<D> lengths_;
+  std::vector<std::int64_t> tokens_;
+  std::vector<std::int64_t> prompts_;
+  std::vector<std::int64_t> next_layer_;  ///< of the prompt that is being taken in
+  retain_state retain_;
+  retrieve_state retrieve_;
+};
+
+}  // namespace kvpolicy::gpu

@@ -1,0 +1,140 @@
+// Tokens evicted at every step by the attention that they got (H2O, TOVA), of every sequence of a batch.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kvpolicy/budgets/tokens.hpp"
+#include "kvpolicy/gpu/decode/host_prompts.hpp"
+#include "kvpolicy/gpu/kernel/evict.hpp"
+#include "kvpolicy/gpu/launch/attend.hpp"
+#include "kvpolicy/pools/none.hpp"
+#include "kvpolicy/scorers/accumulated_attention.hpp"
+#include "kvpolicy/scorers/last_attention.hpp"
+#include "kvpolicy/segments/tokens.hpp"
+#include "kvpolicy/triggers/every_step.hpp"
+#include "kvpolicy/windows/tokens.hpp"
+
+namespace kvpolicy::gpu {
+
+/// A step's attention is over what the last one left and the step's own token; its weights decide what is left for the next.
+template <evicting_scorer Score, class Budget, class Select, class Window, owning_device D>
+requires Score::after_attention class decode_retain<
+    keep<segments::tokens, pools::none, Score, Budget, Select, Window, triggers::every_step>, D> {
+  using rule_type = keep<segments::tokens, pools::none, Score, Budget, Select, Window, triggers::every_step>;
+  static constexpr bool sums = std::same_as<Score, scorers::accumulated_attention>;
+  static_assert(sums || std::same_as<Score, scorers::last_attention>, "no kernel evicts by this score");
+  /// Rows of each layer's numbers.
+  enum number { last_tokens, most, sink_end, recent_begin, first_query, tail, rows };
+
+ public:
+  static constexpr bool stays = false;
+
+  explicit decode_retain(decode_stage<rule_type, D> const& stage)
+      : stage_(stage),
+        prompts_({stage.rule, keep_all{}}, stage.shape, stage.sequences),
+        stepped_(static_cast<std::size_t>(stage.sequences)),
+        numbers_(*stage.device, stage.shape.layers * rows, stage.sequences),
+        lists_(*stage.device, stage.shape.layers, stage.sequences,
+               rule_type::granularity == scope::head ? stage.shape.kv_heads : 1, stage.shape.max_tokens),
+        weights_(stage.template by_layer<float>(stage.heads() * stage.shape.max_tokens)),
+        sums_(stage.template by_layer<float>(sums ? stage.heads() * stage.shape.max_tokens : 0)) {}
+
+  template <class View, class Exec>
+  void prefill(prompt_piece<View> const& piece, Exec& exec) {
+    auto& state = prompts_.prefill(piece, exec);
+    layer_id const layer = piece.layer;
+    stepped_[static_cast<std::size_t>(piece.sequence)] = 0;
+    if (stage_.rule.layers.dense(layer)) return;
+    lists_.upload(layer, piece.sequence, state.retain().lists(layer), *stage_.device);
+    if constexpr (sums) {
+      auto& memory = state.retain().memory();
+      numbers_.set(layer.value * rows + first_query, piece.sequence, memory.first_query);
+      std::vector<float> of_head(static_cast<std::size_t>(stage_.shape.max_tokens));  // tokens to come begin at nothing
+      for (std::int64_t h = 0; h < stage_.shape.kv_heads; ++h) {
+        std::copy_n(memory.row(layer, h), piece.view.tokens(), of_head.begin());
+        std::int64_t const row = piece.sequence * stage_.shape.kv_heads + h;
+        stage_.device->upload(part_of(sums_.of(layer), row * stage_.shape.max_tokens, stage_.shape.max_tokens), of_head.data(),
+                              stage_.shape.max_tokens);
+      }
+    }
+  }
+
+  /// What the last step evicts is decided at this one, with the last one's numbers.
+  void plan(std::int64_t sequence, std::int64_t, std::int64_t tokens) {
+    rule_type const& rule = stage_.rule;
+    cache_shape const& shape = stage_.shape;
+    std::int64_t& last = stepped_[static_cast<std::size_t>(sequence)];
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      bool const dense = rule.layers.dense({l});
+      auto const set = [&](number row, std::int64_t value) { numbers_.set(l * rows + row, sequence, value); };
+      set(tail, tokens == 0 || dense ? 0 : tokens - 1);
+      set(last_tokens, tokens == 0 || dense ? 0 : last);
+      if (tokens == 0 || last == 0) continue;
+      budget_request request{.shape = shape, .layer = {l}, .heads = {0, shape.kv_heads}, .tokens = last, .prompt = last};
+      request.recent = rule.window.at(last, last, rule.budget.of(request)).recent;
+      std::int64_t const kept = rule.budget.of(request);
+      protected_tokens const safe = clipped(rule.window.at(last, last, kept), last, kept);
+      set(most, kept);
+      set(sink_end, safe.sink_end);
+      set(recent_begin, safe.recent_begin);
+    }
+    if (tokens > 0) last = tokens;
+  }
+  void upload() const { numbers_.upload(*stage_.device); }
+
+  void choose(decode_step const& step) {
+    layer_id const layer = step.layer;
+    cache_shape const& shape = stage_.shape;
+    if (stage_.rule.layers.dense(layer) || stage_.rule.layers.leader(layer) != layer) return;
+    evict_body::arguments a{};
+    a.ids = lists_.units(layer);
+    a.stride = lists_.stride();
+    a.named = lists_.named(layer);
+    a.lists = static_cast<std::int32_t>(lists_.lists());
+    a.tokens = number_of(layer, last_tokens);
+    a.most = number_of(layer, most);
+    a.sink_end = number_of(layer, sink_end);
+    a.recent_begin = number_of(layer, recent_begin);
+    a.first_query = number_of(layer, first_query);
+    a.weights = weights_.of(layer);
+    a.weight_stride = shape.max_tokens;
+    a.heads = static_cast<std::int32_t>(shape.kv_heads);
+    if constexpr (sums) {
+      a.sums = sums_.of(layer);
+      a.mean = stage_.rule.score.mean;
+    }
+    stage_.device->template launch<evict_body>({lists_.lists(), stage_.sequences, 1}, a);
+    list_weights w{};
+    w.queries = step.queries;
+    w.scale = step.scale;
+    w.group = static_cast<std::int32_t>(shape.group());
+    w.keys = step.keys;
+    w.lists = lists(layer, step.lengths);
+    w.sequences = stage_.sequences;
+    w.most_tokens = std::min(shape.max_tokens, stage_.rule.budget.most_tokens(shape) + 1);  // with the step's own token
+    w.out = weights_.of(layer);
+    w.sequence_stride = shape.kv_heads * shape.max_tokens;
+    w.head_stride = shape.max_tokens;
+    launch_list_weights(*stage_.device, w);
+  }
+
+  token_lists lists(layer_id layer, per_sequence const& lengths) const noexcept {
+    if (stage_.rule.layers.dense(layer)) return all_of(lengths);
+    return lists_.of(stage_.rule.layers.leader(layer), number_of(layer, tail), lengths,
+                     stage_.rule.budget.most_tokens(stage_.shape));
+  }
+
+ private:
+  per_sequence number_of(layer_id layer, number row) const noexcept { return numbers_.of(layer.value * rows + row); }
+
+  decode_stage<rule_type, D> stage_;
+  host_prompts<policy<rule_type, keep_all>> prompts_;
+  std::vector<std::int64_t> stepped_;  ///< tokens at the last step since the prompt, or 0
+  step_numbers<D> numbers_;
+  list_store<D> lists_;
+  layer_array<D, float> weights_;  ///< `[sequences, kv_heads, max_tokens]` of the last step
+  layer_array<D, float> sums_;     ///< the same by token, where weights are accumulated
+};
+
+}  // namespace kvpolicy::gpu

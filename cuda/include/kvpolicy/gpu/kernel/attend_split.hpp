@@ -1,0 +1,138 @@
+// What the bodies of decode attention share: their arguments, a block's query heads, and what a split of a list comes to.
+#pragma once
+
+#include <cmath>
+
+#include "kvpolicy/gpu/kernel/lists.hpp"
+
+namespace kvpolicy::gpu {
+
+/// No logit is as low; weights relative to it are 0 and never NaN.
+inline constexpr float no_logit = -1e30f;
+
+/// What an attention over splits of lists is given.
+struct attend_arguments {
+  vector_rows queries;  ///< `[sequences, q_heads, head_dim]`
+  float scale = 1;
+  std::int32_t group = 1;  ///< query heads of a KV head
+  std::int32_t tiles = 1;  ///< that a KV head's query heads are worked on in
+  batch_rows keys;
+  batch_rows values;
+  token_lists lists;
+  std::int32_t splits = 1;
+  vector_rows out;                ///< `[sequences, q_heads, head_dim]`, where there is one split
+  buffer<float> log_sum_exp;      ///< `[sequences, q_heads]`, or none
+  buffer<float> partial;          ///< `[sequences, q_heads, splits, head_dim + 2]`, where there are more
+  buffer<std::int32_t> counters;  ///< `[sequences, kv_heads tiles]` zeros, where there are more
+};
+
+/// The query heads of a block's tile, `most` to each tile but the last.
+struct attend_tile {
+  unsigned kv_head;
+  std::int32_t first_q;
+  std::int32_t real;  ///< query heads
+
+  template <class B>
+  KVPOLICY_KERNEL attend_tile(B& block, attend_arguments const& a, std::int32_t most)
+      : kv_head(block.y() / static_cast<unsigned>(a.tiles)) {
+    std::int32_t const nth = static_cast<std::int32_t>(block.y()) - static_cast<std::int32_t>(kv_head) * a.tiles;
+    first_q = static_cast<std::int32_t>(kv_head) * a.group + nth * most;
+    real = a.group - nth * most < most ? a.group - nth * most : most;
+  }
+};
+
+/// What the warps of a block come to, each by itself.
+template <class B, int Heads, int Warps, int Channels>
+class attend_shared {
+ public:
+  typename B::template array<float, Heads * Channels> sums;  ///< of the warps' values
+  typename B::template array<float, Warps * Heads> most;
+  typename B::template array<float, Warps * Heads> total;
+  typename B::last_storage last;
+
+  /// The largest logit that any warp saw of a head.
+  KVPOLICY_KERNEL float largest(int head) {
+    float more = no_logit;
+    for (int v = 0; v < Warps; ++v) {
+      float const m = most[v * Heads + head];
+      more = m > more ? m : more;
+    }
+    return more;
+  }
+
+  /// A list's result from all warps' sums; of a split its part, which the last one to come puts together.
+  KVPOLICY_KERNEL void finish(B& block, attend_arguments const& a, attend_tile const& heads) {
+    write(block, a, heads);
+    std::int64_t const list = static_cast<std::int64_t>(block.z()) * a.keys.heads * a.tiles + block.y();
+    if (a.splits > 1 && block.last_of(last, a.counters, list, a.splits)) merge(block, a, heads);
+  }
+
+ private:
+  KVPOLICY_KERNEL void write(B& block, attend_arguments const& a, attend_tile const& heads) {
+    std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
+    for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < heads.real * a.keys.head_dim; i += B::threads) {
+      std::int32_t const g = i / a.keys.head_dim;
+      std::int32_t const d = i - g * a.keys.head_dim;
+      float const more = largest(g);
+      float all = 0;
+      for (int v = 0; v < Warps; ++v) {
+        float const m = most[v * Heads + g];
+        float const t = total[v * Heads + g];
+        all += t * exp2f(m - more);
+      }
+      float const weighted = sums[g * Channels + d];
+      std::int64_t const q = block.z() * q_heads + heads.first_q + g;
+      if (a.splits == 1) {
+        put(block, a.out, block.z() * a.out.sequence_stride + (heads.first_q + g) * a.out.head_stride + d,
+            all == 0 ? 0.0f : weighted / all);
+        if (d == 0 && a.log_sum_exp.data != nullptr) {
+          block.global(a.log_sum_exp)[q] = all == 0 ? -__builtin_huge_valf() : (more + log2f(all)) * 0.693147181f;
+        }
+      } else {
+        auto const partial = block.global(a.partial);
+        std::int64_t const at = (q * a.splits + block.x()) * (a.keys.head_dim + 2);
+        partial[at + 2 + d] = weighted;
+        if (d == 0) {
+          partial[at] = more;
+          partial[at + 1] = all;
+        }
+      }
+    }
+  }
+
+  KVPOLICY_KERNEL static void merge(B& block, attend_arguments const& a, attend_tile const& heads) {
+    auto const partial = block.global(a.partial);
+    std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
+    std::int64_t const size = a.keys.head_dim + 2;
+    for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < heads.real * a.keys.head_dim; i += B::threads) {
+      std::int32_t const g = i / a.keys.head_dim;
+      std::int32_t const d = i - g * a.keys.head_dim;
+      std::int64_t const q = block.z() * q_heads + heads.first_q + g;
+      std::int64_t const at = q * a.splits * size;
+      float more = no_logit;
+      KVPOLICY_UNROLL_4
+      for (std::int32_t split = 0; split < a.splits; ++split) {
+        float const m = partial[at + split * size];
+        more = m > more ? m : more;
+      }
+      float all = 0;
+      float sum = 0;
+      KVPOLICY_UNROLL_4
+      for (std::int32_t split = 0; split < a.splits; ++split) {
+        float const m = partial[at + split * size];
+        float const t = partial[at + split * size + 1];
+        float const weighted = partial[at + split * size + 2 + d];
+        float const kept = exp2f(m - more);
+        all += t * kept;
+        sum += weighted * kept;
+      }
+      put(block, a.out, block.z() * a.out.sequence_stride + (heads.first_q + g) * a.out.head_stride + d,
+          all == 0 ? 0.0f : sum / all);
+      if (d == 0 && a.log_sum_exp.data != nullptr) {
+        block.global(a.log_sum_exp)[q] = all == 0 ? -__builtin_huge_valf() : (more + log2f(all)) * 0.693147181f;
+      }
+    }
+  }
+};
+
+}  // namespace kvpolicy::gpu

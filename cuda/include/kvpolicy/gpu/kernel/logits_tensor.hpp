@@ -1,0 +1,170 @@
+// Logits of listed tokens, and bounds of units, on tensor cores: 8 rows a warp and turn, blocks that take what there is in
+// turns.
+#pragma once
+
+#include "kvpolicy/gpu/kernel/lists.hpp"
+#include "kvpolicy/gpu/kernel/score.hpp"
+#include "kvpolicy/gpu/kernel/softmax.hpp"
+#include "kvpolicy/gpu/kernel/tensor_queries.hpp"
+
+namespace kvpolicy::gpu {
+
+/// As list_logits_body, for rows of 32 Chunks halves; a tile has 8 query rows of a KV head.
+template <element_type E, int Chunks>
+struct list_logits_tensor_body {
+  static constexpr unsigned threads = 128;
+  static constexpr char const* name = "list_logits_tensor";
+  struct arguments {
+    vector_rows queries;
+    float scale = 1;
+    std::int32_t rows_of_head = 1;  ///< of the queries and the logits
+    std::int32_t tiles = 1;         ///< that these are
+    batch_rows keys;
+    token_lists lists;
+    std::int64_t first = 0;  ///< of the list; logits begin there
+    buffer<float> logits;    ///< `[sequences, q_heads, stride]`
+    std::int64_t stride = 0;
+    std::int32_t blocks = 1;  ///< that share a list
+  };
+  template <class B>
+  struct shared {};
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
+    unsigned const head = block.y() / static_cast<unsigned>(a.tiles);
+    std::int32_t const row = 8 * (static_cast<std::int32_t>(block.y()) - static_cast<std::int32_t>(head) * a.tiles);
+    auto const tile = block.tile();
+    auto const g = static_cast<std::int32_t>(tile.lane()) >> 2;
+    auto const t = static_cast<std::int32_t>(tile.lane()) & 3;
+    list_reader<B> const list(block, a.lists, block.z(), head);
+    std::int64_t const count = list.count() - a.first;
+    constexpr std::int64_t warps = B::threads / 32;
+    std::int64_t at = 8 * (static_cast<std::int64_t>(block.x()) * warps + tile.index());
+    if (at >= count) return;
+    row_reader<E, B> const keys(block, a.keys, block.z());
+    std::int32_t const real = a.rows_of_head - row < 8 ? a.rows_of_head - row : 8;
+    std::int64_t const first_q = static_cast<std::int64_t>(head) * a.rows_of_head + row;
+    tensor_queries<E, Chunks> query;
+    query.load(tile, real, [&](std::int32_t nth, std::int32_t channel) {
+      return a.scale *
+             get(block, a.queries, block.z() * a.queries.sequence_stride + (first_q + nth) * a.queries.head_stride + channel);
+    });
+    auto const place_of = [&](std::int64_t from) {
+      std::int64_t const i = from + g < count ? from + g : count - 1;
+      return keys.offset(head, list.token(a.first + i));
+    };
+    std::int64_t next = place_of(at);
+    for (std::int64_t const step = 8 * warps * a.blocks; at < count; at += step) {
+      typename row_reader<E, B>::raw key[Chunks];
+      KVPOLICY_UNROLL
+      for (int c = 0; c < Chunks; ++c) key[c] = keys.load_raw(next, t + 4 * c);
+      next = place_of(at + step);
+      float product[4] = {};
+      query.multiply(tile, key, product);
+      std::int64_t const q = static_cast<std::int64_t>(block.z()) * a.keys.heads * a.rows_of_head + first_q + g;
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        if (g < real && at + 2 * t + i < count)
+          block.global(a.logits)[q * a.stride + at + 2 * t + i] = (product[i] + product[2 + i]) * query.unit;
+      }
+    }
+  }
+};
+
+/// As score_bounds_body, for up to 8 query heads of 32 Chunks channels.
+template <element_type E, int Chunks>
+struct score_bounds_tensor_body {
+  static constexpr unsigned threads = 128;
+  static constexpr char const* name = "score_bounds_tensor";
+  struct arguments : score_bounds_body<E>::arguments {
+    std::int32_t blocks = 1;  ///< that share a head's units
+    std::int32_t before = 0;  ///< blocks of the grid that do something else
+  };
+  template <class B>
+  struct shared {};
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
+    auto const tile = block.tile();
+    auto const g = static_cast<std::int32_t>(tile.lane()) >> 2;
+    auto const t = static_cast<std::int32_t>(tile.lane()) & 3;
+    unsigned const number = a.number(block);
+    std::int64_t const count = a.count.of(block, number);
+    std::int64_t const first = a.first.of(block, number);
+    constexpr std::int64_t warps = B::threads / 32;
+    std::int64_t at = 8 * ((static_cast<std::int64_t>(block.x()) - a.before) * warps + tile.index());
+    if (at >= count) return;
+    row_reader<E, B> const bounds(block, a.bounds, block.z());
+    // What takes the maxima, and what the minima.
+    tensor_queries<E, Chunks> above;
+    tensor_queries<E, Chunks> below;
+    auto const channel_of = [&](std::int32_t head, std::int32_t channel) {
+      return get(block, a.queries,
+                 block.z() * a.queries.sequence_stride + (block.y() * a.group + head) * a.queries.head_stride + channel);
+    };
+    above.load(tile, a.group, [&](std::int32_t head, std::int32_t channel) {
+      float const x = channel_of(head, channel);
+      return x < 0 ? 0 : x;
+    });
+    below.load(tile, a.group, [&](std::int32_t head, std::int32_t channel) {
+      float const x = channel_of(head, channel);
+      return x < 0 ? x : 0;
+    });
+    for (std::int64_t const step = 8 * warps * a.blocks; at < count; at += step) {
+      std::int64_t const mine = first + (at + g < count ? at + g : count - 1);
+      typename row_reader<E, B>::raw high[Chunks];
+      typename row_reader<E, B>::raw low[Chunks];
+      std::int64_t const high_at = bounds.offset(block.y(), 2 * mine);
+      std::int64_t const low_at = bounds.offset(block.y(), 2 * mine + 1);
+      KVPOLICY_UNROLL
+      for (int c = 0; c < Chunks; ++c) {
+        high[c] = bounds.load_raw(high_at, t + 4 * c);
+        low[c] = bounds.load_raw(low_at, t + 4 * c);
+      }
+      float highs[4] = {};
+      float lows[4] = {};
+      above.multiply(tile, high, highs);
+      below.multiply(tile, low, lows);
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        float score = (highs[i] + highs[2 + i]) * above.unit + (lows[i] + lows[2 + i]) * below.unit;
+        if (g >= a.group) score = a.merged == group_merge::mean ? 0 : -__builtin_huge_valf();
+        KVPOLICY_UNROLL
+        for (unsigned mask = 4; mask < 32; mask *= 2) {
+          float const other = tile.shfl_xor(score, mask);
+          if (a.merged == group_merge::mean) score += other;
+          else if (other > score || other != other) score = other;
+        }
+        if (g == 0 && at + 2 * t + i < count) {
+          block.global(a.scores)[block.z() * a.sequence_stride + block.y() * a.head_stride + first + at + 2 * t + i] =
+              a.merged == group_merge::mean ? score / static_cast<float>(a.group) : score;
+        }
+      }
+    }
+  }
+};
+
+/// A step's token is folded into its page in a head's first block, while the others score pages, of which that is none.
+template <class Pool, class Score>
+struct pool_beside_bounds_body {
+  static_assert(Pool::threads == Score::threads);
+  static constexpr unsigned threads = Score::threads;
+  static constexpr char const* name = "pool_beside_bounds";
+  struct arguments {
+    typename Pool::arguments pool;
+    typename Score::arguments score;
+  };
+  template <class B>
+  struct shared {
+    typename Pool::template shared<B> pool;
+    typename Score::template shared<B> score;
+  };
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
+    if (block.x() == 0) Pool::run(block, s.pool, a.pool);
+    else Score::run(block, s.score, a.score);
+  }
+};
+
+}  // namespace kvpolicy::gpu

@@ -1,0 +1,66 @@
+// Keys rotated back by the model's rotary embedding, as they are read.
+#pragma once
+
+#include "kvpolicy/gpu/rows.hpp"
+
+namespace kvpolicy::gpu {
+
+/// How far the rotary embedding rotated each token's key; a null buffer: keys are not rotated. As rope_angles.
+struct batch_rope_angles {
+  buffer<float const> angles;  ///< `[tokens, 2, pairs]`: cosines, then sines
+  std::int32_t pairs = 0;
+  bool halves = true;
+
+  /// Channels [8 part, 8 part + 8) of a key at `offset`, rotated back.
+  template <element_type E, class B>
+  KVPOLICY_KERNEL void load(B& block, row_reader<E, B> const& keys, std::int64_t offset, std::int64_t token, std::int32_t part,
+                            float (&x)[8]) const {
+    float own[8];
+    keys.load(offset, part, own);
+    auto const table = block.global(angles);
+    std::int64_t const cosines = token * 2 * pairs;
+    float other[8] = {};  // each channel's partner
+    if (halves && pairs % 8 == 0 && part * 8 < 2 * pairs) {
+      keys.load(offset, part * 8 < pairs ? part + pairs / 8 : part - pairs / 8, other);
+    }
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      std::int32_t const channel = part * 8 + i;
+      x[i] = own[i];
+      if (channel >= 2 * pairs) continue;
+      bool const low = halves ? channel < pairs : i % 2 == 0;
+      std::int32_t const pair = halves ? (low ? channel : channel - pairs) : channel / 2;
+      float partner = halves ? other[i] : own[i ^ 1];
+      if (halves && pairs % 8 != 0) partner = keys.one(offset, low ? channel + pairs : channel - pairs);
+      float const c = table[cosines + pair];
+      float const s = table[cosines + pairs + pair];
+      x[i] = low ? c * own[i] + s * partner : c * own[i] - s * partner;
+    }
+  }
+
+  /// The channel that rotates with `channel`.
+  KVPOLICY_KERNEL std::int32_t partner(std::int32_t channel) const {
+    if (!halves) return channel ^ 1;
+    return channel < pairs ? channel + pairs : channel - pairs;
+  }
+
+  /// A channel of what was rotated as the key of token `from`, rotated as that of token `to`.
+  template <class B>
+  KVPOLICY_KERNEL float moved(B& block, std::int32_t channel, float own, float other, std::int64_t from,
+                              std::int64_t to) const {
+    auto const table = block.global(angles);
+    bool const low = halves ? channel < pairs : channel % 2 == 0;
+    std::int32_t const pair = halves ? (low ? channel : channel - pairs) : channel / 2;
+    float const x = low ? own : other;
+    float const y = low ? other : own;
+    float const c = table[from * 2 * pairs + pair];
+    float const s = table[from * 2 * pairs + pairs + pair];
+    float const before_x = c * x + s * y;
+    float const before_y = c * y - s * x;
+    float const to_c = table[to * 2 * pairs + pair];
+    float const to_s = table[to * 2 * pairs + pairs + pair];
+    return low ? to_c * before_x - to_s * before_y : to_c * before_y + to_s * before_x;
+  }
+};
+
+}  // namespace kvpolicy::gpu

@@ -1,0 +1,146 @@
+// Scores of units from their summaries: a dot product with one long vector, or the bound of what a query could meet.
+#pragma once
+
+#include "kvpolicy/gpu/rows.hpp"
+#include "kvpolicy/primitive/score.hpp"
+
+namespace kvpolicy::gpu {
+
+/// scores(s, i) = anchor(s) . vectors(s, units(s, i)): a block has every `blocks`-th of the units that are named.
+struct score_dot_body {
+  static constexpr unsigned threads = 256;
+  static constexpr char const* name = "score_dot";
+  struct arguments {
+    buffer<float const> anchor;  ///< `[sequences, dims]`
+    std::int64_t anchor_stride = 0;
+    buffer<float const> vectors;  ///< `[sequences, all units, dims]`
+    std::int64_t vector_sequence_stride = 0;
+    std::int64_t vector_stride = 0;
+    std::int64_t dims = 0;
+    bool packed = false;               ///< strides, dims and addresses allow 16-byte loads
+    buffer<std::int32_t const> units;  ///< `[sequences, stride]`, or none: unit i is the i-th from `first` on
+    per_sequence first;
+    per_sequence count;
+    buffer<float> scores;  ///< `[sequences, stride]`
+    std::int64_t stride = 0;
+    std::int64_t blocks = 1;  ///< of a sequence
+  };
+  template <class B>
+  struct shared {
+    typename B::template reduce_storage<float> sums;
+  };
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
+    std::int64_t const sequence = block.y();
+    std::int64_t const count = a.count.of(block, block.y());
+    auto const anchor = block.global(a.anchor);
+    auto const vectors = block.global(a.vectors);
+    std::int64_t const from = sequence * a.anchor_stride;
+    std::int64_t const first = a.first.of(block, block.y());
+    for (std::int64_t i = block.x(); i < count; i += a.blocks) {
+      std::int64_t unit = first + i;
+      if (a.units.data != nullptr) {
+        std::int32_t const named = block.global(a.units)[sequence * a.stride + i];
+        unit = named;
+      }
+      std::int64_t const at = sequence * a.vector_sequence_stride + unit * a.vector_stride;
+      float sum = 0;
+      if (a.packed) {
+        KVPOLICY_UNROLL_4
+        for (std::int64_t d = block.thread() * 4; d < a.dims; d += B::threads * 4) {
+          pack const x = anchor.load(from + d);
+          pack const y = vectors.load(at + d);
+          KVPOLICY_UNROLL
+          for (int j = 0; j < 4; ++j) sum += __builtin_bit_cast(float, x.word[j]) * __builtin_bit_cast(float, y.word[j]);
+        }
+      } else {
+        for (std::int64_t d = block.thread(); d < a.dims; d += B::threads) {
+          float const x = anchor[from + d];
+          float const y = vectors[at + d];
+          sum += x * y;
+        }
+      }
+      float const total = block.reduce(s.sums, sum, [](float x, float y) { return x + y; });
+      if (block.thread() == 0) block.global(a.scores)[sequence * a.stride + i] = total;
+      block.sync();
+    }
+  }
+};
+
+/// scores(s, h, u) for units u of [first, first + count): the lanes that share a unit's bounds have 8 channels each.
+template <element_type E>
+struct score_bounds_body {
+  static constexpr unsigned threads = 128;
+  static constexpr char const* name = "score_bounds";
+  static constexpr int max_parts = 32;
+  struct arguments {
+    vector_rows queries;
+    std::int32_t group = 1;
+    std::int32_t head_dim = 0;
+    group_merge merged = group_merge::mean;
+    batch_rows bounds;  ///< rows 2u and 2u + 1 of head h: unit u's maxima and minima
+    per_sequence first;
+    per_sequence count;
+    bool by_head = false;  ///< these two are `[sequences, heads]`
+    buffer<float> scores;  ///< (s, h, u)
+    std::int64_t sequence_stride = 0;
+    std::int64_t head_stride = 0;
+
+    template <class B>
+    KVPOLICY_KERNEL unsigned number(B& block) const {
+      return by_head ? block.z() * static_cast<unsigned>(bounds.heads) + block.y() : block.z();
+    }
+  };
+  template <class B>
+  struct shared {
+    typename B::template array<float, 16 * 256> queries;
+  };
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
+    for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < a.group * a.head_dim; i += B::threads) {
+      std::int32_t const g = i / a.head_dim;
+      s.queries[i] =
+          get(block, a.queries,
+              block.z() * a.queries.sequence_stride + (block.y() * a.group + g) * a.queries.head_stride + (i - g * a.head_dim));
+    }
+    block.sync();
+    auto const tile = block.tile();
+    row_lanes const share(a.bounds.parts());
+    auto const lane = static_cast<std::int32_t>(tile.lane());
+    auto const part = lane & (share.lanes - 1);
+    std::int64_t const nth =
+        (static_cast<std::int64_t>(block.x()) * (B::threads / 32) + tile.index()) * share.rows_of_warp() + lane / share.lanes;
+    unsigned const number = a.number(block);
+    bool const there = nth < a.count.of(block, number);
+    std::int64_t const unit = a.first.of(block, number) + nth;
+    float high[8] = {};
+    float low[8] = {};
+    if (there && part < a.bounds.parts()) {
+      row_reader<E, B> const bounds(block, a.bounds, block.z());
+      bounds.load(bounds.offset(block.y(), 2 * unit), part, high);
+      bounds.load(bounds.offset(block.y(), 2 * unit + 1), part, low);
+    }
+    float sum = 0;
+    float most = -__builtin_huge_valf();
+    for (std::int32_t g = 0; g < a.group; ++g) {
+      float bound = 0;
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        if (part * 8 + i >= a.head_dim) continue;
+        float const query = s.queries[g * a.head_dim + part * 8 + i];
+        bound += query * (query > 0 ? high[i] : low[i]);
+      }
+      bound = lane_sum(tile, bound, share.lanes);
+      sum += bound;
+      if (bound > most || bound != bound) most = bound;
+    }
+    if (there && part == 0) {
+      block.global(a.scores)[block.z() * a.sequence_stride + block.y() * a.head_stride + unit] =
+          a.merged == group_merge::mean ? sum / static_cast<float>(a.group) : most;
+    }
+  }
+};
+
+}  // namespace kvpolicy::gpu

@@ -1,0 +1,20 @@
+// The CUDA umbrella: executor, decoder, and what a kernel body of your own is written over. For nvcc; the .hpp headers that it
+// names are for any compiler. Policies: kvpolicy/kvpolicy.hpp.
+#pragma once
+
+#include "kvpolicy/gpu/decode.hpp"             // a batch's decode steps, chosen on the device
+#include "kvpolicy/gpu/device_launch.cuh"      // how a body runs on a GPU
+#include "kvpolicy/gpu/exec.hpp"               // cuda_exec, for the four verbs
+#include "kvpolicy/gpu/kernels.hpp"            // the library's own kernels
+#include "kvpolicy/gpu/launch/page_table.hpp"  // engines' page tables from a step's lists
+
+// The library's kernels are compiled in it, not again in every file that includes this.
+namespace kvpolicy::gpu {
+#define KVPOLICY_ELSEWHERE(...)                                                                               \
+  extern template void stream_device::launch<__VA_ARGS__>(grid_size, typename __VA_ARGS__::arguments const&); \
+  extern template std::int64_t stream_device::blocks_wanted<__VA_ARGS__>() const;
+KVPOLICY_UNIT_KERNELS(KVPOLICY_ELSEWHERE)
+KVPOLICY_ATTEND_KERNELS(KVPOLICY_ELSEWHERE)
+KVPOLICY_PROMPT_KERNELS(KVPOLICY_ELSEWHERE)
+#undef KVPOLICY_ELSEWHERE
+}  // namespace kvpolicy::gpu

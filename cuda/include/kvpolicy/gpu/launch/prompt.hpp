@@ -1,0 +1,163 @@
+// Launches that look at a whole prompt, one sequence at a time.
+#pragma once
+
+#include <algorithm>
+
+#include "kvpolicy/gpu/kernel/attend_block.hpp"
+#include "kvpolicy/gpu/kernel/gaussian.hpp"
+#include "kvpolicy/gpu/kernel/prompt_attention.hpp"
+#include "kvpolicy/gpu/kernel/row_scores.hpp"
+#include "kvpolicy/gpu/kernel/similarity.hpp"
+#include "kvpolicy/gpu/launch/attend.hpp"
+#include "kvpolicy/primitive/window_attention.hpp"
+
+namespace kvpolicy::gpu {
+
+/// Scores of tokens [0, columns) from the window's attention: `set` gives smoothing and where they go.
+template <device D, class Set>
+void launch_window_attention(D& device, prompt_attention const& what, std::int64_t columns, group_merge merged, Set set) {
+  expect_row("window_attention", what.keys.head_dim, what.group);
+  if (columns <= 0) return;
+  scratch_scope const scope(device);
+  std::int64_t const heads = what.keys.heads;
+  std::int64_t const row_tiles = divided_up(what.rows(), tile_rows);
+  std::int64_t const key_tiles = divided_up(what.tokens, tile_keys);
+  buffer<float> const statistics = device.template scratch<float>(heads * what.rows() * 2);
+  buffer<float> const sums = device.template scratch<float>(heads * what.group * columns);
+  with_type(what.keys.type, [&]<element_type E>() {
+    std::int64_t const filled = device.template blocks_wanted<window_statistics_body<E>>();
+    std::int64_t const wanted = std::clamp<std::int64_t>(divided_up(filled, heads * row_tiles), 1, key_tiles);
+    std::int64_t const keys_of_split = divided_up(key_tiles, wanted) * tile_keys;
+    auto const splits = static_cast<std::int32_t>(divided_up(what.tokens, keys_of_split));
+    buffer<float> const parts = device.template scratch<float>(heads * what.rows() * splits * 2);
+    device.template launch<window_statistics_body<E>>({row_tiles, heads, splits}, {what, keys_of_split, parts, splits});
+    device.template launch<merge_statistics_body>({divided_up(heads * what.rows(), merge_statistics_body::threads), 1, 1},
+                                                  {parts, splits, heads * what.rows(), statistics});
+    device.template launch<window_sums_body<E>>({divided_up(columns, tile_keys), heads, 1},
+                                                {what, statistics, columns, sums, columns, merged == group_merge::maximum});
+  });
+  smooth_sums_body::arguments a{};
+  a.sums = sums;
+  a.stride = columns;
+  a.group = what.group;
+  a.columns = columns;
+  a.window = what.window;
+  a.tokens = what.tokens;
+  a.largest = merged == group_merge::maximum;
+  set(a);
+  device.template launch<smooth_sums_body>({divided_up(columns, smooth_sums_body::threads), heads, 1}, a);
+}
+
+/// A block of queries; `a.what.listed` says what each sees.
+template <device D, class Set>
+void launch_attend_block(D& device, element_type type, std::int64_t rows, std::int64_t heads, Set set) {
+  if (rows <= 0) return;
+  with_type(type, [&]<element_type E>() {
+    typename attend_block_body<E>::arguments a{};
+    set(a);
+    expect_row("attend_block", a.what.keys.head_dim);
+    expect_alike("attend_block", a.what.keys, a.values);
+    device.template launch<attend_block_body<E>>({divided_up(rows, tile_rows), heads, 1}, a);
+  });
+}
+
+template <device D>
+void launch_row_norms(D& device, batch_rows const& rows, std::int64_t tokens, buffer<float> norms, std::int64_t stride) {
+  expect_row("row_norms", rows.head_dim);
+  if (tokens <= 0) return;
+  with_type(rows.type, [&]<element_type E>() {
+    using body = row_norms_body<E>;
+    device.template launch<body>({divided_up(tokens, rows_of_block(rows, body::threads)), rows.heads, 1},
+                                 {rows, tokens, norms, stride});
+  });
+}
+
+template <device D>
+void launch_key_similarity(D& device, batch_rows const& keys, std::int64_t tokens, buffer<float> cosines, std::int64_t stride) {
+  expect_row("key_similarity", keys.head_dim);
+  if (tokens <= 0) return;
+  scratch_scope const scope(device);
+  with_type(keys.type, [&]<element_type E>() {
+    using sums_of = direction_sums_body<E>;
+    using cosines_of = cosines_body<E>;
+    std::int64_t const stretches = divided_up(tokens, sums_of::stretch);
+    buffer<float> const sums = device.template scratch<float>(keys.heads * stretches * keys.head_dim);
+    buffer<float> const direction = device.template scratch<float>(keys.heads * keys.head_dim);
+    device.template launch<sums_of>({stretches, keys.heads, 1}, {keys, tokens, sums, stretches});
+    device.template launch<mean_direction_body>({keys.heads, 1, 1}, {sums, stretches, keys.head_dim, direction});
+    device.template launch<cosines_of>({divided_up(tokens, rows_of_block(keys, cosines_of::threads)), keys.heads, 1},
+                                       {keys, tokens, direction, cosines, stride});
+  });
+}
+
+template <device D, class Set>
+void launch_partition_deviation(D& device, batch_rows const& rows, std::int64_t partitions, Set set) {
+  expect_row("partition_deviation", rows.head_dim);
+  if (partitions <= 0) return;
+  with_type(rows.type, [&]<element_type E>() {
+    typename partition_deviation_body<E>::arguments a{};
+    a.rows = rows;
+    set(a);
+    device.template launch<partition_deviation_body<E>>({partitions, rows.heads, 1}, a);
+  });
+}
+
+template <device D, class Set>
+void launch_following_queries(D& device, batch_rows const& keys, std::int64_t tokens, Set set) {
+  expect_row("following_queries", keys.head_dim);
+  if (tokens <= 0) return;
+  with_type(keys.type, [&]<element_type E>() {
+    using body = following_queries_body<E>;
+    typename body::arguments a{};
+    a.keys = keys;
+    set(a);
+    device.template launch<body>({divided_up(tokens, rows_of_block(keys, body::threads)), keys.heads, 1}, a);
+  });
+}
+
+/// `pre_rope.plain` is scratch that this takes; covariance may be none.
+template <device D>
+void launch_query_moments(D& device, unrotate_body::arguments pre_rope, std::int64_t q_heads, buffer<float> mean,
+                          std::int64_t mean_stride, buffer<float> covariance, std::int64_t covariance_stride) {
+  scratch_scope const scope(device);
+  std::int32_t const dim = pre_rope.head_dim;
+  pre_rope.plain = device.template scratch<float>(q_heads * pre_rope.tokens * dim);
+  device.template launch<unrotate_body>({pre_rope.tokens, q_heads, 1}, pre_rope);
+  device.template launch<query_mean_body>({divided_up(dim, 32), q_heads, 1},
+                                          {pre_rope.plain, pre_rope.tokens, dim, mean, mean_stride});
+  if (covariance.data == nullptr) return;
+  std::int64_t const tiles = divided_up(dim, 16);
+  device.template launch<query_covariance_body>(
+      {tiles * tiles, q_heads, 1}, {pre_rope.plain, pre_rope.tokens, dim, mean, mean_stride, covariance, covariance_stride,
+                                    static_cast<std::int32_t>(tiles)});
+}
+
+/// `a.logits` is scratch that this takes.
+template <device D>
+void launch_gaussian_attention(D& device, gaussian_logits_body<element_type::f32>::arguments const& a, buffer<float> scores,
+                               std::int64_t stride) {
+  expect_row("gaussian_attention", a.keys.head_dim, a.group);
+  std::int64_t const columns = a.tokens - a.first;
+  if (columns <= 0) return;
+  scratch_scope const scope(device);
+  std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
+  buffer<float> const logits = device.template scratch<float>(q_heads * columns);
+  with_type(a.keys.type, [&]<element_type E>() {
+    using body = gaussian_logits_body<E>;
+    device.template launch<body>({divided_up(columns, body::tokens_of_block), q_heads, 1},
+                                 {a.keys, a.first, a.tokens, a.mean, a.mean_stride, a.covariance, a.covariance_stride, a.scale,
+                                  a.group, logits, columns});
+  });
+  list_weights all{};
+  all.group = a.group;
+  all.keys = a.keys;
+  all.lists.tokens.all = a.tokens;
+  all.lists.tail.all = 0;
+  all.first = a.first;
+  all.most_tokens = columns;
+  all.out = scores;
+  all.head_stride = stride;
+  launch_group_weights(device, buffer<float const>(logits), columns, all);
+}
+
+}  // namespace kvpolicy::gpu

@@ -1,0 +1,222 @@
+// Key and value rows of a batch of sequences, as kernels read them: any strides, page tables and indices; 8 channels at a time.
+#pragma once
+
+#include "kvpolicy/gpu/block.hpp"
+
+namespace kvpolicy::gpu {
+
+/// The type that an element is stored as.
+template <element_type E>
+using stored = std::conditional_t<E == element_type::f32, float, std::uint16_t>;
+
+/// One layer's rows of every sequence of a batch. Strides are in elements; row (s, h, t) begins at
+/// s sequence_stride + h head_stride + t token_stride, or, with pages, in page pages[s page_table_stride + t / page_size].
+/// With indices, "token" t of head h is token indices[s index_sequence_stride + h index_stride + t].
+struct batch_rows {
+  void const* base = nullptr;
+  std::int64_t elements = 0;  ///< from base on, for the GPU emulator
+  element_type type = element_type::f16;
+  bool packed = false;  ///< every row's 8 channels are 16-byte loads: contiguous, aligned, head_dim a multiple of 8
+  std::int32_t heads = 0;
+  std::int32_t head_dim = 0;
+  std::int64_t sequence_stride = 0;
+  std::int64_t head_stride = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t dim_stride = 1;
+
+  buffer<std::int32_t const> pages;
+  std::int64_t page_table_stride = 0;
+  std::int32_t page_size = 1;
+  std::int32_t page_shift = -1;  ///< log2(page_size) where it is a power of two
+  std::int64_t page_stride = 0;
+
+  buffer<std::int32_t const> indices;
+  std::int64_t index_sequence_stride = 0;
+  std::int64_t index_stride = 0;
+
+  /// Groups of 8 channels in a row.
+  constexpr std::int32_t parts() const noexcept { return (head_dim + 7) / 8; }
+};
+
+/// A number for every sequence of a batch: on the device, or one for all.
+struct per_sequence {
+  buffer<std::int32_t const> values;
+  std::int64_t all = 0;
+
+  template <class B>
+  KVPOLICY_KERNEL std::int64_t of(B& block, unsigned sequence) const {
+    if (values.data == nullptr) return all;
+    std::int32_t const value = block.global(values)[sequence];
+    return value;
+  }
+};
+
+template <element_type E>
+KVPOLICY_KERNEL float widened(stored<E> value) {
+  if constexpr (E == element_type::f32) {
+    return value;
+  } else if constexpr (E == element_type::bf16) {
+    return __builtin_bit_cast(float, static_cast<std::uint32_t>(value) << 16);
+  } else {
+#if defined(__CUDA_ARCH__)
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value));
+    return wide;
+#else
+    return half_to_float(value);
+#endif
+  }
+}
+
+template <element_type E>
+KVPOLICY_KERNEL stored<E> narrowed(float value) {
+  if constexpr (E == element_type::f32) {
+    return value;
+  } else {
+#if defined(__CUDA_ARCH__)
+    std::uint16_t narrow;
+    if constexpr (E == element_type::f16) asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow) : "f"(value));
+    else asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow) : "f"(value));
+    return narrow;
+#else
+    return E == element_type::f16 ? float_to_half(value) : float_to_bfloat(value);
+#endif
+  }
+}
+
+/// Reads one sequence's rows.
+template <element_type E, class B>
+class row_reader {
+  using element = stored<E> const;
+
+ public:
+  KVPOLICY_KERNEL row_reader(B& block, batch_rows const& rows, unsigned sequence)
+      : rows_(rows),
+        data_(block.global(buffer<element>{static_cast<element*>(rows.base), rows.elements})),
+        pages_(block.global(rows.pages)),
+        indices_(block.global(rows.indices)),
+        sequence_(sequence) {}
+
+  KVPOLICY_KERNEL bool packed() const { return rows_.packed; }
+  /// The token of the sequence that row `token` is of.
+  KVPOLICY_KERNEL std::int64_t at(std::int64_t head, std::int64_t token) const {
+    if (rows_.indices.data == nullptr) return token;
+    std::int32_t const ranked = indices_[sequence_ * rows_.index_sequence_stride + head * rows_.index_stride + token];
+    return ranked;
+  }
+
+  /// Of a row's first element.
+  KVPOLICY_KERNEL std::int64_t offset(std::int64_t head, std::int64_t token) const {
+    token = at(head, token);
+    std::int64_t at = sequence_ * rows_.sequence_stride + head * rows_.head_stride;
+    if (rows_.pages.data != nullptr) {
+      auto const t = static_cast<std::int32_t>(token);
+      std::int32_t const page = rows_.page_shift >= 0 ? t >> rows_.page_shift : t / rows_.page_size;
+      std::int32_t const physical = pages_[sequence_ * rows_.page_table_stride + page];
+      at += physical * rows_.page_stride;
+      token = t - page * rows_.page_size;
+    }
+    return at + token * rows_.token_stride;
+  }
+
+  /// The same as it lies, where rows are packed: 8 channels in one or two packs.
+  struct raw {
+    pack word[E == element_type::f32 ? 2 : 1];
+  };
+  KVPOLICY_KERNEL raw load_raw(std::int64_t offset, std::int32_t part) const {
+    raw made;
+    made.word[0] = data_.load(offset + part * 8);
+    if constexpr (E == element_type::f32) made.word[1] = data_.load(offset + part * 8 + 4);
+    return made;
+  }
+  KVPOLICY_KERNEL static void widen(raw const& from, float (&x)[8]) {
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (E == element_type::f32) {
+        x[i] = __builtin_bit_cast(float, from.word[0].word[i]);
+        x[i + 4] = __builtin_bit_cast(float, from.word[1].word[i]);
+      } else {
+        x[2 * i] = widened<E>(static_cast<std::uint16_t>(from.word[0].word[i]));
+        x[2 * i + 1] = widened<E>(static_cast<std::uint16_t>(from.word[0].word[i] >> 16));
+      }
+    }
+  }
+
+  /// Channels [8 part, 8 part + 8) of the row at `offset`; zeros behind head_dim.
+  KVPOLICY_KERNEL void load(std::int64_t offset, std::int32_t part, float (&x)[8]) const {
+    if (rows_.packed) return widen(load_raw(offset, part), x);
+    load_apart(offset, part, x);
+  }
+  /// One channel of the row at `offset`.
+  KVPOLICY_KERNEL float one(std::int64_t offset, std::int32_t channel) const {
+    stored<E> const element_at = data_[offset + channel * rows_.dim_stride];
+    return widened<E>(element_at);
+  }
+  /// Element by element, whatever the strides.
+  KVPOLICY_KERNEL void load_apart(std::int64_t offset, std::int32_t part, float (&x)[8]) const {
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      x[i] = 0;
+      if (part * 8 + i < rows_.head_dim) {
+        stored<E> const element_at = data_[offset + (part * 8 + i) * rows_.dim_stride];
+        x[i] = widened<E>(element_at);
+      }
+    }
+  }
+
+ private:
+  batch_rows const& rows_;
+  decltype(std::declval<B&>().global(buffer<element>{})) data_;
+  decltype(std::declval<B&>().global(buffer<std::int32_t const>{})) pages_;
+  decltype(std::declval<B&>().global(buffer<std::int32_t const>{})) indices_;
+  std::int64_t sequence_;
+};
+
+/// Floats or 16-bit elements behind one address: queries and outputs, which are read or written once.
+struct vector_rows {
+  void* base = nullptr;
+  std::int64_t elements = 0;
+  element_type type = element_type::f32;
+  std::int64_t sequence_stride = 0;  ///< elements
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+
+  template <element_type E>
+  constexpr buffer<stored<E>> as() const noexcept {
+    return {static_cast<stored<E>*>(base), elements};
+  }
+};
+
+template <class B>
+KVPOLICY_KERNEL float get(B& block, vector_rows const& from, std::int64_t i) {
+  if (from.type == element_type::f32) return block.global(buffer<float const>(from.as<element_type::f32>()))[i];
+  std::uint16_t const half = block.global(buffer<std::uint16_t const>(from.as<element_type::f16>()))[i];
+  return from.type == element_type::f16 ? widened<element_type::f16>(half) : widened<element_type::bf16>(half);
+}
+
+template <class B>
+KVPOLICY_KERNEL void put(B& block, vector_rows const& to, std::int64_t i, float value) {
+  if (to.type == element_type::f32) block.global(to.as<element_type::f32>())[i] = value;
+  else if (to.type == element_type::f16) block.global(to.as<element_type::f16>())[i] = narrowed<element_type::f16>(value);
+  else block.global(to.as<element_type::bf16>())[i] = narrowed<element_type::bf16>(value);
+}
+
+/// Threads of a warp that share a row: a power of two that holds its parts, 32 at most.
+struct row_lanes {
+  std::int32_t lanes = 32;
+
+  constexpr explicit row_lanes(std::int32_t parts) noexcept {
+    lanes = 1;
+    while (lanes < parts && lanes < 32) lanes *= 2;
+  }
+  constexpr std::int32_t rows_of_warp() const noexcept { return 32 / lanes; }
+};
+
+/// Sum over the lanes that share a row; every one of them has it.
+template <class Tile>
+KVPOLICY_KERNEL float lane_sum(Tile const& tile, float value, std::int32_t lanes) {
+  for (std::int32_t mask = lanes / 2; mask > 0; mask /= 2) value += tile.shfl_xor(value, static_cast<unsigned>(mask));
+  return value;
+}
+
+}  // namespace kvpolicy::gpu

@@ -1,0 +1,134 @@
+// Pages by the bounds of their keys (Quest), of every sequence of a batch.
+#pragma once
+
+#include "kvpolicy/gpu/decode/units.hpp"
+#include "kvpolicy/pools/bounds.hpp"
+#include "kvpolicy/scorers/upper_bound.hpp"
+
+namespace kvpolicy::gpu {
+
+/// Two vectors a unit of every layer, sequence and KV head, of the cache's type, as score_bounds reads them.
+template <owning_device D>
+class unit_bounds {
+ public:
+  unit_bounds(cache_shape const& shape, std::int64_t layers, std::int64_t sequences, std::int64_t units, D& device)
+      : shape_(shape),
+        sequences_(sequences),
+        units_(units),
+        all_(device.template allocate<pack>(divided_up(layers * layer_size() * size_of(shape.type), 16))) {}
+
+  std::int64_t units() const noexcept { return units_; }
+  /// As kernels write them, from a sequence on.
+  batch_bounds to(layer_id layer, std::int64_t first_sequence = 0) const noexcept {
+    std::int64_t const skipped = first_sequence * shape_.kv_heads * head_size();
+    return {base(layer) + skipped * size_of(shape_.type), layer_size() - skipped, shape_.kv_heads * head_size(), head_size()};
+  }
+  /// As they are read: of unit u, rows 2u and 2u + 1.
+  batch_rows rows(layer_id layer) const noexcept {
+    batch_rows made{};
+    made.base = base(layer);
+    made.elements = layer_size();
+    made.type = shape_.type;
+    made.heads = static_cast<std::int32_t>(shape_.kv_heads);
+    made.head_dim = static_cast<std::int32_t>(shape_.head_dim);
+    made.sequence_stride = shape_.kv_heads * head_size();
+    made.head_stride = head_size();
+    made.token_stride = shape_.head_dim;
+    return finished(made);
+  }
+
+ private:
+  std::byte* base(layer_id layer) const noexcept {
+    return reinterpret_cast<std::byte*>(all_.get().data) + layer.value * layer_size() * size_of(shape_.type);
+  }
+  std::int64_t head_size() const noexcept { return units_ * 2 * shape_.head_dim; }
+  /// A multiple of 8, so that every layer's rows are aligned.
+  std::int64_t layer_size() const noexcept { return divided_up(sequences_ * shape_.kv_heads * head_size(), 8) * 8; }
+
+  cache_shape shape_;
+  std::int64_t sequences_;
+  std::int64_t units_;
+  array_of<D, pack> all_;  ///< `[layers, sequences, kv_heads, units, 2, head_dim]`
+};
+
+template <class Rule, owning_device D>
+  requires std::same_as<typename Rule::pool_type, pools::bounds> &&
+      std::same_as<typename Rule::score_type, scorers::upper_bound>
+class unit_scores<Rule, D> {
+ public:
+  static constexpr bool by_index = true;
+
+  unit_scores(decode_stage<Rule, D> const& stage, std::int64_t units)
+      : stage_(stage),
+        bounds_(stage.shape, stage.shape.layers, stage.sequences, units, *stage.device),
+        moments_(stage.template by_layer<float>(
+            stage.rule.pool.how == pools::bounds::kind::mean_deviation ? stage.sequences * moments_of_sequence() : 0)) {}
+
+  /// Bounds of a prompt's pages: those of further tokens, where everything is there, and a page that was open is made anew; or
+  /// of all that a retain left.
+  template <class View, class Exec>
+  void prefill(prompt_piece<View> const& piece, Exec&) {
+    pooled_tokens what{};
+    what.last.all = piece.view.tokens();
+    what.lists = piece.lists;
+    what.newest = what.last.all;
+    if (what.lists.units.data == nullptr) what.newest -= piece.prompt.first / page() * page();
+    what.units = divided_up(what.newest, page());
+    what.unit_size = page();
+    with_pool(piece.layer, piece.sequence, [&]<template <element_type> class Pool>(auto set) {
+      launch_pool<Pool>(*stage_.device, of_sequence(piece.keys, piece.sequence), what, 1, set);
+    });
+  }
+
+  /// The step's token is folded in, too. Its page is none of those that are scored: the window protects it.
+  void score(decode_step const& step, unit_candidates const& among, buffer<float> scores) {
+    pooled_tokens newest{};
+    newest.last = step.lengths;
+    newest.lists = step.retained;
+    newest.newest = 1;
+    newest.units = 1;
+    newest.unit_size = page();
+    cache_shape const& shape = stage_.shape;
+    std::int64_t const units = bounds_.units();
+    scored_bounds const what{bounds_.rows(step.layer), static_cast<std::int32_t>(shape.group()), units, stage_.sequences};
+    auto const set = [&](auto& a) {
+      a.queries = step.queries;
+      a.merged = stage_.rule.score.merged;
+      a.first = among.first;
+      a.count = among.count;
+      a.by_head = among.by_head;
+      a.scores = scores;
+      a.sequence_stride = shape.kv_heads * units;
+      a.head_stride = units;
+    };
+    with_pool(step.layer, 0, [&]<template <element_type> class Pool>(auto set_pool) {
+      launch_pool_beside_bounds<Pool>(*stage_.device, step.keys, newest, set_pool, what, set);
+    });
+  }
+
+ private:
+  std::int32_t page() const noexcept { return static_cast<std::int32_t>(stage_.rule.segment.unit_size()); }
+  std::int64_t moments_of_sequence() const noexcept { return stage_.shape.kv_heads * 2 * stage_.shape.head_dim; }
+
+  /// Calls work<Pool>(set): the pool's body, and what sets where it writes, from a sequence on.
+  template <class Work>
+  void with_pool(layer_id layer, std::int64_t first_sequence, Work work) {
+    batch_bounds const to = bounds_.to(layer, first_sequence);
+    if (stage_.rule.pool.how == pools::bounds::kind::range) {
+      work.template operator()<pool_bounds_body>([&](auto& a) { a.bounds = to; });
+    } else {
+      work.template operator()<pool_mean_deviation_body>([&](auto& a) {
+        a.bounds = to;
+        std::int64_t const skipped = first_sequence * moments_of_sequence();
+        a.moments = part_of(moments_.of(layer), skipped, moments_.of(layer).size - skipped);
+        a.open_alone = true;
+      });
+    }
+  }
+
+  decode_stage<Rule, D> stage_;
+  unit_bounds<D> bounds_;
+  layer_array<D, float> moments_;  ///< `[sequences, kv_heads, 2, head_dim]` of open pages, where bounds are spreads
+};
+
+}  // namespace kvpolicy::gpu

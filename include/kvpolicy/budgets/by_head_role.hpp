@@ -1,0 +1,234 @@
+// Budget: whole heads where attention shifts or stands for others, the rest shared out by stability (HeteroCache, eqs. 7 and
+// 8).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/head_profile.hpp"
+
+namespace kvpolicy::budgets {
+
+struct by_head_role {
+  static constexpr bool reads_scores = false;
+  static constexpr std::size_t max_heads = 4096;
+
+  /// What the lengths are for: what exists at all (anchors lose the rest), or what a step reads (satellites fetch theirs).
+  enum class of_rule : std::uint8_t { retain, retrieve };
+
+  std::span<head_profile const> heads{};  ///< `[layers * kv_heads]`, not owned
+  of_rule rule = of_rule::retain;
+  std::int32_t count = 512;       ///< tokens of a head, mean over all heads of all layers
+  std::optional<double> ratio{};  ///< fraction removed, in place of count
+  float floor = .05f;             ///< stability below which a head gets no more
+  std::int32_t least = 16;        ///< tokens that any head keeps
+  /// Of the budget, the most that whole heads may take; beyond that the least useful (shifting heads before
+  /// pivots, stable ones first) are compressed. 1: the paper, which refuses a budget that whole heads spend alone.
+  double full_share = .5;
+  /// Whose attention is watched: of whole pivots alone (the paper), or of every head that should be whole, read whole or not.
+  /// One that is not is fetched for when its own attention drifts.
+  enum class watched : std::uint8_t { whole, all };
+  friend constexpr auto names_of(watched) noexcept { return std::array{"whole", "all"}; }
+  watched watch = watched::all;
+
+  static constexpr std::int64_t nobody = -1;
+
+  bool relative() const noexcept { return true; }
+  std::int64_t most_tokens(cache_shape const& shape) const noexcept { return shape.max_tokens; }
+  std::int64_t of(budget_request const& request) const noexcept { return request.tokens; }
+
+  void check(cache_shape const& shape) const {
+    auto const wanted = static_cast<std::size_t>(shape.layers * shape.kv_heads);
+    KVPOLICY_EXPECTS(!heads.empty(), "heterocache needs a profile of the model's heads; make one with kvpolicy-profile");
+    KVPOLICY_EXPECTS(heads.size() == wanted && wanted <= max_heads,
+                     "a profile of " + std::to_string(heads.size()) + " heads for a model of " + std::to_string(wanted) +
+                         "; profile this model (at most " + std::to_string(max_heads) + " heads)");
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      if (heads[h].role != head_role::satellite) continue;
+      bool const there = heads[h].pivot >= 0 && heads[h].pivot < shape.kv_heads;
+      KVPOLICY_EXPECTS(there && heads[pivot_of(h, shape.kv_heads)].role == head_role::pivot,
+                       "head " + std::to_string(h) + " of the profile follows KV head " + std::to_string(heads[h].pivot) +
+                           " of its layer, which is no pivot of a model with " + std::to_string(shape.kv_heads) +
+                           "; profile this model");
+    }
+    KVPOLICY_EXPECTS(count > 0 && least > 0 && floor > 0 && full_share >= 0 && full_share <= 1,
+                     "a budget by role needs tokens, a least length and a floor above 0, and a share of whole heads in 0..1");
+    KVPOLICY_EXPECTS(!ratio || (*ratio >= 0 && *ratio < 1),
+                     "a ratio of " + std::to_string(ratio.value_or(0)) + " removed; it must be at least 0 and below 1");
+  }
+
+  /// Whether a head is kept whole, in a prompt of so many tokens.
+  bool whole(std::size_t head, std::int64_t tokens) const noexcept {
+    if (!wants_all(head)) return false;
+    std::int64_t before = 0;
+    for (std::size_t other = 0; other < heads.size(); ++other) before += wants_all(other) && more_useful(other, head) ? 1 : 0;
+    return before < room(tokens);
+  }
+
+  /// Whether a head's attention is watched: others follow it, or it does so itself.
+  bool watches(std::size_t head, std::int64_t tokens) const noexcept {
+    return wants_all(head) && (whole(head, tokens) ? heads[head].role == head_role::pivot : watch == watched::all);
+  }
+
+  /// The KV head of its layer whose attention says what a head reads, or nobody: it is whole, or what it has is fixed.
+  std::int64_t leader(std::size_t head, std::int64_t tokens, std::int64_t heads_of_layer) const noexcept {
+    if (heads[head].role == head_role::satellite) {
+      return watches(pivot_of(head, heads_of_layer), tokens) ? heads[head].pivot : nobody;
+    }
+    return watches(head, tokens) && !whole(head, tokens) ? static_cast<std::int64_t>(head) % heads_of_layer : nobody;
+  }
+  bool follows(std::size_t head, std::int64_t tokens, std::int64_t heads_of_layer) const noexcept {
+    return leader(head, tokens, heads_of_layer) != nobody;
+  }
+
+  std::size_t pivot_of(std::size_t head, std::int64_t heads_of_layer) const noexcept {
+    auto const layer = head / static_cast<std::size_t>(heads_of_layer);
+    return layer * static_cast<std::size_t>(heads_of_layer) + static_cast<std::size_t>(heads[head].pivot);
+  }
+
+  /// L_base of a prompt, tokens. Throws invalid_value where whole heads leave nothing.
+  std::int64_t base(std::int64_t tokens) const {
+    std::array<std::uint16_t, max_heads> order;
+    std::int64_t const full = std::ssize(whole_heads(tokens, order));
+    auto const compressed = static_cast<std::int64_t>(heads.size()) - full;
+    if (compressed == 0) return tokens;
+    std::int64_t const left = total(tokens, full);
+    KVPOLICY_EXPECTS(left > 0, "a budget of " + std::to_string(mean_tokens(tokens)) + " tokens a head is spent by the " +
+                                   std::to_string(full) + " of " + std::to_string(heads.size()) + " heads that keep all " +
+                                   std::to_string(tokens) + "; raise it, lower full_share, or profile with other thresholds");
+    return left / compressed;
+  }
+
+  /// l_i of every head, `[heads]`: tokens for whole ones; the others' sum is floor(N_comp L_base) exactly, but for what `least`
+  /// and the prompt's length force.
+  void lengths(std::int64_t tokens, std::span<std::int64_t> out) const {
+    static_cast<void>(base(tokens));
+    std::ranges::fill(out, -1);
+    std::array<std::uint16_t, max_heads> order;
+    std::span const whole_ones = whole_heads(tokens, order);
+    for (std::size_t const h : whole_ones) out[h] = tokens;
+    std::int64_t const full = std::ssize(whole_ones);
+    std::int64_t const low = std::min<std::int64_t>(least, tokens);
+    std::int64_t left = total(tokens, full);
+    // Water filling: what would leave its bounds is set to them, and the others share what remains, until none leaves any more.
+    for (bool settled = false; !settled;) {
+      settled = true;
+      double const weights = weight_of(out);
+      if (weights == 0) return;
+      double excess = 0;  // by how much clamping would change the sum: the side that weighs more is settled first
+      for (std::size_t h = 0; h < heads.size(); ++h) {
+        if (out[h] >= 0) continue;
+        double const share = static_cast<double>(left) * weight(h) / weights;
+        excess += std::clamp(share, static_cast<double>(low), static_cast<double>(tokens)) - share;
+      }
+      std::int64_t taken = 0;
+      for (std::size_t h = 0; h < heads.size(); ++h) {
+        if (out[h] >= 0) continue;
+        double const share = static_cast<double>(left) * weight(h) / weights;
+        if (share < static_cast<double>(low) && excess >= 0) out[h] = low;
+        else if (share > static_cast<double>(tokens) && excess <= 0) out[h] = tokens;
+        else continue;
+        taken += out[h];
+        settled = false;
+      }
+      left -= taken;
+    }
+    // Whole tokens: each head the floor of its share, then one more to those that lost most by it, lower heads first.
+    double const weights = weight_of(out);
+    std::array<float, max_heads> lost;
+    std::int64_t rest = std::max<std::int64_t>(left, 0);
+    std::int64_t const shared = rest;
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      lost[h] = -1;
+      if (out[h] >= 0) continue;
+      double const share = static_cast<double>(shared) * weight(h) / weights;
+      out[h] = static_cast<std::int64_t>(share);
+      lost[h] = static_cast<float>(share - std::floor(share));
+      rest -= out[h];
+    }
+    for (; rest > 0; --rest) {
+      auto const h = static_cast<std::size_t>(
+          std::max_element(lost.begin(), lost.begin() + static_cast<std::ptrdiff_t>(heads.size())) - lost.begin());
+      if (lost[h] < 0) return;
+      ++out[h];
+      lost[h] = 0;
+    }
+  }
+
+  /// How many heads read all, follow another's or their own attention, or keep what they had at the prompt's end.
+  template <class Visit>
+  void visit_statistics(cache_shape const& shape, std::int64_t prompt, Visit const& visit) const {
+    double counted[3]{};
+    for (std::size_t h = 0; h < heads.size(); ++h) ++counted[whole(h, prompt) ? 0 : follows(h, prompt, shape.kv_heads) ? 1 : 2];
+    visit(statistic::count, "whole_heads", counted[0]);
+    visit(statistic::count, "following_heads", counted[1]);
+    visit(statistic::count, "fixed_heads", counted[2]);
+  }
+
+  template <executor Exec>
+  void allocate(budget_request const& request, table<float const>, std::span<std::int32_t> units, Exec&) const {
+    std::array<std::int64_t, max_heads> length;
+    lengths(request.prompt, std::span(length).first(heads.size()));
+    std::int64_t const kv_heads = request.shape.kv_heads;
+    for (std::size_t i = 0; i < units.size(); ++i) {
+      auto const head = static_cast<std::size_t>(request.layer.value * kv_heads + request.heads.first) + i;
+      bool const fetches = follows(head, request.prompt, kv_heads);
+      bool const cut = fetches == (rule == of_rule::retrieve) && !whole(head, request.prompt);
+      std::int64_t const kept = cut ? length[head] : request.tokens;
+      units[i] = static_cast<std::int32_t>(std::max<std::int64_t>(0, kept - request.forced) / request.unit_size);
+    }
+  }
+
+ private:
+  std::int64_t mean_tokens(std::int64_t tokens) const noexcept {
+    if (!ratio) return std::min<std::int64_t>(count, tokens);
+    return std::max<std::int64_t>(1, static_cast<std::int64_t>(static_cast<double>(tokens) * (1 - *ratio)));
+  }
+  /// What is left for compressed heads: floor(N_comp L_base) = floor(rho N L - N_full L).
+  std::int64_t total(std::int64_t tokens, std::int64_t full) const noexcept {
+    return mean_tokens(tokens) * static_cast<std::int64_t>(heads.size()) - full * tokens;
+  }
+  /// How many heads may be whole.
+  std::int64_t room(std::int64_t tokens) const noexcept {
+    if (full_share >= 1) return std::ssize(heads);
+    double const budget = static_cast<double>(mean_tokens(tokens)) * static_cast<double>(heads.size());
+    return static_cast<std::int64_t>(full_share * budget / static_cast<double>(std::max<std::int64_t>(tokens, 1)));
+  }
+  /// All that whole() says is, in `order`. O(heads log heads).
+  std::span<std::uint16_t const> whole_heads(std::int64_t tokens, std::span<std::uint16_t> order) const noexcept {
+    std::size_t wants = 0;
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      if (wants_all(h)) order[wants++] = static_cast<std::uint16_t>(h);
+    }
+    std::span const wanted = order.first(wants);
+    if (room(tokens) >= std::ssize(wanted)) return wanted;
+    std::ranges::sort(wanted, [&](std::size_t a, std::size_t b) { return more_useful(a, b); });
+    return wanted.first(static_cast<std::size_t>(room(tokens)));
+  }
+  bool wants_all(std::size_t head) const noexcept {
+    return heads[head].role == head_role::shifting || heads[head].role == head_role::pivot;
+  }
+  bool more_useful(std::size_t a, std::size_t b) const noexcept {
+    if (a == b) return false;
+    bool const pivot_a = heads[a].role == head_role::pivot;
+    bool const pivot_b = heads[b].role == head_role::pivot;
+    if (pivot_a != pivot_b) return pivot_a;
+    if (heads[a].stability != heads[b].stability) return heads[a].stability < heads[b].stability;
+    return a < b;
+  }
+  double weight(std::size_t head) const noexcept { return 1.0 / static_cast<double>(std::max(heads[head].stability, floor)); }
+  double weight_of(std::span<std::int64_t const> out) const noexcept {
+    double sum = 0;
+    for (std::size_t h = 0; h < heads.size(); ++h) sum += out[h] < 0 ? weight(h) : 0;
+    return sum;
+  }
+};
+
+static_assert(budgeter<by_head_role>);
+
+}  // namespace kvpolicy::budgets

@@ -1,0 +1,125 @@
+// What an engine may ask of a request next: layers in order, tokens without gaps. Checked before anything is read or written.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "kvpolicy/error.hpp"
+#include "kvpolicy/types.hpp"
+
+namespace kvpolicy {
+
+/// Follows prompts and steps. A prompt and the step behind it may go side by side, as long as a layer's prompt comes first; a
+/// prompt that was left in the middle is forgotten by a step behind what came before it.
+/// A verb that throws is not counted: the prompt, or the step, may then be begun again at its layer 0.
+class call_order {
+ public:
+  /// `step_layers`: how many layers a step is made in, all of them, or 1 where one choice stands for all; then the others may
+  /// be left out.
+  call_order(std::int64_t layers, std::int64_t step_layers, std::int64_t max_tokens) noexcept
+      : layers_(layers), step_layers_(step_layers), max_tokens_(max_tokens) {}
+
+  /// Tokens of the sequence at the last verb.
+  std::int64_t tokens() const noexcept { return tokens_; }
+  /// Layers that have been prefilled with the last prompt, and that have chosen in the last step.
+  std::int64_t prefilled() const noexcept { return prefilled_; }
+  std::int64_t chosen() const noexcept { return chosen_; }
+
+  void check_layer(layer_id layer) const {
+    KVPOLICY_EXPECTS(layer.value >= 0 && layer.value < layers_,
+                     "layer " + std::to_string(layer.value) + "; there are 0 to " + std::to_string(layers_ - 1));
+  }
+
+  /// Tokens [first, tokens) of a prompt are new in this layer. Throws invalid_value.
+  void check_prompt(layer_id layer, std::int64_t first, std::int64_t tokens) const {
+    check_layer(layer);
+    if (layer.value == 0) {
+      KVPOLICY_EXPECTS(tokens >= 1 && tokens <= max_tokens_ && first >= 0 && first <= tokens,
+                       "a prompt of tokens " + piece(first, tokens) + "; this request was started for 1 to " +
+                           std::to_string(max_tokens_) + ", and a piece can't begin behind its end");
+      KVPOLICY_EXPECTS(first <= known_, "a prompt's piece begins at token " + std::to_string(first) +
+                                            ", of those before only " + std::to_string(known_) +
+                                            " are known in every layer; prefill them first");
+      return;
+    }
+    KVPOLICY_EXPECTS(layer.value == prefilled_ && tokens == prompt_ && first == first_,
+                     "prefill of layer " + std::to_string(layer.value) + ", tokens " + piece(first, tokens) + ", after " +
+                         std::to_string(prefilled_) + " layers of tokens " + piece(first_, prompt_) +
+                         "; layers go in order, with the same tokens");
+  }
+
+  /// A step whose token is the last of so many. Throws invalid_value.
+  void check_step(layer_id layer, std::int64_t tokens) const {
+    check_layer(layer);
+    KVPOLICY_EXPECTS(!side_by_side() || layer.value < prefilled_, "choose for layer " + std::to_string(layer.value) +
+                                                                      ", whose prompt is not there: prefill was called for " +
+                                                                      std::to_string(prefilled_) + " of " +
+                                                                      std::to_string(layers_) + " layers");
+    if (layer.value == 0) {
+      bool const with_prompt = side_by_side() && tokens > known_ + 1;
+      std::int64_t const before = with_prompt ? prompt_ : known_;
+      std::int64_t const most = std::min(before + 1, max_tokens_);
+      KVPOLICY_EXPECTS(tokens >= (with_prompt ? before + 1 : 1) && tokens <= most,
+                       "a step on " + std::to_string(tokens) + " tokens, the current one included, where " +
+                           std::to_string(before) + " are known; it may be up to " + std::to_string(most) +
+                           ": prefill what else came, or start a request of more than " + std::to_string(max_tokens_));
+      return;
+    }
+    KVPOLICY_EXPECTS(layer.value == chosen_ && tokens == step_,
+                     "choose for layer " + std::to_string(layer.value) + " on " + std::to_string(tokens) + " tokens, after " +
+                         std::to_string(chosen_) + " layers of a step on " + std::to_string(step_) +
+                         "; layers go in order, with the same tokens, from layer 0");
+  }
+
+  /// A step has been made in every layer, and was not observed before. Throws invalid_value.
+  void check_outcome() const {
+    KVPOLICY_EXPECTS(chosen_ >= step_layers_, "observe after " + std::to_string(chosen_) + " of " +
+                                                  std::to_string(step_layers_) +
+                                                  " layers of a step; choose for every layer first");
+    KVPOLICY_EXPECTS(!observed_, "a step on " + std::to_string(step_) + " tokens was observed already; it is told once");
+  }
+
+  /// Layer 0's checks have passed.
+  void begin_prompt(std::int64_t first, std::int64_t tokens) noexcept {
+    known_ = std::min(known_, first);
+    first_ = first;
+    prompt_ = tokens_ = tokens;
+    prefilled_ = chosen_ = 0;
+  }
+  void begin_step(std::int64_t tokens) noexcept {
+    if (side_by_side() && tokens <= prompt_) prefilled_ = 0;
+    if (!side_by_side()) known_ = std::min(known_, tokens - 1);
+    step_ = tokens_ = tokens;
+    chosen_ = 0;
+    observed_ = false;
+  }
+  void prefilled_one() noexcept {
+    if (++prefilled_ == layers_) known_ = std::max(known_, prompt_);
+  }
+  void chosen_one() noexcept {
+    if (++chosen_ >= step_layers_) known_ = step_;
+  }
+  void observed() noexcept { observed_ = true; }
+
+ private:
+  /// A prompt has further layers to come.
+  bool side_by_side() const noexcept { return prefilled_ > 0 && prefilled_ < layers_; }
+  static std::string piece(std::int64_t first, std::int64_t tokens) {
+    return std::to_string(first) + ".." + std::to_string(tokens);
+  }
+
+  std::int64_t layers_;
+  std::int64_t step_layers_;
+  std::int64_t max_tokens_;
+  std::int64_t known_ = 0;      ///< tokens, in every layer
+  std::int64_t first_ = 0;      ///< of the last prompt
+  std::int64_t prompt_ = 0;     ///< its tokens
+  std::int64_t step_ = 0;       ///< tokens of the last step
+  std::int64_t tokens_ = 0;     ///< of whichever came last
+  std::int64_t prefilled_ = 0;  ///< layers of the prompt
+  std::int64_t chosen_ = 0;     ///< layers of the step
+  bool observed_ = true;
+};
+
+}  // namespace kvpolicy

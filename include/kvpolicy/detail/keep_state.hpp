@@ -1,0 +1,63 @@
+// What a retain and a retrieve at work have in common.
+#pragma once
+
+#include <span>
+#include <utility>
+
+#include "kvpolicy/detail/rule_state.hpp"
+
+namespace kvpolicy {
+
+/// The parts of a keep at work in one request, and what is kept, list by list.
+template <class Rule>
+class keep_state {
+ public:
+  std::span<range_list const> lists(layer_id layer) const noexcept { return kept_.of(layer); }
+  /// What the scorer remembers.
+  auto& memory() noexcept { return memory_; }
+  /// What the trigger remembers.
+  auto const& trigger() const noexcept { return trigger_; }
+
+  template <class Exec>
+  void observe(std::int64_t tokens, step_outcome const& outcome, Exec& exec) {
+    if constexpr (contains(Rule::trigger_type::needs, signals::logits)) rule_.trigger.observe(trigger_, tokens, outcome, exec);
+  }
+
+  void visit_statistics(statistic_visitor const& visit) const {
+    if constexpr (requires { rule_.trigger.visit_statistics(trigger_, visit); })
+      rule_.trigger.visit_statistics(trigger_, visit);
+  }
+
+ protected:
+  using memory_type = memory_of<typename Rule::score_type>;
+  using summaries_type = summaries_of<typename Rule::pool_type, typename Rule::segment_type>;
+  template <class View>
+  using input_type = score_input<View, summaries_type, memory_type>;
+
+  /// `further`: the most ranges of a list, beside those that the selector makes.
+  keep_state(Rule const& rule, cache_shape const& shape, std::int64_t further)
+      : rule_(rule),
+        shape_(shape),
+        summaries_(rule_.pool.start(shape, rule_.segment)),
+        trigger_(rule_.trigger.start(shape)),
+        memory_(rule_.score.start(shape)),
+        scratch_(rule_.select.start(rule_, shape)),
+        kept_(Rule::granularity, shape, static_cast<std::size_t>(rule_.select.max_ranges(rule_, shape) + further)) {}
+
+  template <class Archive>
+  void archive_parts(Archive& a) {
+    archive_if(a, summaries_, true, "pool");
+    archive_if(a, trigger_, Rule::trigger_type::needs != signals::none, "trigger");
+    archive_if(a, memory_, memory_type::hears_prompts || memory_type::hears_steps, "scorer");
+  }
+
+  Rule rule_;
+  cache_shape shape_;
+  summaries_type summaries_;
+  decltype(std::declval<Rule const&>().trigger.start(cache_shape{})) trigger_;
+  memory_type memory_;
+  decltype(std::declval<Rule const&>().select.start(std::declval<Rule const&>(), cache_shape{})) scratch_;
+  layer_lists kept_;
+};
+
+}  // namespace kvpolicy

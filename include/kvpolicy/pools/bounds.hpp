@@ -1,0 +1,86 @@
+// Pool: channel-wise bounds of each page's keys, per layer and KV head: minima and maxima (Quest, sec. 3.3), or mean -/+ one
+// standard deviation.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/segments/pages.hpp"
+
+namespace kvpolicy::pools {
+
+struct bounds {
+  static constexpr signals needs = signals::keys;
+
+  /// What bounds a channel.
+  enum class kind : std::uint8_t { range, mean_deviation };
+  friend constexpr auto names_of(kind) noexcept { return std::array{"range", "mean_deviation"}; }
+  kind how = kind::range;
+
+  /// `[layers][kv_heads, units, 2, head_dim]` in the cache's own element type, or f16 for blocks.
+  struct summaries {
+    std::int64_t unit_size = 1;
+    std::int64_t heads = 0;
+    bounds_table layout;  ///< of one layer; `data` is set by of()
+    std::vector<std::byte> storage;
+    std::vector<float> moments;  ///< kind::mean_deviation: `[layers, kv_heads, units, 2, head_dim]`, see pool_mean_deviation
+    std::vector<std::int64_t> folded;  ///< `[layers, kv_heads]` tokens that are in
+
+    template <class Archive>
+    void archive(Archive& a) {
+      a(storage, moments, folded);
+    }
+
+    bounds_table of(layer_id layer) noexcept {
+      bounds_table result = layout;
+      result.data = storage.data() + layer.value * layout.bytes();
+      return result;
+    }
+    void cut(layer_id layer, head_range few, std::int64_t tokens) noexcept {
+      for (std::int64_t h = few.first; h < few.first + few.count; ++h) {
+        std::int64_t& count = folded[static_cast<std::size_t>(layer.value * heads + h)];
+        if (count > tokens) count = tokens / unit_size * unit_size;  // a bound can't be undone: begin the open unit afresh
+      }
+    }
+  };
+
+  template <segmenter Segment>
+  summaries start(cache_shape const& shape, Segment const& segment) const {
+    summaries made;
+    made.unit_size = segment.unit_size();
+    made.heads = shape.kv_heads;
+    made.layout = {.type = summary_type(shape.type),
+                   .heads = shape.kv_heads,
+                   .units = (shape.max_tokens + made.unit_size - 1) / made.unit_size,
+                   .head_dim = shape.head_dim};
+    made.storage.resize(static_cast<std::size_t>(shape.layers * made.layout.bytes()));
+    made.folded.resize(static_cast<std::size_t>(shape.layers * shape.kv_heads));
+    if (how == kind::mean_deviation) {
+      made.moments.resize(static_cast<std::size_t>(shape.layers * shape.kv_heads * made.layout.units * 2 * shape.head_dim));
+    }
+    return made;
+  }
+
+  /// O(new tokens), or O(unit) more after a cut. Heads that are updated together have been so from the start.
+  template <kv_cache_view View, executor Exec>
+  void update(summaries& into, View const& view, layer_id layer, head_range heads, std::int64_t tokens, Exec& exec) const {
+    std::int64_t* const folded = into.folded.data() + layer.value * into.heads;
+    if (folded[heads.first] >= tokens) return;
+    pooling const what{.unit_size = into.unit_size, .first = folded[heads.first], .last = tokens};
+    auto const keys = view.keys(layer).of(heads);
+    bounds_table const table_of = into.of(layer).of(heads);
+    if (how == kind::range) {
+      pool_bounds(keys, what, table_of, exec);
+    } else {
+      std::int64_t const row = into.layout.units * 2 * into.layout.head_dim;
+      pool_mean_deviation(keys, what, into.moments.data() + (layer.value * into.heads + heads.first) * row, table_of, exec);
+    }
+    std::fill_n(folded + heads.first, heads.count, tokens);
+  }
+};
+
+static_assert(pooler<bounds, segments::pages>);
+
+}  // namespace kvpolicy::pools

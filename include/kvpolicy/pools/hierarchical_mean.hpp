@@ -1,0 +1,141 @@
+// Pool: page, chunk and grid means over every layer's and KV head's keys (CHESS, eqs. 1 and 2), kept up incrementally.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <vector>
+
+#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/detail/rope_table.hpp"
+#include "kvpolicy/segments/hierarchy.hpp"
+
+namespace kvpolicy::pools {
+
+struct hierarchical_mean {
+  static constexpr signals needs = signals::keys | signals::rotation;
+
+  /// Means of keys as they were before the rotary embedding: what tells pages apart is then what they say, not where they
+  /// stand.
+  bool pre_rope = false;
+
+  constexpr signals wants() const noexcept { return pre_rope ? needs : signals::keys; }
+
+  /// Means of one level, `[units, dims]`, dims = layers * kv_heads * head_dim.
+  struct level {
+    std::int64_t fan_out = 1;   ///< units of the finer level in one of this
+    std::int64_t complete = 0;  ///< units of the finer level that are in for good; those behind are pooled again
+    std::vector<float> means;
+
+    template <class Archive>
+    void archive(Archive& a) {
+      a(complete, means);
+    }
+  };
+
+  struct summaries {
+    std::int64_t dims = 0;
+    std::int64_t page = 1;             ///< tokens
+    std::vector<std::int64_t> folded;  ///< `[layers]` tokens that are in
+    std::array<level, 3> levels;       ///< pages, chunks, grids
+    cache_shape shape{};
+    std::vector<float> anchor;      ///< `[dims]`, the scorer's
+    std::vector<float> moments;     ///< `[kv_heads, 2, head_dim]`, of all pages in one layer; the scorer's
+    std::vector<std::byte> spread;  ///< the same, mean +/- deviation
+    rope_table rope;                ///< pre_rope
+
+    template <class Archive>
+    void archive(Archive& a) {
+      a(folded, levels[0], levels[1], levels[2], anchor, moments, spread, rope);
+    }
+    std::int64_t tokens() const noexcept { return *std::ranges::min_element(folded); }
+    std::int64_t units(std::size_t l) const noexcept {
+      std::int64_t count = tokens();
+      for (std::size_t i = 0; i <= l; ++i) count = (count + levels[i].fan_out - 1) / levels[i].fan_out;
+      return count;
+    }
+    table<float> of(std::size_t l) noexcept { return {levels[l].means.data(), units(l), dims, dims}; }
+
+    void cut(layer_id layer, head_range, std::int64_t tokens) noexcept {
+      std::int64_t& count = folded[static_cast<std::size_t>(layer.value)];
+      if (count > tokens) count = tokens / page * page;
+      std::int64_t complete = tokens / page;
+      for (std::size_t l = 1; l < levels.size(); ++l) {
+        levels[l].complete = std::min(levels[l].complete, complete);
+        complete /= levels[l].fan_out;
+      }
+    }
+  };
+
+  summaries start(cache_shape const& shape, segments::hierarchy const& segment) const {
+    segment.check();
+    summaries made;
+    made.dims = shape.layers * shape.kv_heads * shape.head_dim;
+    made.page = segment.page;
+    made.folded.resize(static_cast<std::size_t>(shape.layers));
+    made.shape = shape;
+    made.anchor.resize(static_cast<std::size_t>(made.dims));
+    made.moments.resize(static_cast<std::size_t>(2 * shape.kv_heads * shape.head_dim));
+    made.spread.resize(made.moments.size() * sizeof(float));
+    made.rope.reserve(shape, pre_rope);
+    std::int64_t units = shape.max_tokens;
+    std::array const fan_out{segment.page, segment.pages_per_chunk, segment.chunks_per_grid};
+    for (std::size_t l = 0; l < made.levels.size(); ++l) {
+      units = (units + fan_out[l] - 1) / fan_out[l];
+      made.levels[l].fan_out = fan_out[l];
+      made.levels[l].means.resize(static_cast<std::size_t>(units * made.dims));
+    }
+    return made;
+  }
+
+  /// Takes the prompt's rotary embedding, where keys are to be rotated back. O(max_tokens x head_dim), once.
+  void begin(summaries& into, prompt_signals const& prompt) const {
+    if (pre_rope) into.rope.take(prompt.rope);
+  }
+
+  /// Folds a layer's new tokens into the open page. O(new tokens), or a page more after a truncation.
+  template <kv_cache_view View, executor Exec>
+  void update(summaries& into, View const& view, layer_id layer, head_range, std::int64_t tokens, Exec& exec) const {
+    std::int64_t& folded = into.folded[static_cast<std::size_t>(layer.value)];
+    if (folded >= tokens) return;
+    KVPOLICY_EXPECTS(!pre_rope || into.rope.known || tokens == 1,
+                     "pages of pre-rope keys need the rotary embedding, which comes with a prompt; call prefill first");
+    auto const keys = view.keys(layer);
+    table<float> const pages{into.levels[0].means.data(), (tokens + into.page - 1) / into.page, into.dims, into.dims};
+    pool_mean(keys, {.unit_size = into.page, .first = folded, .last = tokens, .rotated = into.rope.get()}, pages,
+              layer.value * keys.heads * keys.head_dim, exec);
+    folded = tokens;
+  }
+
+  /// Brings chunks and grids up to date with the pages: only those whose pages changed since the last call.
+  template <executor Exec>
+  void refresh(summaries& into, Exec& exec) const {
+    std::int64_t complete = into.tokens() / into.page;
+    for (std::size_t l = 1; l < into.levels.size(); ++l) {
+      level& coarse = into.levels[l];
+      std::int64_t const finer = into.units(l - 1);
+      pool_mean(as_rows(into.of(l - 1)),
+                {.unit_size = coarse.fan_out, .first = coarse.complete / coarse.fan_out * coarse.fan_out, .last = finer},
+                into.of(l), 0, exec);
+      coarse.complete = complete;
+      complete /= coarse.fan_out;
+    }
+  }
+
+  /// A level's vectors as rows, so that they can be pooled again.
+  static rows as_rows(table<float const> vectors) noexcept {
+    std::int64_t const size = size_of(element_type::f32);
+    return {.base = reinterpret_cast<std::byte const*>(vectors.data),
+            .type = element_type::f32,
+            .heads = 1,
+            .tokens = vectors.rows,
+            .head_dim = vectors.columns,
+            .head_stride = vectors.columns * size,
+            .token_stride = vectors.row_stride * size,
+            .dim_stride = size};
+  }
+};
+
+static_assert(pooler<hierarchical_mean, segments::hierarchy>);
+
+}  // namespace kvpolicy::pools

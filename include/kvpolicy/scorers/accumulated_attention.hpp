@@ -1,0 +1,101 @@
+// Score: the attention that a token got so far, from every query that saw it (H2O, Zhang et al. 2023, arXiv 2306.14048).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "kvpolicy/score_input.hpp"
+#include "kvpolicy/scorers/window_attention.hpp"
+
+namespace kvpolicy::scorers {
+
+struct accumulated_attention {
+  static constexpr signals needs = signals::keys | signals::observation_queries | signals::queries;
+  static constexpr scope granularity = scope::head;
+  static constexpr scored of = scored::tokens;
+  static constexpr bool after_attention = true;
+
+  /// Of the weights of the queries that saw a token.
+  enum class reduction : std::uint8_t { sum, mean };
+  friend constexpr auto names_of(reduction) noexcept { return std::array{"sum", "mean"}; }
+
+  bool mean = false;                  ///< divided by the number of queries that saw the token
+  std::int32_t window = all_queries;  ///< of the prompt's queries, the last ones that count
+
+  /// Sums, `[layers, kv_heads, max_tokens]`.
+  struct memory : no_memory {
+    static constexpr bool hears_prompts = true;
+    std::vector<float> sums;
+    std::int64_t heads = 0;
+    std::int64_t tokens = 0;
+    std::int64_t first_query = 0;  ///< of those that count
+
+    template <class Archive>
+    void archive(Archive& a) {
+      a(sums, first_query);
+    }
+    float* row(layer_id layer, std::int64_t head) noexcept { return sums.data() + (layer.value * heads + head) * tokens; }
+    void truncate(std::int64_t from) noexcept {
+      for (std::size_t i = 0; i < sums.size(); i += static_cast<std::size_t>(tokens)) {
+        std::fill(sums.begin() + static_cast<std::ptrdiff_t>(i) + from, sums.begin() + static_cast<std::ptrdiff_t>(i) + tokens,
+                  0.0f);
+      }
+    }
+  };
+  memory start(cache_shape const& shape) const {
+    return {{},
+            std::vector<float>(static_cast<std::size_t>(shape.layers * shape.kv_heads * shape.max_tokens)),
+            shape.kv_heads,
+            shape.max_tokens,
+            0};
+  }
+
+  /// At the prompt's end: the sums so far, of every token.
+  template <class Input, executor Exec>
+  void begin(Input const& input, Exec& exec) const {
+    query_window const queries = last_queries(input.prompt, window).of(input.heads, input.view.shape().group());
+    table<float> const sums{input.memory.row(input.layer, input.heads.first), input.heads.count, input.tokens,
+                            input.memory.tokens};
+    seen_attention(queries, input.keys(), sums, exec);
+    input.memory.first_query = input.tokens - queries.tokens;
+    for (std::int64_t h = 0; h < sums.rows; ++h) {
+      for (std::int64_t t = 0; t < input.tokens; ++t) sums(h, t) *= seen(input, t);
+    }
+  }
+
+  template <class Input, executor Exec>
+  void score(Input const& input, table<float> out, Exec&) const {
+    for (std::int64_t h = 0; h < out.rows; ++h) {
+      float const* const sums = input.memory.row(input.layer, input.heads.first + h);
+      for (std::int64_t t = 0; t < out.columns; ++t) out(h, t) = mean ? sums[t] / seen(input, t) : sums[t];
+    }
+  }
+
+  /// Adds the current query's attention, over what is kept.
+  template <class Input, executor Exec>
+  void score_kept(Input const& input, std::span<range_list const> lists, table<float> out, Exec& exec) const {
+    list_attention(input.queries, input.keys(), lists, out, exec);
+    for (std::int64_t h = 0; h < out.rows; ++h) {
+      float* const sums = input.memory.row(input.layer, input.heads.first + h);
+      std::int64_t i = 0;
+      for (token_range const& range : lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(h)]) {
+        for (std::int64_t t = range.begin; t < range.end; ++t, ++i) {
+          sums[t] += out(h, i);
+          out(h, i) = mean ? sums[t] / seen(input, t) : sums[t];
+        }
+      }
+    }
+  }
+
+ private:
+  /// How many of the queries that count saw a token.
+  template <class Input>
+  static float seen(Input const& input, std::int64_t token) noexcept {
+    return static_cast<float>(input.tokens - std::max(token, input.memory.first_query));
+  }
+};
+
+static_assert(evicting_scorer<accumulated_attention>);
+
+}  // namespace kvpolicy::scorers

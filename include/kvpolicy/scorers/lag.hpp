@@ -1,0 +1,75 @@
+// Score: how much a token's key and value spread, as the tokens that follow them see it (LagKV, arXiv 2504.04704).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "kvpolicy/concepts.hpp"
+
+namespace kvpolicy::scorers {
+
+struct lag {
+  static constexpr signals needs = signals::keys | signals::values;
+  static constexpr scope granularity = scope::head;
+  static constexpr scored of = scored::tokens;
+
+  std::int32_t sinks = 4;
+  std::int32_t size = 128;  ///< tokens of a partition
+  bool cross = false;       ///< compare scores across partitions, not just ranks within them
+
+  struct memory : no_memory {
+    std::vector<float> spread;  ///< `[kv_heads, max_tokens]`
+    std::vector<std::int32_t> order;
+  };
+  memory start(cache_shape const& shape) const {
+    return {{},
+            std::vector<float>(static_cast<std::size_t>(shape.kv_heads * shape.max_tokens)),
+            std::vector<std::int32_t>(static_cast<std::size_t>(std::min<std::int64_t>(size, shape.max_tokens)))};
+  }
+
+  /// Tokens from `sinks` on, partition by partition; the rule's window protects all others.
+  template <class Input, executor Exec>
+  void score(Input const& input, table<float> out, Exec& exec) const {
+    std::int64_t const count = (out.columns - sinks) / size;
+    partitions const cut{.first = sinks, .size = size, .count = count};
+    table<float> const scores{out.data + sinks, out.rows, count * size, out.row_stride};
+    table<float> const values{input.memory.spread.data(), out.rows, count * size, count * size};
+    partition_deviation(input.keys(), cut, scores, exec);
+    partition_deviation(input.values(), cut, values, exec);
+    for (std::int64_t h = 0; h < out.rows; ++h) {
+      for (std::int64_t p = 0; p < count; ++p) {
+        std::span const of_keys(scores.row(h) + p * size, static_cast<std::size_t>(size));
+        std::span const of_values(values.row(h) + p * size, static_cast<std::size_t>(size));
+        softmax(of_keys);
+        softmax(of_values);
+        for (std::size_t i = 0; i < of_keys.size(); ++i) of_keys[i] = (of_keys[i] + of_values[i]) / 2;
+        if (!cross) rank(of_keys, input.memory.order);
+      }
+    }
+  }
+
+ private:
+  static void softmax(std::span<float> values) {
+    float const most = *std::ranges::max_element(values);
+    float total = 0;
+    for (float& v : values) total += v = std::exp(v - most);
+    for (float& v : values) v /= total;
+  }
+  static void rank(std::span<float> values, std::vector<std::int32_t>& order) {
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::sort(order, [&](std::int32_t a, std::int32_t b) {
+      std::uint32_t const key_a = sortable_key(values[static_cast<std::size_t>(a)]);
+      std::uint32_t const key_b = sortable_key(values[static_cast<std::size_t>(b)]);
+      return key_a != key_b ? key_a < key_b : a < b;
+    });
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      values[static_cast<std::size_t>(order[i])] = static_cast<float>(i) / static_cast<float>(values.size());
+    }
+  }
+};
+
+static_assert(scorer<lag>);
+
+}  // namespace kvpolicy::scorers

@@ -1,0 +1,53 @@
+// Score: what the last query attends to (TOVA, Oren et al. 2024, arXiv 2401.06104), with or without its neighbours.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "kvpolicy/primitive/list_attention.hpp"
+#include "kvpolicy/scorers/window_attention.hpp"
+
+namespace kvpolicy::scorers {
+
+struct last_attention {
+  static constexpr signals needs = signals::keys | signals::observation_queries | signals::queries;
+  static constexpr scope granularity = scope::head;
+  static constexpr scored of = scored::tokens;
+  static constexpr bool after_attention = true;
+
+  std::int32_t window = 1;  ///< of the prompt's queries, the last ones; protect as many tokens
+  smoothing smooth{};       ///< of the weights before a selection; not of an eviction
+
+  struct memory : no_memory {
+    std::vector<float> weights;  ///< `[kv_heads, max_tokens]`
+    std::int64_t tokens = 0;
+    range_list all;
+  };
+  memory start(cache_shape const& shape) const {
+    return {
+        {}, std::vector<float>(static_cast<std::size_t>(shape.kv_heads * shape.max_tokens)), shape.max_tokens, range_list(1)};
+  }
+
+  /// The prompt's last queries at prefill; while decoding the current one, over the tokens that are scored alone.
+  template <class Input, executor Exec>
+  void score(Input const& input, table<float> out, Exec& exec) const {
+    if (input.prompt != nullptr) return window_attention{.window = window, .smooth = smooth}.score(input, out, exec);
+    memory& m = input.memory;
+    m.all.clear();
+    append(m.all, 0, out.columns, reason::scored);
+    table<float> const weights{m.weights.data(), out.rows, out.columns, m.tokens};
+    list_attention(input.queries, input.keys(), std::span<range_list const>(&m.all, 1), weights, exec);
+    auto const count = static_cast<std::size_t>(out.columns);
+    for (std::int64_t h = 0; h < out.rows; ++h)
+      smooth_row(std::span<float const>(weights.row(h), count), smooth, std::span(out.row(h), count));
+  }
+
+  template <class Input, executor Exec>
+  void score_kept(Input const& input, std::span<range_list const> lists, table<float> out, Exec& exec) const {
+    list_attention(input.queries, input.keys(), lists, out, exec);
+  }
+};
+
+static_assert(evicting_scorer<last_attention>);
+
+}  // namespace kvpolicy::scorers

@@ -1,0 +1,176 @@
+// Score: a sentence's mean key, or what it spreads over, against the mean query of the sentence that is being generated
+// (SentenceKV, eq. 2).
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kvpolicy/budgets/tokens.hpp"
+#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/primitive/score.hpp"
+#include "kvpolicy/primitive/standing_units.hpp"
+
+namespace kvpolicy::scorers {
+
+struct query_mean_dot {
+  static constexpr signals needs = signals::queries;
+  static constexpr scope granularity = scope::head;
+  static constexpr scored of = scored::units;
+
+  /// Of the queries before, what counts for the next token: 1 all of the open sentence's, which begin afresh at a boundary (the
+  /// paper); below it they fade, whatever sentence they were of.
+  float carry = 1;
+  /// Sentences that hold what the prompt's last `window` queries attend to most rank first at every step, as many as this share
+  /// of `budget` holds; the paper: 0.
+  double standing = 0;
+  std::int32_t window = 8;  ///< queries
+  budgets::tokens budget{};
+
+  struct memory : no_memory {
+    static constexpr bool hears_prompts = true;
+    static constexpr bool hears_steps = true;
+    std::int64_t heads = 0;
+    std::int64_t group = 0;
+    std::int64_t dim = 0;
+    std::vector<float> sums;           ///< `[layers, kv_heads, group, head_dim]` of queries
+    std::vector<std::int64_t> count;   ///< `[layers, kv_heads]` queries in them
+    std::vector<float> anchor;         ///< `[head_dim]`: a group's sum
+    std::vector<std::int32_t> all;     ///< 0, 1, 2, ...
+    std::int64_t most = 0;             ///< sentences that may stand
+    std::int64_t known = 0;            ///< tokens of the prompt that are still there
+    std::vector<std::uint8_t> stands;  ///< `[layers, kv_heads, most]`
+    standing_units_scratch of_prompt;
+
+    template <class Archive>
+    void archive(Archive& a) {
+      a(sums, count, known, stands);
+    }
+    float* sum(layer_id layer, std::int64_t head) noexcept { return sums.data() + (layer.value * heads + head) * group * dim; }
+    std::int64_t& queries(layer_id layer, std::int64_t head) noexcept {
+      return count[static_cast<std::size_t>(layer.value * heads + head)];
+    }
+    std::span<std::uint8_t> standing(layer_id layer, std::int64_t head) noexcept {
+      return std::span(stands).subspan(static_cast<std::size_t>((layer.value * heads + head) * most),
+                                       static_cast<std::size_t>(most));
+    }
+    /// The sum starts afresh: which of its queries are gone is not known.
+    void truncate(std::int64_t tokens) noexcept {
+      std::ranges::fill(count, 0);
+      known = std::min(known, tokens);
+    }
+  };
+  memory start(cache_shape const& shape) const {
+    KVPOLICY_EXPECTS(carry >= 0 && carry <= 1,
+                     "queries that carry " + std::to_string(carry) + " of those before them; it must be 0 to 1");
+    auto const rows = static_cast<std::size_t>(shape.layers * shape.kv_heads);
+    memory made;
+    made.heads = shape.kv_heads;
+    made.group = shape.group();
+    made.dim = shape.head_dim;
+    made.sums.resize(rows * static_cast<std::size_t>(made.group * made.dim));
+    made.count.resize(rows);
+    made.anchor.resize(static_cast<std::size_t>(made.dim));
+    made.all.resize(static_cast<std::size_t>(shape.max_tokens) + 1);
+    std::iota(made.all.begin(), made.all.end(), 0);
+    KVPOLICY_EXPECTS(standing >= 0 && standing <= 1,
+                     "a share of " + std::to_string(standing) + " for what stands; it must be 0 to 1");
+    if (standing > 0) {
+      made.most = shape.max_tokens;
+      made.stands.resize(rows * static_cast<std::size_t>(made.most));
+      made.of_prompt = standing_units_scratch(shape.max_tokens, made.most);
+    }
+    return made;
+  }
+
+  /// Tokens that may stand, of a prompt of so many.
+  std::int64_t standing_tokens(cache_shape const& shape, layer_id layer, head_range heads, std::int64_t prompt) const noexcept {
+    budget_request const request{.shape = shape, .layer = layer, .heads = heads, .tokens = prompt, .prompt = prompt};
+    return static_cast<std::int64_t>(standing * static_cast<double>(budget.of(request)));
+  }
+
+  /// The prompt's sentences that stand.
+  template <class Input, executor Exec>
+  void begin(Input const& input, Exec& exec) const {
+    if (standing == 0) return;
+    if (input.prompt->queries.tokens < 1) {
+      throw unsupported(
+          "what stands is what the prompt's last queries attend to, and none were observed: prefill with the "
+          "policy attached");
+    }
+    memory& m = input.memory;
+    m.known = input.prompt_tokens;
+    query_window const last = input.prompt->queries.last(std::min<std::int64_t>(input.prompt->queries.tokens, window));
+    for (std::int64_t i = 0; i < input.heads.count; ++i) {
+      std::int64_t const h = input.heads.first + i;
+      std::span const stands = m.standing(input.layer, h);
+      std::ranges::fill(stands, std::uint8_t{0});
+      auto const units = static_cast<std::size_t>(input.summaries.units());
+      standing_units(last.of({h, 1}, m.group), input.keys().of({i, 1}), {input.summaries.index_ends(input.layer, h), units},
+                     standing_tokens(input.view.shape(), input.layer, input.heads, input.prompt_tokens), m.of_prompt,
+                     stands.first(units), exec);
+    }
+  }
+
+  /// Adds the current token's queries. A boundary was just before it where the open sentence has no other token.
+  template <class Input, executor Exec>
+  void watch(Input const& input, Exec&) const {
+    memory& m = input.memory;
+    bool const boundary = carry == 1 && input.summaries.tokens - input.summaries.open_begin() == 1;
+    for (std::int64_t h = 0; h < input.heads.count; ++h) {
+      float* const sum = m.sum(input.layer, input.heads.first + h);
+      std::int64_t& count = m.queries(input.layer, input.heads.first + h);
+      if (boundary) count = 0;
+      float const before = count == 0 ? 0 : carry;
+      ++count;
+      for (std::int64_t q = 0; q < m.group; ++q) {
+        float const* const query = input.queries.head(h * m.group + q);
+        for (std::int64_t i = 0; i < m.dim; ++i) {
+          float& x = sum[q * m.dim + i];
+          x = (before == 0 ? 0 : before * x) + query[i];
+        }
+      }
+    }
+  }
+
+  /// The sum stands for the mean: it ranks the same.
+  template <class Input, executor Exec>
+  void score(Input const& input, table<float> out, Exec& exec) const {
+    memory& m = input.memory;
+    if (!input.summaries.spreads.empty()) {
+      query_heads const sums{m.sum(input.layer, input.heads.first), input.heads.count * m.group, m.dim, 1};
+      score_bounds(sums, input.summaries.bounds(input.layer).of(input.heads), out.columns, group_merge::mean, out, exec);
+    } else {
+      score_means(input, out, exec);
+    }
+    if (standing == 0) return;
+    for (std::int64_t h = 0; h < input.heads.count; ++h) {
+      std::span const stands = m.standing(input.layer, input.heads.first + h);
+      for (std::int64_t u = 0;
+           u < std::min(out.columns, m.most) && input.summaries.ends[static_cast<std::size_t>(u)] <= m.known; ++u) {
+        if (stands[static_cast<std::size_t>(u)] != 0) out(h, u) = std::numeric_limits<float>::infinity();
+      }
+    }
+  }
+
+ private:
+  template <class Input, class Exec>
+  static void score_means(Input const& input, table<float> out, Exec& exec) {
+    memory& m = input.memory;
+    for (std::int64_t h = 0; h < input.heads.count; ++h) {
+      std::int64_t const head = input.heads.first + h;
+      float const* const sum = m.sum(input.layer, head);
+      std::copy_n(sum, m.dim, m.anchor.begin());
+      for (std::int64_t i = m.dim; i < m.group * m.dim; ++i) m.anchor[static_cast<std::size_t>(i % m.dim)] += sum[i];
+      score_dot(std::span<float const>(m.anchor), table<float const>(input.summaries.of(input.layer, head)),
+                std::span(m.all).first(static_cast<std::size_t>(out.columns)),
+                std::span(out.row(h), static_cast<std::size_t>(out.columns)), exec);
+    }
+  }
+};
+
+static_assert(scorer<query_mean_dot>);
+
+}  // namespace kvpolicy::scorers

@@ -1,0 +1,191 @@
+// Score: dot products with a few representative keys of each block (InfLLM, Xiao et al. 2024, arXiv 2402.04617).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kvpolicy/detail/rope_table.hpp"
+#include "kvpolicy/primitive/score.hpp"
+#include "kvpolicy/score_input.hpp"
+#include "kvpolicy/scorers/window_attention.hpp"
+
+namespace kvpolicy::scorers {
+
+/// A token represents its block by how much the queries right behind it want its key (following_queries). The block's score is
+/// the mean over its `count` best tokens of the current query's dot product with their keys: that with the mean of those keys.
+struct representatives {
+  static constexpr signals needs = signals::keys | signals::observation_queries | signals::queries | signals::rotation;
+  static constexpr scope granularity = scope::head;
+  static constexpr scored of = scored::units;
+  static constexpr std::int32_t window = all_queries;
+
+  std::int32_t block = 128;  ///< tokens, the segmenter's
+  std::int32_t count = 4;    ///< representatives of a block
+  std::int32_t local = 128;  ///< queries behind a token that count; a generated block has its own only
+  /// Rank blocks by keys before their rotary embedding, and the current query as if it stood `local` tokens behind all of them:
+  /// the original's one angle for what is far.
+  bool pre_rope = false;
+
+  constexpr signals wants() const noexcept {
+    return pre_rope ? needs : signals::keys | signals::observation_queries | signals::queries;
+  }
+
+  struct memory : no_memory {
+    static constexpr bool by_index = true;
+    static constexpr bool hears_prompts = true;
+    static constexpr bool hears_steps = true;
+    std::int64_t heads = 0;
+    std::int64_t dim = 0;
+    std::int64_t blocks = 0;           ///< capacity
+    std::int64_t block = 0;            ///< tokens
+    std::vector<std::int64_t> done;    ///< `[layers, kv_heads]` blocks that have a vector
+    std::vector<float> vectors;        ///< `[layers, kv_heads, blocks, head_dim]` mean of the representatives' keys
+    std::vector<float> queries;        ///< `[layers, kv_heads, block, head_dim]` the open block's, mean over the group
+    std::vector<float> scores;         ///< `[block]`
+    std::vector<std::int32_t> all;     ///< 0, 1, 2, ...
+    std::vector<std::int32_t> chosen;  ///< `[count]`
+    rope_table rope;                   ///< pre_rope
+    std::int64_t distance = 0;         ///< pre_rope: tokens
+    std::vector<float> far;            ///< `[head_dim]`, the current query rotated to `distance`
+
+    template <class Archive>
+    void archive(Archive& a) {
+      a(done, vectors, queries, rope);
+    }
+    std::int64_t row(layer_id layer, std::int64_t head) const noexcept { return layer.value * heads + head; }
+    std::int64_t& done_of(layer_id layer, std::int64_t head) noexcept {
+      return done[static_cast<std::size_t>(row(layer, head))];
+    }
+    float* vector(layer_id layer, std::int64_t head, std::int64_t which) noexcept {
+      return vectors.data() + (row(layer, head) * blocks + which) * dim;
+    }
+    float* query(layer_id layer, std::int64_t head, std::int64_t token) noexcept {
+      return queries.data() + (row(layer, head) * block + token % block) * dim;
+    }
+    void cut(layer_id layer, head_range few, std::int64_t indices) noexcept {
+      for (std::int64_t h = few.first; h < few.first + few.count; ++h)
+        done_of(layer, h) = std::min(done_of(layer, h), indices / block);
+    }
+  };
+  memory start(cache_shape const& shape) const {
+    KVPOLICY_EXPECTS(block >= 1 && count >= 1 && count <= block && local >= 1,
+                     "blocks of " + std::to_string(block) + " tokens with " + std::to_string(count) + " representatives by " +
+                         std::to_string(local) + " queries; a block needs at least as many tokens, and one query");
+    auto const rows = static_cast<std::size_t>(shape.layers * shape.kv_heads);
+    auto const dim = static_cast<std::size_t>(shape.head_dim);
+    memory made;
+    made.heads = shape.kv_heads;
+    made.dim = shape.head_dim;
+    made.blocks = shape.max_tokens / block + 1;
+    made.block = block;
+    made.done.resize(rows);
+    made.vectors.resize(rows * static_cast<std::size_t>(made.blocks) * dim);
+    made.queries.resize(rows * static_cast<std::size_t>(block) * dim);
+    made.scores.resize(static_cast<std::size_t>(block));
+    made.all.resize(static_cast<std::size_t>(made.blocks));
+    std::iota(made.all.begin(), made.all.end(), 0);
+    made.chosen.resize(static_cast<std::size_t>(count));
+    made.rope.reserve(shape, pre_rope);
+    made.distance = std::min<std::int64_t>(local, shape.max_tokens - 1);
+    made.far.resize(dim);
+    return made;
+  }
+
+  /// The prompt's whole blocks, and the queries of the one that is open.
+  template <class Input, executor Exec>
+  void begin(Input const& input, Exec& exec) const {
+    if (pre_rope) input.memory.rope.take(input.prompt->rope);
+    query_window const queries = last_queries(input.prompt, window);
+    std::int64_t const group = queries.heads / input.view.shape().kv_heads;
+    std::int64_t const before = input.prompt_tokens - queries.tokens;  // the first query's token
+    for (std::int64_t h = input.heads.first; h < input.heads.first + input.heads.count; ++h) {
+      query_window const own{queries.at(0, h * group), queries.tokens, group, queries.token_stride, queries.head_stride, 1};
+      std::int64_t& done = input.memory.done_of(input.layer, h);
+      for (; (done + 1) * block <= input.tokens; ++done) represent(input, h, done, own, before, true, exec);
+      auto const* const indices = input.view.keys(input.layer).of({h, 1}).indices;
+      for (std::int64_t r = done * block; r < input.tokens; ++r) {
+        std::int64_t const token = indices == nullptr ? r : indices[r];
+        if (token >= before) keep_query(input, h, r, {own.at(token - before, 0), group, own.head_stride, 1});
+      }
+    }
+  }
+
+  /// Keeps the current token's queries; closes the block that it fills.
+  template <class Input, executor Exec>
+  void watch(Input const& input, Exec& exec) const {
+    std::int64_t const group = input.queries.heads / input.heads.count;
+    for (std::int64_t i = 0; i < input.heads.count; ++i) {
+      std::int64_t const h = input.heads.first + i;
+      keep_query(input, h, input.tokens - 1, input.queries.of({i, 1}, group));
+      std::int64_t& done = input.memory.done_of(input.layer, h);
+      if ((done + 1) * block > input.tokens) continue;
+      query_window const own{input.memory.query(input.layer, h, 0), block, 1, input.memory.dim, input.memory.dim, 1};
+      represent(input, h, done, own, done * block, false, exec);
+      ++done;
+    }
+  }
+
+  template <class Input, executor Exec>
+  void score(Input const& input, table<float> out, Exec& exec) const {
+    for (std::int64_t i = 0; i < input.heads.count; ++i) {
+      std::int64_t const h = input.heads.first + i;
+      std::int64_t const now = input.view.tokens() - 1;
+      std::span<float const> query(input.memory.query(input.layer, h, now), static_cast<std::size_t>(input.memory.dim));
+      rope_angles const rope = input.memory.rope.get();
+      if (rope.angles != nullptr) {
+        std::ranges::copy(query, input.memory.far.begin());
+        rope.undo(input.view.keys(input.layer).of({h, 1}).at({0}, {now}).value, input.memory.far.data());
+        rope.redo(input.memory.distance, input.memory.far.data());
+        query = input.memory.far;
+      }
+      table<float const> const vectors{input.memory.vector(input.layer, h, 0), input.memory.done_of(input.layer, h),
+                                       input.memory.dim, input.memory.dim};
+      auto const known = static_cast<std::size_t>(std::min(out.columns, vectors.rows));
+      score_dot(query, vectors, std::span<std::int32_t const>(input.memory.all).first(known), std::span(out.row(i), known),
+                exec);
+      std::fill(out.row(i) + known, out.row(i) + out.columns, -std::numeric_limits<float>::infinity());
+    }
+  }
+
+ private:
+  template <class Input>
+  static void keep_query(Input const& input, std::int64_t head, std::int64_t token, query_heads const& group) {
+    float* const into = input.memory.query(input.layer, head, token);
+    std::fill_n(into, input.memory.dim, 0.0f);
+    for (std::int64_t q = 0; q < group.heads; ++q) {
+      for (std::int64_t d = 0; d < input.memory.dim; ++d) into[d] += group.head(q)[d] / static_cast<float>(group.heads);
+    }
+  }
+
+  /// Finds a block's representatives and takes the mean of their keys. The queries are those of positions, or of indices, from
+  /// `begin` on.
+  template <class Input, class Exec>
+  void represent(Input const& input, std::int64_t head, std::int64_t which, query_window const& queries, std::int64_t begin,
+                 bool by_position, Exec& exec) const {
+    memory& m = input.memory;
+    KVPOLICY_EXPECTS(!pre_rope || m.rope.known, "blocks of pre-rope keys need the rotary embedding, which comes with a prompt");
+    auto keys = input.view.keys(input.layer).of({head, 1});
+    std::int64_t const first = which * block;
+    std::int64_t const counted = std::min<std::int64_t>(local, input.view.shape().max_tokens);
+    following_queries(queries, begin, keys, first, first + block, counted, by_position ? keys.indices : nullptr,
+                      table<float>{m.scores.data(), 1, block, block}, exec);
+    std::array const k{count};
+    top_k(table<float const>{m.scores.data(), 1, block, block}, k, table<std::int32_t>{m.chosen.data(), 1, count, count}, exec);
+    for (std::int32_t& token : m.chosen) {
+      token += static_cast<std::int32_t>(first);
+      if (keys.indices != nullptr) token = keys.indices[token];
+    }
+    keys.indices = m.chosen.data();
+    keys.tokens = count;
+    pool_mean(keys, {.unit_size = count, .first = 0, .last = count, .rotated = m.rope.get()},
+              table<float>{m.vector(input.layer, head, which), 1, m.dim, m.dim}, 0, exec);
+  }
+};
+
+static_assert(scorer<representatives>);
+
+}  // namespace kvpolicy::scorers

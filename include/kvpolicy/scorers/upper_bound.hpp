@@ -1,0 +1,26 @@
+// Score: the largest q.k that any key of the page could have (Quest, sec. 3.3), mean or maximum over the query group.
+#pragma once
+
+#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/primitive/score.hpp"
+
+namespace kvpolicy::scorers {
+
+struct upper_bound {
+  static constexpr signals needs = signals::queries;
+  static constexpr scope granularity = scope::head;
+  static constexpr scored of = scored::units;
+
+  group_merge merged = group_merge::mean;
+
+  static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
+
+  template <class Input, executor Exec>
+  void score(Input const& input, table<float> out, Exec& exec) const {
+    score_bounds(input.queries, input.summaries.of(input.layer).of(input.heads), out.columns, merged, out, exec);
+  }
+};
+
+static_assert(scorer<upper_bound>);
+
+}  // namespace kvpolicy::scorers

@@ -1,0 +1,17 @@
+// Segment: every token is a unit.
+#pragma once
+
+#include "kvpolicy/concepts.hpp"
+
+namespace kvpolicy::segments {
+
+struct tokens {
+  static constexpr bool ragged = false;
+
+  static constexpr std::int64_t unit_size() noexcept { return 1; }
+  static constexpr void check() noexcept {}
+};
+
+static_assert(segmenter<tokens>);
+
+}  // namespace kvpolicy::segments

@@ -1,0 +1,211 @@
+// Select: coarse to fine, best fractions of the live units of each level (CHESS, Algorithm 1).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvpolicy/budgets/fractions.hpp"
+#include "kvpolicy/pools/hierarchical_mean.hpp"
+#include "kvpolicy/primitive/cascade.hpp"
+#include "kvpolicy/score_input.hpp"
+#include "kvpolicy/selectors/rank_scores.hpp"
+
+namespace kvpolicy::selectors {
+
+struct cascade {
+  static constexpr scope coarsest = scope::request;
+
+  template <class Score, class Pool, class Segment, class Budget>
+  static consteval bool fits() {
+    static_assert(
+        requires(Pool const& pool, summaries_of<Pool, Segment>& s, archetype::executor& exec) {
+          pool.refresh(s, exec);
+          s.levels;
+        },
+        "selectors::cascade takes a hierarchy, whose pool has refresh(summaries, exec) and levels: pools::hierarchical_mean");
+    static_assert(std::same_as<Budget, budgets::fractions>, "selectors::cascade spends budgets::fractions, one a level");
+    static_assert(makes_anchor<Score, Pool, Segment>,
+                  "the scorer lacks anchor(summaries, exec) for this pool's summaries, which selectors::cascade calls");
+    return true;
+  }
+
+  /// For comparison only: Algorithm 1 to the letter. Protected pages compete with the others and use the fractions up; scores
+  /// of dead units are zeroed rather than dropped, and thresholds are quantiles (linear interpolation) over live and dead
+  /// together; a level may keep nothing.
+  bool paper_literal = false;
+  /// A page is worth what the live one before it is, where that is more: what is asked for often stands behind what names it.
+  /// Not to the letter.
+  bool following = false;
+  std::int32_t depth = 3;  ///< levels: 1 pages alone, 2 chunks and pages, 3 with grids
+
+  struct scratch {
+    cascade_scratch buffers;
+    std::vector<float> scores;  ///< paper_literal: of a whole level
+    std::vector<float> sorted;
+    std::vector<std::int32_t> all;
+    std::vector<char> live;
+    std::vector<char> kept;
+    rank_scores shared;
+  };
+
+  template <class Keep>
+  void check(Keep const&, cache_shape const&) const {
+    KVPOLICY_EXPECTS(depth >= 1 && depth <= 3, "a hierarchy of " + std::to_string(depth) + " levels; it must have 1 to 3");
+  }
+
+  template <class Keep>
+  scratch start(Keep const& keep, cache_shape const& shape) const {
+    auto const units = static_cast<std::size_t>(max_ranges(keep, shape));
+    scratch made{.buffers = cascade_scratch(static_cast<std::int64_t>(units)),
+                 .scores = {},
+                 .sorted = {},
+                 .all = {},
+                 .live = {},
+                 .kept = {},
+                 .shared = rank_scores(keep.segment, shape.max_tokens, static_cast<std::size_t>(depth))};
+    if (paper_literal) {
+      made.scores.resize(units);
+      made.sorted.resize(units);
+      made.all.resize(units);
+      made.live.resize(units);
+      made.kept.resize(units);
+    }
+    return made;
+  }
+
+  template <class Keep>
+  std::int64_t max_ranges(Keep const& keep, cache_shape const& shape) const {
+    std::int64_t const size = keep.segment.unit_size();
+    return (shape.max_tokens + size - 1) / size;
+  }
+
+  /// Calls emit(0, begin, end) for each kept page, ascending. Protected pages are no candidates, but to the letter. On one of
+  /// several ranks whatever ends this before the sum must follow from tokens and parameters alone: they are the same on all.
+  template <class Keep, class Input, executor Exec, class Emit>
+  void select(Keep const& keep, scratch& s, Input& input, protected_tokens const& safe, Exec& exec, Emit emit) const {
+    auto& summaries = input.summaries;
+    keep.pool.refresh(summaries, exec);
+    if (summaries.units(0) == 0) return;
+    std::span<float const> const anchor = keep.score.anchor(summaries, exec);
+    std::array all{cascade_level{summaries.of(2), summaries.levels[2].fan_out, keep.budget.grids},
+                   cascade_level{summaries.of(1), summaries.levels[1].fan_out, keep.budget.chunks},
+                   cascade_level{summaries.of(0), 1, keep.budget.pages}};
+    std::span const levels = std::span(all).last(static_cast<std::size_t>(depth));
+    if (!plan(keep, levels, safe)) return;
+    auto const local = [&](std::size_t l, std::span<std::int32_t const> units, std::span<float> out) {
+      score_dot(anchor, levels[l].vectors, units, out, exec);
+    };
+    auto const with_next = [&](auto const& score) {
+      return [&](std::size_t l, std::span<std::int32_t const> units, std::span<float> out) {
+        score(l, units, out);
+        if (!following || paper_literal || l + 1 < levels.size()) return;
+        for (std::size_t i = units.size(); i-- > 1;) {
+          if (units[i] == units[i - 1] + 1 && !(out[i] >= out[i - 1])) out[i] = out[i - 1];
+        }
+      };
+    };
+    auto const pages = [&] {
+      if constexpr (summing_executor<Exec>) {
+        s.shared.sum(levels, input.tokens, s.buffers.live, local, exec);
+        auto const given = [&](std::size_t l, std::span<std::int32_t const> units, std::span<float> out) {
+          for (std::size_t i = 0; i < units.size(); ++i) out[i] = s.shared.of(l)[units[i]];
+        };
+        return chosen(with_next(given), levels, s, exec);
+      } else {
+        return chosen(with_next(local), levels, s, exec);
+      }
+    }();
+    for (std::int32_t const page : pages) emit(0, page * summaries.page, (page + 1) * summaries.page);
+  }
+
+  /// What each level may keep, from what is protected and the budget. False where no page can be chosen.
+  template <class Keep>
+  bool plan(Keep const& keep, std::span<cascade_level> levels, protected_tokens const& safe) const noexcept {
+    std::int64_t const page = keep.segment.page;
+    if (!paper_literal) {
+      if (safe.sink_end >= safe.recent_begin) return false;
+      limit(levels, safe.sink_end / page, safe.recent_begin / page);
+    }
+    if (keep.budget.tokens == 0) return true;
+    std::int64_t const left = (keep.budget.tokens - safe.counted) / page;
+    if (left >= 1) spend(left, levels);
+    return left >= 1;
+  }
+
+ private:
+  /// Pages [first, last) are candidates, and of the coarser levels what holds one of them.
+  static void limit(std::span<cascade_level> levels, std::int64_t first, std::int64_t last) noexcept {
+    for (std::size_t l = levels.size(); l-- > 0;) {
+      first /= levels[l].fan_out;
+      last = (last + levels[l].fan_out - 1) / levels[l].fan_out;
+      levels[l].first = first;
+      levels[l].last = last;
+    }
+  }
+
+  /// So many pages; of each coarser level the same share of its live units, and no fewer than hold as many.
+  void spend(std::int64_t pages, std::span<cascade_level> levels) const noexcept {
+    cascade_level& finest = levels.back();
+    std::int64_t const candidates = std::min(finest.last, finest.vectors.rows) - finest.first;
+    double const share = std::min(1.0, static_cast<double>(pages) / static_cast<double>(candidates));
+    std::int64_t needed = pages;
+    for (std::size_t l = levels.size() - 1; l-- > 0;) {
+      levels[l].fraction = static_cast<float>(std::pow(share, 1.0 / depth));
+      needed = (needed + levels[l].fan_out - 1) / levels[l].fan_out + 2;  // the first and the last may hold few candidates
+      levels[l].least = needed;
+    }
+    finest.fraction = 1;
+    finest.most = pages;
+  }
+
+  template <class Score, executor Exec>
+  std::span<std::int32_t const> chosen(Score score, std::span<cascade_level const> levels, scratch& s, Exec& exec) const {
+    return paper_literal ? literal(score, levels, s) : cascade_by(score, levels, s.buffers, exec);
+  }
+
+  template <class Score>
+  static std::span<std::int32_t const> literal(Score score, std::span<cascade_level const> levels, scratch& s) {
+    std::int64_t fan_out = 0;
+    for (std::size_t l = 0; l < levels.size(); ++l) {
+      cascade_level const& level = levels[l];
+      std::int64_t const units = level.vectors.rows;
+      auto const count = static_cast<std::size_t>(units);
+      for (std::size_t u = 0; u < count; ++u) {
+        s.all[u] = static_cast<std::int32_t>(u);
+        s.live[u] = fan_out == 0 || s.kept[u / static_cast<std::size_t>(fan_out)] != 0;
+      }
+      score(l, std::span<std::int32_t const>(s.all).first(count), std::span(s.scores));
+      for (std::size_t u = 0; u < count; ++u) s.scores[u] *= s.live[u] != 0 ? 1.0f : 0.0f;
+      float const threshold = quantile(std::span(s.scores).first(count), 1.0 - static_cast<double>(level.fraction), s.sorted);
+      for (std::size_t u = 0; u < count; ++u) s.kept[u] = s.live[u] != 0 && s.scores[u] >= threshold;
+      fan_out = level.fan_out;
+    }
+    auto const units = static_cast<std::size_t>(levels.back().vectors.rows);
+    std::size_t kept = 0;
+    for (std::size_t u = 0; u < units; ++u) {
+      if (s.kept[u] != 0) s.all[kept++] = static_cast<std::int32_t>(u);
+    }
+    return std::span(s.all).first(kept);
+  }
+
+  static float quantile(std::span<float const> values, double q, std::vector<float>& sorted) {
+    std::ranges::copy(values, sorted.begin());
+    auto const end = sorted.begin() + static_cast<std::ptrdiff_t>(values.size());
+    std::sort(sorted.begin(), end, [](float a, float b) { return sortable_key(a) < sortable_key(b); });
+    double place = q * static_cast<double>(values.size() - 1);
+    // The fraction is a decimal that was rounded to float: a place that should be a whole number is one.
+    if (double const whole = std::round(place); std::abs(place - whole) < 1e-6 * static_cast<double>(values.size()))
+      place = whole;
+    auto const low = static_cast<std::size_t>(place);
+    std::size_t const high = std::min(low + 1, values.size() - 1);
+    return static_cast<float>(sorted[low] + (place - std::floor(place)) * (static_cast<double>(sorted[high]) - sorted[low]));
+  }
+};
+
+static_assert(part<cascade>);
+
+}  // namespace kvpolicy::selectors

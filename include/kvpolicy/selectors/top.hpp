@@ -1,0 +1,178 @@
+// Select: each list's best units, within its budget; what the window protects is forced in and counts.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvpolicy/score_input.hpp"
+
+namespace kvpolicy::selectors {
+
+/// How scores of tokens become a unit's.
+enum class merge : std::uint8_t { mean, sum, maximum };
+constexpr auto names_of(merge) noexcept { return std::array{"mean", "sum", "maximum"}; }
+
+/// One list for each KV head, or, with scope::layer, one for the layer by the sum of its heads' scores.
+template <scope Finest>
+struct basic_top {
+  static constexpr scope coarsest = Finest;
+
+  template <class Score, class Pool, class Segment, class Budget>
+  static consteval bool fits() {
+    static_assert(writes_scores<Score, Pool, Segment>,
+                  "the scorer lacks score(input, out, exec) for this pool's summaries, which selectors::top calls");
+    static_assert(allocates<Budget>, "the budget lacks allocate(request, scores, units, exec), which selectors::top calls");
+    static_assert(!Segment::ragged, "selectors::top takes units of one size; ragged ones are selectors::fill's");
+    return true;
+  }
+
+  merge by = merge::mean;  ///< for scorers of tokens, where units are longer
+
+  /// Buffers of one call: scores `[score rows, columns]`, indices `[lists, most units]`.
+  struct scratch {
+    std::vector<float> scores;
+    std::vector<std::int32_t> indices;
+    std::vector<std::int32_t> k;
+    std::int64_t columns = 0;
+    std::int64_t most = 0;
+  };
+
+  /// Throws invalid_value where the budget can't hold what the window protects.
+  template <class Keep>
+  void check(Keep const& keep, cache_shape const& shape) const {
+    if (keep.budget.relative()) return;  // what a share can't hold of the window is cut
+    // Of any list: the least that it may be given.
+    std::int64_t const each =
+        std::min(keep.budget.most_tokens(shape),
+                 keep.budget.of({.shape = shape, .tokens = shape.max_tokens, .prompt = shape.max_tokens}));
+    std::int64_t const budget = each / keep.segment.unit_size() * keep.segment.unit_size();
+    std::int64_t const forced = keep.window.at(shape.max_tokens, shape.max_tokens, budget).counted;
+    KVPOLICY_EXPECTS(budget >= forced, "a budget of " + std::to_string(each) + " tokens can't hold the " +
+                                           std::to_string(forced) +
+                                           " that its window always keeps; raise the budget or shrink the window");
+  }
+
+  template <class Keep>
+  scratch start(Keep const& keep, cache_shape const& shape) const {
+    std::int64_t const size = keep.segment.unit_size();
+    std::int64_t const rows_of_scores = Keep::granularity == scope::request ? 1 : shape.kv_heads;
+    scratch made;
+    made.columns = keep.score.of == scored::tokens ? shape.max_tokens : (shape.max_tokens + size - 1) / size;
+    made.most = max_ranges(keep, shape);
+    made.scores.resize(static_cast<std::size_t>(rows_of_scores * made.columns));
+    made.indices.resize(static_cast<std::size_t>(rows_of_scores * made.most));
+    made.k.resize(static_cast<std::size_t>(rows_of_scores));
+    return made;
+  }
+
+  /// The most units that a list keeps, protected ones included.
+  template <class Keep>
+  std::int64_t max_ranges(Keep const& keep, cache_shape const& shape) const {
+    std::int64_t const size = keep.segment.unit_size();
+    return std::min((shape.max_tokens + size - 1) / size, keep.budget.most_tokens(shape) / size + 1);
+  }
+
+  /// Units that a choice is made among.
+  struct candidates {
+    budget_request request;
+    std::int64_t first = 0;
+    std::int64_t count = 0;
+    bool any = false;  ///< whether the budget has room for one, beside what the window protects
+  };
+  /// `request`: without what follows from the window.
+  template <class Keep>
+  candidates candidates_of(Keep const& keep, budget_request request, protected_tokens const& safe) const {
+    std::int64_t const size = keep.segment.unit_size();
+    request.forced = safe.counted;
+    request.recent = safe.recent;
+    request.unit_size = size;
+    std::int64_t const first = safe.sink_end / size;
+    std::int64_t const count = std::max<std::int64_t>(0, (safe.recent_begin + size - 1) / size - first);
+    return {request, first, count, count > 0 && (safe.counted == 0 || keep.budget.of(request) > safe.counted)};
+  }
+  /// How many of them each list takes.
+  template <class Keep, class Exec>
+  void allot(Keep const& keep, candidates const& among, table<float const> scores, std::span<std::int32_t> units,
+             Exec& exec) const {
+    keep.budget.allocate(among.request, scores, units, exec);
+    std::int64_t const most = std::min(among.count, max_ranges(keep, among.request.shape));
+    for (std::int32_t& taken : units) taken = static_cast<std::int32_t>(std::min<std::int64_t>(taken, most));
+  }
+
+  /// Calls emit(list, begin, end) for each list's scored units, ascending; clipped to nothing protected by the caller.
+  template <class Keep, class Input, executor Exec, class Emit>
+  void select(Keep const& keep, scratch& s, Input& input, protected_tokens const& safe, Exec& exec, Emit emit) const {
+    std::int64_t const size = keep.segment.unit_size();
+    std::int64_t const lists = Keep::granularity == scope::head ? input.heads.count : 1;
+    cache_shape const shape = input.view.shape();
+    budget_request const request{
+        .shape = shape, .layer = input.layer, .heads = input.heads, .tokens = input.tokens, .prompt = input.prompt_tokens};
+    candidates const among = candidates_of(keep, request, safe);
+    if (!among.any) return;
+    table<float> scores{};
+    std::span const k = std::span(s.k).first(static_cast<std::size_t>(lists));
+    if constexpr (Keep::budget_type::reads_scores) {
+      scores = scored_units(keep, s, input, among, safe, exec);
+      allot(keep, among, scores, k, exec);
+    } else {
+      allot(keep, among, {}, k, exec);
+      if (std::ranges::any_of(k, [&](std::int32_t units) { return units > 0 && units < among.count; })) {
+        scores = scored_units(keep, s, input, among, safe, exec);
+      }
+    }
+    table<std::int32_t> const indices{s.indices.data(), lists, s.most, s.most};
+    if (scores.data != nullptr) top_k(table<float const>(scores), k, indices, exec);
+    for (std::int64_t list = 0; list < lists; ++list) {
+      for (std::int64_t i = 0; i < k[static_cast<std::size_t>(list)]; ++i) {
+        std::int64_t const unit = among.first + (scores.data != nullptr ? indices(list, i) : i);
+        emit(list, unit * size, (unit + 1) * size);
+      }
+    }
+  }
+
+ private:
+  /// Of the candidates, `[lists, candidates]`.
+  template <class Keep, class Input, executor Exec>
+  table<float> scored_units(Keep const& keep, scratch& s, Input& input, candidates const& among, protected_tokens const& safe,
+                            Exec& exec) const {
+    std::int64_t const size = keep.segment.unit_size();
+    std::int64_t const heads = Keep::score_type::granularity == scope::head ? input.heads.count : 1;
+    bool const by_token = keep.score.of == scored::tokens;
+    table<float> const scores{s.scores.data(), heads, by_token ? safe.recent_begin : among.first + among.count, s.columns};
+    keep.score.score(input, scores, exec);
+    if (Keep::granularity != Keep::score_type::granularity) {
+      for (std::int64_t h = 1; h < heads; ++h) {
+        for (std::int64_t c = 0; c < scores.columns; ++c) scores(0, c) += scores(h, c);
+      }
+    }
+    std::int64_t const lists = Keep::granularity == scope::head ? heads : 1;
+    if (by_token && size > 1) {
+      for (std::int64_t l = 0; l < lists; ++l) {
+        for (std::int64_t u = among.first; u < among.first + among.count; ++u) {
+          scores(l, u) = merged(scores.row(l), std::max(safe.sink_end, u * size), std::min(safe.recent_begin, (u + 1) * size));
+        }
+      }
+    }
+    return {scores.data + among.first, lists, among.count, s.columns};
+  }
+
+  float merged(float const* scores, std::int64_t begin, std::int64_t end) const noexcept {
+    float result = by == merge::maximum ? -std::numeric_limits<float>::infinity() : 0;
+    for (std::int64_t t = begin; t < end; ++t) {
+      if (by != merge::maximum) result += scores[t];
+      else if (!(scores[t] <= result)) result = scores[t];
+    }
+    return by == merge::mean ? result / static_cast<float>(end - begin) : result;
+  }
+};
+
+using top = basic_top<scope::head>;
+using top_of_layer = basic_top<scope::layer>;
+
+static_assert(part<top> && part<top_of_layer>);
+
+}  // namespace kvpolicy::selectors

@@ -1,0 +1,66 @@
+// A tier of any kind behind function pointers, for code that is compiled once.
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "kvpolicy/tiers/tier.hpp"
+
+namespace kvpolicy::tiers {
+
+/// Owns a tier. The calls' contracts are tier_like's.
+class any_tier {
+ public:
+  /// Makes the tier in place: tiers do not move.
+  template <tier_like Tier, class... Arguments>
+  static any_tier of(Arguments&&... arguments) {
+    return any_tier(
+        pointer(new Tier(std::forward<Arguments>(arguments)...), [](void* tier) { delete static_cast<Tier*>(tier); }),
+        calls_of<Tier>);
+  }
+
+  std::int64_t block_bytes() const { return calls_->block_bytes(self_.get()); }
+  std::int64_t capacity() const { return calls_->capacity(self_.get()); }
+  std::string describe() const { return calls_->describe(self_.get()); }
+  bool put(std::span<block_write const> writes) { return calls_->put(self_.get(), writes); }
+  ticket get(std::span<block_read const> reads) { return calls_->get(self_.get(), reads); }
+  status poll(ticket id) { return calls_->poll(self_.get(), id); }
+  status wait(ticket id, clock::time_point deadline) { return calls_->wait(self_.get(), id, deadline); }
+  void drop(std::span<block_key const> keys) { calls_->drop(self_.get(), keys); }
+  usage occupied() { return calls_->occupied(self_.get()); }
+
+ private:
+  using pointer = std::unique_ptr<void, void (*)(void*)>;
+  struct calls {
+    std::int64_t (*block_bytes)(void*);
+    std::int64_t (*capacity)(void*);
+    std::string (*describe)(void*);
+    bool (*put)(void*, std::span<block_write const>);
+    ticket (*get)(void*, std::span<block_read const>);
+    status (*poll)(void*, ticket);
+    status (*wait)(void*, ticket, clock::time_point);
+    void (*drop)(void*, std::span<block_key const>);
+    usage (*occupied)(void*);
+  };
+  template <class Tier>
+  static constexpr calls calls_of{
+      .block_bytes = [](void* t) -> std::int64_t { return static_cast<Tier*>(t)->block_bytes(); },
+      .capacity = [](void* t) -> std::int64_t { return static_cast<Tier*>(t)->capacity(); },
+      .describe = [](void* t) { return tiers::describe(*static_cast<Tier const*>(t)); },
+      .put = [](void* t, std::span<block_write const> writes) { return static_cast<Tier*>(t)->put(writes); },
+      .get = [](void* t, std::span<block_read const> reads) { return static_cast<Tier*>(t)->get(reads); },
+      .poll = [](void* t, ticket id) { return static_cast<Tier*>(t)->poll(id); },
+      .wait = [](void* t, ticket id, clock::time_point deadline) { return static_cast<Tier*>(t)->wait(id, deadline); },
+      .drop = [](void* t, std::span<block_key const> keys) { static_cast<Tier*>(t)->drop(keys); },
+      .occupied = [](void* t) { return static_cast<Tier*>(t)->occupied(); }};
+
+  any_tier(pointer self, calls const& functions) : self_(std::move(self)), calls_(&functions) {}
+
+  pointer self_;
+  calls const* calls_;
+};
+
+static_assert(tier_like<any_tier>);
+
+}  // namespace kvpolicy::tiers

@@ -1,0 +1,74 @@
+// Trigger: the choice is made anew when either of two triggers says so.
+#pragma once
+
+#include "kvpolicy/archive.hpp"
+#include "kvpolicy/concepts.hpp"
+#include "kvpolicy/score_input.hpp"
+#include "kvpolicy/triggers/every.hpp"
+
+namespace kvpolicy::triggers {
+
+template <trigger_part A, trigger_part B>
+struct any_of {
+  static constexpr signals needs = A::needs | B::needs;
+  static constexpr bool while_decoding = A::while_decoding || B::while_decoding;
+
+  A first{};
+  B second{};
+
+  constexpr signals wants() const noexcept { return first.wants() | second.wants(); }
+
+  struct state {
+    decltype(std::declval<A const&>().start(cache_shape{})) first;
+    decltype(std::declval<B const&>().start(cache_shape{})) second;
+    void restart() noexcept {
+      first.restart();
+      second.restart();
+    }
+    template <class Archive>
+    void archive(Archive& a) {
+      archive_if(a, first, A::needs != signals::none, "trigger");
+      archive_if(a, second, B::needs != signals::none, "trigger");
+    }
+  };
+  state start(cache_shape const& shape) const { return {first.start(shape), second.start(shape)}; }
+  bool due(state const& s, layer_id layer, head_id head, std::int64_t since) const noexcept {
+    return first.due(s.first, layer, head, since) || second.due(s.second, layer, head, since);
+  }
+
+  bool looks_at(std::size_t head, std::int64_t prompt_tokens) const {
+    bool read = false;
+    if constexpr (requires { first.looks_at(head, prompt_tokens); }) read = first.looks_at(head, prompt_tokens);
+    if constexpr (requires { second.looks_at(head, prompt_tokens); }) read = read || second.looks_at(head, prompt_tokens);
+    return read;
+  }
+
+  template <executor Exec>
+  void observe(state& s, std::int64_t tokens, step_outcome const& outcome, Exec& exec) const {
+    if constexpr (contains(A::needs, signals::logits)) first.observe(s.first, tokens, outcome, exec);
+    if constexpr (contains(B::needs, signals::logits)) second.observe(s.second, tokens, outcome, exec);
+  }
+  template <class Input, executor Exec>
+  void begin(state& s, Input const& input, std::int64_t prompt, Exec& exec) const {
+    if constexpr (contains(A::needs, signals::queries)) first.begin(s.first, input, prompt, exec);
+    if constexpr (contains(B::needs, signals::queries)) second.begin(s.second, input, prompt, exec);
+  }
+  template <class Input, executor Exec>
+  void watch(state& s, Input const& input, std::int64_t prompt, Exec& exec) const {
+    if constexpr (contains(A::needs, signals::queries)) first.watch(s.first, input, prompt, exec);
+    if constexpr (contains(B::needs, signals::queries)) second.watch(s.second, input, prompt, exec);
+  }
+
+  template <class Visit>
+  void visit_statistics(state const& s, Visit const& visit) const {
+    if constexpr (requires { first.visit_statistics(s.first, visit); }) first.visit_statistics(s.first, visit);
+    if constexpr (requires { second.visit_statistics(s.second, visit); }) second.visit_statistics(s.second, visit);
+  }
+};
+
+template <class A, class B>
+any_of(A, B) -> any_of<A, B>;
+
+static_assert(trigger_part<any_of<triggers::every, triggers::every>>);
+
+}  // namespace kvpolicy::triggers

@@ -1,0 +1,24 @@
+// Trigger: the choice is made anew every so many steps (CHESS's baseline: every 6 pages).
+#pragma once
+
+#include "kvpolicy/concepts.hpp"
+
+namespace kvpolicy::triggers {
+
+struct every {
+  static constexpr signals needs = signals::none;
+  static constexpr bool while_decoding = true;
+
+  std::int32_t steps = 1;  ///< 0: never
+
+  static constexpr signals wants() noexcept { return signals::none; }
+  struct state {
+    void restart() noexcept {}
+  };
+  static constexpr state start(cache_shape const&) noexcept { return {}; }
+  constexpr bool due(state const&, layer_id, head_id, std::int64_t since) const noexcept { return steps > 0 && since >= steps; }
+};
+
+static_assert(trigger_part<every>);
+
+}  // namespace kvpolicy::triggers

@@ -1,0 +1,38 @@
+// Window: the first tokens and the most recent ones.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include "kvpolicy/concepts.hpp"
+
+namespace kvpolicy::windows {
+
+struct tokens {
+  std::int32_t sinks = 0;   ///< tokens
+  std::int32_t recent = 1;  ///< tokens; a retrieve needs at least the current one
+  double share = 0;         ///< of the budget, at least this much of the most recent (H2O: .5)
+  bool generated = false;   ///< while decoding, everything behind the prompt instead, beyond the budget
+
+  void check(std::int64_t) const {
+    KVPOLICY_EXPECTS(sinks >= 0 && recent >= 0, "a window of " + std::to_string(sinks) + " sinks and " +
+                                                    std::to_string(recent) + " recent tokens; neither can be negative");
+    KVPOLICY_EXPECTS(share >= 0 && share <= 1, "a window of " + std::to_string(share) + " of the budget; it must be in 0..1");
+  }
+
+  constexpr protected_tokens at(std::int64_t count, std::int64_t prompt = INT64_MAX, std::int64_t budget = 0) const noexcept {
+    std::int64_t const wanted = std::max<std::int64_t>(recent, static_cast<std::int64_t>(share * static_cast<double>(budget)));
+    bool const behind = generated && count > prompt;  // the prompt's own recent tokens are a choice's then, made at its end
+    std::int64_t const begin = behind ? prompt : std::max<std::int64_t>(0, count - wanted);
+    std::int64_t const sink_end = std::min<std::int64_t>(sinks, begin);
+    return {.sink_end = sink_end,
+            .recent_begin = begin,
+            .open_begin = count,
+            .counted = sink_end + (behind ? 0 : count - begin),
+            .recent = count - begin};
+  }
+};
+
+static_assert(window_part<tokens>);
+
+}  // namespace kvpolicy::windows

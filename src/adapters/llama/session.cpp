@@ -1,0 +1,69 @@
+#include "engine.hpp"
+
+namespace kvpolicy::llama {
+
+session::session(host_policy policy, session_options options)
+    : engine_(std::make_unique<engine>(std::move(policy), std::move(options))) {}
+session::~session() = default;
+
+void session::attach(llama_context_params& params, llama_model const* model) { engine_->attach(params, model); }
+void session::detach() noexcept { engine_->detach(); }
+void session::use(host_policy policy) { engine_->use(std::move(policy)); }
+void session::use(host_policy policy, llama_seq_id of) { engine_->use(std::move(policy), of); }
+void session::set_batch(llama_batch const& batch) { engine_->set_batch(batch); }
+void session::set_batch(std::span<llama_seq_id const> sequences, std::span<std::int8_t const> outputs) {
+  engine_->set_batch(sequences, outputs);
+}
+saved_prompt session::save(llama_seq_id of) const { return engine_->save(of); }
+void session::load(saved_prompt const& saved, llama_seq_id of) { engine_->load(saved, of); }
+int session::decode(llama_context* context, llama_batch const& batch) { return engine_->decode(context, batch); }
+void session::copy(llama_seq_id from, llama_seq_id to) { engine_->copy(from, to); }
+void session::end(llama_seq_id of) noexcept { engine_->end(of); }
+void session::cut(llama_seq_id of, std::int64_t tokens) noexcept { engine_->cut(of, tokens); }
+void session::give_back(llama_context* context, std::span<llama_seq_id const> sequences) {
+  engine_->give_back(context, sequences);
+}
+std::vector<std::byte> session::save_state(std::string const& policy, llama_seq_id of) {
+  return engine_->save_state(policy, of);
+}
+void session::load_state(std::span<std::byte const> state, std::string const& policy, llama_seq_id of) {
+  engine_->load_state(state, policy, of);
+}
+void session::check() { engine_->check(); }
+cache_shape session::shape() const noexcept { return engine_->shape(); }
+std::vector<std::string> session::report() const { return engine_->report(); }
+
+step_statistics session::last_step(llama_seq_id of) const noexcept {
+  sequence const* const found = engine_->find(of);
+  return found != nullptr ? found->last_step() : step_statistics{};
+}
+prompt_statistics session::prompts(llama_seq_id of) const noexcept {
+  sequence const* const found = engine_->find(of);
+  return found != nullptr ? found->prompts() : prompt_statistics{};
+}
+tiers::resident_statistics session::tier_statistics(llama_seq_id of) const noexcept {
+  sequence const* const found = engine_->find(of);
+  return found != nullptr ? found->tier_statistics() : tiers::resident_statistics{};
+}
+memory_statistics session::memory() const noexcept { return engine_->memory(); }
+memory_statistics session::memory(llama_seq_id of) const noexcept {
+  sequence const* const found = engine_->find(of);
+  return found != nullptr ? found->memory() : memory_statistics{};
+}
+std::int64_t session::tokens(llama_seq_id of) const noexcept {
+  sequence const* const found = engine_->find(of);
+  return found != nullptr ? found->own_tokens() : 0;
+}
+std::int64_t session::goes_on_from(llama_seq_id of) const noexcept {
+  sequence const* const found = engine_->find(of);
+  return found != nullptr ? found->goes_on_from() : 0;
+}
+std::int64_t session::steps(llama_seq_id of) const noexcept {
+  sequence const* const found = engine_->find(of);
+  return found != nullptr ? found->steps() : 0;
+}
+void session::visit_statistics(statistic_visitor const& visit, llama_seq_id of) const {
+  if (sequence const* const found = engine_->find(of)) found->visit_statistics(visit);
+}
+
+}  // namespace kvpolicy::llama

@@ -1,5 +1,0 @@
-#include "cuda/model/emulated_launch.hpp"
-
-namespace kvpolicy_test {
-KVPOLICY_PROMPT_KERNELS(KVPOLICY_EMULATE)
-}  // namespace kvpolicy_test

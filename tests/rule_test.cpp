@@ -1,0 +1,79 @@
+#include "kvpolicy/rule.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+#include <vector>
+
+#include "kvpolicy/kvpolicy.hpp"
+
+namespace kvpolicy {
+namespace {
+
+constexpr cache_shape shape{8, 4, 2, 8, 300, element_type::f16};
+
+TEST_CASE("behind the dense layers every so many take over the first one's choice", "[rule]") {
+  layering const layers{.dense_first = 2, .reuse = 3};
+  std::vector<std::int64_t> leaders;
+  for (std::int64_t l = 0; l < 10; ++l) {
+    leaders.push_back(layers.leader({l}).value);
+    REQUIRE(layers.dense({l}) == (l < 2));
+  }
+  REQUIRE(leaders == std::vector<std::int64_t>{0, 1, 2, 2, 2, 5, 5, 5, 8, 8});
+  for (std::int64_t l = 0; l < 10; ++l) REQUIRE(layering{}.leader({l}).value == l);
+}
+
+TEST_CASE("layers can't differ where one choice is for all, nor be fewer than none", "[rule]") {
+  REQUIRE_NOTHROW(check(presets::quest{.tokens = 64, .layers = {2, 3}}, shape));
+  REQUIRE_NOTHROW(check(presets::quest{.tokens = 64, .layers = {100, 100}}, shape));
+  REQUIRE_THROWS_AS(check(presets::quest{.tokens = 64, .layers = {-1, 1}}, shape), invalid_value);
+  REQUIRE_THROWS_AS(check(presets::quest{.tokens = 64, .layers = {0, 0}}, shape), invalid_value);
+  keep rule = presets::streaming_llm{.tokens = 64}.parts().retain;
+  REQUIRE_NOTHROW(check(rule, shape));
+  rule.layers.reuse = 2;
+  REQUIRE_THROWS_AS(check(rule, shape), invalid_value);
+  rule.layers = {.dense_first = 1};
+  REQUIRE_THROWS_AS(check(rule, shape), invalid_value);
+}
+
+TEST_CASE("a rule is as fine as its scorer, or as its selector where that is coarser", "[rule]") {
+  STATIC_REQUIRE(decltype(presets::snapkv{.after = 0}.parts().retain)::granularity == scope::head);
+  STATIC_REQUIRE(decltype(presets::chunkkv{.after = 0}.parts().retain)::granularity == scope::layer);
+  STATIC_REQUIRE(decltype(presets::streaming_llm{}.parts().retain)::granularity == scope::request);
+  STATIC_REQUIRE(decltype(presets::chess{}.parts().retrieve)::granularity == scope::request);
+}
+
+TEST_CASE("a policy says how many of a prompt's queries it looks at", "[rule]") {
+  REQUIRE(observation_queries(presets::full{}) == 0);
+  REQUIRE(observation_queries(presets::quest{}) == 0);
+  REQUIRE(observation_queries(presets::snapkv{.window = 11, .after = 0}) == 11);
+  REQUIRE(observation_queries(presets::h2o{}) == all_queries);
+  REQUIRE(observation_queries(presets::h2o{.queries = 77}) == 77);
+  REQUIRE(observation_queries(presets::tova{}) == 1);
+  REQUIRE(observation_queries(policy{presets::snapkv{.window = 11, .after = 0}.parts().retain,
+                                     presets::infllm{}.parts().retrieve}) == all_queries);
+  REQUIRE_THROWS_AS(check(presets::snapkv{.tokens = 64, .window = 0, .after = 0}, shape), invalid_value);
+  REQUIRE_THROWS_AS(check(presets::h2o{.tokens = 64, .queries = 0}, shape), invalid_value);
+}
+
+TEST_CASE("with thresholds that nothing passes chess needs no logits", "[rule]") {
+  REQUIRE(needs_of(presets::chess::fixed_interval()) == signals::keys);
+  REQUIRE(needs_of(presets::chess{.pre_rope = false}) == (signals::keys | signals::logits));
+  REQUIRE(needs_of(presets::chess{}) == (signals::keys | signals::logits | signals::rotation));
+}
+
+TEST_CASE("a step's signals are made from queries alone, or with the token's id", "[rule]") {
+  std::vector<float> const cells(8, 1.0f);
+  query_heads const heads{cells.data(), 2, 4, .5f};
+  step_signals const plain = heads;
+  REQUIRE(plain.queries.data == cells.data());
+  REQUIRE(plain.token_id == -1);
+  step_signals const with{heads, 17};
+  REQUIRE(with.token_id == 17);
+  step_signals const members{cells.data(), 2, 4, .25f};
+  REQUIRE(members.queries.heads == 2);
+  REQUIRE(members.queries.head_stride == 4);
+  REQUIRE(members.queries.scale == .25f);
+  REQUIRE(step_signals{}.queries.data == nullptr);
+}
+
+}  // namespace
+}  // namespace kvpolicy
