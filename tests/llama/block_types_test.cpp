@@ -115,7 +115,9 @@ TEST_CASE("rows in blocks live in a tier as they are") {
   model_owner const model = tiny_llama(shape);
   context_options const options{.type = GGML_TYPE_Q5_1, .value_type = GGML_TYPE_Q5_1};
   auto const steps_of = [&](tiers::any_tier* rows) {
-    session policy(presets::quest{.tokens = 64}, {.managed_cache = rows != nullptr, .rows = rows, .resident = {.slots = 80}});
+    session_options how;
+    if (rows != nullptr) how.cache = {.tier = rows, .resident = {.slots = 80}};
+    session policy(presets::quest{.tokens = 64}, how);
     decoder ours(model.get(), &policy, options);
     ours.feed(random_tokens(300));
     std::vector<logits> made = decode_each(ours, random_tokens(6, 3));

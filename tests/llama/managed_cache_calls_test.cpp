@@ -55,7 +55,7 @@ class random_requests {
         tier_(tiers::any_tier::of<tiers::host>(2 * bytes_of(*context_type(), shape.head_dim),
                                                3 * shape.layers * shape.kv_heads * 512)),
         own_(model_.get(), policy, context(),
-             {.managed_cache = true, .longest = 512, .rows = tiered ? &tier_ : nullptr, .resident = {.slots = slots}}),
+             {.cache = managed_cache{.longest = 512, .tier = tiered ? &tier_ : nullptr, .resident = {.slots = slots}}}),
         engines_(model_.get(), policy, context(), {}) {}
 
   void run(int calls) {

@@ -15,9 +15,10 @@ namespace kvpolicy::llama::testing {
 class owner {
  public:
   template <class Policy>
-  owner(Policy const& policy, context_options const& context, session_options options = {}, tiny_shape const& shape = {})
+  owner(Policy const& policy, context_options const& context, managed_cache cache = {}, tiny_shape const& shape = {},
+        session_options options = {})
       : model_(tiny_llama(shape)),
-        session_(policy, with_managed_cache(std::move(options))),
+        session_(policy, with(std::move(cache), std::move(options))),
         engine_(model_.get(), &session_, context) {}
 
   session& own() noexcept { return session_; }
@@ -53,9 +54,9 @@ class owner {
   }
 
  private:
-  static session_options with_managed_cache(session_options options) {
-    options.managed_cache = true;
-    options.longest = options.longest == 0 ? 4096 : options.longest;
+  static session_options with(managed_cache cache, session_options options) {
+    if (cache.longest == 0) cache.longest = 4096;
+    options.cache = std::move(cache);
     return options;
   }
   model_owner model_;

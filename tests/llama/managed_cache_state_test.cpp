@@ -59,10 +59,10 @@ std::size_t goes_on(Policy const& policy, bool second_prompt = false, bool tiere
     CAPTURE(before);
     std::array<std::optional<tiers::any_tier>, 2> tiers;
     auto const options = [&](std::size_t which) {
-      session_options made{.longest = 1024};
+      managed_cache made{.longest = 1024};
       if (!tiered) return made;
       tiers[which].emplace(tiers::any_tier::of<tiers::host>(2 * shape.head_dim * 2, 4 * 1024));
-      made.rows = &*tiers[which];
+      made.tier = &*tiers[which];
       made.resident.slots = 90;
       return made;
     };
@@ -141,7 +141,7 @@ TEST_CASE("a saved state goes on in another session as in its own: rows in a tie
 
 TEST_CASE("a state that is damaged, cut or of something else is refused by name, and the session goes on") {
   presets::snapkv const policy{.tokens = 24, .after = 0};
-  session_options const options{.longest = 1024};
+  managed_cache const options{.longest = 1024};
   owner here(policy, few_cells, options);
   here.feed(random_tokens(prompt), 0, 0);
   steps(here, 3, prompt, 5);
@@ -173,7 +173,7 @@ TEST_CASE("a state that is damaged, cut or of something else is refused by name,
   model_owner const model = tiny_llama(shape);
   session without(policy);
   CHECK_THROWS_AS(without.save_state("x"), unsupported);
-  session before_attach(policy, {.managed_cache = true});
+  session before_attach(policy, {.cache = managed_cache{}});
   CHECK_THROWS_AS(before_attach.load_state(state, "x"), invalid_value);
 }
 
@@ -232,7 +232,7 @@ TEST_CASE("a first decode behind a state that fails is made again, where the sta
   std::vector<std::byte> const state = here.own().save_state("quest");  // no step yet: the first one puts rows away
   logits const expected = here.feed({5}, 0, prompt);
   tiers::any_tier rows = tiers::any_tier::of<tiers::host>(2 * shape.head_dim * 2, 10);
-  owner there(policy, few_cells, {.longest = 1024, .rows = &rows});
+  owner there(policy, few_cells, {.longest = 1024, .tier = &rows});
   there.own().load_state(state, "quest");
   for (int i = 0; i < 2; ++i) {
     CHECK(there.status_of({5}) == 2);
@@ -276,7 +276,7 @@ TEST_CASE("a state of sentences goes on where its rows are in a tier, whatever s
     steps(here, before, prompt, 5);
     std::vector<std::byte> const state = here.own().save_state("sentencekv");
     tiers::any_tier rows = tiers::any_tier::of<tiers::host>(2 * shape.head_dim * 2, 4 * 1024);
-    owner there(policy, few_cells, {.longest = 1024, .rows = &rows});
+    owner there(policy, few_cells, {.longest = 1024, .tier = &rows});
     there.own().load_state(state, "sentencekv");
     CHECK(identical(steps(there, 40, prompt + before, 6), steps(here, 40, prompt + before, 6)));
   }

@@ -246,7 +246,7 @@ TEST_CASE("tails that are removed and sequences that are copied are followed, ro
 }
 
 TEST_CASE("a copy under another policy decides for itself, and what it drops is not the original's") {
-  owner own(presets::full{}, {.tokens = 1024, .sequences = 2, .unified = true}, {.observation_queries = 8});
+  owner own(presets::full{}, {.tokens = 1024, .sequences = 2, .unified = true}, {}, {}, {.observation_queries = 8});
   own.feed(random_tokens(400), 0, 0);
   llama_memory_seq_cp(own.engine().memory(), 0, 1, -1, -1);
   own.own().use(presets::snapkv{.tokens = 96, .after = 0}, 1);
@@ -264,7 +264,7 @@ TEST_CASE("a copy under another policy decides for itself, and what it drops is 
 
 TEST_CASE("a sequence that is used again for a copy has the whole prefix, told or not") {
   auto const policy = presets::snapkv{.tokens = 96, .after = 0};
-  owner own(presets::full{}, {.tokens = 1024, .sequences = 2, .unified = true}, {.observation_queries = 8});
+  owner own(presets::full{}, {.tokens = 1024, .sequences = 2, .unified = true}, {}, {}, {.observation_queries = 8});
   own.own().use(policy, 1);
   own.feed(random_tokens(400), 0, 0);
   std::vector<logits> answers;
@@ -374,9 +374,8 @@ TEST_CASE("a managed cache refuses by name what it can't follow, and goes on") {
   CHECK_THROWS_WITH(own.own().check(), ContainsSubstring("the managed cache is for 500 at most"));
   CHECK_THROWS_AS(own.own().load({.tokens = 3}), unsupported);
   for (session_options const& wrong :
-       {session_options{.longest = 5}, session_options{.between_pieces = erased(presets::snapkv{.after = 0})},
-        session_options{.memory = 5}, session_options{.prompts = false, .managed_cache = true},
-        session_options{.lenient = true, .managed_cache = true}}) {
+       {session_options{.prompts = false, .cache = managed_cache{}}, session_options{.lenient = true, .cache = managed_cache{}},
+        session_options{.cache = managed_cache{.longest = -5}}, session_options{.cache = managed_cache{.memory = -5}}}) {
     CHECK_THROWS_AS(session(presets::full{}, wrong), invalid_value);
   }
   model_owner const model = tiny_llama(shape);
@@ -388,15 +387,15 @@ TEST_CASE("a managed cache refuses by name what it can't follow, and goes on") {
         std::tuple{erased(presets::quest{.tokens = 96}), erased(presets::snapkv{.tokens = 96, .after = 0}),
                    "keeps every token"},
         std::tuple{erased(presets::snapkv{.tokens = 96, .after = 0}), erased(presets::quest{.tokens = 96}), "retains all"}}) {
-    session of(policy, {.managed_cache = true, .between_pieces = pieces});
+    session of(policy, {.cache = managed_cache{.between_pieces = pieces}});
     llama_context_params params = parameters({});
     CHECK_THROWS_WITH(of.attach(params, model.get()), ContainsSubstring(says));
   }
-  session small(presets::full{}, {.managed_cache = true, .memory = 1000});
+  session small(presets::full{}, {.cache = managed_cache{.memory = 1000}});
   llama_context_params of_small = parameters({});
   CHECK_THROWS_WITH(small.attach(of_small, model.get()), ContainsSubstring("memory for rows of 1000 bytes"));
   model_owner const windows = tiny_sliding_window();
-  session of(presets::full{}, {.managed_cache = true});
+  session of(presets::full{}, {.cache = managed_cache{}});
   llama_context_params params = parameters({});
   CHECK_THROWS_WITH(of.attach(params, windows.get()), ContainsSubstring("a managed cache needs every layer"));
 }

@@ -86,7 +86,7 @@ TEST_CASE("a managed cache leaves a model the rotary factors that it has for con
   out.matrix("output.weight", width_of(shape), tiny_vocabulary, 1);
   model_owner const model = out.load();
   auto const attach = [&](std::uint32_t cells, std::uint32_t sequences, std::int64_t longest) {
-    session own(presets::full{}, {.managed_cache = true, .longest = longest});
+    session own(presets::full{}, {.cache = managed_cache{.longest = longest}});
     llama_context_params params = parameters({.tokens = cells, .sequences = sequences});
     own.attach(params, model.get());
   };

@@ -107,7 +107,7 @@ std::map<std::string, double> check_same_results(Policy const& preset, std::int6
       CAPTURE(name, slots);
       tiers::any_tier rows = made.make(name);
       seen = {};
-      CHECK(identical(decode_twice(preset, {.managed_cache = true, .rows = &rows, .resident = {.slots = slots}}, &seen),
+      CHECK(identical(decode_twice(preset, {.cache = managed_cache{.tier = &rows, .resident = {.slots = slots}}}, &seen),
                       expected));
       tiers::resident_statistics const& counted = seen.tier;
       CHECK(counted.bytes_stored > 0);
@@ -158,7 +158,7 @@ void check_cuts(Policy const& preset, std::initializer_list<llama_pos> cuts) {
     std::vector<std::vector<logits>> both;
     for (tiers::any_tier* const where : {&rows, static_cast<tiers::any_tier*>(nullptr)}) {
       model_owner const model = tiny_llama(shape);
-      session policy(preset, {.managed_cache = true, .rows = where});
+      session policy(preset, {.cache = managed_cache{.tier = where}});
       decoder ours(model.get(), &policy, {.tokens = context});
       ours.feed(random_tokens(412, 11));
       decode_each(ours, random_tokens(100, 12));
@@ -186,7 +186,7 @@ TEST_CASE("with rows in a tier, another policy, and a step that is made again, s
   std::vector<std::vector<logits>> both;
   for (tiers::any_tier* const where : {&rows, static_cast<tiers::any_tier*>(nullptr)}) {
     model_owner const model = tiny_llama(shape);
-    session policy(presets::quest{.tokens = 64}, {.managed_cache = true, .rows = where});
+    session policy(presets::quest{.tokens = 64}, {.cache = managed_cache{.tier = where}});
     decoder ours(model.get(), &policy, {.tokens = context});
     ours.feed(random_tokens(412, 11));
     both.push_back(decode_each(ours, random_tokens(60, 12)));
@@ -202,7 +202,7 @@ TEST_CASE("with rows in a tier, and no waits, a step reads what is there and goe
     CAPTURE(name);
     tiers::any_tier rows = made.make(name);
     observed seen;
-    auto const steps = decode_twice(sentencekv(), {.managed_cache = true, .rows = &rows, .resident = {.wait = false}}, &seen);
+    auto const steps = decode_twice(sentencekv(), {.cache = managed_cache{.tier = &rows, .resident = {.wait = false}}}, &seen);
     REQUIRE(steps.size() == 80);
     for (logits const& step : steps) {
       CHECK(std::ranges::all_of(step, [](float x) { return std::isfinite(x); }));
@@ -216,11 +216,11 @@ TEST_CASE("a tier without room is the decode's error, and the session goes on") 
   tiers::any_tier rows = tiers::any_tier::of<tiers::host>(block_bytes, 100);
   presets::sentencekv at_once = sentencekv();
   at_once.after = 0;
-  session policy(at_once, {.managed_cache = true, .rows = &rows});
+  session policy(at_once, {.cache = managed_cache{.tier = &rows}});
   decoder ours(model.get(), &policy, {.tokens = context});
   CHECK_THROWS_AS((ours.feed(random_tokens(400)), ours.feed(random_tokens(1, 3))), error);
   policy.use(presets::full{});  // reads all that there is, so that nothing goes to the tier
-  session other(presets::full{}, {.managed_cache = true});
+  session other(presets::full{}, {.cache = managed_cache{}});
   decoder alone(model.get(), &other, {.tokens = context});
   ours.clear();
   CHECK(identical(ours.feed(random_tokens(50)), alone.feed(random_tokens(50))));

@@ -23,7 +23,7 @@ namespace {
 using Catch::Matchers::ContainsSubstring;
 using Catch::Matchers::MessageMatches;
 
-TEST_CASE("every scorer under score/ keeps a scorer's promises", "[testing]") {
+TEST_CASE("every scorer under scorers/ keeps a scorer's promises", "[testing]") {
   std::set<std::string> checked;
   auto const check = [&](std::string const& header, auto const&... arguments) {
     INFO(header);

@@ -11,7 +11,7 @@
 
 #include "attention_mass.hpp"
 #include "generate.hpp"
-#include "managed_cache.hpp"
+#include "managed_run.hpp"
 #include "measured.hpp"
 #include "output_file.hpp"
 #include "progress.hpp"
@@ -60,7 +60,7 @@ class comparison {
     if (!ggml_is_quantized(without.type_v)) flash_off_ = model.context(without);  // else the engine makes none
     check_policies(context);
     try {
-      own_.emplace(options, model, context, most_queries(options));
+      managed_.emplace(options, model, context, most_queries(options));
     } catch (unsupported const& refusal) {
       without_own_ = refusal.what();
     }
@@ -69,7 +69,7 @@ class comparison {
   void run(prompt_text const& prompt, std::vector<llama_token> const& tokens, std::ostream* trace) {
     prompt_ = static_cast<std::int64_t>(tokens.size());
     prefill(prompt, tokens);
-    if (own_) own_->prompt(tokens);
+    if (managed_) managed_->prompt(tokens);
     dense_run();
     prompts_.push_back({{"name", prompt.name}, {"tokens", prompt_}, {"answer", text_of(dense_tokens_)}});
     if (auto const place = marked_tokens(model_, options_, prompt)) prompts_.back()["marked"] = {place->first, place->second};
@@ -225,15 +225,15 @@ class comparison {
 
   /// The same steps on rows of the session's own.
   void own_run(std::size_t policy) {
-    if (!own_) return;
+    if (!managed_) return;
     std::vector const tokens(dense_tokens_.begin(), dense_tokens_.end() - 1);
-    own_steps made = own_->decode(options_.policies[policy].policy, tokens);
-    own_steps& into = policies_[policy].own;
+    managed_steps made = managed_->decode(options_.policies[policy].policy, tokens);
+    managed_steps& into = policies_[policy].own;
     into.ms.insert(into.ms.end(), made.ms.begin(), made.ms.end());
     into.tier += made.tier;
     if (prompts_.size() > 1) return;
     into.bytes = std::move(made.bytes);
-    prompt_bytes_ = own_->prompt_bytes();
+    prompt_bytes_ = managed_->prompt_bytes();
   }
 
   void judge(measured& into, int i, llama::step_statistics const& step, double ms, std::span<float const> logits) {
@@ -305,7 +305,7 @@ class comparison {
   context_ptr flash_on_;
   context_ptr flash_off_;
   context_ptr attached_;
-  std::optional<managed_cache> own_;
+  std::optional<managed_run> managed_;
   std::string without_own_;    ///< why there are none
   ordered_json prompt_bytes_;  ///< of the first prompt
 
@@ -328,7 +328,7 @@ class comparison {
 
 /// Of the first prompt: what its rows take where all are kept.
 ordered_json comparison::memory_of_rows() const {
-  if (!own_) return {{"left_out", without_own_}};
+  if (!managed_) return {{"left_out", without_own_}};
   cache_shape const shape = session_.shape();
   std::int64_t const tokens = prompts_[0]["tokens"].get<std::int64_t>() + options_.predict - 1;
   return {{"dense_bytes", tokens * shape.layers * shape.kv_heads * model_.row_bytes(shape.head_dim)},
@@ -389,13 +389,13 @@ ordered_json comparison::result() const {
     entry.update({{"request_split", request_split(m, prompt_read_, options_.predict)},
                   {"choose_share", m.seconds > 0 ? m.choose / m.seconds : 0},
                   {"attend_share", m.seconds > 0 ? m.attend / m.seconds : 0},
-                  {"tier", tier_json(options_.tier, m.own.tier)},
+                  {"tier", tier_json(options_.tier, m.managed.tier)},
                   {"tokens_read", m.read / compared},
                   {"cache_share", m.share / compared},
                   {"top1_agreement", static_cast<double>(m.agreed) / compared},
                   {"kl", m.kl / compared},
                   {"attention_mass", m.mass},
-                  {"managed_cache", own_json(m.own, best, prompt_bytes_)},
+                  {"managed_cache", managed_json(m.managed, best, prompt_bytes_)},
                   {"prefill_ms", quantile(m.prefill_ms, .5)},
                   {"first_step_ms", quantile(m.first_ms, .5)},
                   {"answer", m.answers.front()},

@@ -155,18 +155,19 @@ void generate(run_options const& options) {
   };
   session_options.prompt_policy = options.prompt_policy;
   std::int64_t const context_size = context_tokens(model, options, prompt.size());
-  session_options.managed_cache = options.managed_cache;
-  if (!options.between_pieces.empty()) {
-    session_options.between_pieces = options.known.parse(options.between_pieces, model.inputs()).policy;
-  }
-  session_options.memory = options.memory;
   std::int64_t const needed = (static_cast<std::int64_t>(prompt.size()) + options.predict + 255) / 256 * 256;
   std::int64_t const longest = options.longest != 0 ? options.longest : needed;
-  if (options.managed_cache) session_options.longest = longest;
   std::optional<tiers::any_tier> row_tier =
       make_tier(options.tier, model.cache(longest), model.row_bytes(model.cache(longest).head_dim));
-  if (row_tier) session_options.rows = &*row_tier;
-  session_options.resident = {.slots = options.tier_slots, .wait = !options.tier_async};
+  if (options.managed_cache) {
+    llama::managed_cache cache{.longest = longest,
+                               .memory = options.memory,
+                               .tier = row_tier ? &*row_tier : nullptr,
+                               .resident = {.slots = options.tier_slots, .wait = !options.tier_async}};
+    if (!options.between_pieces.empty())
+      cache.between_pieces = options.known.parse(options.between_pieces, model.inputs()).policy;
+    session_options.cache = std::move(cache);
+  }
   auto session = std::make_unique<llama::session>(chosen.policy, session_options);
   llama_context_params params = model.parameters(context_size, options.threads, true);
   session->attach(params, model.get());

@@ -53,7 +53,7 @@ ordered_json request_split(measured const& of, llama::prompt_statistics const& p
   return {{"weights", 1 - attention - choosing}, {"attention", attention}, {"choosing", choosing}};
 }
 
-ordered_json own_json(own_steps const& of, double baseline, ordered_json const& prompt) {
+ordered_json managed_json(managed_steps const& of, double baseline, ordered_json const& prompt) {
   if (of.bytes.empty()) return nullptr;
   double const ms = quantile(of.ms, .5);
   std::int64_t most = *std::ranges::max_element(of.bytes);

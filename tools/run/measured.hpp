@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "managed_cache.hpp"
+#include "managed_run.hpp"
 
 namespace kvpolicy {
 
@@ -22,7 +22,7 @@ struct measured {
   double read = 0;
   double share = 0;
   double kl = 0;
-  own_steps own;
+  managed_steps own;
   std::int64_t agreed = 0;
   std::int64_t compared = 0;
   std::vector<double> prefill_ms;
@@ -50,6 +50,6 @@ double request_ms(measured const& of, int predict);
 nlohmann::ordered_json request_split(measured const& of, llama::prompt_statistics const& prompt, int predict);
 
 /// Of rows that the session held; null where it held none. `prompt`: tokens and bytes after each piece of the prompt.
-nlohmann::ordered_json own_json(own_steps const& of, double baseline, nlohmann::ordered_json const& prompt);
+nlohmann::ordered_json managed_json(managed_steps const& of, double baseline, nlohmann::ordered_json const& prompt);
 
 }  // namespace kvpolicy

@@ -61,6 +61,21 @@ struct prompt_statistics {
   double attend_seconds = 0;
 };
 
+/// The session holds the rows itself, and rows that a policy drops are freed: see session::decode.
+struct managed_cache {
+  std::int64_t longest = 0;  ///< the most tokens that a sequence may have; 0: as many as the model was trained for
+  std::int64_t memory = 0;   ///< the most bytes of all sequences' rows; 0: what all of them could need
+  /// Drops rows after each piece of a prompt, among what it left of those before and the piece: memory stays flat, and a
+  /// piece's tokens attend to no more than that. What is retained in the end is the policy's to decide, among those that are
+  /// left. Usually a policy that retains more than the session's. One that retains all: prompts are whole until they end.
+  host_policy between_pieces{};
+  /// Where a prompt's retained rows go when it ends, but for those that were read last; null: they stay in memory. A prompt
+  /// that goes on has one layer's rows at a time in memory (under chess all layers'). Its blocks hold a key and a value; it
+  /// must outlive the session. Sequence s is request `resident.request + s` there.
+  tiers::any_tier* tier = nullptr;
+  tiers::resident_options resident{};
+};
+
 struct session_options {
   /// Prompt queries to keep whatever the policy asks for, so that a later policy may ask for them; all_queries for every one:
   /// layers * tokens * q_heads * head_dim floats.
@@ -77,22 +92,8 @@ struct session_options {
   std::function<void(llama_seq_id, layer_id, std::int64_t tokens, selection const&)> on_choice{};
   /// Called before each choice with what it is made from; on one of the engine's threads. With a tier, not every row is there.
   std::function<void(llama_seq_id, layer_id, layer_table_view const&, query_heads const&, simd_exec&)> on_queries{};
-  /// The session holds the rows itself, and of those that a policy drops nothing is left: see session::decode.
-  bool managed_cache = false;
-  /// With a managed cache, the most tokens that a sequence may have; 0: as many as the model was trained for.
-  std::int64_t longest = 0;
-  /// With a managed cache, the most bytes of all sequences' rows; 0: what all of them could need.
-  std::int64_t memory = 0;
-  /// With a managed cache, what drops rows after each piece of a prompt, among what it left of those before and the piece:
-  /// memory stays flat, and a piece's tokens attend to no more than that. What is retained in the end is the policy's to
-  /// decide, among those that are left. Usually a policy that retains more than the session's. One that retains all: prompts
-  /// are whole until they end.
-  host_policy between_pieces{};
-  /// With a managed cache, where a prompt's retained rows go when it ends, but for those that were read last; null: they stay
-  /// in memory. A prompt that goes on has one layer's rows at a time in memory (under chess all layers'). Its blocks hold a key
-  /// and a value; it must outlive the session. Sequence s is request `resident.request + s` there.
-  tiers::any_tier* rows = nullptr;
-  tiers::resident_options resident{};
+  /// None: rows are the engine's. Needs `prompts`, and not `lenient`: nothing can be left to the engine.
+  std::optional<managed_cache> cache{};
 };
 
 /// Cells of the engine that each sequence keeps where the rows are the session's own.
@@ -203,7 +204,7 @@ class session {
   std::vector<std::byte> save_state(std::string const& policy, llama_seq_id of = 0);
   /// The sequence becomes what was saved, and has no other tokens; the engine must have none of it (llama_memory_seq_rm). Its
   /// next token is the one behind: decode() counts on from there where a batch has no positions. Throws invalid_value, and
-  /// nothing has changed, for a state that is cut or damaged, or of another model, cache (session_options::longest too), policy
+  /// nothing has changed, for a state that is cut or damaged, or of another model, cache (managed_cache::longest too), policy
   /// or version; for one that does not fit after all the sequence is empty, or where nothing was decoded yet the first decode
   /// is refused.
   void load_state(std::span<std::byte const> state, std::string const& policy, llama_seq_id of = 0);

@@ -12,9 +12,6 @@
 
 namespace kvpolicy::llama {
 
-/// Why a layer of a context with offloaded layers can't be served.
-inline constexpr char const* offloaded = "the KV cache is offloaded; set n_gpu_layers = 0 or offload_kqv = false";
-
 class served_layers {
  public:
   served_layers() = default;

@@ -105,6 +105,9 @@ attention_parameters::attention_parameters(ggml_tensor const* node) noexcept {
   std::memcpy(&soft_cap, node->op_params + 2, sizeof soft_cap);
 }
 
+namespace {
+
+/// ALiBi's slope of each query head.
 std::vector<float> slopes_of(float max_bias, std::int64_t q_heads) {
   auto const power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(q_heads)));
   std::vector<float> slopes;
@@ -116,6 +119,8 @@ std::vector<float> slopes_of(float max_bias, std::int64_t q_heads) {
   return slopes;
 }
 
+}  // namespace
+
 ggml_tensor const* rope_of(ggml_tensor const* set_rows) noexcept {
   for (ggml_tensor const* t = set_rows->src[0]; t != nullptr; t = t->src[0]) {
     if (t->op == GGML_OP_ROPE) return t;
@@ -124,11 +129,11 @@ ggml_tensor const* rope_of(ggml_tensor const* set_rows) noexcept {
   return nullptr;
 }
 
-ggml_tensor const* turned_by(ggml_tensor const* node) noexcept {
+ggml_tensor const* rotated_by(ggml_tensor const* node) noexcept {
   if (!key_cache_layer(node)) return nullptr;
   if (node->op == GGML_OP_ROPE) return node->src[1];
   if (node->op != GGML_OP_CPY || node->view_src == nullptr) return nullptr;
-  // Keys in blocks are made floats, multiplied by a matrix, turned, multiplied again, and written back.
+  // Keys in blocks are made floats, multiplied by a matrix, rotated, multiplied again, and written back.
   for (ggml_tensor const* t = node->src[0]; t != nullptr; t = t->src[t->op == GGML_OP_MUL_MAT ? 1 : 0]) {
     if (t->op == GGML_OP_ROPE) return t->src[1];
   }
@@ -171,6 +176,28 @@ bool graph_mask::is_apart(std::int64_t token, std::int64_t cell, std::int64_t po
   float const v = value(token, cell);
   auto const apart = -static_cast<float>(positions);
   return v == apart || v == half_to_float(float_to_half(apart));
+}
+
+attention_node read_attention(ggml_tensor* node, std::int64_t layer, std::vector<float>& slopes) {
+  attention_node made{.layer = layer, .queries = {node->src[0]}, .out = static_cast<float*>(node->data)};
+  try {
+    check_attention(node);
+    if (is_offloaded(node)) throw unsupported(offloaded);
+    made.keys = all_rows_of(node->src[1]);
+    made.values = all_rows_of(node->src[2]);
+    made.stream_cells = storage_of(node->src[1])->ne[1];
+    made.mask = graph_mask(node);
+  } catch (unsupported const& why) {
+    made.refused = why.what();
+    return made;
+  }
+  attention_parameters const said(node);
+  if (said.max_bias != 0 && slopes.empty()) slopes = slopes_of(said.max_bias, made.queries.heads());
+  made.scale = said.scale;
+  made.terms = {.soft_cap = said.soft_cap,
+                .slopes = said.max_bias != 0 ? slopes.data() : nullptr,
+                .sinks = node->src[4] != nullptr ? static_cast<float const*>(node->src[4]->data) : nullptr};
+  return made;
 }
 
 }  // namespace kvpolicy::llama

@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "kvpolicy/primitive/attention_terms.hpp"
 #include "kvpolicy/view.hpp"
 
 namespace kvpolicy::llama {
@@ -31,8 +33,9 @@ rows all_rows_of(ggml_tensor const* source);
 
 /// Throws unsupported unless the node is attention that kvpolicy computes exactly.
 void check_attention(ggml_tensor const* node);
-/// Whether its keys or values lie where the host can't read them.
+/// Whether its keys or values lie where the host can't read them, and how to say so.
 bool is_offloaded(ggml_tensor const* node) noexcept;
+inline constexpr char const* offloaded = "the KV cache is offloaded; set n_gpu_layers = 0 or offload_kqv = false";
 
 /// What a FLASH_ATTN_EXT node's parameters say.
 struct attention_parameters {
@@ -42,20 +45,19 @@ struct attention_parameters {
 
   explicit attention_parameters(ggml_tensor const* node) noexcept;
 };
-/// ALiBi's slope of each query head.
-std::vector<float> slopes_of(float max_bias, std::int64_t q_heads);
 
 /// The ROPE node whose outcome a SET_ROWS node writes as it is; null: there is none.
 ggml_tensor const* rope_of(ggml_tensor const* set_rows) noexcept;
-/// Of a node that turns a layer's cached keys in their place, or writes them back turned: the positions that each cell's is
-/// turned by. Null for other nodes.
-ggml_tensor const* turned_by(ggml_tensor const* node) noexcept;
+/// Of a node that rotates a layer's cached keys in their place, or writes them back rotated: the positions that each cell's is
+/// rotated by. Null for other nodes.
+ggml_tensor const* rotated_by(ggml_tensor const* node) noexcept;
 
 /// Query heads of a micro-batch's tokens as a FLASH_ATTN_EXT node has them, `[dim, tokens, heads, streams]`.
 struct graph_queries {
-  ggml_tensor const* tensor;
+  ggml_tensor const* tensor = nullptr;
 
   std::int64_t tokens() const noexcept { return tensor->ne[1] * tensor->ne[3]; }
+  std::int64_t heads() const noexcept { return tensor->ne[2]; }
   float const* at(std::int64_t token, std::int64_t head) const noexcept {
     return reinterpret_cast<float const*>(
         static_cast<char const*>(tensor->data) + static_cast<std::size_t>(token % tensor->ne[1]) * tensor->nb[1] +
@@ -66,6 +68,7 @@ struct graph_queries {
 /// Which cells of its stream each token of a micro-batch sees, as far as the graph reads: `[cells, tokens, 1, streams]`.
 class graph_mask {
  public:
+  graph_mask() = default;
   /// Of a FLASH_ATTN_EXT node, before anything is computed: the input that its mask is converted from.
   explicit graph_mask(ggml_tensor const* attention);
 
@@ -81,9 +84,27 @@ class graph_mask {
   char const* at(std::int64_t token, std::int64_t cell) const noexcept;
   float value(std::int64_t token, std::int64_t cell) const noexcept;
 
-  ggml_tensor const* input_;
-  std::int64_t per_stream_;
-  bool biased_;  ///< distances are negative
+  ggml_tensor const* input_ = nullptr;
+  std::int64_t per_stream_ = 0;
+  bool biased_ = false;  ///< distances are negative
 };
+
+/// A FLASH_ATTN_EXT node, read once: all that its attention is made from.
+struct attention_node {
+  std::int64_t layer = 0;  ///< of those that are served
+  rows keys{};             ///< all cells of all streams
+  rows values{};
+  std::int64_t stream_cells = 0;  ///< cells of a stream
+  graph_queries queries{};
+  graph_mask mask{};
+  float scale = 1;
+  attention_terms terms{};
+  float* out = nullptr;   ///< `[tokens, q_heads, head_dim]`
+  std::string refused{};  ///< why no policy can run on it; empty: one can
+};
+
+/// Reads a node before anything of it is computed. `slopes` are filled where the model has ALiBi, and must outlive what is
+/// read.
+attention_node read_attention(ggml_tensor* node, std::int64_t layer, std::vector<float>& slopes);
 
 }  // namespace kvpolicy::llama

@@ -1,47 +1,27 @@
 #include "sequence.hpp"
 
 #include <algorithm>
-#include <chrono>
-#include <cstring>
-#include <iterator>
-#include <limits>
 #include <string>
 #include <utility>
 
 namespace kvpolicy::llama {
-namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-}  // namespace
-
-sequence::sequence(llama_seq_id id, host_policy policy, session_options const& options, rotary const& rope, cell_table& table)
+sequence::sequence(llama_seq_id id, host_policy policy, session_options const& options, rotary const& rope,
+                   std::unique_ptr<sequence_rows> rows)
     : id_(id),
       policy_(std::move(policy)),
       requirements_(requirements_of(policy_)),
       options_(options),
       rope_(rope),
-      cells_(id, table) {}
+      rows_(std::move(rows)) {}
 
-void sequence::begin(cache_shape const& shape, element_type values, block_arena* arena) {
+void sequence::begin(cache_shape const& shape, element_type values) {
   request_.emplace(start(policy_, shape));
-  if (arena != nullptr) {
-    store_.emplace(*arena, shape, values);
-    tiers::resident_options own = options_.resident;
-    own.request += static_cast<std::uint64_t>(id_);
-    if (options_.rows != nullptr) resident_.emplace(*options_.rows, *store_, own);
-    if (!requirements_of(options_.between_pieces.retain).keeps_all) pieces_.emplace(start(options_.between_pieces, shape));
-  }
-  lists_.resize(static_cast<std::size_t>(shape.kv_heads));
-  stay_.resize(static_cast<std::size_t>(shape.kv_heads));
+  rows_->begin(shape, values);
+  if (options_.cache && !requirements_of(options_.cache->between_pieces.retain).keeps_all)
+    pieces_.emplace(start(options_.cache->between_pieces, shape));
   if (options_.prompt_policy) pages_.emplace(options_.prompt_policy->start(shape));
-  auto const layers = static_cast<std::size_t>(shape.layers);
-  keys_.resize(layers);
-  values_.resize(layers);
-  prefill_due_.assign(layers, 1);
-  cells_.reserve(shape.max_tokens);
+  prefill_due_.assign(static_cast<std::size_t>(shape.layers), 1);
+  rows_->cells().reserve(shape.max_tokens);
   shape_ = shape;
   make_room();
   if (loaded_) load(std::exchange(loaded_, std::nullopt).value());
@@ -59,32 +39,35 @@ void sequence::use(host_policy policy) {
   forget_all();
 }
 
+void sequence::check_use() const {
+  KVPOLICY_EXPECTS(state_.empty(), "a state was loaded for sequence " + std::to_string(id_) +
+                                       ", with the policy that it had then; call use() before load_state()");
+}
+
 void sequence::load(saved_prompt const& saved) {
-  if (options_.managed_cache) {
-    throw unsupported("a state of the engine's does not have rows that are the session's own; restore those too");
-  }
   if (shape_.max_tokens == 0) {
     loaded_ = saved;
     return;
   }
   prompt_.load(saved);
   prompt_due(0);
-  if (!saved.fingerprints.empty()) cells_.expect(saved.fingerprints, saved.first_position);
-  else if (saved.tokens > 0) cells_.expect_in_order(saved.tokens);
-  else cells_.forget();
+  sequence_cells& cells = rows_->cells();
+  if (!saved.fingerprints.empty()) cells.expect(saved.fingerprints, saved.first_position);
+  else if (saved.tokens > 0) cells.expect_in_order(saved.tokens);
+  else cells.forget();
 }
 
 saved_prompt sequence::save() const {
-  auto const known = cells_.known();
+  auto const known = rows_->cells().known();
   saved_prompt saved = prompt_.save(std::ssize(known));
   saved.fingerprints.assign(known.begin(), known.end());
-  saved.first_position = cells_.first_position();
+  saved.first_position = rows_->cells().first_position();
   return saved;
 }
 
 /// For the queries that the policy wants, or that later ones may.
 void sequence::make_room() {
-  std::int64_t const of_pieces = observation_queries(options_.between_pieces);
+  std::int64_t const of_pieces = options_.cache ? observation_queries(options_.cache->between_pieces) : 0;
   if (shape_.max_tokens != 0)
     prompt_.reserve(shape_, std::max({options_.observation_queries, requirements_.observation_queries, of_pieces}));
 }
@@ -105,23 +88,52 @@ void sequence::prompt_due(std::int64_t from) noexcept {
 }
 
 void sequence::follow(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others) {
-  if (store_) {
-    if (now.position != just_loaded_) just_loaded_ = 0;
-    return follow_staged(now, others);
-  }
-  auto const known = std::ssize(cells_.known());
-  std::int64_t const same = cells_.follow(now);
-  unordered_ = false;
-  forget(same);
-  if (same == tokens()) return;
-  if (same < known) forget_all();  // somebody replaced them
-  else prompt_due(same);
-  auto const knows = [&](auto const& other) {
-    return other != nullptr && other.get() != this && tokens() <= std::ssize(other->cells_.known()) &&
-           std::ranges::equal(cells_.known(), other->cells_.known().first(static_cast<std::size_t>(tokens())));
+  if (now.position != just_loaded_) just_loaded_ = 0;
+  auto const known = rows_->sealed();
+  std::optional<std::int64_t> const same = rows_->follow(now);
+  auto const other_that = [&](auto has) -> sequence const* {
+    auto const found = std::ranges::find_if(
+        others, [&](auto const& other) { return other != nullptr && other.get() != this && has(*other->rows_); });
+    return found != others.end() ? found->get() : nullptr;
   };
-  if (auto const other = std::ranges::find_if(others, knows); other != others.end())
-    prompt_.take_over((*other)->prompt_, tokens());
+  if (!same) {
+    if (sequence const* const other = other_that([&](sequence_rows const& rows) { return rows.has(now); }))
+      return take_over(*other, now.position, now.stream);
+    throw unsupported("token " + std::to_string(now.position) + " of sequence " + std::to_string(id_) +
+                      " comes behind tokens whose rows the session does not have: it has " + std::to_string(known) +
+                      " tokens of this sequence, and no other has those that the engine still holds");
+  }
+  unordered_ = false;
+  forget(*same);
+  if (*same == tokens()) return;
+  if (*same < known) forget_all();  // somebody replaced them
+  else prompt_due(*same);
+  auto const here = rows_->cells().known();
+  auto const knows = [&](sequence_rows const& rows) {
+    return tokens() <= rows.sealed() &&
+           std::ranges::equal(here, rows.cells().known().first(static_cast<std::size_t>(tokens())));
+  };
+  if (sequence const* const other = other_that(knows)) prompt_.take_over(other->prompt_, tokens());
+}
+
+/// With the same policy, what that knows is copied too.
+void sequence::take_over(sequence const& other, std::int64_t tokens, std::int64_t stream) {
+  try {
+    rows_->take_over(*other.rows_, tokens, stream);
+  } catch (...) {
+    if (rows_->owned() == 0) end();
+    throw;
+  }
+  state_.clear();
+  just_loaded_ = other.just_loaded_ == tokens ? tokens : 0;
+  forget_all();
+  prompt_.take_over(other.prompt_, tokens);
+  if (policy_.retain != other.policy_.retain || policy_.retrieve != other.policy_.retrieve) return;
+  request_ = other.request_;
+  due_from_ = other.due_from_;
+  prefill_due_ = other.prefill_due_;
+  if (due_from_ >= tokens) due_from_ = nothing_due, std::ranges::fill(prefill_due_, 0);  // a prompt that came behind the copy
+  forget(tokens);
 }
 
 void sequence::leave(std::string const& why) {
@@ -131,19 +143,9 @@ void sequence::leave(std::string const& why) {
 }
 
 void sequence::leave(std::string const& why, seen_cells const& now) {
-  cells_.place(now);
+  rows_->cells().place(now);
   unordered_ = true;
   leave(why);
-}
-
-void sequence::see(std::int64_t layer, rows const& keys, rows const& values) noexcept {
-  if (store_) {
-    keys_[static_cast<std::size_t>(layer)] = cells_.fresh(keys);
-    values_[static_cast<std::size_t>(layer)] = cells_.fresh(values);
-    return;
-  }
-  keys_[static_cast<std::size_t>(layer)] = cells_.placed(keys);
-  values_[static_cast<std::size_t>(layer)] = cells_.placed(values);
 }
 
 void sequence::add_prompt(std::span<std::int32_t const> batch_indices, graph_tokens const& graph) {
@@ -152,7 +154,7 @@ void sequence::add_prompt(std::span<std::int32_t const> batch_indices, graph_tok
   prompt_due(tokens());
   for (std::int32_t const batch_index : batch_indices) {
     if (!graph.ids.empty()) prompt_.keep_id(tokens(), graph.id(batch_index));
-    cells_.append(graph.cell(batch_index));
+    rows_->cells().append(graph.cell(batch_index));
   }
 }
 
@@ -162,157 +164,38 @@ void sequence::add_step(std::int32_t batch_index, graph_tokens const& graph) {
     std::ranges::fill(prefill_due_, 1);  // one was cut in the middle
   token_id_ = graph.id(batch_index);
   if (!graph.ids.empty()) prompt_.keep_id(tokens(), token_id_);
-  cells_.append(graph.cell(batch_index));
+  rows_->cells().append(graph.cell(batch_index));
 }
 
-void sequence::step(layer_id layer, node_queries const& q, float* out, simd_exec& exec) {
-  if (!left_.empty()) return step_left(layer, q, out, exec);
-  if (layer.value == 0) statistics_ = {.tokens = tokens()};
-  take_rows(layer);
-  if (resident_ && resident_->was_cut()) mend_cut();
-  char& due = prefill_due_[static_cast<std::size_t>(layer.value)];
-  bool const prompted = due != 0;
-  if (prompted && resident_) {
-    // One choice for all layers may look at all of them when the first one chooses.
-    bool const all = layer.value == 0 && requirements_.granularity == scope::request;
-    for (layer_id l = layer; l.value < (all ? shape_.layers : layer.value + 1); ++l.value) resident_->bring(l);
-  }
-  if (prompted) {
-    auto const start = std::chrono::steady_clock::now();
-    if (tokens() > 1) request_->prefill(view_of(tokens() - 1), layer, prompt_of(layer, tokens() - 1, q.scale), exec);
-    due = 0;
-    statistics_.prefill_seconds += seconds_since(start);
-  }
-  auto const start = std::chrono::steady_clock::now();
-  query_heads const queries = queries_of(q);
-  layer_table_view const view = view_of(tokens());
-  if (options_.on_queries) options_.on_queries(id_, layer, view, queries, exec);
-  bool const waited = request_->waits(layer);
-  selection kept = request_->choose(view, layer, {queries, token_id_}, exec);
-  bool const decided = prompted || (waited && !request_->waits(layer));
-  statistics_.choose_seconds += seconds_since(start);
-  if (resident_) {
-    auto const fetching = std::chrono::steady_clock::now();
-    if (decided && tokens() > 1) put_away(layer, tokens() - 1);
-    kept = resident_->ready(layer, kept);
-    (prompted ? statistics_.prefill_seconds : statistics_.fetch_seconds) += seconds_since(fetching);
-  }
-  statistics_.tokens_read += static_cast<double>(kept.tokens()) / static_cast<double>(shape_.kv_heads * shape_.layers);
-  if (options_.on_choice) options_.on_choice(id_, layer, tokens(), kept);
-  auto const attending = std::chrono::steady_clock::now();
-  attend(queries, view.keys(layer), view.values(layer), kept, q.terms,
-         table<float>{out, shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, exec);
-  statistics_.attend_seconds += seconds_since(attending);
-  if (layer.value + 1 == shape_.layers) end_step();
+/// The running graph's tokens of the sequence are there for good.
+void sequence::seal() {
+  if (unordered_) rows_->cells().forget();
+  else rows_->cells().seal();
+  just_loaded_ = 0;
 }
 
-void sequence::step_left(layer_id layer, node_queries const& q, float* out, simd_exec& exec) {
-  dense_step(layer, q, out, exec);
-  statistics_ = {.tokens = tokens(), .tokens_read = static_cast<double>(tokens())};
-  if (layer.value + 1 < shape_.layers) return;
-  if (unordered_) cells_.forget();
-  else cells_.seal();
-}
-
-void sequence::dense_step(layer_id layer, node_queries const& q, float* out, simd_exec& exec) const {
-  if (store_) throw unsupported("a managed cache can't be attended to after a failure");
-  range_list const all{{0, static_cast<std::int32_t>(tokens())}};
-  layer_table_view const view = view_of(tokens());
-  attend(queries_of(q), view.keys(layer), view.values(layer), selection(scope::request, {&all, 1}, shape_.kv_heads), q.terms,
-         table<float>{out, shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, exec);
-}
-
-/// Calls block(first, count, tokens) for runs of at most so many neighbours in the micro-batch: others' tokens may lie between.
-/// `tokens` is how many there are up to the run's last one.
-template <class Block>
-void sequence::each_block(std::int64_t most, Block block) const {
-  std::int64_t const count = std::ssize(batch_indices_);
-  for (std::int64_t first = 0, last = 0; first < count; first = last) {
-    std::int32_t const at = batch_indices_[static_cast<std::size_t>(first)];
-    for (last = first + 1; last < std::min(count, first + most); ++last) {
-      if (batch_indices_[static_cast<std::size_t>(last)] != at + (last - first)) break;
+/// What drops rows between pieces decides now, for all layers: a graph that fails in the middle has dropped nothing.
+void sequence::end_prompt(float scale, simd_exec& exec) {
+  if (pieces_) {
+    for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
+      prompt_signals given = prompt_of(layer, tokens(), scale);
+      given.first = 0;  // it has seen no steps, and needs no more than what is there
+      given.token_ids = {};
+      pieces_->prefill(rows_->view(tokens()), layer, given, exec);
     }
-    block(at, last - first, tokens() - count + last);
+    // The last rows stay with their queries: a policy that scores by these takes the last rows for theirs.
+    rows_->drop(*pieces_, tokens() - prompt_.room());
   }
-}
-
-void sequence::prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec) {
-  auto const start = std::chrono::steady_clock::now();
-  double const chosen = prompts_.choose_seconds;
-  if (!left_.empty()) return dense_prompt(layer, q, out, exec);
-  take_rows(layer);
-  if (resident_) resident_->bring(layer);
-  if (pages_ && !(store_ && !store_->whole())) paged_prompt(layer, q, out, exec);
-  else attend_prompt(layer, q, out, exec, [&](std::int64_t before) { return resident(layer, before); });
-  if (resident_) resident_->shed(layer);
-  prompts_.attend_seconds += seconds_since(start) - (prompts_.choose_seconds - chosen);
-}
-
-void sequence::paged_prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec) {
-  std::int64_t const row = shape_.q_heads * shape_.head_dim;
-  each_block(options_.prompt_policy->block, [&](std::int32_t first, std::int64_t count, std::int64_t before) {
-    layer_table_view const view = view_of(before);
-    query_window const queries = window_of(q, first, count);
-    auto const start = std::chrono::steady_clock::now();
-    selection const kept = pages_->choose(view, layer, queries, exec);
-    prompts_.choose_seconds += seconds_since(start);
-    prompts_.pairs += static_cast<double>(count * before * shape_.kv_heads);
-    prompts_.read += static_cast<double>(count * kept.tokens());
-    attend_block(queries, view.keys(layer), view.values(layer), kept, q.terms,
-                 table<float>{out + first * row, count * shape_.q_heads, shape_.head_dim, shape_.head_dim}, exec);
-  });
-}
-
-void sequence::dense_prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec) const {
-  if (store_) throw unsupported("a managed cache can't be attended to after a failure");
-  range_list all;
-  attend_prompt(layer, q, out, exec, [&](std::int64_t before) {
-    all.assign(1, {0, static_cast<std::int32_t>(before)});
-    return selection(scope::request, {&all, 1}, shape_.kv_heads);
-  });
-}
-
-/// Over what resident(before) says is there of the first tokens.
-template <class Resident>
-void sequence::attend_prompt(layer_id layer, node_queries const& q, float* out, simd_exec& exec, Resident resident) const {
-  std::int64_t const row = shape_.q_heads * shape_.head_dim;
-  each_block(tokens(), [&](std::int32_t first, std::int64_t count, std::int64_t before) {
-    layer_table_view const view = view_of(before);
-    attend_block(window_of(q, first, count), view.keys(layer), view.values(layer), resident(before), q.terms,
-                 table<float>{out + first * row, count * shape_.q_heads, shape_.head_dim, shape_.head_dim}, exec);
-  });
-}
-
-query_window sequence::window_of(node_queries const& q, std::int64_t first, std::int64_t count) const noexcept {
-  return {.data = q.of.at(first, 0),
-          .tokens = count,
-          .heads = shape_.q_heads,
-          .token_stride = count > 1 ? q.of.at(first + 1, 0) - q.of.at(first, 0) : shape_.q_heads * shape_.head_dim,
-          .head_stride = q.of.at(first, 1) - q.of.at(first, 0),
-          .scale = q.scale};
-}
-
-query_heads sequence::queries_of(node_queries const& q) const noexcept {
-  return {.data = q.of.at(batch_index(), 0),
-          .heads = shape_.q_heads,
-          .head_stride = q.of.at(batch_index(), 1) - q.of.at(batch_index(), 0),
-          .scale = q.scale};
+  seal();
 }
 
 /// Rows are dropped when the last layer has been read: a step that fails in the middle can be made again.
 void sequence::end_step() {
-  cells_.seal();
-  just_loaded_ = 0;
+  seal();
   bool const decided = due_from_ != nothing_due;
   due_from_ = nothing_due;
-  if (store_ && (decided || requirements_.evicts)) drop_rows(*request_, tokens());
+  if (decided || requirements_.evicts) rows_->drop(*request_, tokens());
   ++steps_;
-}
-
-void sequence::observe(std::span<float const> logits, simd_exec& exec) {
-  auto const start = std::chrono::steady_clock::now();
-  request_->observe({.logits = logits}, exec);
-  statistics_.choose_seconds += seconds_since(start);
 }
 
 /// What prefill is given of the prompt that ends before token `tokens`. Throws unsupported where it is not known.
@@ -322,7 +205,7 @@ prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float sc
                         .queries = prompt_.window_of(layer.value, tokens, scale),
                         .rope = rope_.embedding(),
                         .token_ids = prompt_.ids_of(due_from_, tokens)};
-  if (store_ && !store_->whole()) prompt.resident = resident(layer, tokens).lists();
+  if (!rows_->whole()) prompt.resident = rows_->resident(layer, tokens).lists();
   if (contains(needs, signals::token_ids) && std::ssize(prompt.token_ids) != tokens - due_from_) {
     throw unsupported(
         "the policy needs the prompt's token ids, and they were not observed: decode it as tokens, not embeddings, "
@@ -333,11 +216,36 @@ prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float sc
         "the policy needs the keys' rotary embedding, and this model has none, or the engine turns keys in blocks once more "
         "(LLAMA_ATTN_ROT_DISABLE=1 keeps it from that); chess and infllm do without as pre_rope=0");
   }
-  if (contains(needs, signals::rotation) && cells_.first_position() != 0) {
+  if (contains(needs, signals::rotation) && rows_->cells().first_position() != 0) {
     throw unsupported("the policy turns keys by their positions, and the sequence's first token is at position " +
-                      std::to_string(cells_.first_position()) + ", not 0; chess and infllm do without as pre_rope=0");
+                      std::to_string(rows_->cells().first_position()) + ", not 0; chess and infllm do without as pre_rope=0");
   }
   return prompt;
+}
+
+void sequence::end() noexcept {
+  state_.clear();
+  just_loaded_ = 0;
+  rows_->clear();
+  forget_all();
+}
+
+void sequence::cut(std::int64_t tokens) noexcept {
+  if (tokens >= owned()) return;
+  just_loaded_ = tokens;
+  if (!state_.empty()) return;
+  try {
+    rows_->truncate(tokens);
+  } catch (...) {
+    return end();
+  }
+  forget(tokens);
+}
+
+std::int64_t sequence::goes_on_from() const noexcept {
+  if (!state_.empty()) return std::max<std::int64_t>(just_loaded_ - 1, 0);  // what it dropped is not known yet
+  std::int64_t const from = rows_->goes_on_from();
+  return from > 0 && requirements_of(policy_.retain).whole_prompts ? owned() + 1 : from;
 }
 
 }  // namespace kvpolicy::llama

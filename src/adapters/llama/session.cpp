@@ -30,7 +30,7 @@ void session::load_state(std::span<std::byte const> state, std::string const& po
   engine_->load_state(state, policy, of);
 }
 void session::check() { engine_->check(); }
-cache_shape session::shape() const noexcept { return engine_->shape(); }
+cache_shape session::shape() const noexcept { return engine_->attached_shape(); }
 std::vector<std::string> session::report() const { return engine_->report(); }
 
 step_statistics session::last_step(llama_seq_id of) const noexcept {
@@ -43,16 +43,16 @@ prompt_statistics session::prompts(llama_seq_id of) const noexcept {
 }
 tiers::resident_statistics session::tier_statistics(llama_seq_id of) const noexcept {
   sequence const* const found = engine_->find(of);
-  return found != nullptr ? found->tier_statistics() : tiers::resident_statistics{};
+  return found != nullptr ? found->rows().tier_statistics() : tiers::resident_statistics{};
 }
 memory_statistics session::memory() const noexcept { return engine_->memory(); }
 memory_statistics session::memory(llama_seq_id of) const noexcept {
   sequence const* const found = engine_->find(of);
-  return found != nullptr ? found->memory() : memory_statistics{};
+  return found != nullptr ? found->rows().memory() : memory_statistics{};
 }
 std::int64_t session::tokens(llama_seq_id of) const noexcept {
   sequence const* const found = engine_->find(of);
-  return found != nullptr ? found->own_tokens() : 0;
+  return found != nullptr ? found->owned() : 0;
 }
 std::int64_t session::goes_on_from(llama_seq_id of) const noexcept {
   sequence const* const found = engine_->find(of);

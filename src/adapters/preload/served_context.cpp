@@ -48,6 +48,12 @@ std::optional<tiers::any_tier> tier_of(std::string const& name, llama_context_pa
   return make_tier(name, shape, bytes_of_row(before, shape.head_dim));
 }
 
+llama::session_options session_options_of(settings const& how, context_size const& asked, tiers::any_tier* tier) {
+  llama::session_options made{.prompt_policy = how.prompts, .lenient = !how.strict && !how.managed_cache};
+  if (how.managed_cache) made.cache = llama::managed_cache{.longest = asked.of_sequence, .tier = tier};
+  return made;
+}
+
 }  // namespace
 
 served_context::served_context(settings const& how, llama_model const* model, llama_context_params& params, log& to)
@@ -56,11 +62,7 @@ served_context::served_context(settings const& how, llama_model const* model, ll
       sequences_(std::max(params.n_seq_max, 1u)),
       tier_name_(how.tier),
       tier_(tier_of(how.tier, params, model, asked_)),
-      session_(policy_.policy, {.prompt_policy = how.prompts,
-                                .lenient = !how.strict && !how.managed_cache,
-                                .managed_cache = how.managed_cache,
-                                .longest = asked_.of_sequence,
-                                .rows = tier_ ? &*tier_ : nullptr}),
+      session_(policy_.policy, session_options_of(how, asked_, tier_ ? &*tier_ : nullptr)),
       log_(to) {
   llama_context_params made = owns_rows() ? small(params, asked_) : params;
   session_.attach(made, model);

@@ -226,7 +226,7 @@ TEST_CASE("a device can be used again after an error", "[cuda][model]") {
 }
 
 TEST_CASE("an error says what and where it is", "[cuda][model]") {
-  auto const at = [](int nth) { return " at model_test.cpp:" + std::to_string(wrong::line + 3 + nth); };
+  auto const at = [](int nth) { return " at emulator_test.cpp:" + std::to_string(wrong::line + 3 + nth); };
   REQUIRE(error_of<wrong>(1, {1, 1, 1}, 1) ==
           "small, block (0, 0, 0), thread 5: out of bounds: element 64 of a shared array of 64" + at(1));
   REQUIRE_THAT(error_of<wrong>(1, {1, 2, 1}, 2),

@@ -14,7 +14,7 @@
 namespace kvpolicy {
 
 /// One policy's steps.
-struct own_steps {
+struct managed_steps {
   std::vector<double> ms;           ///< each but the first, which takes the prompt in
   std::vector<std::int64_t> bytes;  ///< held after each step
   tiers::resident_statistics tier{};
@@ -22,13 +22,13 @@ struct own_steps {
 
 /// A context of few cells, and a tier where one was asked for. A prompt is decoded once, whole; each policy goes on from a copy
 /// that shares its rows.
-class managed_cache {
+class managed_run {
  public:
   /// `longest`: tokens of a prompt and its steps. Throws unsupported for models that need the engine's cells.
-  managed_cache(run_options const& options, text_model const& model, std::int64_t longest, std::int64_t observation_queries);
+  managed_run(run_options const& options, text_model const& model, std::int64_t longest, std::int64_t observation_queries);
 
   void prompt(std::vector<llama_token> const& tokens);
-  own_steps decode(host_policy const& policy, std::vector<llama_token> const& tokens);
+  managed_steps decode(host_policy const& policy, std::vector<llama_token> const& tokens);
   /// Tokens and bytes held, after each piece of the last prompt.
   nlohmann::ordered_json const& prompt_bytes() const noexcept { return prompt_bytes_; }
 

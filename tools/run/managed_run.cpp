@@ -1,4 +1,4 @@
-#include "managed_cache.hpp"
+#include "managed_run.hpp"
 
 #include <chrono>
 
@@ -16,14 +16,14 @@ constexpr llama_seq_id decoded = 1;  // its copy
 
 }  // namespace
 
-managed_cache::managed_cache(run_options const& options, text_model const& model, std::int64_t longest,
-                             std::int64_t observation_queries)
+managed_run::managed_run(run_options const& options, text_model const& model, std::int64_t longest,
+                         std::int64_t observation_queries)
     : tier_(make_tier(options.tier, model.cache(longest), model.row_bytes(model.cache(longest).head_dim))),
-      session_(presets::full{}, {.observation_queries = observation_queries,
-                                 .managed_cache = true,
-                                 .longest = longest,
-                                 .rows = tier_ ? &*tier_ : nullptr,
-                                 .resident = {.slots = options.tier_slots, .wait = !options.tier_async}}) {
+      session_(presets::full{},
+               {.observation_queries = observation_queries,
+                .cache = llama::managed_cache{.longest = longest,
+                                              .tier = tier_ ? &*tier_ : nullptr,
+                                              .resident = {.slots = options.tier_slots, .wait = !options.tier_async}}}) {
   llama_context_params params = model.parameters(cells, options.threads, true);
   params.n_seq_max = 2;
   params.kv_unified = true;
@@ -31,7 +31,7 @@ managed_cache::managed_cache(run_options const& options, text_model const& model
   context_ = model.context(params);
 }
 
-void managed_cache::prompt(std::vector<llama_token> const& tokens) {
+void managed_run::prompt(std::vector<llama_token> const& tokens) {
   prompt_ = std::ssize(tokens);
   prompt_bytes_ = nlohmann::ordered_json::array();
   llama_memory_clear(llama_get_memory(context_.get()), true);
@@ -45,13 +45,13 @@ void managed_cache::prompt(std::vector<llama_token> const& tokens) {
       [&] { session_.check(); }, [&](llama_context* with, llama_batch batch) { return session_.decode(with, batch); });
 }
 
-own_steps managed_cache::decode(host_policy const& policy, std::vector<llama_token> const& tokens) {
+managed_steps managed_run::decode(host_policy const& policy, std::vector<llama_token> const& tokens) {
   llama_memory_t const memory = llama_get_memory(context_.get());
   session_.use(policy, decoded);
   llama_memory_seq_rm(memory, decoded, -1, -1);
   llama_memory_seq_cp(memory, whole, decoded, -1, -1);
   session_.copy(whole, decoded);
-  own_steps made;
+  managed_steps made;
   tiers::resident_statistics const before = session_.tier_statistics(decoded);
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     auto const start = std::chrono::steady_clock::now();
@@ -64,7 +64,7 @@ own_steps managed_cache::decode(host_policy const& policy, std::vector<llama_tok
   return made;
 }
 
-void managed_cache::step(llama_token token, llama_pos position) {
+void managed_run::step(llama_token token, llama_pos position) {
   llama_seq_id of = decoded;
   llama_seq_id* sequence = &of;
   std::int32_t one = 1;

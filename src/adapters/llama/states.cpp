@@ -8,6 +8,7 @@
 namespace kvpolicy::llama {
 namespace {
 
+constexpr char const* state_format = "kvpolicy " KVPOLICY_VERSION ", state 4";
 constexpr std::size_t checksum_bytes = sizeof(std::uint64_t);
 
 /// What a state is of, and must be of when it is read; each a line that a message can show.
@@ -47,16 +48,17 @@ std::uint64_t checksum(std::span<std::byte const> all) noexcept {
 }  // namespace
 
 std::vector<std::byte> session::engine::save_state(std::string const& policy, llama_seq_id of) {
-  check_state();
+  check_managed("a state of rows needs the session to have them: set session_options::cache, or save the engine's");
+  KVPOLICY_EXPECTS(attached_, "a state is of a model: attach the session first");
   std::vector<std::byte> made(checksum_bytes);
   state_writer a(made);
-  state_header header{line(state_format()), line(model_), line(cache()), line(policy)};
+  state_header header{line(state_format), line(model_), line(cache()), line(policy)};
   a(header);
   std::span const pending = find(of) != nullptr ? find(of)->pending() : std::span<std::byte const>{};
   if (!pending.empty()) {
     made.insert(made.end(), pending.begin(), pending.end());
-  } else if (find(of) != nullptr && shape_.max_tokens != 0) {
-    sequences_[static_cast<std::size_t>(of)]->save_state(a);
+  } else if (sequence* const s = sequences_.find(of); s != nullptr && shape().max_tokens != 0) {
+    s->save_state(a);
   } else {
     std::int64_t none = 0;
     a(none);
@@ -67,7 +69,8 @@ std::vector<std::byte> session::engine::save_state(std::string const& policy, ll
 }
 
 void session::engine::load_state(std::span<std::byte const> state, std::string const& policy, llama_seq_id of) {
-  check_state();
+  check_managed("a state of rows needs the session to have them: set session_options::cache, or save the engine's");
+  KVPOLICY_EXPECTS(attached_, "a state is of a model: attach the session first");
   std::uint64_t sum = 0;
   KVPOLICY_EXPECTS(state.size() > checksum_bytes, "a state of " + std::to_string(state.size()) + " bytes is cut, or none");
   std::memcpy(&sum, state.data(), sizeof sum);
@@ -76,25 +79,19 @@ void session::engine::load_state(std::span<std::byte const> state, std::string c
   state_reader a(state);
   state_header saved;
   a(saved);
-  expect_same("version of kvpolicy", saved.format, line(state_format()));
+  expect_same("version of kvpolicy", saved.format, line(state_format));
   expect_same("model", saved.model, line(model_));
   expect_same("cache", saved.cache, line(cache()));
   expect_same("policy", saved.policy, line(policy));
-  sequence_of(of).load_state(a.rest());
+  sequences_.of(of).load_state(a.rest());
 }
-
-std::string session::engine::state_format() { return "kvpolicy " KVPOLICY_VERSION ", state 3"; }
 
 std::string session::engine::cache() const {
   return text_of(attached_shape_) + ", of " + std::to_string(attached_shape_.max_tokens) + " tokens at most";
 }
 
-void session::engine::check_state() const {
-  if (!options_.managed_cache) {
-    throw unsupported(
-        "a state of rows needs the session to have them: set session_options::managed_cache, or save the engine's");
-  }
-  KVPOLICY_EXPECTS(attached_, "a state is of a model: attach the session first");
+void session::engine::check_managed(char const* what) const {
+  if (storage_->engine_has_rows()) throw unsupported(what);
 }
 
 }  // namespace kvpolicy::llama

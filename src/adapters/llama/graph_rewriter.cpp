@@ -1,0 +1,228 @@
+#include "graph_rewriter.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+namespace kvpolicy::llama {
+
+graph_rewriter::~graph_rewriter() {
+  if (dummies_ != nullptr) ggml_free(dummies_);
+}
+
+void graph_rewriter::attach(llama_context_params& params, served_layers layers) {
+  layers_ = std::move(layers);
+  auto const count = static_cast<std::size_t>(layers_.count());
+  dummies_ = ggml_init({.mem_size = ggml_tensor_overhead() * (count + 1), .mem_buffer = nullptr, .no_alloc = true});
+  hooks_.resize(count);
+  for (layer_hook& hook : hooks_) {
+    hook.self = this;
+    hook.dummy = ggml_custom_4d(dummies_, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, &on_attention, GGML_N_TASKS_MAX, &hook);
+  }
+  threads_seen_ = std::max(1, params.n_threads);
+  threads_of_batches_ = std::max(1, params.n_threads_batch);
+  caller_abort_ = std::exchange(params.abort_callback, &on_abort);
+  caller_abort_data_ = std::exchange(params.abort_callback_data, this);
+  caller_eval_ = std::exchange(params.cb_eval, &on_node);
+  caller_eval_data_ = std::exchange(params.cb_eval_user_data, this);
+}
+
+/// A callback that was there before is asked too, and called for the nodes that it asked for.
+bool graph_rewriter::on_node(ggml_tensor* node, bool ask, void* data) noexcept {
+  auto& self = *static_cast<graph_rewriter*>(data);
+  if (ask) self.asked_ = false;
+  try {
+    if (ask) self.asked_ = self.ask(node);
+    else if (self.asked_) self.computed(node);
+  } catch (...) {
+    if (self.client_.active()) self.client_.fail();
+  }
+  if (ask) self.caller_asked_ = self.caller_eval_ != nullptr && self.caller_eval_(node, true, self.caller_eval_data_);
+  if (ask) return self.asked_ || self.caller_asked_;
+  return !self.caller_asked_ || self.caller_eval_(node, false, self.caller_eval_data_);
+}
+
+bool graph_rewriter::on_abort(void* data) noexcept {
+  auto& self = *static_cast<graph_rewriter*>(data);
+  if (self.decoding_ && self.client_.stops()) return true;
+  return self.caller_abort_ != nullptr && self.caller_abort_(self.caller_abort_data_);
+}
+
+bool graph_rewriter::ask(ggml_tensor* node) {
+  switch (node->op) {
+    case GGML_OP_SET_ROWS:
+      decoding_ = true;
+      if (layer_of(node) == 0) see_written(node);
+      return false;
+    case GGML_OP_FLASH_ATTN_EXT:
+      return ask_attention(node);
+    case GGML_OP_CUSTOM:
+      if (layer_hook* const hook = hook_of(node)) {
+        // Graphs are used again: a node that was taken in another one is the engine's again.
+        std::memcpy(node->op_params, hook->own_params.data(), sizeof node->op_params);
+        node->op = GGML_OP_FLASH_ATTN_EXT;
+        return ask_attention(node);
+      }
+      return false;
+    case GGML_OP_GET_ROWS:
+      see_input(node);
+      return false;
+    case GGML_OP_CPY:
+    case GGML_OP_ROPE:
+      if (ggml_tensor const* const by = rotated_by(node)) return ask_rotation(node, by);
+      if (node->op == GGML_OP_ROPE && node->src[1]->data != nullptr) {
+        tokens_.positions = {static_cast<std::int32_t const*>(node->src[1]->data),
+                             static_cast<std::size_t>(node->src[1]->ne[0])};
+      }
+      return false;
+    case GGML_OP_SOFT_MAX:
+      if (client_.active() && std::string_view(node->name).starts_with("kq_soft_max")) {
+        throw unsupported("flash attention is off in this context; set flash_attn_type to LLAMA_FLASH_ATTN_TYPE_ENABLED");
+      }
+      return false;
+    default:
+      return client_.active() && std::string_view(node->name) == "result_output" && client_.wants_logits();
+  }
+}
+
+/// Attention is the moment when a layer's inputs are set and its rows are about to be read.
+bool graph_rewriter::ask_attention(ggml_tensor* node) {
+  decoding_ = true;
+  auto const layer = layer_of(node->src[1]);
+  if (!layer) return false;
+  layer_hook& hook = hooks_[static_cast<std::size_t>(*layer)];
+  hook.node = read_attention(node, *layer, slopes_);
+  if (*layer == 0) complete_tokens(hook.node);
+  bool wanted = client_.follow(hook.node, tokens_);
+  if (client_.active()) {
+    try {
+      node_use const use = client_.serve(hook.node, tokens_);
+      if (*layer == 0) make_pools();
+      wanted = use == node_use::come_back;
+      if (use == node_use::take) {
+        std::memcpy(hook.own_params.data(), node->op_params, sizeof node->op_params);
+        std::memcpy(node->op_params, hook.dummy->op_params, sizeof node->op_params);
+        node->op = GGML_OP_CUSTOM;
+      }
+    } catch (...) {
+      client_.fail();
+    }
+  }
+  if (*layer == 0) tokens_.ids = tokens_.positions = {};  // the next graph may have none
+  return wanted;
+}
+
+/// llama_memory_seq_add: a graph of its own rotates the cached keys, layer by layer. Returns whether to come back.
+bool graph_rewriter::ask_rotation(ggml_tensor const* node, ggml_tensor const* by) {
+  decoding_ = false;
+  auto const layer = layer_of(node);
+  bool const known = by->type == GGML_TYPE_I32 && by->data != nullptr;
+  if (layer == 0)
+    client_.rotate({static_cast<std::int32_t const*>(by->data), known ? static_cast<std::size_t>(ggml_nelements(by)) : 0});
+  return layer && *layer + 1 == layers_.count();
+}
+
+/// A node that was asked for is there.
+void graph_rewriter::computed(ggml_tensor const* node) {
+  if (node->op == GGML_OP_ROPE || node->op == GGML_OP_CPY) return client_.rotated();
+  if (node->op != GGML_OP_FLASH_ATTN_EXT) {
+    if (client_.active()) observe(node);
+    return;
+  }
+  attention_node const& read = hooks_[static_cast<std::size_t>(*layer_of(node->src[1]))].node;
+  client_.sealed(read, tokens_);
+  if (!client_.active()) return;
+  thread_pool& alone = *pools_.front();
+  alone.together.lead_alone([&] { client_.computed(read, alone.exec); });
+}
+
+void graph_rewriter::observe(ggml_tensor const* logits) {
+  if (logits->type != GGML_TYPE_F32) return;
+  for (std::int64_t row = 0; row < logits->ne[1]; ++row) {
+    auto const* const values =
+        reinterpret_cast<float const*>(static_cast<char const*>(logits->data) + static_cast<std::size_t>(row) * logits->nb[1]);
+    client_.observe(outputs_.empty() ? static_cast<std::int32_t>(row) : outputs_[static_cast<std::size_t>(row)],
+                    {values, static_cast<std::size_t>(logits->ne[0])});
+  }
+}
+
+/// A GET_ROWS node that picks by one of the graph's inputs: the tokens' ids or positions, or the batch indices of those that
+/// have logits.
+void graph_rewriter::see_input(ggml_tensor const* get_rows) {
+  ggml_tensor const* const picks = get_rows->src[1];
+  bool const input = picks->op == GGML_OP_NONE && (picks->flags & GGML_TENSOR_FLAG_INPUT) != 0 && picks->data != nullptr;
+  // For embeddings, the engine has its tokens' rows in the graph too, and does not compute them.
+  if (!input || picks->type != GGML_TYPE_I32 || (get_rows->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) return;
+  std::span const values(static_cast<std::int32_t const*>(picks->data), static_cast<std::size_t>(picks->ne[0]));
+  bool const of_weights = get_rows->src[0]->op == GGML_OP_NONE;
+  std::string_view const name = picks->name;
+  if (name == "inp_tokens") tokens_.ids = values;
+  else if (of_weights) tokens_.positions = values;
+  else if (name.ends_with("out_ids")) outputs_.assign(values.begin(), values.end());
+}
+
+/// The first served layer's keys go to these cells: a graph begins.
+void graph_rewriter::see_written(ggml_tensor const* set_rows) {
+  tokens_.written = {};  // whatever throws, not the last graph's
+  tokens_.written = written_cells(set_rows);
+  if (!client_.active() || rotary_.known() || !client_.wants_rope()) return;
+  if (ggml_tensor const* const rope = rope_of(set_rows)) rotary_.learn(rope);
+}
+
+/// The first served layer says the rest of what the graph's tokens are.
+void graph_rewriter::complete_tokens(attention_node const& first) {
+  tokens_.stream_cells = first.stream_cells;
+  auto const whole = std::ssize(tokens_.written);
+  if (std::ssize(tokens_.ids) != whole) tokens_.ids = {};
+  // Embeddings of several axes have their positions axis by axis; text's are the same in all.
+  if (std::ssize(tokens_.positions) >= whole) {
+    tokens_.positions = tokens_.positions.first(tokens_.written.size());
+  } else {
+    tokens_.positions = {};
+  }
+  if (!tokens_.positions.empty() || !first.refused.empty()) return;
+  // The model has none in its graph (ALiBi): a token is as far as it sees others.
+  counted_.clear();
+  for (std::int64_t i = 0; i < whole; ++i) {
+    std::int32_t seen = -1;  // but for itself
+    for (std::int64_t cell = 0; cell < first.mask.cells(); ++cell) seen += first.mask.visible(i, cell) ? 1 : 0;
+    counted_.push_back(seen);
+  }
+  tokens_.positions = counted_;
+}
+
+graph_rewriter::layer_hook* graph_rewriter::hook_of(ggml_tensor const* node) noexcept {
+  for (layer_hook& hook : hooks_) {
+    if (std::memcmp(node->op_params, hook.dummy->op_params, sizeof node->op_params) == 0) return &hook;
+  }
+  return nullptr;
+}
+
+void graph_rewriter::make_pools() {
+  for (int const threads : {threads_seen_, threads_of_batches_}) {
+    if (pool_of(threads) == nullptr) pools_.push_back(std::make_unique<thread_pool>(threads, client_.shape()));
+  }
+}
+
+graph_rewriter::thread_pool* graph_rewriter::pool_of(int threads) const noexcept {
+  auto const found = std::ranges::find(pools_, threads, [](auto const& pool) { return pool->together.size(); });
+  return found != pools_.end() ? found->get() : nullptr;
+}
+
+void graph_rewriter::on_attention(ggml_tensor*, int rank, int threads, void* data) noexcept {
+  auto& hook = *static_cast<layer_hook*>(data);
+  graph_rewriter& self = *hook.self;
+  thread_pool* const all = threads > 1 ? self.pool_of(threads) : nullptr;
+  if (rank != 0) {
+    if (all != nullptr) all->together.follow();
+    return;
+  }
+  thread_pool& lead = all != nullptr ? *all : *self.pools_.front();
+  auto const work = [&]() noexcept { self.client_.attend(hook.node, self.tokens_, lead.exec); };
+  self.threads_seen_ = threads;
+  if (all != nullptr) all->together.lead(work);
+  else lead.together.lead_alone(work);
+}
+
+}  // namespace kvpolicy::llama
