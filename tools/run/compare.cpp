@@ -223,12 +223,12 @@ class comparison {
     return quiet_ms([&] { decode_token(context, dense_tokens_[static_cast<std::size_t>(i)], [&] { session_.check(); }); });
   }
 
-  /// The same steps on rows of the session's own.
+  /// The same steps in a managed cache.
   void own_run(std::size_t policy) {
     if (!managed_) return;
     std::vector const tokens(dense_tokens_.begin(), dense_tokens_.end() - 1);
     managed_steps made = managed_->decode(options_.policies[policy].policy, tokens);
-    managed_steps& into = policies_[policy].own;
+    managed_steps& into = policies_[policy].managed;
     into.ms.insert(into.ms.end(), made.ms.begin(), made.ms.end());
     into.tier += made.tier;
     if (prompts_.size() > 1) return;

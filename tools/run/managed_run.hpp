@@ -1,4 +1,4 @@
-// The same steps on rows of the session's own: how long they take, and what a policy leaves to be held.
+// The same steps in a managed cache: how long they take, and what a policy leaves to be held.
 #pragma once
 
 #include <kvpolicy/interop/llama.hpp>

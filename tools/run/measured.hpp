@@ -22,7 +22,7 @@ struct measured {
   double read = 0;
   double share = 0;
   double kl = 0;
-  managed_steps own;
+  managed_steps managed;
   std::int64_t agreed = 0;
   std::int64_t compared = 0;
   std::vector<double> prefill_ms;
