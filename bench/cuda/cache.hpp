@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gpu.hpp"
-#include "kvpolicy/gpu/decode/batch.hpp"
+#include "kvpolicy/gpu/batch.hpp"
 #include "kvpolicy/gpu/kernel/attend.hpp"
 #include "kvpolicy/interop/flashinfer.hpp"
 

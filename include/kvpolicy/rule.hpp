@@ -73,6 +73,7 @@ struct keep {
   using score_type = Score;
   using segment_type = Segment;
   using select_type = Select;
+  using window_type = Window;
   using trigger_type = Trigger;
 
   Segment segment{};

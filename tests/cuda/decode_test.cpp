@@ -3,10 +3,13 @@
 #include <catch2/catch_test_macros.hpp>
 
 #include "cuda/batch_run.hpp"
+#include "kvpolicy/compose.hpp"
 #include "kvpolicy/kvpolicy.hpp"
 
 namespace kvpolicy_test {
 namespace {
+
+constexpr std::int32_t narrow(std::int64_t n) { return static_cast<std::int32_t>(n); }
 
 TEST_CASE("a decoder's steps choose what the four verbs choose: full", "[cuda]") {
   run_batches<presets::full>(1, 6, [](random_source&, cache_shape const&) { return presets::full{}; });
@@ -69,6 +72,52 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: chess", "[cuda]"
     run_batches<presets::chess>(
         5, 20, [&](random_source& random, cache_shape const&) { return some_chess(random, standardised); }, false);
   }
+}
+
+/// CHESS's pages with another part in place of one of its own.
+template <class Change>
+void run_changed_chess(std::uint64_t seed, Change change) {
+  auto const made = [&](random_source& random) {
+    auto const of = some_chess(random, false).parts().retrieve;
+    return policy{keep_all{}, change(random, of)};
+  };
+  random_source any(seed);
+  run_batches<decltype(made(any))>(
+      seed, 12, [&](random_source& random, cache_shape const&) { return made(random); }, false);
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: chess with a part of another kind", "[cuda]") {
+  auto const with = [](auto const& of, auto const& budget, auto const& trigger) {
+    return keep{of.segment, of.pool, of.score, budget, of.select, of.window, trigger};
+  };
+  SECTION("a number of tokens") {
+    run_changed_chess(31, [&](random_source& random, auto const& of) {
+      return with(of, budgets::tokens{.count = narrow(random.between(4 * of.segment.page, 70)), .at_most = true}, of.trigger);
+    });
+  }
+  SECTION("renewed every so many steps") {
+    run_changed_chess(32, [&](random_source& random, auto const& of) {
+      return with(of, of.budget, triggers::every{narrow(random.between(1, 4))});
+    });
+  }
+  SECTION("renewed by entropy alone") {
+    run_changed_chess(33, [&](random_source&, auto const& of) { return with(of, of.budget, of.trigger.second); });
+  }
+  SECTION("chosen once, behind the prompt") {
+    run_changed_chess(34, [&](random_source&, auto const& of) { return with(of, of.budget, triggers::prefill{}); });
+  }
+}
+
+/// As examples/own_policy: a scorer of one function, and quest's pages of what it retains.
+TEST_CASE("a decoder's steps choose what the four verbs choose: a scorer of one's own", "[cuda]") {
+  static constexpr auto value_recency =
+      score_tokens([](auto, auto value, auto age) { return norm(value) * std::exp(-static_cast<float>(age) / 512.f); });
+  auto const made = [](std::int32_t tokens, std::int32_t read) {
+    return retain(value_recency, {.tokens = tokens, .sinks = 4}) + presets::quest{.tokens = read, .page = 4};
+  };
+  run_batches<decltype(made(0, 0))>(35, 12, [&](random_source& random, cache_shape const&) {
+    return made(narrow(random.between(40, 80)), narrow(random.between(16, 40)));
+  });
 }
 
 TEST_CASE("a decoder's steps choose what the four verbs choose: sentencekv", "[cuda]") {

@@ -1,4 +1,4 @@
-#include "kvpolicy/gpu/decode/resident.hpp"
+#include "kvpolicy/gpu/resident_rows.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>

@@ -1,5 +1,5 @@
 // Rows that lists name and that are not on the device, brought from pinned host memory: nearly all of them, each time.
-#include "kvpolicy/gpu/decode/resident.hpp"
+#include "kvpolicy/gpu/resident_rows.hpp"
 #include "lists.hpp"
 #include "primitives.hpp"
 

@@ -1,7 +1,7 @@
 // A layer's keys against a prompt's last queries (SnapKV), smoothed as presets do it. One sequence after the other, as prefill
 // is.
 #include "cache.hpp"
-#include "kvpolicy/gpu/decode/batch.hpp"
+#include "kvpolicy/gpu/batch.hpp"
 #include "kvpolicy/gpu/launch/prompt.hpp"
 #include "primitives.hpp"
 

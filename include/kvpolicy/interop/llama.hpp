@@ -199,8 +199,8 @@ class session {
 
   /// With a managed cache: a sequence's rows, the positions that they have, and what its policy remembers, as bytes that
   /// another process may load. `policy` names the policy that the sequence has, its text as a rule. Throws unsupported without
-  /// a managed cache, and for a policy with a part of one's own that does not say what of it lasts (kvpolicy/archive.hpp); error where
-  /// a tier lost rows.
+  /// a managed cache, and for a policy with a part of one's own that does not say what of it lasts (kvpolicy/archive.hpp);
+  /// error where a tier lost rows.
   std::vector<std::byte> save_state(std::string const& policy, llama_seq_id of = 0);
   /// The sequence becomes what was saved, and has no other tokens; the engine must have none of it (llama_memory_seq_rm). Its
   /// next token is the one behind: decode() counts on from there where a batch has no positions. Throws invalid_value, and

@@ -27,7 +27,8 @@ struct cascade {
           s.levels;
         },
         "selectors::cascade takes a hierarchy, whose pool has refresh(summaries, exec) and levels: pools::hierarchical_mean");
-    static_assert(std::same_as<Budget, budgets::fractions>, "selectors::cascade spends budgets::fractions, one a level");
+    static_assert(!Budget::reads_scores,
+                  "selectors::cascade takes a budget that reads no scores: budgets::fractions, or a number of tokens");
     static_assert(makes_anchor<Score, Pool, Segment>,
                   "the scorer lacks anchor(summaries, exec) for this pool's summaries, which selectors::cascade calls");
     return true;
@@ -91,11 +92,12 @@ struct cascade {
     keep.pool.refresh(summaries, exec);
     if (summaries.units(0) == 0) return;
     std::span<float const> const anchor = keep.score.anchor(summaries, exec);
-    std::array all{cascade_level{summaries.of(2), summaries.levels[2].fan_out, keep.budget.grids},
-                   cascade_level{summaries.of(1), summaries.levels[1].fan_out, keep.budget.chunks},
-                   cascade_level{summaries.of(0), 1, keep.budget.pages}};
+    std::array const fractions = fractions_of(keep.budget);
+    std::array all{cascade_level{summaries.of(2), summaries.levels[2].fan_out, fractions[2]},
+                   cascade_level{summaries.of(1), summaries.levels[1].fan_out, fractions[1]},
+                   cascade_level{summaries.of(0), 1, fractions[0]}};
     std::span const levels = std::span(all).last(static_cast<std::size_t>(depth));
-    if (!plan(keep, levels, safe)) return;
+    if (!plan(keep, levels, safe, {.shape = input.view.shape(), .tokens = input.tokens, .prompt = input.prompt_tokens})) return;
     auto const local = [&](std::size_t l, std::span<std::int32_t const> units, std::span<float> out) {
       score_dot(anchor, levels[l].vectors, units, out, exec);
     };
@@ -124,16 +126,31 @@ struct cascade {
 
   /// What each level may keep, from what is protected and the budget. False where no page can be chosen.
   template <class Keep>
-  bool plan(Keep const& keep, std::span<cascade_level> levels, protected_tokens const& safe) const noexcept {
+  bool plan(Keep const& keep, std::span<cascade_level> levels, protected_tokens const& safe,
+            budget_request const& request) const noexcept {
     std::int64_t const page = keep.segment.page;
     if (!paper_literal) {
       if (safe.sink_end >= safe.recent_begin) return false;
       limit(levels, safe.sink_end / page, safe.recent_begin / page);
     }
-    if (keep.budget.tokens == 0) return true;
-    std::int64_t const left = (keep.budget.tokens - safe.counted) / page;
+    std::int64_t const tokens = tokens_of(keep.budget, request);
+    if (tokens == 0) return true;
+    std::int64_t const left = (tokens - safe.counted) / page;
     if (left >= 1) spend(left, levels);
     return left >= 1;
+  }
+
+  /// Of the live units of pages, chunks and grids, what a budget of fractions keeps.
+  template <class Budget>
+  static std::array<float, 3> fractions_of(Budget const& budget) noexcept {
+    if constexpr (requires { budget.grids; }) return {budget.pages, budget.chunks, budget.grids};
+    else return {1, 1, 1};
+  }
+  /// Tokens in all, protected ones included; 0: fractions alone decide.
+  template <class Budget>
+  static std::int64_t tokens_of(Budget const& budget, budget_request const& request) noexcept {
+    if constexpr (requires { budget.grids; }) return budget.tokens;
+    else return budget.of(request);
   }
 
  private:

@@ -7,15 +7,19 @@
 #include <type_traits>
 #include <vector>
 
+#include "kvpolicy/gpu/decode/cascade.hpp"
+#include "kvpolicy/gpu/decode/drift.hpp"
 #include "kvpolicy/gpu/decode/evicted.hpp"
-#include "kvpolicy/gpu/decode/hierarchy.hpp"
+#include "kvpolicy/gpu/decode/fill.hpp"
 #include "kvpolicy/gpu/decode/retained.hpp"
-#include "kvpolicy/gpu/decode/satellites.hpp"
-#include "kvpolicy/gpu/decode/sentences.hpp"
-#include "kvpolicy/gpu/decode/sequence_view.hpp"
+#include "kvpolicy/gpu/decode/units.hpp"
 #include "kvpolicy/gpu/launch/attend.hpp"
+#include "kvpolicy/gpu/scorers/anchor_affinity.hpp"
+#include "kvpolicy/gpu/scorers/pivot_attention.hpp"
+#include "kvpolicy/gpu/scorers/query_mean_dot.hpp"
 #include "kvpolicy/gpu/scorers/representatives.hpp"
 #include "kvpolicy/gpu/scorers/upper_bound.hpp"
+#include "kvpolicy/gpu/sequence_view.hpp"
 #include "kvpolicy/policy.hpp"
 
 namespace kvpolicy::gpu {
@@ -47,10 +51,34 @@ concept decodable =
     decodable_retain<decltype(parts_t<Policy>::retain), D> && decodable_retrieve<decltype(parts_t<Policy>::retrieve), D> &&
     decodable_together<decltype(parts_t<Policy>::retain), decltype(parts_t<Policy>::retrieve), D>;
 
+/// One static_assert for each part that can lack kernels.
+template <class Parts, class D>
+consteval bool fits_on_device() {
+  using retain = decltype(Parts::retain);
+  using retrieve = decltype(Parts::retrieve);
+  static_assert(decodable_retain<retain, D>,
+                "the retain's trigger and scorer have no kernels for every step: use triggers::prefill, or the four verbs with "
+                "cuda_exec");
+  if constexpr (!std::same_as<retrieve, keep_all>) {
+    static_assert(scores_on_device<retrieve, D>,
+                  "the retrieve's pool and scorer have no kernels: specialise gpu::unit_scores for them, or use the four verbs "
+                  "with cuda_exec");
+    static_assert(budgets_on_device<retrieve>, "the retrieve's budget reads scores, which the device alone has");
+    static_assert(triggers_on_device<retrieve> || decodable_retrieve<retrieve, D>,
+                  "the retrieve's trigger has no kernels: give it an on_device(), or use the four verbs with cuda_exec");
+    static_assert(decodable_retrieve<retrieve, D>,
+                  "the retrieve's selector has no kernels with this segmenter, window and trigger");
+  }
+  static_assert(
+      !decodable_retain<retain, D> || !decodable_retrieve<retrieve, D> || decodable_together<retain, retrieve, D>,
+      "the retrieve can't choose among what this retain leaves: its kernels go by index, and need a choice that stands");
+  return true;
+}
+
 /// Whether the host knows, when a step is planned, how many tokens each of its lists will name (decoder::listed).
-template <class Stage>
-concept counts_lists = requires(Stage const& stage) {
-  stage.listed(layer_id{}, std::int64_t{}, head_id{}, std::int64_t{});
+template <class State>
+concept counts_lists = requires(State const& state) {
+  state.listed(layer_id{}, std::int64_t{}, head_id{}, std::int64_t{});
 };
 template <class Policy, class D>
 concept known_counts = decodable<Policy, D> &&(std::same_as<decltype(parts_t<Policy>::retrieve), keep_all>
@@ -61,9 +89,9 @@ concept known_counts = decodable<Policy, D> &&(std::same_as<decltype(parts_t<Pol
 /// to the device; choose() enqueues kernels whose arguments are the same at every step, so that a step can be captured once and
 /// replayed after each plan(). Owned by the engine; not thread-safe.
 template <policy_like Policy, owning_device D>
-  requires decodable<Policy, D>
 class decoder {
   using parts_type = parts_t<Policy>;
+  static_assert(fits_on_device<parts_type, D>());
   using retain_state = decode_retain<decltype(parts_type::retain), D>;
   using retrieve_state = decode_retrieve<decltype(parts_type::retrieve), D>;
 

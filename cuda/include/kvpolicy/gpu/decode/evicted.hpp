@@ -18,52 +18,51 @@
 namespace kvpolicy::gpu {
 
 /// A step's attention is over what the last one left and the step's own token; its weights decide what is left for the next.
-template <evicting_scorer Score, class Budget, class Select, class Window, owning_device D>
-requires Score::after_attention class decode_retain<
-    keep<segments::tokens, pools::none, Score, Budget, Select, Window, triggers::every_step>, D> {
-  using rule_type = keep<segments::tokens, pools::none, Score, Budget, Select, Window, triggers::every_step>;
-  static constexpr bool sums = std::same_as<Score, scorers::accumulated_attention>;
-  static_assert(sums || std::same_as<Score, scorers::last_attention>, "no kernel evicts by this score");
+template <class Rule, owning_device D>
+  requires(std::same_as<typename Rule::score_type, scorers::accumulated_attention> ||
+           std::same_as<typename Rule::score_type, scorers::last_attention>)
+&&std::same_as<typename Rule::trigger_type, triggers::every_step>&& budgets_on_device<Rule> class decode_retain<Rule, D> {
+  static constexpr bool sums = std::same_as<typename Rule::score_type, scorers::accumulated_attention>;
   /// Rows of each layer's numbers.
   enum number { last_tokens, most, sink_end, recent_begin, first_query, tail, rows };
 
  public:
   static constexpr bool stays = false;
 
-  explicit decode_retain(decode_stage<rule_type, D> const& stage)
-      : stage_(stage),
-        prompts_({stage.rule, keep_all{}}, stage.shape, stage.sequences),
-        stepped_(static_cast<std::size_t>(stage.sequences)),
-        numbers_(*stage.device, stage.shape.layers * rows, stage.sequences),
-        lists_(*stage.device, stage.shape.layers, stage.sequences,
-               rule_type::granularity == scope::head ? stage.shape.kv_heads : 1, stage.shape.max_tokens),
-        weights_(stage.template by_layer<float>(stage.heads() * stage.shape.max_tokens)),
-        sums_(stage.template by_layer<float>(sums ? stage.heads() * stage.shape.max_tokens : 0)) {}
+  explicit decode_retain(decode_context<Rule, D> const& context)
+      : context_(context),
+        prompts_({context.rule, keep_all{}}, context.shape, context.sequences),
+        stepped_(static_cast<std::size_t>(context.sequences)),
+        numbers_(*context.device, context.shape.layers * rows, context.sequences),
+        lists_(*context.device, context.shape.layers, context.sequences,
+               Rule::granularity == scope::head ? context.shape.kv_heads : 1, context.shape.max_tokens),
+        weights_(context.template by_layer<float>(context.heads() * context.shape.max_tokens)),
+        sums_(context.template by_layer<float>(sums ? context.heads() * context.shape.max_tokens : 0)) {}
 
   template <class View, class Exec>
   void prefill(prompt_piece<View> const& piece, Exec& exec) {
     auto& state = prompts_.prefill(piece, exec);
     layer_id const layer = piece.layer;
     stepped_[static_cast<std::size_t>(piece.sequence)] = 0;
-    if (stage_.rule.layers.dense(layer)) return;
-    lists_.upload(layer, piece.sequence, state.retain().lists(layer), *stage_.device);
+    if (context_.rule.layers.dense(layer)) return;
+    lists_.upload(layer, piece.sequence, state.retain().lists(layer), *context_.device);
     if constexpr (sums) {
       auto& memory = state.retain().memory();
       numbers_.set(layer.value * rows + first_query, piece.sequence, memory.first_query);
-      std::vector<float> of_head(static_cast<std::size_t>(stage_.shape.max_tokens));  // tokens to come begin at nothing
-      for (std::int64_t h = 0; h < stage_.shape.kv_heads; ++h) {
+      std::vector<float> of_head(static_cast<std::size_t>(context_.shape.max_tokens));  // tokens to come begin at nothing
+      for (std::int64_t h = 0; h < context_.shape.kv_heads; ++h) {
         std::copy_n(memory.row(layer, h), piece.view.tokens(), of_head.begin());
-        std::int64_t const row = piece.sequence * stage_.shape.kv_heads + h;
-        stage_.device->upload(part_of(sums_.of(layer), row * stage_.shape.max_tokens, stage_.shape.max_tokens), of_head.data(),
-                              stage_.shape.max_tokens);
+        std::int64_t const row = piece.sequence * context_.shape.kv_heads + h;
+        context_.device->upload(part_of(sums_.of(layer), row * context_.shape.max_tokens, context_.shape.max_tokens),
+                                of_head.data(), context_.shape.max_tokens);
       }
     }
   }
 
   /// What the last step evicts is decided at this one, with the last one's numbers.
   void plan(std::int64_t sequence, std::int64_t, std::int64_t tokens) {
-    rule_type const& rule = stage_.rule;
-    cache_shape const& shape = stage_.shape;
+    Rule const& rule = context_.rule;
+    cache_shape const& shape = context_.shape;
     std::int64_t& last = stepped_[static_cast<std::size_t>(sequence)];
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       bool const dense = rule.layers.dense({l});
@@ -81,12 +80,12 @@ requires Score::after_attention class decode_retain<
     }
     if (tokens > 0) last = tokens;
   }
-  void upload() const { numbers_.upload(*stage_.device); }
+  void upload() const { numbers_.upload(*context_.device); }
 
   void choose(decode_step const& step) {
     layer_id const layer = step.layer;
-    cache_shape const& shape = stage_.shape;
-    if (stage_.rule.layers.dense(layer) || stage_.rule.layers.leader(layer) != layer) return;
+    cache_shape const& shape = context_.shape;
+    if (context_.rule.layers.dense(layer) || context_.rule.layers.leader(layer) != layer) return;
     evict_body::arguments a{};
     a.ids = lists_.units(layer);
     a.stride = lists_.stride();
@@ -102,34 +101,34 @@ requires Score::after_attention class decode_retain<
     a.heads = static_cast<std::int32_t>(shape.kv_heads);
     if constexpr (sums) {
       a.sums = sums_.of(layer);
-      a.mean = stage_.rule.score.mean;
+      a.mean = context_.rule.score.mean;
     }
-    stage_.device->template launch<evict_body>({lists_.lists(), stage_.sequences, 1}, a);
+    context_.device->template launch<evict_body>({lists_.lists(), context_.sequences, 1}, a);
     list_weights w{};
     w.queries = step.queries;
     w.scale = step.scale;
     w.group = static_cast<std::int32_t>(shape.group());
     w.keys = step.keys;
     w.lists = lists(layer, step.lengths);
-    w.sequences = stage_.sequences;
-    w.most_tokens = std::min(shape.max_tokens, stage_.rule.budget.most_tokens(shape) + 1);  // with the step's own token
+    w.sequences = context_.sequences;
+    w.most_tokens = std::min(shape.max_tokens, context_.rule.budget.most_tokens(shape) + 1);  // with the step's own token
     w.out = weights_.of(layer);
     w.sequence_stride = shape.kv_heads * shape.max_tokens;
     w.head_stride = shape.max_tokens;
-    launch_list_weights(*stage_.device, w);
+    launch_list_weights(*context_.device, w);
   }
 
   token_lists lists(layer_id layer, per_sequence const& lengths) const noexcept {
-    if (stage_.rule.layers.dense(layer)) return all_of(lengths);
-    return lists_.of(stage_.rule.layers.leader(layer), number_of(layer, tail), lengths,
-                     stage_.rule.budget.most_tokens(stage_.shape));
+    if (context_.rule.layers.dense(layer)) return all_of(lengths);
+    return lists_.of(context_.rule.layers.leader(layer), number_of(layer, tail), lengths,
+                     context_.rule.budget.most_tokens(context_.shape));
   }
 
  private:
   per_sequence number_of(layer_id layer, number row) const noexcept { return numbers_.of(layer.value * rows + row); }
 
-  decode_stage<rule_type, D> stage_;
-  host_prompts<policy<rule_type, keep_all>> prompts_;
+  decode_context<Rule, D> context_;
+  host_prompts<policy<Rule, keep_all>> prompts_;
   std::vector<std::int64_t> stepped_;  ///< tokens at the last step since the prompt, or 0
   step_numbers<D> numbers_;
   list_store<D> lists_;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kvpolicy/gpu/decode/stage.hpp"
+#include "kvpolicy/gpu/decode/context.hpp"
 
 namespace kvpolicy::gpu {
 

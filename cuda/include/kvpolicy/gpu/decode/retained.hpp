@@ -15,56 +15,56 @@
 namespace kvpolicy::gpu {
 
 /// Chosen at the prompt's end: the prompt's tokens that were kept, then every token since.
-template <class Segment, class Pool, class Score, class Budget, class Select, class Window, owning_device D>
-class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, triggers::prefill>, D> {
-  using rule_type = keep<Segment, Pool, Score, Budget, Select, Window, triggers::prefill>;
-  static constexpr bool of_request = rule_type::granularity == scope::request;
+template <class Rule, owning_device D>
+  requires std::same_as<typename Rule::trigger_type, triggers::prefill>
+class decode_retain<Rule, D> {
+  static constexpr bool of_request = Rule::granularity == scope::request;
 
  public:
   static constexpr bool stays = true;
 
-  explicit decode_retain(decode_stage<rule_type, D> const& stage)
-      : stage_(stage),
-        prompts_({stage.rule, keep_all{}}, stage.shape, stage.sequences),
-        tails_(*stage.device, stage.shape.layers, stage.sequences),
-        lists_(*stage.device, stage.shape.layers, stage.sequences,
-               rule_type::granularity == scope::head ? stage.shape.kv_heads : 1, stage.shape.max_tokens),
-        counts_(static_cast<std::size_t>(stage.shape.layers * lists_.rows())) {}
+  explicit decode_retain(decode_context<Rule, D> const& context)
+      : context_(context),
+        prompts_({context.rule, keep_all{}}, context.shape, context.sequences),
+        tails_(*context.device, context.shape.layers, context.sequences),
+        lists_(*context.device, context.shape.layers, context.sequences,
+               Rule::granularity == scope::head ? context.shape.kv_heads : 1, context.shape.max_tokens),
+        counts_(static_cast<std::size_t>(context.shape.layers * lists_.rows())) {}
 
   /// Decides by the four verbs' own parts, on the host, with the device's primitives.
   template <class View, class Exec>
   void prefill(prompt_piece<View> const& piece, Exec& exec) {
     auto& state = prompts_.prefill(piece, exec);
-    bool const dense = stage_.rule.layers.dense(piece.layer);
+    bool const dense = context_.rule.layers.dense(piece.layer);
     tails_.set(piece.layer.value, piece.sequence, dense ? 0 : piece.view.tokens());
     std::span<range_list const> lists = state.retain().lists(piece.layer);
     std::vector<range_list> const none(lists.size());
     if (dense) lists = none;
-    lists_.upload(piece.layer, piece.sequence, lists, *stage_.device);
+    lists_.upload(piece.layer, piece.sequence, lists, *context_.device);
     for (std::size_t l = 0; l < lists.size(); ++l) counts_[place(piece.layer, piece.sequence, l)] = token_count(lists[l]);
   }
 
   void plan(std::int64_t, std::int64_t, std::int64_t) const noexcept {}
-  void upload() const { tails_.upload(*stage_.device); }
+  void upload() const { tails_.upload(*context_.device); }
   std::span<range_list const> kept(std::int64_t sequence, layer_id layer) const noexcept {
     return prompts_[sequence].retain().lists(layer);
   }
   token_lists kept_lists(std::int64_t sequence, layer_id layer, std::int64_t tokens) const noexcept {
-    if (stage_.rule.layers.dense(layer)) return all_of({{}, tokens});
+    if (context_.rule.layers.dense(layer)) return all_of({{}, tokens});
     return lists_.of_sequence(layer, sequence, tokens);
   }
   std::int64_t retained_lists() const noexcept { return lists_.lists(); }
   void choose(decode_step const&) const noexcept {}
 
   std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t tokens) const {
-    if (stage_.rule.layers.dense(layer)) return tokens;
+    if (context_.rule.layers.dense(layer)) return tokens;
     std::int64_t const since = tokens - tails_.get(deciding(layer).value, sequence);
     return counts_[place(deciding(layer), sequence, lists_.lists() == 1 ? 0 : static_cast<std::size_t>(head.value))] + since;
   }
 
   token_lists lists(layer_id layer, per_sequence const& lengths) const noexcept {
     // Every token since the prompt comes on top: a thousand are reckoned with.
-    std::int64_t const about = stage_.rule.layers.dense(layer) ? 0 : stage_.rule.budget.most_tokens(stage_.shape) + 1024;
+    std::int64_t const about = context_.rule.layers.dense(layer) ? 0 : context_.rule.budget.most_tokens(context_.shape) + 1024;
     return lists_.of(deciding(layer), tails_.of(deciding(layer).value), lengths, about);
   }
 
@@ -74,28 +74,29 @@ class decode_retain<keep<Segment, Pool, Score, Budget, Select, Window, triggers:
     return static_cast<std::size_t>(layer.value * lists_.rows() + sequence * lists_.lists()) + list;
   }
 
-  decode_stage<rule_type, D> stage_;
-  host_prompts<policy<rule_type, keep_all>> prompts_;
+  decode_context<Rule, D> context_;
+  host_prompts<policy<Rule, keep_all>> prompts_;
   step_numbers<D> tails_;
   list_store<D> lists_;
   std::vector<std::int64_t> counts_;  ///< `[layers, sequences, lists]` tokens of the prompt
 };
 
 /// The first tokens and the last ones (StreamingLLM). What has left the window does not come back.
-template <class Budget, class Window, owning_device D>
-class decode_retain<keep<segments::tokens, pools::none, scorers::recency, Budget, selectors::top, Window, triggers::every_step>,
-                    D> {
-  using rule_type = keep<segments::tokens, pools::none, scorers::recency, Budget, selectors::top, Window, triggers::every_step>;
+template <class Rule, owning_device D>
+  requires std::same_as<typename Rule::score_type, scorers::recency> &&
+      std::same_as<typename Rule::select_type, selectors::top> &&
+      std::same_as<typename Rule::trigger_type, triggers::every_step> && budgets_on_device<Rule>
+class decode_retain<Rule, D> {
   enum number { tail, sinks, rows };
 
  public:
   static constexpr bool stays = false;
 
-  explicit decode_retain(decode_stage<rule_type, D> const& stage)
-      : stage_(stage),
-        numbers_(*stage.device, rows, stage.sequences),
-        kept_(static_cast<std::size_t>(stage.sequences)),
-        ids_(counted(*stage.device, stage.shape.max_tokens)) {}
+  explicit decode_retain(decode_context<Rule, D> const& context)
+      : context_(context),
+        numbers_(*context.device, rows, context.sequences),
+        kept_(static_cast<std::size_t>(context.sequences)),
+        ids_(counted(*context.device, context.shape.max_tokens)) {}
 
   template <class View, class Exec>
   void prefill(prompt_piece<View> const& piece, Exec&) {
@@ -109,7 +110,7 @@ class decode_retain<keep<segments::tokens, pools::none, scorers::recency, Budget
     numbers_.set(tail, sequence, mine.begin);
     numbers_.set(sinks, sequence, std::min(mine.sinks, mine.begin));
   }
-  void upload() const { numbers_.upload(*stage_.device); }
+  void upload() const { numbers_.upload(*context_.device); }
   void choose(decode_step const&) const noexcept {}
 
   std::int64_t listed(layer_id, std::int64_t sequence, head_id, std::int64_t tokens) const noexcept {
@@ -121,7 +122,7 @@ class decode_retain<keep<segments::tokens, pools::none, scorers::recency, Budget
             .named = numbers_.of(sinks).values,
             .tail = numbers_.of(tail),
             .tokens = lengths,
-            .about = stage_.rule.budget.most_tokens(stage_.shape)};
+            .about = context_.rule.budget.most_tokens(context_.shape)};
   }
 
  private:
@@ -131,16 +132,16 @@ class decode_retain<keep<segments::tokens, pools::none, scorers::recency, Budget
   };
 
   void slide(std::int64_t sequence, std::int64_t tokens) {
-    cache_shape const& shape = stage_.shape;
+    cache_shape const& shape = context_.shape;
     std::int64_t const most =
-        stage_.rule.budget.of({.shape = shape, .heads = {0, shape.kv_heads}, .tokens = tokens, .prompt = tokens});
+        context_.rule.budget.of({.shape = shape, .heads = {0, shape.kv_heads}, .tokens = tokens, .prompt = tokens});
     if (tokens <= most) return;
     window& mine = kept_[static_cast<std::size_t>(sequence)];
-    mine.sinks = std::min({mine.sinks, static_cast<std::int64_t>(stage_.rule.window.sinks), most});
+    mine.sinks = std::min({mine.sinks, static_cast<std::int64_t>(context_.rule.window.sinks), most});
     mine.begin = std::max(mine.begin, tokens - (most - mine.sinks));
   }
 
-  decode_stage<rule_type, D> stage_;
+  decode_context<Rule, D> context_;
   step_numbers<D> numbers_;
   std::vector<window> kept_;
   array_of<D, std::int32_t> ids_;  ///< 0, 1, 2, ...

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kvpolicy/detail/rope_table.hpp"
-#include "kvpolicy/gpu/decode/stage.hpp"
+#include "kvpolicy/gpu/decode/context.hpp"
 #include "kvpolicy/gpu/kernel/rope_table.hpp"
 
 namespace kvpolicy::gpu {

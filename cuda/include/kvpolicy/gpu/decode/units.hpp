@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "kvpolicy/exec/host.hpp"
-#include "kvpolicy/gpu/decode/stage.hpp"
+#include "kvpolicy/gpu/decode/context.hpp"
 #include "kvpolicy/gpu/kernel/representatives.hpp"
 #include "kvpolicy/gpu/launch/units.hpp"
 #include "kvpolicy/segments/pages.hpp"
@@ -24,152 +24,146 @@ struct unit_candidates {
   bool by_head = false;
 };
 
-/// A rule's pool and scorer on the device, of every layer: one specialisation for each pair.
-/// Requires: a constructor from decode_stage and the units that a sequence has at most; `prefill(piece, exec)`; `score(step,
-/// among, scores)`, which takes the step's token in and writes `[sequences, kv_heads, units]`; `by_index`, whether units may be
-/// of what a retain left.
+template <class Select>
+inline constexpr bool is_top = false;
+template <scope Finest>
+inline constexpr bool is_top<selectors::basic_top<Finest>> = true;
+
+/// A choice at every step. `unit_scores` is made from the units that a sequence has at most, and has `prefill(piece, exec)`;
+/// `score(step, among, scores)`, which takes the step's token in and writes `[sequences, kv_heads, units]`; `by_index`, whether
+/// units may be of what a retain left. A window of whole pages: behind another one a page could be listed and reach into it.
 template <class Rule, owning_device D>
-class unit_scores;
+  requires is_top<typename Rule::select_type> &&(Rule::granularity != scope::request) &&
+      std::same_as<typename Rule::segment_type, segments::pages>&& std::same_as<typename Rule::window_type,
+                                                                                windows::pages>&& std::
+          same_as<typename Rule::trigger_type,
+                  triggers::every_step>&& scores_on_device<Rule, D>&& budgets_on_device<Rule> class decode_retrieve<Rule, D> {
+    /// Rows of each layer's numbers.
+    enum number { first, count, taken, tail, end, resident, rows };
 
-template <class Rule, class D>
-concept has_unit_scores = requires {
-  sizeof(unit_scores<Rule, D>);
-};
+   public:
+    static constexpr bool by_index = unit_scores<Rule, D>::by_index;
 
-/// A window of whole pages: behind another one a page could be listed and reach into it.
-template <class Pool, class Score, class Budget, scope Finest, owning_device D>
-  requires has_unit_scores<
-      keep<segments::pages, Pool, Score, Budget, selectors::basic_top<Finest>, windows::pages, triggers::every_step>, D>
-class decode_retrieve<
-    keep<segments::pages, Pool, Score, Budget, selectors::basic_top<Finest>, windows::pages, triggers::every_step>, D> {
-  using rule_type =
-      keep<segments::pages, Pool, Score, Budget, selectors::basic_top<Finest>, windows::pages, triggers::every_step>;
-  static_assert(!Budget::reads_scores, "a budget that reads scores is decided on the host");
-  static_assert(rule_type::granularity != scope::request, "a choice for the whole request has no kernel here");
-  /// Rows of each layer's numbers.
-  enum number { first, count, taken, tail, end, there, rows };
-
- public:
-  static constexpr bool by_index = unit_scores<rule_type, D>::by_index;
-
-  explicit decode_retrieve(decode_stage<rule_type, D> const& stage)
-      : stage_(stage),
-        units_(divided_up(stage.shape.max_tokens, stage.rule.segment.unit_size())),
-        planned_(stage.retained_lists > 1 ? stage.shape.kv_heads : 1),
-        numbers_(*stage.device, stage.shape.layers * rows, stage.sequences * planned_),
-        unit_scores_(stage, units_),
-        scores_(stage.template array<float>(stage.heads() * units_)),
-        summed_(stage.template array<float>(rule_type::granularity == scope::layer ? stage.sequences * units_ : 1)),
-        lists_(*stage.device, stage.shape.layers, stage.sequences,
-               rule_type::granularity == scope::head ? stage.shape.kv_heads : 1, units_, stage.rule.segment.unit_size()) {
-    if (stage.retained_lists > 0) {
-      // What the window protects beyond a share, and an open unit, come on top of the budget.
-      std::int64_t const most = (stage.rule.select.max_ranges(stage.rule, stage.shape) + 1) * stage.rule.segment.unit_size() +
-                                stage.rule.window.at(stage.shape.max_tokens, stage.shape.max_tokens).counted;
-      tokens_.emplace(*stage.device, stage.shape.layers, stage.sequences, stage.shape.kv_heads,
-                      std::min(stage.shape.max_tokens, most));
+    explicit decode_retrieve(decode_context<Rule, D> const& context)
+        : context_(context),
+          units_(divided_up(context.shape.max_tokens, context.rule.segment.unit_size())),
+          planned_(context.retained_lists > 1 ? context.shape.kv_heads : 1),
+          numbers_(*context.device, context.shape.layers * rows, context.sequences * planned_),
+          unit_scores_(context, units_),
+          scores_(context.template array<float>(context.heads() * units_)),
+          summed_(context.template array<float>(Rule::granularity == scope::layer ? context.sequences * units_ : 1)),
+          lists_(*context.device, context.shape.layers, context.sequences,
+                 Rule::granularity == scope::head ? context.shape.kv_heads : 1, units_, context.rule.segment.unit_size()) {
+      if (context.retained_lists > 0) {
+        // What the window protects beyond a share, and an open unit, come on top of the budget.
+        std::int64_t const most =
+            (context.rule.select.max_ranges(context.rule, context.shape) + 1) * context.rule.segment.unit_size() +
+            context.rule.window.at(context.shape.max_tokens, context.shape.max_tokens).counted;
+        tokens_.emplace(*context.device, context.shape.layers, context.sequences, context.shape.kv_heads,
+                        std::min(context.shape.max_tokens, most));
+      }
     }
-  }
 
-  template <class View, class Exec>
-  void prefill(prompt_piece<View> const& piece, Exec& exec) {
-    unit_scores_.prefill(piece, exec);
-  }
+    template <class View, class Exec>
+    void prefill(prompt_piece<View> const& piece, Exec& exec) {
+      unit_scores_.prefill(piece, exec);
+    }
 
-  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens, auto const& retained) {
-    rule_type const& rule = stage_.rule;
-    for (std::int64_t i = 0; i < stage_.shape.layers * planned_; ++i) {
-      layer_id const layer{i / planned_};
-      head_id const head{i % planned_};
-      auto const set = [&](number row, std::int64_t value) {
-        numbers_.set(layer.value * rows + row, sequence * planned_ + head.value, value);
+    void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens, auto const& retained) {
+      Rule const& rule = context_.rule;
+      for (std::int64_t i = 0; i < context_.shape.layers * planned_; ++i) {
+        layer_id const layer{i / planned_};
+        head_id const head{i % planned_};
+        auto const set = [&](number row, std::int64_t value) {
+          numbers_.set(layer.value * rows + row, sequence * planned_ + head.value, value);
+        };
+        for (number const row : {first, count, taken, tail, end, resident}) set(row, 0);
+        if (tokens == 0) continue;
+        std::int64_t const mine = retained(layer, head);
+        set(resident, mine);
+        if (rule.layers.dense(layer)) continue;
+        protected_tokens const safe = rule.window.at(mine, mine - (tokens - prompt));  // every token since the prompt is there
+        budget_request const request{.shape = context_.shape,
+                                     .layer = layer,
+                                     .heads = {head.value, planned_ > 1 ? 1 : context_.shape.kv_heads},
+                                     .tokens = mine,
+                                     .prompt = prompt};
+        auto const among = rule.select.candidates_of(rule, request, safe);
+        std::array<std::int32_t, 1> units{};
+        host_exec none;
+        if (among.any) rule.select.allot(rule, among, {}, units, none);
+        set(first, among.first);
+        set(count, among.count);
+        set(end, among.first + among.count);
+        set(taken, units[0]);
+        set(tail, safe.recent_begin);
+      }
+    }
+    void upload() const { numbers_.upload(*context_.device); }
+
+    void choose(decode_step const& step) {
+      layer_id const layer = step.layer;
+      if (context_.rule.layers.dense(layer) || context_.rule.layers.leader(layer) != layer) return;
+      unit_scores_.score(step, {number_of(layer, first), number_of(layer, count), number_of(layer, end), planned_ > 1},
+                         scores_.get());
+      top_k_body<1>::arguments top{};
+      top.scores = scores_.get();
+      if constexpr (Rule::granularity == scope::layer) {
+        context_.device->template launch<sum_heads_body>(
+            {divided_up(units_, sum_heads_body::threads), context_.sequences, 1},
+            {scores_.get(), units_, static_cast<std::int32_t>(context_.shape.kv_heads), number_of(layer, end), summed_.get()});
+        top.scores = summed_.get();
+      }
+      top.score_stride = units_;
+      top.first = number_of(layer, first);
+      top.columns = number_of(layer, count);
+      top.k = number_of(layer, taken);
+      top.rows_of_number = static_cast<std::int32_t>(lists_.lists() / planned_);
+      top.indices = lists_.units(layer);
+      top.index_stride = units_;
+      top.tokens = lists_.named(layer);
+      top.unit_size = static_cast<std::int32_t>(context_.rule.segment.unit_size());
+      launch_top_k(*context_.device, top, lists_.rows(), units_);
+      if (!tokens_) return;
+      context_.device->template launch<named_tokens_body>(
+          {context_.shape.kv_heads, context_.sequences, 1},
+          {lists_.units(layer), units_, lists_.named(layer), top.unit_size, number_of(layer, tail), top.rows_of_number,
+           step.retained, tokens_->units(layer), tokens_->stride(), tokens_->named(layer),
+           static_cast<std::int32_t>(context_.shape.kv_heads)});
+    }
+
+    std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t) const noexcept {
+      auto const get = [&](layer_id of, number row) {
+        return numbers_.get(of.value * rows + row, sequence * planned_ + (planned_ > 1 ? head.value : 0));
       };
-      for (number const row : {first, count, taken, tail, end, there}) set(row, 0);
-      if (tokens == 0) continue;
-      std::int64_t const mine = retained(layer, head);
-      set(there, mine);
-      if (rule.layers.dense(layer)) continue;
-      protected_tokens const safe = rule.window.at(mine, mine - (tokens - prompt));  // every token since the prompt is there
-      budget_request const request{.shape = stage_.shape,
-                                   .layer = layer,
-                                   .heads = {head.value, planned_ > 1 ? 1 : stage_.shape.kv_heads},
-                                   .tokens = mine,
-                                   .prompt = prompt};
-      auto const among = rule.select.candidates_of(rule, request, safe);
-      std::array<std::int32_t, 1> units{};
-      host_exec none;
-      if (among.any) rule.select.allot(rule, among, {}, units, none);
-      set(first, among.first);
-      set(count, among.count);
-      set(end, among.first + among.count);
-      set(taken, units[0]);
-      set(tail, safe.recent_begin);
+      if (context_.rule.layers.dense(layer)) return get(layer, resident);
+      layer_id const leader = context_.rule.layers.leader(layer);
+      return (get(leader, first) + get(leader, taken)) * context_.rule.segment.unit_size() + get(layer, resident) -
+             get(layer, tail);
     }
-  }
-  void upload() const { numbers_.upload(*stage_.device); }
 
-  void choose(decode_step const& step) {
-    layer_id const layer = step.layer;
-    if (stage_.rule.layers.dense(layer) || stage_.rule.layers.leader(layer) != layer) return;
-    unit_scores_.score(step, {number_of(layer, first), number_of(layer, count), number_of(layer, end), planned_ > 1},
-                       scores_.get());
-    top_k_body<1>::arguments top{};
-    top.scores = scores_.get();
-    if constexpr (rule_type::granularity == scope::layer) {
-      stage_.device->template launch<sum_heads_body>(
-          {divided_up(units_, sum_heads_body::threads), stage_.sequences, 1},
-          {scores_.get(), units_, static_cast<std::int32_t>(stage_.shape.kv_heads), number_of(layer, end), summed_.get()});
-      top.scores = summed_.get();
+    token_lists lists(layer_id layer, token_lists const& retained) const noexcept {
+      if (context_.rule.layers.dense(layer)) return retained;
+      if (tokens_) {
+        return tokens_->of(context_.rule.layers.leader(layer), {{}, token_lists::no_tail}, retained.tokens,
+                           context_.rule.budget.most_tokens(context_.shape));
+      }
+      return lists_.of(context_.rule.layers.leader(layer), number_of(layer, tail), retained.tokens,
+                       context_.rule.budget.most_tokens(context_.shape));
     }
-    top.score_stride = units_;
-    top.first = number_of(layer, first);
-    top.columns = number_of(layer, count);
-    top.k = number_of(layer, taken);
-    top.rows_of_number = static_cast<std::int32_t>(lists_.lists() / planned_);
-    top.indices = lists_.units(layer);
-    top.index_stride = units_;
-    top.tokens = lists_.named(layer);
-    top.unit_size = static_cast<std::int32_t>(stage_.rule.segment.unit_size());
-    launch_top_k(*stage_.device, top, lists_.rows(), units_);
-    if (!tokens_) return;
-    stage_.device->template launch<named_tokens_body>(
-        {stage_.shape.kv_heads, stage_.sequences, 1},
-        {lists_.units(layer), units_, lists_.named(layer), top.unit_size, number_of(layer, tail), top.rows_of_number,
-         step.retained, tokens_->units(layer), tokens_->stride(), tokens_->named(layer),
-         static_cast<std::int32_t>(stage_.shape.kv_heads)});
-  }
 
-  std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t) const noexcept {
-    auto const get = [&](layer_id of, number row) {
-      return numbers_.get(of.value * rows + row, sequence * planned_ + (planned_ > 1 ? head.value : 0));
-    };
-    if (stage_.rule.layers.dense(layer)) return get(layer, there);
-    layer_id const leader = stage_.rule.layers.leader(layer);
-    return (get(leader, first) + get(leader, taken)) * stage_.rule.segment.unit_size() + get(layer, there) - get(layer, tail);
-  }
+   private:
+    per_sequence number_of(layer_id layer, number row) const noexcept { return numbers_.of(layer.value * rows + row); }
 
-  token_lists lists(layer_id layer, token_lists const& retained) const noexcept {
-    if (stage_.rule.layers.dense(layer)) return retained;
-    if (tokens_) {
-      return tokens_->of(stage_.rule.layers.leader(layer), {{}, token_lists::no_tail}, retained.tokens,
-                         stage_.rule.budget.most_tokens(stage_.shape));
-    }
-    return lists_.of(stage_.rule.layers.leader(layer), number_of(layer, tail), retained.tokens,
-                     stage_.rule.budget.most_tokens(stage_.shape));
-  }
-
- private:
-  per_sequence number_of(layer_id layer, number row) const noexcept { return numbers_.of(layer.value * rows + row); }
-
-  decode_stage<rule_type, D> stage_;
-  std::int64_t units_;    ///< of a sequence, at most
-  std::int64_t planned_;  ///< numbers of a sequence and layer: one for all lists, or, where a retain left unequal ones, each
-  step_numbers<D> numbers_;
-  unit_scores<rule_type, D> unit_scores_;
-  array_of<D, float> scores_;            ///< `[sequences, kv_heads, units]`
-  array_of<D, float> summed_;            ///< `[sequences, units]`, of a layer's list
-  list_store<D> lists_;                  ///< of units
-  std::optional<list_store<D>> tokens_;  ///< where units are of what a retain left
-};
+    decode_context<Rule, D> context_;
+    std::int64_t units_;    ///< of a sequence, at most
+    std::int64_t planned_;  ///< numbers of a sequence and layer: one for all lists, or, where a retain left unequal ones, each
+    step_numbers<D> numbers_;
+    unit_scores<Rule, D> unit_scores_;
+    array_of<D, float> scores_;            ///< `[sequences, kv_heads, units]`
+    array_of<D, float> summed_;            ///< `[sequences, units]`, of a layer's list
+    list_store<D> lists_;                  ///< of units
+    std::optional<list_store<D>> tokens_;  ///< where units are of what a retain left
+  };
 
 }  // namespace kvpolicy::gpu

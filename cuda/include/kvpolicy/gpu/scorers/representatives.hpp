@@ -22,26 +22,26 @@ class unit_scores<Rule, D> {
  public:
   static constexpr bool by_index = false;
 
-  unit_scores(decode_stage<Rule, D> const& stage, std::int64_t units)
-      : stage_(stage),
+  unit_scores(decode_context<Rule, D> const& context, std::int64_t units)
+      : context_(context),
         units_(units),
-        prompts_({keep_all{}, stage.rule}, stage.shape, stage.sequences),
-        given_(static_cast<std::size_t>(stage.sequences)),
-        vectors_(stage.template by_layer<float>(stage.heads() * units * stage.shape.head_dim)),
-        queries_(stage.template by_layer<float>(stage.heads() * stage.rule.score.block * stage.shape.head_dim)),
-        current_(stage.template array<float>(stage.heads() * stage.shape.head_dim)),
-        rope_(stage.shape, stage.rule.score.pre_rope, *stage.device) {
+        prompts_({keep_all{}, context.rule}, context.shape, context.sequences),
+        given_(static_cast<std::size_t>(context.sequences)),
+        vectors_(context.template by_layer<float>(context.heads() * units * context.shape.head_dim)),
+        queries_(context.template by_layer<float>(context.heads() * context.rule.score.block * context.shape.head_dim)),
+        current_(context.template array<float>(context.heads() * context.shape.head_dim)),
+        rope_(context.shape, context.rule.score.pre_rope, *context.device) {
     constexpr std::int64_t longest = represent_body<element_type::f32>::longest_block;
-    KVPOLICY_EXPECTS(stage.rule.score.block <= longest, "blocks of " + std::to_string(stage.rule.score.block) +
-                                                            " tokens have no kernel; the longest are of " +
-                                                            std::to_string(longest));
+    KVPOLICY_EXPECTS(context.rule.score.block <= longest, "blocks of " + std::to_string(context.rule.score.block) +
+                                                              " tokens have no kernel; the longest are of " +
+                                                              std::to_string(longest));
   }
 
   template <class View, class Exec>
   void prefill(prompt_piece<View> const& piece, Exec& exec) {
     std::int64_t& given = given_[static_cast<std::size_t>(piece.sequence)];
     if (piece.layer.value == 0) {
-      if (stage_.rule.score.pre_rope) rope_.take(piece.prompt.rope, *stage_.device);
+      if (context_.rule.score.pre_rope) rope_.take(piece.prompt.rope, *context_.device);
       KVPOLICY_EXPECTS(piece.prompt.first <= given || piece.prompt.first == 0,
                        "a piece from token " + std::to_string(piece.prompt.first) +
                            " on, behind decoded tokens: their queries are "
@@ -50,55 +50,44 @@ class unit_scores<Rule, D> {
       given = piece.view.tokens();
     }
     auto& memory = prompts_.prefill(piece, exec).retrieve().memory();
-    std::int64_t const dim = stage_.shape.head_dim;
-    std::int64_t const open = stage_.rule.score.block * dim;
-    for (std::int64_t h = 0; h < stage_.shape.kv_heads; ++h) {
-      std::int64_t const row = piece.sequence * stage_.shape.kv_heads + h;
+    std::int64_t const dim = context_.shape.head_dim;
+    std::int64_t const open = context_.rule.score.block * dim;
+    for (std::int64_t h = 0; h < context_.shape.kv_heads; ++h) {
+      std::int64_t const row = piece.sequence * context_.shape.kv_heads + h;
       std::int64_t const done = memory.done_of(piece.layer, h) * dim;
-      stage_.device->upload(part_of(vectors_.of(piece.layer), row * units_ * dim, done), memory.vector(piece.layer, h, 0),
-                            done);
-      stage_.device->upload(part_of(queries_.of(piece.layer), row * open, open), memory.query(piece.layer, h, 0), open);
+      context_.device->upload(part_of(vectors_.of(piece.layer), row * units_ * dim, done), memory.vector(piece.layer, h, 0),
+                              done);
+      context_.device->upload(part_of(queries_.of(piece.layer), row * open, open), memory.query(piece.layer, h, 0), open);
     }
   }
 
   void score(decode_step const& step, unit_candidates const& among, buffer<float> scores) {
-    cache_shape const& shape = stage_.shape;
-    scorers::representatives const& by = stage_.rule.score;
+    cache_shape const& shape = context_.shape;
+    scorers::representatives const& by = context_.rule.score;
     auto const heads = static_cast<std::int32_t>(shape.kv_heads);
     auto const dim = static_cast<std::int32_t>(shape.head_dim);
     buffer<float> const of_block = queries_.of(step.layer);
     buffer<float> const vectors = vectors_.of(step.layer);
-    stage_.device->template launch<block_queries_body>(
-        {heads, stage_.sequences, 1},
+    context_.device->template launch<block_queries_body>(
+        {heads, context_.sequences, 1},
         {step.queries, static_cast<std::int32_t>(shape.group()), heads, dim, by.block, step.lengths, of_block, current_.get(),
          rope_.get(), std::min<std::int64_t>(by.local, shape.max_tokens - 1)});
     with_type(step.keys.type, [&]<element_type E>() {
-      stage_.device->template launch<represent_body<E>>(
-          {heads, stage_.sequences, 1},
+      context_.device->template launch<represent_body<E>>(
+          {heads, context_.sequences, 1},
           {step.keys, of_block, by.block, by.count, by.local, step.lengths, vectors, units_, rope_.get()});
     });
     list_weights w{};
-    w.queries.base = current_.get().data;
-    w.queries.elements = current_.get().size;
-    w.queries.sequence_stride = shape.kv_heads * dim;
-    w.queries.head_stride = dim;
-    w.keys.base = vectors.data;
-    w.keys.elements = vectors.size;
-    w.keys.type = element_type::f32;
-    w.keys.heads = heads;
-    w.keys.head_dim = dim;
-    w.keys.sequence_stride = shape.kv_heads * units_ * dim;
-    w.keys.head_stride = units_ * dim;
-    w.keys.token_stride = dim;
-    w.keys = finished(w.keys);
+    w.queries = vectors_of_floats(current_.get(), heads, dim);
+    w.keys = rows_of_floats(vectors, heads, units_, dim);
     w.lists = all_of(among.end);
-    w.sequences = stage_.sequences;
+    w.sequences = context_.sequences;
     w.most_tokens = units_;
-    launch_list_logits(*stage_.device, w, scores);
+    launch_list_logits(*context_.device, w, scores);
   }
 
  private:
-  decode_stage<Rule, D> stage_;
+  decode_context<Rule, D> context_;
   std::int64_t units_;
   host_prompts<policy<keep_all, Rule>> prompts_;
   std::vector<std::int64_t> given_;  ///< tokens of each prompt

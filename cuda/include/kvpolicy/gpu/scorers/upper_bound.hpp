@@ -58,11 +58,11 @@ class unit_scores<Rule, D> {
  public:
   static constexpr bool by_index = true;
 
-  unit_scores(decode_stage<Rule, D> const& stage, std::int64_t units)
-      : stage_(stage),
-        bounds_(stage.shape, stage.shape.layers, stage.sequences, units, *stage.device),
-        moments_(stage.template by_layer<float>(
-            stage.rule.pool.how == pools::bounds::kind::mean_deviation ? stage.sequences * moments_of_sequence() : 0)) {}
+  unit_scores(decode_context<Rule, D> const& context, std::int64_t units)
+      : context_(context),
+        bounds_(context.shape, context.shape.layers, context.sequences, units, *context.device),
+        moments_(context.template by_layer<float>(
+            context.rule.pool.how == pools::bounds::kind::mean_deviation ? context.sequences * moments_of_sequence() : 0)) {}
 
   /// Bounds of a prompt's pages: those of further tokens, where everything is there, and a page that was open is made anew; or
   /// of all that a retain left.
@@ -76,7 +76,7 @@ class unit_scores<Rule, D> {
     what.units = divided_up(what.newest, page());
     what.unit_size = page();
     with_pool(piece.layer, piece.sequence, [&]<template <element_type> class Pool>(auto set) {
-      launch_pool<Pool>(*stage_.device, of_sequence(piece.keys, piece.sequence), what, 1, set);
+      launch_pool<Pool>(*context_.device, of_sequence(piece.keys, piece.sequence), what, 1, set);
     });
   }
 
@@ -88,12 +88,12 @@ class unit_scores<Rule, D> {
     newest.newest = 1;
     newest.units = 1;
     newest.unit_size = page();
-    cache_shape const& shape = stage_.shape;
+    cache_shape const& shape = context_.shape;
     std::int64_t const units = bounds_.units();
-    scored_bounds const what{bounds_.rows(step.layer), static_cast<std::int32_t>(shape.group()), units, stage_.sequences};
+    scored_bounds const what{bounds_.rows(step.layer), static_cast<std::int32_t>(shape.group()), units, context_.sequences};
     auto const set = [&](auto& a) {
       a.queries = step.queries;
-      a.merged = stage_.rule.score.merged;
+      a.merged = context_.rule.score.merged;
       a.first = among.first;
       a.count = among.count;
       a.by_head = among.by_head;
@@ -102,19 +102,19 @@ class unit_scores<Rule, D> {
       a.head_stride = units;
     };
     with_pool(step.layer, 0, [&]<template <element_type> class Pool>(auto set_pool) {
-      launch_pool_beside_bounds<Pool>(*stage_.device, step.keys, newest, set_pool, what, set);
+      launch_pool_beside_bounds<Pool>(*context_.device, step.keys, newest, set_pool, what, set);
     });
   }
 
  private:
-  std::int32_t page() const noexcept { return static_cast<std::int32_t>(stage_.rule.segment.unit_size()); }
-  std::int64_t moments_of_sequence() const noexcept { return stage_.shape.kv_heads * 2 * stage_.shape.head_dim; }
+  std::int32_t page() const noexcept { return static_cast<std::int32_t>(context_.rule.segment.unit_size()); }
+  std::int64_t moments_of_sequence() const noexcept { return context_.shape.kv_heads * 2 * context_.shape.head_dim; }
 
   /// Calls work<Pool>(set): the pool's body, and what sets where it writes, from a sequence on.
   template <class Work>
   void with_pool(layer_id layer, std::int64_t first_sequence, Work work) {
     batch_bounds const to = bounds_.to(layer, first_sequence);
-    if (stage_.rule.pool.how == pools::bounds::kind::range) {
+    if (context_.rule.pool.how == pools::bounds::kind::range) {
       work.template operator()<pool_bounds_body>([&](auto& a) { a.bounds = to; });
     } else {
       work.template operator()<pool_mean_deviation_body>([&](auto& a) {
@@ -126,7 +126,7 @@ class unit_scores<Rule, D> {
     }
   }
 
-  decode_stage<Rule, D> stage_;
+  decode_context<Rule, D> context_;
   unit_bounds<D> bounds_;
   layer_array<D, float> moments_;  ///< `[sequences, kv_heads, 2, head_dim]` of open pages, where bounds are spreads
 };

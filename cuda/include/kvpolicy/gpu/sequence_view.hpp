@@ -1,7 +1,7 @@
 // One sequence of a batch, as the four verbs see a cache.
 #pragma once
 
-#include "kvpolicy/gpu/decode/batch.hpp"
+#include "kvpolicy/gpu/batch.hpp"
 #include "kvpolicy/view.hpp"
 
 namespace kvpolicy::gpu {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kvpolicy/gpu/decode/batch.hpp"
+#include "kvpolicy/gpu/batch.hpp"
 #include "kvpolicy/gpu/kernel/gather.hpp"
 
 namespace kvpolicy::gpu {

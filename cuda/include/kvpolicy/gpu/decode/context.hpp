@@ -1,11 +1,11 @@
-// What the parts of a decoder share: a step's inputs, numbers that plan() makes, arrays and lists of every layer.
+// What a decoder's parts share: a step's inputs, numbers that plan() makes, arrays and lists of every layer.
 #pragma once
 
 #include <numeric>
 #include <span>
 #include <vector>
 
-#include "kvpolicy/gpu/decode/batch.hpp"
+#include "kvpolicy/gpu/batch.hpp"
 #include "kvpolicy/gpu/kernel/lists.hpp"
 #include "kvpolicy/policy.hpp"
 
@@ -167,9 +167,9 @@ struct decode_step {
   token_lists retained{};          ///< what is there; a retrieve's alone
 };
 
-/// What every part has. Its rule is the same for good.
+/// What every part is made from. The rule is the same for good.
 template <class Rule, owning_device D>
-struct decode_stage {
+struct decode_context {
   Rule rule;
   cache_shape shape;
   std::int64_t sequences;
@@ -191,9 +191,32 @@ struct decode_stage {
   std::int64_t heads() const noexcept { return sequences * shape.kv_heads; }
 };
 
-/// A retain's part of a decoder, for each kind of rule; and a retrieve's.
-/// Requires: a constructor from decode_stage; `prefill(piece, exec)`, when a layer of a prompt is there; `plan(sequence,
-/// prompt, tokens)`, told of one new token at a time (0: the sequence has none at this step; nothing of it may change), and
+/// Floats `[sequences, heads, units, dim]`, as kernels read keys.
+inline batch_rows rows_of_floats(buffer<float> all, std::int64_t heads, std::int64_t units, std::int64_t dim) noexcept {
+  batch_rows made{};
+  made.base = all.data;
+  made.elements = all.size;
+  made.type = element_type::f32;
+  made.heads = static_cast<std::int32_t>(heads);
+  made.head_dim = static_cast<std::int32_t>(dim);
+  made.sequence_stride = heads * units * dim;
+  made.head_stride = units * dim;
+  made.token_stride = dim;
+  return finished(made);
+}
+/// Floats `[sequences, vectors, dim]`, as kernels read queries.
+inline vector_rows vectors_of_floats(buffer<float> all, std::int64_t vectors, std::int64_t dim) noexcept {
+  vector_rows made{};
+  made.base = all.data;
+  made.elements = all.size;
+  made.sequence_stride = vectors * dim;
+  made.head_stride = dim;
+  return made;
+}
+
+/// A retain on the device, and a retrieve: its selector's kernels over those of its other parts.
+/// Requires: a constructor from decode_context; `prefill(piece, exec)`, when a layer of a prompt is there; `plan(sequence,
+/// prompt, tokens)`, which gets one new token at a time (0: the sequence has none at this step; nothing of it may change), and
 /// `upload()`, before a step; `choose(step)`, which enqueues; `lists(layer, lengths)`, what is there, or what is read. Where
 /// lengths alone decide how many tokens a planned step's list names, `listed(layer, sequence, head, tokens)` says it on the
 /// host, of a sequence with a token. A retain has `stays`, whether what it keeps of a prompt is there for good; then
@@ -205,13 +228,26 @@ class decode_retain;
 template <class Rule, owning_device D>
 class decode_retrieve;
 
+/// A retrieve's pool and scorer on the device: one specialisation for each pair, a user's too. What it has beside a constructor
+/// from decode_context is its selector's to ask: see decode/units.hpp for selectors::top.
+template <class Rule, owning_device D>
+class unit_scores;
+
+template <class Rule, class D>
+concept scores_on_device = requires {
+  sizeof(unit_scores<Rule, D>);
+};
+/// Budgets are decided on the host, when a step is planned.
+template <class Rule>
+concept budgets_on_device = !Rule::budget_type::reads_scores;
+
 /// Everything.
 template <owning_device D>
 class decode_retain<keep_all, D> {
  public:
   static constexpr bool stays = true;
 
-  explicit decode_retain(decode_stage<keep_all, D> const&) {}
+  explicit decode_retain(decode_context<keep_all, D> const&) {}
   template <class View, class Exec>
   void prefill(prompt_piece<View> const&, Exec&) {}
   void plan(std::int64_t, std::int64_t, std::int64_t) noexcept {}
@@ -229,7 +265,7 @@ class decode_retrieve<keep_all, D> {
  public:
   static constexpr bool by_index = false;
 
-  explicit decode_retrieve(decode_stage<keep_all, D> const&) {}
+  explicit decode_retrieve(decode_context<keep_all, D> const&) {}
   template <class View, class Exec>
   void prefill(prompt_piece<View> const&, Exec&) {}
   void plan(std::int64_t, std::int64_t, std::int64_t, auto const&) noexcept {}
