@@ -1,7 +1,7 @@
 // A GPU engine's decode step: its paged cache as it is, pages chosen by CHESS or sentences by SentenceKV on the device, the
 // whole step captured in one CUDA graph and replayed while sequences grow.
 #include <kvpolicy/gpu/decode.hpp>
-#include <kvpolicy/gpu/exec.hpp>
+#include <kvpolicy/gpu/gpu_exec.hpp>
 #include <kvpolicy/interop/flashinfer.hpp>
 #include <kvpolicy/kvpolicy.hpp>
 
@@ -67,7 +67,7 @@ class engine {
  public:
   explicit engine(Policy const& policy) : policy_(policy) {
     check(cudaStreamCreate(&stream_));
-    exec_ = std::make_unique<kv::cuda_exec>(stream_);
+    exec_ = std::make_unique<kv::gpu_exec>(stream_);
     decoder_ = std::make_unique<decoder>(policy, shape, sequences, exec_->device());
     keys_ = device_memory<__nv_bfloat16>(shape.layers * pool_pages * page_elements);
     values_ = device_memory<__nv_bfloat16>(shape.layers * pool_pages * page_elements);
@@ -175,7 +175,7 @@ class engine {
 
   Policy policy_;
   cudaStream_t stream_ = nullptr;
-  std::unique_ptr<kv::cuda_exec> exec_;
+  std::unique_ptr<kv::gpu_exec> exec_;
   std::unique_ptr<decoder> decoder_;
   __nv_bfloat16* keys_ = nullptr;
   __nv_bfloat16* values_ = nullptr;

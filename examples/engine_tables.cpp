@@ -57,7 +57,7 @@ struct chooser {
   kv::selection choose(engine const& e, View const& view) {
     states.push_back(kv::start(policy, kv::shape_of(view)));
     states.back().prefill(view, layer, {}, exec);
-    return states.back().choose(view, layer, e.queries, exec);
+    return states.back().choose(view, layer, {e.queries}, exec);
   }
   chooser() { states.reserve(requests); }
 };

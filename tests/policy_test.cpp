@@ -59,9 +59,9 @@ TEMPLATE_TEST_CASE("choose reads no key that is not written yet", "[policy]", qu
         for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
           for (std::int64_t d = 0; d < shape.head_dim; ++d) partial.set_key(l, h, n - 1, d, complete.key(l, h, n - 1, d));
         }
-        lists_copy const right = copy_of(want.choose(own_view{&complete, n}, {l}, heads, exec));
+        lists_copy const right = copy_of(want.choose(own_view{&complete, n}, {l}, {heads}, exec));
         INFO("round " << round << " layer " << l << " tokens " << n);
-        REQUIRE(copy_of(got.choose(own_view{&partial, n}, {l}, heads, exec)) == right);
+        REQUIRE(copy_of(got.choose(own_view{&partial, n}, {l}, {heads}, exec)) == right);
       }
       want.observe({logits}, exec);
       got.observe({logits}, exec);
@@ -99,9 +99,9 @@ TEMPLATE_TEST_CASE("prefill may come layer by layer, each right before the layer
     for (std::int64_t n = prompt + 1; n <= prompt + 8; ++n) {
       for (std::int64_t l = 0; l < 3; ++l) {
         if (n == prompt + 1) between.prefill(own_view{&cache, prompt}, {l}, {0, window}, exec);
-        lists_copy const right = copy_of(before.choose(own_view{&cache, n}, {l}, heads, exec));
+        lists_copy const right = copy_of(before.choose(own_view{&cache, n}, {l}, {heads}, exec));
         INFO("round " << round << " layer " << l << " tokens " << n);
-        REQUIRE(copy_of(between.choose(own_view{&cache, n}, {l}, heads, exec)) == right);
+        REQUIRE(copy_of(between.choose(own_view{&cache, n}, {l}, {heads}, exec)) == right);
       }
     }
   }
@@ -157,8 +157,8 @@ TEST_CASE("a composed policy without a name runs as its preset does", "[policy]"
   for (std::int64_t n = 1; n <= 90; ++n) {
     std::vector<float> const queries = random.reals(32);
     query_heads const heads{queries.data(), 4, 8, 1};
-    lists_copy const lists = copy_of(one.choose(own_view{&cache, n}, {0}, heads, exec));
-    REQUIRE(copy_of(two.choose(own_view{&cache, n}, {0}, heads, exec)) == lists);
+    lists_copy const lists = copy_of(one.choose(own_view{&cache, n}, {0}, {heads}, exec));
+    REQUIRE(copy_of(two.choose(own_view{&cache, n}, {0}, {heads}, exec)) == lists);
   }
 }
 
@@ -213,7 +213,7 @@ TEMPLATE_TEST_CASE("quest on what another policy retains reads what it would of 
           std::vector<std::int64_t> const ids = tokens_of(there);
           std::vector<std::int64_t> want;
           prefill_all(fresh, own_view{&alone, std::ssize(ids) - 1}, exec);
-          selection const by_index = fresh.choose(own_view{&alone, std::ssize(ids)}, {0}, own, exec);
+          selection const by_index = fresh.choose(own_view{&alone, std::ssize(ids)}, {0}, {own}, exec);
           for (std::int64_t const rank : tokens_of(by_index.of({0}))) want.push_back(ids[static_cast<std::size_t>(rank)]);
           INFO("round " << round << " tokens " << n << " layer " << l << " head " << h);
           REQUIRE(tokens_of(kept.of({h})) == want);

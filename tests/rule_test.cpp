@@ -60,18 +60,12 @@ TEST_CASE("with thresholds that nothing passes chess needs no logits", "[rule]")
   REQUIRE(needs_of(presets::chess{}) == (signals::keys | signals::logits | signals::rotation));
 }
 
-TEST_CASE("a step's signals are made from queries alone, or with the token's id", "[rule]") {
+TEST_CASE("a step's signals are an aggregate, without a token's id where none is given", "[rule]") {
   std::vector<float> const cells(8, 1.0f);
   query_heads const heads{cells.data(), 2, 4, .5f};
-  step_signals const plain = heads;
-  REQUIRE(plain.queries.data == cells.data());
-  REQUIRE(plain.token_id == -1);
-  step_signals const with{heads, 17};
-  REQUIRE(with.token_id == 17);
-  step_signals const members{cells.data(), 2, 4, .25f};
-  REQUIRE(members.queries.heads == 2);
-  REQUIRE(members.queries.head_stride == 4);
-  REQUIRE(members.queries.scale == .25f);
+  REQUIRE(std::is_aggregate_v<step_signals>);
+  REQUIRE(step_signals{.queries = heads}.token_id == -1);
+  REQUIRE(step_signals{heads, 17}.token_id == 17);
   REQUIRE(step_signals{}.queries.data == nullptr);
 }
 

@@ -7,7 +7,7 @@
 
 #include "cache.hpp"
 #include "kvpolicy/gpu/decode.hpp"
-#include "kvpolicy/gpu/exec.hpp"
+#include "kvpolicy/gpu/gpu_exec.hpp"
 #include "kvpolicy/kvpolicy.hpp"
 
 namespace kvpolicy::bench {
@@ -123,7 +123,7 @@ template <class Policy>
 std::unique_ptr<decoder_of<Policy>> planned(gpu& on, situation const& at, Policy const& policy, moment const& when,
                                             gpu::stream_device& device) {
   auto made = std::make_unique<decoder_of<Policy>>(policy, shape(at.context), at.batch, device);
-  cuda_exec exec(on.on(), std::int64_t{256} << 20);
+  gpu_exec exec(on.on(), std::int64_t{256} << 20);
   std::int64_t const tokens = at.context - 1 - when.before;
   std::vector<float> frequency(head_dim / 2);
   for (std::size_t i = 0; i < frequency.size(); ++i)

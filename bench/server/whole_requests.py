@@ -1,4 +1,4 @@
-"""Whole requests of a llama-server with policies in front of it, on the engine's rows and on rows of the library's own: seconds until the
+"""Whole requests of a llama-server with policies in front of it, on the engine's rows and in a managed cache: seconds until the
 last of four clients has its answer, and what the process takes. Each way a process of its own, in one run.
 
     cmake/bootstrap.sh packages programs && cmake --preset release && cmake --build --preset release

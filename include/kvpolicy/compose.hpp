@@ -21,13 +21,14 @@ struct retain_options {
   std::optional<double> ratio{};  ///< fraction removed, in place of `tokens`
   std::int32_t sinks = 0;         ///< first tokens, always kept
   std::int32_t recent = 0;        ///< last tokens of the prompt, always kept
+  layering layers{};              ///< how layers differ
 };
 
 /// Keeps the best tokens of the prompt, for each KV head.
 template <class Score>
 constexpr auto retain(Score const& score, retain_options const& o = {}) {
   return policy{keep{segments::tokens{}, pools::none{}, score, budgets::tokens{.count = o.tokens, .ratio = o.ratio},
-                     selectors::top{}, windows::tokens{.sinks = o.sinks, .recent = o.recent}, triggers::prefill{}},
+                     selectors::top{}, windows::tokens{.sinks = o.sinks, .recent = o.recent}, triggers::prefill{}, o.layers},
                 keep_all{}};
 }
 

@@ -1,4 +1,4 @@
-// What a policy may ask an engine for, and how the verbs are told.
+// What a policy may ask an engine for, and what the verbs get of it.
 #pragma once
 
 #include <optional>
@@ -37,7 +37,7 @@ inline constexpr std::int32_t all_queries = INT32_MAX;
 /// Every token that is retained.
 inline constexpr std::int64_t all_tokens = INT64_MAX;
 
-/// What prefill is told beside the view.
+/// What prefill gets beside the view.
 struct prompt_signals {
   std::int64_t first = 0;                     ///< the first token that is new; 0 for a new prompt
   query_window queries{};                     ///< the last queries, where the policy needs them
@@ -48,19 +48,13 @@ struct prompt_signals {
   std::span<range_list const> resident{};
 };
 
-/// What choose is told of a step.
+/// What choose gets of a step.
 struct step_signals {
   query_heads queries{};       ///< of the current token, in this layer
   std::int32_t token_id = -1;  ///< the current token's, where the policy needs it
-
-  constexpr step_signals() noexcept = default;
-  constexpr step_signals(query_heads const& heads, std::int32_t id = -1) noexcept : queries(heads), token_id(id) {}
-  /// query_heads' members.
-  constexpr step_signals(float const* data, std::int64_t heads, std::int64_t head_stride, float scale) noexcept
-      : queries{data, heads, head_stride, scale} {}
 };
 
-/// What observe is told of a step.
+/// What observe gets of a step.
 struct step_outcome {
   std::span<float const> logits{};  ///< `[vocabulary]`, where the policy needs them
   std::optional<float> entropy{};   ///< of the logits, in nats, in place of them: computed once, for every rank

@@ -47,7 +47,7 @@ class Kvpolicy(ConanFile):
     def generate(self):
         CMakeDeps(self).generate()
         toolchain = CMakeToolchain(self)
-        for part in ("BENCHMARKS", "CUDA", "DISK", "EXAMPLES", "LLAMA", "TESTS", "TOOLS"):
+        for part in ("ADAPTERS", "BENCHMARKS", "DISK", "EXAMPLES", "GPU", "TESTS", "TOOLS"):
             toolchain.cache_variables["KVPOLICY_BUILD_" + part] = False
         toolchain.generate()
 

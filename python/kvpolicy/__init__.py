@@ -12,7 +12,8 @@ from kvpolicy import _abi
 from kvpolicy._abi import Error, InvalidError, OutOfMemoryError, UnsupportedError
 from kvpolicy.batch import Batch, StepError, Threads, openmp
 from kvpolicy.policy import Needs, Policy, load_plugin, policies, sentence_ends
-from kvpolicy.state import Range, Ranks, Shape, State
+from kvpolicy.shape import Shape
+from kvpolicy.state import Range, Ranks, State
 from kvpolicy.store import Arena, Store
 
 __version__: str = _abi.version().decode()

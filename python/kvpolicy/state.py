@@ -7,10 +7,10 @@ from typing import Callable, NamedTuple
 
 from kvpolicy import _abi
 from kvpolicy.policy import Policy
+from kvpolicy.shape import Shape
 from kvpolicy.store import Store
 from kvpolicy.tensors import Array, borrowed
 
-_types = "f32", "f16", "bf16"
 _reasons = "sink", "scored", "recent", "open"
 
 
@@ -21,22 +21,6 @@ class Range(NamedTuple):
     begin: int
     end: int
     why: str
-
-
-class Shape(NamedTuple):
-    """The fixed sizes of one sequence's cache. q_heads, of a layer, is a multiple of kv_heads; dtype "f32", "f16" or "bf16"."""
-
-    layers: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    max_tokens: int
-    dtype: str = "f32"
-
-    def _struct(self) -> _abi.Shape:
-        if self.dtype not in _types:
-            raise ValueError(f"dtype is {self.dtype!r}; there are {', '.join(_types)}")
-        return _abi.Shape(*self[:5], _types.index(self.dtype))
 
 
 class Ranks(NamedTuple):

@@ -2,13 +2,17 @@
 from __future__ import annotations
 
 import ctypes as c
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from kvpolicy import _abi
+from kvpolicy.shape import Shape
 from kvpolicy.tensors import Array, borrowed
 
-if TYPE_CHECKING:
-    from kvpolicy.state import Shape, State
+
+class BoundState(Protocol):
+    """A State that was bound to the store."""
+
+    _handle: Any
 
 
 class Arena:
@@ -56,7 +60,7 @@ class Store:
         tensors = borrowed("keys", keys), borrowed("values", values)
         _abi.store_append(self._handle, layer, tensors[0].pointer, tensors[1].pointer)
 
-    def retain(self, layer: int, state: State) -> None:
+    def retain(self, layer: int, state: BoundState) -> None:
         """Of a layer's tokens, those that the state bound to this store does not retain are gone. After the first step behind a
         prompt, and each step of a policy that evicts or waits for an answer's first tokens; every layer."""
         _abi.store_retain(self._handle, layer, state._handle)

@@ -3,19 +3,19 @@
 
 #include <vector>
 
-#include "kvpolicy/gpu/exec.hpp"
+#include "kvpolicy/gpu/gpu_exec.hpp"
 #include "published.hpp"
 #include "tensor.hpp"
 
 namespace kvpolicy::c {
 
-using cuda_policy_list = policy_list<basic_layer_table_view<device_memory>, cuda_exec>;
+using cuda_policy_list = policy_list<basic_layer_table_view<device_memory>, gpu_exec>;
 
 /// The published policies, on a device; plugins' know the host alone. In a file of its own: it instantiates every policy.
 cuda_policy_list const& gpu_policies();
 
 struct gpu_backend {
-  using executor = cuda_exec;
+  using executor = gpu_exec;
 
   /// Throws invalid_value where `device` is not the calling thread's, device_error where there is none.
   gpu_backend(cache_shape const&, std::int32_t device, gpu::stream stream);

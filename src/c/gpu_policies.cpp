@@ -3,7 +3,7 @@
 namespace kvpolicy::c {
 
 cuda_policy_list const& gpu_policies() {
-  static cuda_policy_list const all = published_policies<basic_layer_table_view<device_memory>, cuda_exec>();
+  static cuda_policy_list const all = published_policies<basic_layer_table_view<device_memory>, gpu_exec>();
   return all;
 }
 

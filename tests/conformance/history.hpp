@@ -417,11 +417,11 @@ class history {
     if (compared && !fresh) return "no state to compare with";
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
       at_.layer = l;
-      selection const kept = state_->choose(view, {l}, heads, exec_);
+      selection const kept = state_->choose(view, {l}, {heads}, exec_);
       if (std::string const fault = fault_of_layer(kept); !fault.empty()) return fault;
       if (compared) {
         lists_copy const here = copy_of(kept);
-        if (copy_of(fresh->choose(view, {l}, heads, exec_)) != here) return "not what a fresh state chooses";
+        if (copy_of(fresh->choose(view, {l}, {heads}, exec_)) != here) return "not what a fresh state chooses";
       }
     }
     std::vector<float> const logits = random_.reals(9, random_.one_in(2) ? .1f : 9.0f);

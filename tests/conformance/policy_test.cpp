@@ -60,7 +60,7 @@ std::vector<lists_copy> selections_of(cache_shape const& shape, random_cache con
   for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(own_view{&cache, prompt}, {l}, {0, window}, exec);
   for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + 12); ++n) {
     for (std::int64_t l = 0; l < shape.layers; ++l) {
-      made.push_back(copy_of(state.choose(own_view{&cache, n}, {l}, heads, exec)));
+      made.push_back(copy_of(state.choose(own_view{&cache, n}, {l}, {heads}, exec)));
     }
   }
   return made;
@@ -120,11 +120,11 @@ TEMPLATE_TEST_CASE("a tail that is removed between the prompt and the first step
     lists_copy got;
     for (std::int64_t n = 17; n <= 30; ++n) {
       if constexpr (std::is_same_v<TestType, chess_model>) state.retrieve().forget_choice();
-      got = copy_of(state.choose(own_view{&cache, n}, {0}, heads, exec));
+      got = copy_of(state.choose(own_view{&cache, n}, {0}, {heads}, exec));
     }
     auto fresh = start(policy, shape);
     fresh.prefill(own_view{&cache, 29}, {0}, {}, exec);
-    if (copy_of(fresh.choose(own_view{&cache, 30}, {0}, heads, exec)) != got) ++differed;
+    if (copy_of(fresh.choose(own_view{&cache, 30}, {0}, {heads}, exec)) != got) ++differed;
   }
   REQUIRE(differed == 0);
 }

@@ -310,7 +310,7 @@ TEST_CASE("a decoder's lists become FlashInfer's indices, planned on the host fr
       std::int64_t const n = tokens[static_cast<std::size_t>(s)];
       gpu::sequence_view<gpu::paged_batch, host_memory> const one{view, shape, s, n};
       query_heads const query{queries.data() + s * 4 * 16, 4, 16, .25f};
-      batch.push_back({states[static_cast<std::size_t>(s)].choose(one, {0}, query, oracle), n,
+      batch.push_back({states[static_cast<std::size_t>(s)].choose(one, {0}, {query}, oracle), n,
                        std::span(view.pages.data + s * view.table_stride, static_cast<std::size_t>(view.table_stride))});
     }
     numbers want_indptr(5), want_last(4), want = filled(indptr[4]);

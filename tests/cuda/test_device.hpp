@@ -11,7 +11,7 @@ namespace kvpolicy_test {
 
 #if defined(KVPOLICY_TEST_GPU)
 using test_device = gpu_device;
-using test_exec = gpu_exec;
+using test_exec = device_exec;
 template <class T>
 using shared_vector = std::vector<T, managed_allocator<T>>;
 inline constexpr bool on_real_gpu = true;

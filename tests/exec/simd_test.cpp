@@ -81,7 +81,7 @@ TEMPLATE_TEST_CASE("after start nothing allocates: not prefill, choose, observe 
         for (std::int64_t n = first; n <= last; ++n) {
           for (std::int64_t l = 0; l < 2; ++l) {
             own_view const view{&cache, n};
-            selection const kept = state.choose(view, {l}, heads, exec);
+            selection const kept = state.choose(view, {l}, {heads}, exec);
             table<float> const to{out.data(), shape.q_heads, shape.head_dim, shape.head_dim};
             attend(heads, view.keys({l}), view.values({l}), kept, to, sums, exec);
           }

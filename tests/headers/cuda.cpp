@@ -1,2 +1,2 @@
 #include "kvpolicy/gpu/decode.hpp"
-#include "kvpolicy/gpu/exec.hpp"
+#include "kvpolicy/gpu/gpu_exec.hpp"

@@ -139,7 +139,7 @@ TEST_CASE("below the budget a policy's table is the engine's own", "[interop]") 
   for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(cache.view_in_pages(0, 99), {l}, {}, exec);
   std::vector<float> const query = random.reals(4 * 16);
   for (std::int64_t l = 0; l < shape.layers; ++l) {
-    selection const kept = state.choose(view, {l}, query_heads{query.data(), 4, 16, .25f}, exec);
+    selection const kept = state.choose(view, {l}, {{query.data(), 4, 16, .25f}}, exec);
     std::vector<std::int32_t> indptr(3), last(2), indices(40);
     std::vector<paged_sequence> const batch{{kept, 100, cache.pages(0)}};
     REQUIRE(flashinfer::emit(batch, entries_of(view, entry_size::page, head_rows::folded), {indptr, indices, last}) == 26);

@@ -1,4 +1,4 @@
-// Random requests on two sessions, one with rows of its own and cells that are given back, a part of them in a tier perhaps,
+// Random requests on two sessions, one with a managed cache and cells that are given back, a part of them in a tier perhaps,
 // one on the engine's cells: the same logits, bit for bit, under policies that choose. A tenth of KVPOLICY_SEEDS is how many
 // seeds a policy gets (6 in a full run), KVPOLICY_FIRST_SEED the first.
 #include <algorithm>

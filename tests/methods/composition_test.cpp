@@ -62,7 +62,7 @@ ints quest_alone(presets::quest const& policy, world const& w, std::int64_t l, s
   if (last > 0) state.prefill(own_view{&small.cache, last}, {0}, {}, exec);
   query_heads const queries = w.heads(l, n - 1).of({h, 1}, w.group());
   ints made;
-  for (std::int64_t const rank : tokens_of(state.choose(own_view{&small.cache, last + 1}, {0}, queries, exec).of({0}))) {
+  for (std::int64_t const rank : tokens_of(state.choose(own_view{&small.cache, last + 1}, {0}, {queries}, exec).of({0}))) {
     made.push_back(at(there, rank));
   }
   return made;

@@ -38,7 +38,7 @@ TEMPLATE_TEST_CASE("quest reads the pages of the largest bounds, the window's pa
         auto state = start(policy, shape);
         query_heads const heads{queries.data(), shape.q_heads, shape.head_dim, .125f};
         prefill_all(state, own_view{&cache, n - 1}, exec);
-        for (std::int64_t i = 0; i <= l; ++i) lists = copy_of(state.choose(own_view{&cache, n}, {i}, heads, exec));
+        for (std::int64_t i = 0; i <= l; ++i) lists = copy_of(state.choose(own_view{&cache, n}, {i}, {heads}, exec));
       });
       for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
         std::vector<double> scores;

@@ -1,4 +1,4 @@
-"""The Python package: what it chooses and attends to, against NumPy; refusals; threads; rows of its own. 77 where NumPy is missing."""
+"""The Python package: what it chooses and attends to, against NumPy; refusals; threads; stores. 77 where NumPy is missing."""
 import ctypes as c
 import gc
 import os

@@ -11,7 +11,7 @@
 
 #include "conformance/communicator.hpp"
 #include "kvpolicy/exec/ranked.hpp"
-#include "kvpolicy/gpu/exec.hpp"
+#include "kvpolicy/gpu/gpu_exec.hpp"
 #include "split_request.hpp"
 
 namespace kvpolicy_test::ranks {
@@ -51,7 +51,7 @@ std::vector<std::string> on_gpus(int size, std::chrono::milliseconds deadline, W
 /// Device rows on device executors: compiled here, linked where kvpolicy::gpu is.
 [[maybe_unused]] inline void on_device_rows(nccl_communicator& all, gpu::stream stream,
                                             strided_view<device_memory> const& view) {
-  ranked<cuda_exec, nccl_communicator> exec(all, stream);
+  ranked<gpu_exec, nccl_communicator> exec(all, stream);
   presets::chess const policy{};
   auto state = start(policy, shape_of(view));
   float const frequency = 1;

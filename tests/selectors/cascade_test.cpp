@@ -6,6 +6,7 @@
 
 #include "conformance/random_cache.hpp"
 #include "kvpolicy/budgets/fractions.hpp"
+#include "kvpolicy/budgets/tokens.hpp"
 #include "kvpolicy/exec/host.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/scorers/anchor_affinity.hpp"
@@ -78,25 +79,34 @@ spent spend(kvpolicy_test::random_source& random, std::int64_t tokens, std::int3
   auto const* const base = reinterpret_cast<std::byte const*>(keys.data());
   byte_strides const strides{.layer = 4 * tokens, .head = 4, .token = 4, .dim = 4};
   strided_view<> const view{{1, 1, 1, 1, tokens, element_type::f32}, tokens, base, base, strides, strides};
-  keep const rule{units,
-                  pools::hierarchical_mean{},
-                  scorers::anchor_affinity{.recent_pages = window.recent_pages},
-                  budgets::fractions{.tokens = budget},
-                  selectors::cascade{.depth = depth},
-                  window,
-                  triggers::every_step{}};
-  host_exec exec;
-  auto summaries = rule.pool.start(view.shape(), rule.segment);
-  rule.pool.update(summaries, view, {0}, {0, 1}, tokens, exec);
-  auto scratch = rule.select.start(rule, view.shape());
-  auto memory = rule.score.start(view.shape());
-  score_input<strided_view<>, decltype(summaries), decltype(memory)> input{view, {0}, {0, 1}, tokens, 0, summaries, memory};
   protected_tokens const safe = window.at(tokens);
+  auto const pages_of = [&](auto const& within) {
+    keep const rule{units,
+                    pools::hierarchical_mean{},
+                    scorers::anchor_affinity{.recent_pages = window.recent_pages},
+                    within,
+                    selectors::cascade{.depth = depth},
+                    window,
+                    triggers::every_step{}};
+    host_exec exec;
+    auto summaries = rule.pool.start(view.shape(), rule.segment);
+    rule.pool.update(summaries, view, {0}, {0, 1}, tokens, exec);
+    auto scratch = rule.select.start(rule, view.shape());
+    auto memory = rule.score.start(view.shape());
+    score_input<strided_view<>, decltype(summaries), decltype(memory)> input{view, {0}, {0, 1}, tokens, 0, summaries, memory};
+    range_list pages;
+    rule.select.select(rule, scratch, input, safe, exec, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+      pages.push_back({static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)});
+    });
+    return pages;
+  };
+  range_list const pages = pages_of(budgets::fractions{.tokens = budget});
+  REQUIRE(pages == pages_of(budgets::tokens{.count = budget, .at_most = true}));
   spent made;
-  rule.select.select(rule, scratch, input, safe, exec, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
-    made.chosen += end - begin;
-    if (begin < safe.sink_end || end > safe.recent_begin) ++made.protected_ones;
-  });
+  for (token_range const& page : pages) {
+    made.chosen += page.end - page.begin;
+    if (page.begin < safe.sink_end || page.end > safe.recent_begin) ++made.protected_ones;
+  }
   return made;
 }
 

@@ -31,7 +31,7 @@ def memory(work):
             line = s.requests(1)[0]
             whole = line.tokens * row_mib
             expect((.9 * whole < line.mib < 1.1 * whole) if not how else line.mib < .6 * whole, f"{how}: {line}")
-            expect(("rows of its own" in s.lines()[0]) == bool(how), f"{how}: {s.lines()}")
+            expect(("with a managed cache" in s.lines()[0]) == bool(how), f"{how}: {s.lines()}")
     expect(sizes["--managed-cache",] < sizes[()] - 500, f"memory: {sizes} MiB")
     print(f"memory: {sizes[()]:.0f} MiB with the engine's cache of 32,768 tokens, {sizes['--managed-cache',]:.0f} with a managed cache")
 
@@ -154,7 +154,7 @@ def tiers(work):
             ask(s, other, f"{name}, in another slot", 1)
             for line in s.requests(3):
                 expect(line.left == 0 and line.read <= 64 and line.mib < .6 * line.tokens * row_mib, f"{name}: {line}")
-            expect(len(s.other_lines()) == 1 and f"rows of its own in {name}" in s.lines()[0], f"{name}: {s.other_lines()}")
+            expect(len(s.other_lines()) == 1 and f"with a managed cache in {name}" in s.lines()[0], f"{name}: {s.other_lines()}")
     expect(os.path.getsize(work("rows")) > 300 * row_mib * 2**20, "few rows on the disk")
     # A file that can't be: said once, and the engine alone answers; strict, nothing starts.
     with start(work, "quest:tokens=64", how=("--tier", "disk:/no/such/folder/rows")) as s:

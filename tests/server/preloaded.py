@@ -36,7 +36,7 @@ with scratch() as work:
     snapkv, requests = answers(work, "snapkv:tokens=64,after=0")
     expect(all(request.read <= 64 + 8 for request in requests), f"snapkv: {requests}")
     own, small = answers(work, "snapkv:tokens=64,after=0", "--managed-cache")
-    expect(own == snapkv, f"snapkv on rows of its own answers {own}, on the engine's {snapkv}")
+    expect(own == snapkv, f"snapkv in a managed cache answers {own}, on the engine's {snapkv}")
     expect(all(a.mib * 2 < b.mib for a, b in zip(small, requests)), f"snapkv's managed cache: {small}, the engine's {requests}")
     _, requests = answers(work, "quest:tokens=64", "--managed-cache", "--tier", f"disk:{work('tier')}", states=False)
     expect(all(request.read <= 64 for request in requests), f"quest in a tier: {requests}")

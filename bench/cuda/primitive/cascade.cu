@@ -4,7 +4,7 @@
 
 #include "cache.hpp"
 #include "kvpolicy/gpu/decode.hpp"
-#include "kvpolicy/gpu/exec.hpp"
+#include "kvpolicy/gpu/gpu_exec.hpp"
 #include "kvpolicy/presets/chess.hpp"
 #include "primitives.hpp"
 
@@ -17,7 +17,7 @@ using chess_decoder = gpu::decoder<presets::chess, gpu::stream_device>;
 /// levels are there but for the last units, as when a trigger fires while decoding.
 std::unique_ptr<chess_decoder> decoder_that_chooses(gpu& on, presets::chess const& policy, std::int64_t batch,
                                                     std::int64_t context, paged_cache const& cache, gpu::stream_device& device,
-                                                    cuda_exec& exec) {
+                                                    gpu_exec& exec) {
   auto made = std::make_unique<chess_decoder>(policy, llama_8b::shape(context), batch, device);
   for (std::int64_t s = 0; s < batch; ++s) {
     for (std::int64_t l = 0; l < llama_8b::layers; ++l) made->prefill(s, cache.layer(l), context - 1, {l}, {}, exec);
@@ -39,7 +39,7 @@ void cascade(gpu& on, std::int64_t batch, std::int64_t context) {
     double const bytes = descent(batch, context, policy.fractions.grids, policy.fractions.chunks);
     double const memory = static_cast<double>(batch * context / chess_page * dims) * 4 * 1.15;
     gpu::stream_device device(on.on());
-    cuda_exec exec(on.on());
+    gpu_exec exec(on.on());
     paged_cache const cache(on, batch, context, 1, false);
     std::vector<std::unique_ptr<chess_decoder>> decoders;
     for (int left = on.copies(2 * bytes, memory); left > 0; --left) {

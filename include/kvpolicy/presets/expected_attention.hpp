@@ -1,15 +1,9 @@
 // Preset expected_attention: what queries to come are expected to attend to (Devoto et al., 2025, arXiv 2510.00636).
 #pragma once
 
-#include "kvpolicy/budgets/tokens.hpp"
-#include "kvpolicy/policy.hpp"
-#include "kvpolicy/pools/none.hpp"
+#include "kvpolicy/compose.hpp"
 #include "kvpolicy/presets/parameters.hpp"
 #include "kvpolicy/scorers/expected_attention.hpp"
-#include "kvpolicy/segments/tokens.hpp"
-#include "kvpolicy/selectors/top.hpp"
-#include "kvpolicy/triggers/prefill.hpp"
-#include "kvpolicy/windows/tokens.hpp"
 
 namespace kvpolicy::presets {
 
@@ -38,17 +32,12 @@ struct expected_attention {
     visit("epsilon", p.epsilon, "added to the attention before that");
     layer_parameters(p, visit);
   }
-  template <class Visit>
-  static constexpr void settings(Visit) noexcept {}
 
   constexpr auto parts() const {
-    return policy{
-        keep{segments::tokens{}, pools::none{},
-             scorers::expected_attention{
-                 .sinks = sinks, .future = future, .covariance = covariance, .value_norm = value_norm, .epsilon = epsilon},
-             budgets::tokens{.count = tokens, .ratio = ratio}, selectors::top{},
-             windows::tokens{.sinks = sinks, .recent = recent}, triggers::prefill{}, layers},
-        keep_all{}};
+    return retain(
+        scorers::expected_attention{
+            .sinks = sinks, .future = future, .covariance = covariance, .value_norm = value_norm, .epsilon = epsilon},
+        {.tokens = tokens, .ratio = ratio, .sinks = sinks, .recent = recent, .layers = layers});
   }
 };
 

@@ -11,8 +11,6 @@ struct full {
 
   template <class Self, class Visit>
   static constexpr void parameters(Self&, Visit) noexcept {}
-  template <class Visit>
-  static constexpr void settings(Visit) noexcept {}
 
   static constexpr auto parts() noexcept { return policy{keep_all{}, keep_all{}}; }
 };

@@ -33,8 +33,6 @@ struct h2o {
     visit("queries", p.queries, "of the prompt's, the last ones that count");
     layer_parameters(p, visit);
   }
-  template <class Visit>
-  static constexpr void settings(Visit) noexcept {}
 
   constexpr auto parts() const {
     return policy{keep{segments::tokens{}, pools::none{},

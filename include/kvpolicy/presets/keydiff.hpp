@@ -1,15 +1,9 @@
 // Preset keydiff: the keys that resemble the others least (Park et al., 2025, arXiv 2504.15364).
 #pragma once
 
-#include "kvpolicy/budgets/tokens.hpp"
-#include "kvpolicy/policy.hpp"
-#include "kvpolicy/pools/none.hpp"
+#include "kvpolicy/compose.hpp"
 #include "kvpolicy/presets/parameters.hpp"
 #include "kvpolicy/scorers/key_similarity.hpp"
-#include "kvpolicy/segments/tokens.hpp"
-#include "kvpolicy/selectors/top.hpp"
-#include "kvpolicy/triggers/prefill.hpp"
-#include "kvpolicy/windows/tokens.hpp"
 
 namespace kvpolicy::presets {
 
@@ -30,14 +24,10 @@ struct keydiff {
     visit("recent", p.recent, "last tokens of the prompt, always kept");
     layer_parameters(p, visit);
   }
-  template <class Visit>
-  static constexpr void settings(Visit) noexcept {}
 
   constexpr auto parts() const {
-    return policy{
-        keep{segments::tokens{}, pools::none{}, scorers::key_similarity{}, budgets::tokens{.count = tokens, .ratio = ratio},
-             selectors::top{}, windows::tokens{.sinks = sinks, .recent = recent}, triggers::prefill{}, layers},
-        keep_all{}};
+    return retain(scorers::key_similarity{},
+                  {.tokens = tokens, .ratio = ratio, .sinks = sinks, .recent = recent, .layers = layers});
   }
 };
 

@@ -1,15 +1,9 @@
 // Preset knorm: the keys of the smallest norms (Devoto et al., 2024, arXiv 2406.11430).
 #pragma once
 
-#include "kvpolicy/budgets/tokens.hpp"
-#include "kvpolicy/policy.hpp"
-#include "kvpolicy/pools/none.hpp"
+#include "kvpolicy/compose.hpp"
 #include "kvpolicy/presets/parameters.hpp"
 #include "kvpolicy/scorers/key_norm.hpp"
-#include "kvpolicy/segments/tokens.hpp"
-#include "kvpolicy/selectors/top.hpp"
-#include "kvpolicy/triggers/prefill.hpp"
-#include "kvpolicy/windows/tokens.hpp"
 
 namespace kvpolicy::presets {
 
@@ -30,13 +24,9 @@ struct knorm {
     visit("recent", p.recent, "last tokens of the prompt, always kept");
     layer_parameters(p, visit);
   }
-  template <class Visit>
-  static constexpr void settings(Visit) noexcept {}
 
   constexpr auto parts() const {
-    return policy{keep{segments::tokens{}, pools::none{}, scorers::key_norm{}, budgets::tokens{.count = tokens, .ratio = ratio},
-                       selectors::top{}, windows::tokens{.sinks = sinks, .recent = recent}, triggers::prefill{}, layers},
-                  keep_all{}};
+    return retain(scorers::key_norm{}, {.tokens = tokens, .ratio = ratio, .sinks = sinks, .recent = recent, .layers = layers});
   }
 };
 

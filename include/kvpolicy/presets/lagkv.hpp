@@ -33,8 +33,6 @@ struct lagkv {
     visit("cross", p.cross, "compare scores across partitions, not just their order within them");
     layer_parameters(p, visit);
   }
-  template <class Visit>
-  static constexpr void settings(Visit) noexcept {}
 
   constexpr auto parts() const {
     return policy{keep{segments::tokens{}, pools::none{}, scorers::lag{.sinks = sinks, .size = lag, .cross = cross},

@@ -26,8 +26,6 @@ struct streaming_llm {
     budget_parameters(p, visit, "kept in all");
     visit("sinks", p.sinks, "first tokens, among them");
   }
-  template <class Visit>
-  static constexpr void settings(Visit) noexcept {}
 
   constexpr auto parts() const {
     return policy{keep{segments::tokens{}, pools::none{}, scorers::recency{}, budgets::tokens{tokens, ratio}, selectors::top{},

@@ -27,8 +27,6 @@ struct tova {
     budget_parameters(p, visit, "kept in each layer; the step's own token comes on top");
     layer_parameters(p, visit);
   }
-  template <class Visit>
-  static constexpr void settings(Visit) noexcept {}
 
   constexpr auto parts() const {
     return policy{

@@ -14,7 +14,6 @@ class cell_rows final : public sequence_rows {
     values_.resize(static_cast<std::size_t>(shape.layers));
   }
   std::optional<std::int64_t> follow(seen_cells const& now) override { return cells_.follow(now); }
-  bool has(seen_cells const&) const noexcept override { return false; }
   void see(std::int64_t layer, rows const& keys, rows const& values) noexcept override {
     keys_[static_cast<std::size_t>(layer)] = cells_.placed(keys);
     values_[static_cast<std::size_t>(layer)] = cells_.placed(values);
@@ -26,13 +25,6 @@ class cell_rows final : public sequence_rows {
     all_.assign(1, {0, static_cast<std::int32_t>(tokens)});
     return {scope::request, {&all_, 1}, shape_.kv_heads};
   }
-  bool whole() const noexcept override { return true; }
-  void begin_prompt(layer_id) override {}
-  void end_prompt(layer_id) override {}
-  void begin_step(layer_id, std::int64_t) override {}
-  void bring(std::int64_t, std::int64_t) override {}
-  selection fetch(layer_id, selection const& kept, host_request const&, bool, std::int64_t) override { return kept; }
-  void drop(host_request const&, std::int64_t) override {}
 
  private:
   cache_shape shape_{};
@@ -44,17 +36,9 @@ class cell_rows final : public sequence_rows {
 class engine_cells final : public storage {
  public:
   bool engine_has_rows() const noexcept override { return true; }
-  void fit(cache_shape&, llama_context_params const&, llama_model const*, served_layers const&) override {}
-  void check(host_policy const&) const override {}
-  void begin(cache_shape&, element_type) override {}
   std::unique_ptr<sequence_rows> rows_of(llama_seq_id id, cell_table& table) override {
     return std::make_unique<cell_rows>(id, table);
   }
-  void check(attention_node const&) const override {}
-  void check_length(std::int64_t) override {}
-  llama_pos cells_kept() const noexcept override { return 0; }
-  memory_statistics memory() const noexcept override { return {}; }
-  std::string remark() const override { return {}; }
 };
 
 }  // namespace

@@ -68,7 +68,8 @@ class managed_rows final : public sequence_rows {
     resident_->mend_cut(unit);
   }
   void bring(std::int64_t first, std::int64_t last) override {
-    for (layer_id layer{static_cast<std::int32_t>(first)}; resident_ && layer.value < last; ++layer.value) resident_->bring(layer);
+    for (layer_id layer{static_cast<std::int32_t>(first)}; resident_ && layer.value < last; ++layer.value)
+      resident_->bring(layer);
   }
   selection fetch(layer_id layer, selection const& kept, host_request const& by, bool decided, std::int64_t tokens) override {
     if (!resident_) return kept;

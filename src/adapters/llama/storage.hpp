@@ -35,7 +35,7 @@ class sequence_rows {
   /// are not here. Throws unsupported where it is not certain which tokens they are.
   virtual std::optional<std::int64_t> follow(seen_cells const& now) = 0;
   /// Whether the tokens that are seen now, and all before them, are here.
-  virtual bool has(seen_cells const& now) const noexcept = 0;
+  virtual bool has(seen_cells const&) const noexcept { return false; }
   /// Where a layer's rows of the engine's whole cache are.
   virtual void see(std::int64_t layer, rows const& keys, rows const& values) noexcept = 0;
 
@@ -43,21 +43,23 @@ class sequence_rows {
   /// What a layer has of the first tokens; holds until the next call.
   virtual selection resident(layer_id layer, std::int64_t tokens) = 0;
   /// Whether all tokens' rows are there.
-  virtual bool whole() const noexcept = 0;
+  virtual bool whole() const noexcept { return true; }
 
+  // The engine's cells have all rows in place, and nothing of this to do.
   /// A prompt's attention reads all rows of a layer between these.
-  virtual void begin_prompt(layer_id layer) = 0;
-  virtual void end_prompt(layer_id layer) = 0;
+  virtual void begin_prompt(layer_id) {}
+  virtual void end_prompt(layer_id) {}
   /// A step comes to a layer; `unit`: the most tokens of a unit of its policy.
-  virtual void begin_step(layer_id layer, std::int64_t unit) = 0;
+  virtual void begin_step(layer_id, std::int64_t /*unit*/) {}
   /// All rows of layers [first, last) are wanted.
-  virtual void bring(std::int64_t first, std::int64_t last) = 0;
+  virtual void bring(std::int64_t /*first*/, std::int64_t /*last*/) {}
   /// What was chosen of a layer's first `tokens`, where it is to be read; decided: the retain made its choice just now.
-  virtual selection fetch(layer_id layer, selection const& kept, host_request const& by, bool decided, std::int64_t tokens) = 0;
+  virtual selection fetch(layer_id, selection const& kept, host_request const&, bool /*decided*/, std::int64_t /*tokens*/) {
+    return kept;
+  }
   /// Of the first tokens, those that the request does not retain may go. Called when all layers were read.
-  virtual void drop(host_request const& by, std::int64_t tokens) = 0;
+  virtual void drop(host_request const&, std::int64_t /*tokens*/) {}
 
-  // The managed cache's; the engine's cells have none of it.
   virtual std::int64_t owned() const noexcept { return 0; }
   virtual std::int64_t goes_on_from() const noexcept { return 0; }
   virtual memory_statistics memory() const noexcept { return {}; }
@@ -82,21 +84,20 @@ class storage {
   /// Whether the engine has all rows: it can go on alone, and what a failed graph read can be read again.
   virtual bool engine_has_rows() const noexcept = 0;
   /// At attach: how many tokens a sequence may have. Throws unsupported, invalid_value.
-  virtual void fit(cache_shape& shape, llama_context_params const& params, llama_model const* model,
-                   served_layers const& layers) = 0;
+  virtual void fit(cache_shape&, llama_context_params const&, llama_model const*, served_layers const&) {}
   /// Throws unsupported for a policy that can't run on this storage.
-  virtual void check(host_policy const& policy) const = 0;
+  virtual void check(host_policy const&) const {}
   /// The first graph, of a cache of this shape.
-  virtual void begin(cache_shape& shape, element_type values) = 0;
+  virtual void begin(cache_shape&, element_type) {}
   virtual std::unique_ptr<sequence_rows> rows_of(llama_seq_id id, cell_table& table) = 0;
   /// Throws for attention, or a length, that it can't serve.
-  virtual void check(attention_node const& node) const = 0;
-  virtual void check_length(std::int64_t tokens) = 0;
+  virtual void check(attention_node const&) const {}
+  virtual void check_length(std::int64_t) {}
   /// Cells of the engine that each sequence must keep when others are given back; 0: none is given back.
-  virtual llama_pos cells_kept() const noexcept = 0;
-  virtual memory_statistics memory() const noexcept = 0;
+  virtual llama_pos cells_kept() const noexcept { return 0; }
+  virtual memory_statistics memory() const noexcept { return {}; }
   /// A line for session::report, or none.
-  virtual std::string remark() const = 0;
+  virtual std::string remark() const { return {}; }
 };
 
 /// Rows are the engine's, read where they lie.

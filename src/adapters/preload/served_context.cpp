@@ -76,7 +76,7 @@ void served_context::begin() {
   cache_shape const shape = session_.shape();
   if (shape.layers == 0) return;
   log_.say(policy_.text + " (" + policy_.parameters + ") on " + std::to_string(shape.layers) + " layers, for up to " +
-           std::to_string(shape.max_tokens) + " tokens" + (owns_rows() ? ", with rows of its own" : "") +
+           std::to_string(shape.max_tokens) + " tokens" + (owns_rows() ? ", with a managed cache" : "") +
            (tier_ ? " in " + tier_name_ : ""));
 }
 

@@ -63,9 +63,9 @@ class gpu_device : public gpu::stream_device {
   void wait() const { wait_for(on()); }
 };
 
-using gpu_exec = gpu::basic_exec<gpu_device>;
+using device_exec = gpu::basic_exec<gpu_device>;
 
-static_assert(executor<gpu_exec>);
+static_assert(executor<device_exec>);
 
 /// For suites that are instantiated for every executor.
 struct on_gpu {
@@ -74,7 +74,7 @@ struct on_gpu {
   void run(Work work) {
     work(exec);
   }
-  gpu_exec exec;
+  device_exec exec;
 };
 
 /// Calls `enqueue` once to load its kernels, which a capture may not do, and once to capture it; replays that at every call.

@@ -4,7 +4,7 @@
 
 #include "kvpolicy/gpu/decode.hpp"             // a batch's decode steps, chosen on the device
 #include "kvpolicy/gpu/device_launch.cuh"      // how a body runs on a GPU
-#include "kvpolicy/gpu/exec.hpp"               // cuda_exec, for the four verbs
+#include "kvpolicy/gpu/gpu_exec.hpp"           // gpu_exec, for the four verbs
 #include "kvpolicy/gpu/kernels.hpp"            // the library's own kernels
 #include "kvpolicy/gpu/launch/page_table.hpp"  // engines' page tables from a step's lists
 

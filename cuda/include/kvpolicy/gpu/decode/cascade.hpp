@@ -40,7 +40,7 @@ class decode_retrieve<Rule, D> {
     if (context.rule.select.paper_literal) {
       throw unsupported(
           "chess:literal scores units that it has dropped, for comparison; it has no kernels: use the four verbs with "
-          "cuda_exec");
+          "gpu_exec");
     }
     for (std::int64_t s = 0; s < context.sequences; ++s) restart(s, true);
   }

@@ -7,8 +7,8 @@
 namespace kvpolicy {
 
 /// Agrees with host_exec: indices exactly for equal scores, bounds exactly, scores and outputs within fp32 rounding.
-using cuda_exec = gpu::basic_exec<gpu::stream_device>;
+using gpu_exec = gpu::basic_exec<gpu::stream_device>;
 
-static_assert(executor<cuda_exec>);
+static_assert(executor<gpu_exec>);
 
 }  // namespace kvpolicy
