@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <concepts>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,6 +17,12 @@
 
 namespace kvpolicy::selectors {
 
+/// A budget with a fraction for each level of a hierarchy.
+template <class Budget>
+concept shares_levels = requires(Budget const& budget) {
+  { budget.grids + budget.chunks + budget.pages } -> std::convertible_to<float>;
+};
+
 struct cascade {
   static constexpr scope coarsest = scope::request;
 
@@ -27,7 +34,7 @@ struct cascade {
           s.levels;
         },
         "selectors::cascade takes a hierarchy, whose pool has refresh(summaries, exec) and levels: pools::hierarchical_mean");
-    static_assert(!Budget::reads_scores,
+    static_assert(!Budget::reads_scores && (shares_levels<Budget> || allocates<Budget>),
                   "selectors::cascade takes a budget that reads no scores: budgets::fractions, or a number of tokens");
     static_assert(makes_anchor<Score, Pool, Segment>,
                   "the scorer lacks anchor(summaries, exec) for this pool's summaries, which selectors::cascade calls");
@@ -97,7 +104,8 @@ struct cascade {
                    cascade_level{summaries.of(1), summaries.levels[1].fan_out, fractions[1]},
                    cascade_level{summaries.of(0), 1, fractions[0]}};
     std::span const levels = std::span(all).last(static_cast<std::size_t>(depth));
-    if (!plan(keep, levels, safe, {.shape = input.view.shape(), .tokens = input.tokens, .prompt = input.prompt_tokens})) return;
+    budget_request const request{.shape = input.view.shape(), .tokens = input.tokens, .prompt = input.prompt_tokens};
+    if (!plan(keep, levels, safe, request, exec)) return;
     auto const local = [&](std::size_t l, std::span<std::int32_t const> units, std::span<float> out) {
       score_dot(anchor, levels[l].vectors, units, out, exec);
     };
@@ -125,17 +133,27 @@ struct cascade {
   }
 
   /// What each level may keep, from what is protected and the budget. False where no page can be chosen.
-  template <class Keep>
-  bool plan(Keep const& keep, std::span<cascade_level> levels, protected_tokens const& safe,
-            budget_request const& request) const noexcept {
+  template <class Keep, executor Exec>
+  bool plan(Keep const& keep, std::span<cascade_level> levels, protected_tokens const& safe, budget_request const& request,
+            Exec& exec) const {
     std::int64_t const page = keep.segment.page;
     if (!paper_literal) {
       if (safe.sink_end >= safe.recent_begin) return false;
       limit(levels, safe.sink_end / page, safe.recent_begin / page);
     }
-    std::int64_t const tokens = tokens_of(keep.budget, request);
-    if (tokens == 0) return true;
-    std::int64_t const left = (tokens - safe.counted) / page;
+    std::int64_t left = 0;
+    if constexpr (shares_levels<typename Keep::budget_type>) {
+      if (keep.budget.tokens == 0) return true;
+      left = (keep.budget.tokens - safe.counted) / page;
+    } else {
+      budget_request behind = request;
+      behind.forced = safe.counted;
+      behind.recent = safe.recent;
+      behind.unit_size = page;
+      std::int32_t units = 0;
+      keep.budget.allocate(behind, {}, {&units, 1}, exec);
+      left = units;
+    }
     if (left >= 1) spend(left, levels);
     return left >= 1;
   }
@@ -143,14 +161,8 @@ struct cascade {
   /// Of the live units of pages, chunks and grids, what a budget of fractions keeps.
   template <class Budget>
   static std::array<float, 3> fractions_of(Budget const& budget) noexcept {
-    if constexpr (requires { budget.grids; }) return {budget.pages, budget.chunks, budget.grids};
+    if constexpr (shares_levels<Budget>) return {budget.pages, budget.chunks, budget.grids};
     else return {1, 1, 1};
-  }
-  /// Tokens in all, protected ones included; 0: fractions alone decide.
-  template <class Budget>
-  static std::int64_t tokens_of(Budget const& budget, budget_request const& request) noexcept {
-    if constexpr (requires { budget.grids; }) return budget.tokens;
-    else return budget.of(request);
   }
 
  private:

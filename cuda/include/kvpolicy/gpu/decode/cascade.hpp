@@ -5,6 +5,7 @@
 #include <array>
 #include <bit>
 
+#include "kvpolicy/exec/host.hpp"
 #include "kvpolicy/gpu/decode/trigger.hpp"
 #include "kvpolicy/gpu/kernel/page_list.hpp"
 #include "kvpolicy/gpu/launch/units.hpp"
@@ -63,7 +64,9 @@ class decode_retrieve<Rule, D> {
                                 .fraction = selectors::cascade::fractions_of(rule.budget)[l]};
     }
     protected_tokens const then = rule.window.at(known, prompt);
-    bool const any = rule.select.plan(rule, levels, then, {.shape = context_.shape, .tokens = known, .prompt = prompt});
+    host_exec none;
+    budget_request const request{.shape = context_.shape, .tokens = known, .prompt = prompt};
+    bool const any = rule.select.plan(rule, levels, then, request, none);
     for (std::size_t l = 0; l < depth_; ++l) {
       auto const row = static_cast<std::int64_t>(l);
       cascade_level const& level = levels[depth_ - 1 - l];
@@ -97,12 +100,15 @@ class decode_retrieve<Rule, D> {
             .tail = {state(since)},
             .tokens = retained.tokens,
             .unit_size = page(),
-            .about = selectors::cascade::tokens_of(
-                context_.rule.budget,
-                {.shape = context_.shape, .tokens = context_.shape.max_tokens, .prompt = context_.shape.max_tokens})};
+            .about = about()};
   }
 
  private:
+  /// Tokens that a list names, where the budget says it; 0: not known.
+  std::int64_t about() const noexcept {
+    if constexpr (selectors::shares_levels<typename Rule::budget_type>) return context_.rule.budget.tokens;
+    else return context_.rule.budget.most_tokens(context_.shape);
+  }
   std::int32_t page() const noexcept { return context_.rule.segment.page; }
   buffer<std::int32_t> state(int row) const noexcept {
     return part_of(state_.get(), row * context_.sequences, context_.sequences);
