@@ -64,7 +64,7 @@ def megabytes(count):
     return number(count / 1e6, 1, " MB") if count else ""
 
 
-def own_cells(policy):
+def managed_cells(policy):
     own = policy.get("managed_cache")
     return [number(own["ms_per_token"]), megabytes(own["bytes"])] if own else ["", ""]
 
@@ -80,7 +80,7 @@ def speed_table(result):
     for policy, colour in coloured(result):
         rows.append([swatch(colour) + html.escape(policy["label"]), *request(policy), number(policy["ms_per_token"]),
                      f'{policy["ms_p10"]:.2f}&ndash;{policy["ms_p90"]:.2f}', number(policy["speedup"], 2, "x"),
-                     *own_cells(policy), number(policy["tokens_read"], 0), number(100 * policy["cache_share"], 1, "%"), number(100 * policy["attention_mass"]["mean"], 1, "%"),
+                     *managed_cells(policy), number(policy["tokens_read"], 0), number(100 * policy["cache_share"], 1, "%"), number(100 * policy["attention_mass"]["mean"], 1, "%"),
                      number(100 * policy["choose_share"], 1, "%"), number(100 * policy["top1_agreement"], 1, "%"), number(policy["kl"], 4)])
     return table(head, rows)
 

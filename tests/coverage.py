@@ -31,7 +31,7 @@ def lines_of(data):
 
 def folder_of(key):
     parts = key.split("/")
-    return "/".join(parts[:2]) if parts[0] == "src" else parts[0]
+    return "/".join(parts[:3 if "adapters" in parts else 2]) if parts[0] == "src" else parts[0]
 
 
 def count(build, out):

@@ -8,7 +8,7 @@ export OMP_WAIT_POLICY=passive
 cmake --preset coverage >/dev/null
 cmake --build --preset coverage --parallel "$(nproc)" >/dev/null
 find build/coverage -name '*.gcda' -delete
-usual=(--label-regex '^(core|cuda|llama|c|python|tools|package|server|redis)(-|$)' --label-exclude 'full$')
+usual=(--label-regex '^(core|gpu|llama|c|python|tools|package|preload|redis)(-|$)' --label-exclude 'full$')
 ctest --preset coverage --parallel "$(nproc)" "${usual[@]}" || true
 python3 tests/coverage.py build/coverage build/coverage/usual.json
 KVPOLICY_ROUNDS=1 ctest --preset coverage --parallel "$(nproc)" --label-regex '(-full|^ranks)$' \

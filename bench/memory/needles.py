@@ -1,6 +1,6 @@
 """needles.py RUN MODEL DATA OUT [RECORDS]: needles found in RULER's records, prompts whole and in pieces that drop rows.
 
-Each record's prompt is decoded under one policy, with rows of the session's own: all of the prompt's rows held until it ends
+Each record's prompt is decoded under one policy, with a managed cache: all of the prompt's rows held until it ends
 ("whole"), and with a policy between its pieces. One JSON line a run is appended to OUT; what is there is not run again."""
 import json
 import os

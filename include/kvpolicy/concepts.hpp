@@ -37,7 +37,7 @@ struct no_memory {
   void cut(layer_id, head_range, std::int64_t) noexcept {}
 };
 
-/// Hears what a policy did, by name: a count once, each value of a series in turn.
+/// Visits what a policy did, by name: a count once, each value of a series in turn.
 enum class statistic : std::uint8_t { count, series };
 using statistic_visitor = std::function<void(statistic, char const* what, double value)>;
 
@@ -137,7 +137,7 @@ concept window_part = part<W> && requires(W const& window, std::int64_t tokens) 
 
 /// Says when the choice is made anew during decoding; after prefill it always is.
 /// Requires: `start(shape)` giving a memory with `restart()`, which forgets what was observed of tokens that are gone;
-/// `due(memory, layer, head, since)`, `since` steps after the last choice; `tokens.observe(outcome, exec)` after a
+/// `due(memory, layer, head, since)`, `since` steps after the last choice; `observe(memory, tokens, outcome, exec)` after a
 /// step, where `needs` names logits; `begin` and `watch` (memory, input, prompt, exec) at prefill and before attention, where
 /// it names queries; `wants()`, what of its needs these parameters have use for. It may have `visit_statistics(memory,
 /// statistic_visitor)`, what it did. Model: triggers::entropy. Not a model: a trigger that reads a clock (not reproducible).

@@ -145,7 +145,7 @@ constexpr signals wants_of(Part const& part) noexcept {
   else return Part::needs;
 }
 
-/// Acts whose trigger can wait for the answer's first tokens.
+/// Rules whose trigger can wait for the answer's first tokens.
 template <class Rule>
 concept waits_for_answers = requires(Rule const& rule) {
   rule.trigger.after;

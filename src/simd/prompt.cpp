@@ -184,7 +184,7 @@ void simd_exec::query_moments(query_window const& queries, rotation const& rope,
                        std::to_string(w.shape.head_dim) + ", it was given " + std::to_string(queries.heads) + " x " +
                        std::to_string(dim));
   // Positions in blocks: their angles are worked out once, for all heads. visit(head, query without its rotation).
-  auto const each_unturned = [&](auto visit) {
+  auto const each_pre_rope = [&](auto visit) {
     for (std::int64_t from = 0; from < queries.tokens; from += block_rows) {
       std::int64_t const here = std::min(block_rows, queries.tokens - from);
       w.for_each(here, everyone, [&](std::int64_t t) {
@@ -215,10 +215,10 @@ void simd_exec::query_moments(query_window const& queries, rotation const& rope,
   };
   auto const count = static_cast<float>(queries.tokens);
   for (std::int64_t h = 0; h < queries.heads; ++h) std::fill_n(mean.row(h), dim, 0.0f);
-  each_unturned([&](std::int64_t head, float const* query) { w.run.add_scaled(mean.row(head), query, dim, 1 / count); });
+  each_pre_rope([&](std::int64_t head, float const* query) { w.run.add_scaled(mean.row(head), query, dim, 1 / count); });
   if (covariance.rows == 0) return;
   for (std::int64_t r = 0; r < queries.heads * dim; ++r) std::fill_n(covariance.row(r), dim, 0.0f);
-  each_unturned([&](std::int64_t head, float* query) {
+  each_pre_rope([&](std::int64_t head, float* query) {
     w.run.add_scaled(query, mean.row(head), dim, -1);
     for (std::int64_t i = 0; i < dim; ++i) w.run.add_scaled(covariance.row(head * dim + i), query, dim, query[i] / count);
   });

@@ -9,5 +9,5 @@ using namespace kvpolicy;
 
 selection choose_on_host(presets::quest const& policy, request_of<presets::quest>& state, strided_view<MEMORY> const& view,
                          host_exec& exec) {
-  return state.choose(view, {0}, query_heads{}, exec);
+  return state.choose(view, {0}, {}, exec);
 }

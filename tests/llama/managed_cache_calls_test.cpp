@@ -294,7 +294,7 @@ TEST_CASE("random requests on a managed cache: policies that retrieve") {
   }
 }
 
-TEST_CASE("random requests on a managed cache: a part of them in a tier") {
+TEST_CASE("random requests on a managed cache: a part of its rows in a tier") {
   SECTION("quest") { same_logits(presets::quest{.tokens = 24, .page = 4}, true, 30); }
   SECTION("quest as in its paper") {
     presets::quest paper = presets::quest::paper();

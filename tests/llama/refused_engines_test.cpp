@@ -76,7 +76,7 @@ TEST_CASE("attach refuses models that have no ordinary cache") {
   }
 }
 
-TEST_CASE("a managed cache leaves a model the rotary factors that it has for contexts of their length") {
+TEST_CASE("a managed cache leaves a model the rotary factors that it has for contexts of that length") {
   tiny_shape const shape{};
   gguf_writer out("llama", shape.seed);
   write_sizes(out, shape);

@@ -1,4 +1,4 @@
-// InfLLM once more, from its equations alone (Xiao et al. 2024), in the project's reading: score/representatives.hpp.
+// InfLLM once more, from its equations alone (Xiao et al. 2024), in the project's reading: scorers/representatives.hpp.
 #pragma once
 
 #include "kvpolicy/presets/infllm.hpp"

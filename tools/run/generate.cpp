@@ -157,6 +157,8 @@ void generate(run_options const& options) {
   std::int64_t const context_size = context_tokens(model, options, prompt.size());
   std::int64_t const needed = (static_cast<std::int64_t>(prompt.size()) + options.predict + 255) / 256 * 256;
   std::int64_t const longest = options.longest != 0 ? options.longest : needed;
+  host_policy between_pieces{};
+  if (!options.between_pieces.empty()) between_pieces = options.known.parse(options.between_pieces, model.inputs()).policy;
   std::optional<tiers::any_tier> row_tier =
       make_tier(options.tier, model.cache(longest), model.row_bytes(model.cache(longest).head_dim));
   if (options.managed_cache) {
@@ -164,8 +166,7 @@ void generate(run_options const& options) {
                                .memory = options.memory,
                                .tier = row_tier ? &*row_tier : nullptr,
                                .resident = {.slots = options.tier_slots, .wait = !options.tier_async}};
-    if (!options.between_pieces.empty())
-      cache.between_pieces = options.known.parse(options.between_pieces, model.inputs()).policy;
+    cache.between_pieces = between_pieces;
     session_options.cache = std::move(cache);
   }
   auto session = std::make_unique<llama::session>(chosen.policy, session_options);

@@ -15,7 +15,7 @@ namespace kvpolicy {
 /// Of one layer, for a rule that makes `lists` lists of it.
 class resident_tokens {
  public:
-  /// `there`: one list for each head, or one for all. Throws unsupported where heads differ and the rule's list is one.
+  /// `resident`: one list for each head, or one for all. Throws unsupported where heads differ and the rule's list is one.
   void list(std::span<range_list const> resident, std::size_t lists, std::int64_t max_tokens) {
     if (resident.size() > lists &&
         !std::ranges::all_of(resident, [&](range_list const& list) { return list == resident.front(); })) {
@@ -43,7 +43,7 @@ class resident_tokens {
   indexed_lists lists_;
 };
 
-/// Throws unsupported where a layer is to keep one of the first tokens that is gone; `there` empty: none is.
+/// Throws unsupported where a layer is to keep one of the first tokens that is gone; `resident` empty: none is.
 inline void expect_resident(std::span<range_list const> kept, std::span<range_list const> resident, std::int64_t tokens) {
   for (std::size_t l = 0; l < std::max(kept.size(), resident.size()) && !resident.empty(); ++l) {
     range_list const& has = resident[resident.size() == 1 ? 0 : l];

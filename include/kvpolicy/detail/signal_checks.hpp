@@ -56,14 +56,14 @@ inline void check_signals(prompt_signals const& given, signals needs, std::int64
   }
   std::size_t const heads = given.resident.size();
   KVPOLICY_EXPECTS(heads <= 1 || heads == static_cast<std::size_t>(shape.kv_heads),
-                   "prompt_signals::there has " + std::to_string(heads) + " lists; one for all heads, or " +
+                   "prompt_signals::resident has " + std::to_string(heads) + " lists; one for all heads, or " +
                        std::to_string(shape.kv_heads) + ", can be");
   for (range_list const& list : given.resident) {
     std::int32_t end = 0;
     bool ascends = !list.empty();
     for (token_range const& range : list) ascends = ascends && range.begin >= std::exchange(end, range.end) && range.size() > 0;
     KVPOLICY_EXPECTS(ascends && end <= tokens,
-                     "prompt_signals::there has a list that is empty, does not ascend, or names tokens behind the view's " +
+                     "prompt_signals::resident has a list that is empty, does not ascend, or names tokens behind the view's " +
                          std::to_string(tokens));
   }
   if (contains(needs, signals::rotation)) {

@@ -96,7 +96,7 @@ struct session_options {
   std::optional<managed_cache> cache{};
 };
 
-/// Cells of the engine that each sequence keeps where the rows are the session's own.
+/// Cells of the engine that each sequence keeps beside a managed cache.
 inline constexpr llama_pos cells_kept = 8;
 
 /// What a session's managed cache holds.
@@ -179,11 +179,11 @@ class session {
   int decode(llama_context* context, llama_batch const& batch);
 
   /// With a managed cache, beside llama_memory_seq_cp of a whole sequence: `to` shares the rows of `from`, and with the same
-  /// policy goes on from what that knows. Without it a copy is noticed when it is first decoded: what `from` dropped by then is
-  /// gone from it too, and where `from` has ended it is refused. Throws unsupported without a managed cache.
+  /// policy goes on from what that knows. Without this call a copy is noticed when it is first decoded: what `from` dropped by
+  /// then is gone from it too, and where `from` has ended it is refused. Throws unsupported without a managed cache.
   void copy(llama_seq_id from, llama_seq_id to);
-  /// With a managed cache, beside llama_memory_seq_rm of a whole sequence: its rows are freed at once. Without it they are when
-  /// its next first token is decoded.
+  /// With a managed cache, beside llama_memory_seq_rm of a whole sequence: its rows are freed at once. Without this call they
+  /// are when its next first token is decoded.
   void end(llama_seq_id of) noexcept;
   /// The same of its tokens from `tokens` on, beside llama_memory_seq_rm of that tail.
   void cut(llama_seq_id of, std::int64_t tokens) noexcept;

@@ -61,6 +61,7 @@ void cell_table::write(graph_tokens const& graph) {
 }
 
 void cell_table::seal(std::span<std::int64_t const> written) noexcept {
+  if (records_.empty()) return;  // no graph was followed yet
   for (std::int64_t const cell : written) {
     record& r = records_[static_cast<std::size_t>(cell)];
     r.token = read(cell);

@@ -172,6 +172,7 @@ void graph_rewriter::see_written(ggml_tensor const* set_rows) {
 
 /// The first served layer says the rest of what the graph's tokens are.
 void graph_rewriter::complete_tokens(attention_node const& first) {
+  outputs_.clear();
   tokens_.stream_cells = first.stream_cells;
   auto const whole = std::ssize(tokens_.written);
   if (std::ssize(tokens_.ids) != whole) tokens_.ids = {};
@@ -210,7 +211,7 @@ graph_rewriter::thread_pool* graph_rewriter::pool_of(int threads) const noexcept
   return found != pools_.end() ? found->get() : nullptr;
 }
 
-void graph_rewriter::on_attention(ggml_tensor*, int rank, int threads, void* data) noexcept {
+void graph_rewriter::on_attention(ggml_tensor* node, int rank, int threads, void* data) noexcept {
   auto& hook = *static_cast<layer_hook*>(data);
   graph_rewriter& self = *hook.self;
   thread_pool* const all = threads > 1 ? self.pool_of(threads) : nullptr;
@@ -219,6 +220,8 @@ void graph_rewriter::on_attention(ggml_tensor*, int rank, int threads, void* dat
     return;
   }
   thread_pool& lead = all != nullptr ? *all : *self.pools_.front();
+  hook.node.queries = {node->src[0]};
+  hook.node.out = static_cast<float*>(node->data);
   auto const work = [&]() noexcept { self.client_.attend(hook.node, self.tokens_, lead.exec); };
   self.threads_seen_ = threads;
   if (all != nullptr) all->together.lead(work);

@@ -39,7 +39,7 @@ class graph_client {
   /// What simd_exec is made for; known once serve() was called.
   virtual cache_shape const& shape() const noexcept = 0;
 
-  /// Every attention of a served layer, before it is computed. Returns whether computed() is to follow where nothing is taken.
+  /// Every attention of a served layer, before it is computed. Returns whether sealed() is to follow where nothing is taken.
   virtual bool follow(attention_node const& node, graph_tokens const& graph) noexcept = 0;
   /// The same where it is active. May throw: fail() follows, and the node is left.
   virtual node_use serve(attention_node const& node, graph_tokens const& graph) = 0;

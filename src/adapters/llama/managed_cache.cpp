@@ -52,6 +52,7 @@ class managed_rows final : public sequence_rows {
     return {scope::head, lists_, shape_.kv_heads};
   }
   bool whole() const noexcept override { return store_->whole(); }
+  bool in_tier() const noexcept override { return resident_.has_value(); }
 
   void begin_prompt(layer_id layer) override {
     take(layer);
@@ -212,6 +213,7 @@ class managed_storage final : public storage {
     std::int64_t const most = INT32_MAX / row_store::rows_of_block;
     std::int64_t const of_sequence = shape.layers * shape.kv_heads * (longest_ / row_store::rows_of_block + 1);
     std::int64_t const all = std::min(most, of_sequence * static_cast<std::int64_t>(llama_max_parallel_sequences()));
+    if (arena_ != nullptr) return;  // a first graph that failed
     arena_ = std::make_unique<block_arena>(bytes, options_.memory == 0 ? all : std::min(options_.memory / bytes, all));
   }
   std::unique_ptr<sequence_rows> rows_of(llama_seq_id id, cell_table& table) override {

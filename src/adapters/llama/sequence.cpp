@@ -75,7 +75,7 @@ void sequence::make_room() {
 /// What was learnt of all tokens; which they are stays known.
 void sequence::forget_all() noexcept { forget(0), prompt_due(0); }
 
-/// Tokens from `tokens` on are gone; the policy is given when it next runs.
+/// Tokens from `tokens` on are gone; the policy learns it when it next runs.
 void sequence::forget(std::int64_t tokens) noexcept {
   if (due_from_ != nothing_due) due_from_ = std::min(due_from_, tokens);
   prompt_.forget(tokens);

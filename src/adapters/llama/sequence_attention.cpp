@@ -48,7 +48,7 @@ void sequence::step(attention_node const& node, simd_exec& exec) {
   statistics_.choose_seconds += seconds_since(start);
   auto const fetching = std::chrono::steady_clock::now();
   selection const kept = rows_->fetch(layer, chosen, *request_, decided, tokens() - 1);
-  (prompted ? statistics_.prefill_seconds : statistics_.fetch_seconds) += seconds_since(fetching);
+  if (rows_->in_tier()) (prompted ? statistics_.prefill_seconds : statistics_.fetch_seconds) += seconds_since(fetching);
   statistics_.tokens_read += static_cast<double>(kept.tokens()) / static_cast<double>(shape_.kv_heads * shape_.layers);
   if (options_.on_choice) options_.on_choice(id_, layer, tokens(), kept);
   auto const attending = std::chrono::steady_clock::now();

@@ -55,7 +55,7 @@ class sequences {
   void observe(std::int32_t batch_index, std::span<float const> logits);
   void rotate(std::span<std::int32_t const> by);
   void rotated() noexcept { cells_.rotated(); }
-  /// What was learnt in the running graph is forgotten.
+  /// Forgets what was learnt of the sequences whose graph failed: of all, where it is nobody's fault.
   void forget_graph() noexcept;
 
  private:

@@ -115,8 +115,8 @@ std::int32_t llama_decode(llama_context* context, llama_batch batch) {
     tokens.sequences.push_back(named ? batch.seq_id[i][0] : 0);
   }
   return preload::decode_with(context, served, tokens, [&] {
-    return served->owns_rows() ? served->decode(context, batch)
-                               : preload::engines<llama_decode>("llama_decode")(context, batch);
+    return served->manages_cache() ? served->decode(context, batch)
+                                   : preload::engines<llama_decode>("llama_decode")(context, batch);
   });
 }
 

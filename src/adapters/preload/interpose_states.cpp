@@ -59,7 +59,7 @@ void or_refuse(Work work) {
 /// In place of a state that can't be: no bytes would be what a program takes for restored.
 constexpr std::byte no_state[1]{};
 
-/// A managed cache: no_state where there can be none, or a part is asked for that they do not have.
+/// A sequence's state in a managed cache: no_state where there can be none, or where it lacks the part that is asked for.
 std::span<std::byte const> state_of(served_context& owner, llama_seq_id of, llama_state_seq_flags flags) {
   std::span<std::byte const> state = no_state;
   if (flags == LLAMA_STATE_SEQ_FLAGS_NONE) or_refuse([&] { state = owner.state(of); });
@@ -80,7 +80,7 @@ std::size_t take_state(served_context& owner, llama_context const* context, std:
 
 constexpr std::string_view slot_file = "slot 1";
 
-/// A file of a managed cache: the number of tokens, they, and the state.
+/// A slot's file: how many tokens, the tokens, the state.
 std::size_t save_slot(served_context& owner, char const* path, llama_seq_id of, std::span<llama_token const> tokens) {
   std::size_t written = 0;
   or_refuse([&] {

@@ -26,14 +26,14 @@ served_context* context_of(llama_context const* context) {
 
 served_context* owner_of(llama_context const* context) {
   served_context* const served = serves() ? context_of(context) : nullptr;
-  return served != nullptr && served->owns_rows() ? served : nullptr;
+  return served != nullptr && served->manages_cache() ? served : nullptr;
 }
 
 served_context* owner_of(llama_memory_t memory) {
   if (!serves()) return nullptr;
   std::lock_guard const lock(here->working);
   for (auto& [context, served] : here->contexts) {
-    if (served->owns_rows() && llama_get_memory(context) == memory) return served.get();
+    if (served->manages_cache() && llama_get_memory(context) == memory) return served.get();
   }
   return nullptr;
 }

@@ -64,7 +64,7 @@ served_context::served_context(settings const& how, llama_model const* model, ll
       tier_(tier_of(how.tier, params, model, asked_)),
       session_(policy_.policy, session_options_of(how, asked_, tier_ ? &*tier_ : nullptr)),
       log_(to) {
-  llama_context_params made = owns_rows() ? small(params, asked_) : params;
+  llama_context_params made = manages_cache() ? small(params, asked_) : params;
   session_.attach(made, model);
   row_bytes_ = bytes_of_row(params, session_.shape().head_dim);
   params = made;
@@ -76,7 +76,7 @@ void served_context::begin() {
   cache_shape const shape = session_.shape();
   if (shape.layers == 0) return;
   log_.say(policy_.text + " (" + policy_.parameters + ") on " + std::to_string(shape.layers) + " layers, for up to " +
-           std::to_string(shape.max_tokens) + " tokens" + (owns_rows() ? ", with a managed cache" : "") +
+           std::to_string(shape.max_tokens) + " tokens" + (manages_cache() ? ", with a managed cache" : "") +
            (tier_ ? " in " + tier_name_ : ""));
 }
 
@@ -99,7 +99,7 @@ int served_context::decode(llama_context* context, llama_batch const& batch) {
 
 int served_context::after(llama_context* context, batch_tokens const& batch, int status) {
   std::span const sequences = batch.sequences;
-  if (owns_rows()) {
+  if (manages_cache()) {
     session_.give_back(context, sequences);
     session_.give_back(context, batch.others);
   }
@@ -199,7 +199,7 @@ void served_context::load_state(std::span<std::byte const> state, llama_seq_id o
 
 /// Of its rows: those that are in memory, or all in the engine's cache.
 std::int64_t served_context::bytes_of(llama_seq_id of) const noexcept {
-  if (owns_rows()) return session_.memory(of).bytes;
+  if (manages_cache()) return session_.memory(of).bytes;
   cache_shape const shape = session_.shape();
   return session_.last_step(of).tokens * shape.layers * shape.kv_heads * row_bytes_;
 }

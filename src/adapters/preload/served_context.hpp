@@ -60,7 +60,7 @@ class served_context {
   void load(llama::saved_prompt const& saved, llama_seq_id of);
 
   /// Whether rows are the library's, and the engine has a small context: what it would say of its cache is said here.
-  bool owns_rows() const noexcept { return asked_.all > 0; }
+  bool manages_cache() const noexcept { return asked_.all > 0; }
   context_size const& asked() const noexcept { return asked_; }
   llama_pos first_position(llama_seq_id of) const noexcept;
   llama_pos last_position(llama_seq_id of) const noexcept;

@@ -14,7 +14,7 @@ struct settings {
   bool strict = false;
   std::optional<prompt_pages> prompts{};
   bool managed_cache = false;
-  std::string tier{};  ///< of a managed cache; empty: they stay in memory
+  std::string tier{};  ///< of a managed cache; empty: its rows stay in memory
 };
 
 /// "snapkv:tokens=1024;strict;managed-cache;prompts=pages:share=.1". Throws invalid_value that says what exists.

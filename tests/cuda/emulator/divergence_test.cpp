@@ -81,7 +81,7 @@ struct warps_in_turn : small_body<64> {
   }
 };
 
-TEST_CASE("threads that meet at different places have diverged", "[cuda][model]") {
+TEST_CASE("threads that meet at different places have diverged", "[cuda][emulator]") {
   require_error<two_sites>("divergence");
   require_error<two_kinds>("divergence");
   require_error<two_storages>("divergence");
@@ -89,7 +89,7 @@ TEST_CASE("threads that meet at different places have diverged", "[cuda][model]"
   require_error<tile_and_block>("divergence");
 }
 
-TEST_CASE("a thread that returns while others wait has exited early", "[cuda][model]") {
+TEST_CASE("a thread that returns while others wait has exited early", "[cuda][emulator]") {
   require_error<half_skips>("exited early");
   require_error<early_exit>("exited early", {}, 0);
   require_error<early_exit>("exited early", {2}, 63);
@@ -98,7 +98,7 @@ TEST_CASE("a thread that returns while others wait has exited early", "[cuda][mo
   require_error<data_dependent>("exited early");
 }
 
-TEST_CASE("warps may go different ways", "[cuda][model]") {
+TEST_CASE("warps may go different ways", "[cuda][emulator]") {
   require_right<warps_in_turn>([](fixture const& memory) {
     REQUIRE(memory.counts[0] == 0x7fffffff);
     REQUIRE(memory.counts[1] == 0x2aaaaaaa);

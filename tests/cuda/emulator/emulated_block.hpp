@@ -42,14 +42,14 @@ class element_proxy {
 
 /// Shared memory of a block.
 template <class T, int N>
-class checked_array {
+class emulated_array {
   static_assert(std::is_trivially_copyable_v<T> && N > 0);
 
  public:
-  checked_array() { std::memset(data_, 0xaa, sizeof data_); }
-  checked_array(checked_array const&) = delete;
+  emulated_array() { std::memset(data_, 0xaa, sizeof data_); }
+  emulated_array(emulated_array const&) = delete;
 
-  element_proxy<checked_array, T> operator[](element_index i) { return {*this, i}; }
+  element_proxy<emulated_array, T> operator[](element_index i) { return {*this, i}; }
   T atomic_add(element_index i, T value) {
     static_assert(std::is_same_v<T, float> || std::is_same_v<T, std::int32_t> || std::is_same_v<T, std::uint32_t>);
     touch(i, access::add);
@@ -93,15 +93,15 @@ class checked_array {
 
 /// Global memory behind a buffer.
 template <class T>
-class checked_global {
+class emulated_global {
   using value_type = std::remove_const_t<T>;
   static_assert(std::is_trivially_copyable_v<value_type>);
 
  public:
-  explicit checked_global(kvpolicy::gpu::buffer<T> of) : of_(of) {}
+  explicit emulated_global(kvpolicy::gpu::buffer<T> of) : of_(of) {}
 
   value_type operator[](element_index i) const requires std::is_const_v<T> { return read(i); }
-  element_proxy<checked_global const, T> operator[](element_index i) const requires(!std::is_const_v<T>) { return {*this, i}; }
+  element_proxy<emulated_global const, T> operator[](element_index i) const requires(!std::is_const_v<T>) { return {*this, i}; }
   kvpolicy::gpu::pack load(element_index i) const { return get<kvpolicy::gpu::pack>(i, 16, pack_elements(), access::read); }
   void store(element_index i, kvpolicy::gpu::pack const& value) const requires(!std::is_const_v<T>) {
     put(i, 16, pack_elements(), access::write, value);
@@ -156,10 +156,10 @@ class checked_global {
 };
 
 /// What a collective works in: not to be used again before a sync.
-class checked_storage {
+class emulated_storage {
  public:
-  checked_storage() = default;
-  checked_storage(checked_storage const&) = delete;
+  emulated_storage() = default;
+  emulated_storage(emulated_storage const&) = delete;
 
   void enter(std::source_location const& where) const {
     if (used_ == current->block->epoch) fail("storage reused", "no sync since its last collective", where);
@@ -189,11 +189,11 @@ void meet(thread_state& me, meeting& place, meeting_key const& key, Item& item, 
   current = &me;
 }
 
-class checked_tile {
+class emulated_tile {
   using location = std::source_location;
 
  public:
-  explicit checked_tile(thread_state& me) : me_(&me) {}
+  explicit emulated_tile(thread_state& me) : me_(&me) {}
 
   unsigned lane() const { return me_->index % 32; }
   unsigned index() const { return me_->index / 32; }
@@ -304,12 +304,12 @@ class emulated_block {
   static constexpr unsigned threads = Threads;
 
   template <class T, int N>
-  using array = checked_array<T, N>;
+  using array = emulated_array<T, N>;
   template <class T>
-  struct scan_storage : checked_storage {};
+  struct scan_storage : emulated_storage {};
   template <class T>
-  struct reduce_storage : checked_storage {};
-  struct last_storage : checked_storage {};
+  struct reduce_storage : emulated_storage {};
+  struct last_storage : emulated_storage {};
 
   explicit emulated_block(thread_state& me) : me_(me) {}
   emulated_block(emulated_block const&) = delete;
@@ -318,10 +318,10 @@ class emulated_block {
   unsigned x() const { return me_.block->at[0]; }
   unsigned y() const { return me_.block->at[1]; }
   unsigned z() const { return me_.block->at[2]; }
-  checked_tile tile() const { return checked_tile(me_); }
+  emulated_tile tile() const { return emulated_tile(me_); }
   template <class T>
-  checked_global<T> global(kvpolicy::gpu::buffer<T> of) const {
-    return checked_global<T>(of);
+  emulated_global<T> global(kvpolicy::gpu::buffer<T> of) const {
+    return emulated_global<T>(of);
   }
 
   void sync(location where = location::current()) const {
@@ -384,7 +384,7 @@ class emulated_block {
 
  private:
   template <class Type, class Item, class Compute>
-  void collective(char const* kind, checked_storage& storage, Item& item, location const& where, Compute compute) const {
+  void collective(char const* kind, emulated_storage& storage, Item& item, location const& where, Compute compute) const {
     storage.enter(where);
     meet(me_, me_.block->place, {kind, &type_key<Type>, &storage, where}, item, [&](auto const& items) {
       compute(items);

@@ -25,7 +25,7 @@ struct block_sum : small_body<256> {
   }
 };
 
-TEST_CASE("a sum through shared memory is right in every block", "[cuda][model]") {
+TEST_CASE("a sum through shared memory is right in every block", "[cuda][emulator]") {
   require_right<block_sum>(
       [](fixture const& memory) {
         for (std::size_t i = 0; i < 256; ++i) REQUIRE(memory.out[i] == (i < 24 ? 256 * 257 / 2 : 0));
@@ -42,7 +42,7 @@ struct scans : small_body<256> {
   }
 };
 
-TEST_CASE("an exclusive sum gives each thread what is before it, and all of it", "[cuda][model]") {
+TEST_CASE("an exclusive sum gives each thread what is before it, and all of it", "[cuda][emulator]") {
   require_right<scans>([](fixture const& memory) {
     std::int32_t before = 0;
     for (std::int32_t t = 0; t < 256; ++t) {
@@ -69,7 +69,7 @@ struct reductions : small_body<256> {
   }
 };
 
-TEST_CASE("a reduction is thread 0's, and nothing to the others", "[cuda][model]") {
+TEST_CASE("a reduction is thread 0's, and nothing to the others", "[cuda][emulator]") {
   require_right<reductions>([](fixture const& memory) {
     REQUIRE(memory.out[0] == 256 * 257 / 2);
     REQUIRE(memory.counts[0] == 255);
@@ -122,8 +122,8 @@ struct products : small_body<32> {
   }
 };
 
-TEMPLATE_TEST_CASE_SIG("a product of matrices adds to what is there", "[cuda][model]", ((element_type E), E), element_type::f16,
-                       element_type::bf16) {
+TEMPLATE_TEST_CASE_SIG("a product of matrices adds to what is there", "[cuda][emulator]", ((element_type E), E),
+                       element_type::f16, element_type::bf16) {
   require_right<products<E>>([](fixture const& memory) {
     for (unsigned row = 0; row < 16; ++row) {
       for (unsigned column = 0; column < 8; ++column) {
@@ -146,7 +146,7 @@ struct transposes : small_body<32> {
   }
 };
 
-TEST_CASE("a transposed matrix has rows for columns", "[cuda][model]") {
+TEST_CASE("a transposed matrix has rows for columns", "[cuda][emulator]") {
   require_right<transposes>([](fixture const& memory) {
     for (std::int32_t row = 0; row < 8; ++row) {
       for (std::int32_t column = 0; column < 8; ++column)
@@ -170,7 +170,7 @@ struct shuffles : small_body<64> {
   }
 };
 
-TEST_CASE("shuffles give each lane its own source, and a ballot every lane's bit", "[cuda][model]") {
+TEST_CASE("shuffles give each lane its own source, and a ballot every lane's bit", "[cuda][emulator]") {
   require_right<shuffles>([](fixture const& memory) {
     for (std::size_t t = 0; t < 64; ++t) {
       std::size_t const base = t / 32 * 100;
@@ -188,7 +188,7 @@ struct lane_bounds : small_body<32> {
   }
 };
 
-TEST_CASE("a lane that is not in the warp is out of bounds", "[cuda][model]") {
+TEST_CASE("a lane that is not in the warp is out of bounds", "[cuda][emulator]") {
   require_error<lane_bounds>("out of bounds", {}, 1);
   require_right<lane_bounds>([](auto const&) {}, {}, 0);
 }
@@ -212,12 +212,12 @@ struct wrong : small_body<64> {
   }
 };
 
-TEST_CASE("a device can be used again after an error", "[cuda][model]") {
+TEST_CASE("a device can be used again after an error", "[cuda][emulator]") {
   fixture memory;
   gpu_emulator device(7);
   for (int i = 0; i < 5; ++i) {
     for (std::int64_t n = 1; n <= 5; ++n) {
-      REQUIRE_THROWS_AS(device.launch<wrong>({3}, memory.arguments<wrong>(n)), checked_error);
+      REQUIRE_THROWS_AS(device.launch<wrong>({3}, memory.arguments<wrong>(n)), emulator_error);
       memory.counts[0] = 0;
       device.launch<wrong>({3}, memory.arguments<wrong>(0));
       REQUIRE(memory.counts[0] == 3 * 64);
@@ -225,7 +225,7 @@ TEST_CASE("a device can be used again after an error", "[cuda][model]") {
   }
 }
 
-TEST_CASE("an error says what and where it is", "[cuda][model]") {
+TEST_CASE("an error says what and where it is", "[cuda][emulator]") {
   auto const at = [](int nth) { return " at emulator_test.cpp:" + std::to_string(wrong::line + 3 + nth); };
   REQUIRE(error_of<wrong>(1, {1, 1, 1}, 1) ==
           "small, block (0, 0, 0), thread 5: out of bounds: element 64 of a shared array of 64" + at(1));
@@ -260,7 +260,7 @@ struct throws : small_body<64> {
   }
 };
 
-TEST_CASE("a body's own exception is rethrown, and all its threads are unwound", "[cuda][model]") {
+TEST_CASE("a body's own exception is rethrown, and all its threads are unwound", "[cuda][emulator]") {
   for (std::uint64_t seed = 0; seed < seeds; ++seed) {
     int alive = 0;
     gpu_emulator device(seed);
@@ -282,21 +282,21 @@ struct nothing {
   }
 };
 
-TEST_CASE("launches that a GPU refuses are refused", "[cuda][model]") {
+TEST_CASE("launches that a GPU refuses are refused", "[cuda][emulator]") {
   gpu_emulator device;
   device.launch<nothing<32>>({1, 65535, 1}, {});
   device.launch<nothing<1024>>({2, 2, 2}, {});
-  REQUIRE_THROWS_AS(device.launch<nothing<33>>({}, {}), checked_error);
-  REQUIRE_THROWS_AS(device.launch<nothing<0>>({}, {}), checked_error);
-  REQUIRE_THROWS_AS(device.launch<nothing<2048>>({}, {}), checked_error);
+  REQUIRE_THROWS_AS(device.launch<nothing<33>>({}, {}), emulator_error);
+  REQUIRE_THROWS_AS(device.launch<nothing<0>>({}, {}), emulator_error);
+  REQUIRE_THROWS_AS(device.launch<nothing<2048>>({}, {}), emulator_error);
   for (std::int64_t const n : {0, -1}) {
-    REQUIRE_THROWS_AS(device.launch<nothing<32>>({n, 1, 1}, {}), checked_error);
-    REQUIRE_THROWS_AS(device.launch<nothing<32>>({1, n, 1}, {}), checked_error);
-    REQUIRE_THROWS_AS(device.launch<nothing<32>>({1, 1, n}, {}), checked_error);
+    REQUIRE_THROWS_AS(device.launch<nothing<32>>({n, 1, 1}, {}), emulator_error);
+    REQUIRE_THROWS_AS(device.launch<nothing<32>>({1, n, 1}, {}), emulator_error);
+    REQUIRE_THROWS_AS(device.launch<nothing<32>>({1, 1, n}, {}), emulator_error);
   }
-  REQUIRE_THROWS_AS(device.launch<nothing<32>>({1, 65536, 1}, {}), checked_error);
-  REQUIRE_THROWS_AS(device.launch<nothing<32>>({1, 1, 65536}, {}), checked_error);
-  REQUIRE_THROWS_AS(device.launch<nothing<32>>({std::int64_t{1} << 31, 1, 1}, {}), checked_error);
+  REQUIRE_THROWS_AS(device.launch<nothing<32>>({1, 65536, 1}, {}), emulator_error);
+  REQUIRE_THROWS_AS(device.launch<nothing<32>>({1, 1, 65536}, {}), emulator_error);
+  REQUIRE_THROWS_AS(device.launch<nothing<32>>({std::int64_t{1} << 31, 1, 1}, {}), emulator_error);
 }
 
 struct order : small_body<32> {
@@ -307,7 +307,7 @@ struct order : small_body<32> {
   }
 };
 
-TEST_CASE("the seed fixes the order of blocks and threads", "[cuda][model]") {
+TEST_CASE("the seed fixes the order of blocks and threads", "[cuda][emulator]") {
   auto const of = [](std::uint64_t seed, std::int64_t blocks) {
     fixture memory;
     gpu_emulator device(seed);
@@ -324,7 +324,7 @@ TEST_CASE("the seed fixes the order of blocks and threads", "[cuda][model]") {
 
 // What a proxy is good for.
 
-using proxy = decltype(std::declval<checked_array<float, 4>&>()[0]);
+using proxy = decltype(std::declval<emulated_array<float, 4>&>()[0]);
 static_assert(std::is_convertible_v<proxy, float> && !std::is_convertible_v<proxy&, float>);
 static_assert(std::is_assignable_v<proxy, float> && std::is_assignable_v<proxy, int> && !std::is_assignable_v<proxy&, float>);
 static_assert(std::is_assignable_v<proxy, proxy>);
@@ -334,19 +334,19 @@ concept compound = requires(T a, std::int64_t i) {
   a[i] += 1;
 }
 || requires(T a, std::int64_t i) { a[i]++; };
-static_assert(!compound<checked_array<std::int32_t, 4>&> && !compound<checked_global<float>>);
+static_assert(!compound<emulated_array<std::int32_t, 4>&> && !compound<emulated_global<float>>);
 template <class T>
 concept written = requires(T a, std::int64_t i) {
   a[i] = 1;
 };
-static_assert(written<checked_array<float, 4>&> && written<checked_global<float> const> &&
-              !written<checked_global<float const>>);
-static_assert(std::is_same_v<decltype(std::declval<checked_global<float const>>()[0]), float>);
+static_assert(written<emulated_array<float, 4>&> && written<emulated_global<float> const> &&
+              !written<emulated_global<float const>>);
+static_assert(std::is_same_v<decltype(std::declval<emulated_global<float const>>()[0]), float>);
 template <class T>
 concept by_float = requires(T a) {
   a[1.5f];
 };
-static_assert(!by_float<checked_global<float>>);
+static_assert(!by_float<emulated_global<float>>);
 
 }  // namespace
 }  // namespace kvpolicy_test

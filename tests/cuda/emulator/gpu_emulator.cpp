@@ -15,7 +15,7 @@ gpu_emulator::gpu_emulator(std::uint64_t seed) : random_(seed), block_(std::make
 
 void gpu_emulator::run(char const* name, unsigned threads, kvpolicy::gpu::grid_size grid,
                        std::function<void()> const& start_block, std::function<void(thread_state&)> const& body) {
-  auto const refuse = [&](std::string const& what) { throw checked_error(std::string(name) + ": launch: " + what); };
+  auto const refuse = [&](std::string const& what) { throw emulator_error(std::string(name) + ": launch: " + what); };
   if (threads == 0 || threads > 1024 || threads % 32 != 0) refuse(std::to_string(threads) + " threads");
   auto const within = [](std::int64_t n, std::int64_t most) { return n >= 1 && n <= most; };
   if (!within(grid.x, 0x7fffffff) || !within(grid.y, 65535) || !within(grid.z, 65535)) {

@@ -15,7 +15,7 @@ class gpu_emulator {
   explicit gpu_emulator(std::uint64_t seed = 1);
   gpu_emulator(gpu_emulator const&) = delete;
 
-  /// Throws checked_error for the first thing that is wrong, and may be used again after that.
+  /// Throws emulator_error for the first thing that is wrong, and may be used again after that.
   template <class Body>
   void launch(kvpolicy::gpu::grid_size grid, typename Body::arguments const& a) {
     static_assert(std::is_trivially_copyable_v<typename Body::arguments>);

@@ -28,7 +28,7 @@ struct last_adds_up : small_body<64> {
   }
 };
 
-TEST_CASE("the last block sees what the others wrote before they came, and leaves its counter at 0", "[cuda][model]") {
+TEST_CASE("the last block sees what the others wrote before they came, and leaves its counter at 0", "[cuda][emulator]") {
   require_right<last_adds_up>(
       [](fixture const& memory) {
         float sum = 0;
@@ -40,12 +40,12 @@ TEST_CASE("the last block sees what the others wrote before they came, and leave
 }
 
 TEST_CASE("what others wrote is a race for all but the last block, and for the last what they wrote after they came",
-          "[cuda][model]") {
+          "[cuda][emulator]") {
   require_error<last_adds_up>("race", {8, 1, 1}, 1);
   require_error<last_adds_up>("race", {8, 1, 1}, 2);
 }
 
-TEST_CASE("a counter that is not counted to its end, or was not 0, is an error", "[cuda][model]") {
+TEST_CASE("a counter that is not counted to its end, or was not 0, is an error", "[cuda][emulator]") {
   for (std::uint64_t seed = 0; seed < seeds; ++seed) {
     REQUIRE_THAT(error_of<last_adds_up>(seed, {8, 1, 1}, 3),
                  ContainsSubstring("8 blocks have come to a counter, and no last one"));

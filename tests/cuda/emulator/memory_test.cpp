@@ -21,7 +21,7 @@ struct missing_sync : small_body<64> {
   }
 };
 
-TEST_CASE("a write with no sync since another thread's read is a race", "[cuda][model]") {
+TEST_CASE("a write with no sync since another thread's read is a race", "[cuda][emulator]") {
   require_error<missing_sync>("race");
   require_right<missing_sync>([](auto const&) {}, {}, 1);
 }
@@ -35,7 +35,7 @@ struct missing_first_sync : small_body<64> {
   }
 };
 
-TEST_CASE("a read with no sync since another thread's first write is a race, or uninitialised", "[cuda][model]") {
+TEST_CASE("a read with no sync since another thread's first write is a race, or uninitialised", "[cuda][emulator]") {
   for (std::uint64_t seed = 0; seed < seeds; ++seed) {
     REQUIRE_THAT(error_of<missing_first_sync>(seed), ContainsSubstring(": race: ") || ContainsSubstring(": uninitialised: "));
   }
@@ -60,7 +60,7 @@ struct histogram : small_body<128> {
   }
 };
 
-TEST_CASE("a histogram is a race, and with atomics it is right", "[cuda][model]") {
+TEST_CASE("a histogram is a race, and with atomics it is right", "[cuda][emulator]") {
   require_error<histogram<false>>("race");
   require_right<histogram<true>>(
       [](fixture const& memory) {
@@ -84,7 +84,7 @@ struct atomic_and_plain : small_body<64> {
   }
 };
 
-TEST_CASE("an atomic and a plain access are a race", "[cuda][model]") {
+TEST_CASE("an atomic and a plain access are a race", "[cuda][emulator]") {
   require_error<atomic_and_plain>("race", {}, 0);
   require_error<atomic_and_plain>("race", {}, 1);
 }
@@ -111,7 +111,7 @@ struct warp_order : small_body<64> {
   }
 };
 
-TEST_CASE("tile.sync() orders a warp's threads, and no others", "[cuda][model]") {
+TEST_CASE("tile.sync() orders a warp's threads, and no others", "[cuda][emulator]") {
   require_right<warp_order>([](auto const&) {}, {}, 0);
   require_right<warp_order>([](fixture const& memory) { REQUIRE(memory.counts[0] == 32); }, {}, 1);
   require_error<warp_order>("race", {}, 2);
@@ -129,7 +129,7 @@ struct warp_without_sync : small_body<32> {
   }
 };
 
-TEST_CASE("a shuffle orders no memory", "[cuda][model]") {
+TEST_CASE("a shuffle orders no memory", "[cuda][emulator]") {
   require_error<warp_without_sync>("race", {}, 0);
   require_right<warp_without_sync>([](fixture const& memory) { REQUIRE(memory.out[31] == 1); }, {}, 1);
 }
@@ -185,7 +185,7 @@ bool races(std::vector<std::pair<step, std::int32_t>> const& script) {
   return false;
 }
 
-TEMPLATE_TEST_CASE_SIG("a script of accesses is a race if two of them are", "[cuda][model]", ((bool Global), Global), false,
+TEMPLATE_TEST_CASE_SIG("a script of accesses is a race if two of them are", "[cuda][emulator]", ((bool Global), Global), false,
                        true) {
   gpu_emulator device(1);
   random_bits random(Global ? 5 : 6);
@@ -207,7 +207,7 @@ TEMPLATE_TEST_CASE_SIG("a script of accesses is a race if two of them are", "[cu
     std::string error;
     try {
       device.launch<scripted<Global>>({}, memory.arguments<scripted<Global>>(0));
-    } catch (checked_error const& caught) {
+    } catch (emulator_error const& caught) {
       error = caught.what();
       REQUIRE_THAT(error, ContainsSubstring(": race: "));
     }
@@ -233,7 +233,7 @@ struct storage_twice : small_body<64> {
   }
 };
 
-TEST_CASE("storage is used again after a sync, or it is an error", "[cuda][model]") {
+TEST_CASE("storage is used again after a sync, or it is an error", "[cuda][emulator]") {
   for (int const how : {0, 2}) {
     require_error<storage_twice>("storage reused", {}, how);
     require_right<storage_twice>([](auto const&) {}, {}, how + 1);
@@ -268,7 +268,7 @@ struct null_buffer : small_body<32> {
   }
 };
 
-TEST_CASE("an index out of bounds is an error", "[cuda][model]") {
+TEST_CASE("an index out of bounds is an error", "[cuda][emulator]") {
   for (std::int64_t const i : {std::int64_t{-1}, std::int64_t{64}, INT64_MIN, INT64_MAX}) {
     require_error<shared_bounds>("out of bounds", {}, i);
   }
@@ -288,7 +288,7 @@ TEST_CASE("an index out of bounds is an error", "[cuda][model]") {
   require_error<null_buffer>("out of bounds", {}, 32);
 }
 
-TEST_CASE("a pack off its alignment is an error", "[cuda][model]") {
+TEST_CASE("a pack off its alignment is an error", "[cuda][emulator]") {
   for (std::int64_t const i : {1, 2, 3, 125}) {
     require_error<global_bounds<3>>("misaligned", {}, i);
     require_error<global_bounds<4>>("misaligned", {}, i);
@@ -305,7 +305,7 @@ struct odd_address : small_body<32> {
   }
 };
 
-TEST_CASE("an element off its alignment is an error", "[cuda][model]") {
+TEST_CASE("an element off its alignment is an error", "[cuda][emulator]") {
   require_right<odd_address>([](auto const&) {}, {}, 2);
   require_error<odd_address>("misaligned", {}, 1);
 }
@@ -321,7 +321,7 @@ struct uninitialised : small_body<64> {
   }
 };
 
-TEST_CASE("a read of shared memory that was not written is an error", "[cuda][model]") {
+TEST_CASE("a read of shared memory that was not written is an error", "[cuda][emulator]") {
   require_error<uninitialised<false>>("uninitialised", {2});
   require_error<uninitialised<true>>("uninitialised", {2});
 }
@@ -360,7 +360,7 @@ struct spin_in_tile : small_body<32> {
   }
 };
 
-TEST_CASE("a loop that waits for what will not come ends", "[cuda][model]") {
+TEST_CASE("a loop that waits for what will not come ends", "[cuda][emulator]") {
   for (std::uint64_t seed = 0; seed < 3; ++seed) REQUIRE_THAT(error_of<spin>(seed), ContainsSubstring(": no progress: "));
   REQUIRE_THAT(error_of<spin_in_tile>(1), ContainsSubstring(": no progress: "));
   REQUIRE(error_of<patient>(1) == "none");
@@ -384,7 +384,7 @@ struct across_blocks : small_body<32> {
   }
 };
 
-TEST_CASE("two blocks touch an element only to read it, or atomically", "[cuda][model]") {
+TEST_CASE("two blocks touch an element only to read it, or atomically", "[cuda][emulator]") {
   for (std::int64_t first = 0; first < 4; ++first) {
     for (std::int64_t second = 0; second < 4; ++second) {
       bool const fine = first == 0 || second == 0 || (first == second && first != 2);
@@ -394,7 +394,7 @@ TEST_CASE("two blocks touch an element only to read it, or atomically", "[cuda][
   }
 }
 
-TEST_CASE("launches follow each other", "[cuda][model]") {
+TEST_CASE("launches follow each other", "[cuda][emulator]") {
   fixture memory;
   gpu_emulator device(3);
   for (int i = 0; i < 3; ++i) {
@@ -418,7 +418,7 @@ struct through_global : small_body<64> {
   }
 };
 
-TEST_CASE("a block's threads see each other's global memory after a sync", "[cuda][model]") {
+TEST_CASE("a block's threads see each other's global memory after a sync", "[cuda][emulator]") {
   require_error<through_global>("race", {2}, 0);
   require_right<through_global>(
       [](fixture const& memory) {
@@ -441,7 +441,7 @@ struct bytes_and_floats : small_body<32> {
   }
 };
 
-TEST_CASE("buffers of different types on the same bytes see each other, byte for byte", "[cuda][model]") {
+TEST_CASE("buffers of different types on the same bytes see each other, byte for byte", "[cuda][emulator]") {
   for (std::int64_t const n : {0, 1, 3, 5, 8, 11}) require_error<bytes_and_floats>("race", {}, n);
   require_right<bytes_and_floats>([](auto const&) {}, {}, 4);
   require_right<bytes_and_floats>([](auto const&) {}, {}, 12);
@@ -468,7 +468,7 @@ struct move_packs : small_body<64> {
   }
 };
 
-TEMPLATE_TEST_CASE("packs are moved, and race as their elements do", "[cuda][model]", float, std::uint16_t, std::byte,
+TEMPLATE_TEST_CASE("packs are moved, and race as their elements do", "[cuda][emulator]", float, std::uint16_t, std::byte,
                    std::int64_t) {
   require_right<move_packs<TestType>>(
       [](fixture const& memory) {

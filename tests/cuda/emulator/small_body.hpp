@@ -55,7 +55,7 @@ std::string error_of(std::uint64_t seed, gpu::grid_size grid = {}, std::int64_t 
   gpu_emulator device(seed);
   try {
     device.launch<Body>(grid, memory.arguments<Body>(n));
-  } catch (checked_error const& error) {
+  } catch (emulator_error const& error) {
     return error.what();
   }
   return "none";

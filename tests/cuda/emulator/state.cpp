@@ -37,8 +37,8 @@ bool same(meeting_key const& a, meeting_key const& b) {
 }  // namespace
 
 void fail(char const* kind, std::string const& what, std::source_location const& where) {
-  throw checked_error(text_of(*current->block) + ", thread " + std::to_string(current->index) + ": " + kind + ": " + what +
-                      text_of(where));
+  throw emulator_error(text_of(*current->block) + ", thread " + std::to_string(current->index) + ": " + kind + ": " + what +
+                       text_of(where));
 }
 
 std::string shadow::text_of_race(thread_state const& me, access how) const {
@@ -187,7 +187,7 @@ std::exception_ptr block_state::stuck() const {
   for (unsigned w = 0; w < threads / 32; ++w) {
     if (warps[w].place.arrived > 0) waiting += (waiting.empty() ? "" : "; ") + text_of(warps[w].place);
   }
-  return std::make_exception_ptr(checked_error(text_of(*this) + ": divergence: " + waiting));
+  return std::make_exception_ptr(emulator_error(text_of(*this) + ": divergence: " + waiting));
 }
 
 }  // namespace kvpolicy_test

@@ -18,7 +18,7 @@
 namespace kvpolicy_test {
 
 /// What a body did wrong: the kernel, the block, the thread, the kind of error, and where.
-struct checked_error : std::runtime_error {
+struct emulator_error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 

@@ -6,7 +6,7 @@
 namespace kvpolicy::gpu {
 
 /// Models executor. What a primitive returns is there when it returns: it waits for the device. For prompts, for policies that
-/// have no kernels of their own, and for tests; a captured decode step calls launches instead (cuda/decode.hpp). Contracts are
+/// have no kernels of their own, and for tests; a captured decode step calls launches instead (gpu/decode.hpp). Contracts are
 /// in primitive/. Head sizes up to 256, query groups up to 16: unsupported is thrown past that.
 template <staging_device D>
 class basic_exec : public prompt_primitives<D> {
