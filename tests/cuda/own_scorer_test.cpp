@@ -27,7 +27,7 @@ static_assert(scorer<by_age>);
 
 }  // namespace
 
-struct by_age_body {
+struct by_age_body : kvpolicy::gpu::no_shared {
   static constexpr unsigned threads = 32;
   static constexpr char const* name = "by_age";
   struct arguments {
@@ -35,12 +35,10 @@ struct by_age_body {
     std::int64_t units = 0;
     std::int32_t heads = 1;
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    std::int64_t const unit = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
+    std::int64_t const unit = kvpolicy::gpu::index_in_grid(block);
     if (unit >= a.units) return;
     float const sign = block.y() % static_cast<unsigned>(a.heads) % 2 == 0 ? 1.f : -1.f;
     block.global(a.scores)[block.y() * a.units + unit] = sign * static_cast<float>(unit);

@@ -270,12 +270,11 @@ TEST_CASE("a body's own exception is rethrown, and all its threads are unwound",
 }
 
 template <unsigned Threads>
-struct nothing {
+struct nothing : kvpolicy::gpu::no_shared {
   static constexpr unsigned threads = Threads;
   static constexpr char const* name = "nothing";
   struct arguments {};
-  template <class B>
-  struct shared {};
+
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const&) {
     block.sync();

@@ -46,7 +46,8 @@ struct grid_size {
 //   static constexpr unsigned threads;                        of a block, a multiple of 32
 //   static constexpr char const* name;                        for messages and reports
 //   struct arguments { buffer<...> ...; numbers ... };        trivially copyable
-//   template <class B> struct shared { ... };                 B::array, B::scan_storage, B::reduce_storage, B::last_storage
+//   template <class B> struct shared { ... };                 B::array, B::scan_storage, B::reduce_storage, B::last_storage;
+//                                                             none: inherit no_shared
 //   template <class B> KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a);
 //
 // and a block B offers
@@ -70,5 +71,17 @@ struct grid_size {
 //   B::array<T, N> a                                          shared memory: a[i], a[i] = v, a.atomic_add(i, v) -> T
 //
 // g[i] and a[i] are proxies: write `float x = a[i]`, not `auto x = a[i]`, and no a[i] += x.
+
+/// What a body without shared memory inherits.
+struct no_shared {
+  template <class B>
+  struct shared {};
+};
+
+/// The thread's number among those of all blocks along x.
+template <class B>
+KVPOLICY_KERNEL std::int64_t index_in_grid(B& block) {
+  return static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
+}
 
 }  // namespace kvpolicy::gpu

@@ -19,7 +19,7 @@ struct drift_heads {
 
 /// Keeps the current queries of heads that look: their place in the window is `seen`, below 0 where the
 /// window has not begun.
-struct keep_queries_body {
+struct keep_queries_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "keep_queries";
   struct arguments {
@@ -34,8 +34,6 @@ struct keep_queries_body {
     per_sequence seen;
     buffer<float> kept;  ///< `[sequences, kv_heads, window, group, head_dim]`
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
@@ -59,7 +57,7 @@ struct keep_queries_body {
 };
 
 /// out(row, i): a row's neighbours merged (primitive/window_attention.hpp: smooth_row). Rows of a list are `per_list` in turn.
-struct smooth_rows_body {
+struct smooth_rows_body : no_shared {
   static constexpr unsigned threads = 256;
   static constexpr char const* name = "smooth_rows";
   struct arguments {
@@ -74,14 +72,12 @@ struct smooth_rows_body {
     std::int32_t heads = 1;             ///< rows of a sequence, where there is a source
     std::int32_t blocks = 1;            ///< that share a row
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
     std::int64_t const row = block.y();
     std::int32_t const count = block.global(a.counts)[row / a.per_list];
-    std::int64_t t = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
+    std::int64_t t = index_in_grid(block);
     if (t >= count) return;
     auto const from = block.global(a.from);
     std::int64_t const at = a.source.data == nullptr ? row : row / a.heads * a.heads + block.global(a.source)[row];
@@ -187,7 +183,7 @@ struct drift_body {
 };
 
 /// Which heads are fetched for in this step, those whose leader has drifted; and whose attention that takes.
-struct followers_due_body {
+struct followers_due_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "followers_due";
   struct arguments {
@@ -197,12 +193,10 @@ struct followers_due_body {
     per_sequence prompt;
     bool own = false;  ///< heads fetch by their own attention, not by their leader's
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    std::int64_t const row = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
+    std::int64_t const row = index_in_grid(block);
     if (row >= a.rows) return;
     std::int64_t const sequence = row / a.heads;
     auto const prompt = static_cast<std::int32_t>(a.prompt.of(block, static_cast<unsigned>(sequence)));

@@ -128,7 +128,7 @@ struct resolve_slots_body {
 
 /// Copies the missing rows, 16 bytes a thread; the slots' own layout is `[sequences, kv_heads, slots, head_dim]`.
 template <element_type E>
-struct gather_rows_body {
+struct gather_rows_body : no_shared {
   static constexpr unsigned threads = 256;
   static constexpr char const* name = "gather_rows";
   struct arguments {
@@ -139,8 +139,6 @@ struct gather_rows_body {
     buffer<stored<E>> to;
     std::int32_t blocks = 1;  ///< that share a head's rows
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
@@ -151,8 +149,7 @@ struct gather_rows_body {
     auto const to = block.global(a.to);
     std::int64_t const step = static_cast<std::int64_t>(a.blocks) * B::threads;
     KVPOLICY_UNROLL_4
-    for (std::int64_t i = static_cast<std::int64_t>(block.x()) * B::threads + block.thread(); i < std::int64_t{missed} * parts;
-         i += step) {
+    for (std::int64_t i = index_in_grid(block); i < std::int64_t{missed} * parts; i += step) {
       auto const nth = static_cast<std::int32_t>(i / parts);
       auto const part = static_cast<std::int32_t>(i - std::int64_t{nth} * parts);
       std::int32_t const slot = block.global(a.missing)[row * a.table.slots + nth];

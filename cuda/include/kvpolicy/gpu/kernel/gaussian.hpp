@@ -24,7 +24,7 @@ KVPOLICY_KERNEL float cosine(float turns) {
 }
 
 /// plain(q, t, :) = the query before its rotation.
-struct unrotate_body {
+struct unrotate_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "unrotate";
   struct arguments {
@@ -37,8 +37,6 @@ struct unrotate_body {
     std::int32_t head_dim = 0;
     buffer<float> plain;  ///< `[q_heads, tokens, head_dim]`
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {

@@ -55,7 +55,7 @@ KVPOLICY_KERNEL std::int32_t unit_at(B& block, buffer<std::int32_t const> live, 
 }
 
 /// Which sequences choose anew, and the coarsest level's counts: 0 for the others.
-struct cascade_due_body {
+struct cascade_due_body : no_shared {
   static constexpr unsigned threads = 32;
   static constexpr char const* name = "cascade_due";
   struct arguments {
@@ -71,12 +71,10 @@ struct cascade_due_body {
     buffer<std::int32_t> since;  ///< the tail at the last choice: what is behind is read until the next
     level_counts counts;
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    std::int64_t const s = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
+    std::int64_t const s = index_in_grid(block);
     if (s >= a.sequences) return;
     auto const sequence = static_cast<unsigned>(s);
     auto const tokens = static_cast<std::int32_t>(a.tokens.of(block, sequence));
@@ -98,7 +96,7 @@ struct cascade_due_body {
 };
 
 /// Units [first, last) of a finer level that a coarser level's means take in anew: what changed since the last choice.
-struct refresh_range_body {
+struct refresh_range_body : no_shared {
   static constexpr unsigned threads = 32;
   static constexpr char const* name = "refresh_range";
   struct arguments {
@@ -111,12 +109,10 @@ struct refresh_range_body {
     buffer<std::int32_t> first;
     buffer<std::int32_t> last;
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    std::int64_t const s = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
+    std::int64_t const s = index_in_grid(block);
     if (s >= a.sequences) return;
     std::int32_t const due = block.global(a.due)[s];
     std::int32_t const complete = block.global(a.complete)[s];
@@ -127,7 +123,7 @@ struct refresh_range_body {
 };
 
 /// A live page's score is at least that of the one before it, where that is live too. One block a sequence.
-struct cascade_following_body {
+struct cascade_following_body : no_shared {
   static constexpr unsigned threads = 256;
   static constexpr char const* name = "cascade_following";
   struct arguments {
@@ -136,8 +132,6 @@ struct cascade_following_body {
     std::int64_t stride = 0;
     buffer<float> scores;  ///< `[sequences, stride]`
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {

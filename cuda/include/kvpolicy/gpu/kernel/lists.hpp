@@ -55,7 +55,7 @@ class list_reader {
 };
 
 /// Lists of units by index of other lists, as lists of those' tokens: named units, then every index from `tail` on.
-struct named_tokens_body {
+struct named_tokens_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "named_tokens";
   struct arguments {
@@ -71,8 +71,6 @@ struct named_tokens_body {
     buffer<std::int32_t> count;  ///< `[sequences, heads]`
     std::int32_t heads = 1;
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {

@@ -11,7 +11,7 @@ namespace kvpolicy::gpu {
 
 /// As list_logits_body, for rows of 32 Chunks halves; a tile has 8 query rows of a KV head.
 template <element_type E, int Chunks>
-struct list_logits_tensor_body {
+struct list_logits_tensor_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "list_logits_tensor";
   struct arguments {
@@ -26,8 +26,6 @@ struct list_logits_tensor_body {
     std::int64_t stride = 0;
     std::int32_t blocks = 1;  ///< that share a list
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
@@ -73,15 +71,13 @@ struct list_logits_tensor_body {
 
 /// As score_bounds_body, for up to 8 query heads of 32 Chunks channels.
 template <element_type E, int Chunks>
-struct score_bounds_tensor_body {
+struct score_bounds_tensor_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "score_bounds_tensor";
   struct arguments : score_bounds_body<E>::arguments {
     std::int32_t blocks = 1;  ///< that share a head's units
     std::int32_t before = 0;  ///< blocks of the grid that do something else
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {

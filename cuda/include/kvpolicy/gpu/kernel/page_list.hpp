@@ -6,7 +6,7 @@
 namespace kvpolicy::gpu {
 
 /// The pages that a choice stands for, kept until the next one.
-struct cascade_pages_body {
+struct cascade_pages_body : no_shared {
   static constexpr unsigned threads = 256;
   static constexpr char const* name = "cascade_pages";
   struct arguments {
@@ -19,8 +19,6 @@ struct cascade_pages_body {
     buffer<std::int32_t> pages;  ///< `[sequences, stride]`
     buffer<std::int32_t> count;  ///< `[sequences]`
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {

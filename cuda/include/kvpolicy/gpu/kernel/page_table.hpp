@@ -33,7 +33,7 @@ struct table_rows {
 
 /// One thread an entry. A list that is not made of whole entries, or has more than there is room for (or others than indptr
 /// says), is counted in misfits; what does not fit is not written.
-struct page_table_body {
+struct page_table_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "page_table";
   struct arguments {
@@ -43,8 +43,6 @@ struct page_table_body {
     table_rows to;
     std::int64_t pool_pages = 0;
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
@@ -68,7 +66,7 @@ struct page_table_body {
       misfit = wanted != room;
     }
     begin += head * a.to.head_stride;
-    std::int64_t const j = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
+    std::int64_t const j = index_in_grid(block);
     if (j == 0) {
       std::int64_t const row = sequence * a.how.rows + head;
       if (a.to.lengths.data != nullptr) block.global(a.to.lengths)[row] = count;

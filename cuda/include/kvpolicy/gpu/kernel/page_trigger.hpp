@@ -15,7 +15,7 @@ struct page_trigger {
   buffer<std::int32_t> fired;
 };
 
-struct page_trigger_body {
+struct page_trigger_body : no_shared {
   static constexpr unsigned threads = 32;
   static constexpr char const* name = "page_trigger";
   struct arguments {
@@ -27,12 +27,10 @@ struct page_trigger_body {
     float most_mean = 0;
     float max_variance = 0;
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    std::int64_t const s = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
+    std::int64_t const s = index_in_grid(block);
     if (s >= a.sequences) return;
     std::int64_t const tokens = a.tokens.of(block, static_cast<unsigned>(s));
     if (tokens == 0) return;
@@ -59,7 +57,7 @@ struct page_trigger_body {
 
 /// anchor(s, c): the mean of the recent pages' channel; standardised: its difference from the mean of all pages, by their
 /// variance. One thread a channel.
-struct page_anchor_body {
+struct page_anchor_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "page_anchor";
   struct arguments {
@@ -73,12 +71,10 @@ struct page_anchor_body {
     float min_deviation = 0;
     buffer<float> anchor;  ///< `[sequences, dims]`
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    std::int64_t const channel = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
+    std::int64_t const channel = index_in_grid(block);
     std::int64_t const s = block.y();
     std::int32_t const due = block.global(a.due)[s];
     if (due == 0 || channel >= a.dims) return;

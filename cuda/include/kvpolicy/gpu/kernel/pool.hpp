@@ -12,7 +12,7 @@ namespace kvpolicy::gpu {
 
 /// Means of keys as they lie, or rotated back first: two kernels, as turning takes twice the registers.
 template <element_type E, bool Turned>
-struct pool_mean_of {
+struct pool_mean_of : no_shared {
   static constexpr unsigned threads = 128;
   struct arguments {
     batch_rows keys;
@@ -23,8 +23,6 @@ struct pool_mean_of {
     std::int64_t head_stride = 0;
     batch_rope_angles rotated;
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
@@ -91,7 +89,7 @@ struct batch_bounds {
 };
 
 template <element_type E>
-struct pool_bounds_body {
+struct pool_bounds_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "pool_bounds";
   struct arguments {
@@ -99,8 +97,6 @@ struct pool_bounds_body {
     pooled_tokens what;
     batch_bounds bounds;
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
@@ -147,7 +143,7 @@ struct pool_bounds_body {
 };
 
 template <element_type E>
-struct pool_mean_deviation_body {
+struct pool_mean_deviation_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "pool_mean_deviation";
   struct arguments {
@@ -159,8 +155,6 @@ struct pool_mean_deviation_body {
     bool open_alone = false;
     batch_bounds bounds;
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {

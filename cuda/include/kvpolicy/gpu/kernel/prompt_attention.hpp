@@ -70,7 +70,7 @@ struct window_statistics_body {
 };
 
 /// Puts the splits together: maximum, and 1 / sum.
-struct merge_statistics_body {
+struct merge_statistics_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "merge_statistics";
   struct arguments {
@@ -79,12 +79,10 @@ struct merge_statistics_body {
     std::int64_t rows = 0;
     buffer<float> statistics;  ///< `[rows, 2]`
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    std::int64_t const row = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
+    std::int64_t const row = index_in_grid(block);
     if (row >= a.rows) return;
     auto const from = block.global(a.splits_of);
     float most = -1e30f;
@@ -176,7 +174,7 @@ struct window_sums_body {
 };
 
 /// scores(h, t): the group's sums, divided by how many queries they are of, smoothed over neighbours.
-struct smooth_sums_body {
+struct smooth_sums_body : no_shared {
   static constexpr unsigned threads = 256;
   static constexpr char const* name = "smooth_sums";
   struct arguments {
@@ -194,12 +192,10 @@ struct smooth_sums_body {
     buffer<float> scores;  ///< `[heads, score_stride]`
     std::int64_t score_stride = 0;
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    std::int64_t const t = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
+    std::int64_t const t = index_in_grid(block);
     if (t >= a.columns) return;
     auto const sums = block.global(a.sums);
     std::int64_t const reach = a.how == 0 ? 0 : a.width / 2;

@@ -9,7 +9,7 @@ namespace kvpolicy::gpu {
 
 /// The current token's queries, mean over the group: kept with the open block's, and by themselves, where keys are turned as if
 /// they stood `distance` tokens behind all of them.
-struct block_queries_body {
+struct block_queries_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "block_queries";
   struct arguments {
@@ -24,8 +24,6 @@ struct block_queries_body {
     batch_rope_angles rotated;
     std::int64_t distance = 0;
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
@@ -154,7 +152,7 @@ struct represent_body {
 };
 
 /// out(s, u) = sum over heads of scores(s, h, u), in their order.
-struct sum_heads_body {
+struct sum_heads_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "sum_heads";
   struct arguments {
@@ -164,12 +162,10 @@ struct sum_heads_body {
     per_sequence count;
     buffer<float> out;  ///< `[sequences, stride]`
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    std::int64_t const u = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
+    std::int64_t const u = index_in_grid(block);
     if (u >= a.count.of(block, block.y())) return;
     auto const scores = block.global(a.scores);
     float sum = 0;

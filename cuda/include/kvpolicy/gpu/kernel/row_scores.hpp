@@ -30,7 +30,7 @@ constexpr std::int64_t rows_of_block(batch_rows const& rows, unsigned threads) n
 }
 
 template <element_type E>
-struct row_norms_body {
+struct row_norms_body : no_shared {
   static constexpr unsigned threads = 256;
   static constexpr char const* name = "row_norms";
   struct arguments {
@@ -39,8 +39,6 @@ struct row_norms_body {
     buffer<float> norms;  ///< `[heads, stride]`
     std::int64_t stride = 0;
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
@@ -146,7 +144,7 @@ struct partition_deviation_body {
 
 /// scores(h, m - first): the mean of q.k_m over the group's queries of the tokens right behind m.
 template <element_type E>
-struct following_queries_body {
+struct following_queries_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "following_queries";
   struct arguments {
@@ -162,8 +160,6 @@ struct following_queries_body {
     buffer<float> scores;                  ///< `[heads, stride]`
     std::int64_t stride = 0;
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {

@@ -18,7 +18,7 @@ struct sentence_state {
 };
 
 /// Takes in each sequence's current token.
-struct sentence_step_body {
+struct sentence_step_body : no_shared {
   static constexpr unsigned threads = 32;
   static constexpr char const* name = "sentence_step";
   struct arguments {
@@ -30,12 +30,10 @@ struct sentence_step_body {
     std::int32_t longest = 1;
     std::int32_t shortest = 1;
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    std::int64_t const s = static_cast<std::int64_t>(block.x()) * B::threads + block.thread();
+    std::int64_t const s = index_in_grid(block);
     if (s >= a.sequences) return;
     auto const tokens = static_cast<std::int32_t>(a.tokens.of(block, static_cast<unsigned>(s)));
     if (tokens == 0) return;
@@ -178,7 +176,7 @@ struct sentence_means_body {
 
 /// The sum of the queries so far, of which each step carries a share over; where that is 1, begun afresh where the open
 /// sentence's first token is the current one.
-struct query_sums_body {
+struct query_sums_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "query_sums";
   struct arguments {
@@ -193,8 +191,6 @@ struct query_sums_body {
     buffer<std::int32_t> count;  ///< `[sequences, kv_heads]` queries in the sum
     buffer<float> sums;          ///< `[sequences, kv_heads or query heads, head_dim]`
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {

@@ -106,7 +106,7 @@ struct mean_direction_body {
 
 /// cosines(h, t) = key / |key| . direction(h); 0 where either is zero.
 template <element_type E>
-struct cosines_body {
+struct cosines_body : no_shared {
   static constexpr unsigned threads = 256;
   static constexpr char const* name = "cosines";
   struct arguments {
@@ -116,8 +116,6 @@ struct cosines_body {
     buffer<float> cosines;          ///< `[heads, stride]`
     std::int64_t stride = 0;
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {

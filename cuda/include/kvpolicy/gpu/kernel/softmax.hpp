@@ -117,7 +117,7 @@ struct softmax_rows_body {
 };
 
 /// out(s, h, i) = mean over KV head h's query heads of e^(logit - maximum) / sum.
-struct group_weights_body {
+struct group_weights_body : no_shared {
   static constexpr unsigned threads = 256;
   static constexpr char const* name = "group_weights";
   struct arguments {
@@ -135,8 +135,6 @@ struct group_weights_body {
     bool maximum = false;     ///< of the group, not its mean
     std::int32_t blocks = 1;  ///< that share a row
   };
-  template <class B>
-  struct shared {};
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
@@ -144,8 +142,7 @@ struct group_weights_body {
     auto const logits = block.global(a.logits);
     auto const statistics = block.global(a.statistics);
     std::int64_t const count = list.count() - a.first;
-    for (std::int64_t i = static_cast<std::int64_t>(block.x()) * B::threads + block.thread(); i < count;
-         i += static_cast<std::int64_t>(a.blocks) * B::threads) {
+    for (std::int64_t i = index_in_grid(block); i < count; i += static_cast<std::int64_t>(a.blocks) * B::threads) {
       float merged = 0;
       for (std::int32_t g = 0; g < a.group; ++g) {
         std::int64_t const q = (static_cast<std::int64_t>(block.z()) * a.heads + block.y()) * a.group + g;
