@@ -36,7 +36,7 @@ struct on_team;
 struct on_gpu_emulator;
 
 struct on_host {
-  explicit on_host(cache_shape const&) {}
+  explicit on_host(cache_shape const& shape) : exec(shape) {}
   template <class Work>
   void run(Work work) {
     work(exec);

@@ -27,6 +27,10 @@ class host_exec {
  public:
   using memory = host_memory;
 
+  host_exec() = default;
+  /// As other executors are made; this one grows its scratch as it is asked.
+  explicit host_exec(cache_shape const&) noexcept {}
+
   void pool_mean(rows const& keys, pooling const& what, table<float> means, std::int64_t column) {
     host::pool_mean(keys, what, means, column, scratch(row_, keys.head_dim));
   }
