@@ -175,10 +175,4 @@ void check_scorer(Score const& score = {}, Pool const& pool = {}, Segment const&
   scorer_check<Score, Pool, Segment>(score, pool, segment, options).run();
 }
 
-/// The same of a pool, by the scores that a scorer makes of it.
-template <class Pool, class Segment, scorer Score>
-void check_pool(Pool const& pool, Segment const& segment, Score const& score, scorer_options const& options = {}) {
-  check_scorer(score, pool, segment, options);
-}
-
 }  // namespace kvpolicy::testing
