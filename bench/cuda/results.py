@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes what tests/cuda/lease.sh found on a GPU into docs/results-gpu.md, between its two marks, and the picture beside it.
+"""Writes what tests/cuda/lease.sh found on a GPU into docs/results/gpu.md, between its two marks, and the picture beside it.
 
     results.py OUT [--docs FOLDER]
 """
@@ -78,7 +78,7 @@ def section(folder):
         yield from ["", "| stage | status | seconds | |", "| --- | --- | ---: | --- |"]
         yield from (f"| {line['stage']} | {line['status']} | {line['seconds']} | {line['why']} |" for line in stages.values())
     if own:
-        yield from ["", "![Bytes against time; the line is the run's streaming read](results-gpu.svg)", ""]
+        yield from ["", "![Bytes against time; the line is the run's streaming read](gpu.svg)", ""]
         yield from report.markdown(facts, own, [c for c in cases if "skipped" in c or "failed" in c])
     others = [c for c in measured if c not in own]
     if others:
@@ -105,7 +105,7 @@ def main():
     if not os.path.isdir(given.out):
         print(f"results.py: '{given.out}' is no folder", file=sys.stderr)
         return 2
-    page = os.path.join(given.docs, "results-gpu.md")
+    page = os.path.join(given.docs, "results/gpu.md")
     try:
         with open(page, encoding="utf-8") as file:
             text = file.read()
@@ -117,7 +117,7 @@ def main():
         return 2
     drawn = picture(given.out)
     if drawn:
-        with open(os.path.join(given.docs, "results-gpu.svg"), "w", encoding="utf-8") as file:
+        with open(os.path.join(given.docs, "results/gpu.svg"), "w", encoding="utf-8") as file:
             file.write(drawn)
     with open(page, "w", encoding="utf-8") as file:
         file.write(f"{before}{BEGIN}\n{made.strip()}\n{END}{after}")

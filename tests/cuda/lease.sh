@@ -7,7 +7,7 @@
 #
 # Each stage has so many seconds, and adds a JSON line to OUT/lease.jsonl; what has passed is not run again, so a run that was cut
 # off goes on. Exits 0 only where every stage ran and passed, 1 where one failed or was cut off, 2 for bad arguments, and 3 where
-# something could not be run: no GPU, no compute-sanitizer, a dry run. docs/results-gpu.md is made of OUT by bench/cuda/results.py.
+# something could not be run: no GPU, no compute-sanitizer, a dry run. docs/results/gpu.md is made of OUT by bench/cuda/results.py.
 set -euo pipefail
 shopt -s inherit_errexit
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

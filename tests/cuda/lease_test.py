@@ -139,10 +139,10 @@ class Lease(unittest.TestCase):
 
     def results(self):
         page = self.folder / "docs"
-        page.mkdir(exist_ok=True)
-        shutil.copy(ROOT / "docs/results-gpu.md", page)
+        (page / "results").mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "docs/results/gpu.md", page / "results")
         done = subprocess.run([sys.executable, ROOT / "bench/cuda/results.py", self.out, "--docs", page], capture_output=True, text=True)
-        return done, (page / "results-gpu.md").read_text(), page / "results-gpu.svg"
+        return done, (page / "results/gpu.md").read_text(), page / "results/gpu.svg"
 
     def test_results_are_what_was_found(self):
         self.gpu()
@@ -172,7 +172,7 @@ class Lease(unittest.TestCase):
     def test_results_of_nowhere(self):
         done, page, _ = self.results()
         self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
-        self.assertEqual(page, (ROOT / "docs/results-gpu.md").read_text())
+        self.assertEqual(page, (ROOT / "docs/results/gpu.md").read_text())
 
 
 if __name__ == "__main__":

@@ -421,7 +421,7 @@ TEST_CASE("a sequence that exhausts the memory fails alone, and others go on") {
   CHECK(own.own().memory().limit == blocks * row_store::rows_of_block * row_bytes);
 }
 
-// KVPOLICY_ENDLESS: how many tokens (docs/results.md: 100,000).
+// KVPOLICY_ENDLESS: how many tokens (docs/results/memory.md: 100,000).
 TEST_CASE("a chat without end holds as many rows throughout under a policy that evicts") {
   char const* const set = std::getenv("KVPOLICY_ENDLESS");
   std::int64_t const tokens = set == nullptr ? 3000 : std::atoll(set);

@@ -16,7 +16,7 @@
 
 namespace kvpolicy::presets {
 
-/// The defaults read what answers most on a small model (docs/results.md); the paper's settings are named.
+/// The defaults read what answers most on a small model (docs/results/answers.md); the paper's settings are named.
 struct chess {
   static constexpr char const* name = "chess";
   static constexpr char const* source = "hierarchical selection, renewed when the model is unsure (CHESS, Fei et al.)";

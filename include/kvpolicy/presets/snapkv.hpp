@@ -14,7 +14,7 @@
 namespace kvpolicy::presets {
 
 /// The defaults are the setting that keeps answers on small models: a short window, wide neighbourhoods, and a choice that
-/// waits for the answer's first tokens (docs/results.md).
+/// waits for the answer's first tokens (docs/results/answers.md).
 struct snapkv {
   static constexpr char const* name = "snapkv";
   static constexpr char const* source = "what the prompt's last queries attend to (Li et al. 2024, arXiv 2404.14469)";
