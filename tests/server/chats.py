@@ -172,7 +172,7 @@ with scratch() as work:
     attempt(clients, work, "--managed-cache")
     attempt(context_shift, work, "full", True)
     attempt(context_shift, work, "quest:tokens=64", True)
-    attempt(context_shift, work, "snapkv:tokens=64,after=0", False)
+    attempt(context_shift, work, "snapkv:tokens=64,kernel=31,after=0", False)
     attempt(the_rest_of_a_prompt, work)
     attempt(asked_twice, work)
 finish()

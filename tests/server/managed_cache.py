@@ -120,7 +120,7 @@ def bad_states(work):
     with start(work, policy) as s:
         for name in ("cut.bin", "damaged.bin", "empty.bin", "engine.bin", "nosuch.bin"):
             is_refused(s, name, "not a state of a managed cache", name)
-    with start(work, "snapkv:tokens=64,after=0") as s:
+    with start(work, "snapkv:tokens=64,kernel=31,after=0") as s:
         is_refused(s, "first.bin", "another policy", "tokens=128", "tokens=64")
     with start(work, policy, "-c", "1024") as s:
         is_refused(s, "first.bin", "another cache")

@@ -41,7 +41,7 @@ def unknown_settings(work):
                             ("full;", "option"),
                             ("full;strict=1", "strict"), (";strict", "policy"), ("full;prompts=nosuch", "nosuch"),
                             ("full;prompts=pages:shar=.5", "shar", "did you mean 'share'"),
-                            ("full;own-row", "did you mean 'managed-cache'"), ("full;managed-cache=yes", "managed-cache"),
+                            ("full;managed-cach", "did you mean 'managed-cache'"), ("full;managed-cache=yes", "managed-cache"),
                             ("quest;tier=nosuch", "nosuch", "disk:FILE"), ("quest;tier=", "tier ''"),
                             ("quest;tier=disk:", "disk:FILE"), ("quest;tier", "tier")):
         refused(work, of.preloaded(f"KVPOLICY={said}") + serve, *patterns)
@@ -152,7 +152,7 @@ def not_served(work, policy, why, *options):
 def strict_request(work):
     """One that can't be served once the server runs fails alone, with one line; here, behind a shift."""
     options = ("-c", "256", "-np", "1", "--context-shift")
-    with server(work, of, of.exec("snapkv:tokens=64,after=0", "--strict"), *options) as s:
+    with server(work, of, of.exec("snapkv:tokens=64,kernel=31,after=0", "--strict"), *options) as s:
         try:
             given = s.chat(needle(4826, 24, .5), 220, ignore_eos=True)
             expect(False, f"strict, and it was answered: {given}")
