@@ -152,7 +152,7 @@ TEST_CASE("a prompt policy that can't be is refused by name", "[prompt_pages]") 
   refused({.page = 0, .from = 0}, "page is 0; it must be at least 1");
   refused({.recent = -1, .from = 0}, "recent is -1");
   refused({.from = 0, .block = 0}, "block is 0");
-  refused({.from = 4000}, "from token 4000 on is beyond the context of 4000");
+  refused({.from = 4000}, "from is 4000; it must be below the context of 4000");
 }
 
 }  // namespace

@@ -15,10 +15,10 @@ namespace {
 
 void check(cudaError_t result, std::string const& what) {
   if (result == cudaSuccess) return;
-  cudaGetLastError();  // it is told of here, and not again at the next call
-  std::string const told = what + ": " + cudaGetErrorString(result);
-  if (result == cudaErrorMemoryAllocation) throw device_memory_exceeded(told);
-  throw device_error(told);
+  cudaGetLastError();  // reported here, not by the next call
+  std::string const message = what + ": " + cudaGetErrorString(result);
+  if (result == cudaErrorMemoryAllocation) throw device_memory_exceeded(message);
+  throw device_error(message);
 }
 
 /// Whether kernels may read and write what lies there: device, managed and registered host memory.

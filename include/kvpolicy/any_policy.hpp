@@ -1,4 +1,4 @@
-// A policy that is known at run time alone: two rules behind one abstract pair, what they are and what they are at work.
+// Policies whose types are known only at run time: type-erased rules and their states.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,8 @@
 
 namespace kvpolicy {
 
-/// A rule of any kind at work in one request, for one kind of view and one executor: one virtual call a verb and layer.
+/// Holds the state of a rule of any type, for one type of view and one executor.
+/// Each verb costs one virtual call for each layer. A copy copies the state. Model of: rule_state, which documents the members.
 template <kv_cache_view View, executor_for<View> Exec>
 class any_state {
   struct model {
@@ -59,6 +60,8 @@ class any_state {
   };
 
  public:
+  /// Takes over a rule's state.
+  /// @param made  the state, as start_retain() or start_retrieve() made it
   template <rule_state<View, Exec> State>
   explicit any_state(State made) : model_(std::make_unique<model_of<State>>(std::move(made))) {}
   any_state(any_state const& other) : model_(other.model_->copy()) {}
@@ -90,8 +93,8 @@ class any_state {
   std::unique_ptr<model> model_;
 };
 
-/// Any retain, or any retrieve; copies share it, nobody changes it. What it needs is known at compile time as everything, at
-/// run time (requirements_of) as the rule's own.
+/// Holds a retain rule or a retrieve rule of any type. Copies share the rule, which never changes.
+/// At compile time an any_rule needs every signal, at head scope. At run time requirements_of() returns the held rule's needs.
 template <kv_cache_view View, executor_for<View> Exec>
 class any_rule {
   struct model {
@@ -119,17 +122,24 @@ class any_rule {
   static constexpr signals needs = all_signals;
   static constexpr scope granularity = scope::head;
 
+  /// Holds a retain that keeps everything.
   any_rule() : any_rule(retain(keep_all{})) {}
+  /// Holds a retain rule.
+  /// @param rule  copied
+  /// @return the erased rule
   template <class Rule>
   static any_rule retain(Rule const& rule) {
     return any_rule(std::make_shared<model_of<Rule, false> const>(rule));
   }
+  /// Holds a retrieve rule.
+  /// @param rule  copied
+  /// @return the erased rule
   template <class Rule>
   static any_rule retrieve(Rule const& rule) {
     return any_rule(std::make_shared<model_of<Rule, true> const>(rule));
   }
 
-  /// Whether they are copies of one: equal parameters do not count.
+  /// Compares identity: only copies of one any_rule are equal, rules with equal parameters are not.
   friend bool operator==(any_rule const&, any_rule const&) noexcept = default;
   friend requirements requirements_of(any_rule const& any) { return any.model_->required(); }
   friend void check(any_rule const& any, cache_shape const& shape) { any.model_->check(shape); }
@@ -146,13 +156,17 @@ class any_rule {
   std::shared_ptr<model const> model_;
 };
 
-/// A named policy, or one that an adapter compiled once can hold: two erased rules.
+/// A policy of two erased rules: for policies that are chosen by name, and for adapters that are compiled once.
 template <kv_cache_view View, executor_for<View> Exec>
 using any_policy = policy<any_rule<View, Exec>, any_rule<View, Exec>>;
 
+/// The request of an any_policy.
 template <kv_cache_view View, executor_for<View> Exec>
 using any_request = request_of<any_policy<View, Exec>>;
 
+/// Erases the types of a policy's rules.
+/// @param policy  a policy or a preset; its rules are copied, those of an any_policy are shared
+/// @return the same policy as an any_policy
 template <kv_cache_view View, executor_for<View> Exec, policy_like Policy>
 any_policy<View, Exec> erase(Policy const& policy) {
   using rule = any_rule<View, Exec>;

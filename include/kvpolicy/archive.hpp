@@ -1,4 +1,4 @@
-// What a request remembers as bytes, and back: for states that are kept longer than a process.
+// Archives: what a request remembers, as bytes and back, for states that outlive a process.
 #pragma once
 
 #include <concepts>
@@ -14,24 +14,32 @@
 
 namespace kvpolicy {
 
-/// A struct that says what of it lasts: `template <class Archive> void archive(Archive& a) { a(member, ...); }`.
-/// Model: pools::bounds::summaries.
+/// A struct that names the members which an archive keeps.
+/// Requires: `template <class Archive> void archive(Archive& a) { a(member, ...); }`.
+/// Model: pools::bounds::summaries. Not a model: a std::vector (archives know vectors already).
 template <class T, class Archive>
 concept archived = requires(T& value, Archive& a) {
   value.archive(a);
 };
 
-/// Appends values to bytes: numbers, enums and structs of these as they lie in memory (a state is read on machines alike),
-/// vectors and arrays with their length, and archived structs. Runs of zeros take no room.
+/// Appends values to a vector of bytes.
+/// Archived structs name their members. Vectors are written with their length, and their long runs of zeros as counts. Numbers,
+/// enums, and structs and arrays of these are written as they lie in memory, so only a machine of the same kind can read them.
 class state_writer {
  public:
-  static constexpr bool reads = false;
+  static constexpr bool reads = false;  ///< for an archive() that does more after reading
+  /// Writes into a vector.
+  /// @param into  where the bytes are appended; not owned
   explicit state_writer(std::vector<std::byte>& into) : into_(into) {}
 
+  /// Appends values, in this order.
+  /// @param values  archived structs, vectors, or trivially copyable values
   template <class... T>
   void operator()(T&... values) {
     (put(values), ...);
   }
+  /// Appends bytes. Runs of 32 or more zeros are written as counts.
+  /// @param all  the bytes; their number is not written
   void bytes(std::span<std::byte const> all);
 
  private:
@@ -40,7 +48,8 @@ class state_writer {
     if constexpr (archived<T, state_writer>) {
       value.archive(*this);
     } else {
-      static_assert(std::is_trivially_copyable_v<T>, "this has pointers or more: give it archive(), see kvpolicy/archive.hpp");
+      static_assert(std::is_trivially_copyable_v<T>,
+                    "this type is not trivially copyable: give it archive(), see kvpolicy/archive.hpp");
       raw(&value, sizeof value);
     }
   }
@@ -62,21 +71,34 @@ class state_writer {
   std::vector<std::byte>& into_;
 };
 
-/// Reads what a state_writer wrote, into values that were just made alike: a vector that has a size keeps it, an empty one gets
-/// the one that was written. Throws invalid_value where the sizes differ, or the bytes end.
+/// Reads what a state_writer wrote, into values that were made with the same parameters.
+/// A vector with elements keeps its size; an empty vector gets the size that was written. Every call throws invalid_value if a
+/// size differs from the written one, or if the bytes end too early.
 class state_reader {
  public:
   static constexpr bool reads = true;
+  /// Reads from bytes.
+  /// @param from  what a state_writer wrote; not owned
   explicit state_reader(std::span<std::byte const> from) : from_(from) {}
 
+  /// Reads values, in the order in which they were written.
+  /// @param values  overwritten
+  /// @throws invalid_value if the bytes do not fit the values
   template <class... T>
   void operator()(T&... values) {
     (get(values), ...);
   }
+  /// Reads bytes that state_writer::bytes() wrote.
+  /// @param all  overwritten; as many bytes as were written
+  /// @throws invalid_value if the number of bytes differs
   void bytes(std::span<std::byte> all);
+  /// The bytes that are not read yet.
   std::span<std::byte const> rest() const noexcept { return from_; }
+  /// Refuses the state.
+  /// @throws invalid_value always
   [[noreturn]] static void refuse() {
-    throw invalid_value("the state does not fit: it is of another policy, cache or version, or damaged; begin with the prompt");
+    throw invalid_value(
+        "the state does not fit: it is of another policy, cache or version, or damaged; decode the prompt again");
   }
 
  private:
@@ -109,11 +131,11 @@ class state_reader {
 };
 
 namespace detail {
-/// Zeros in a row from which on they are counted instead of written.
+/// The shortest run of zeros that is written as a count, in bytes.
 inline constexpr std::size_t worth_counting = 32;
 }  // namespace detail
 
-/// Pairs of a number of bytes and of zeros behind them.
+// The format: two counts, of bytes and of the zeros that follow them, then the bytes; again until the end.
 inline void state_writer::bytes(std::span<std::byte const> all) {
   for (std::size_t at = 0; at < all.size();) {
     std::size_t end = at;
@@ -142,8 +164,12 @@ inline void state_reader::bytes(std::span<std::byte> all) {
   }
 }
 
-/// A part's memory that may have nothing to say: `lasts` where it remembers from one call to the next. Throws unsupported for
-/// one that does and has no archive().
+/// Archives the memory of a part, if the memory has an archive().
+/// @param a  a state_writer or state_reader
+/// @param value  the part's memory
+/// @param lasts  whether the memory remembers anything from one call to the next
+/// @param whose  the part's role ("scorer"), for the message
+/// @throws unsupported if the memory lasts and has no archive()
 template <class Archive, class T>
 void archive_if(Archive& a, T& value, bool lasts, char const* whose) {
   if constexpr (archived<T, Archive>) {

@@ -1,4 +1,4 @@
-// Every concept of the library beside the view's own (view.hpp): parts, executors, and what an adapter must feed.
+// The concepts of parts, executors and adapters. (view.hpp has the view's concept, rule.hpp the selector's.)
 #pragma once
 
 #include <concepts>
@@ -21,29 +21,29 @@
 
 namespace kvpolicy {
 
-/// A part describes; it holds parameters with defaults and nothing else. Mutable state is start()'s to make.
+/// An aggregate of parameters with defaults, and nothing else. Mutable state belongs to the object that its start() returns.
 /// Model: any aggregate of numbers. Not a model: a struct with a std::vector.
 template <class P>
 concept part = std::is_trivially_copyable_v<P> && std::is_aggregate_v<P>;
 
-/// The memory of a scorer that remembers nothing, and what others inherit to say only how they differ. `hears_prompts`,
-/// `hears_steps`: the scorer has begin(input, exec), watch(input, exec). `by_index`: it can't do without the retained tokens'
-/// indices staying as they are.
+/// The memory of a scorer that remembers nothing. Other memories inherit it and replace the members that differ.
 struct no_memory {
-  static constexpr bool by_index = false;
-  static constexpr bool hears_prompts = false;
-  static constexpr bool hears_steps = false;
+  static constexpr bool by_index = false;       ///< whether the retained tokens must keep their indices
+  static constexpr bool hears_prompts = false;  ///< whether the scorer has begin(input, exec), called at prefill
+  static constexpr bool hears_steps = false;    ///< whether the scorer has watch(input, exec), called before attention
   void truncate(std::int64_t) noexcept {}
   void cut(layer_id, head_range, std::int64_t) noexcept {}
 };
 
-/// Visits what a policy did, by name: a count once, each value of a series in turn.
+/// The kind of a statistic: a count is visited once, a series once for each of its values, in order.
 enum class statistic : std::uint8_t { count, series };
+/// Receives what a policy did: the kind, the name and a value of each statistic.
 using statistic_visitor = std::function<void(statistic, char const* what, double value)>;
 
-/// Cuts a sequence into units of consecutive tokens. `unit_size()`: tokens of every unit but the last; or, with `ragged`, of
-/// the longest. Ragged units end where the segmenter's `ends(token id)` says so. `check()` throws invalid_value for parameters
-/// that can't be.
+/// Cuts a sequence into units of consecutive tokens.
+/// Requires: `unit_size()`, the tokens of each unit but the last, or of the longest unit if units are ragged; `ragged`, whether
+/// units differ in length; `check()`, which throws invalid_value for impossible parameters. A ragged segmenter also has
+/// `ends(token_id, length)`: whether a unit ends with this token, its `length`-th.
 /// Model: segments::pages; segments::sentences (ragged). Not a model: a splitter that looks at text.
 template <class S>
 concept segmenter = part<S> && requires(S const& segment) {
@@ -52,11 +52,11 @@ concept segmenter = part<S> && requires(S const& segment) {
   segment.check();
 };
 
-/// Summarises units. `start` makes the summaries' owner, the only allocation; `update` folds in what the view has more.
-/// Requires: `start(shape, segment)` giving a state with `cut(layer, heads, tokens)`; `update(state, view, layer, heads,
-/// tokens, exec)`. It may have `begin(state, prompt)`, which is told of each prompt before its keys, and `wants()`, what of its
-/// needs these parameters have use for.
-/// Semantics: calling update twice changes nothing; cut forgets every token from `tokens` on.
+/// Summarises units.
+/// Requires: `needs`, the signals that the pool reads; `start(shape, segment)`, which returns the summaries, a state with
+/// `cut(layer, heads, tokens)`; `update(state, view, layer, heads, tokens, exec)`, which adds the view's new tokens. A pool may
+/// have `begin(state, prompt)`, called for each prompt before `update`, and `wants()`, the needs that these parameters use.
+/// Semantics: only `start` allocates; a second `update` changes nothing; `cut` forgets every token from `tokens` on.
 /// Model: pools::bounds. Not a model: a pool that reads queries (it scores).
 template <class P, class Segment>
 concept pooler = part<P> && requires(P const& pool, cache_shape const& shape, Segment const& segment) {
@@ -64,15 +64,17 @@ concept pooler = part<P> && requires(P const& pool, cache_shape const& shape, Se
   pool.start(shape, segment).cut(layer_id{}, head_range{}, std::int64_t{});
 };
 
-/// Whose scores a scorer writes: one for each token, which the selector merges into units, or one for each unit.
+/// What a scorer scores: each token (the selector then merges the scores of a unit), or each unit.
 enum class scored : std::uint8_t { tokens, units };
 
-/// Says how much each unit matters. Besides these facts, a scorer has `start(shape)`, its memory (no_memory or what inherits
-/// it: `truncate(tokens)` by position, `cut(layer, heads, indices)` by index, as for pools), and `score(input, out, exec)`,
-/// which writes out(list, column) for every column below out.columns (selectors::top, selectors::fill), a list for each of
-/// input.heads or one for all, or `anchor(summaries, exec)` (selectors::cascade). Semantics: reads no signal that it does not
-/// name; same input, same scores. Larger is better; NaN ranks last. Model: scorers::upper_bound. Not a model: a scorer with a
-/// hidden counter.
+/// Scores units: how much each of them matters now.
+/// Requires: `needs`, the signals that the scorer reads; `granularity`, the scope of its scores; `of`, what it scores;
+/// `start(shape)`, which returns its memory. For selectors::top and selectors::fill also `score(input, out, exec)`, which
+/// writes out(list, column) for every column below out.columns, with a list for each of input.heads, or one for all. For
+/// selectors::cascade, `anchor(summaries, exec)` instead. A scorer that needs observation_queries has `window`, their number.
+/// The memory is no_memory or inherits it: `truncate(tokens)` forgets by position, `cut(layer, heads, indices)` by index.
+/// Semantics: a scorer reads only signals that it names; the same input gives the same scores; larger is better; NaN ranks
+/// last. Model: scorers::upper_bound. Not a model: a scorer with a hidden counter.
 template <class S>
 concept scorer = part<S> && requires(S const& score, cache_shape const& shape) {
   { S::needs } -> std::convertible_to<signals>;
@@ -81,32 +83,33 @@ concept scorer = part<S> && requires(S const& score, cache_shape const& shape) {
   score.start(shape).truncate(std::int64_t{});
 };
 
-/// A scorer that can say, during decoding, which of the tokens that are still there matters least.
-/// Requires: `score_kept(input, lists, out, exec)`: out(list, i) for the i-th token of each list; `after_attention`, whether
-/// what a step evicts is still read by it. Model: scorers::accumulated_attention. Not a model: scorers::window_attention, which
-/// needs the prompt's queries.
+/// Scores, during decoding, the tokens that are still retained, so that a retain can evict the least important ones.
+/// Requires: `score_kept(input, lists, out, exec)`, which writes out(list, i) for the i-th token of each list;
+/// `after_attention`, whether a step still reads the tokens that it evicts.
+/// Model: scorers::accumulated_attention. Not a model: scorers::window_attention, which needs the prompt's queries.
 template <class S>
 concept evicting_scorer = scorer<S> && requires {
   { S::after_attention } -> std::convertible_to<bool>;
 };
 
-/// What a budget is asked: how many units of `unit_size` may be kept beside the tokens that are kept anyway?
+/// The question to a budget: how many units of `unit_size` tokens may a list keep, beside the protected tokens?
 struct budget_request {
   cache_shape const& shape;
   layer_id layer{};
-  head_range heads{};          ///< of the lists that are asked for
-  std::int64_t tokens = 0;     ///< that the choice is made among
+  head_range heads{};          ///< the KV heads whose lists are asked for
+  std::int64_t tokens = 0;     ///< tokens among which the choice is made
   std::int64_t prompt = 0;     ///< tokens of the prompt
-  std::int64_t forced = 0;     ///< of the budget, spent on protected tokens
-  std::int64_t recent = 0;     ///< that the window names
+  std::int64_t forced = 0;     ///< tokens of the budget that the protected tokens take
+  std::int64_t recent = 0;     ///< recent tokens that the window names
   std::int64_t unit_size = 1;  ///< tokens
 };
 
-/// Says how many tokens a list may keep, protected ones included.
-/// Requires: `most_tokens(shape)` and `of(request)`, the most of any list and the fewest; `check(shape)`, which throws
-/// invalid_value for a budget that can't be; `allocate(request, scores, units, exec)`, which writes how many units each
-/// list gets; `reads_scores`; `relative()`, whether the number follows the sequence's length. Model: budgets::tokens. Not a
-/// model: a budget that depends on time.
+/// Decides how many tokens a list may keep, protected tokens included.
+/// Requires: `most_tokens(shape)`, the most tokens of any list; `of(request)`, the fewest tokens of any list; `check(shape)`,
+/// which throws invalid_value for an impossible budget; `allocate(request, scores, units, exec)`, which writes how many units
+/// each list gets; `reads_scores`, whether `allocate` reads the scores; `relative()`, whether the number of tokens follows the
+/// sequence's length.
+/// Model: budgets::tokens. Not a model: a budget that depends on time.
 template <class B>
 concept budgeter = part<B> && requires(B const& budget, cache_shape const& shape, budget_request const& request) {
   { B::reads_scores } -> std::convertible_to<bool>;
@@ -116,31 +119,36 @@ concept budgeter = part<B> && requires(B const& budget, cache_shape const& shape
   {budget.check(shape)};
 };
 
-/// The tokens that are read whatever their score: [0, sink_end), [recent_begin, tokens), the open unit from open_begin.
+/// The tokens that are kept whatever their score: [0, sink_end) and [recent_begin, tokens).
+/// The open unit, which is not complete yet, begins at open_begin.
 struct protected_tokens {
   std::int64_t sink_end = 0;
   std::int64_t recent_begin = 0;
   std::int64_t open_begin = 0;
-  std::int64_t counted = 0;  ///< of the budget: the open unit may count as whole
-  std::int64_t recent = 0;   ///< how many recent tokens the window names, also where a budget can't hold them
+  std::int64_t counted = 0;  ///< tokens of the budget that they take; the open unit may count as a whole unit
+  std::int64_t recent = 0;   ///< recent tokens that the window names, even if a budget can't hold them
 };
 
-/// Names the protected tokens of a sequence: `at(tokens, prompt, budget)`, where the first `prompt` tokens are the prompt's and
-/// a list may keep `budget`. `check(unit_size)` throws invalid_value for parameters that can't be, or that would cut units.
-/// Semantics: sink_end <= recent_begin <= open_begin <= tokens. A retrieve's window protects the last token. Model:
-/// windows::pages.
+/// Names the protected tokens of a sequence.
+/// Requires: `at(tokens, prompt, budget)`, the protected tokens of the first `tokens`, of which the first `prompt` are the
+/// prompt's, where a list may keep `budget` tokens; `check(unit_size)`, which throws invalid_value for parameters that are
+/// impossible or would cut units.
+/// Semantics: sink_end <= recent_begin <= open_begin <= tokens. A retrieve's window protects the last token.
+/// Model: windows::pages. Not a model: a window that depends on scores.
 template <class W>
 concept window_part = part<W> && requires(W const& window, std::int64_t tokens) {
   { window.at(tokens, tokens, tokens) } -> std::same_as<protected_tokens>;
   window.check(tokens);
 };
 
-/// Says when the choice is made anew during decoding; after prefill it always is.
-/// Requires: `start(shape)` giving a memory with `restart()`, which forgets what was observed of tokens that are gone;
-/// `due(memory, layer, head, since)`, `since` steps after the last choice; `observe(memory, tokens, outcome, exec)` after a
-/// step, where `needs` names logits; `begin` and `watch` (memory, input, prompt, exec) at prefill and before attention, where
-/// it names queries; `wants()`, what of its needs these parameters have use for. It may have `visit_statistics(memory,
-/// statistic_visitor)`, what it did. Model: triggers::entropy. Not a model: a trigger that reads a clock (not reproducible).
+/// Decides when a rule chooses anew during decoding. (After prefill it always does.)
+/// Requires: `needs`, the signals that the trigger reads; `wants()`, the needs that these parameters use; `while_decoding`,
+/// whether the trigger can be due during decoding; `start(shape)`, which returns a memory with `restart()`, which forgets
+/// observations of removed tokens; `due(memory, layer, head, since)`, `since` being the steps since the last choice. If `needs`
+/// names logits, `observe(memory, tokens, outcome, exec)`, called after a step. If `needs` names queries, `begin` and `watch`
+/// with (memory, input, prompt, exec), called at prefill and before attention. A trigger may have
+/// `visit_statistics(memory, visitor)`, which reports what it did.
+/// Model: triggers::entropy. Not a model: a trigger that reads a clock (not reproducible).
 template <class T>
 concept trigger_part = part<T> && requires(T const& trigger, cache_shape const& shape) {
   { T::needs } -> std::convertible_to<signals>;
@@ -148,7 +156,8 @@ concept trigger_part = part<T> && requires(T const& trigger, cache_shape const& 
   { trigger.wants() } -> std::convertible_to<signals>;
 };
 
-/// Runs the primitives; contracts are in primitive/. Model: host_exec, simd_exec. Not a model: a thread pool.
+/// Implements the primitives, whose contracts are in primitive/.
+/// Model: host_exec, simd_exec. Not a model: a thread pool.
 template <class E>
 concept executor = requires(E& e, basic_rows<typename E::memory> r, table<float> f, table<float const> c, table<std::int32_t> i,
                             std::span<float> s, std::span<float const> v, std::span<std::int32_t const> u) {
@@ -172,17 +181,22 @@ concept executor = requires(E& e, basic_rows<typename E::memory> r, table<float>
   { e.entropy(v) } -> std::same_as<uncertainty>;
 };
 
-/// An executor that reaches a view's memory: a device view is not for a host executor.
+/// An executor that reaches a view's memory. Not a model: a host executor, for a view of device memory.
 template <class E, class View>
 concept executor_for = executor<E> && std::same_as<typename E::memory, typename View::memory>;
 
-/// An executor on one of several ranks: `sum(values)` adds up what all ranks give, in place (exec/ranked.hpp).
+/// An executor on one of several ranks (exec/ranked.hpp).
+/// Requires: `sum(values)`, which sums the values of all ranks, in place.
 template <class E>
 concept summing_executor = executor<E> && requires(E& e, std::span<float> s) {
   e.sum(s);
 };
 
-// What an adapter must feed. One concept a signal, so that the compiler's message names the one that is missing.
+// What an adapter must provide: one concept for each signal, so that the compiler's message names the missing one.
+
+/// Says whether an adapter provides the signals that a policy needs.
+/// @param which  the signals to look at
+/// @return whether the adapter provides every signal of `which` that the policy needs
 template <class Adapter, class Policy>
 constexpr bool feeds(signals which) noexcept {
   return contains(Adapter::provides, which & Policy::needs);
@@ -201,11 +215,12 @@ template <class Adapter, class Policy>
 concept feeds_logits = feeds<Adapter, Policy>(signals::logits);
 template <class Adapter, class Policy>
 concept feeds_token_ids = feeds<Adapter, Policy>(signals::token_ids);
+/// The adapter's attention can read lists as fine as the policy selects.
 template <class Adapter, class Policy>
 concept obeys_scope = Adapter::finest_scope >= Policy::granularity;
 
-/// An adapter that can run a policy: it feeds every signal that the policy needs and obeys its scope.
-/// Requires of the adapter: `provides` (signals) and `finest_scope`; of the policy: `needs` and `granularity`.
+/// An adapter that can run a policy: the adapter provides every signal that the policy needs, and obeys the policy's scope.
+/// Requires: the adapter's `provides` (signals) and `finest_scope`; the policy's `needs` and `granularity`.
 template <class Adapter, class Policy>
 concept serves = feeds_keys<Adapter, Policy> && feeds_values<Adapter, Policy> && feeds_queries<Adapter, Policy> &&
     feeds_observation_queries<Adapter, Policy> && feeds_rotation<Adapter, Policy> && feeds_logits<Adapter, Policy> &&

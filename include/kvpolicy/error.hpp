@@ -1,4 +1,4 @@
-// Exceptions that the library throws, and the precondition check.
+// The exceptions of the library, and a check of preconditions that throws one.
 #pragma once
 
 #include <stdexcept>
@@ -6,24 +6,27 @@
 
 namespace kvpolicy {
 
-/// Base of everything that this library throws.
+/// The base of every exception that this library throws.
 struct error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A value that no engine could serve: the message names the value, the limit and the way out.
+/// A value that no engine could serve. The message names the value, its limit and the way out.
 struct invalid_value : error {
   using error::error;
 };
 
-/// A model, context or pair of policy and engine that this version refuses by name.
+/// A model, a context, a pair of policy and engine, or a call without a needed signal that this version refuses.
+/// The message names it.
 struct unsupported : error {
   using error::error;
 };
 
 }  // namespace kvpolicy
 
-/// Throws invalid_value with `message` (a std::string expression, evaluated only on failure) unless `condition` holds.
+/// Throws invalid_value unless a condition holds.
+/// @param condition  what must be true
+/// @param message  a std::string expression, evaluated only on failure
 #define KVPOLICY_EXPECTS(condition, message)                    \
   do {                                                          \
     if (!(condition)) throw ::kvpolicy::invalid_value(message); \

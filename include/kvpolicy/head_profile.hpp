@@ -1,4 +1,4 @@
-// What a model's KV heads are like: HeteroCache's calibration, roles and their text-free form (Shi et al., secs. 3 and 4.1).
+// Profiles of a model's KV heads: roles, stability, and their calibration (HeteroCache, Shi et al., secs. 3 and 4.1).
 #pragma once
 
 #include <algorithm>
@@ -12,10 +12,14 @@
 
 namespace kvpolicy {
 
-/// anchor: attends to the same tokens throughout; shifting: its attention moves ("volatile" in the paper); pivot: stands for a
-/// cluster of like heads; satellite: one of those.
+/// The role of a KV head.
+/// An anchor attends to the same tokens throughout. A shifting head's attention moves (the paper: "volatile"). A pivot
+/// represents a cluster of similar heads; the others of that cluster are its satellites.
 enum class head_role : std::uint8_t { anchor, shifting, pivot, satellite };
 
+/// Names a role as the paper does.
+/// @param role  the role
+/// @return "anchor", "volatile", "pivot" or "satellite"
 constexpr char const* name_of(head_role role) noexcept {
   return role == head_role::anchor     ? "anchor"
          : role == head_role::shifting ? "volatile"
@@ -23,28 +27,36 @@ constexpr char const* name_of(head_role role) noexcept {
                                        : "satellite";
 }
 
+/// The profile of one KV head.
 struct head_profile {
   head_role role = head_role::anchor;
-  std::int32_t pivot = -1;  ///< a satellite's pivot, a KV head of the same layer; -1 for all others
+  std::int32_t pivot = -1;  ///< a satellite's pivot, a KV head of the same layer; -1 for other roles
   float stability = 1;      ///< S_stable, in 0..1
 
   bool operator==(head_profile const&) const = default;
 };
 
-/// Thresholds of a profile.
+/// The thresholds that separate roles, in 0..1.
 struct role_thresholds {
   float stable = .5f;   ///< tau_stable; .4 for Qwen2.5
   float similar = .5f;  ///< tau_sim
 };
 
-/// Roles of one layer's heads from their stability, `[heads]`, and their overlaps with each other, `[heads, heads]`: greedy
-/// star clustering over the pairs that overlap by at least tau_sim (the unassigned head with most unassigned neighbours is the
-/// next pivot, ties to the lower head; its neighbours become its satellites), then anchors and shifting heads by tau_stable.
+/// Assigns roles to the heads of one layer.
+/// Greedy star clustering comes first. Two heads are neighbours if they overlap by at least tau_sim. The unassigned head with
+/// the most unassigned neighbours is the next pivot (ties go to the lower head), and those neighbours become its satellites.
+/// The heads that are left are anchors if their stability is at least tau_stable, else shifting.
+/// @param stability  `[heads]`
+/// @param overlaps  `[heads, heads]`, of each pair
+/// @param tau  the thresholds
+/// @return `[heads]` profiles
+/// @throws invalid_value if there is not one overlap for each pair
 inline std::vector<head_profile> assign_roles(std::span<float const> stability, std::span<float const> overlaps,
                                               role_thresholds const& tau = {}) {
   std::size_t const heads = stability.size();
-  KVPOLICY_EXPECTS(overlaps.size() == heads * heads, std::to_string(overlaps.size()) + " overlaps of " + std::to_string(heads) +
-                                                         " heads; there must be one for each pair");
+  KVPOLICY_EXPECTS(overlaps.size() == heads * heads, std::to_string(overlaps.size()) + " overlaps for " +
+                                                         std::to_string(heads) +
+                                                         " heads; there must be one for each pair of them");
   std::vector<head_profile> result(heads);
   std::vector<char> free(heads, 1);
   auto const near = [&](std::size_t a, std::size_t b) {
@@ -78,11 +90,14 @@ inline std::vector<head_profile> assign_roles(std::span<float const> stability, 
   return result;
 }
 
-/// Collects, layer by layer, the sets of tokens that heads attend to, and makes a profile of them: stability is the median over
-/// steps of a head's overlap with its set at the prompt's end (eq. 2), similarity that of each pair's overlap at the same step;
-/// both the mean over prompts.
+/// Collects the sets of tokens that heads attend to, layer by layer, and makes a profile of them.
+/// A head's stability is the median, over steps, of the overlap of its set with its set at the prompt's end (eq. 2). A pair's
+/// similarity is the median, over steps, of the overlap of the two heads' sets at the same step. Both are means over prompts.
 class head_calibration {
  public:
+  /// Begins without prompts.
+  /// @param layers  the model's layers
+  /// @param heads  KV heads of a layer
   head_calibration(std::int64_t layers, std::int64_t heads)
       : layers_(static_cast<std::size_t>(layers)),
         heads_(static_cast<std::size_t>(heads)),
@@ -92,7 +107,9 @@ class head_calibration {
         own_(layers_ * heads_),
         pairs_(layers_ * heads_ * heads_) {}
 
-  /// The sets at the prompt's end begin a prompt: `[layers * heads]`, each ascending.
+  /// Begins a prompt.
+  /// @param sets  `[layers * heads]` sets of tokens at the prompt's end, each ascending
+  /// @throws invalid_value if there is not one set for each head of each layer
   void begin(std::vector<std::vector<std::int32_t>> sets) {
     KVPOLICY_EXPECTS(sets.size() == prompt_.size(),
                      std::to_string(sets.size()) + " sets for " + std::to_string(prompt_.size()) + " heads");
@@ -101,7 +118,9 @@ class head_calibration {
     for (auto& values : pairs_) values.clear();
   }
 
-  /// One layer's sets at a step: `[heads]`, each ascending.
+  /// Adds one layer's sets at a step.
+  /// @param layer  the layer
+  /// @param sets  `[heads]` sets of tokens, each ascending
   void add(std::int64_t layer, std::span<std::vector<std::int32_t> const> sets) {
     std::size_t const first = static_cast<std::size_t>(layer) * heads_;
     for (std::size_t h = 0; h < heads_; ++h) {
@@ -112,14 +131,17 @@ class head_calibration {
     }
   }
 
-  /// The prompt's steps are over.
+  /// Ends the prompt. From now on it counts in profile().
   void end() {
     for (std::size_t i = 0; i < own_.size(); ++i) stability_[i] += median(own_[i]);
     for (std::size_t i = 0; i < pairs_.size(); ++i) similarity_[i] += median(pairs_[i]);
     ++prompts_;
   }
 
-  /// `[layers * heads]`. Throws invalid_value before the first prompt's end.
+  /// Makes the profile of the prompts so far.
+  /// @param tau  thresholds of the roles
+  /// @return `[layers * heads]` profiles
+  /// @throws invalid_value before the first prompt's end()
   std::vector<head_profile> profile(role_thresholds const& tau = {}) const {
     KVPOLICY_EXPECTS(prompts_ > 0, "a profile needs at least one calibrated prompt");
     std::vector<head_profile> result;
@@ -134,13 +156,18 @@ class head_calibration {
     return result;
   }
 
-  /// |a and b| / min(|a|, |b|) (eq. 1); 0 where either is empty.
+  /// Measures the overlap of two sets.
+  /// @param a  ascending
+  /// @param b  ascending
+  /// @return |a and b| / min(|a|, |b|) (eq. 1); 0 if either set is empty
   static double coefficient(std::span<std::int32_t const> a, std::span<std::int32_t const> b) noexcept {
     std::size_t const smaller = std::min(a.size(), b.size());
     return smaller == 0 ? 0 : static_cast<double>(overlap(a, b)) / static_cast<double>(smaller);
   }
 
-  /// The middle value, or the mean of the two in the middle; 0 of none.
+  /// Computes a median.
+  /// @param values  in any order
+  /// @return the middle value, or the mean of the two in the middle; 0 if there are no values
   static double median(std::span<double const> values) {
     if (values.empty()) return 0;
     std::vector<double> sorted(values.begin(), values.end());

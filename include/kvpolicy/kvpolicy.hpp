@@ -1,15 +1,15 @@
-// kvpolicy: KV-cache policies for inference engines. This page is the index; it only includes.
+// kvpolicy: KV-cache policies for inference engines. This header includes the others and serves as their index.
 #pragma once
 
 #include "kvpolicy/error.hpp"
 #include "kvpolicy/types.hpp"
 
-// What an engine hands over, and gets back.
+// What an engine passes to a policy, and what it gets back.
 #include "kvpolicy/selection.hpp"
 #include "kvpolicy/signals.hpp"
 #include "kvpolicy/view.hpp"
 
-// The composition, and the four verbs: start, prefill, choose, observe.
+// Rules, policies and requests, with the four verbs: start, prefill, choose, observe.
 #include "kvpolicy/concepts.hpp"
 #include "kvpolicy/head_profile.hpp"
 #include "kvpolicy/policy.hpp"
@@ -17,7 +17,7 @@
 #include "kvpolicy/request.hpp"
 #include "kvpolicy/rule.hpp"
 
-// Parts, in the order in which data passes through them.
+// Parts.
 #include "kvpolicy/budgets/adaptive.hpp"
 #include "kvpolicy/budgets/by_head_role.hpp"
 #include "kvpolicy/budgets/fractions.hpp"
@@ -57,10 +57,10 @@
 #include "kvpolicy/windows/pages.hpp"
 #include "kvpolicy/windows/tokens.hpp"
 
-// What runs them. Included by name, because their users are few or their targets compiled: exec/simd.hpp and exec/team.hpp,
-// exec/ranked.hpp with interop/mpi.hpp or interop/nccl.hpp; interop/page_table.hpp, flashinfer.hpp, vllm.hpp, sglang.hpp,
-// tensorrt_llm.hpp, dense.hpp and llama.hpp there.
+// The host executor. Include other executors and engines' formats by name, because they have few users or compiled targets:
+// exec/simd.hpp and exec/team.hpp; exec/ranked.hpp with interop/mpi.hpp or interop/nccl.hpp; and in interop/ page_table.hpp,
+// flashinfer.hpp, vllm.hpp, sglang.hpp, tensorrt_llm.hpp, dense.hpp and llama.hpp.
 #include "kvpolicy/exec/host.hpp"
 
-// Published methods, as compositions.
+// Published methods, composed of parts.
 #include "kvpolicy/presets/all.hpp"

@@ -1,17 +1,17 @@
-// A view for adapters that know their rows only at run time: a table of its layers' rows.
+// A view for adapters that know the layout of their rows only at run time.
 #pragma once
 
 #include "kvpolicy/view.hpp"
 
 namespace kvpolicy {
 
-/// A view that is a table of its layers' rows; `layers` of each, patched to `count` tokens when asked.
+/// A view made of tables of each layer's rows. The rows that it returns have `count` tokens, whatever the table says.
 template <class Memory = host_memory>
 struct basic_layer_table_view {
   using memory = Memory;
 
   cache_shape cache{};
-  std::int64_t count = 0;
+  std::int64_t count = 0;                          ///< tokens
   basic_rows<Memory> const* key_rows = nullptr;    ///< `[layers]`
   basic_rows<Memory> const* value_rows = nullptr;  ///< `[layers]`
 
@@ -28,6 +28,7 @@ struct basic_layer_table_view {
   }
 };
 
+/// A layer table view of host memory.
 using layer_table_view = basic_layer_table_view<>;
 
 static_assert(kv_cache_view<layer_table_view> && kv_cache_view<basic_layer_table_view<device_memory>>);

@@ -1,4 +1,4 @@
-// Policies: a retain and a retrieve; and start(), which makes a request of one.
+// Policies, each a retain rule and a retrieve rule, and start(), which makes a request of a policy.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 
 namespace kvpolicy {
 
-/// retain: decides, when the prompt ends and when its trigger is due, which tokens exist at all; tokens that come later are
-/// kept until the next decision. retrieve: decides which units of those a step reads; its window slides with every step.
-/// A method without one of the rules has keep_all there.
+/// A retain rule and a retrieve rule. A method without one of the rules has keep_all in its place.
+/// The retain decides which tokens exist at all, when the prompt ends and when its trigger is due; it keeps later tokens until
+/// the next decision. The retrieve decides which units of the retained tokens a step reads; its window moves with every step.
 template <class Retain, class Retrieve>
 struct policy {
   static_assert(fits_as_retain<Retain>() && fits_as_retrieve<Retrieve>());
@@ -28,25 +28,33 @@ struct policy {
 template <class Retain, class Retrieve>
 policy(Retain, Retrieve) -> policy<Retain, Retrieve>;
 
-/// A policy with parameters of its own: an aggregate whose parts() is a policy.
+/// A policy with its own parameters.
+/// Requires: `parts()`, which returns a policy. Model: presets::quest. Not a model: a policy (it is its own parts).
 template <class P>
 concept preset = part<P> && requires(P const& p) {
   p.parts();
 };
 
+/// Returns the policy that a preset stands for.
+/// @param p  the preset
+/// @return its parts
 template <preset P>
 constexpr auto parts_of(P const& p) {
   return p.parts();
 }
+/// Returns a policy as it is.
+/// @param p  the policy
+/// @return a copy
 template <class Retain, class Retrieve>
 constexpr policy<Retain, Retrieve> parts_of(policy<Retain, Retrieve> const& p) {
   return p;
 }
 
+/// The policy that P is, or stands for.
 template <class P>
 using parts_t = decltype(parts_of(std::declval<P const&>()));
 
-/// A policy, or a preset.
+/// A policy or a preset.
 template <class P>
 concept policy_like = requires(parts_t<P> parts) {
   { parts_t<P>::needs } -> std::convertible_to<signals>;
@@ -55,7 +63,11 @@ concept policy_like = requires(parts_t<P> parts) {
   parts.retrieve;
 };
 
-/// What an engine must know of a policy, with its parameters: of both rules, the more demanding.
+/// Computes what a policy, with its parameters, requires of an engine and a request.
+/// `needs`, `granularity`, `observation_queries` and `unit` suffice for both rules, `keeps_all` holds if both rules keep all,
+/// and the other members are the retain's.
+/// @param policy  a policy or a preset
+/// @return the requirements
 template <policy_like Policy>
 requirements requirements_of(Policy const& policy) {
   auto const parts = parts_of(policy);
@@ -70,20 +82,27 @@ requirements requirements_of(Policy const& policy) {
   return made;
 }
 
-/// What a policy needs, with its parameters.
+/// Computes the signals that a policy, with its parameters, needs.
+/// @param policy  a policy or a preset
+/// @return the signals
 template <policy_like Policy>
 signals needs_of(Policy const& policy) {
   return requirements_of(policy).needs;
 }
 
-/// How many of a prompt's last queries prefill must be given; all_queries for every one, 0 for none.
+/// Computes how many of a prompt's last queries prefill needs.
+/// @param policy  a policy or a preset
+/// @return the number of queries; all_queries for every one, 0 for none
 template <policy_like Policy>
 std::int64_t observation_queries(Policy const& policy) {
   return requirements_of(policy).observation_queries;
 }
 
-/// Throws invalid_value for a shape or parameters that can't be, and unsupported for rules that can't be together; start() does
-/// so first.
+/// Checks a policy against a cache. start() does so first.
+/// @param policy  a policy or a preset
+/// @param shape  the cache of the request
+/// @throws invalid_value if the shape or a parameter is impossible
+/// @throws unsupported if the two rules do not work together
 template <policy_like Policy>
 void check(Policy const& policy, cache_shape const& shape) {
   check(shape);
@@ -93,34 +112,41 @@ void check(Policy const& policy, cache_shape const& shape) {
   requirements const retain = requirements_of(parts.retain);
   requirements const retrieve = requirements_of(parts.retrieve);
   if (retain.after > 0 && std::max(retain.observation_queries, retrieve.observation_queries) == all_queries) {
-    throw unsupported("after is " + std::to_string(retain.after) +
-                      ", and the policy looks at every query of the prompt, which are not kept so long; set it to 0");
+    throw unsupported(
+        "after is " + std::to_string(retain.after) +
+        ", but the policy needs every query of the prompt, and the request keeps only the last ones; set `after` to 0");
   }
   if (retain.after > 0 && std::max(retain.granularity, retrieve.granularity) == scope::request) {
     throw unsupported("after is " + std::to_string(retain.after) +
-                      ", and the policy makes one choice for all layers, which is due before their steps; set it to 0");
+                      ", but the policy makes one choice for all layers when a step begins, and can't wait; set `after` to 0");
   }
   if (retain.keeps_all || retrieve.keeps_all) return;
   if (retain.granularity > retrieve.granularity) {
-    throw unsupported(std::string("the retain keeps other tokens for each ") + name_of(retain.granularity) +
-                      ", the retrieve makes one choice for each " + name_of(retrieve.granularity) +
-                      ": it can't point at tokens that some heads do not have; retain no finer, or retrieve by head");
+    throw unsupported(std::string("the retain keeps different tokens for each ") + name_of(retain.granularity) +
+                      ", but the retrieve makes one choice for each " + name_of(retrieve.granularity) +
+                      ": some heads would not have the chosen tokens; use a coarser retain, or a retrieve by head");
   }
   if (retain.evicts && retrieve.fixed_indices) {
     throw unsupported(
-        "the retain drops tokens at every step, the retrieve's blocks are made of tokens that stay; use a retain that decides "
+        "the retain drops tokens at every step, but the retrieve's blocks need tokens that stay; use a retain that decides "
         "once");
   }
   if (retrieve.layers.reuse > 1 && retain.granularity != scope::request) {
     throw unsupported(
-        "the retrieve takes over other layers' choices, the retain keeps other tokens in each layer; set reuse to 1");
+        "layers share the retrieve's choice, but the retain keeps different tokens in each layer; set `reuse` to 1");
   }
 }
 
+/// The request that start() makes of a policy.
 template <policy_like Policy>
 using request_of = request<decltype(parts_t<Policy>::retain), decltype(parts_t<Policy>::retrieve)>;
 
-/// A request begins. The only call that allocates. Throws as check() does.
+/// Begins a request. This is the verb that allocates.
+/// @param policy  a policy or a preset; the request copies its rules
+/// @param shape  the sequence's cache
+/// @return the request
+/// @throws invalid_value if the shape or a parameter is impossible
+/// @throws unsupported if the two rules do not work together
 template <policy_like Policy>
 request_of<Policy> start(Policy const& policy, cache_shape const& shape) {
   check(policy, shape);
@@ -128,12 +154,23 @@ request_of<Policy> start(Policy const& policy, cache_shape const& shape) {
   return {parts.retain, parts.retrieve, shape};
 }
 
-/// A policy that retains alone, and one that retrieves alone: together one policy.
+/// Joins a policy that only retains with a policy that only retrieves.
+/// @param retain  has keep_all as its retrieve
+/// @param retrieve  has keep_all as its retain
+/// @return one policy of both rules
+/// @throws invalid_value if `retrieve` waits for the answer's first tokens (`after`): in the joined policy only the retain can
 template <class Retain, class Retrieve>
 constexpr policy<Retain, Retrieve> join(policy<Retain, keep_all> const& retain, policy<keep_all, Retrieve> const& retrieve) {
-  KVPOLICY_EXPECTS(retrieve.retain.after == 0, "after is the retain's where there is one; set it there");
+  KVPOLICY_EXPECTS(
+      retrieve.retain.after == 0,
+      "the retrieve waits for the answer (`after`), but in a policy with a retain only the retain can wait; set `after` there");
   return {retain.retain, retrieve.retrieve};
 }
+/// Joins two policies or presets, as join() does: `a + b` reads, by `b`, from the tokens that `a` retains.
+/// @param retain  only retains
+/// @param retrieve  only retrieves
+/// @return one policy of both rules
+/// @throws invalid_value as join() does
 template <policy_like Retain, policy_like Retrieve>
   requires requires(parts_t<Retain> a, parts_t<Retrieve> b) { join(a, b); }
 constexpr auto operator+(Retain const& retain, Retrieve const& retrieve) { return join(parts_of(retain), parts_of(retrieve)); }

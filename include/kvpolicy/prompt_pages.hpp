@@ -1,4 +1,4 @@
-// What a block of a prompt's queries reads while the prompt is read: not all before it, but the pages that it may want.
+// Retrieval while a prompt is read: each block of queries reads only some pages of the tokens before it.
 #pragma once
 
 #include <algorithm>
@@ -17,42 +17,51 @@
 
 namespace kvpolicy {
 
-/// Retrieval while a prompt is read. Each block of neighbouring queries reads the first tokens, the recent ones, its own, and
-/// of the pages between those that have the most of the block's estimated attention: by KV head, the sum over some of its
-/// queries of the softmax over pages of the score of their bounds. Compare docs/methods.md: what MInference and XAttention do
-/// alike.
+/// Chooses, while a prompt is read, which tokens each block of neighbouring queries reads.
+/// A block reads the first tokens, the recent tokens, its own tokens, and the best pages between. The best pages of a KV head
+/// have the most of the block's estimated attention: the sum, over some of the block's queries, of the softmax over pages of
+/// the score of their bounds. docs/methods.md compares this with MInference and XAttention.
 struct prompt_pages {
   static constexpr char const* name = "pages";
 
-  double share = .15;         ///< of the pages between that are read
-  std::int32_t least = 1024;  ///< tokens of them, at least
-  std::int32_t page = 32;     ///< tokens
-  std::int32_t sinks = 64;
-  std::int32_t recent = 512;  ///< tokens before the block
-  std::int32_t from = 4096;   ///< tokens; blocks that begin before read all
-  std::int32_t block = 128;   ///< queries
-  std::int32_t every = 16;    ///< of the block's queries, one in so many is asked
-  pools::bounds::kind metadata = pools::bounds::kind::mean_deviation;
+  double share = .15;         ///< fraction of the pages between that a block reads
+  std::int32_t least = 1024;  ///< tokens of the pages between that a block reads at least
+  std::int32_t page = 32;     ///< tokens of a page
+  std::int32_t sinks = 64;    ///< first tokens, always read, rounded up to whole pages
+  std::int32_t recent = 512;  ///< tokens before the block, always read
+  std::int32_t from = 4096;   ///< tokens; a block that begins before this token reads everything
+  std::int32_t block = 128;   ///< queries that read the same tokens
+  std::int32_t every = 16;    ///< one in so many of a block's queries is scored
+  pools::bounds::kind metadata = pools::bounds::kind::mean_deviation;  ///< how a page is summarised
 
+  /// Visits each parameter, for command lines and bindings.
+  /// @param p  the parameters
+  /// @param visit  called as visit(name, member, description)
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {
-    visit("share", p.share, "of the pages between sinks and recent tokens that a block reads");
-    visit("least", p.least, "tokens of them, at least");
+    visit("share", p.share, "share of the pages between sinks and recent tokens that a block reads");
+    visit("least", p.least, "the fewest tokens that a block reads of these pages");
     visit("page", p.page, "tokens of a page");
     visit("sinks", p.sinks, "first tokens, always read");
     visit("recent", p.recent, "tokens before a block, always read");
-    visit("from", p.from, "tokens before a block below which it reads all");
+    visit("from", p.from, "a block with fewer tokens before it reads all of them");
     visit("block", p.block, "queries that read the same");
-    visit("every", p.every, "one in so many of a block's queries is asked");
-    visit("metadata", p.metadata, "of a page: range (min and max) or spread (mean and std)");
+    visit("every", p.every, "one query in so many of a block scores the pages");
+    visit("metadata", p.metadata, "summary of a page: range (minimum and maximum) or mean_deviation");
   }
 
   class state;
-  /// Allocates all that there will ever be. Throws invalid_value, as check() does.
+  /// Begins a sequence, and allocates everything that it needs.
+  /// @param shape  the sequence's cache
+  /// @return the state
+  /// @throws invalid_value as check() does
   state start(cache_shape const& shape) const;
 };
 
-/// Throws invalid_value for what can't be.
+/// Checks the parameters against a cache.
+/// @param p  the parameters
+/// @param shape  the sequence's cache
+/// @throws invalid_value if a parameter is out of its range, or `from` is not below `shape.max_tokens`
 inline void check(prompt_pages const& p, cache_shape const& shape) {
   KVPOLICY_EXPECTS(p.share > 0 && p.share <= 1,
                    "a prompt policy's share is " + std::to_string(p.share) + "; it must be above 0 and at most 1");
@@ -67,12 +76,17 @@ inline void check(prompt_pages const& p, cache_shape const& shape) {
   at_least(p.sinks, 0, "sinks");
   at_least(p.recent, 0, "recent");
   at_least(p.from, 0, "from");
-  KVPOLICY_EXPECTS(p.from < shape.max_tokens, "a prompt policy from token " + std::to_string(p.from) +
-                                                  " on is beyond the context of " + std::to_string(shape.max_tokens));
+  KVPOLICY_EXPECTS(p.from < shape.max_tokens, "a prompt policy's from is " + std::to_string(p.from) +
+                                                  "; it must be below the context of " + std::to_string(shape.max_tokens) +
+                                                  " tokens");
 }
 
+/// The summaries of one sequence's pages, and the last choice.
 class prompt_pages::state {
  public:
+  /// Allocates for a sequence. Call prompt_pages::start(), which checks first.
+  /// @param how  the parameters
+  /// @param shape  the sequence's cache
   state(prompt_pages const& how, cache_shape const& shape)
       : how_(how),
         shape_(shape),
@@ -86,8 +100,12 @@ class prompt_pages::state {
     for (range_list& list : lists_) list.reserve(static_cast<std::size_t>(units()) + 2);
   }
 
-  /// What the block reads, whose last query is the view's last token; see attend_block, which cuts lists off at each query's
-  /// own row. Valid until the next call.
+  /// Chooses what a block reads. Pass the result to attend_block, which ends the lists at each query's own row.
+  /// @param view  the cache, with the block's own keys written in `layer`
+  /// @param layer  the layer
+  /// @param queries  the block's query heads; the last query is of the view's last token
+  /// @param exec  the executor
+  /// @return one list for each KV head, or one for the layer if the block reads everything; valid until the next call
   template <kv_cache_view View, class Exec>
   selection choose(View const& view, layer_id layer, query_window const& queries, Exec& exec) {
     std::int64_t const tokens = view.tokens();
@@ -121,7 +139,8 @@ class prompt_pages::state {
     return {scope::head, lists_, shape_.kv_heads};
   }
 
-  /// Tokens from `tokens` on are gone or others.
+  /// Forgets tokens that were removed or replaced, in every layer.
+  /// @param tokens  the first token that is forgotten
   void cut(std::int64_t tokens) noexcept {
     for (std::int64_t l = 0; l < shape_.layers; ++l) summaries_.cut({l}, {0, shape_.kv_heads}, tokens);
   }
@@ -129,7 +148,7 @@ class prompt_pages::state {
  private:
   std::int64_t units() const noexcept { return (shape_.max_tokens + how_.page - 1) / how_.page; }
 
-  /// Attention of the block to pages [first, last), summed over the queries that are asked: the last of the block, and back.
+  /// Estimates the block's attention to pages [first, last), summed over every `every`-th query, counted from the last.
   template <class Exec>
   void estimate(layer_id layer, query_window const& queries, std::int64_t first, std::int64_t last, Exec& exec) {
     std::ranges::fill(sums_, 0.0f);

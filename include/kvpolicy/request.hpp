@@ -16,16 +16,20 @@
 
 namespace kvpolicy {
 
-/// Made by start(); owns the rules of its policy, and everything of them that changes: what the retain left, what the retrieve
-/// chose of that. Not thread-safe; a copy goes its own way. Nothing allocates but construction, copies, and what is then
-/// without room in the steps of a copy, or at prefill where tokens are gone.
-///
-/// Every verb checks its input before it reads or writes anything: invalid_value for a shape, a layer, a number of tokens or an
-/// order that can't be, unsupported for a signal that the policy needs and was not given. A verb that throws, then or later, is
-/// not counted: the prompt, or the step, may be begun again at layer 0.
+/// A policy at work on one sequence, made by start().
+/// A request owns its policy's rules and their state: what the retain kept, and what the retrieve chose of that. It is not
+/// thread-safe. A copy is independent of its source. Only construction and copying allocate. Two exceptions: the first steps of
+/// a copy, and a prefill after tokens were dropped.
+/// Every verb checks its input before it reads or writes anything. It throws invalid_value for an impossible shape, layer,
+/// number of tokens or order of calls, and unsupported if a signal that the policy needs is missing. A verb that throws, in
+/// these checks or later, does not count: the prompt or the step may begin again at layer 0.
 template <class Retain, class Retrieve>
 class request {
  public:
+  /// Starts both rules without checking them. Call start(), which checks first.
+  /// @param retain  which tokens stay
+  /// @param retrieve  which of them a step reads
+  /// @param shape  the sequence's cache
   request(Retain const& retain, Retrieve const& retrieve, cache_shape const& shape)
       : retain_requirements_(requirements_of(retain)),
         retrieve_requirements_(requirements_of(retrieve)),
@@ -43,48 +47,77 @@ class request {
   }
 
   cache_shape const& shape() const noexcept { return shape_; }
-  /// Tokens of the sequence at the last verb, a step's own included.
+  /// Tokens of the sequence at the last verb, a step's own token included.
   std::int64_t tokens() const noexcept { return order_.tokens(); }
-  /// Layers that were prefilled with the last prompt, and that have chosen in the last step.
+  /// Layers that were prefilled with the last prompt.
   std::int64_t prefilled() const noexcept { return order_.prefilled(); }
+  /// Layers that have chosen in the last step.
   std::int64_t chosen() const noexcept { return order_.chosen(); }
-  /// The checks of order that prefill, choose and observe begin with, for who has more to check before them.
+  /// Checks the order of calls as prefill() does, for callers that check more before the verb.
+  /// @param layer  the layer
+  /// @param first  the first new token
+  /// @param tokens  tokens of the view
+  /// @throws invalid_value if this prefill can't come next
   void check_prompt(layer_id layer, std::int64_t first, std::int64_t tokens) const {
     order_.check_prompt(layer, first, tokens);
   }
+  /// Checks the order of calls as choose() does.
+  /// @param layer  the layer
+  /// @param tokens  tokens of the view, the current one included
+  /// @throws invalid_value if this choose can't come next
   void check_step(layer_id layer, std::int64_t tokens) const { order_.check_step(layer, tokens); }
+  /// Checks the order of calls as observe() does.
+  /// @throws invalid_value if a step is incomplete, or was observed before
   void check_outcome() const { order_.check_outcome(); }
-  /// What this request needs of the verbs.
+  /// The signals that the verbs need.
   signals needs() const noexcept { return retain_requirements_.needs | retrieve_requirements_.needs; }
 
-  /// What a step reads in this layer; after choose.
+  /// Returns what the current step reads.
+  /// @param layer  a layer that has chosen
+  /// @return the lists, valid until the next verb
   selection kept(layer_id layer) const noexcept {
     if (retrieves() && !late_.waits(layer))
       return {retrieve_requirements_.granularity, retrieve_.lists(layer), shape_.kv_heads};
     return retained(layer);
   }
-  /// What is there at all in this layer, read or not; after prefill.
+  /// Returns which tokens exist, whether a step reads them or not.
+  /// @param layer  a layer that was prefilled
+  /// @return the lists, valid until the next verb
   selection retained(layer_id layer) const noexcept {
     return {retain_requirements_.granularity, retain_.lists(layer), shape_.kv_heads};
   }
 
-  /// Whether the layer's choice waits for more of the answer: all that is there is read.
+  /// Says whether a layer's choice still waits for tokens of the answer. Until then steps read every retained token.
+  /// @param layer  the layer
+  /// @return whether it waits
   bool waits(layer_id layer) const noexcept { return late_.waits(layer); }
-  /// Changes whenever the retain drops tokens of this layer.
+  /// Returns a number that changes whenever the retain drops tokens of a layer.
+  /// @param layer  the layer
+  /// @return the number
   std::int64_t revision(layer_id layer) const noexcept { return retain_.revision(layer); }
 
-  /// How many of the last tokens that are retained of this head steps look at whatever is chosen: those of a unit that is not
-  /// full, or every one (all_tokens), where keys are looked at one by one or all that is retained is read. The others' rows may
-  /// be elsewhere until they are chosen. After prefill.
+  /// Returns how many of a head's last retained tokens every step looks at, whatever it chooses.
+  /// These are the tokens of a unit that may not be full, or all tokens, if steps score keys one by one or read everything that
+  /// is retained. The rows of the other tokens may be elsewhere until a step chooses them.
+  /// @param layer  a layer that was prefilled
+  /// @param head  a KV head
+  /// @return the number of tokens; all_tokens for every one
   std::int64_t always_read(layer_id layer, std::int64_t head) const {
     if (!retrieves() || late_.waits(layer)) return all_tokens;
     return std::max(retain_.always_read(layer, head), retrieve_.always_read(layer, head));
   }
 
-  /// A layer's keys of a prompt, or of a further piece of one, are written: the view's tokens from prompt.first on. For every
-  /// layer, in order; each may be followed by its choose() at once. Whatever lay behind `first` is forgotten, so a shortened or
-  /// replaced tail is no special case. The retain decides among all rows of the view, or among those that are there; a
-  /// policy that waits for the answer's first tokens does so in the choose() of the last of them.
+  /// Takes in a layer's new rows of a prompt, or of a further piece of one, and decides what to retain.
+  /// Call it for every layer, in order, once the layer's keys are written. The layer's choose() may follow at once. The request
+  /// forgets everything from `prompt.first` on, so a shortened or replaced tail needs no special call. The retain decides among
+  /// all rows of the view, or among `prompt.resident`. A policy that waits for the answer's first tokens decides later, in the
+  /// choose() of the last of them.
+  /// @param view  the cache, with every token so far
+  /// @param layer  the layer
+  /// @param prompt  the first new token, and the signals that the policy needs
+  /// @param exec  the executor
+  /// @throws invalid_value if the layer, the tokens, the shape or a signal is impossible
+  /// @throws unsupported if a needed signal is missing, or if the policy needs rows that are gone
   template <kv_cache_view View, executor_for<View> Exec>
   void prefill(View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
     std::int64_t const tokens = view.tokens();
@@ -92,7 +125,7 @@ class request {
     check_view(view, layer, needs(), shape_);
     check_signals(prompt, needs(), tokens, shape_);
     if (retain_requirements_.keeps_all && !prompt.resident.empty()) {
-      throw unsupported("the policy keeps every token, and rows of some are gone; begin with an empty sequence");
+      throw unsupported("the policy keeps every token, but rows of some were dropped; begin with an empty sequence");
     }
     if (layer.value == 0) {
       truncate(prompt.first);
@@ -103,10 +136,18 @@ class request {
     order_.prefilled_one();
   }
 
-  /// Before attention of one token, which is the view's last: its key must be there for `layer`, and for no other layer. For
-  /// every layer, in order; a choice for the whole request is made at layer 0, from the tokens before this one, and further
-  /// layers may be left out. If the view has not more tokens than at the last call, its tail was removed: that is followed.
-  /// Without a prompt, a sequence begins with a step on one token. The selection holds until the next verb.
+  /// Chooses what one token's attention reads in a layer. The token is the view's last.
+  /// Call it for every layer, in order, before attention. The token's key must be written in `layer`; later layers may lack it.
+  /// A policy that makes one choice for the whole request makes it at layer 0, from the tokens before this one; further layers
+  /// may then be left out. If the engine removes tokens from the end, so that the view has no more tokens than at the last
+  /// call, the request forgets them too. Without a prompt, a sequence begins with a step on one token.
+  /// @param view  the cache, the current token included
+  /// @param layer  the layer
+  /// @param step  the signals that the policy needs
+  /// @param exec  the executor
+  /// @return the tokens to read, valid until the next verb
+  /// @throws invalid_value if the layer, the tokens, the shape or a signal is impossible
+  /// @throws unsupported if a needed signal is missing, or if a choice that waited needs rows that are gone
   template <kv_cache_view View, executor_for<View> Exec>
   selection choose(View const& view, layer_id layer, step_signals const& step, Exec& exec) {
     std::int64_t const tokens = view.tokens();
@@ -128,7 +169,11 @@ class request {
     return kept(layer);
   }
 
-  /// After a step: what came of it, for triggers.
+  /// Passes a step's outcome to the triggers.
+  /// @param outcome  logits or their entropy, if the policy needs them
+  /// @param exec  the executor
+  /// @throws invalid_value if the step is incomplete, or was observed before
+  /// @throws unsupported if the policy needs logits and `outcome` has neither logits nor entropy
   template <executor Exec>
   void observe(step_outcome const& outcome, Exec& exec) {
     order_.check_outcome();
@@ -138,15 +183,18 @@ class request {
     order_.observed();
   }
 
-  /// What the rules did since the request was started.
+  /// Reports what the rules did since the request started.
+  /// @param visit  called for each statistic
   void visit_statistics(statistic_visitor const& visit) const {
     retain_.visit_statistics(visit);
     retrieve_.visit_statistics(visit);
   }
 
-  /// What it remembers, for state_writer and state_reader: a request of the same policy and shape that reads it goes on as
-  /// this one. Throws unsupported for a policy with a part of one's own that does not say what of it lasts; a request that
-  /// threw while it was read is of no use.
+  /// Writes or reads everything that the request remembers. A request of the same policy and shape that reads it continues as
+  /// this one would. A request whose reading threw can't be used any more.
+  /// @param a  a state_writer or a state_reader
+  /// @throws unsupported if a part's memory lasts and has no archive()
+  /// @throws invalid_value if the bytes that `a` reads do not fit
   template <class Archive>
   void archive(Archive& a) {
     a(order_, retained_, late_);
@@ -154,9 +202,10 @@ class request {
     retrieve_.archive(a);
   }
 
-  /// The rules at work, for those who go on from where the prompt left them (the decoder on a GPU).
+  /// The states of the rules, for decoders that continue where the prompt ended (gpu::decoder).
   auto& retain() noexcept { return retain_; }
   auto const& retain() const noexcept { return retain_; }
+  /// The same for the retrieve.
   auto& retrieve() noexcept { return retrieve_; }
 
  private:
@@ -167,7 +216,7 @@ class request {
     retain_.prefill(view, layer, {}, prompt, exec);
     retrieve_.prefill(view, layer, follow_retain(layer, view.tokens()), prompt, exec);
   }
-  /// Until the answer has as many tokens as the policy waits for, all that is there stays, and is read.
+  /// Keeps and reads everything until the answer has as many tokens as the policy waits for.
   void wait(layer_id layer, std::int64_t tokens, prompt_signals const& prompt) {
     retain_.wait(layer, tokens, prompt);
     retrieve_.wait(layer, tokens, prompt);
@@ -179,13 +228,13 @@ class request {
     try {
       decide(view, layer, prompt, exec);
     } catch (...) {
-      retain_.wait(layer, view.tokens(), prompt);  // all that is there, for a step that is begun again
+      retain_.wait(layer, view.tokens(), prompt);  // keeps everything again, for a step that begins anew
       throw;
     }
     late_.end(layer);
   }
 
-  /// Forgets every token from `tokens` on. What was decided among the tokens before stands.
+  /// Forgets every token from `tokens` on. Decisions about earlier tokens stand.
   void truncate(std::int64_t tokens) {
     late_.truncate(tokens);
     retain_.truncate(tokens);
@@ -196,7 +245,7 @@ class request {
     }
   }
 
-  /// What the retain left of a layer's first `tokens` tokens, by index.
+  /// Returns what the retain kept of a layer's first `tokens` tokens, by index.
   retained_tokens follow_retain(layer_id layer, std::int64_t tokens) {
     if (retained_.all()) return {};
     return retained_.follow(layer, retain_.lists(layer), retain_.revision(layer), tokens,
@@ -209,8 +258,8 @@ class request {
   call_order order_;
   decltype(start_retain(std::declval<Retain const&>(), cache_shape{})) retain_;
   decltype(start_retrieve(std::declval<Retrieve const&>(), cache_shape{}, std::int64_t{})) retrieve_;
-  indexed_tokens retained_;  ///< where there are both rules
-  late_choice late_;         ///< where the policy waits for the answer's first tokens
+  indexed_tokens retained_;  ///< used if there are both rules
+  late_choice late_;         ///< used if the policy waits for the answer's first tokens
 };
 
 }  // namespace kvpolicy

@@ -1,4 +1,4 @@
-// Key or value rows where an engine has them: strides, pages, packed channels, indices.
+// Key or value rows where an engine stores them: strides, pages, packed channels, indices.
 #pragma once
 
 #include <concepts>
@@ -12,29 +12,35 @@
 
 namespace kvpolicy {
 
-/// The fixed sizes of one sequence's cache, known when a request begins.
+/// The sizes of one sequence's cache. They are known when a request begins, and never change.
 struct cache_shape {
   std::int64_t layers = 0;
-  std::int64_t q_heads = 0;     ///< query heads of a layer, a multiple of kv_heads
-  std::int64_t kv_heads = 0;    ///< KV heads of a layer
-  std::int64_t head_dim = 0;    ///< elements of a key or value row
-  std::int64_t max_tokens = 0;  ///< the most tokens that the sequence can ever hold
-  element_type type = element_type::f16;
+  std::int64_t q_heads = 0;               ///< query heads of a layer, a multiple of kv_heads
+  std::int64_t kv_heads = 0;              ///< KV heads of a layer
+  std::int64_t head_dim = 0;              ///< elements of a key or value row
+  std::int64_t max_tokens = 0;            ///< the most tokens that the sequence can ever hold
+  element_type type = element_type::f16;  ///< of keys and values
 
+  /// Query heads that share a KV head.
   constexpr std::int64_t group() const noexcept { return q_heads / kv_heads; }
   bool operator==(cache_shape const&) const = default;
 };
 
-/// The most tokens that a request can be started for: beyond this no size of its state is safe.
+/// The most tokens that a request can be started for. Beyond this, no size of its state is safe.
 inline constexpr std::int64_t longest_sequence = std::int64_t{1} << 26;
 
-/// "30 layers, 9/3 heads x 64"
+/// Describes a shape, for messages.
+/// @param shape  the shape
+/// @return for example "30 layers, 9/3 heads x 64 of f16"
 inline std::string text_of(cache_shape const& shape) {
   return std::to_string(shape.layers) + " layers, " + std::to_string(shape.q_heads) + "/" + std::to_string(shape.kv_heads) +
          " heads x " + std::to_string(shape.head_dim) + " of " + name_of(shape.type);
 }
 
-/// Throws invalid_value where the shape makes no sense.
+/// Checks a shape.
+/// @param shape  the shape
+/// @throws invalid_value if a size is not positive, `max_tokens` is above longest_sequence, `q_heads` is no multiple of
+/// `kv_heads`, or `head_dim` is no multiple of the type's block
 inline void check(cache_shape const& shape) {
   KVPOLICY_EXPECTS(shape.layers > 0 && shape.kv_heads > 0 && shape.q_heads > 0 && shape.head_dim > 0,
                    "a cache needs layers, heads and a head size; got " + text_of(shape));
@@ -48,51 +54,59 @@ inline void check(cache_shape const& shape) {
                        " elements; a head size of " + std::to_string(shape.head_dim) + " is no multiple of that");
 }
 
-/// Key or value rows of one layer, `[heads, tokens, head_dim]`, where they lie. Offsets are 64-bit throughout.
+/// Key or value rows of one layer, `[heads, tokens, head_dim]`, in place. All offsets have 64 bits.
 /// With a page table, token t of head h is row t % page_size of page pages[t / page_size]. With indices, "token" r of head h is
-/// token indices[h * index_stride + r] of all that: rows of a few tokens, as if the others did not exist.
-/// Where elements come in blocks, a row is a run of blocks: dim_stride is from a block to the next, and nothing is packed.
+/// token indices[h * index_stride + r]: the rows show a few tokens, as if the others did not exist. If elements come in blocks,
+/// a row is a run of blocks: dim_stride leads from one block to the next, and rows are not packed.
 template <class Memory>
 struct basic_rows {
   using memory = Memory;
 
-  std::byte const* base = nullptr;
+  std::byte const* base = nullptr;  ///< head 0's first element: of token 0, or of page 0
   element_type type = element_type::f16;
   std::int64_t heads = 0;
   std::int64_t tokens = 0;
   std::int64_t head_dim = 0;
   std::int64_t head_stride = 0;   ///< bytes
-  std::int64_t token_stride = 0;  ///< bytes, within a page where there are pages
-  std::int64_t dim_stride = 0;    ///< bytes, of elements or blocks; size_of(type) for contiguous rows
-  std::int64_t pack = 0;          ///< elements that lie dim_stride apart before the next pack_stride begins; 0: all of a row
-  std::int64_t pack_stride = 0;   ///< bytes from one such run to the next
+  std::int64_t token_stride = 0;  ///< bytes; within a page, if there are pages
+  std::int64_t dim_stride = 0;    ///< bytes from one element, or block, to the next; size_of(type) for contiguous rows
+  std::int64_t pack = 0;          ///< elements of a run, dim_stride apart; 0: a row is one run
+  std::int64_t pack_stride = 0;   ///< bytes from one run to the next
 
-  std::int32_t const* pages = nullptr;  ///< `[ceil(tokens / page_size)]` physical pages, or null: no pages
+  std::int32_t const* pages = nullptr;  ///< `[ceil(tokens / page_size)]` physical pages; null: no pages
   std::int64_t page_size = 0;           ///< tokens
   std::int64_t page_stride = 0;         ///< bytes
-  std::int64_t page_table_stride = 0;   ///< elements, from one head's table to the next; 0: one for all (device rows: only 0)
+  std::int64_t page_table_stride = 0;   ///< entries between heads' tables; 0: one table for all heads (device rows: only 0)
 
-  std::int32_t const* indices = nullptr;  ///< `[heads, index_stride]` tokens, or null: every token is its own rank
-  std::int64_t index_stride = 0;          ///< elements; 0: the same for all heads
+  std::int32_t const* indices = nullptr;  ///< `[heads, index_stride]` tokens; null: every token is its own rank
+  std::int64_t index_stride = 0;          ///< entries; 0: the same indices for all heads
 
-  /// Whether a row is one run of neighbours: what is read by address alone has to be.
+  /// Whether a row is one run of neighbouring elements or blocks, so that its address alone suffices to read it.
   constexpr bool contiguous() const noexcept { return pack == 0 && dim_stride == size_of(type); }
 
-  /// Whether kernels can read elements where they lie: neighbours that are not in blocks.
+  /// Whether kernels can read the elements in place: rows are contiguous, and elements are not in blocks.
   constexpr bool plain() const noexcept { return contiguous() && elements_of_block(type) == 1; }
 
-  /// Bytes from a row's first element, or block, to element i, or its block.
+  /// Computes where an element lies in its row.
+  /// @param i  the element, in 0..head_dim - 1
+  /// @return bytes from the row's address to the element, or to its block
   constexpr std::int64_t offset_of(std::int64_t i) const noexcept {
     i /= elements_of_block(type);
     return pack == 0 ? i * dim_stride : i / pack * pack_stride + i % pack * dim_stride;
   }
 
-  /// The token of the sequence that row `token` is of.
+  /// Looks up which token of the sequence a row belongs to.
+  /// @param head  the head
+  /// @param token  the row, counted among the rows that are shown
+  /// @return the token, counted in the sequence
   constexpr token_index at(head_id head, token_index token) const noexcept {
     return indices == nullptr ? token : token_index{indices[head.value * index_stride + token.value]};
   }
 
-  /// Address of the row's first element; no bounds check.
+  /// Computes a row's address, without a bounds check.
+  /// @param head  the head
+  /// @param token  the row, counted among the rows that are shown
+  /// @return the address of the row's first element
   constexpr std::byte const* address(head_id head, token_index token) const noexcept {
     std::int64_t offset = head.value * head_stride;
     token = at(head, token);
@@ -102,7 +116,9 @@ struct basic_rows {
     return base + offset + (token.value % page_size) * token_stride;
   }
 
-  /// The rows of a few heads.
+  /// Selects some of the heads.
+  /// @param few  the heads, counted among these rows' heads
+  /// @return the rows of these heads alone
   constexpr basic_rows of(head_range few) const noexcept {
     basic_rows result = *this;
     result.base += few.first * head_stride;
@@ -112,7 +128,10 @@ struct basic_rows {
     return result;
   }
 
-  /// The row as floats: `[head_dim]`. Host rows only.
+  /// Converts a row to floats. Only for rows in host memory.
+  /// @param head  the head
+  /// @param token  the row, counted among the rows that are shown
+  /// @param row  `[head_dim]`, written
   void load(head_id head, token_index token, std::span<float> row) const noexcept requires std::same_as<Memory, host_memory> {
     std::byte const* const first = address(head, token);
     for (std::int64_t i = 0; i < head_dim; ++i) {
@@ -139,6 +158,7 @@ struct basic_rows {
   }
 };
 
+/// Rows in host memory.
 using rows = basic_rows<host_memory>;
 
 }  // namespace kvpolicy

@@ -1,4 +1,4 @@
-// A rule: which units exist (retain), or which of them a step reads (retrieve), as a composition of parts.
+// Rules, composed of parts: which units stay (retain), or which of them a step reads (retrieve).
 #pragma once
 
 #include <algorithm>
@@ -11,39 +11,44 @@
 
 namespace kvpolicy {
 
-/// How layers differ, for any rule that chooses for each layer.
+/// How layers differ, for a rule that chooses for each layer.
 struct layering {
   std::int32_t dense_first = 0;  ///< the first layers keep everything
-  std::int32_t reuse = 1;        ///< of as many layers the first chooses, the others take over its choice (ChunkKV)
+  std::int32_t reuse = 1;        ///< layers in a group, which shares the choice of its first layer (ChunkKV)
 
+  /// Says whether a layer keeps everything.
+  /// @param layer  the layer
+  /// @return whether it is one of the dense layers
   bool dense(layer_id layer) const noexcept { return layer.value < dense_first; }
-  /// The layer whose choice this layer has.
+  /// Finds the layer whose choice a layer uses.
+  /// @param layer  the layer
+  /// @return the first layer of its group; a dense layer itself
   layer_id leader(layer_id layer) const noexcept {
     return {dense(layer) ? layer.value : layer.value - (layer.value - dense_first) % reuse};
   }
 };
 
-/// What an engine and a request must know of a rule, with its parameters.
+/// What a rule, with its parameters, requires of an engine and a request.
 struct requirements {
   signals needs = signals::none;
   scope granularity = scope::request;
-  std::int64_t observation_queries = 0;  ///< of the prompt's, the last ones that it looks at; all_queries for every one
+  std::int64_t observation_queries = 0;  ///< how many of the prompt's last queries it reads; all_queries for every one
   bool keeps_all = false;
-  bool evicts = false;         ///< drops tokens while decoding
-  std::int64_t after = 0;      ///< tokens of the answer that are waited for, before anything is dropped or left unread
-  bool fixed_indices = false;  ///< can't do with a retain that does so
-  bool whole_prompts = false;  ///< as a retain, decides a prompt that goes on by all tokens before, or refuses
-  bool relative = false;       ///< keeps a share of the tokens, not a number of them
-  std::int64_t unit = 1;       ///< the most tokens of a unit: later tokens may belong to one that has been begun
+  bool evicts = false;         ///< may drop tokens during decoding
+  std::int64_t after = 0;      ///< tokens of the answer to wait for before any token is dropped or left unread
+  bool fixed_indices = false;  ///< as a retrieve, does not work with a retain that evicts
+  bool whole_prompts = false;  ///< as a retain, refuses to continue a prompt if rows of earlier tokens are gone
+  bool relative = false;       ///< keeps a share of the tokens, not a fixed number
+  std::int64_t unit = 1;       ///< the most tokens of a unit; a unit that is not full takes in later tokens
   layering layers{};
 };
 
 /// Chooses units by their scores, within a budget.
-/// Requires: `coarsest`, the finest scope that it chooses at; `fits<Score, Pool, Segment, Budget>()`, which refuses parts that
-/// lack what it asks of them, by name; of a whole rule `check(rule, shape)`, which throws invalid_value, `max_ranges(rule,
-/// shape)`, the most ranges of a list, `start(rule, shape)`, its scratch, and `select(rule, scratch, input, protected, exec,
-/// emit)`, which calls emit(list, begin, end) for what it takes, ascending. Model: selectors::top. Not a model: a selector that
-/// reads keys.
+/// Requires: `coarsest`, the finest scope at which it chooses; `fits<Score, Pool, Segment, Budget>()`, which fails to compile,
+/// with a message, if a part lacks what the selector calls; `check(rule, shape)`, which throws invalid_value;
+/// `max_ranges(rule, shape)`, the most ranges of a list; `start(rule, shape)`, which returns its scratch memory;
+/// `select(rule, scratch, input, protected, exec, emit)`, which calls emit(list, begin, end) for what it takes, ascending.
+/// Model: selectors::top. Not a model: a selector that reads keys.
 template <class S, class Rule>
 concept selector = part<S> && requires(S const& select, Rule const& rule, cache_shape const& shape) {
   select.check(rule, shape);
@@ -51,8 +56,9 @@ concept selector = part<S> && requires(S const& select, Rule const& rule, cache_
   select.start(rule, shape);
 };
 
-/// The parts of a rule, in the order in which data passes through them: which units exist, how they are summarised and scored,
-/// how many are kept, which, what is kept in any case, when the choice is made anew, and how layers differ.
+/// A rule composed of parts, in the order in which data passes through them.
+/// The segmenter makes units, the pool summarises them, the scorer scores them, the budget says how many are kept, the selector
+/// chooses, the window names tokens that are always kept, the trigger says when to choose anew, and `layers` how layers differ.
 template <class Segment, class Pool, class Score, class Budget, class Select, class Window, class Trigger>
 struct keep {
   static_assert(segmenter<Segment>, "the segmenter lacks one of: unit_size(), ragged, check()");
@@ -85,7 +91,9 @@ struct keep {
   Trigger trigger{};
   layering layers{};
 
-  /// The same with another trigger.
+  /// Replaces the trigger.
+  /// @param when  the new trigger
+  /// @return the same rule with this trigger
   template <class Other>
   constexpr auto with(Other const& when) const {
     return keep<Segment, Pool, Score, Budget, Select, Window, Other>{segment, pool,   score, budget,
@@ -101,14 +109,15 @@ keep(Segment, Pool, Score, Budget, Select, Window, Trigger, layering)
 
 /// The rule that keeps everything.
 struct keep_all {
-  /// As a retain: tokens of the answer that the retrieve waits for. Until then all is read.
+  /// As a retain: tokens of the answer that the retrieve waits for. Until then steps read everything.
   std::int32_t after = 0;
 
   static constexpr signals needs = signals::none;
   static constexpr scope granularity = scope::request;
 };
 
-/// What a retain, or a retrieve, asks beyond its parts' own concepts. One static_assert a rule.
+/// Checks what a retain requires of its parts beyond their concepts. A part that does not fit fails a static_assert.
+/// @return true
 template <class Rule>
 consteval bool fits_as_retain() {
   if constexpr (requires { typename Rule::score_type; }) {
@@ -119,11 +128,14 @@ consteval bool fits_as_retain() {
     static_assert(!trigger::while_decoding || scores_kept<score, typename Rule::pool_type, typename Rule::segment_type>,
                   "the retain's trigger fires while decoding, and its scorer can't say which token to drop then: it lacks "
                   "after_attention or score_kept(input, lists, out, exec); use triggers::prefill");
-    static_assert(contains(signals::logits, trigger::needs), "the retain's trigger reads queries, which only a retrieve's may");
+    static_assert(contains(signals::logits, trigger::needs),
+                  "the retain's trigger reads queries; only a retrieve's trigger can");
     static_assert(!Rule::segment_type::ragged, "a retain's units are of one size; ragged ones are a retrieve's");
   }
   return true;
 }
+/// Checks what a retrieve requires of its parts beyond their concepts. A part that does not fit fails a static_assert.
+/// @return true
 template <class Rule>
 consteval bool fits_as_retrieve() {
   if constexpr (requires { typename Rule::score_type; }) {
@@ -138,20 +150,28 @@ consteval bool fits_as_retrieve() {
   return true;
 }
 
-/// Of a part's needs, those that its parameters have use for.
+/// Returns the needs of a part that its parameters use.
+/// @param part  a pool or a scorer
+/// @return part.wants() if there is one, else all of the part's needs
 template <class Part>
 constexpr signals wants_of(Part const& part) noexcept {
   if constexpr (requires { part.wants(); }) return part.wants();
   else return Part::needs;
 }
 
-/// Rules whose trigger can wait for the answer's first tokens.
+/// A rule whose trigger can wait for the answer's first tokens.
 template <class Rule>
 concept waits_for_answers = requires(Rule const& rule) {
   rule.trigger.after;
 };
 
+/// Computes what keeping everything requires.
+/// @param rule  the rule
+/// @return the requirements
 inline requirements requirements_of(keep_all const& rule) noexcept { return {.keeps_all = true, .after = rule.after}; }
+/// Computes what a rule requires, with its parameters.
+/// @param rule  the rule
+/// @return the requirements
 template <class... Parts>
 requirements requirements_of(keep<Parts...> const& rule) noexcept {
   using type = keep<Parts...>;
@@ -169,24 +189,35 @@ requirements requirements_of(keep<Parts...> const& rule) noexcept {
   return made;
 }
 
+/// Checks a number of tokens to wait for.
+/// @param after  tokens of the answer
+/// @throws invalid_value if `after` is negative
 inline void check_after(std::int32_t after) {
   KVPOLICY_EXPECTS(after >= 0, "after is " + std::to_string(after) + " tokens; it can't be negative");
 }
+/// Checks the parameter of keep_all.
+/// @param rule  the rule
+/// @throws invalid_value if `rule.after` is negative
 inline void check(keep_all const& rule, cache_shape const&) { check_after(rule.after); }
 
-/// Waiting is of use where the scorer observes the last queries, and remembers nothing of the prompt beside them.
+/// Checks that a rule which waits for the answer's first tokens has a use for them.
+/// The scorer must observe the last queries, and must remember nothing else of the prompt.
+/// @param rule  a rule whose trigger has `after`
+/// @throws invalid_value if `after` is negative, or is not 0 with another scorer
 template <class... Parts>
 void check_waiting(keep<Parts...> const& rule) {
   using score = typename keep<Parts...>::score_type;
   std::int32_t const after = rule.trigger.after;
   check_after(after);
   constexpr bool observes = contains(score::needs, signals::observation_queries) && !memory_of<score>::hears_prompts;
-  KVPOLICY_EXPECTS(
-      after == 0 || observes,
-      "after is " + std::to_string(after) + ", and the scorer looks at no queries of the answer's first tokens; set it to 0");
+  KVPOLICY_EXPECTS(after == 0 || observes,
+                   "after is " + std::to_string(after) + ", but the scorer reads no queries of the answer; set `after` to 0");
 }
 
-/// Throws invalid_value for parameters that can't be, on a cache of this shape.
+/// Checks a rule's parameters on a cache.
+/// @param rule  the rule
+/// @param shape  the sequence's cache
+/// @throws invalid_value if a parameter is impossible
 template <class... Parts>
 void check(keep<Parts...> const& rule, cache_shape const& shape) {
   rule.segment.check();
@@ -198,24 +229,28 @@ void check(keep<Parts...> const& rule, cache_shape const& shape) {
   }
   if constexpr (waits_for_answers<keep<Parts...>>) check_waiting(rule);
   layering const& layers = rule.layers;
-  KVPOLICY_EXPECTS(layers.dense_first >= 0 && layers.reuse >= 1,
-                   std::to_string(layers.dense_first) + " dense layers and one choice for " + std::to_string(layers.reuse) +
-                       "; the first must not be negative, the second at least 1");
+  KVPOLICY_EXPECTS(layers.dense_first >= 0 && layers.reuse >= 1, "dense_first is " + std::to_string(layers.dense_first) +
+                                                                     " and reuse is " + std::to_string(layers.reuse) +
+                                                                     "; dense_first must be at least 0, reuse at least 1");
   if (keep<Parts...>::granularity == scope::request) {
     KVPOLICY_EXPECTS(layers.dense_first == 0 && layers.reuse == 1,
-                     "layers can't differ under a policy that makes one choice for the whole request");
+                     "the policy makes one choice for all layers; set dense_first to 0 and reuse to 1");
   }
   rule.select.check(rule, shape);
 }
 
+/// Accepts keep_all, which has nothing to check as a retrieve.
 inline void check_retrieve(keep_all const&, cache_shape const&) noexcept {}
-/// check(), and that a retrieve reads the current token.
+/// Checks a retrieve: as check() does, and that it reads the current token from the first step on.
+/// @param rule  the rule
+/// @param shape  the sequence's cache
+/// @throws invalid_value if a parameter is impossible, the trigger waits, or the window does not hold the current token
 template <class... Parts>
 void check_retrieve(keep<Parts...> const& rule, cache_shape const& shape) {
   check(rule, shape);
   if constexpr (waits_for_answers<keep<Parts...>>)
     KVPOLICY_EXPECTS(rule.trigger.after == 0,
-                     "a retrieve reads few tokens from the first step on; set its trigger's after to 0");
+                     "a retrieve can't wait for the answer's first tokens; set its trigger's `after` to 0");
   KVPOLICY_EXPECTS(rule.window.at(shape.max_tokens, shape.max_tokens).recent_begin < shape.max_tokens,
                    "the window of a retrieve must hold the current token; give it at least 1 recent token or page");
 }

@@ -1,4 +1,4 @@
-// What choose returns: for each list of KV heads, which tokens this step reads, and why.
+// Selections: which tokens a step reads, and why, for each KV head, each layer or the whole request.
 #pragma once
 
 #include <algorithm>
@@ -10,16 +10,24 @@
 
 namespace kvpolicy {
 
-/// How fine a policy selects: one list for the whole request, one for a layer, or one for each KV head of a layer.
+/// How fine a policy selects: one list for the whole request, for each layer, or for each KV head of a layer.
 enum class scope : std::uint8_t { request, layer, head };
 
+/// Names a scope.
+/// @param value  the scope
+/// @return "request", "layer" or "head"
 constexpr char const* name_of(scope value) noexcept {
   return value == scope::request ? "request" : value == scope::layer ? "layer" : "head";
 }
 
-/// Why a range of tokens is read. `open`: its unit is not complete yet, or the token was generated after the choice.
+/// Why a step reads a range of tokens.
+/// `sink`: first tokens; `scored`: the selector chose them; `recent`: the window names them; `open`: their unit is not complete
+/// yet, or they were generated after the choice.
 enum class reason : std::uint8_t { sink, scored, recent, open };
 
+/// Names a reason.
+/// @param value  the reason
+/// @return "sink", "scored", "recent" or "open"
 constexpr char const* name_of(reason value) noexcept {
   constexpr std::array names{"sink", "scored", "recent", "open"};
   return names[static_cast<std::size_t>(value)];
@@ -35,11 +43,15 @@ struct token_range {
   bool operator==(token_range const&) const = default;
 };
 
-/// Ascending, disjoint, not empty. Neighbours with different reasons may touch.
+/// Ranges in ascending order, disjoint, none of them empty. Neighbours with different reasons may touch.
 using range_list = std::vector<token_range>;
 
-/// Appends [begin, end), clipped to what lies behind the list's end, merged with a touching range of the same reason.
-/// Does not allocate within the list's capacity.
+/// Appends a range. Within the list's capacity this does not allocate.
+/// Only the part after the list's end is appended. It extends the last range if both touch and have the same reason.
+/// @param list  the list
+/// @param begin  the first token
+/// @param end  the token after the last
+/// @param why  the reason
 inline void append(range_list& list, std::int64_t begin, std::int64_t end, reason why) {
   if (!list.empty()) begin = std::max<std::int64_t>(begin, list.back().end);
   if (begin >= end) return;
@@ -50,19 +62,27 @@ inline void append(range_list& list, std::int64_t begin, std::int64_t end, reaso
   }
 }
 
-/// Drops every token from `tokens` on.
+/// Drops a list's tokens from `tokens` on.
+/// @param list  the list
+/// @param tokens  the first token that is dropped
 inline void truncate(range_list& list, std::int64_t tokens) {
   while (!list.empty() && list.back().begin >= tokens) list.pop_back();
   if (!list.empty()) list.back().end = static_cast<std::int32_t>(std::min<std::int64_t>(list.back().end, tokens));
 }
 
+/// Counts tokens.
+/// @param list  the list
+/// @return the tokens of all its ranges
 inline std::int64_t token_count(range_list const& list) noexcept {
   std::int64_t count = 0;
   for (token_range const& range : list) count += range.size();
   return count;
 }
 
-/// Writes how many of a list's tokens lie before each of tokens [first, first + out.size()); `first` may be negative.
+/// Counts, for each token of a run, how many of a list's tokens lie before it.
+/// @param list  the list
+/// @param first  the run's first token; may be negative
+/// @param out  a count for each of tokens [first, first + out.size())
 inline void count_before(range_list const& list, std::int64_t first, std::span<std::int32_t> out) noexcept {
   auto range = list.begin();
   std::int64_t passed = 0;  // tokens of the ranges before
@@ -74,29 +94,37 @@ inline void count_before(range_list const& list, std::int64_t first, std::span<s
   }
 }
 
-/// A view of the lists that a policy's state holds; valid until the next verb on that state.
+/// A non-owning view of the lists that a request holds. It is valid until the request's next verb.
 class selection {
  public:
   selection() = default;
+  /// Makes a selection of lists.
+  /// @param granularity  the scope of the lists
+  /// @param lists  one list, or `[kv_heads]` if the scope is head; not owned
+  /// @param kv_heads  KV heads of a layer
   selection(scope granularity, std::span<range_list const> lists, std::int64_t kv_heads) noexcept
       : lists_(lists), kv_heads_(kv_heads), scope_(granularity) {}
 
   scope granularity() const noexcept { return scope_; }
   std::int64_t kv_heads() const noexcept { return kv_heads_; }
 
-  /// The tokens that KV head `head` reads.
+  /// Returns the tokens that a KV head reads.
+  /// @param head  the KV head
+  /// @return its list
   range_list const& of(head_id head) const noexcept {
     return lists_[scope_ == scope::head ? static_cast<std::size_t>(head.value) : 0];
   }
 
-  /// Tokens read, summed over the layer's KV heads.
+  /// The number of tokens, summed over the layer's KV heads.
   std::int64_t tokens() const noexcept {
     std::int64_t count = 0;
     for (range_list const& list : lists_) count += token_count(list);
     return scope_ == scope::head ? count : count * kv_heads_;
   }
 
-  /// The same for one reason.
+  /// Counts the tokens with one reason, summed over the layer's KV heads.
+  /// @param why  the reason
+  /// @return the number of tokens
   std::int64_t tokens(reason why) const noexcept {
     std::int64_t count = 0;
     for (range_list const& list : lists_) {

@@ -1,4 +1,4 @@
-// What a policy may ask an engine for, and what the verbs get of it.
+// Signals: what a policy may need of an engine, and the structs in which the verbs receive it.
 #pragma once
 
 #include <optional>
@@ -8,7 +8,7 @@
 
 namespace kvpolicy {
 
-/// A set of signals. An adapter provides some; a policy needs some.
+/// A set of signals. An adapter provides some, a policy needs some.
 enum class signals : unsigned {
   none = 0,
   keys = 1u << 0,                 ///< key rows, after rotation
@@ -17,47 +17,58 @@ enum class signals : unsigned {
   observation_queries = 1u << 3,  ///< the prompt's last queries, at prefill
   rotation = 1u << 4,             ///< the keys' rotary embedding, at prefill
   logits = 1u << 5,               ///< next-token logits, at observe
-  token_ids = 1u << 6,            ///< vocabulary ids: of the prompt at prefill, of the current token at choose
+  token_ids = 1u << 6,            ///< vocabulary ids: the prompt's at prefill, the current token's at choose
 };
 
-/// Every one of them.
+/// Every signal.
 inline constexpr signals all_signals{(1u << 7) - 1};
 
+/// Unites two sets.
+/// @param a  signals
+/// @param b  signals
+/// @return the signals that are in `a` or `b`
 constexpr signals operator|(signals a, signals b) noexcept {
   return static_cast<signals>(static_cast<unsigned>(a) | static_cast<unsigned>(b));
 }
+/// Intersects two sets.
+/// @param a  signals
+/// @param b  signals
+/// @return the signals that are in both
 constexpr signals operator&(signals a, signals b) noexcept {
   return static_cast<signals>(static_cast<unsigned>(a) & static_cast<unsigned>(b));
 }
-/// Whether every signal of `few` is in `many`.
+/// Says whether one set contains another.
+/// @param many  signals
+/// @param few  signals
+/// @return whether every signal of `few` is in `many`
 constexpr bool contains(signals many, signals few) noexcept { return (many & few) == few; }
 
-/// Every query of the prompt.
+/// As a number of queries: every query of the prompt.
 inline constexpr std::int32_t all_queries = INT32_MAX;
-/// Every token that is retained.
+/// As a number of tokens: every retained token.
 inline constexpr std::int64_t all_tokens = INT64_MAX;
 
-/// What prefill gets beside the view.
+/// The signals of a prompt, for prefill.
 struct prompt_signals {
-  std::int64_t first = 0;                     ///< the first token that is new; 0 for a new prompt
-  query_window queries{};                     ///< the last queries, where the policy needs them
-  rotation rope{};                            ///< the keys' rotary embedding, where the policy needs it
-  std::span<std::int32_t const> token_ids{};  ///< `[tokens - first]`, where the policy needs them
-  /// Where rows that were dropped are gone: the tokens of this layer that are there, new ones included; a list for each KV
-  /// head, or one for all. Empty: all of the view's.
+  std::int64_t first = 0;                     ///< the first new token; 0 for a new prompt
+  query_window queries{};                     ///< the last queries, if the policy needs them
+  rotation rope{};                            ///< the keys' rotary embedding, if the policy needs it
+  std::span<std::int32_t const> token_ids{};  ///< `[tokens - first]`, if the policy needs them
+  /// The tokens of this layer whose rows still exist, new tokens included: a list for each KV head, or one for all heads.
+  /// Empty: every token of the view.
   std::span<range_list const> resident{};
 };
 
-/// What choose gets of a step.
+/// The signals of a step, for choose.
 struct step_signals {
-  query_heads queries{};       ///< of the current token, in this layer
-  std::int32_t token_id = -1;  ///< the current token's, where the policy needs it
+  query_heads queries{};       ///< the current token's, in this layer, if the policy needs them
+  std::int32_t token_id = -1;  ///< the current token's, if the policy needs it
 };
 
-/// What observe gets of a step.
+/// The outcome of a step, for observe.
 struct step_outcome {
-  std::span<float const> logits{};  ///< `[vocabulary]`, where the policy needs them
-  std::optional<float> entropy{};   ///< of the logits, in nats, in place of them: computed once, for every rank
+  std::span<float const> logits{};  ///< `[vocabulary]`, if the policy needs them
+  std::optional<float> entropy{};   ///< entropy of the logits in nats, instead of them: compute it once, for every rank
 };
 
 }  // namespace kvpolicy

@@ -1,4 +1,4 @@
-// Strong types, element types and the small array views that everything else speaks in.
+// Index types, element types and small non-owning array views, which all other headers use.
 #pragma once
 
 #include <bit>
@@ -11,58 +11,78 @@
 
 namespace kvpolicy {
 
-/// Where rows live. A view's memory is part of its type, so that an executor can't be handed what it can't reach.
+/// The host's memory. A view's memory is part of its type, so that an executor can't be given rows that it can't reach.
 struct host_memory {};
+/// A device's memory, which only the device's executors can reach.
 struct device_memory {};
 
-/// Indices that swap easily, as types that don't.
+/// A layer of the model. It has a type of its own, as heads and tokens do, so that indices can't be swapped.
 struct layer_id {
   std::int64_t value = 0;
   auto operator<=>(layer_id const&) const = default;
 };
+/// A KV head of a layer.
 struct head_id {
   std::int64_t value = 0;
   auto operator<=>(head_id const&) const = default;
 };
+/// A token, counted in the sequence or among retained tokens.
 struct token_index {
   std::int64_t value = 0;
   auto operator<=>(token_index const&) const = default;
 };
 
-/// Storage type of key or value elements. The last six are ggml's: blocks of 32 elements with a scale of their own, which host
-/// executors read; a head size is a multiple of 32 then.
+/// The storage type of key or value elements.
+/// The last six are ggml's: blocks of 32 elements, each with its own scale. Only host executors read them, and the head size
+/// must be a multiple of 32.
 enum class element_type : std::uint8_t { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl };
 
+/// Names a type.
+/// @param type  the type
+/// @return its name, as the enumerator is spelled
 constexpr char const* name_of(element_type type) noexcept {
   constexpr char const* names[] = {"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"};
   return names[static_cast<int>(type)];
 }
 
-/// Elements that are stored together: 1, or a block's.
+/// Returns how many elements are stored together.
+/// @param type  the type
+/// @return 1, or the elements of a block
 constexpr std::int64_t elements_of_block(element_type type) noexcept { return type <= element_type::bf16 ? 1 : 32; }
 
-/// Bytes of an element, or of a block.
+/// Returns the size of an element, or of a block.
+/// @param type  the type
+/// @return bytes
 constexpr std::int64_t size_of(element_type type) noexcept {
   constexpr std::int64_t sizes[] = {4, 2, 2, 34, 18, 20, 22, 24, 18};
   return sizes[static_cast<int>(type)];
 }
 
-/// Bytes of so many neighbours; whole blocks.
+/// Computes the size of neighbouring elements.
+/// @param type  the type
+/// @param elements  their number, a multiple of elements_of_block(type)
+/// @return bytes
 constexpr std::int64_t bytes_of(element_type type, std::int64_t elements) noexcept {
   return elements / elements_of_block(type) * size_of(type);
 }
 
-/// What units' bounds are stored in: the type itself, or f16 for blocks.
+/// Returns the type in which the bounds of units are stored.
+/// @param type  the cache's type
+/// @return the same type, or f16 for block types
 constexpr element_type summary_type(element_type type) noexcept {
   return elements_of_block(type) == 1 ? type : element_type::f16;
 }
 
-/// The largest finite value that an element can have.
+/// Returns the largest finite value of an element.
+/// @param type  f32, f16 or bf16
+/// @return the value
 constexpr float largest(element_type type) noexcept {
   return type == element_type::f16 ? 65504.0f : type == element_type::bf16 ? 0x1.fep127f : 0x1.fffffep127f;
 }
 
-/// IEEE binary16 to float, exact; subnormals, infinities and NaN included.
+/// Converts IEEE binary16 to float, exactly; subnormals, infinities and NaN included.
+/// @param half  the bits
+/// @return the value
 constexpr float half_to_float(std::uint16_t half) noexcept {
   std::uint32_t const sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
   std::uint32_t exponent = (half >> 10) & 0x1fu;
@@ -80,7 +100,9 @@ constexpr float half_to_float(std::uint16_t half) noexcept {
   return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (fraction << 13));
 }
 
-/// Float to IEEE binary16, to nearest, ties to even.
+/// Converts float to IEEE binary16, to the nearest value, ties to even.
+/// @param value  the value
+/// @return the bits
 constexpr std::uint16_t float_to_half(float value) noexcept {
   std::uint32_t const bits = std::bit_cast<std::uint32_t>(value);
   auto const sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
@@ -100,78 +122,106 @@ constexpr std::uint16_t float_to_half(float value) noexcept {
   return static_cast<std::uint16_t>(sign | round(rebased >> 13, rebased & 0x1fffu, 0x1000u));
 }
 
+/// Converts bfloat16 to float, exactly.
+/// @param value  the bits
+/// @return the value
 constexpr float bfloat_to_float(std::uint16_t value) noexcept {
   return std::bit_cast<float>(static_cast<std::uint32_t>(value) << 16);
 }
 
-/// Float to bfloat16, to nearest, ties to even.
+/// Converts float to bfloat16, to the nearest value, ties to even.
+/// @param value  the value
+/// @return the bits
 constexpr std::uint16_t float_to_bfloat(float value) noexcept {
   std::uint32_t const bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);
   return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-/// A non-owning `[rows, columns]` table; rows may be wider than what is used of them.
+/// A non-owning table `[rows, columns]`. Rows may be wider in memory than the columns that are used.
 template <class T>
 struct table {
   T* data = nullptr;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
-  std::int64_t row_stride = 0;  ///< elements
+  std::int64_t row_stride = 0;  ///< elements from one row to the next
 
+  /// Returns a row.
+  /// @param r  the row
+  /// @return `[columns]` elements
   constexpr T* row(std::int64_t r) const noexcept { return data + r * row_stride; }
+  /// Returns an element.
+  /// @param r  the row
+  /// @param c  the column
+  /// @return the element
   constexpr T& operator()(std::int64_t r, std::int64_t c) const noexcept { return row(r)[c]; }
   template <class U>
     requires(std::is_same_v<U, T const> && !std::is_const_v<T>)
   constexpr operator table<U>() const noexcept { return {data, rows, columns, row_stride}; }
 };
 
-/// KV heads [first, first + count) of a layer.
+/// The KV heads [first, first + count) of a layer.
 struct head_range {
   std::int64_t first = 0;
   std::int64_t count = 0;
 };
 
-/// Query heads of one token: `[q_heads, head_dim]` floats; head h reads KV head h / (q_heads / kv_heads).
+/// The query heads of one token, `[q_heads, head_dim]` floats. Head h reads KV head h / (q_heads / kv_heads).
 struct query_heads {
   float const* data = nullptr;
   std::int64_t heads = 0;
   std::int64_t head_stride = 0;  ///< floats
-  float scale = 1;               ///< multiplies q.k, 1 / sqrt(head_dim) in most models
+  float scale = 1;               ///< factor of q.k; 1 / sqrt(head_dim) in most models
 
+  /// Returns one query.
+  /// @param h  the query head
+  /// @return `[head_dim]` floats
   constexpr float const* head(std::int64_t h) const noexcept { return data + h * head_stride; }
-  /// The query heads that read these KV heads, `group` to each.
+  /// Selects the query heads that read some KV heads.
+  /// @param kv  the KV heads
+  /// @param group  query heads of each KV head
+  /// @return these query heads alone
   constexpr query_heads of(head_range kv, std::int64_t group) const noexcept {
     return {data + kv.first * group * head_stride, kv.count * group, head_stride, scale};
   }
 };
 
-/// Query heads of the last `tokens` tokens of a prompt: `[tokens, q_heads, head_dim]` floats, oldest first.
+/// The query heads of the last `tokens` tokens of a prompt, `[tokens, q_heads, head_dim]` floats, oldest first.
 struct query_window {
   float const* data = nullptr;
   std::int64_t tokens = 0;
   std::int64_t heads = 0;
   std::int64_t token_stride = 0;  ///< floats
   std::int64_t head_stride = 0;   ///< floats
-  float scale = 1;
+  float scale = 1;                ///< factor of q.k
 
+  /// Returns one query.
+  /// @param t  the token, 0 for the oldest
+  /// @param h  the query head
+  /// @return `[head_dim]` floats
   constexpr float const* at(std::int64_t t, std::int64_t h) const noexcept { return data + t * token_stride + h * head_stride; }
-  /// The query heads that read these KV heads, `group` to each.
+  /// Selects the query heads that read some KV heads.
+  /// @param kv  the KV heads
+  /// @param group  query heads of each KV head
+  /// @return these query heads alone
   constexpr query_window of(head_range kv, std::int64_t group) const noexcept {
     return {data + kv.first * group * head_stride, tokens, kv.count * group, token_stride, head_stride, scale};
   }
-  /// The last `count` of them.
+  /// Selects the last tokens.
+  /// @param count  their number, at most `tokens`
+  /// @return the queries of these tokens alone
   constexpr query_window last(std::int64_t count) const noexcept {
     return {data + (tokens - count) * token_stride, count, heads, token_stride, head_stride, scale};
   }
 };
 
-/// The rotary embedding of a model's keys: channel pair i turns by position * inverse_frequency[i].
+/// The rotary embedding of a model's keys. It rotates channel pair i by position * inverse_frequency[i] radians.
 struct rotation {
-  enum class pairing : std::uint8_t { halves, neighbours };  ///< (i, i + pairs), or (2i, 2i + 1)
+  /// The channels of pair i: (i, i + pairs) for halves, (2i, 2i + 1) for neighbours.
+  enum class pairing : std::uint8_t { halves, neighbours };
 
   float const* inverse_frequency = nullptr;  ///< `[pairs]`
-  std::int64_t pairs = 0;                    ///< channels behind 2 * pairs are not rotated
+  std::int64_t pairs = 0;                    ///< channels from 2 * pairs on are not rotated
   pairing how = pairing::halves;
 };
 

@@ -1,4 +1,4 @@
-// The KV-cache view: what the library knows of an engine's cache. Nothing is copied to use it.
+// Views of an engine's KV cache: how the library finds its rows, without copying them.
 #pragma once
 
 #include <concepts>
@@ -9,12 +9,11 @@
 
 namespace kvpolicy {
 
-/// A non-owning description of one sequence's cache.
-///
-/// Requires: `memory` (host_memory or device_memory); `shape()`; `tokens()`, how many rows exist now; `keys(layer)` and
-/// `values(layer)`, that layer's rows.
-/// Semantics: trivially copyable and cheap to copy; rows stay where they are while a verb runs; rows ascend by position
-/// (holes between positions are ordinary: a row's index is its rank, keys keep the rotation that they were stored with).
+/// Describes one sequence's cache, without owning it.
+/// Requires: `memory` (host_memory or device_memory); `shape()`; `tokens()`, the number of rows now; `keys(layer)` and
+/// `values(layer)`, the rows of a layer.
+/// Semantics: a view is trivially copyable and cheap to copy. Rows stay in place while a verb runs. Rows ascend by position.
+/// Positions may have holes: a row's index is its rank, and keys keep the rotation with which they were stored.
 /// Model: strided_view, paged_view. Not a model: a std::vector of tensors (it owns).
 template <class V>
 concept kv_cache_view = std::is_trivially_copyable_v<V> && requires(V const& view, layer_id layer) {
@@ -25,18 +24,24 @@ concept kv_cache_view = std::is_trivially_copyable_v<V> && requires(V const& vie
   { view.values(layer) } -> std::same_as<basic_rows<typename V::memory>>;
 };
 
-/// Bytes between neighbours along each axis of a cache tensor.
+/// Bytes between neighbours along each axis of a cache tensor, for keys or for values.
 struct byte_strides {
   std::int64_t layer = 0;
   std::int64_t head = 0;
-  std::int64_t token = 0;  ///< within a page where there are pages
-  std::int64_t dim = 0;
+  std::int64_t token = 0;  ///< within a page, if there are pages
+  std::int64_t dim = 0;    ///< between elements, or blocks of elements
   std::int64_t page = 0;
-  std::int64_t pack = 0;         ///< elements of a run of channels; 0: `dim` holds for all of a row
-  std::int64_t pack_stride = 0;  ///< between such runs
+  std::int64_t pack = 0;         ///< elements of a run, `dim` apart; 0: a row is one run
+  std::int64_t pack_stride = 0;  ///< between runs
 };
 
-/// A layer's rows by those strides, without pages.
+/// Makes a layer's rows from strides, without pages.
+/// @param base  the first element of layer 0
+/// @param s  the strides
+/// @param cache  the shape
+/// @param layer  the layer
+/// @param tokens  the number of rows of each head
+/// @return the rows
 template <class Memory>
 constexpr basic_rows<Memory> rows_at(void const* base, byte_strides const& s, cache_shape const& cache, layer_id layer,
                                      std::int64_t tokens) noexcept {
@@ -54,15 +59,15 @@ constexpr basic_rows<Memory> rows_at(void const* base, byte_strides const& s, ca
   return made;
 }
 
-/// A cache without pages, any strides (Hugging Face `[H, L, D]`, llama.cpp `[L, H, D]`, transposed values, ...).
+/// A cache without pages, with any strides: Hugging Face `[H, L, D]`, llama.cpp `[L, H, D]`, transposed values, and so on.
 template <class Memory = host_memory>
 struct strided_view {
   using memory = Memory;
 
   cache_shape cache{};
   std::int64_t token_count = 0;
-  void const* key_base = nullptr;
-  void const* value_base = nullptr;
+  void const* key_base = nullptr;    ///< layer 0's first element
+  void const* value_base = nullptr;  ///< layer 0's first element
   byte_strides key_strides{};
   byte_strides value_strides{};
 
@@ -76,11 +81,16 @@ struct strided_view {
   }
 };
 
-/// Order of a page's axes: `[page_size, heads, head_dim]` or `[heads, page_size, head_dim]`. Explicit, never inferred.
+/// The order of a page's axes: nhd is `[page_size, heads, head_dim]`, hnd `[heads, page_size, head_dim]`. It is never inferred.
 enum class page_layout : std::uint8_t { nhd, hnd };
 
-/// Strides of a pool `[pages, page_size, heads, head_dim]` or `[pages, heads, page_size, head_dim]`; `layer` between layers'
-/// pools. Where more lies in a page than its keys or values, set `page` (and `layer`) to what that makes it.
+/// Computes the strides of a pool `[pages, page_size, heads, head_dim]` or `[pages, heads, page_size, head_dim]`.
+/// If a page holds more than these keys or values, set `page`, and `layer`, of the result to the real distances.
+/// @param how  the order of a page's axes
+/// @param cache  the shape
+/// @param page_size  tokens of a page
+/// @param layer  bytes between the pools of neighbouring layers
+/// @return strides in bytes, for contiguous rows
 constexpr byte_strides strides_of(page_layout how, cache_shape const& cache, std::int64_t page_size,
                                   std::int64_t layer = 0) noexcept {
   std::int64_t const row = bytes_of(cache.type, cache.head_dim);
@@ -92,7 +102,7 @@ constexpr byte_strides strides_of(page_layout how, cache_shape const& cache, std
           .page = cache.kv_heads * page_size * row};
 }
 
-/// A paged cache, any strides; one page table for all layers and heads, or one for keys and one for values.
+/// A paged cache, with any strides, and one page table for all layers and heads, or one for keys and one for values.
 template <class Memory = host_memory>
 struct paged_view {
   using memory = Memory;
@@ -100,12 +110,12 @@ struct paged_view {
   cache_shape cache{};
   std::int64_t token_count = 0;
   void const* key_base = nullptr;    ///< page 0 of layer 0
-  void const* value_base = nullptr;  ///< the same for values
+  void const* value_base = nullptr;  ///< page 0 of layer 0
   byte_strides key_strides{};
   byte_strides value_strides{};
   std::int64_t page_size = 0;                 ///< tokens
-  std::int32_t const* pages = nullptr;        ///< `[ceil(tokens / page_size)]`
-  std::int32_t const* value_pages = nullptr;  ///< the same for values; null: they lie in the keys' pages
+  std::int32_t const* pages = nullptr;        ///< `[ceil(tokens / page_size)]` physical pages
+  std::int32_t const* value_pages = nullptr;  ///< the values' page table; null: `pages` holds for values too
 
   constexpr cache_shape shape() const noexcept { return cache; }
   constexpr std::int64_t tokens() const noexcept { return token_count; }
@@ -125,22 +135,25 @@ struct paged_view {
   }
 };
 
-/// What start() needs to know of a cache: its shape. Throws as check() does.
+/// Returns a view's shape, which start() needs.
+/// @param view  the view
+/// @return its shape
+/// @throws invalid_value if the shape is impossible
 template <kv_cache_view View>
 cache_shape shape_of(View const& view) {
   check(view.shape());
   return view.shape();
 }
 
-/// A view of a few of another view's tokens: those that a policy retained, in index order.
+/// A view of some tokens of another view: the tokens that a policy retained, in ascending order.
 template <kv_cache_view View>
 struct indexed_view {
   using memory = typename View::memory;
 
   View all{};
-  std::int64_t count = 0;                 ///< tokens of each head that is read
-  std::int32_t const* indices = nullptr;  ///< `[heads, index_stride]` tokens, ascending; of the layer that is asked for
-  std::int64_t index_stride = 0;
+  std::int64_t count = 0;                 ///< tokens of each head
+  std::int32_t const* indices = nullptr;  ///< `[heads, index_stride]` ascending tokens, of the layer whose rows are read
+  std::int64_t index_stride = 0;          ///< entries; 0: the same indices for all heads
 
   constexpr cache_shape shape() const noexcept { return all.shape(); }
   constexpr std::int64_t tokens() const noexcept { return count; }

@@ -9,7 +9,7 @@ namespace {
 
 void succeeded(cudaError_t error, char const* what) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // it is told here, not by somebody's next call
+  cudaGetLastError();  // reported here, not by somebody's next call
   throw gpu::device_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
@@ -24,7 +24,7 @@ std::int32_t gpu_backend::check_current(std::int32_t device) {
   int devices = 0;
   succeeded(cudaGetDeviceCount(&devices), "a sequence on a CUDA device needs one, and there is none that can be used");
   int current = -1;
-  succeeded(cudaGetDevice(&current), "the current CUDA device can't be told");
+  succeeded(cudaGetDevice(&current), "the current CUDA device can't be read");
   KVPOLICY_EXPECTS(current == device, "the sequence is on CUDA device " + std::to_string(device) +
                                           ", the calling thread's is " + std::to_string(current) +
                                           "; call cudaSetDevice first");

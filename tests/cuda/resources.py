@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reads what nvcc says of the library's kernels: no spills, no local memory, static shared memory that fits, and rows that are read
 16 bytes at a time; with a disassembler, how many instructions a warp issues for 512 bytes of rows; and, with the tests' program, what
-HeteroCache's step between looks costs beside attention over everything. Prints the table of docs/kernels.md with --table.
+HeteroCache's step between looks costs beside attention over everything. Prints a table of all kernels with --table.
 
     resources.py NVCC SOURCE_DIR [--nvdisasm PROGRAM [--grids PROGRAM]] [--table]
 """

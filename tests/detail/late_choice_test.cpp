@@ -256,10 +256,11 @@ TEST_CASE("what can't wait is refused by name") {
   };
   CHECK(says(presets::snapkv{.tokens = 20, .after = -1}, "after is -1"));
   CHECK(says(presets::quest{.tokens = 40, .after = -1}, "after is -1"));
-  CHECK_THROWS_WITH((presets::snapkv{.tokens = 60} + presets::quest{.tokens = 40, .after = 2}), ContainsSubstring("retain's"));
+  CHECK_THROWS_WITH((presets::snapkv{.tokens = 60} + presets::quest{.tokens = 40, .after = 2}),
+                    ContainsSubstring("only the retain can wait"));
   auto keydiff = presets::keydiff{.tokens = 20}.parts();
   keydiff.retain.trigger.after = 4;
-  CHECK(says(keydiff, "looks at no queries"));
+  CHECK(says(keydiff, "reads no queries of the answer"));
   CHECK_THROWS_WITH(check(presets::snapkv{.tokens = 20} + presets::infllm{.tokens = 40, .block = 8}, shape),
                     ContainsSubstring("every query"));
   auto chess = presets::chess{.fractions = {.tokens = 40}}.parts();

@@ -136,7 +136,7 @@ TEST_CASE("TensorRT-LLM's emitters refuse before they write", "[interop]") {
   one.value_pages = cache.value_pages(0);
   REQUIRE_THROWS_WITH(emit(1), ContainsSubstring("room for 1"));
   REQUIRE_THROWS_WITH(emit(33), ContainsSubstring("1 x 2 x 33"));
-  REQUIRE_THROWS_WITH(indices(8), ContainsSubstring("tokens 8..12 of 64 are a part of a block"));
+  REQUIRE_THROWS_WITH(indices(8), ContainsSubstring("tokens 8..12 of 64 cover only a part of a block"));
   one.tokens = 12;  // now the sequence ends there
   REQUIRE_THROWS_WITH(indices(1), ContainsSubstring("room for 1"));
   one.kept = selection(scope::head, uneven, 2);

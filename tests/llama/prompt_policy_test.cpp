@@ -117,7 +117,7 @@ TEST_CASE("a prompt policy that can't be is refused at attach") {
   session policy(presets::full{}, {.prompt_policy = beyond});
   llama_context_params params = parameters({});
   CHECK_THROWS_WITH(policy.attach(params, model.get()),
-                    Catch::Matchers::ContainsSubstring("from token 4096 on is beyond the context of 1024"));
+                    Catch::Matchers::ContainsSubstring("from is 4096; it must be below the context of 1024"));
   CHECK(params.cb_eval == nullptr);
   CHECK_THROWS_AS(session(presets::full{}, {.prompts = false, .prompt_policy = small()}), invalid_value);
 }

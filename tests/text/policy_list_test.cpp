@@ -43,7 +43,7 @@ TEST_CASE("text sets parameters, behind a setting, and two names are a retain an
 }
 
 TEST_CASE("text that says nothing, twice, or what can't be, is refused by name", "[text]") {
-  refused("snapkv+quest:after=4", "after is set behind the +; set it for snapkv");
+  refused("snapkv+quest:after=4", "the second policy sets after; set it for snapkv instead");
   refused("qest", "did you mean 'quest'");
   refused("quest:token=5", "did you mean 'tokens'");
   refused("quest:tokens", "tokens needs a value");

@@ -19,5 +19,5 @@ TEST_CASE("an unknown name is told the nearest one, if one is near, and all that
   std::string const far = unknown("policy", "zzzzzzzzzzzz", {"full", "quest"}).what();
   CHECK(far == "unknown policy 'zzzzzzzzzzzz'; There are: full, quest");
   std::string const none = unknown("parameter", "tokens", {}).what();
-  CHECK(none == "unknown parameter 'tokens'; it has none");
+  CHECK(none == "unknown parameter 'tokens'; there are none");
 }

@@ -41,16 +41,16 @@ with_model "'Q8_0' is no type" --prompt x --cache-type-v Q8_0
 with_model "unknown prompt policy 'page'; did you mean 'pages'" --prompt x --prompt-policy page
 with_model "did you mean 'share'" --prompt x --prompt-policy pages:shar=.2
 with_model "share is 2.000000; it must be above 0 and at most 1" --prompt x --prompt-policy pages:share=2
-with_model 'from token 100000 on is beyond the context' --prompt x --prompt-policy pages:from=100000
+with_model 'from is 100000; it must be below the context' --prompt x --prompt-policy pages:from=100000
 with_model 'There are: full, chess, heterocache, sentencekv, chunkkv, streaming_llm, h2o, tova, knorm, snapkv, pyramidkv, adakv,' \
            --prompt x --policy unheard-of
 with_model "did you mean 'tokens'" --prompt x --policy quest:token=5
-with_model 'it has none' --prompt x --policy full:tokens=5
+with_model 'there are none' --prompt x --policy full:tokens=5
 with_model "it must be a whole number" --prompt x --policy quest:tokens=many
 with_model 'a budget of 0 tokens' --prompt x --policy quest:tokens=0
 with_model 'above the context' --prompt x --policy snapkv:tokens=100000
 with_model 'raise the budget or shrink the window' --prompt x --policy snapkv:tokens=7
-with_model 'a unit of 0 tokens' --prompt x --policy quest:page=0
+with_model 'a page size of 0 tokens' --prompt x --policy quest:page=0
 with_model "did you mean 'paper'" --prompt x --policy snapkv:papr
 with_model 'a fraction removed, from 0 to below 1' --prompt x --policy snapkv:ratio=1.5
 with_model 'it must be range or mean_deviation' --prompt x --policy quest:metadata=median

@@ -84,14 +84,17 @@ int main(int argc, char** argv) {
   CLI::App app{"Find the thresholds of uncertainty by which the policy chess renews its choice.", "kvpolicy-calibrate"};
   options o;
   app.add_option("--model", o.model, "GGUF file")->required();
-  app.add_option("--prompt-file", o.prompts, "text that the model goes on with; several")->required();
+  app.add_option("--prompt-file", o.prompts, "text for the model to continue; repeat for several")->required();
   app.add_flag("--chat", o.chat, "wrap each in the model's chat template");
-  app.add_option("--steps", o.steps, "tokens decoded after each, at most")->capture_default_str()->check(between(1, 1 << 16));
-  app.add_option("--page", o.page, "tokens of a page, chess's")->capture_default_str()->check(between(1, 4096));
-  app.add_option("--quantile", o.quantile, "of the pages that do not renew the choice; the paper: 0.99")
+  app.add_option("--steps", o.steps, "the most tokens to decode after each text")
+      ->capture_default_str()
+      ->check(between(1, 1 << 16));
+  app.add_option("--page", o.page, "tokens of chess's pages")->capture_default_str()->check(between(1, 4096));
+  app.add_option("--quantile", o.quantile, "share of the pages that do not renew the choice; the paper: 0.99")
       ->capture_default_str()
       ->check(between(0.0, 1.0));
   add_threads(app, o.threads);
-  app.add_option("--out", o.out, "JSON with the thresholds, and each page's mean and variance of entropy")->check(file_name());
+  app.add_option("--out", o.out, "file for the thresholds and each page's mean and variance of entropy, JSON")
+      ->check(file_name());
   return kvpolicy::tool_main(app, argc, argv, [&] { calibrate(o); });
 }

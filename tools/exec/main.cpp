@@ -100,15 +100,14 @@ int main(int argc, char** argv) {
   bool managed_cache = false;
   bool only_explain = false;
   app.add_option("policy", policy, "NAME[:parameter=value,...][+NAME...]; kvpolicy-run --list-policies lists them")->required();
-  app.add_option("--prompts", prompts, "what prompts read of themselves: pages[:share=.15,...] (default: all)");
-  app.add_flag("--managed-cache", managed_cache,
-               "rows are the library's, which keeps those alone that the policy retains: a small cache");
+  app.add_option("--prompts", prompts, "the prompt policy: pages[:share=.15,...] (default: prompts read all of themselves)");
+  app.add_flag("--managed-cache", managed_cache, "the library holds the cache, and frees the rows that the policy drops");
   app.add_option(
       "--tier", tier,
-      "where rows of a managed cache that are not read go: host, disk:FILE or redis:HOST:PORT,... (default: they stay)");
-  app.add_option("--log", log, "a file for the library's lines, or none (default: standard error)");
-  app.add_flag("--strict", strict, "what can't be served fails, instead of being left to the engine");
-  app.add_flag("--explain", only_explain, "says what the policy is, and runs nothing");
+      "where a managed cache stores the rows that steps do not read: host, disk:FILE or redis:HOST:PORT,... (default: memory)");
+  app.add_option("--log", log, "file for the library's messages, or none (default: standard error)");
+  app.add_flag("--strict", strict, "fail if a request can't be served, instead of leaving it to the engine");
+  app.add_flag("--explain", only_explain, "print the policy, and run nothing");
   app.prefix_command();
   return tool_main(app, argc, argv, [&] {
     KVPOLICY_EXPECTS(!policy.empty(), "the policy is empty; full is the one that reads all");

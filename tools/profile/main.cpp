@@ -150,25 +150,23 @@ int main(int argc, char** argv) {
   CLI::App app{"Profile a model's attention heads on some prompts, for the policy heterocache.", "kvpolicy-profile"};
   options o;
   app.add_option("--model", o.model, "GGUF file")->required();
-  app.add_option("--prompt-file", o.prompts, "text to calibrate on, some thousand tokens each; several")->required();
+  app.add_option("--prompt-file", o.prompts, "text to calibrate on, some thousand tokens; repeat for several")->required();
   app.add_flag("--chat", o.chat, "wrap each in the model's chat template");
-  app.add_option("--steps", o.steps, "T: tokens decoded after each")->capture_default_str()->check(between(1, 1 << 16));
-  app.add_option("--top", o.top, "K: tokens of a set; at most a fifth of the prompt")
+  app.add_option("--steps", o.steps, "T: tokens to decode after each text")->capture_default_str()->check(between(1, 1 << 16));
+  app.add_option("--top", o.top, "K: most attended tokens that are compared; at most a fifth of the prompt")
       ->capture_default_str()
       ->check(count_from(1));
-  app.add_option("--kernel", o.smooth, "tokens that attention is averaged over, odd")
-      ->capture_default_str()
-      ->check(between(1, 999));
-  app.add_option("--tau-stable", o.thresholds.stable, "stability of an anchor")
+  app.add_option("--kernel", o.smooth, "tokens to average attention over; odd")->capture_default_str()->check(between(1, 999));
+  app.add_option("--tau-stable", o.thresholds.stable, "the least stability of an anchor")
       ->capture_default_str()
       ->check(between(0.0, 1.0));
-  app.add_option("--tau-sim", o.thresholds.similar, "overlap of a pivot and its satellites")
+  app.add_option("--tau-sim", o.thresholds.similar, "the least overlap of a pivot and its satellites")
       ->capture_default_str()
       ->check(between(0.0, 1.0));
   app.add_option("--group", o.group, "how a KV head's query heads are merged: mean or maximum")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, group_merge>{{"mean", group_merge::mean}, {"maximum", group_merge::maximum}}));
   add_threads(app, o.threads);
-  app.add_option("--out", o.out, "the profile, JSON")->required()->check(file_name());
+  app.add_option("--out", o.out, "file for the profile, JSON")->required()->check(file_name());
   return kvpolicy::tool_main(app, argc, argv, [&] { profile(o); });
 }

@@ -29,54 +29,56 @@ struct arguments {
 void declare(CLI::App& app, arguments& a) {
   using namespace kvpolicy;
   app.add_option("--model", a.options.model, "GGUF file");
-  app.add_option("--prompt-file", a.prompt_files, "file with the prompt; with --compare there may be several");
-  app.add_option("--prompt", a.prompt, "the prompt itself; without either it is read from standard input");
+  app.add_option("--prompt-file", a.prompt_files, "file with the prompt; with --compare, repeat for several");
+  app.add_option("--prompt", a.prompt, "the prompt itself (default: standard input)");
   app.add_flag("--chat", a.options.chat, "wrap the prompt in the model's chat template");
-  app.add_option("--answer-prefix", a.options.answer_prefix, "how the answer begins, after the prompt or the chat template");
-  app.add_option("--mark", a.options.mark, "text of the prompts; --json says which tokens it is");
-  app.add_option("--policy", a.policies, "NAME[:key=value,...]; with --compare there may be several (see --list-policies)")
+  app.add_option("--answer-prefix", a.options.answer_prefix, "beginning of the answer, added after the prompt");
+  app.add_option("--mark", a.options.mark, "a text in the prompts; --json names its tokens");
+  app.add_option("--policy", a.policies,
+                 "NAME[:key=value,...][+NAME...]; with --compare, repeat for several; --list-policies lists them")
       ->take_all();
   app.add_option("--prompt-policy", a.prompt_policy,
-                 "pages[:key=value,...]: what prompts read while they are read (default: all before each token)");
+                 "the prompt policy: pages[:key=value,...] (default: prompts read all of themselves)");
   app.add_option("--predict", a.options.predict, "tokens to decode")->capture_default_str()->check(between(1, 1 << 24));
-  app.add_option("--ctx", a.options.context, "context in tokens (default: what prompt and prediction need)")
+  app.add_option("--ctx", a.options.context, "context in tokens (default: as many as prompt and prediction need)")
       ->check(between(1, 1 << 30));
   add_threads(app, a.options.threads);
-  app.add_option("--cache-type-k", a.options.key_type, "what keys are stored as: f16, bf16, f32, q8_0, q4_0, ...")
+  app.add_option("--cache-type-k", a.options.key_type, "type of the cache's keys: f16, bf16, f32, q8_0, q4_0, ...")
       ->capture_default_str();
-  app.add_option("--cache-type-v", a.options.value_type, "what values are stored as")->capture_default_str();
-  auto* const own = app.add_flag("--managed-cache", a.options.managed_cache,
-                                 "the session holds the rows: what a policy drops is freed, and --ctx bounds no prompt");
+  app.add_option("--cache-type-v", a.options.value_type, "type of the cache's values")->capture_default_str();
+  auto* const own =
+      app.add_flag("--managed-cache", a.options.managed_cache,
+                   "the library holds the cache, and frees the rows that a policy drops; prompts may be longer than --ctx");
   app.add_option("--between-pieces", a.options.between_pieces,
-                 "with --managed-cache, NAME[:key=value,...] of the policy that drops rows after each piece of the prompt")
+                 "with --managed-cache, the policy that drops rows after each piece of a prompt: NAME[:key=value,...]")
       ->needs(own);
   app.add_option_function<std::int64_t>(
          "--memory", [&a](std::int64_t megabytes) { a.options.memory = megabytes << 20; },
-         "with --managed-cache, MiB of rows at most")
+         "with --managed-cache, the most MiB of rows")
       ->check(between(1, 1 << 30))
       ->needs(own);
   app.add_option("--load-state", a.options.load_state,
-                 "state of --save-state that the prompt comes behind: same model, policy, cache types, --longest");
-  app.add_option("--save-state", a.options.save_state, "write rows and what the policy remembers, for --load-state")
+                 "continue a state of --save-state; it needs the same model, policy, cache types and --longest");
+  app.add_option("--save-state", a.options.save_state, "write the rows and the policy's memory, for --load-state")
       ->check(file_name());
   app.add_option("--longest", a.options.longest,
-                 "with --managed-cache, tokens that a sequence may have (default: what prompt and prediction need)")
+                 "with --managed-cache, the most tokens of a sequence (default: as many as prompt and prediction need)")
       ->check(between(1, 1 << 30))
       ->needs(own);
   auto* const tier = app.add_option("--tier", a.options.tier,
-                                    "where rows of a managed cache that are not read go: host, disk:FILE or "
-                                    "redis:HOST:PORT,... (default: they stay)");
+                                    "where a managed cache stores the rows that steps do not read: host, disk:FILE or "
+                                    "redis:HOST:PORT,... (default: memory)");
   app.add_option("--tier-slots", a.options.tier_slots,
-                 "rows of the tier that a KV head has in memory too (default: twice what a step reads)")
+                 "rows of the tier that each KV head also has in memory (default: twice as many as a step reads)")
       ->check(count_from(1))
       ->needs(tier);
-  app.add_flag("--tier-async", a.options.tier_async, "read what is in fast memory, without waiting for the rest")->needs(tier);
+  app.add_flag("--tier-async", a.options.tier_async, "read only the rows that are in memory, without waiting for the others")
+      ->needs(tier);
   app.add_flag("--compare", a.compare, "measure the policies against dense decoding; print a table");
-  app.add_option("--json", a.options.json, "write everything that was measured")->check(file_name());
-  app.add_option("--trace", a.options.trace, "write one JSON line for each step and layer: what was kept, and why")
+  app.add_option("--json", a.options.json, "write all measurements")->check(file_name());
+  app.add_option("--trace", a.options.trace, "write one JSON line for each step and layer: the tokens that were read, and why")
       ->check(file_name());
-  app.add_option("--plugin", a.plugins,
-                 "shared object with policies of one's own (docs/adding-a-part.md); there may be several");
+  app.add_option("--plugin", a.plugins, "shared object with your policies (docs/adding-a-part.md); repeat for several");
   app.add_flag("--list-policies", a.list, "print each policy's parameters, defaults and source");
 }
 

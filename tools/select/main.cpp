@@ -24,9 +24,9 @@ struct arguments {
 
 void declare(CLI::App& app, arguments& a) {
   app.add_option("CASE", a.path, "the .safetensors file")->required();
-  app.add_option("--policy", a.policy, "its name")->required();
+  app.add_option("--policy", a.policy, "the policy's name")->required();
   app.add_option("--ratio", a.ratio, "fraction removed, 0 <= R < 1");
-  app.add_option("--plugin", a.plugins, "shared object with policies of one's own; there may be several");
+  app.add_option("--plugin", a.plugins, "shared object with your policies; repeat for several");
   app.allow_extras();
   app.footer("Every further --OPTION VALUE is a parameter of the policy (kvpolicy-run --list-policies).");
 }

@@ -1,4 +1,4 @@
-// Budget: what a layer's heads have in all goes to the best tokens of any of them (AdaKV, Feng et al. 2024, arXiv 2407.11550).
+// Budget adaptive: shares a layer's tokens out to the best units of any of its heads (AdaKV).
 #pragma once
 
 #include <algorithm>
@@ -10,11 +10,13 @@
 
 namespace kvpolicy::budgets {
 
+/// Shares a layer's tokens out to the best units of any of its heads (AdaKV, Feng et al. 2024, arXiv 2407.11550).
+/// So lists of one layer differ in length.
 struct adaptive {
   static constexpr bool reads_scores = true;
 
-  tokens each{};     ///< what a head has on average
-  double safe = .2;  ///< share of `each` that every head gets for its own best
+  tokens each{};     ///< tokens of a head, mean over the layer's heads
+  double safe = .2;  ///< alpha: share of `each` that every head spends on its best units, 0 to 1
 
   bool relative() const noexcept { return each.relative(); }
   std::int64_t most_tokens(cache_shape const& shape) const noexcept {
@@ -26,7 +28,7 @@ struct adaptive {
   }
   std::int64_t of(budget_request const& request) const noexcept { return each.of(request); }
 
-  /// Every head its `safe` best, then the layer's best of the rest; ties to the smaller head, then the smaller index.
+  /// Gives every head its `safe` best units, then the layer's best of the rest. Ties: the lower head, then the lower index.
   template <executor Exec>
   void allocate(budget_request const& request, table<float const> scores, std::span<std::int32_t> units, Exec&) const {
     std::int64_t const kept = of(request);
@@ -38,7 +40,7 @@ struct adaptive {
         std::min(candidates, std::max<std::int64_t>(0, kept - request.forced) / request.unit_size) * scores.rows;
     std::ranges::fill(units, static_cast<std::int32_t>(own));
     std::int64_t left = in_all - own * scores.rows;
-    // The threshold of the joint choice, bit by bit, over what is not safe already.
+    // Finds the threshold of the joint choice bit by bit, over the units that are not safe already.
     auto const taken = [&](std::uint32_t from) {
       std::int64_t count = 0;
       for (std::int64_t r = 0; r < scores.rows; ++r) count += std::max<std::int64_t>(0, at_least(scores, r, from) - own);

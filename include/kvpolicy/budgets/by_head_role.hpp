@@ -1,5 +1,4 @@
-// Budget: whole heads where attention shifts or stands for others, the rest shared out by stability (HeteroCache, eqs. 7 and
-// 8).
+// Budget by_head_role: gives each head a length by its role and stability (HeteroCache, eqs. 7 and 8).
 #pragma once
 
 #include <algorithm>
@@ -14,29 +13,33 @@
 
 namespace kvpolicy::budgets {
 
+/// Gives each head a length by its role and stability (HeteroCache, Shi et al., eqs. 7 and 8).
+/// Shifting heads ("volatile" in the paper) and pivots keep every token, as far as `full_share` allows. The other heads share
+/// the rest: the less stable a head, the more it gets.
 struct by_head_role {
   static constexpr bool reads_scores = false;
-  static constexpr std::size_t max_heads = 4096;
+  static constexpr std::size_t max_heads = 4096;  ///< most KV heads of all layers
 
-  /// What the lengths are for: what exists at all (anchors lose the rest), or what a step reads (satellites fetch theirs).
+  /// The rule that the lengths are for. retain: tokens that exist at all, so anchors lose the rest. retrieve: tokens that a
+  /// step reads, so satellites fetch theirs.
   enum class of_rule : std::uint8_t { retain, retrieve };
 
   std::span<head_profile const> heads{};  ///< `[layers * kv_heads]`, not owned
-  of_rule rule = of_rule::retain;
-  std::int32_t count = 512;       ///< tokens of a head, mean over all heads of all layers
-  std::optional<double> ratio{};  ///< fraction removed, in place of count
-  float floor = .05f;             ///< stability below which a head gets no more
-  std::int32_t least = 16;        ///< tokens that any head keeps
-  /// Of the budget, the most that whole heads may take; beyond that the least useful (shifting heads before
-  /// pivots, stable ones first) are compressed. 1: the paper, which refuses a budget that whole heads spend alone.
+  of_rule rule = of_rule::retain;         ///< the rule that the lengths are for
+  std::int32_t count = 512;               ///< tokens of a head, mean over all heads of all layers; rho is count / prompt
+  std::optional<double> ratio{};          ///< fraction removed, 0 to below 1, in place of `count`; 1 - rho
+  float floor = .05f;                     ///< least stability that counts: a head below it gets no more
+  std::int32_t least = 16;                ///< fewest tokens that any head keeps
+  /// Most of the budget that whole heads may take, 0 to 1. The least useful whole heads beyond it are compressed: shifting
+  /// heads before pivots, stable ones first. 1: the paper; base() refuses a budget that whole heads alone spend.
   double full_share = .5;
-  /// Whose attention is watched: of whole pivots alone (the paper), or of every head that should be whole, read whole or not.
-  /// One that is not is fetched for when its own attention drifts.
+  /// Whose attention the trigger watches. whole: whole pivots only (the paper). all: also pivots and shifting heads that the
+  /// budget compresses; such a head follows itself, and fetches when its own attention drifts.
   enum class watched : std::uint8_t { whole, all };
   friend constexpr auto names_of(watched) noexcept { return std::array{"whole", "all"}; }
-  watched watch = watched::all;
+  watched watch = watched::all;  ///< whose attention the trigger watches
 
-  static constexpr std::int64_t nobody = -1;
+  static constexpr std::int64_t nobody = -1;  ///< leader() of a head that follows no head
 
   bool relative() const noexcept { return true; }
   std::int64_t most_tokens(cache_shape const& shape) const noexcept { return shape.max_tokens; }
@@ -53,16 +56,19 @@ struct by_head_role {
       bool const there = heads[h].pivot >= 0 && heads[h].pivot < shape.kv_heads;
       KVPOLICY_EXPECTS(there && heads[pivot_of(h, shape.kv_heads)].role == head_role::pivot,
                        "head " + std::to_string(h) + " of the profile follows KV head " + std::to_string(heads[h].pivot) +
-                           " of its layer, which is no pivot of a model with " + std::to_string(shape.kv_heads) +
-                           "; profile this model");
+                           " of its layer, which is no pivot, or not one of the model's " + std::to_string(shape.kv_heads) +
+                           " KV heads; profile this model");
     }
     KVPOLICY_EXPECTS(count > 0 && least > 0 && floor > 0 && full_share >= 0 && full_share <= 1,
-                     "a budget by role needs tokens, a least length and a floor above 0, and a share of whole heads in 0..1");
+                     "a budget by role: count, least and floor must be above 0, full_share in 0..1");
     KVPOLICY_EXPECTS(!ratio || (*ratio >= 0 && *ratio < 1),
                      "a ratio of " + std::to_string(ratio.value_or(0)) + " removed; it must be at least 0 and below 1");
   }
 
-  /// Whether a head is kept whole, in a prompt of so many tokens.
+  /// Says whether a head keeps every token of the prompt.
+  /// @param head  layer * kv_heads + KV head
+  /// @param tokens  tokens of the prompt
+  /// @return true for pivots and shifting heads, the most useful ones first, as far as `full_share` allows
   bool whole(std::size_t head, std::int64_t tokens) const noexcept {
     if (!wants_all(head)) return false;
     std::int64_t before = 0;
@@ -70,28 +76,47 @@ struct by_head_role {
     return before < room(tokens);
   }
 
-  /// Whether a head's attention is watched: others follow it, or it does so itself.
+  /// Says whether the trigger watches a head's attention: other heads follow it, or it follows itself.
+  /// @param head  layer * kv_heads + KV head
+  /// @param tokens  tokens of the prompt
+  /// @return true for a watched head
   bool watches(std::size_t head, std::int64_t tokens) const noexcept {
     return wants_all(head) && (whole(head, tokens) ? heads[head].role == head_role::pivot : watch == watched::all);
   }
 
-  /// The KV head of its layer whose attention says what a head reads, or nobody: it is whole, or what it has is fixed.
+  /// Returns the head whose attention decides which tokens a head reads.
+  /// @param head  layer * kv_heads + KV head
+  /// @param tokens  tokens of the prompt
+  /// @param heads_of_layer  KV heads of a layer
+  /// @return a KV head of the same layer; `nobody` if the head is whole, or keeps its tokens from the prompt's end
   std::int64_t leader(std::size_t head, std::int64_t tokens, std::int64_t heads_of_layer) const noexcept {
     if (heads[head].role == head_role::satellite) {
       return watches(pivot_of(head, heads_of_layer), tokens) ? heads[head].pivot : nobody;
     }
     return watches(head, tokens) && !whole(head, tokens) ? static_cast<std::int64_t>(head) % heads_of_layer : nobody;
   }
+  /// Says whether a head has a leader().
+  /// @param head  layer * kv_heads + KV head
+  /// @param tokens  tokens of the prompt
+  /// @param heads_of_layer  KV heads of a layer
+  /// @return false where leader() is `nobody`
   bool follows(std::size_t head, std::int64_t tokens, std::int64_t heads_of_layer) const noexcept {
     return leader(head, tokens, heads_of_layer) != nobody;
   }
 
+  /// Returns a satellite's pivot.
+  /// @param head  the satellite, layer * kv_heads + KV head
+  /// @param heads_of_layer  KV heads of a layer
+  /// @return layer * kv_heads + KV head
   std::size_t pivot_of(std::size_t head, std::int64_t heads_of_layer) const noexcept {
     auto const layer = head / static_cast<std::size_t>(heads_of_layer);
     return layer * static_cast<std::size_t>(heads_of_layer) + static_cast<std::size_t>(heads[head].pivot);
   }
 
-  /// L_base of a prompt, tokens. Throws invalid_value where whole heads leave nothing.
+  /// Returns L_base, the mean length of a compressed head.
+  /// @param tokens  tokens of the prompt
+  /// @return tokens; all of the prompt's if every head is whole
+  /// @throws invalid_value if whole heads spend the whole budget
   std::int64_t base(std::int64_t tokens) const {
     std::array<std::uint16_t, max_heads> order;
     std::int64_t const full = std::ssize(whole_heads(tokens, order));
@@ -104,8 +129,12 @@ struct by_head_role {
     return left / compressed;
   }
 
-  /// l_i of every head, `[heads]`: tokens for whole ones; the others' sum is floor(N_comp L_base) exactly, but for what `least`
-  /// and the prompt's length force.
+  /// Writes l_i, the length of every head in tokens.
+  /// A whole head has the prompt's tokens. The other lengths sum to floor(N_comp L_base) exactly, unless `least` or the
+  /// prompt's length forces another sum.
+  /// @param tokens  tokens of the prompt
+  /// @param out  `[layers * kv_heads]`, receives the lengths
+  /// @throws invalid_value if whole heads spend the whole budget
   void lengths(std::int64_t tokens, std::span<std::int64_t> out) const {
     static_cast<void>(base(tokens));
     std::ranges::fill(out, -1);
@@ -115,7 +144,7 @@ struct by_head_role {
     std::int64_t const full = std::ssize(whole_ones);
     std::int64_t const low = std::min<std::int64_t>(least, tokens);
     std::int64_t left = total(tokens, full);
-    // Water filling: what would leave its bounds is set to them, and the others share what remains, until none leaves any more.
+    // Water filling: a length outside its bounds is set to the bound, and the others share the rest, until all lie within.
     for (bool settled = false; !settled;) {
       settled = true;
       double const weights = weight_of(out);
@@ -138,7 +167,7 @@ struct by_head_role {
       }
       left -= taken;
     }
-    // Whole tokens: each head the floor of its share, then one more to those that lost most by it, lower heads first.
+    // Whole tokens: each head gets the floor of its share. Then the heads that lost most get one more, lower heads first.
     double const weights = weight_of(out);
     std::array<float, max_heads> lost;
     std::int64_t rest = std::max<std::int64_t>(left, 0);
@@ -160,7 +189,7 @@ struct by_head_role {
     }
   }
 
-  /// How many heads read all, follow another's or their own attention, or keep what they had at the prompt's end.
+  /// Visits how many heads are whole, follow a head (itself included), or keep their tokens from the prompt's end.
   template <class Visit>
   void visit_statistics(cache_shape const& shape, std::int64_t prompt, Visit const& visit) const {
     double counted[3]{};
@@ -189,17 +218,17 @@ struct by_head_role {
     if (!ratio) return std::min<std::int64_t>(count, tokens);
     return std::max<std::int64_t>(1, static_cast<std::int64_t>(static_cast<double>(tokens) * (1 - *ratio)));
   }
-  /// What is left for compressed heads: floor(N_comp L_base) = floor(rho N L - N_full L).
+  /// Returns the tokens that compressed heads share: floor(N_comp L_base) = floor(rho N L - N_full L).
   std::int64_t total(std::int64_t tokens, std::int64_t full) const noexcept {
     return mean_tokens(tokens) * static_cast<std::int64_t>(heads.size()) - full * tokens;
   }
-  /// How many heads may be whole.
+  /// Returns how many heads may be whole.
   std::int64_t room(std::int64_t tokens) const noexcept {
     if (full_share >= 1) return std::ssize(heads);
     double const budget = static_cast<double>(mean_tokens(tokens)) * static_cast<double>(heads.size());
     return static_cast<std::int64_t>(full_share * budget / static_cast<double>(std::max<std::int64_t>(tokens, 1)));
   }
-  /// All that whole() says is, in `order`. O(heads log heads).
+  /// Lists the heads for which whole() is true, in `order`. O(heads log heads).
   std::span<std::uint16_t const> whole_heads(std::int64_t tokens, std::span<std::uint16_t> order) const noexcept {
     std::size_t wants = 0;
     for (std::size_t h = 0; h < heads.size(); ++h) {

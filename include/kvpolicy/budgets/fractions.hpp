@@ -1,4 +1,4 @@
-// Budget: a fraction of the live units of each level of a hierarchy (CHESS, sec. 3.2).
+// Budget fractions: keeps a fraction of the live units of each level of a hierarchy (CHESS, sec. 3.2).
 #pragma once
 
 #include <string>
@@ -7,14 +7,15 @@
 
 namespace kvpolicy::budgets {
 
+/// Keeps a fraction of the live units of each level of a hierarchy (CHESS, sec. 3.2), for selectors::cascade.
 struct fractions {
   static constexpr bool reads_scores = false;
 
-  float grids = .5f;
-  float chunks = .2f;
-  float pages = .1f;
-  /// Where not 0: so many tokens in all, protected ones included, in place of the fractions. The finest level keeps what is
-  /// left of them, each coarser one the same share of its live units, and at least what holds as much.
+  float grids = .5f;   ///< fraction of the grids, above 0, at most 1
+  float chunks = .2f;  ///< fraction of the kept grids' chunks
+  float pages = .1f;   ///< fraction of the kept chunks' pages
+  /// Tokens in all, protected ones included, in place of the fractions; 0: the fractions count. The pages get the tokens that
+  /// the window leaves. Each coarser level keeps the `depth`-th root of the pages' share, and enough units to hold these pages.
   std::int32_t tokens = 0;
 
   static bool relative() noexcept { return true; }

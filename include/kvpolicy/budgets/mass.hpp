@@ -1,4 +1,4 @@
-// Budget: as many units as hold all but a share of the attention, as far as the scores say.
+// Budget mass: keeps the fewest units that hold all but a share of the attention.
 #pragma once
 
 #include <algorithm>
@@ -13,34 +13,34 @@
 
 namespace kvpolicy::budgets {
 
-/// Every list gets its own number, so that heads whose attention is spread read more than those that look at one place. The
-/// estimate is of what is not protected, which is read in any case. With it lists of one layer differ in length.
+/// Keeps the fewest units that hold all but a share of the attention, as far as the scores say.
+/// Every list gets its own number of units: a head with spread attention reads more than a head that looks at one place. So
+/// lists of one layer differ in length. The estimate leaves out protected units, which are read in any case.
 struct mass {
   static constexpr bool reads_scores = true;
-  static constexpr std::int64_t max_units = 16384;  ///< of a list
+  static constexpr std::int64_t max_units = 16384;  ///< most units of a list
 
-  /// weights: scores are attention (window_attention, last_attention), not below 0. logits: q.k, or bounds of it (upper_bound),
-  /// of which attention is the softmax over all units, scaled by
-  /// 1 / sqrt(head_dim).
+  /// What the scores are. weights: attention, at least 0 (window_attention, last_attention). logits: q.k or its bounds
+  /// (upper_bound); their softmax over all units, scaled by 1 / sqrt(head_dim), is the attention.
   enum class kind : std::uint8_t { weights, logits };
   friend constexpr auto names_of(kind) noexcept { return std::array{"weights", "logits"}; }
 
-  double eps = .05;  ///< share that is left out at most
-  kind of_scores = kind::weights;
-  std::int32_t least = 64;   ///< tokens of a list, protected ones included
-  std::int32_t most = 1024;  ///< the same
+  double eps = .05;                ///< most share of the attention that is left out, 0 to below 1
+  kind of_scores = kind::weights;  ///< what the scorer writes
+  std::int32_t least = 64;         ///< fewest tokens of a list, protected ones included
+  std::int32_t most = 1024;        ///< most tokens of a list, protected ones included
 
   bool relative() const noexcept { return false; }
   std::int64_t most_tokens(cache_shape const& shape) const noexcept { return std::min<std::int64_t>(most, shape.max_tokens); }
   std::int64_t of(budget_request const&) const noexcept { return most; }
   void check(cache_shape const&) const {
-    KVPOLICY_EXPECTS(eps >= 0 && eps < 1, "a share of " + std::to_string(eps) + " left out; it must be at least 0 and below 1");
-    KVPOLICY_EXPECTS(least > 0 && most >= least,
-                     "at least " + std::to_string(least) + " and at most " + std::to_string(most) +
-                         " tokens of a list; the first must be above 0, and no more than the second");
+    KVPOLICY_EXPECTS(eps >= 0 && eps < 1, "eps is " + std::to_string(eps) + "; it must be at least 0 and below 1");
+    KVPOLICY_EXPECTS(least > 0 && most >= least, "least is " + std::to_string(least) + " and most is " + std::to_string(most) +
+                                                     " tokens; least must be above 0, and most at least least");
   }
 
-  /// The fewest units, by falling score, whose weights sum to 1 - eps of all; NaN weighs nothing.
+  /// Takes units by falling score until their weights sum to 1 - eps of all; NaN weighs nothing.
+  /// @throws invalid_value if there are more than max_units units
   template <executor Exec>
   void allocate(budget_request const& request, table<float const> scores, std::span<std::int32_t> units, Exec&) const {
     std::int64_t const columns = scores.columns;
@@ -70,7 +70,7 @@ struct mass {
     }
   }
 
-  /// The weights' bits rise with them: the threshold is found bit by bit.
+  /// Finds the threshold bit by bit: the bits of a weight rise with its value.
   std::int64_t fewest(std::span<float const> weights) const {
     auto const key = [](float w) { return std::bit_cast<std::uint32_t>(w); };
     auto const sum_from = [&](std::uint32_t threshold) {

@@ -1,4 +1,4 @@
-// Budget: a number of tokens for every list, or a share of the sequence; protected ones included.
+// Budget tokens: gives every list a number of tokens, or a share of the sequence.
 #pragma once
 
 #include <algorithm>
@@ -10,18 +10,19 @@
 
 namespace kvpolicy::budgets {
 
+/// Gives every list a number of tokens, or a share of the sequence; protected tokens included.
 struct tokens {
   static constexpr bool reads_scores = false;
 
-  std::int32_t count = 512;
-  std::optional<double> ratio{};  ///< fraction *removed*, 0 to below 1; where given, it rules instead of count
-  /// PyramidKV's taper: layer 0 gets 2 - 1/taper of the budget, the last 1/taper of it; 0: all layers the same.
+  std::int32_t count = 512;       ///< tokens of a list
+  std::optional<double> ratio{};  ///< fraction *removed*, 0 to below 1, in place of `count`
+  /// PyramidKV's beta, 0 or at least 1: layer 0 gets 2 - 1/taper of the budget, the last layer 1/taper; 0: all layers alike.
   double taper = 0;
-  /// With a ratio: keep this share of the units, whatever their sizes, protected tokens not counted.
+  /// Keeps a share of the units, 1 - ratio or count / tokens of the sequence, whatever their sizes and the protected tokens.
   bool of_units = false;
-  bool at_most = false;  ///< a count above the context means all of it, instead of being refused
+  bool at_most = false;  ///< a count above the cache's max_tokens means all of them; false: check() throws
 
-  /// Whether the number of tokens follows the sequence.
+  /// Whether the number of tokens follows the sequence's length.
   bool relative() const noexcept { return ratio.has_value(); }
   std::int64_t most_tokens(cache_shape const& shape) const noexcept {
     double const mean = amount(shape.max_tokens);
@@ -41,8 +42,8 @@ struct tokens {
     KVPOLICY_EXPECTS(taper == 0 || taper >= 1, "a taper of " + std::to_string(taper) + "; it must be 0 (none) or at least 1");
   }
 
-  /// Of n tokens, max(1, trunc(n (1 - ratio))); tapered as PyramidKV's public implementation does it, in double and in its
-  /// order, rounded half to even.
+  /// Of n tokens, returns `count` or max(1, trunc(n (1 - ratio))), at most n. A taper follows PyramidKV's public
+  /// implementation: in double, in its order, rounded half to even.
   std::int64_t of(budget_request const& request) const noexcept {
     auto const n = static_cast<double>(request.tokens);
     if (ratio && *ratio == 0) return request.tokens;
@@ -65,7 +66,7 @@ struct tokens {
 
   template <executor Exec>
   void allocate(budget_request const& request, table<float const>, std::span<std::int32_t> units, Exec&) const {
-    // A count is not clamped to the sequence here: its last unit may be longer than what is left of it.
+    // A count is not clamped to the sequence here: its last unit may be longer than the rest of the sequence.
     std::int64_t const kept = ratio || taper > 0 ? of(request) : count;
     std::int64_t each = ratio && *ratio == 0 ? request.tokens : (kept - request.forced) / request.unit_size;
     if (of_units) {

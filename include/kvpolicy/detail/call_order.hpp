@@ -77,7 +77,8 @@ class call_order {
     KVPOLICY_EXPECTS(chosen_ >= step_layers_, "observe after " + std::to_string(chosen_) + " of " +
                                                   std::to_string(step_layers_) +
                                                   " layers of a step; choose for every layer first");
-    KVPOLICY_EXPECTS(!observed_, "a step on " + std::to_string(step_) + " tokens was observed already; it is told once");
+    KVPOLICY_EXPECTS(!observed_,
+                     "a step on " + std::to_string(step_) + " tokens was observed already; call observe() once a step");
   }
 
   /// Layer 0's checks have passed.

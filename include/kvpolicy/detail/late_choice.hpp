@@ -1,4 +1,4 @@
-// A choice that waits for the answer's first tokens: what the prompt told, and what is observed until the choice is due.
+// A choice that waits for the answer's first tokens: the prompt's signals, and the queries observed until the choice is due.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ class late_choice {
     if (window_ > 0) observed_.add(at(layer), queries, tokens - 1);
     for (range_list& list : resident_[at(layer)]) append(list, tokens - 1, tokens, reason::open);
   }
-  /// What prefill is told of the prompt and the tokens that were waited for. Holds until the next call.
+  /// The signals for a prefill over the prompt and the tokens that were waited for. Valid until the next call.
   prompt_signals prompt(layer_id layer, std::int64_t tokens) {
     return {.first = tokens,
             .queries = window_ > 0 ? observed_.last(at(layer), window_) : query_window{},
@@ -76,8 +76,8 @@ class late_choice {
   observed_queries observed_;
   std::vector<char> waits_;                        ///< `[layers]`
   std::int64_t due_at_ = 0;                        ///< tokens of the sequence then
-  std::vector<std::vector<range_list>> resident_;  ///< `[layers]` as prompts are told it, the tokens behind included
-  std::vector<float> frequency_;                   ///< of the rotary embedding that the prompt told
+  std::vector<std::vector<range_list>> resident_;  ///< `[layers]` as in prompt_signals, with the later tokens
+  std::vector<float> frequency_;                   ///< of the prompt's rotary embedding
   rotation::pairing pairing_ = rotation::pairing::halves;
 };
 

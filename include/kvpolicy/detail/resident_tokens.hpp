@@ -48,7 +48,7 @@ inline void expect_resident(std::span<range_list const> kept, std::span<range_li
   for (std::size_t l = 0; l < std::max(kept.size(), resident.size()) && !resident.empty(); ++l) {
     range_list const& has = resident[resident.size() == 1 ? 0 : l];
     for (token_range const& wanted : kept[kept.size() == 1 ? 0 : l]) {
-      std::int32_t end = wanted.begin;  // of what is there from its beginning on
+      std::int32_t end = wanted.begin;  // the resident tokens from its beginning on
       for (token_range const& range : has) end = range.begin <= end ? std::max(end, range.end) : end;
       if (end >= std::min<std::int64_t>(wanted.end, tokens)) continue;
       throw unsupported("tokens from " + std::to_string(end) +

@@ -35,10 +35,10 @@ class retrieve_state : public keep_state<Rule> {
     if (rule_.layers.leader(layer) != layer) return 0;
     bool each = Rule::score_type::of == scored::tokens;
     auto const at = static_cast<std::size_t>(layer.value * shape_.kv_heads + head);
-    if constexpr (requires { rule_.score.looks_at(at, prompt_, shape_.kv_heads); }) {
-      each = rule_.score.looks_at(at, prompt_, shape_.kv_heads);
+    if constexpr (requires { rule_.score.reads_keys(at, prompt_, shape_.kv_heads); }) {
+      each = rule_.score.reads_keys(at, prompt_, shape_.kv_heads);
     }
-    if constexpr (requires { rule_.trigger.looks_at(at, prompt_); }) each = each || rule_.trigger.looks_at(at, prompt_);
+    if constexpr (requires { rule_.trigger.reads_keys(at, prompt_); }) each = each || rule_.trigger.reads_keys(at, prompt_);
     if (each) return all_tokens;
     if constexpr (Rule::segment_type::ragged) return summaries_.tokens - summaries_.open_begin();
     else return rule_.segment.unit_size();
@@ -90,7 +90,7 @@ class retrieve_state : public keep_state<Rule> {
     });
   }
 
-  /// Token ids are told once, though the choice comes later.
+  /// A prompt brings its token ids once, though the choice comes later.
   void wait(layer_id layer, std::int64_t, prompt_signals const& prompt) { extend(layer, prompt); }
 
   /// Chooses for the view's last token.

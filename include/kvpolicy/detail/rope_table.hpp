@@ -1,4 +1,4 @@
-// A model's rotary embedding, kept from the prompt that told it: what parts that compare pre-rope keys remember.
+// A model's rotary embedding, kept from the first prompt that brings it, for parts that compare pre-rope keys.
 #pragma once
 
 #include <algorithm>

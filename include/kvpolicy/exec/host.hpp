@@ -1,4 +1,4 @@
-// The oracle executor: every primitive as its definition reads, in double precision where that is no more to read.
+// The oracle executor: every primitive written like its definition, in double precision where the code stays as short.
 #pragma once
 
 #include <algorithm>
@@ -21,14 +21,14 @@
 
 namespace kvpolicy {
 
-/// Runs on the calling thread, on host rows of any type and stride. Slow on purpose: read it against the papers.
-/// Scratch rows grow at their first use and stay. Contracts are in primitive/.
+/// The oracle: runs on the calling thread, on host rows of any type and stride. It is slow on purpose, to be read against the
+/// papers. Most scratch rows grow at their first use and stay. It checks no shapes. Contracts are in primitive/.
 class host_exec {
  public:
   using memory = host_memory;
 
   host_exec() = default;
-  /// As other executors are made; this one grows its scratch as it is asked.
+  /// Takes a shape, as other executors do, and ignores it.
   explicit host_exec(cache_shape const&) noexcept {}
 
   void pool_mean(rows const& keys, pooling const& what, table<float> means, std::int64_t column) {
@@ -63,7 +63,7 @@ class host_exec {
           double bound = 0;
           for (std::int64_t i = 0; i < bounds.head_dim; ++i) {
             double const query = queries.head(q)[i];
-            // max(q min, q max), and the lesser of the two where a page has no bounds at all (min > max).
+            // max(q min, q max); if a unit has no bounds (min > max), the lesser of the two.
             bound += query * host::get(unit, query > 0 ? i : bounds.head_dim + i, bounds.type);
           }
           sum += bound;

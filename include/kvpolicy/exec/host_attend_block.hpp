@@ -1,4 +1,4 @@
-// The oracle's attend_block: one query at a time, in double precision.
+// attend_block of host_exec: one query at a time, in double precision.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,12 @@
 
 namespace kvpolicy::host {
 
-/// What `terms` make of scale q.k: of the query at row `at`, for the key at row `row`.
+/// Returns the logit that cap and slope make of scale q.k.
+/// @param product  scale q.k
+/// @param terms  cap and slopes; sinks and window are not used
+/// @param q_head  the query's head
+/// @param row, at  rows of the key and of the query
+/// @return the logit
 inline double termed_logit(double product, attention_terms const& terms, std::int64_t q_head, std::int64_t row,
                            std::int64_t at) {
   double logit = product;
@@ -19,6 +24,8 @@ inline double termed_logit(double product, attention_terms const& terms, std::in
   return logit;
 }
 
+/// See primitive/attend_block.hpp. Allocates.
+/// @param queries, keys, values, kept, terms, out  as there
 inline void attend_block(query_window const& queries, rows const& keys, rows const& values, selection const& kept,
                          attention_terms const& terms, table<float> out) {
   std::int64_t const group = queries.heads / keys.heads;

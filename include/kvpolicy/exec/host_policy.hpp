@@ -1,4 +1,4 @@
-// What adapters hold that are compiled once, for engines on a CPU: any policy, over rows that are known at run time.
+// The policy types of adapters that are compiled once, for engines on a CPU: any policy, over rows described at run time.
 #pragma once
 
 #include "kvpolicy/any_policy.hpp"
@@ -7,7 +7,9 @@
 
 namespace kvpolicy {
 
+/// Any policy, run by simd_exec over a view whose layout is known at run time.
 using host_policy = any_policy<layer_table_view, simd_exec>;
+/// A request of such a policy.
 using host_request = any_request<layer_table_view, simd_exec>;
 
 }  // namespace kvpolicy

@@ -1,4 +1,4 @@
-// The oracle's pools: as their definitions read.
+// The pools of host_exec, written like their definitions.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +10,11 @@
 
 namespace kvpolicy::host {
 
+/// Returns element `i` of a contiguous row as a float.
+/// @param data  the row
+/// @param i  index of the element
+/// @param type  f32, f16 or bf16
+/// @return its value
 inline float get(std::byte const* data, std::int64_t i, element_type type) {
   if (type == element_type::f32) {
     float value = 0;
@@ -21,6 +26,9 @@ inline float get(std::byte const* data, std::int64_t i, element_type type) {
   return type == element_type::f16 ? half_to_float(half) : bfloat_to_float(half);
 }
 
+/// Writes element `i` of a contiguous row, rounded to its type.
+/// @param data, i, type  as in get
+/// @param value  the new value
 inline void put(std::byte* data, std::int64_t i, element_type type, float value) {
   if (type == element_type::f32) {
     std::memcpy(data + i * 4, &value, sizeof value);
@@ -30,7 +38,9 @@ inline void put(std::byte* data, std::int64_t i, element_type type, float value)
   std::memcpy(data + i * 2, &half, sizeof half);
 }
 
-/// In each pool `row` is scratch of one row.
+/// See primitive/pool.hpp.
+/// @param keys, what, means, column  as there
+/// @param row  scratch, `[head_dim]`
 inline void pool_mean(rows const& keys, pooling const& what, table<float> means, std::int64_t column, std::span<float> row) {
   for (std::int64_t t = what.first; t < what.last; ++t) {
     std::int64_t const unit = (t - what.origin) / what.unit_size;
@@ -47,6 +57,9 @@ inline void pool_mean(rows const& keys, pooling const& what, table<float> means,
   }
 }
 
+/// See primitive/pool.hpp.
+/// @param keys, what, bounds  as there
+/// @param row  scratch, `[head_dim]`
 inline void pool_bounds(rows const& keys, pooling const& what, bounds_table const& bounds, std::span<float> row) {
   float const most = largest(bounds.type);
   for (std::int64_t h = 0; h < keys.heads; ++h) {
@@ -65,6 +78,9 @@ inline void pool_bounds(rows const& keys, pooling const& what, bounds_table cons
   }
 }
 
+/// See primitive/pool.hpp.
+/// @param keys, what, moments, bounds  as there
+/// @param row  scratch, `[head_dim]`
 inline void pool_mean_deviation(rows const& keys, pooling const& what, float* moments, bounds_table const& bounds,
                                 std::span<float> row) {
   float const most = largest(bounds.type);

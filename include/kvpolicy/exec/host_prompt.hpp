@@ -1,4 +1,4 @@
-// The oracle's primitives that look at whole prompts: as their definitions read, in double precision.
+// The primitives of host_exec that read whole prompts, written like their definitions, in double precision.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,17 @@
 
 namespace kvpolicy::host {
 
+/// Returns the dot product of two vectors of equal size.
+/// @param a, b  vectors
+/// @return their dot product
 inline double dot(std::span<float const> a, std::span<float const> b) noexcept {
   double sum = 0;
   for (std::size_t i = 0; i < a.size(); ++i) sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
   return sum;
 }
 
+/// Replaces values by their softmax.
+/// @param values  not empty
 inline void softmax(std::span<double> values) noexcept {
   double const most = *std::ranges::max_element(values);
   double total = 0;
@@ -27,6 +32,10 @@ inline void softmax(std::span<double> values) noexcept {
 }
 
 /// Calls visit(row, token) for every token of a head.
+/// @param from  `[heads, tokens, head_dim]`
+/// @param head  the head
+/// @param buffer  scratch, resized to `[head_dim]`
+/// @param visit  gets the row as a span of floats, and the token's index
 template <class Visit>
 void each_row(rows const& from, std::int64_t head, std::vector<float>& buffer, Visit visit) {
   buffer.resize(static_cast<std::size_t>(from.head_dim));
@@ -36,12 +45,18 @@ void each_row(rows const& from, std::int64_t head, std::vector<float>& buffer, V
   }
 }
 
+/// See primitive/prompt_scores.hpp.
+/// @param from, norms  as there
+/// @param buffer  scratch
 inline void row_norms(rows const& from, table<float> norms, std::vector<float>& buffer) {
   for (std::int64_t h = 0; h < from.heads; ++h) {
     each_row(from, h, buffer, [&](auto row, std::int64_t t) { norms(h, t) = static_cast<float>(std::sqrt(dot(row, row))); });
   }
 }
 
+/// See primitive/prompt_scores.hpp.
+/// @param keys, cosines  as there
+/// @param buffer  scratch
 inline void key_similarity(rows const& keys, table<float> cosines, std::vector<float>& buffer) {
   for (std::int64_t h = 0; h < keys.heads; ++h) {
     std::vector<double> mean(static_cast<std::size_t>(keys.head_dim));
@@ -60,6 +75,8 @@ inline void key_similarity(rows const& keys, table<float> cosines, std::vector<f
   }
 }
 
+/// See primitive/prompt_scores.hpp.
+/// @param queries, rope, first, mean, covariance  as there
 inline void query_moments(query_window const& queries, rotation const& rope, std::int64_t first, table<float> mean,
                           table<float> covariance) {
   std::int64_t const dim = mean.columns;
@@ -102,6 +119,9 @@ inline void query_moments(query_window const& queries, rotation const& rope, std
   }
 }
 
+/// See primitive/prompt_scores.hpp.
+/// @param keys, queries, first, scores  as there
+/// @param buffer  scratch
 inline void gaussian_attention(rows const& keys, gaussian_queries const& queries, std::int64_t first, table<float> scores,
                                std::vector<float>& buffer) {
   std::int64_t const group = queries.mean.rows / keys.heads;
@@ -128,6 +148,9 @@ inline void gaussian_attention(rows const& keys, gaussian_queries const& queries
   }
 }
 
+/// See primitive/window_attention.hpp.
+/// @param queries, begin, keys, first, last, local, positions, scores  as there
+/// @param buffer  scratch
 inline void following_queries(query_window const& queries, std::int64_t begin, rows const& keys, std::int64_t first,
                               std::int64_t last, std::int64_t local, std::int32_t const* positions, table<float> scores,
                               std::vector<float>& buffer) {
@@ -150,6 +173,8 @@ inline void following_queries(query_window const& queries, std::int64_t begin, r
   }
 }
 
+/// See primitive/prompt_scores.hpp.
+/// @param from, cut, spread  as there
 inline void partition_deviation(rows const& from, partitions const& cut, table<float> spread) {
   auto const dim = static_cast<std::size_t>(from.head_dim);
   std::vector<float> row(dim);
@@ -182,7 +207,11 @@ inline void partition_deviation(rows const& from, partitions const& cut, table<f
   }
 }
 
-/// See smoothing: what neighbours make of the value at `at`.
+/// Returns one value merged with its neighbours, by `how` and `width` of a smoothing (primitive/window_attention.hpp).
+/// @param values  a row
+/// @param at  index of the value
+/// @param smooth  kind and width
+/// @return the smoothed value
 inline double smoothed(std::span<double const> values, std::int64_t at, smoothing smooth) {
   if (smooth.how == smoothing::kind::none) return values[static_cast<std::size_t>(at)];
   bool const average = smooth.how == smoothing::kind::average;
@@ -198,6 +227,8 @@ inline double smoothed(std::span<double const> values, std::int64_t at, smoothin
 }
 
 /// See primitive/entropy.hpp.
+/// @param logits  as there
+/// @return as there
 inline uncertainty entropy(std::span<float const> logits) {
   double const most = *std::ranges::max_element(logits);
   double total = 0;

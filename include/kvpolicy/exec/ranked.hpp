@@ -1,4 +1,4 @@
-// An executor on one rank of several: what scores are sums over layers and heads is summed over the ranks.
+// An executor on one of several ranks: it sums over all ranks the scores that are sums over layers and heads.
 #pragma once
 
 #include <span>
@@ -9,15 +9,21 @@
 
 namespace kvpolicy {
 
-/// `Exec`, with `sum`: a choice for the whole request (CHESS) is then made from the scores of all ranks, and is the same on
-/// all. choose() is collective where that choice is due, and throws what sum throws (docs/ranks.md). Choices for a layer or a
-/// head are made as ever. The communicator must outlive this.
+/// `Exec` with `sum`: a choice for the whole request (CHESS) then uses the scores of all ranks, and is the same on all of them.
+/// A choose() for which that choice is due is collective, and throws what sum() throws (docs/ranks.md). Choices for a layer or
+/// a head stay local.
 template <executor Exec, communicator Communicator>
 class ranked : public Exec {
  public:
   template <class... Args>
+  /// Makes an `Exec` that sums by `all`.
+  /// @param all  the communicator; must outlive the executor
+  /// @param args  constructor arguments of `Exec`
   explicit ranked(Communicator& all, Args&&... args) : Exec(std::forward<Args>(args)...), all_(&all) {}
 
+  /// Sums values over all ranks, in place. Collective.
+  /// @param values  as many on every rank
+  /// @throws ranks_error if the other ranks do not take part in time
   void sum(std::span<float> values) { all_->sum(values); }
 
  private:

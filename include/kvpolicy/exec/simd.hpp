@@ -9,23 +9,29 @@
 
 namespace kvpolicy {
 
-/// Agrees with host_exec: indices exactly for equal scores, bounds exactly, scores and outputs within fp32 rounding.
-/// Results do not depend on the number of threads. One call at a time; with a team, calls belong inside team::lead().
-/// Contracts are in primitive/. The constructor allocates all scratch, nothing else does; what its
-/// scratch has no room for (more heads, channels or tokens than `shape` has) throws invalid_value.
+/// The executor for CPU engines. It agrees with host_exec: indices exactly for equal scores, bounds exactly, scores and outputs
+/// within fp32 rounding. Results do not depend on the number of threads. Contracts are in primitive/.
+///
+/// Calls come one at a time, with a team inside team::lead(). The constructor allocates all scratch. Only attend_block may
+/// allocate again, where it goes query by query: for 4 queries or fewer, or if a query or a row holds an infinity or a NaN.
+/// A primitive throws invalid_value if its scratch is too small for the input (more heads, channels or tokens than the shape
+/// has), or if query heads are no multiple of KV heads. It also throws if more than 8192 channels are in rows that are not
+/// contiguous, or in blocks, or in keys that pool_mean rotates back; attend_block also if it gets more queries than rows.
 class simd_exec {
  public:
   using memory = host_memory;
 
-  /// `threads` may be null: then the calling thread works alone. It must outlive the executor.
+  /// Allocates the scratch for a cache shape.
+  /// @param shape  the most heads, channels and tokens of any call
+  /// @param threads  shares the work, and must outlive the executor; null: the calling thread works alone
   explicit simd_exec(cache_shape const& shape, team* threads = nullptr);
   simd_exec(simd_exec&&) noexcept;
   simd_exec& operator=(simd_exec&&) noexcept;
   ~simd_exec();
 
-  /// The instruction set that run-time dispatch took, by its Highway name ("AVX3_ZEN4").
+  /// Returns the Highway name of the instruction set that run-time dispatch took ("AVX3_ZEN4").
   static char const* instruction_set() noexcept;
-  /// What attend_block multiplies with: "AMX_BF16" where this CPU has the tiles and its kernel allows them.
+  /// Returns the instruction set of attend_block: "AMX_BF16" if the CPU has the tiles and its kernel allows them.
   static char const* block_instruction_set() noexcept;
 
   void pool_mean(rows const& keys, pooling const& what, table<float> means, std::int64_t column);

@@ -1,4 +1,4 @@
-// A team of threads that somebody else owns: the engine's own, for as long as its leader needs them.
+// A team of threads that an engine owns and lends to an executor.
 #pragma once
 
 #include <atomic>
@@ -16,20 +16,25 @@
 namespace kvpolicy {
 
 /// Lends an engine's worker threads to an executor. The threads meet once per call of the engine: the leader (rank 0) runs
-/// `lead(work)`, every other rank runs `follow()`. Within `work` the leader may call `for_each(count, body)` as often as it
-/// likes; all threads then share the bodies body(0) ... body(count - 1), each run once, in any order. Bodies must not throw.
-/// Nothing is allocated. A wait spins at first, as engines' own barriers do, and sleeps when it lasts: on a machine that has
-/// other work, a thread that went on spinning would keep the thread that it waits for from running. The team must outlive
-/// every call of follow().
+/// lead(work), every other thread runs follow(). Within `work` the leader may call for_each(count, body) any number of times.
+/// All threads then share body(0) ... body(count - 1), each run once, in any order. Nothing is allocated.
+///
+/// A waiting thread spins at first, as engines' own barriers do, then sleeps. On a busy machine a spinning thread would keep
+/// the thread that it waits for from running. The team must outlive every call of follow().
 class team {
  public:
+  /// Makes a team that owns no threads.
+  /// @param threads  the leader and its followers
+  /// @throws invalid_value if `threads` is less than 1
   explicit team(int threads) : threads_(threads) {
     KVPOLICY_EXPECTS(threads >= 1, "a team has " + std::to_string(threads) + " threads, it needs at least 1");
   }
 
+  /// The number of threads, the leader included.
   int size() const noexcept { return threads_; }
 
-  /// Runs `work()` on this thread and releases the followers when it returns or throws.
+  /// Runs `work()` on the calling thread, then releases the followers. If `work` throws, the followers are released too.
+  /// @param work  calls for_each() directly, or through an executor
   template <class Work>
   void lead(Work&& work) {
     struct closing {
@@ -39,7 +44,8 @@ class team {
     std::forward<Work>(work)();
   }
 
-  /// Runs `work()` while nobody follows: its loops stay on this thread.
+  /// Runs `work()` without followers. Its loops stay on the calling thread.
+  /// @param work  as in lead()
   template <class Work>
   void lead_alone(Work&& work) {
     struct closing {
@@ -50,7 +56,7 @@ class team {
     std::forward<Work>(work)();
   }
 
-  /// Takes part in the leader's loops until the leader's work is done. Called by threads() - 1 threads.
+  /// Takes part in the leader's loops until the leader's work is done. size() - 1 threads call it for each lead().
   void follow() noexcept {
     while (true) {
       std::uint64_t const seen = left_.load(std::memory_order_acquire) / static_cast<std::uint64_t>(threads_ - 1) + 1;
@@ -65,7 +71,9 @@ class team {
     }
   }
 
-  /// Only within lead() or lead_alone(): body(i) for i in [0, count), on all threads.
+  /// Runs body(i) for i in [0, count) on all threads, and returns when all are done. Only within lead() or lead_alone().
+  /// @param count  number of bodies
+  /// @param body  runs on any thread of the team; must not throw
   template <class Body>
   void for_each(std::int64_t count, Body&& body) {
     if (threads_ == 1 || count <= 1 || alone_) {
@@ -98,9 +106,9 @@ class team {
     }
   }
 
-  /// Returns when `counter` has come to `least`. Spins and then yields for about 100 microseconds, which is enough on an idle
-  /// machine; then sleeps. Not by std::atomic's own wait(): libstdc++ keeps the sleepers in a table of each shared object, and
-  /// a plugin's threads would not find the program's.
+  /// Returns when `counter` has reached `least`. Spins and then yields for about 100 microseconds, which is enough on an idle
+  /// machine, then sleeps. std::atomic's own wait() would not do: libstdc++ keeps a table of sleepers in each shared object, so
+  /// a plugin's threads would not find those of the program.
   void wait(std::atomic<std::uint64_t> const& counter, std::uint64_t least) noexcept {
     constexpr int spins = 4096;
     constexpr int yields = 256;
@@ -114,8 +122,8 @@ class team {
     sleepers_.fetch_sub(1);
   }
 
-  /// After a counter has changed. Either this sees who sleeps, or who goes to sleep sees the counter: both are sequentially
-  /// consistent.
+  /// Wakes the sleepers after a counter has changed. Either wake() sees the sleeper, or the sleeper sees the new counter: both
+  /// accesses are sequentially consistent.
   void wake() noexcept {
     if (sleepers_.load() == 0) return;
     { std::lock_guard const lock(mutex_); }

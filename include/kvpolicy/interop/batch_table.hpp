@@ -1,4 +1,4 @@
-// The rows of a batch's page table, as every engine's emitter counts and writes them.
+// The rows of a batch's page table: how the engines' emitters count, check and write them.
 #pragma once
 
 #include <cstdint>
@@ -10,28 +10,35 @@
 
 namespace kvpolicy {
 
-/// One sequence of a batch, as an emitter reads it: what was chosen of it, and the engine's own table of its pages.
+/// One sequence of a batch as an emitter reads it: its selection and the engine's own page table.
 struct paged_sequence {
-  selection kept;                               ///< of the layer that the table is for
-  std::int64_t tokens = 0;                      ///< that it has now; 0: nobody is there
-  std::span<std::int32_t const> pages;          ///< `[ceil(tokens / page_size)]`, or `[tokens]` slots (table_entries::by_slot)
-  std::span<std::int32_t const> value_pages{};  ///< the same of its values, where they have a table of their own
+  selection kept;                       ///< selection of the layer that the table is for
+  std::int64_t tokens = 0;              ///< tokens of the sequence now; 0: an empty slot
+  std::span<std::int32_t const> pages;  ///< `[ceil(tokens / page_size)]` pages, or `[tokens]` slots (table_entries::by_slot)
+  std::span<std::int32_t const> value_pages{};  ///< the same for values that have a table of their own; else empty
 };
 
-/// Rows of the batch's table.
+/// Returns the number of rows of a batch's table.
+/// @param batch  the sequences
+/// @param how  the table's layout, from entries_of()
+/// @return `batch.size() * how.rows`
 inline std::int64_t row_count(std::span<paged_sequence const> batch, table_entries const& how) noexcept {
   return std::ssize(batch) * how.rows;
 }
 
 /// One row of a batch's table.
 struct table_row {
-  std::int64_t index = 0;
-  std::int64_t sequence = 0;
-  std::int64_t head = 0;  ///< 0 where all heads share the row
-  paged_sequence const& of;
-  range_list const& list;
+  std::int64_t index = 0;     ///< the row's index in the table
+  std::int64_t sequence = 0;  ///< index in the batch
+  std::int64_t head = 0;      ///< KV head; 0 where all heads share the row
+  paged_sequence const& of;   ///< the sequence
+  range_list const& list;     ///< the tokens that the row names
 
-  /// The entry of the page (or token) that begins with this token.
+  /// Returns the entry of the page, or token, that begins with a token. Unchecked.
+  /// @param how  the table's layout
+  /// @param pages  the sequence's table of keys or values, as paged_sequence::pages
+  /// @param token  index in the sequence
+  /// @return the entry
   std::int64_t entry(table_entries const& how, std::span<std::int32_t const> pages, std::int64_t token) const noexcept {
     std::int64_t page = pages[static_cast<std::size_t>(how.by_slot ? token : token / how.page_size)];
     std::int64_t slot = token % how.page_size;
@@ -42,8 +49,11 @@ struct table_row {
     return page * how.of_page + head * how.of_head + slot * how.of_slot;
   }
 
-  /// Counts the row's entries and checks each. Throws invalid_value where the list is not made of whole entries, reaches behind
-  /// the sequence's tokens or table, or where an entry is none that 31 bits hold.
+  /// Counts the row's entries and checks each.
+  /// @param how  the table's layout
+  /// @return the number of entries, and the tokens of the last one
+  /// @throws invalid_value if the list is not made of whole entries, reaches past the sequence's tokens or table, or names
+  ///        slots that do not begin a page; or if an entry does not fit in 31 bits
   page_list counted(table_entries const& how) const {
     page_list made;
     each_page(list, how.tokens, [&](std::int64_t first, std::int64_t tokens) {
@@ -55,7 +65,10 @@ struct table_row {
     return made;
   }
 
-  /// Writes the entries of a row that was counted.
+  /// Writes the entries of a row that counted() accepted.
+  /// @param how  the table's layout
+  /// @param pages  the sequence's table of keys or values
+  /// @param out  room for `counted(how).count` entries
   void write(table_entries const& how, std::span<std::int32_t const> pages, std::int32_t* out) const {
     each_page(list, how.tokens,
               [&](std::int64_t first, std::int64_t) { *out++ = static_cast<std::int32_t>(entry(how, pages, first)); });
@@ -66,10 +79,10 @@ struct table_row {
 
   void check(table_entries const& how, std::span<std::int32_t const> pages, std::int64_t first, std::int64_t tokens) const {
     std::int64_t const last = first + tokens - 1;
-    KVPOLICY_EXPECTS(last < of.tokens,
-                     name() + ": token " + std::to_string(last) + " of " + std::to_string(of.tokens) + " that are there");
+    KVPOLICY_EXPECTS(last < of.tokens, name() + " names token " + std::to_string(last) + ", but the sequence has " +
+                                           std::to_string(of.tokens) + " tokens");
     KVPOLICY_EXPECTS((how.by_slot ? last : last / how.page_size) < std::ssize(pages),
-                     name() + ": token " + std::to_string(last) + " lies behind a page table of " +
+                     name() + ": token " + std::to_string(last) + " is past the end of a page table of " +
                          std::to_string(pages.size()) + " entries");
     std::int64_t const value = entry(how, pages, first);
     std::int64_t const page = pages[static_cast<std::size_t>(how.by_slot ? first : first / how.page_size)];
@@ -82,8 +95,12 @@ struct table_row {
   }
 };
 
-/// Visits a batch's rows in order: sequence by sequence, folded heads within. A sequence of no tokens has an empty list.
-/// Throws invalid_value where lists are by head and rows are not, or of other heads than the table's.
+/// Visits a batch's rows in order: sequence by sequence, and head by head within one whose heads are folded.
+/// A sequence without tokens has an empty list.
+/// @param batch  the sequences
+/// @param how  the table's layout
+/// @param visit  is called as `visit(table_row const&)`
+/// @throws invalid_value if heads have lists of their own but share a row, or if a selection has other KV heads than the table
 template <class Visit>
 void each_row(std::span<paged_sequence const> batch, table_entries const& how, Visit visit) {
   range_list const nothing;
@@ -105,9 +122,13 @@ void each_row(std::span<paged_sequence const> batch, table_entries const& how, V
   }
 }
 
-/// Writes tables of rows of one length, with the tokens of each row: what vLLM and SGLang read. `entries` is `[rows, most]`;
-/// what lies behind a row's entries stays as it is; `lengths` is `[rows]`. Throws before anything is written: invalid_value as
-/// counted() and each_row(), and where a row has more entries than there are columns, or the arrays have other sizes.
+/// Writes a table whose rows have equal room, and the tokens of each row: what vLLM and SGLang read.
+/// An exception comes before anything is written.
+/// @param batch  the sequences
+/// @param how  the table's layout
+/// @param entries  `[rows, most]`; what follows a row's entries stays as it was
+/// @param lengths  `[rows]` tokens
+/// @throws invalid_value as table_row::counted() and each_row() do, if a row has too many entries, or if an array is too short
 inline void write_rows(std::span<paged_sequence const> batch, table_entries const& how, table<std::int32_t> entries,
                        std::span<std::int32_t> lengths) {
   std::int64_t const wanted = row_count(batch, how);

@@ -1,4 +1,4 @@
-// Caches without pages: views of Hugging Face's tensors and of llama.cpp's cells.
+// Views of caches without pages: Hugging Face's tensors and llama.cpp's cells.
 #pragma once
 
 #include "kvpolicy/view.hpp"
@@ -7,9 +7,14 @@ namespace kvpolicy {
 
 namespace hugging_face {
 
-/// One sequence of DynamicCache or StaticCache: a layer's keys and values are `[B, H, L, D]`, L the tokens that there is `room`
-/// for; the bases are those of batch item 0 and of layer 0. `layer_stride` in bytes; layers that lie apart are a
-/// layer_table_view. `token_count` is the caller's to set.
+/// Views one sequence of a DynamicCache or a StaticCache, whose layers are tensors `[batch, kv_heads, room, head_dim]`.
+/// Where layers are separate tensors, make one view for each, or a layer_table_view.
+/// @param cache  shape of the sequence's cache
+/// @param room  tokens that a tensor has room for
+/// @param keys,values  layer 0, batch item 0
+/// @param item  the sequence's index in the batch
+/// @param layer_stride  bytes from one layer to the next
+/// @return a view of 0 tokens; the caller sets `token_count`
 template <class Memory = host_memory>
 constexpr strided_view<Memory> view(cache_shape const& cache, std::int64_t room, void const* keys, void const* values,
                                     std::int64_t item = 0, std::int64_t layer_stride = 0) noexcept {
@@ -28,21 +33,27 @@ constexpr strided_view<Memory> view(cache_shape const& cache, std::int64_t room,
 
 namespace llama_cpp {
 
-/// A layer's cells: keys `[cells, H, D]`; values the same, or, `transposed` (without flash attention), `[H, D, cells]`. One
-/// sequence that fills the first cells in order; others are ranks of it. (interop/llama.hpp attaches policies to a context;
-/// this is for a host that reads the tensors itself.)
+/// Views a sequence that fills the first cells in order. Other sequences need an indexed_view of this one.
+/// This is for a host that reads the tensors itself; interop/llama.hpp attaches policies to a context.
+/// @param cache  shape of the sequence's cache
+/// @param cells  cells of a layer
+/// @param keys  layer 0, `[cells, kv_heads, head_dim]`
+/// @param values  layer 0, as the keys; or `[kv_heads, head_dim, cells]` if `transposed`
+/// @param transposed  whether values are transposed, as without flash attention
+/// @param layer_stride  bytes from one layer to the next
+/// @return a view of 0 tokens; the caller sets `token_count`
 template <class Memory = host_memory>
 constexpr strided_view<Memory> view(cache_shape const& cache, std::int64_t cells, void const* keys, void const* values,
                                     bool transposed, std::int64_t layer_stride = 0) noexcept {
   std::int64_t const size = size_of(cache.type);
   std::int64_t const row = bytes_of(cache.type, cache.head_dim);
   byte_strides const strides{.layer = layer_stride, .head = row, .token = cache.kv_heads * row, .dim = size};
-  byte_strides const turned{.layer = layer_stride, .head = cells * row, .token = size, .dim = cells * size};
+  byte_strides const by_channel{.layer = layer_stride, .head = cells * row, .token = size, .dim = cells * size};
   return {.cache = cache,
           .key_base = keys,
           .value_base = values,
           .key_strides = strides,
-          .value_strides = transposed ? turned : strides};
+          .value_strides = transposed ? by_channel : strides};
 }
 
 }  // namespace llama_cpp

@@ -6,8 +6,13 @@
 
 namespace kvpolicy::flashinfer {
 
-/// Keys and values in pools of their own: `[P, N, H, D]` (NHD) or `[P, H, N, D]` (HND). `layer_stride` in bytes; 0 where each
-/// layer is a view of its own. The view's `pages` and `token_count` are the caller's to set.
+/// Views keys and values that have separate pools.
+/// @param how  the pools' layout: NHD `[pages, page_size, kv_heads, head_dim]`, or HND `[pages, kv_heads, page_size, head_dim]`
+/// @param cache  shape of a sequence's cache
+/// @param page_size  tokens of a page
+/// @param keys,values  the pools of layer 0
+/// @param layer_stride  bytes from one layer to the next; 0 if each layer has a view of its own
+/// @return a view of 0 tokens; the caller sets `pages` and `token_count`
 template <class Memory = host_memory>
 constexpr paged_view<Memory> view(page_layout how, cache_shape const& cache, std::int64_t page_size, void const* keys,
                                   void const* values, std::int64_t layer_stride = 0) noexcept {
@@ -20,7 +25,13 @@ constexpr paged_view<Memory> view(page_layout how, cache_shape const& cache, std
           .page_size = page_size};
 }
 
-/// Keys and values in one pool: `[P, 2, N, H, D]` or `[P, 2, H, N, D]`.
+/// Views keys and values that share one pool.
+/// @param how  the layout: NHD `[pages, 2, page_size, kv_heads, head_dim]`, or HND `[pages, 2, kv_heads, page_size, head_dim]`
+/// @param cache  shape of a sequence's cache
+/// @param page_size  tokens of a page
+/// @param pool  the pool of layer 0
+/// @param layer_stride  bytes from one layer to the next; 0 if each layer has a view of its own
+/// @return a view of 0 tokens; the caller sets `pages` and `token_count`
 template <class Memory = host_memory>
 constexpr paged_view<Memory> packed_view(page_layout how, cache_shape const& cache, std::int64_t page_size, void const* pool,
                                          std::int64_t layer_stride = 0) noexcept {
@@ -31,15 +42,22 @@ constexpr paged_view<Memory> packed_view(page_layout how, cache_shape const& cac
   return made;
 }
 
-/// The arrays of a batch, FlashInfer's names; rows are sequences, or (sequence, KV head) pairs where heads are folded.
+/// The arrays of a batch, by FlashInfer's names. A row is a sequence, or a (sequence, KV head) pair where heads are folded.
 struct page_arrays {
   std::span<std::int32_t> indptr;         ///< `[rows + 1]`
-  std::span<std::int32_t> indices;        ///< `[nnz]`, or longer
+  std::span<std::int32_t> indices;        ///< `[nnz]` or longer
   std::span<std::int32_t> last_page_len;  ///< `[rows]`, 1..page_size; 0 where a row reads nothing
 };
 
-/// indptr and last_page_len alone: all that plan() needs to know, from the host's lists, without a read-back. Returns nnz, the
-/// entries that indices will have; a plan holds for all layers and steps that have the same counts. Throws as emit() does.
+/// Writes indptr and last_page_len alone: all that FlashInfer's plan() needs, from the host's lists and without a read-back.
+/// A plan holds for all layers and steps that have the same counts.
+/// @param batch  the sequences
+/// @param how  the table's layout
+/// @param indptr  `[rows + 1]`
+/// @param last_page_len  `[rows]`
+/// @return nnz: the entries that indices will have
+/// @throws invalid_value as emit() does, and if an array has another size or int32 can't count the entries; nothing is written
+///        then
 inline std::int64_t page_counts(std::span<paged_sequence const> batch, table_entries const& how, std::span<std::int32_t> indptr,
                                 std::span<std::int32_t> last_page_len) {
   std::int64_t const wanted = row_count(batch, how);
@@ -61,8 +79,13 @@ inline std::int64_t page_counts(std::span<paged_sequence const> batch, table_ent
   return entries;
 }
 
-/// All three. Returns nnz. Keys and values share the entries, so value_pages must be empty. Throws before anything is written:
-/// invalid_value as table_row::counted and each_row, or where an array is too small.
+/// Writes all three arrays. Keys and values share the entries, so value_pages must be empty.
+/// An exception comes before anything is written.
+/// @param batch  the sequences
+/// @param how  the table's layout
+/// @param out  the arrays
+/// @return nnz: the entries written to indices
+/// @throws invalid_value as table_row::counted() and each_row() do, and for value_pages or an array that is too small
 inline std::int64_t emit(std::span<paged_sequence const> batch, table_entries const& how, page_arrays const& out) {
   std::int64_t entries = 0;
   each_row(batch, how, [&](table_row const& row) {
@@ -71,7 +94,7 @@ inline std::int64_t emit(std::span<paged_sequence const> batch, table_entries co
                                                      " has a page table of its own for values; FlashInfer has one");
   });
   KVPOLICY_EXPECTS(entries <= std::ssize(out.indices),
-                   std::to_string(entries) + " entries for indices of " + std::to_string(out.indices.size()));
+                   std::to_string(entries) + " entries do not fit into indices of " + std::to_string(out.indices.size()));
   page_counts(batch, how, out.indptr, out.last_page_len);
   each_row(batch, how, [&](table_row const& row) {
     row.write(how, row.of.pages, out.indices.data() + out.indptr[static_cast<std::size_t>(row.index)]);

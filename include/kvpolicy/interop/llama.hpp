@@ -1,4 +1,4 @@
-// llama.cpp as the host engine: attach a policy to an ordinary llama_context; the caller's decode loop does not change.
+// llama.cpp as the host engine: attaches a policy to an ordinary llama_context; the caller's decode loop does not change.
 #pragma once
 
 #include <llama.h>
@@ -18,7 +18,7 @@
 
 namespace kvpolicy::llama {
 
-/// What this adapter feeds and obeys; a policy that needs more does not compile.
+/// What this adapter feeds and obeys. A policy that needs more does not compile.
 struct adapter {
   static constexpr signals provides = signals::keys | signals::values | signals::queries | signals::observation_queries |
                                       signals::rotation | signals::logits | signals::token_ids;
@@ -27,208 +27,269 @@ struct adapter {
 
 /// What one decode step did, summed over layers.
 struct step_statistics {
-  std::int64_t tokens = 0;     ///< in the cache, the current one included
-  double tokens_read = 0;      ///< mean over layers and KV heads
-  double choose_seconds = 0;   ///< pooling, scoring and selecting; with the logits' entropy where a trigger reads it
+  std::int64_t tokens = 0;     ///< tokens in the cache, the current one included
+  double tokens_read = 0;      ///< tokens read: the mean over layers and KV heads
+  double choose_seconds = 0;   ///< pooling, scoring and selecting; also the logits' entropy if a trigger reads it
   double fetch_seconds = 0;    ///< bringing rows from their tier
-  double attend_seconds = 0;   ///< attention over what was chosen
-  double prefill_seconds = 0;  ///< on the first step after a prompt: what the policy made of the prompt
+  double attend_seconds = 0;   ///< attention over the chosen tokens
+  double prefill_seconds = 0;  ///< the policy's work on the prompt, in the first step after it; else 0
 };
 
-/// Tells one token in the cache from all others, by hashes of its keys; 0: not known.
+/// Identifies one token in the cache by hashes of its keys; 0: not known.
 struct fingerprint {
-  std::uint64_t self = 0;     ///< the first served layer's key, which follows from the token's id and position
-  std::uint64_t history = 0;  ///< the last one's, which follows from every token before it too
+  std::uint64_t self = 0;     ///< of its key in the first served layer, which follows from the token's id and position
+  std::uint64_t history = 0;  ///< of its key in the last served layer, which follows from every earlier token too
 
   bool operator==(fingerprint const&) const = default;
 };
 
-/// What a sequence left with the session beside the engine's own state; goes with llama_state_get_data's bytes.
+/// What the session knows of a sequence beside the engine's own state. Store it with llama_state_get_data's bytes.
 struct saved_prompt {
-  std::int64_t tokens = 0;                  ///< of the prompt whose last queries these are
+  std::int64_t tokens = 0;                  ///< tokens of the prompt that the queries belong to
   std::int64_t window = 0;                  ///< queries of each layer
   std::vector<float> queries{};             ///< `[layers, window, q_heads, head_dim]`
-  std::vector<std::int32_t> ids{};          ///< of the first tokens
-  std::vector<fingerprint> fingerprints{};  ///< of all tokens in the cache; none: see session::load
-  std::int32_t first_position = 0;          ///< of the first token
+  std::vector<std::int32_t> ids{};          ///< ids of the sequence's first tokens
+  std::vector<fingerprint> fingerprints{};  ///< of all tokens in the cache; empty: see session::load()
+  std::int32_t first_position = 0;          ///< position of the first token
 };
 
-/// The session's attention of prompts since the sequence was given its policy.
+/// What the session's attention of prompts did since the sequence got its policy.
 struct prompt_statistics {
-  double pairs = 0;           ///< with a prompt policy, (query, token) pairs of a KV head, with those behind in its block
-  double read = 0;            ///< of them
-  double choose_seconds = 0;  ///< of a prompt policy
+  double pairs = 0;           ///< (query, token) pairs of KV heads under a prompt policy, later tokens of the block included
+  double read = 0;            ///< how many of these pairs were read
+  double choose_seconds = 0;  ///< the prompt policy's choices
   double attend_seconds = 0;
 };
 
-/// The session holds the rows itself, and rows that a policy drops are freed: see session::decode.
+/// A cache whose rows the session holds itself, so that it frees the rows that a policy drops. See session::decode().
 struct managed_cache {
-  std::int64_t longest = 0;  ///< the most tokens that a sequence may have; 0: as many as the model was trained for
-  std::int64_t memory = 0;   ///< the most bytes of all sequences' rows; 0: what all of them could need
-  /// Drops rows after each piece of a prompt, among what it left of those before and the piece: memory stays flat, and a
-  /// piece's tokens attend to no more than that. What is retained in the end is the policy's to decide, among those that are
-  /// left. Usually a policy that retains more than the session's. One that retains all: prompts are whole until they end.
+  std::int64_t longest = 0;  ///< most tokens of a sequence; 0: as many as the model was trained for
+  std::int64_t memory = 0;   ///< most bytes of all sequences' rows; 0: what all of them could need
+  /// Drops rows after each piece of a prompt, so that memory stays flat. A policy that retains all drops none.
+  /// It chooses among the rows that it left before and the piece's own, and a piece's tokens attend to no more than these. The
+  /// session's policy decides in the end among the rows that are left, so this policy usually retains more.
   host_policy between_pieces{};
-  /// Where a prompt's retained rows go when it ends, but for those that were read last; null: they stay in memory. A prompt
-  /// that goes on has one layer's rows at a time in memory (under chess all layers'). Its blocks hold a key and a value; it
-  /// must outlive the session. Sequence s is request `resident.request + s` there.
+  /// Takes a prompt's retained rows when the prompt ends, except the most recently read; null: they stay in memory.
+  /// Its blocks hold a key and a value; sequence s is request `resident.request + s`. A prompt that goes on has the rows of one
+  /// layer at a time in memory (under chess, of all layers). The tier must outlive the session.
   tiers::any_tier* tier = nullptr;
-  tiers::resident_options resident{};
+  tiers::resident_options resident{};  ///< how rows come from the tier
 };
 
+/// How a session runs its policies.
 struct session_options {
-  /// Prompt queries to keep whatever the policy asks for, so that a later policy may ask for them; all_queries for every one:
-  /// layers * tokens * q_heads * head_dim floats.
+  /// The least prompt queries to keep, for a later policy that needs more than this one; all_queries: every one.
+  /// They take `layers * tokens * q_heads * head_dim` floats.
   std::int64_t observation_queries = 0;
-  /// Attention of prompts, over all before each token, is computed here too (primitive attend_block); false: by the engine.
+  /// Whether the session computes the attention of prompts too, by the primitive attend_block; else the engine does.
   bool prompts = true;
-  /// What prompts read while they are read, where that is not all before each token; none: all. Needs `prompts`.
+  /// What prompts read while they are read; none: all tokens before each. Needs `prompts`.
   std::optional<prompt_pages> prompt_policy{};
-  /// A context that would run without the session runs with it: what can't be served, at attach or later, is left to the
-  /// engine, and report() says so. A sequence that can't be served attends to all of its tokens until its next prompt; others
-  /// go on. False: it is refused.
+  /// Whether a context that would run without the session runs with it; else what can't be served is refused.
+  /// The engine then does what the session can't serve, at attach or later, and report() says so. A sequence that the session
+  /// can't serve attends to all of its tokens until its next prompt; others go on.
   bool lenient = false;
-  /// Called at every step for every layer, with what was chosen; on one of the engine's threads.
+  /// Called in every step for each layer with the chosen tokens, on one of the engine's threads.
   std::function<void(llama_seq_id, layer_id, std::int64_t tokens, selection const&)> on_choice{};
-  /// Called before each choice with what it is made from; on one of the engine's threads. With a tier, not every row is there.
+  /// Called before each choice with its inputs, on one of the engine's threads. With a tier, some rows are absent.
   std::function<void(llama_seq_id, layer_id, layer_table_view const&, query_heads const&, simd_exec&)> on_queries{};
-  /// None: rows are the engine's. Needs `prompts`, and not `lenient`: nothing can be left to the engine.
+  /// The rows' place in the session; none: the engine holds them. Needs `prompts`, and excludes `lenient`.
   std::optional<managed_cache> cache{};
 };
 
-/// Cells of the engine that each sequence keeps beside a managed cache.
+/// Cells that each sequence keeps in the engine beside a managed cache.
 inline constexpr llama_pos cells_kept = 8;
 
 /// What a session's managed cache holds.
 struct memory_statistics {
-  std::int64_t rows = 0;        ///< of a token, layer and KV head; of all sequences, shared ones counted for each
-  std::int64_t bytes = 0;       ///< in the blocks that are taken
-  std::int64_t most_bytes = 0;  ///< the most that there ever were
-  std::int64_t limit = 0;
+  std::int64_t rows = 0;        ///< rows of a token, layer and KV head, of all sequences; shared rows count for each
+  std::int64_t bytes = 0;       ///< bytes of the blocks in use
+  std::int64_t most_bytes = 0;  ///< the most bytes so far
+  std::int64_t limit = 0;       ///< most bytes that may be in use
 };
 
-/// `[vocabulary]`: which tokens' texts end a sentence, as sentencekv wants to know (segments::sentences::boundary).
+/// Finds the tokens whose texts end a sentence, for sentencekv (segments::sentences::boundary).
+/// @param model  whose vocabulary is read
+/// @return `[vocabulary]`: 1 if the token ends a sentence, else 0
 std::vector<std::uint8_t> sentence_ends(llama_model const* model);
 
-/// Runs policies inside one llama_context. Decode steps (one token of a sequence in a micro-batch) attend over what the
-/// sequence's policy chooses, prompts over all that is before them, as a ggml custom op over the engine's own cells, zero copy;
-/// everything else is the engine's. The engine is not modified, nor is any of its memory beside the nodes of its current graph.
-///
-/// Each sequence has its own state, and its own policy where it is given one. Sequences may share a batch, join, leave and
-/// share prefixes (llama_memory_seq_cp); in a unified cache, set_batch() each batch that is not all sequence 0's. Causal
-/// models on the CPU, flash attention not disabled; policies act on the layers that attend to all tokens, in their order:
-/// sliding windows, recurrent layers, and layers with other heads than most, stay the engine's. Everything else is refused by
-/// name: at attach where it can be seen there, else by the llama_decode that would have gone wrong, which then returns 2 with
-/// the failed micro-batch undone, and check() throws the reason.
-/// After llama_state_set_data or the like, call load(). What a cell holds is told by fingerprints of its keys, which the
-/// session takes while it is detached too. Not thread-safe. Must outlive the context it is attached to.
+/// Runs policies inside one llama_context, as a ggml custom op over the engine's own cells, without copies.
+/// A decode step is one token of a sequence in a micro-batch: it attends over what the sequence's policy chooses. Prompts
+/// attend over all tokens before them. The engine does everything else; it is not modified, nor is its memory, beside the nodes
+/// of its current graph. Not thread-safe. Must outlive the context that it is attached to.
+/// - Each sequence has its own state, and may have its own policy. Sequences may share a batch, join, leave and share prefixes
+///   (llama_memory_seq_cp). In a unified cache, call set_batch() for each batch with other sequences than 0.
+/// - Served are causal models on the CPU with flash attention not disabled. Policies act on the layers that attend to all
+///   tokens, in their order; sliding windows, recurrent layers and layers with uncommon heads stay the engine's.
+/// - Everything else is refused by name: by attach() if it shows there, else by the llama_decode that would go wrong. That
+///   decode returns 2, its failed micro-batch is undone, and check() throws the reason.
+/// - After llama_state_set_data or the like, call load(). The session knows a cell's token by fingerprints of its keys, which
+///   it takes while detached too.
 class session {
  public:
+  /// Makes a session that runs a policy for all sequences.
+  /// @param policy,options  the policy, and how to run it
+  /// @throws invalid_value for invalid options, or options that exclude each other
   template <policy_like Policy>
     requires serves<adapter, parts_t<Policy>>
   explicit session(Policy const& policy, session_options options = {})
       : session(erase<layer_table_view, simd_exec>(policy), std::move(options)) {}
+  /// Does the same for an erased policy.
   explicit session(host_policy policy, session_options options = {});
   ~session();
   session(session const&) = delete;
   session& operator=(session const&) = delete;
 
-  /// Before llama_init_from_model(model, params). Makes a small context of its own for a moment, to see the model's layers.
-  /// Throws unsupported, invalid_value (a budget that can't be), and leaves params alone then.
+  /// Attaches the session to parameters; call it before llama_init_from_model(model, params).
+  /// Makes a small context of its own for a moment, to see the model's layers. An exception leaves `params` as it was.
+  /// @param params  the context's parameters; callbacks in them are kept
+  /// @param model  the context's model
+  /// @throws unsupported for a model, parameters or policy that this version can't serve; not if `lenient` leaves them to the
+  ///        engine
+  /// @throws invalid_value for an invalid budget, or if the session is attached already
   void attach(llama_context_params& params, llama_model const* model);
 
-  /// From the next llama_decode on, the engine runs as if it had never been attached, bit by bit. With a managed cache it
-  /// can't: its decodes are refused then, until use().
+  /// Leaves everything to the engine from the next llama_decode on, which runs as if never attached, bit by bit.
+  /// With a managed cache the engine lacks the rows: its decodes are refused until use().
   void detach() noexcept;
 
-  /// Another policy from the next llama_decode on (also after detach), for all sequences. What is in the cache stays known to
-  /// policies that need keys alone; one that needs the prompt's queries must see a prompt first, or load(). Throws
-  /// invalid_value.
+  /// Replaces the policy of all sequences from the next llama_decode on, also after detach().
+  /// A policy that needs only keys can use what is in the cache. One that needs the prompt's queries must see a prompt first,
+  /// or load().
+  /// @param policy  the policy
+  /// @throws invalid_value for an invalid budget, or while a loaded state waits for the first decode
+  /// @throws unsupported for a policy that can't run on the cache
   template <policy_like Policy>
     requires serves<adapter, parts_t<Policy>>
   void use(Policy const& policy) { use(erase<layer_table_view, simd_exec>(policy)); }
   void use(host_policy policy);
-  /// The same for one sequence, and those alone that it is named for.
+  /// Replaces the policy of one sequence.
+  /// Throws as use() of all sequences does.
+  /// @param policy,of  the policy, and its sequence
   template <policy_like Policy>
     requires serves<adapter, parts_t<Policy>>
   void use(Policy const& policy, llama_seq_id of) { use(erase<layer_table_view, simd_exec>(policy), of); }
   void use(host_policy policy, llama_seq_id of);
 
-  /// The next llama_decode brings this batch. A unified cache (kv_unified) does not tell the session whose a token is: call it
-  /// there before each decode once there are sequences beside 0. Elsewhere it may be left out; a micro-batch that has one token
-  /// of a prompt is then taken for a step. Has no effect while detached.
+  /// Announces the batch of the next llama_decode. Has no effect while detached.
+  /// A unified cache (kv_unified) does not say which sequence a token belongs to: there, call this before each decode once
+  /// there are other sequences than 0. Elsewhere it is optional; without it, a micro-batch with one token of a prompt counts as
+  /// a step.
+  /// @param batch  the batch
+  /// @throws invalid_value for a sequence that llama.cpp can't have
   void set_batch(llama_batch const& batch);
-  /// The same for llama_process, whose batch can't be read: the (first) sequence of each of its tokens, in order, and whether
-  /// it has an output (none given: all). A token that a sequence has alone is a step where it has one, else a piece of a
-  /// prompt.
+  /// Announces the batch of the next llama_process, which the session can't read.
+  /// A sequence's only token in the batch is a step if it has an output, else a piece of a prompt.
+  /// @param sequences  the (first) sequence of each token, in order
+  /// @param outputs  whether each token has an output; empty: all have
+  /// @throws invalid_value for a sequence that llama.cpp can't have, or if `outputs` has another length
   void set_batch(std::span<llama_seq_id const> sequences, std::span<std::int8_t const> outputs = {});
 
-  /// What the session knows of a sequence, for load() after the engine's state was restored to where it is now.
+  /// Returns what the session knows of a sequence.
+  /// @param of  the sequence
+  /// @return the argument for load(), once the engine's state is restored to where it is now
   saved_prompt save(llama_seq_id of = 0) const;
-  /// A sequence's state was replaced, by the one that `saved` belongs to. Without fingerprints nothing is known of its tokens:
-  /// those that no session saw written are refused when they are decoded behind, unless `saved.tokens` says how many there are,
-  /// and so that they lie in the order of their cells, as those of a sequence that was never cut or moved do. Throws
-  /// invalid_value for what this context can't have saved.
+  /// Tells the session that a sequence's state was replaced by the one that `saved` belongs to.
+  /// Without fingerprints nothing is known of the sequence's tokens, and a decode after tokens that no session saw written is
+  /// refused. The exception: `saved.tokens` says how many tokens there are, and thereby that they lie in the order of their
+  /// cells, as in a sequence that was never cut or moved.
+  /// @param saved  what save() returned
+  /// @param of  the sequence
+  /// @throws invalid_value for what this context can't have saved; before the first decode, that decode is refused instead
+  /// @throws unsupported with a managed cache
   void load(saved_prompt const& saved = {}, llama_seq_id of = 0);
 
-  /// llama_decode of a batch of any length, in pieces that fit the context. With a managed cache the engine's cells are given
-  /// back after each piece but for a sequence's last few, so that neither a prompt nor a chat is bound by n_ctx; a batch's
-  /// tokens come behind as many as their position says, and a tail that was removed (llama_memory_seq_rm) is followed. Calls
-  /// set_batch itself. Returns what llama_decode returned last; pieces before stay. Of outputs, those of the last piece are
-  /// there. Throws invalid_value for an output before, or a context of too few cells.
+  /// Decodes a batch of any length, in pieces that fit the context. Calls set_batch() itself.
+  /// With a managed cache it gives the engine's cells back after each piece, except a sequence's last few: n_ctx bounds neither
+  /// a prompt nor a chat. A token's position says how many tokens come before it, so a tail that llama_memory_seq_rm removed is
+  /// forgotten.
+  /// @param context  the context that the session is attached to
+  /// @param batch  the batch; only the last piece's outputs are available
+  /// @return what llama_decode returned last; pieces before a failed one stay
+  /// @throws invalid_value for an output before the last piece, or if the context has too few cells
   int decode(llama_context* context, llama_batch const& batch);
 
-  /// With a managed cache, beside llama_memory_seq_cp of a whole sequence: `to` shares the rows of `from`, and with the same
-  /// policy goes on from what that knows. Without this call a copy is noticed when it is first decoded: what `from` dropped by
-  /// then is gone from it too, and where `from` has ended it is refused. Throws unsupported without a managed cache.
+  /// Shares the rows of one sequence with another: call it beside llama_memory_seq_cp of a whole sequence.
+  /// With the same policy, `to` continues from what the policy of `from` knows. Without this call the first decode of `to`
+  /// notices the copy: then it lacks what `from` has dropped since, and if `from` has ended, the decode is refused.
+  /// @param from,to  the sequences
+  /// @throws unsupported without a managed cache
+  /// @throws error if a tier lost rows, or has no room for the copy
   void copy(llama_seq_id from, llama_seq_id to);
-  /// With a managed cache, beside llama_memory_seq_rm of a whole sequence: its rows are freed at once. Without this call they
-  /// are when its next first token is decoded.
+  /// Frees a sequence's rows at once: call it beside llama_memory_seq_rm of a whole sequence. Needs a managed cache.
+  /// Without this call its rows go when its next first token is decoded.
+  /// @param of  the sequence
   void end(llama_seq_id of) noexcept;
-  /// The same of its tokens from `tokens` on, beside llama_memory_seq_rm of that tail.
+  /// Frees the rows of a sequence's last tokens: call it beside llama_memory_seq_rm of that tail. Needs a managed cache.
+  /// @param of  the sequence
+  /// @param tokens  how many first tokens stay
   void cut(llama_seq_id of, std::int64_t tokens) noexcept;
-  /// With a managed cache, behind each llama_decode or llama_process that decode() did not make, whatever it returned: what
-  /// decode() does with the engine's cells of the batch's sequences. Such a batch must fit beside the cells that stay.
+  /// Gives the engine's cells back as decode() does, except each sequence's last few. Only with a managed cache.
+  /// Call it after each llama_decode or llama_process that decode() did not make, whatever it returned. Such a batch must fit
+  /// beside the cells that stay.
+  /// @param context,sequences  the context, and the batch's sequences
   void give_back(llama_context* context, std::span<llama_seq_id const> sequences);
-  /// With a managed cache, the tokens that a sequence has; 0 without.
+  /// Returns the tokens that a sequence has in the managed cache; 0 without one.
+  /// @param of  the sequence
   std::int64_t tokens(llama_seq_id of = 0) const noexcept;
-  /// With a managed cache, the least position at which another text may go on behind the sequence's first tokens. Of those
-  /// before, a policy has dropped what it did not need for the text that it saw: another one is to be read anew. 0: nothing was
-  /// dropped; more than tokens(): no text can go on, since the policy decides with all of it (requirements::whole_prompts).
+  /// Returns the least position at which another text may continue a sequence's first tokens. Needs a managed cache.
+  /// The policy has dropped rows of earlier tokens that it did not need for the text that it saw: a text that differs there
+  /// must be read anew.
+  /// @param of  the sequence
+  /// @return a position; 0 if nothing was dropped; more than tokens() if no text may continue, because the policy decides with
+  ///        the whole prompt (requirements::whole_prompts)
   std::int64_t goes_on_from(llama_seq_id of = 0) const noexcept;
 
-  /// With a managed cache: a sequence's rows, the positions that they have, and what its policy remembers, as bytes that
-  /// another process may load. `policy` names the policy that the sequence has, its text as a rule. Throws unsupported without
-  /// a managed cache, and for a policy with a part of one's own that does not say what of it lasts (kvpolicy/archive.hpp);
-  /// error where a tier lost rows.
+  /// Returns a sequence's rows, their positions and what its policy remembers, for another process to load.
+  /// @param policy  a name for the sequence's policy, its text as a rule
+  /// @param of  the sequence
+  /// @return the state
+  /// @throws unsupported without a managed cache, and for a policy with a part whose memory has no archive()
+  ///        (kvpolicy/archive.hpp)
+  /// @throws invalid_value before attach()
+  /// @throws error if a tier lost rows
   std::vector<std::byte> save_state(std::string const& policy, llama_seq_id of = 0);
-  /// The sequence becomes what was saved, and has no other tokens; the engine must have none of it (llama_memory_seq_rm). Its
-  /// next token is the one behind: decode() counts on from there where a batch has no positions. Throws invalid_value, and
-  /// nothing has changed, for a state that is cut or damaged, or of another model, cache (managed_cache::longest too), policy
-  /// or version; for one that does not fit after all the sequence is empty, or where nothing was decoded yet the first decode
-  /// is refused.
+  /// Makes a sequence what was saved. The engine must have no token of it (llama_memory_seq_rm).
+  /// Its next token follows the saved ones: decode() counts on from there if a batch has no positions.
+  /// @param state  what save_state() returned
+  /// @param policy  the name that save_state() got
+  /// @param of  the sequence
+  /// @throws invalid_value for a state that is cut or damaged, or of another model, cache (managed_cache::longest too), policy
+  ///        or version: nothing has changed then. If a state does not fit after all, the sequence is empty; before the first
+  ///        decode, that decode is refused
+  /// @throws unsupported without a managed cache
   void load_state(std::span<std::byte const> state, std::string const& policy, llama_seq_id of = 0);
 
-  /// Throws what stopped the last llama_decode, once; returns if nothing did. After llama_set_abort_callback the session can't
-  /// stop the engine: a decode that it refuses returns 0 then, with the logits of dense attention, and this throws all the
-  /// same.
+  /// Throws what stopped the last llama_decode, once; returns if nothing did.
+  /// After llama_set_abort_callback the session can't stop the engine. Then a decode that it refuses returns 0, with the logits
+  /// of dense attention, and this throws all the same.
+  /// @throws error with the reason
   void check();
 
-  /// Of the layers that policies act on, and of the sequences that the context can hold; none before attach().
+  /// Returns the shape of the layers that policies act on, for the longest sequence of the context; empty before attach().
   cache_shape shape() const noexcept;
-  /// What is left to the engine, a line each with its reason; empty: nothing.
+  /// Returns a line for each thing that is left to the engine, with the reason.
   std::vector<std::string> report() const;
 
+  /// Returns what the last step of a sequence did.
+  /// @param of  the sequence
   step_statistics last_step(llama_seq_id of = 0) const noexcept;
+  /// Returns what the attention of a sequence's prompts did.
+  /// @param of  the sequence
   prompt_statistics prompts(llama_seq_id of = 0) const noexcept;
-  /// Since the sequence began, or all zero without a tier.
+  /// Returns what happened to a sequence in the tier since it began; all zero without a tier.
+  /// @param of  the sequence
   tiers::resident_statistics tier_statistics(llama_seq_id of = 0) const noexcept;
-  /// Of all sequences in the managed cache. All zero without one, or before the first decode.
+  /// Returns what all sequences hold in the managed cache; all zero without one, or before the first decode.
   memory_statistics memory() const noexcept;
-  /// Of one sequence's; blocks that it shares with others count.
+  /// Returns what one sequence holds, the blocks that it shares included.
+  /// @param of  the sequence
   memory_statistics memory(llama_seq_id of) const noexcept;
-  /// Of the running policy, since it was given to the sequence: how many steps it made, and what it did in them.
+  /// Returns how many steps the running policy has made since the sequence got it.
+  /// @param of  the sequence
   std::int64_t steps(llama_seq_id of = 0) const noexcept;
+  /// Visits what the running policy did in these steps.
+  /// @param visit,of  the callback for each number, and the sequence
   void visit_statistics(statistic_visitor const& visit, llama_seq_id of = 0) const;
 
  private:

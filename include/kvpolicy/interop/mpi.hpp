@@ -13,13 +13,16 @@
 
 namespace kvpolicy {
 
-/// Models communicator, by MPI_Iallreduce and polling. One thread at a time; MPI must be initialised for the threads that call.
-/// Neither copied nor moved. The first sum, and one of more numbers than any before it, allocates.
+/// Sums over MPI ranks, by MPI_Iallreduce and polling. Models communicator; neither copied nor moved.
+/// Only one thread at a time may use it, and MPI must be initialised for the calling threads. sum() allocates at the first
+/// call, and when it gets more numbers than in any call before.
 class mpi_communicator {
  public:
-  /// Collective over the ranks of `all`, of which it makes a communicator of its own: the engine's messages and errors are not
-  /// its business. `deadline` is for one sum: as far as ranks may ever be apart, and as long as a lost one may stay unnoticed.
-  /// Throws ranks_error where MPI refuses.
+  /// Duplicates `all`, so that messages and errors stay apart from the engine's. Collective over the ranks of `all`.
+  /// @param all  the group
+  /// @param deadline  for one sum: how far ranks may ever be apart, and how long a lost rank may go unnoticed
+  /// @throws ranks_error if MPI refuses
+  /// @throws invalid_value if `deadline` is not above 0
   explicit mpi_communicator(MPI_Comm all, std::chrono::milliseconds deadline = std::chrono::seconds(30))
       : wait_(index_of(all), size_of(all), deadline) {
     check(MPI_Comm_dup(all, &own_), "MPI_Comm_dup");
@@ -27,13 +30,13 @@ class mpi_communicator {
   }
   mpi_communicator(mpi_communicator const&) = delete;
   mpi_communicator& operator=(mpi_communicator const&) = delete;
-  /// Before MPI_Finalize. After a failure, MPI_Abort is the way to end: MPI_Finalize may wait for the rank that is lost.
+  /// Call it before MPI_Finalize. After a failure end with MPI_Abort: MPI_Finalize may wait for the lost rank.
   ~mpi_communicator() {
     if (!wait_.broken()) {
       MPI_Comm_free(&own_);
       return;
     }
-    // MPI may still write to the buffer of a sum that was given up, and to free a communicator is collective.
+    // MPI may still write to the buffer of a sum that was given up, and freeing a communicator is collective.
     [[maybe_unused]] float* const left_to_mpi = buffer_.release();
   }
 

@@ -14,15 +14,18 @@
 
 namespace kvpolicy {
 
-/// Models communicator, by ncclAllReduce on a stream of its own and polling; numbers come from the host and return there. Its
-/// device must be current when it is made, used and destroyed. One thread at a time. Neither copied nor moved. The first sum,
-/// and one of more numbers than any before it, allocates.
+/// Sums over NCCL ranks, by ncclAllReduce on a stream of its own and polling. Models communicator; neither copied nor moved.
+/// Numbers come from the host and return there. The device must be current at construction, use and destruction. Only one
+/// thread at a time may use it. sum() allocates at the first call, and when it gets more numbers than in any call before.
 class nccl_communicator {
  public:
-  /// Takes over `all`, which is initialised; ncclCommSplit makes it of the engine's. It should be a non-blocking one
-  /// (ncclConfig_t::blocking = 0): of a blocking one, the first sum may wait for connections without end. `deadline` is for one
-  /// sum: as far as ranks may ever be apart, and as long as a lost one may stay unnoticed; past it the communicator is aborted.
-  /// Throws ranks_error where CUDA or NCCL refuses.
+  /// Takes over an initialised communicator; ncclCommSplit makes one from the engine's.
+  /// @param all  the communicator; make it non-blocking (ncclConfig_t::blocking = 0), or the first sum may wait endlessly for
+  ///        connections
+  /// @param deadline  for one sum: how far ranks may ever be apart, and how long a lost rank may go unnoticed; then `all` is
+  ///        aborted
+  /// @throws ranks_error if CUDA or NCCL refuses
+  /// @throws invalid_value if `deadline` is not above 0
   explicit nccl_communicator(ncclComm_t all, std::chrono::milliseconds deadline = std::chrono::seconds(30))
       : own_(all, comm_end{}), wait_(index_of(all), size_of(all), deadline) {
     cudaStream_t stream = nullptr;
@@ -44,7 +47,7 @@ class nccl_communicator {
       reduce(values);
     } catch (ranks_error const&) {
       own_.get_deleter().broken = true;
-      own_.reset();  // what runs on the device ends here
+      own_.reset();  // this ends what runs on the device
       throw;
     }
   }
@@ -101,13 +104,13 @@ class nccl_communicator {
       cudaError_t const state = cudaEventQuery(summed_.get());
       if (state == cudaSuccess) break;
       if (state != cudaErrorNotReady) cuda(state, "cudaEventQuery");
-      enqueued();  // for what NCCL knows of the others
+      enqueued();  // fails if NCCL knows that another rank did
       wait_.poll();
     }
     std::copy_n(host_.get(), count, values.begin());
   }
 
-  /// Whether NCCL has done its part on the host.
+  /// Whether NCCL has finished its part on the host.
   bool enqueued() {
     ncclResult_t state = ncclSuccess;
     nccl(ncclCommGetAsyncError(own_.get(), &state), "ncclCommGetAsyncError");
@@ -123,7 +126,7 @@ class nccl_communicator {
     if (result != cudaSuccess) wait_.fail(std::string("can't sum: ") + call + " says: " + cudaGetErrorString(result));
   }
 
-  // They end last to first: the communicator's kernels use the stream and the memory.
+  // Destroyed last to first: the communicator's kernels use the stream and the memory.
   std::unique_ptr<float, host_end> host_;
   std::unique_ptr<float, device_end> device_;
   std::unique_ptr<CUevent_st, event_end> summed_;

@@ -1,4 +1,4 @@
-// From a list of tokens to physical pages: what a paged engine's attention reads. No engine's header is needed.
+// From a list of tokens to the physical pages that a paged engine's attention reads. Needs no engine's header.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,14 @@ namespace kvpolicy {
 /// How much of a page list was written.
 struct page_list {
   std::int64_t count = 0;             ///< pages
-  std::int32_t last_page_tokens = 0;  ///< tokens of the last page, 1..page_size; all others are whole. 0 where there is none
+  std::int32_t last_page_tokens = 0;  ///< 1..page_size, 0 without a page; all other pages are whole
 };
 
-/// Cuts a list into pages: visit(first token, tokens) for each, in the order of the tokens. Throws invalid_value where the
-/// list is not made of whole pages, but for the end of the last one.
+/// Cuts a list into pages.
+/// @param list  the tokens
+/// @param page_size  tokens of a page
+/// @param visit  is called as `visit(first, tokens)` for each page, in the order of the tokens
+/// @throws invalid_value if the list is not made of whole pages; its last page may be short
 template <class Visit>
 void each_page(range_list const& list, std::int64_t page_size, Visit visit) {
   for (std::size_t i = 0; i < list.size();) {
@@ -32,16 +35,22 @@ void each_page(range_list const& list, std::int64_t page_size, Visit visit) {
   }
 }
 
-/// Writes the physical pages of one list, in the order of its tokens: pages[t / page_size] for every page that holds
-/// tokens of the list. Throws invalid_value where the list is not made of whole pages (but for the last), where the
-/// engine's table is shorter than the list, or where `out` is too small; then nothing was written. Allocates nothing.
+/// Writes the physical pages of one list, in the order of its tokens. Allocates nothing.
+/// An exception comes before anything is written.
+/// @param list  the tokens
+/// @param page_size  tokens of a page
+/// @param pages  the engine's table: page of token t at `t / page_size`
+/// @param out  receives the pages
+/// @return the number of pages, and the tokens of the last one
+/// @throws invalid_value if the list is not made of whole pages (its last may be short), or if `pages` or `out` is too short
+///        for it
 inline page_list page_table(range_list const& list, std::int64_t page_size, std::span<std::int32_t const> pages,
                             std::span<std::int32_t> out) {
   KVPOLICY_EXPECTS(page_size >= 1, "a page of " + std::to_string(page_size) + " tokens; it needs at least 1");
   page_list counted;
   each_page(list, page_size, [&](std::int64_t first, std::int64_t tokens) {
     KVPOLICY_EXPECTS(first / page_size < std::ssize(pages), "token " + std::to_string(first + tokens - 1) +
-                                                                " lies behind the page table's " +
+                                                                " is past the end of the page table's " +
                                                                 std::to_string(pages.size()) + " pages");
     ++counted.count;
     counted.last_page_tokens = static_cast<std::int32_t>(tokens);

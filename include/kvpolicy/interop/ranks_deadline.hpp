@@ -1,4 +1,4 @@
-// The wait that models of communicator share: it ends in time, and its first failure is for good.
+// The wait for other ranks that all communicators share. It ends in time, and its first failure is final.
 #pragma once
 
 #include <chrono>
@@ -9,11 +9,15 @@
 
 namespace kvpolicy {
 
+/// Limits each wait for the other ranks, and remembers the first failure.
 class ranks_deadline {
  public:
   using clock = std::chrono::steady_clock;
 
-  /// Throws invalid_value for no time at all.
+  /// Makes a wait for one rank of a group.
+  /// @param rank,size  this rank, and the number of ranks
+  /// @param most  the longest wait
+  /// @throws invalid_value if `most` is not above 0
   ranks_deadline(int rank, int size, std::chrono::milliseconds most) : rank_(rank), size_(size), most_(most) {
     KVPOLICY_EXPECTS(most.count() > 0,
                      "a deadline of " + std::to_string(most.count()) + " ms for the other ranks; it must be at least 1");
@@ -23,7 +27,8 @@ class ranks_deadline {
   int size() const noexcept { return size_; }
   bool broken() const noexcept { return !why_.empty(); }
 
-  /// A wait begins. Throws what ended an earlier one.
+  /// Begins a wait.
+  /// @throws ranks_error with the reason, if an earlier wait failed
   void begin() {
     if (broken()) throw ranks_error(why_);
     until_ = clock::now() + most_;
@@ -31,19 +36,24 @@ class ranks_deadline {
   }
   clock::time_point until() const noexcept { return until_; }
 
-  /// Nothing yet: gives way for a moment. Throws past the deadline.
+  /// Yields for a moment, because nothing has come yet.
+  /// @throws ranks_error past the deadline
   void poll() {
     if (clock::now() >= until_) expire();
     if (++polls_ < 1000) std::this_thread::yield();
     else std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 
+  /// Fails because the deadline has passed: throws ranks_error.
   [[noreturn]] void expire() {
     fail(
         "waited " + std::to_string(most_.count()) +
         " ms for the scores of the other ranks: one has ended, is stuck, or is this much behind; start the group anew, or with "
         "a longer deadline");
   }
+  /// Breaks the communicator for good.
+  /// @param what  the reason; this rank's number goes before it
+  /// @throws ranks_error always
   [[noreturn]] void fail(std::string const& what) {
     why_ = "rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " " + what;
     throw ranks_error(why_);

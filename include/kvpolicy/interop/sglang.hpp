@@ -6,7 +6,11 @@
 
 namespace kvpolicy::sglang {
 
-/// Pools of slots, `[slots, H, D]` for keys and for values: pages of one token. `pages` is the request's row of req_to_token.
+/// Views pools of slots, `[slots, kv_heads, head_dim]` for keys and for values, as pages of one token.
+/// @param cache  shape of a sequence's cache
+/// @param keys,values  the pools of layer 0
+/// @param layer_stride  bytes from one layer to the next
+/// @return a view of 0 tokens; the caller sets `token_count`, and `pages` to the request's row of req_to_token
 template <class Memory = host_memory>
 constexpr paged_view<Memory> view(cache_shape const& cache, void const* keys, void const* values,
                                   std::int64_t layer_stride = 0) noexcept {
@@ -15,8 +19,14 @@ constexpr paged_view<Memory> view(cache_shape const& cache, void const* keys, vo
       .cache = cache, .key_base = keys, .value_base = values, .key_strides = strides, .value_strides = strides, .page_size = 1};
 }
 
-/// Entries for the backend's page size: slot / page_size of each page's first token, or, with a size of 1, slots.
-/// paged_sequence::pages are rows of req_to_token. Folded heads: slot * H + h for pages of 1, else page * page_size * H + h.
+/// Makes entries for the backend's page size from a view of slots. paged_sequence::pages are then rows of req_to_token.
+/// An entry is `slot / page_size` of a page's first token: the slot itself for pages of 1. With folded heads an entry is
+/// `page * page_size * H + h`: for pages of 1 that is `slot * H + h`.
+/// @param slots  a view from view()
+/// @param page_size  tokens of the backend's pages
+/// @param heads  whether all heads share a row
+/// @return the table's layout
+/// @throws invalid_value if `slots` has pages of more than one token; else as kvpolicy::entries_of()
 template <class Memory>
 table_entries entries_of(paged_view<Memory> slots, std::int64_t page_size, head_rows heads = head_rows::shared) {
   KVPOLICY_EXPECTS(slots.page_size == 1, "a view of pages of " + std::to_string(slots.page_size) + ", not of slots");
@@ -28,7 +38,12 @@ table_entries entries_of(paged_view<Memory> slots, std::int64_t page_size, head_
   return made;
 }
 
-/// Writes page_table `[reqs, max_pages]` and cache_seqlens `[reqs]`, int32. Throws as write_rows, before anything is written.
+/// Writes page_table and cache_seqlens. An exception comes before anything is written.
+/// @param batch  the sequences
+/// @param how  the table's layout, from entries_of()
+/// @param page_table  `[rows, max_pages]`
+/// @param cache_seqlens  `[rows]` tokens
+/// @throws invalid_value as write_rows() does
 inline void emit(std::span<paged_sequence const> batch, table_entries const& how, table<std::int32_t> page_table,
                  std::span<std::int32_t> cache_seqlens) {
   write_rows(batch, how, page_table, cache_seqlens);

@@ -1,4 +1,4 @@
-// What an entry of an engine's page table stands for: a page or a token, of all KV heads or of one.
+// What one entry of an engine's page table stands for: a page or a token, of all KV heads or of one.
 #pragma once
 
 #include <algorithm>
@@ -9,30 +9,36 @@
 
 namespace kvpolicy {
 
-/// What an entry covers: a whole page, or one token (a page of 1, for lists that are not made of pages).
+/// What an entry covers: a whole page, or one token. The latter is a page of 1, for lists that are not made of pages.
 enum class entry_size : std::uint8_t { page, token };
 
-/// Which heads read a row of the table: all of a sequence's, or one. Folded heads are sequences of one head each: row
-/// s * kv_heads + h is KV head h of sequence s, read by its group of query heads.
+/// Which heads read a row of the table: all of a sequence's (shared), or one (folded).
+/// Folded heads are sequences of one head each: row `s * kv_heads + h` is KV head h of sequence s, read by its query heads.
 enum class head_rows : std::uint8_t { shared, folded };
 
-/// How a table's entries are counted. No entry needs a copy of the cache: the engine is given the same memory as a pool
-/// whose page stride is `key_stride` (and `value_stride`), and whose token, head and channel strides are as before.
+/// How a table's entries are counted.
+/// An entry is `page * of_page + head * of_head + slot * of_slot`. The cache is not copied: the engine gets the same memory as
+/// a pool with page stride `key_stride` (and `value_stride`); strides of tokens, heads and channels stay.
 struct table_entries {
-  std::int64_t page_size = 0;  ///< tokens of the engine's pages
-  std::int64_t tokens = 0;     ///< that an entry covers: page_size, or 1
-  std::int64_t kv_heads = 0;   ///< of a sequence
-  std::int64_t rows = 1;       ///< of the table, for each sequence: 1, or kv_heads
-  std::int64_t of_page = 1;    ///< an entry is page * of_page + head * of_head + slot * of_slot
-  std::int64_t of_head = 0;
-  std::int64_t of_slot = 0;
+  std::int64_t page_size = 0;     ///< tokens of the engine's pages
+  std::int64_t tokens = 0;        ///< tokens that an entry covers: page_size, or 1
+  std::int64_t kv_heads = 0;      ///< a sequence's KV heads
+  std::int64_t rows = 1;          ///< rows of the table for each sequence: 1, or kv_heads
+  std::int64_t of_page = 1;       ///< entries from one page to the next
+  std::int64_t of_head = 0;       ///< entries from one head to the next
+  std::int64_t of_slot = 0;       ///< entries from one token of a page to the next
   std::int64_t key_stride = 0;    ///< bytes between entries e and e + 1
   std::int64_t value_stride = 0;  ///< the same for values
   bool by_slot = false;           ///< the sequences' own tables name each token's slot (page * page_size + place), not pages
 
   bool operator==(table_entries const&) const = default;
 
-  /// The smallest step that reaches every page (and head, and token) of these strides, and how many of it each is.
+  /// Finds the largest unit of bytes that divides the strides of pages (and heads, and tokens), and counts these in it.
+  /// @param s  strides of keys or values
+  /// @param size  what an entry covers
+  /// @param heads  whether heads are folded
+  /// @return of_page, of_head, of_slot and key_stride; the other members stay unset
+  /// @throws invalid_value if there is no page stride
   static table_entries counted_by(byte_strides const& s, entry_size size, head_rows heads) {
     std::int64_t unit = s.page;
     if (heads == head_rows::folded) unit = std::gcd(unit, s.head);
@@ -45,9 +51,15 @@ struct table_entries {
   }
 };
 
-/// Entries for an engine's pool. Folded heads: page * H + h where pages are `[H, N, D]`, page * N * H + h where they are
-/// `[N, H, D]`. Throws unsupported where keys and values lie so differently that one entry can't name both, and, for entries
-/// of one token, where keys are packed by channels.
+/// Makes the entries for an engine's pool.
+/// With folded heads an entry is `page * H + h` for pages `[H, N, D]`, and `page * N * H + h` for pages `[N, H, D]`.
+/// @param pool  a view of the engine's pool
+/// @param size  what an entry covers
+/// @param heads  whether heads are folded
+/// @return the table's layout
+/// @throws invalid_value if the pool has no pages
+/// @throws unsupported if one entry can't name both keys and values, because they lie differently; for entries of one token,
+///        also if rows are packed by channels
 template <class Memory>
 table_entries entries_of(paged_view<Memory> const& pool, entry_size size = entry_size::page,
                          head_rows heads = head_rows::shared) {

@@ -1,4 +1,4 @@
-// TensorRT-LLM's block pool: a view of it, block offsets for its attention, and what its sparse hooks return.
+// TensorRT-LLM's block pool: its view, block offsets for its attention, and the results of its sparse hooks.
 // Format: cpp/tensorrt_llm/kernels/{kvCacheUtils,sparseAttentionKernels}.*; "Sparse Attention Development Guide".
 #pragma once
 
@@ -6,8 +6,14 @@
 
 namespace kvpolicy::tensorrt_llm {
 
-/// A pool of blocks `[blocks, H, N, D]`, a token's keys in one block and its values in another: `pages` and `value_pages` are
-/// rows 0 and 1 of the sequence's block offsets `[2, M]`. Throws invalid_value where N is no power of two.
+/// Views a pool of blocks `[blocks, kv_heads, tokens_per_block, head_dim]`; a token's key and value lie in different blocks.
+/// @param cache  shape of a sequence's cache
+/// @param tokens_per_block  tokens of a block
+/// @param pool  the pool of layer 0
+/// @param layer_stride  bytes from one layer to the next
+/// @return a view of 0 tokens; the caller sets `token_count`, and `pages` and `value_pages` to rows 0 and 1 of the sequence's
+///        block offsets `[2, max_blocks]`
+/// @throws invalid_value if `tokens_per_block` is not a power of two
 template <class Memory = host_memory>
 constexpr paged_view<Memory> view(cache_shape const& cache, std::int64_t tokens_per_block, void const* pool,
                                   std::int64_t layer_stride = 0) {
@@ -22,9 +28,14 @@ constexpr paged_view<Memory> view(cache_shape const& cache, std::int64_t tokens_
           .page_size = tokens_per_block};
 }
 
-/// Writes kv_cache_block_offsets `[B, W, 2, M]` (W: beams; `batch` has B * W sequences) and sequence lengths `[B * W]`: row 0
-/// of each pair names keys' blocks, row 1 values'. What lies behind a row's entries stays as it is. Throws as write_rows,
-/// before anything is written, and where a sequence has no table of its own for values.
+/// Writes kv_cache_block_offsets and sequence lengths. Row 0 of each pair names the blocks of keys, row 1 those of values.
+/// An exception comes before anything is written.
+/// @param batch  `[B * W]` sequences, W beams each
+/// @param how  the table's layout
+/// @param max_blocks  entries that a row has room for
+/// @param block_offsets  `[B, W, 2, max_blocks]`; what follows a row's entries stays as it was
+/// @param sequence_lengths  `[B * W]` tokens
+/// @throws invalid_value as write_rows() does, and if a sequence has no value_pages
 inline void emit(std::span<paged_sequence const> batch, table_entries const& how, std::int64_t max_blocks,
                  std::span<std::int32_t> block_offsets, std::span<std::int32_t> sequence_lengths) {
   std::int64_t const wanted = row_count(batch, how);
@@ -41,15 +52,21 @@ inline void emit(std::span<paged_sequence const> batch, table_entries const& how
   });
 }
 
-/// What a sparse_attn_predict hook returns: sparse_attn_indices `[H, columns]`, the logical blocks of each KV head, ascending,
-/// and sparse_attn_offsets `[B + 1]`, the same for all heads, with sparse_attn_indices_block_size = tokens_per_block. The
-/// engine reads a head's indices as a set, so a head with fewer blocks repeats its last one. Returns the columns used. Throws
-/// before anything is written: invalid_value where a list is not whole blocks up to the sequence's end, where one head of a
-/// sequence reads nothing while another reads, or where an array is too small.
+/// Writes what a sparse_attn_predict hook returns, with sparse_attn_indices_block_size = tokens_per_block.
+/// The engine reads a head's indices as a set, so a head with fewer blocks repeats its last one. An exception comes before
+/// anything is written.
+/// @param batch  the sequences
+/// @param tokens_per_block  tokens of a block
+/// @param indices  sparse_attn_indices `[kv_heads, columns]`: the logical blocks of each KV head, ascending
+/// @param offsets  sparse_attn_offsets `[batch + 1]`, the same for all heads
+/// @return the columns used
+/// @throws invalid_value if a list is not whole blocks up to the sequence's end, if one head of a sequence reads nothing while
+///        another reads, if a selection has other KV heads than `indices`, or if an array has the wrong size
 inline std::int64_t sparse_indices(std::span<paged_sequence const> batch, std::int64_t tokens_per_block,
                                    table<std::int32_t> indices, std::span<std::int32_t> offsets) {
-  KVPOLICY_EXPECTS(std::ssize(offsets) == std::ssize(batch) + 1, "offsets of " + std::to_string(offsets.size()) + " for " +
-                                                                     std::to_string(batch.size()) + " sequences; one more");
+  KVPOLICY_EXPECTS(std::ssize(offsets) == std::ssize(batch) + 1, "offsets has " + std::to_string(offsets.size()) +
+                                                                     " elements; " + std::to_string(batch.size()) +
+                                                                     " sequences need one more than there are sequences");
   KVPOLICY_EXPECTS(tokens_per_block >= 1, "blocks of " + std::to_string(tokens_per_block) + " tokens");
   std::int64_t const heads = indices.rows;
   auto const most_of = [&](paged_sequence const& of) {
@@ -63,7 +80,7 @@ inline std::int64_t sparse_indices(std::span<paged_sequence const> batch, std::i
         ++count;
         KVPOLICY_EXPECTS(first + tokens <= of.tokens && (tokens == tokens_per_block || first + tokens == of.tokens),
                          "tokens " + std::to_string(first) + ".." + std::to_string(first + tokens) + " of " +
-                             std::to_string(of.tokens) + " are a part of a block; TensorRT-LLM reads all of it");
+                             std::to_string(of.tokens) + " cover only a part of a block; TensorRT-LLM reads whole blocks");
       });
       most = std::max(most, count);
       least = std::min(least, count);
@@ -74,8 +91,8 @@ inline std::int64_t sparse_indices(std::span<paged_sequence const> batch, std::i
   };
   std::int64_t columns = 0;
   for (paged_sequence const& of : batch) columns += most_of(of);
-  KVPOLICY_EXPECTS(columns <= indices.columns,
-                   std::to_string(columns) + " indices of a head; there is room for " + std::to_string(indices.columns));
+  KVPOLICY_EXPECTS(columns <= indices.columns, "each head needs " + std::to_string(columns) + " indices; there is room for " +
+                                                   std::to_string(indices.columns));
   std::int64_t at = 0;
   for (std::size_t s = 0; s < batch.size(); ++s) {
     paged_sequence const& of = batch[s];

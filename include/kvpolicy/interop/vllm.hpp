@@ -6,7 +6,12 @@
 
 namespace kvpolicy::vllm {
 
-/// `[L, B, H, N, 2D]`: a row is a token's key, then its value. `pages` and `token_count` are the caller's to set.
+/// Views `[layers, blocks, kv_heads, block_size, 2 * head_dim]`: a row is a token's key, then its value.
+/// @param cache  shape of a sequence's cache
+/// @param block_size  tokens of a block
+/// @param pool  the tensor of layer 0
+/// @param layer_stride  bytes from one layer to the next
+/// @return a view of 0 tokens; the caller sets `pages` and `token_count`
 template <class Memory = host_memory>
 constexpr paged_view<Memory> view(cache_shape const& cache, std::int64_t block_size, void const* pool,
                                   std::int64_t layer_stride = 0) noexcept {
@@ -22,8 +27,14 @@ constexpr paged_view<Memory> view(cache_shape const& cache, std::int64_t block_s
           .page_size = block_size};
 }
 
-/// The layout of paged_attention_v1/v2: keys `[B, H, D/x, N, x]` (x = 16 bytes of elements), values `[B, H, D, N]`. Throws
-/// invalid_value where x does not divide the head size.
+/// Views the layout of paged_attention_v1 and v2: keys `[B, H, D/x, N, x]`, values `[B, H, D, N]`.
+/// @param cache  shape of a sequence's cache
+/// @param block_size  N: tokens of a block
+/// @param x  elements in 16 bytes
+/// @param keys,values  the tensors of layer 0
+/// @param layer_stride  bytes from one layer to the next
+/// @return a view of 0 tokens; the caller sets `pages` and `token_count`
+/// @throws invalid_value if `x` does not divide the head size
 template <class Memory = host_memory>
 constexpr paged_view<Memory> x_packed_view(cache_shape const& cache, std::int64_t block_size, std::int64_t x, void const* keys,
                                            void const* values, std::int64_t layer_stride = 0) {
@@ -44,8 +55,13 @@ constexpr paged_view<Memory> x_packed_view(cache_shape const& cache, std::int64_
   return made;
 }
 
-/// Writes block_table `[max_reqs, max_blocks]` and seq_lens `[max_reqs]`, int32. All heads share a request's row, or each has a
-/// row of its own (folded; the backend then sees requests of one KV head). Throws as write_rows, before anything is written.
+/// Writes block_table and seq_lens. All heads of a request share a row, or each has its own (folded).
+/// The backend sees folded heads as requests of one KV head. An exception comes before anything is written.
+/// @param batch  the sequences
+/// @param how  the table's layout
+/// @param block_table  `[rows, max_blocks]`
+/// @param seq_lens  `[rows]` tokens
+/// @throws invalid_value as write_rows() does
 inline void emit(std::span<paged_sequence const> batch, table_entries const& how, table<std::int32_t> block_table,
                  std::span<std::int32_t> seq_lens) {
   write_rows(batch, how, block_table, seq_lens);

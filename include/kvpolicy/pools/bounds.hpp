@@ -1,5 +1,4 @@
-// Pool: channel-wise bounds of each page's keys, per layer and KV head: minima and maxima (Quest, sec. 3.3), or mean -/+ one
-// standard deviation.
+// Pool: channel-wise bounds of each page's keys, per layer and KV head.
 #pragma once
 
 #include <algorithm>
@@ -11,20 +10,21 @@
 
 namespace kvpolicy::pools {
 
+/// Keeps bounds of each page's keys by channel: minima and maxima (Quest, section 3.3), or mean -/+ one standard deviation.
 struct bounds {
   static constexpr signals needs = signals::keys;
 
-  /// What bounds a channel.
+  /// Minima and maxima, or mean -/+ one standard deviation.
   enum class kind : std::uint8_t { range, mean_deviation };
   friend constexpr auto names_of(kind) noexcept { return std::array{"range", "mean_deviation"}; }
   kind how = kind::range;
 
-  /// `[layers][kv_heads, units, 2, head_dim]` in the cache's own element type, or f16 for blocks.
+  /// The bounds of all layers, in the cache's own element type, or f16 if that has blocks.
   struct summaries {
-    std::int64_t unit_size = 1;
-    std::int64_t heads = 0;
-    bounds_table layout;  ///< of one layer; `data` is set by of()
-    std::vector<std::byte> storage;
+    std::int64_t unit_size = 1;      ///< tokens
+    std::int64_t heads = 0;          ///< KV heads of a layer
+    bounds_table layout;             ///< of one layer; of() sets `data`
+    std::vector<std::byte> storage;  ///< `[layers, kv_heads, units, 2, head_dim]`
     std::vector<float> moments;  ///< kind::mean_deviation: `[layers, kv_heads, units, 2, head_dim]`, see pool_mean_deviation
     std::vector<std::int64_t> folded;  ///< `[layers, kv_heads]` tokens that are in
 
@@ -33,6 +33,9 @@ struct bounds {
       a(storage, moments, folded);
     }
 
+    /// Returns the bounds of one layer.
+    /// @param layer  the layer
+    /// @return `[kv_heads, units, 2, head_dim]`
     bounds_table of(layer_id layer) noexcept {
       bounds_table result = layout;
       result.data = storage.data() + layer.value * layout.bytes();
@@ -41,7 +44,7 @@ struct bounds {
     void cut(layer_id layer, head_range few, std::int64_t tokens) noexcept {
       for (std::int64_t h = few.first; h < few.first + few.count; ++h) {
         std::int64_t& count = folded[static_cast<std::size_t>(layer.value * heads + h)];
-        if (count > tokens) count = tokens / unit_size * unit_size;  // a bound can't be undone: begin the open unit afresh
+        if (count > tokens) count = tokens / unit_size * unit_size;  // a bound can't be undone: the open unit begins afresh
       }
     }
   };
@@ -63,7 +66,7 @@ struct bounds {
     return made;
   }
 
-  /// O(new tokens), or O(unit) more after a cut. Heads that are updated together have been so from the start.
+  /// Folds in new tokens: O(new tokens), and O(unit) more after a cut. All of `heads` must have the same tokens in.
   template <kv_cache_view View, executor Exec>
   void update(summaries& into, View const& view, layer_id layer, head_range heads, std::int64_t tokens, Exec& exec) const {
     std::int64_t* const folded = into.folded.data() + layer.value * into.heads;

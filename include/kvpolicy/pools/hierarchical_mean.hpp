@@ -1,4 +1,4 @@
-// Pool: page, chunk and grid means over every layer's and KV head's keys (CHESS, eqs. 1 and 2), kept up incrementally.
+// Pool: mean keys of pages, chunks and grids, over all layers and KV heads.
 #pragma once
 
 #include <algorithm>
@@ -12,20 +12,22 @@
 
 namespace kvpolicy::pools {
 
+/// Keeps the mean key of each page, chunk and grid, all layers and KV heads side by side (CHESS, equations 1 and 2), and
+/// updates them as tokens arrive.
 struct hierarchical_mean {
   static constexpr signals needs = signals::keys | signals::rotation;
 
-  /// Means of keys as they were before the rotary embedding: what tells pages apart is then what they say, not where they
-  /// stand.
+  /// Means are of keys before their rotary embedding. Pages then differ by content, not by position.
   bool pre_rope = false;
 
+  /// The signals that these parameters use.
   constexpr signals wants() const noexcept { return pre_rope ? needs : signals::keys; }
 
-  /// Means of one level, `[units, dims]`, dims = layers * kv_heads * head_dim.
+  /// The means of one level.
   struct level {
-    std::int64_t fan_out = 1;   ///< units of the finer level in one of this
-    std::int64_t complete = 0;  ///< units of the finer level that are in for good; those behind are pooled again
-    std::vector<float> means;
+    std::int64_t fan_out = 1;   ///< units of the finer level in a unit of this level; tokens, for pages
+    std::int64_t complete = 0;  ///< units of the finer level that are complete and in; later units are pooled again
+    std::vector<float> means;   ///< `[units, dims]`
 
     template <class Archive>
     void archive(Archive& a) {
@@ -33,27 +35,35 @@ struct hierarchical_mean {
     }
   };
 
+  /// The means of one sequence, with room for the scorer's buffers.
   struct summaries {
-    std::int64_t dims = 0;
+    std::int64_t dims = 0;             ///< layers * kv_heads * head_dim
     std::int64_t page = 1;             ///< tokens
     std::vector<std::int64_t> folded;  ///< `[layers]` tokens that are in
     std::array<level, 3> levels;       ///< pages, chunks, grids
     cache_shape shape{};
-    std::vector<float> anchor;      ///< `[dims]`, the scorer's
-    std::vector<float> moments;     ///< `[kv_heads, 2, head_dim]`, of all pages in one layer; the scorer's
-    std::vector<std::byte> spread;  ///< the same, mean +/- deviation
-    rope_table rope;                ///< pre_rope
+    std::vector<float> anchor;      ///< `[dims]`, for the scorer
+    std::vector<float> moments;     ///< `[kv_heads, 2, head_dim]`, of all pages in one layer; for the scorer
+    std::vector<std::byte> spread;  ///< `[kv_heads, 2, head_dim]` floats, mean +/- deviation; for the scorer
+    rope_table rope;                ///< used with pre_rope
 
     template <class Archive>
     void archive(Archive& a) {
       a(folded, levels[0], levels[1], levels[2], anchor, moments, spread, rope);
     }
+    /// Tokens that are in for every layer.
     std::int64_t tokens() const noexcept { return *std::ranges::min_element(folded); }
+    /// Returns the number of units of a level, the open one included.
+    /// @param l  0 pages, 1 chunks, 2 grids
+    /// @return the number of units
     std::int64_t units(std::size_t l) const noexcept {
       std::int64_t count = tokens();
       for (std::size_t i = 0; i <= l; ++i) count = (count + levels[i].fan_out - 1) / levels[i].fan_out;
       return count;
     }
+    /// Returns the means of a level.
+    /// @param l  as in units()
+    /// @return `[units, dims]`
     table<float> of(std::size_t l) noexcept { return {levels[l].means.data(), units(l), dims, dims}; }
 
     void cut(layer_id layer, head_range, std::int64_t tokens) noexcept {
@@ -88,18 +98,19 @@ struct hierarchical_mean {
     return made;
   }
 
-  /// Takes the prompt's rotary embedding, where keys are to be rotated back. O(max_tokens x head_dim), once.
+  /// Takes the prompt's rotary embedding, with pre_rope. O(max_tokens x head_dim) for each new embedding.
   void begin(summaries& into, prompt_signals const& prompt) const {
     if (pre_rope) into.rope.take(prompt.rope);
   }
 
-  /// Folds a layer's new tokens into the open page. O(new tokens), or a page more after a truncation.
+  /// Folds a layer's new tokens into pages: O(new tokens), or a page more after a cut. With pre_rope, throws invalid_value
+  /// for more than one token before a prompt has brought the embedding.
   template <kv_cache_view View, executor Exec>
   void update(summaries& into, View const& view, layer_id layer, head_range, std::int64_t tokens, Exec& exec) const {
     std::int64_t& folded = into.folded[static_cast<std::size_t>(layer.value)];
     if (folded >= tokens) return;
     KVPOLICY_EXPECTS(!pre_rope || into.rope.known || tokens == 1,
-                     "pages of pre-rope keys need the rotary embedding, which comes with a prompt; call prefill first");
+                     "pre_rope needs the rotary embedding; call prefill with prompt_signals::rope first");
     auto const keys = view.keys(layer);
     table<float> const pages{into.levels[0].means.data(), (tokens + into.page - 1) / into.page, into.dims, into.dims};
     pool_mean(keys, {.unit_size = into.page, .first = folded, .last = tokens, .rotated = into.rope.get()}, pages,
@@ -107,7 +118,9 @@ struct hierarchical_mean {
     folded = tokens;
   }
 
-  /// Brings chunks and grids up to date with the pages: only those whose pages changed since the last call.
+  /// Updates the chunks and grids whose pages have changed since the last call.
+  /// @param into  the means
+  /// @param exec  the executor
   template <executor Exec>
   void refresh(summaries& into, Exec& exec) const {
     std::int64_t complete = into.tokens() / into.page;
@@ -122,7 +135,9 @@ struct hierarchical_mean {
     }
   }
 
-  /// A level's vectors as rows, so that they can be pooled again.
+  /// Returns a level's vectors as rows, so that they can be pooled again.
+  /// @param vectors  `[units, dims]`
+  /// @return `[1, units, dims]`
   static rows as_rows(table<float const> vectors) noexcept {
     std::int64_t const size = size_of(element_type::f32);
     return {.base = reinterpret_cast<std::byte const*>(vectors.data),

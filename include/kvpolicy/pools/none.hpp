@@ -1,4 +1,4 @@
-// Pool: no summaries; the scorer reads keys itself, or nothing.
+// Pool: no summaries.
 #pragma once
 
 #include "kvpolicy/concepts.hpp"
@@ -6,6 +6,7 @@
 
 namespace kvpolicy::pools {
 
+/// Keeps no summaries. The scorer reads keys itself, or nothing.
 struct none {
   static constexpr signals needs = signals::none;
 

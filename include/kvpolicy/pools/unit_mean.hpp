@@ -1,5 +1,4 @@
-// Pool: the mean key of each sentence, per layer and KV head, over those of its tokens that are there (SentenceKV, eq. 1); with
-// or without how far they spread around it.
+// Pool: the mean key of each sentence, or its mean and spread, per layer and KV head.
 #pragma once
 
 #include <algorithm>
@@ -11,44 +10,63 @@
 
 namespace kvpolicy::pools {
 
+/// Keeps the mean key of each sentence's retained tokens (SentenceKV, equation 1), for each layer and KV head.
 struct unit_mean {
   static constexpr signals needs = signals::keys | signals::token_ids;
 
-  /// In place of the mean, mean -/+ one standard deviation by channel: a mean alone hides the few tokens that are asked for.
+  /// Keeps mean -/+ one standard deviation by channel instead of the mean. A mean alone hides the few tokens that a query
+  /// wants.
   bool spread = false;
 
+  /// The sentences of one sequence and their summaries.
   struct summaries : segments::sentence_marks {
     std::int64_t layers = 0;
     std::int64_t heads = 0;
     std::int64_t dim = 0;
     std::vector<std::int64_t> folded;     ///< `[layers, heads]` sentences that are in
-    std::vector<float> means;             ///< `[layers, heads, most, dim]`, or
-    bounds_table layout{};                ///< of one layer's spreads, of the cache's own type or f16; `data` is set by bounds()
-    std::vector<std::byte> spreads;       ///< `[layers]` of it
-    std::vector<float> moments;           ///< `[2, dim]` of the sentence that is folded in
-    std::vector<std::int32_t> index_end;  ///< `[layers, heads, most]` rank behind each sentence's retained tokens
+    std::vector<float> means;             ///< `[layers, heads, most, dim]`; empty with `spread`
+    bounds_table layout{};                ///< of one layer's spreads, in the cache's own type or f16; bounds() sets `data`
+    std::vector<std::byte> spreads;       ///< `[layers, heads, most, 2, dim]`; empty without `spread`
+    std::vector<float> moments;           ///< `[2, dim]`, scratch for one sentence
+    std::vector<std::int32_t> index_end;  ///< `[layers, heads, most]` index after each sentence's last retained token
 
     template <class Archive>
     void archive(Archive& a) {
       a(ends, tokens, closes, folded, means, spreads, index_end);
     }
+    /// Returns a head's place in `[layers, heads]`.
+    /// @param layer, head  layer and KV head
+    /// @return its index
     std::int64_t at(layer_id layer, std::int64_t head) const noexcept { return layer.value * heads + head; }
+    /// Returns a head's means.
+    /// @param layer, head  layer and KV head
+    /// @return `[units, dim]`
     table<float> of(layer_id layer, std::int64_t head) noexcept {
       return {means.data() + at(layer, head) * most * dim, units(), dim, dim};
     }
+    /// Returns the spreads of one layer.
+    /// @param layer  the layer
+    /// @return `[heads, most, 2, dim]`
     bounds_table bounds(layer_id layer) noexcept {
       bounds_table result = layout;
       result.data = spreads.data() + layer.value * layout.bytes();
       return result;
     }
+    /// Returns where each sentence of a head ends among its retained tokens.
+    /// @param layer, head  layer and KV head
+    /// @return `[most]` indices after each sentence's last retained token
     std::int32_t const* index_ends(layer_id layer, std::int64_t head) const noexcept {
       return index_end.data() + at(layer, head) * most;
     }
 
+    /// Takes the ids of new tokens and drops the summaries of sentences that they change.
+    /// @param segment, first, ids  as in sentence_marks::extend
     void extend(segments::sentences const& segment, std::int64_t first, std::span<std::int32_t const> ids) {
       truncate(first);
       sentence_marks::extend(segment, first, ids);
     }
+    /// Drops every token from a position on, and the sentences that held any.
+    /// @param from  first token that is dropped
     void truncate(std::int64_t from) noexcept {
       forget(from);
       for (std::int64_t& count : folded) count = std::min(count, units());
@@ -56,7 +74,7 @@ struct unit_mean {
     void cut(layer_id layer, head_range few, std::int64_t indices) noexcept {
       for (std::int64_t h = few.first; h < few.first + few.count; ++h) {
         std::int64_t& count = folded[static_cast<std::size_t>(at(layer, h))];
-        // Also a sentence that ends right there: it may have got more of its tokens back.
+        // A sentence that ends exactly at `indices` goes too: more of its tokens may have come back.
         while (count > 0 && index_ends(layer, h)[count - 1] >= indices) --count;
       }
     }
@@ -77,7 +95,7 @@ struct unit_mean {
     return made;
   }
 
-  /// Folds in the sentences that have closed; the open one has no mean.
+  /// Folds in the sentences that have closed. The open sentence has no mean.
   template <kv_cache_view View, executor Exec>
   void update(summaries& into, View const& view, layer_id layer, head_range heads, std::int64_t indices, Exec& exec) const {
     for (std::int64_t h = heads.first; h < heads.first + heads.count; ++h) {

@@ -1,4 +1,4 @@
-// Every published method, once: the list that text, tools, the C library and tests read.
+// The list of all presets, which text, tools, the C library and tests read.
 #pragma once
 
 #include "kvpolicy/presets/adakv.hpp"
@@ -21,17 +21,19 @@
 
 namespace kvpolicy::presets {
 
+/// A list of preset types.
 template <class... Preset>
 struct list {
-  static constexpr std::size_t size = sizeof...(Preset);
-  /// Calls visit(preset with its defaults) for each, in order.
+  static constexpr std::size_t size = sizeof...(Preset);  ///< number of presets
+  /// Visits each preset with its defaults, in order.
+  /// @param visit  called as visit(preset)
   template <class Visit>
   static constexpr void each(Visit visit) {
     (visit(Preset{}), ...);
   }
 };
 
-/// In the order of their documentation.
+/// The preset full and every published method, in the order in which text and tools list them.
 using all = list<full, chess, heterocache, sentencekv, chunkkv, streaming_llm, h2o, tova, knorm, snapkv, pyramidkv, adakv,
                  keydiff, quest, infllm, expected_attention, lagkv>;
 

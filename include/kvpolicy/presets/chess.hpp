@@ -1,4 +1,4 @@
-// Preset chess: one page list for the request, chosen coarse to fine, renewed when the model is unsure (CHESS).
+// Preset chess: reads one list of pages for the request, chosen coarse to fine and renewed when the model is unsure (CHESS).
 #pragma once
 
 #include <limits>
@@ -16,26 +16,29 @@
 
 namespace kvpolicy::presets {
 
-/// The defaults read what answers most on a small model (docs/results/answers.md); the paper's settings are named.
+/// Reads one list of pages for the request, chosen coarse to fine and renewed when the model is unsure (CHESS, Fei et al.).
+/// The defaults answer most on a small model (docs/results/answers.md). The paper's settings have names.
 struct chess {
   static constexpr char const* name = "chess";
   static constexpr char const* source = "hierarchical selection, renewed when the model is unsure (CHESS, Fei et al.)";
 
-  budgets::fractions fractions{.tokens = 512};
-  segments::hierarchy units{.page = 16, .pages_per_chunk = 4};
-  std::int32_t sink_pages = 1;
-  std::int32_t recent_pages = 3;
-  float entropy = 2.0f;
-  float varentropy = 2.0f;
-  std::int32_t rest = 32;
-  std::int32_t every = 0;
-  std::int32_t depth = 2;
-  bool pre_rope = true;
-  bool standardised = true;
-  bool following = true;
-  bool paper_literal = false;
+  budgets::fractions fractions{.tokens = 512};                  ///< tokens read in all, or fractions of each level
+  segments::hierarchy units{.page = 16, .pages_per_chunk = 4};  ///< tokens of a page, N_c pages a chunk, N_g chunks a grid
+  std::int32_t sink_pages = 1;                                  ///< first pages, always read
+  std::int32_t recent_pages = 3;                                ///< W, last pages: always read, and their mean is the anchor
+  float entropy = 2.0f;        ///< threshold of a page's mean entropy, nats; triggers::calibrate() finds a model's own
+  float varentropy = 2.0f;     ///< threshold of the entropies' variance within a page, nats squared
+  std::int32_t rest = 32;      ///< fewest steps before an unsure page renews the choice; the paper: 0
+  std::int32_t every = 0;      ///< steps after which the choice is renewed anyway; 0: never
+  std::int32_t depth = 2;      ///< levels: 1 pages alone, 2 chunks and pages, 3 grids too; the paper: 3
+  bool pre_rope = true;        ///< average keys before their rotary embedding; not in the paper
+  bool standardised = true;    ///< rank pages by their differences from the mean page; not in the paper
+  bool following = true;       ///< a page scores at least as high as the live page before it; not in the paper
+  bool paper_literal = false;  ///< follow Algorithm 1 to the letter, for comparison
 
-  /// The paper's method, by fractions of the live units.
+  /// Returns the paper's method: pages of 32, three levels, W = 8.
+  /// @param fractions  fractions of the live units of each level
+  /// @return the setting
   static constexpr chess of_paper(budgets::fractions const& fractions) noexcept {
     return {.fractions = fractions,
             .units = {.page = 32, .pages_per_chunk = 8},
@@ -46,12 +49,12 @@ struct chess {
             .standardised = false,
             .following = false};
   }
-  /// Its three settings, named by the share of the cache that they keep; the last is its "1%".
+  /// Returns one of the paper's three settings, named by the share of the cache that it keeps; aggressive is the paper's "1%".
   static constexpr chess conservative() noexcept { return of_paper({.grids = .9f, .chunks = .9f, .pages = .9f}); }
   static constexpr chess moderate() noexcept { return of_paper({.grids = .8f, .chunks = .7f, .pages = .7f}); }
   static constexpr chess aggressive() noexcept { return of_paper({.grids = .5f, .chunks = .2f, .pages = .1f}); }
   static constexpr chess paper() noexcept { return aggressive(); }
-  /// The paper's baseline for the trigger: every six pages, whatever the model says.
+  /// Returns the paper's baseline for the trigger: the choice is renewed every six pages, whatever the entropy.
   static constexpr chess fixed_interval() noexcept {
     chess made = aggressive();
     made.entropy = made.varentropy = std::numeric_limits<float>::infinity();
@@ -64,7 +67,7 @@ struct chess {
     visit("grids", p.fractions.grids, "fraction of grids kept");
     visit("chunks", p.fractions.chunks, "fraction of live chunks kept");
     visit("pages", p.fractions.pages, "fraction of live pages kept");
-    visit("tokens", p.fractions.tokens, "read in all; 0: the fractions");
+    visit("tokens", p.fractions.tokens, "tokens to read, in place of the fractions; 0: the fractions");
     visit("page", p.units.page, "tokens of a page");
     visit("pages_per_chunk", p.units.pages_per_chunk, "N_c");
     visit("chunks_per_grid", p.units.chunks_per_grid, "N_g");
@@ -72,12 +75,12 @@ struct chess {
     visit("recent_pages", p.recent_pages, "W: last pages, always read, the anchor");
     visit("entropy", p.entropy, "threshold of a page's mean entropy, nats; triggers::calibrate finds a model's own");
     visit("varentropy", p.varentropy, "threshold of its variance, nats squared");
-    visit("rest", p.rest, "steps that a choice stands before the model's uncertainty renews it");
+    visit("rest", p.rest, "the fewest steps between two choices");
     visit("every", p.every, "steps after which the choice is renewed anyway, 0: none");
     visit("depth", p.depth, "levels: 1 pages alone, 2 chunks and pages, 3 with grids");
-    visit("pre_rope", p.pre_rope, "pages' vectors are of keys before their rotary embedding");
-    visit("standardised", p.standardised, "rank pages by what sets them apart from each other; not in the paper");
-    visit("following", p.following, "a page is worth as much as the live one before it; not in the paper");
+    visit("pre_rope", p.pre_rope, "pool keys as they were before their rotary embedding");
+    visit("standardised", p.standardised, "weigh each channel by its deviation over pages; not in the paper");
+    visit("following", p.following, "a page scores at least as high as the page before it; not in the paper");
     visit("paper_literal", p.paper_literal, "Algorithm 1 to the letter, for comparison");
   }
   template <class Visit>

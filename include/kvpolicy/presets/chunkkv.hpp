@@ -1,4 +1,4 @@
-// Preset chunkkv: whole chunks of the prompt, by the attention of its last queries (Liu et al., 2025, arXiv 2502.00299).
+// Preset chunkkv: keeps whole chunks of the prompt, by the attention of its last queries (ChunkKV).
 #pragma once
 
 #include "kvpolicy/budgets/tokens.hpp"
@@ -13,26 +13,29 @@
 
 namespace kvpolicy::presets {
 
+/// Keeps whole chunks of the prompt, the same for all heads of a layer, by the attention of the prompt's last queries (Liu et
+/// al. 2025, arXiv 2502.00299).
 struct chunkkv {
   static constexpr char const* name = "chunkkv";
   static constexpr char const* source = "whole chunks of the prompt (ChunkKV, Liu et al. 2025, arXiv 2502.00299)";
 
-  std::int32_t tokens = 512;
-  std::optional<double> ratio{};
-  std::int32_t chunk = 10;
-  std::int32_t window = 8;
+  std::int32_t tokens = 512;      ///< tokens of the prompt that each KV head keeps, window included
+  std::optional<double> ratio{};  ///< fraction of the prompt's tokens removed, 0 to below 1, in place of `tokens`
+  std::int32_t chunk = 10;        ///< c, tokens of a chunk
+  std::int32_t window = 8;        ///< w, queries of the observation window, whose tokens are always kept
+  /// Smoothing of the attention over neighbouring tokens; the paper: none.
   smoothing smooth{.how = smoothing::kind::maximum, .width = 63};
-  selectors::merge reduce = selectors::merge::maximum;
-  bool window_in_budget = false;
-  layering layers{};
-  std::int32_t after = 16;
+  selectors::merge reduce = selectors::merge::maximum;  ///< merges the scores of a chunk's tokens; the paper: sum
+  bool window_in_budget = false;  ///< the window competes, scored 1 above the best; a share of the chunks is kept
+  layering layers{};              ///< first layers that keep everything, and layers that share one choice; the paper: 2 share
+  std::int32_t after = 16;        ///< tokens of the answer that the choice waits for; the paper: 0
 
-  /// The paper's setting: a small window, whose size it does not print, attention as it is, sums over chunks, and one choice
-  /// for two layers.
+  /// Returns the paper's setting: attention without smoothing, sums over chunks, and one choice for two layers. The paper's
+  /// window is "small", without a printed size.
   static constexpr chunkkv paper() noexcept {
     return {.smooth = {}, .reduce = selectors::merge::sum, .layers = {.reuse = 2}, .after = 0};
   }
-  /// The public implementation's: SnapKV's scores, means over longer chunks, the window within the budget.
+  /// Returns the public implementation's setting: SnapKV's scores, means over longer chunks, the window within the budget.
   static constexpr chunkkv kvpress() noexcept {
     return {.chunk = 20,
             .window = 64,

@@ -1,10 +1,11 @@
-// Preset full: reads every token. The baseline, and the proof that the adapter changes nothing.
+// Preset full: reads every token.
 #pragma once
 
 #include "kvpolicy/policy.hpp"
 
 namespace kvpolicy::presets {
 
+/// Reads every token: the baseline, and the proof that an adapter changes nothing.
 struct full {
   static constexpr char const* name = "full";
   static constexpr char const* source = "reads every token";

@@ -1,4 +1,4 @@
-// Preset h2o: heavy hitters and recent tokens, one evicted at each step (Zhang et al., 2023, arXiv 2306.14048).
+// Preset h2o: keeps heavy hitters and recent tokens, and evicts one token at each step (H2O).
 #pragma once
 
 #include "kvpolicy/budgets/tokens.hpp"
@@ -13,24 +13,27 @@
 
 namespace kvpolicy::presets {
 
+/// Keeps heavy hitters, the tokens with most attention so far, and recent tokens; evicts one token at each step (Zhang et al.
+/// 2023, arXiv 2306.14048).
 struct h2o {
   static constexpr char const* name = "h2o";
   static constexpr char const* source =
       "heavy hitters and recent tokens, one evicted at each step (Zhang et al. 2023, arXiv 2306.14048)";
 
-  std::int32_t tokens = 512;
-  std::optional<double> ratio{};
-  double recent_share = .5;
+  std::int32_t tokens = 512;      ///< tokens that each KV head keeps, beside the step's own token
+  std::optional<double> ratio{};  ///< fraction of the tokens removed, 0 to below 1, in place of `tokens`
+  double recent_share = .5;       ///< share of the budget for the most recent tokens, 0 to 1
+  /// Sum of the weights that a token got, or their mean over the queries that saw the token.
   scorers::accumulated_attention::reduction reduce = scorers::accumulated_attention::reduction::sum;
-  std::int32_t queries = all_queries;
-  layering layers{};
+  std::int32_t queries = all_queries;  ///< queries at the prompt's end that count
+  layering layers{};                   ///< first layers that keep everything, and layers that share one choice
 
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {
     budget_parameters(p, visit, "kept for each KV head; the step's own token comes on top");
-    visit("recent_share", p.recent_share, "of the budget, for the most recent tokens");
-    visit("reduce", p.reduce, "of the queries' weights: sum, or mean over those that saw the token");
-    visit("queries", p.queries, "of the prompt's, the last ones that count");
+    visit("recent_share", p.recent_share, "share of the budget for the most recent tokens");
+    visit("reduce", p.reduce, "how the queries' weights are merged: sum, or mean over the queries that see the token");
+    visit("queries", p.queries, "how many of the prompt's last queries count");
     layer_parameters(p, visit);
   }
 

@@ -1,4 +1,4 @@
-// Preset heterocache: each head by its role; what a cluster reads follows its pivot's attention (Shi et al., HeteroCache).
+// Preset heterocache: treats each head by its role; a cluster of heads reads by its pivot's attention (HeteroCache).
 #pragma once
 
 #include <algorithm>
@@ -16,29 +16,33 @@
 
 namespace kvpolicy::presets {
 
+/// Treats each head by its role; the heads of a cluster read by the attention of their pivot (HeteroCache, Shi et al.).
+/// A cluster fetches other tokens when its pivot's attention drifts. Needs a profile of the model's heads.
 struct heterocache {
   static constexpr char const* name = "heterocache";
   static constexpr char const* source = "each head by its role, fetching when its pivot drifts (HeteroCache, Shi et al.)";
 
-  std::span<head_profile const> heads{};
-  std::int32_t tokens = 512;
-  std::optional<double> ratio{};
-  double full_share = .25;
+  std::span<head_profile const> heads{};  ///< `[layers * kv_heads]`, the model's profile by kvpolicy-profile; not owned
+  std::int32_t tokens = 512;              ///< tokens of a KV head, mean over all heads of all layers; rho is tokens / prompt
+  std::optional<double> ratio{};          ///< fraction of the prompt's tokens removed, in place of `tokens`; 1 - rho
+  double full_share = .25;                ///< most of the budget that whole heads may take, 0 to 1; the paper: 1
+  /// Whose attention is watched: whole pivots' (the paper), or also compressed pivots' and volatile heads'.
   budgets::by_head_role::watched watch = budgets::by_head_role::watched::all;
-  bool own = false;
-  std::int32_t window = 1;
-  std::int32_t every = 3;
-  float drift = .5f;
-  group_merge group = group_merge::mean;
-  bool chance_corrected = false;
-  std::int32_t observe = 8;
+  bool own = false;                       ///< heads fetch by their own attention in place of their pivot's
+  std::int32_t window = 1;                ///< W, queries of a look, odd; the paper: 5
+  std::int32_t every = 3;                 ///< steps from one look to the next, W where W is more; the paper: W
+  float drift = .5f;                      ///< tau_drift, overlap as a share of L_base, below which heads fetch again
+  group_merge group = group_merge::mean;  ///< merges the query heads of a KV head
+  bool chance_corrected = false;          ///< count only the overlap beyond chance, which is K/L for K of L tokens
+  std::int32_t observe = 8;               ///< queries at the prompt's end that decide which tokens stay; the paper: 1
+  /// Smoothing of the attention over neighbouring tokens; the paper: average over 5.
   smoothing smooth{.how = smoothing::kind::maximum, .width = 63};
-  std::int32_t monitor_smooth = 5;
-  float floor = .05f;
-  std::int32_t least = 16;
-  std::int32_t after = 16;
+  std::int32_t monitor_smooth = 5;  ///< tokens that the attention of a look is averaged over, odd
+  float floor = .05f;               ///< least stability that counts: a head below it gets no more
+  std::int32_t least = 16;          ///< fewest tokens that any head keeps
+  std::int32_t after = 16;          ///< tokens of the answer that the choice waits for; the paper: 0
 
-  /// The paper's setting: one query, attention averaged over five tokens, every pivot and volatile head whole.
+  /// Returns the paper's setting: one query, attention averaged over five tokens, every pivot and volatile head whole.
   static constexpr heterocache paper() noexcept {
     return {.full_share = 1,
             .watch = budgets::by_head_role::watched::whole,
@@ -51,21 +55,22 @@ struct heterocache {
 
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {
-    visit("profile", p.heads, "the model's, made by kvpolicy-profile; not owned");
+    visit("profile", p.heads, "the model's profile, by kvpolicy-profile; not owned");
     budget_parameters(p, visit, "kept of the prompt by a KV head, mean over all heads of all layers");
-    visit("full_share", p.full_share, "of the budget, the most for whole heads; 1: the paper");
-    visit("watch", p.watch, "whose attention is watched: whole pivots' (the paper), or all that should be whole");
-    visit("own", p.own, "heads fetch by their own attention, not by their pivot's");
-    visit("window", p.window, "W: queries that a look is at, odd; the paper: 5");
-    visit("every", p.every, "steps from one look to the next, W where that is more; the paper: W");
-    visit("drift", p.drift, "tau_drift: overlap below which heads fetch anew");
+    visit("full_share", p.full_share, "the largest share of the budget for whole heads; the paper: 1");
+    visit("watch", p.watch,
+          "whole: watch pivots that are read whole (the paper); all: also heads that the budget can't keep whole");
+    visit("own", p.own, "each head fetches by its own attention, not by its pivot's");
+    visit("window", p.window, "W: queries that a check of drift reads; odd; the paper: 5");
+    visit("every", p.every, "steps between two checks of drift, at least W; the paper: W");
+    visit("drift", p.drift, "tau_drift: the overlap below which heads fetch again");
     visit("group", p.group, "how a KV head's query heads are merged: mean or maximum");
-    visit("chance_corrected", p.chance_corrected, "overlap beyond what K of L tokens have by chance");
-    visit("observe", p.observe, "of the prompt's queries, the last ones that say what is kept; the paper: 1");
-    visit("kernel", p.smooth.width, "tokens that attention is smoothed over, odd");
+    visit("chance_corrected", p.chance_corrected, "count only overlap beyond that of two random sets");
+    visit("observe", p.observe, "how many of the prompt's last queries decide what is kept; the paper: 1");
+    visit("kernel", p.smooth.width, "neighbouring tokens to smooth attention over; odd");
     visit("smooth", p.smooth.how, "none, average or maximum");
     visit("floor", p.floor, "stability below which a head gets no more");
-    visit("least", p.least, "tokens that any head keeps");
+    visit("least", p.least, "the fewest tokens that a head keeps");
     waiting_parameters(p, visit);
   }
   template <class Visit>

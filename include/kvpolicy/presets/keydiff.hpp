@@ -1,4 +1,4 @@
-// Preset keydiff: the keys that resemble the others least (Park et al., 2025, arXiv 2504.15364).
+// Preset keydiff: keeps the tokens whose keys resemble the other keys least (KeyDiff).
 #pragma once
 
 #include "kvpolicy/compose.hpp"
@@ -7,15 +7,16 @@
 
 namespace kvpolicy::presets {
 
+/// Keeps the tokens of the prompt whose keys resemble the other keys least (Park et al. 2025, arXiv 2504.15364).
 struct keydiff {
   static constexpr char const* name = "keydiff";
   static constexpr char const* source = "keys that resemble the others least (Park et al. 2025, arXiv 2504.15364)";
 
-  std::int32_t tokens = 512;
-  std::optional<double> ratio{};
-  std::int32_t sinks = 0;
-  std::int32_t recent = 0;
-  layering layers{};
+  std::int32_t tokens = 512;      ///< tokens of the prompt that each KV head keeps
+  std::optional<double> ratio{};  ///< fraction of the prompt's tokens removed, 0 to below 1, in place of `tokens`
+  std::int32_t sinks = 0;         ///< first tokens, always kept
+  std::int32_t recent = 0;        ///< last tokens of the prompt, always kept
+  layering layers{};              ///< first layers that keep everything, and layers that share one choice
 
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {

@@ -1,4 +1,4 @@
-// Preset knorm: the keys of the smallest norms (Devoto et al., 2024, arXiv 2406.11430).
+// Preset knorm: keeps the tokens whose keys have the smallest norms (Knorm).
 #pragma once
 
 #include "kvpolicy/compose.hpp"
@@ -7,15 +7,16 @@
 
 namespace kvpolicy::presets {
 
+/// Keeps the tokens of the prompt whose keys have the smallest norms (Devoto et al. 2024, arXiv 2406.11430).
 struct knorm {
   static constexpr char const* name = "knorm";
   static constexpr char const* source = "keys of the smallest norms (Devoto et al. 2024, arXiv 2406.11430)";
 
-  std::int32_t tokens = 512;
-  std::optional<double> ratio{};
-  std::int32_t sinks = 0;
-  std::int32_t recent = 0;
-  layering layers{};
+  std::int32_t tokens = 512;      ///< tokens of the prompt that each KV head keeps
+  std::optional<double> ratio{};  ///< fraction of the prompt's tokens removed, 0 to below 1, in place of `tokens`
+  std::int32_t sinks = 0;         ///< first tokens, always kept
+  std::int32_t recent = 0;        ///< last tokens of the prompt, always kept
+  layering layers{};              ///< first layers that keep everything, and layers that share one choice
 
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {

@@ -1,4 +1,4 @@
-// Preset lagkv: tokens that spread most in the scale of those behind them (Liang et al., 2025, arXiv 2504.04704).
+// Preset lagkv: keeps the tokens whose keys and values spread most in the scale of the tokens behind them (LagKV).
 #pragma once
 
 #include "kvpolicy/budgets/tokens.hpp"
@@ -13,17 +13,19 @@
 
 namespace kvpolicy::presets {
 
+/// Keeps the tokens of the prompt whose keys and values spread most in the scale of the tokens behind them (Liang et al. 2025,
+/// arXiv 2504.04704).
 struct lagkv {
   static constexpr char const* name = "lagkv";
   static constexpr char const* source =
       "tokens that spread most in the scale of those behind them (Liang et al. 2025, arXiv 2504.04704)";
 
-  std::int32_t tokens = 512;
-  std::optional<double> ratio{};
-  std::int32_t sinks = 4;
-  std::int32_t lag = 128;
-  bool cross = false;
-  layering layers{};
+  std::int32_t tokens = 512;      ///< tokens of the prompt that each KV head keeps
+  std::optional<double> ratio{};  ///< fraction of the prompt's tokens removed, 0 to below 1, in place of `tokens`
+  std::int32_t sinks = 4;         ///< first tokens, always kept
+  std::int32_t lag = 128;         ///< tokens of a partition, the lag size
+  bool cross = false;             ///< compare scores across partitions; false: ranks within a partition
+  layering layers{};              ///< first layers that keep everything, and layers that share one choice
 
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {

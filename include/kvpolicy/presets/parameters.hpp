@@ -1,33 +1,44 @@
-// Parameters that several presets have, said once: their names, and what they are.
+// Names and descriptions of parameters that several presets share.
 #pragma once
 
 namespace kvpolicy::presets {
 
+/// Visits the parameters `tokens` and `ratio`.
+/// @param p  the preset
+/// @param visit  called as visit(name, member, description)
+/// @param tokens  the description of `tokens`
 template <class Preset, class Visit>
 constexpr void budget_parameters(Preset& p, Visit visit, char const* tokens) {
   visit("tokens", p.tokens, tokens);
   visit("ratio", p.ratio, "fraction removed, in place of tokens");
 }
 
+/// Visits the parameters `dense_first` and `reuse`.
+/// @param p  the preset
+/// @param visit  called as visit(name, member, description)
 template <class Preset, class Visit>
 constexpr void layer_parameters(Preset& p, Visit visit) {
   visit("dense_first", p.layers.dense_first, "first layers that keep everything");
   visit("reuse", p.layers.reuse, "layers that share one choice");
 }
 
-/// Of policies that can choose late.
+/// Visits the parameter `after` of a preset that can choose late.
+/// @param p  the preset
+/// @param visit  called as visit(name, member, description)
 template <class Preset, class Visit>
 constexpr void waiting_parameters(Preset& p, Visit visit) {
   visit("after", p.after,
-        "tokens of the answer that the choice waits for, all being read; where queries are observed, theirs are, too");
+        "tokens of the answer before the choice; until then every token is read, and the choice observes their queries");
 }
 
-/// Of policies that look at the prompt's last queries.
+/// Visits the parameters of a preset that observes the prompt's last queries, budget, `after` and layers included.
+/// @param p  the preset
+/// @param visit  called as visit(name, member, description)
 template <class Preset, class Visit>
 constexpr void observation_parameters(Preset& p, Visit visit) {
   budget_parameters(p, visit, "kept of the prompt for each KV head, the window included");
   visit("window", p.window, "observing queries, always kept");
-  visit("kernel", p.smooth.width, "tokens that one score is smoothed over, odd");
+  visit("kernel", p.smooth.width, "neighbouring tokens to smooth a score over; odd");
   visit("smooth", p.smooth.how, "none, average or maximum");
   visit("merge", p.smooth.queries, "how the observing queries are merged: mean or maximum");
   waiting_parameters(p, visit);

@@ -1,4 +1,4 @@
-// Preset pyramidkv: SnapKV's scores, more tokens for early layers than for late ones (Cai et al., 2024, arXiv 2406.02069).
+// Preset pyramidkv: SnapKV's scores, with more tokens for early layers than for late layers (PyramidKV).
 #pragma once
 
 #include "kvpolicy/presets/parameters.hpp"
@@ -6,19 +6,21 @@
 
 namespace kvpolicy::presets {
 
+/// Keeps tokens by SnapKV's scores, with more tokens for early layers than for late layers (Cai et al. 2024, arXiv 2406.02069).
 struct pyramidkv {
   static constexpr char const* name = "pyramidkv";
   static constexpr char const* source = "snapkv with more tokens for early layers (Cai et al. 2024, arXiv 2406.02069)";
 
-  std::int32_t tokens = 512;
-  std::optional<double> ratio{};
-  std::int32_t window = 8;
+  std::int32_t tokens = 512;      ///< tokens of the prompt that each KV head keeps, mean over layers, window included
+  std::optional<double> ratio{};  ///< fraction of the prompt's tokens removed, 0 to below 1, in place of `tokens`
+  std::int32_t window = 8;        ///< queries of the observation window, whose tokens are always kept
+  /// Smoothing of the attention over neighbouring tokens; `width` is the paper's kernel size.
   smoothing smooth{.how = smoothing::kind::maximum, .width = 63};
-  double beta = 20;
-  layering layers{};
-  std::int32_t after = 16;
+  double beta = 20;   ///< beta, at least 1: layer 0 gets 2 - 1/beta of the mean, the last layer 1/beta; 0: all layers alike
+  layering layers{};  ///< first layers that keep everything, and layers that share one choice
+  std::int32_t after = 16;  ///< tokens of the answer that the choice waits for; the paper: 0
 
-  /// The setting of the paper's public implementations.
+  /// Returns the setting of the paper's public implementations.
   static constexpr pyramidkv paper() noexcept {
     return {.window = 64, .smooth = {.how = smoothing::kind::average, .width = 5}, .after = 0};
   }

@@ -1,4 +1,4 @@
-// Preset quest: the pages whose keys could matter most to this step's query (Tang et al., 2024, arXiv 2406.10774).
+// Preset quest: reads the pages whose keys could matter most to this step's query (Quest).
 #pragma once
 
 #include "kvpolicy/budgets/tokens.hpp"
@@ -13,23 +13,25 @@
 
 namespace kvpolicy::presets {
 
-/// The defaults are the setting that keeps most answers on small models: small pages, mean and spread.
+/// Reads the pages whose keys could matter most to this step's query (Tang et al. 2024, arXiv 2406.10774).
+/// The defaults keep most answers on small models: small pages, summarised by mean and standard deviation.
 struct quest {
   static constexpr char const* name = "quest";
   static constexpr char const* source =
       "pages that could matter most to this step's query (Tang et al. 2024, arXiv 2406.10774)";
 
-  std::int32_t tokens = 512;
-  std::optional<double> ratio{};
-  std::int32_t page = 8;
-  std::int32_t sink_pages = 1;
-  std::int32_t recent_pages = 1;
+  std::int32_t tokens = 512;      ///< token budget: tokens that each KV head reads at each step; the open page counts as whole
+  std::optional<double> ratio{};  ///< fraction of the tokens not read, 0 to below 1, in place of `tokens`
+  std::int32_t page = 8;          ///< page size, tokens; the paper: 16
+  std::int32_t sink_pages = 1;    ///< first pages, always read; the paper: 0
+  std::int32_t recent_pages = 1;  ///< last pages, always read; the open page is one
+  /// Summary of a page: minima and maxima by channel (the paper), or mean -/+ standard deviation.
   pools::bounds::kind metadata = pools::bounds::kind::mean_deviation;
-  group_merge group = group_merge::maximum;
-  layering layers{};
-  std::int32_t after = 0;
+  group_merge group = group_merge::maximum;  ///< merges the query heads of a KV head; the paper has one query head for each
+  layering layers{};       ///< first layers that read everything, and layers that share one choice; the paper: 2 dense layers
+  std::int32_t after = 0;  ///< tokens of the answer that the choice waits for, while everything is read
 
-  /// The paper's setting: pages of 16, minima and maxima, the first two layers dense.
+  /// Returns the paper's setting: pages of 16, minima and maxima, the first two layers dense.
   static constexpr quest paper() noexcept {
     return {.page = 16,
             .sink_pages = 0,
@@ -44,8 +46,8 @@ struct quest {
     visit("page", p.page, "tokens of a page");
     visit("sink_pages", p.sink_pages, "first pages, always read");
     visit("recent_pages", p.recent_pages, "last pages, always read; the open page is one");
-    visit("metadata", p.metadata, "of a page: range (min and max) or spread (mean and std)");
-    visit("group", p.group, "of a KV head's query heads: mean or maximum");
+    visit("metadata", p.metadata, "summary of a page: range (minimum and maximum) or mean_deviation");
+    visit("group", p.group, "how a KV head's query heads are merged: mean or maximum");
     layer_parameters(p, visit);
     waiting_parameters(p, visit);
   }

@@ -1,4 +1,4 @@
-// Preset sentencekv: retains what the prompt's end attends to, reads it sentence by sentence (Zhu et al., SentenceKV).
+// Preset sentencekv: retains the tokens that the prompt's end attends to, and reads them by sentences (SentenceKV).
 #pragma once
 
 #include <algorithm>
@@ -19,27 +19,30 @@
 
 namespace kvpolicy::presets {
 
-/// The defaults retain three times what a step reads, by a short window and wide neighbourhoods. Of that most stands, and the
-/// rest comes and goes, ranked by how far a sentence's keys spread.
+/// Retains the tokens that the prompt's end attends to, and reads the sentences near the one that is being generated
+/// (SentenceKV, Zhu et al.). The defaults retain three times the tokens that a step reads, by a short window and wide
+/// neighbourhoods. Most of a step's tokens are in standing sentences, which the prompt's end attends to most. The other
+/// sentences come and go, ranked by the mean and the spread of their keys.
 struct sentencekv {
   static constexpr char const* name = "sentencekv";
   static constexpr char const* source = "sentences near the one that is being generated (SentenceKV, Zhu et al.)";
 
-  std::int32_t tokens = 512;
-  std::optional<double> ratio{};
-  double keep = 3;
-  std::int32_t sinks = 4;
-  std::int32_t window = 8;
+  std::int32_t tokens = 512;      ///< tau, tokens that each KV head reads at each step, beside the open sentence
+  std::optional<double> ratio{};  ///< fraction of the tokens not read, 0 to below 1, in place of `tokens`
+  double keep = 3;                ///< r, tokens of the prompt that are retained, as a multiple of `tokens`; the paper: 2
+  std::int32_t sinks = 4;         ///< first tokens, always read
+  std::int32_t window = 8;        ///< observing queries; as many recent tokens are always read; the paper: 32
+  /// Smoothing of the attention over neighbouring tokens; the paper: maximum over 7.
   smoothing smooth{.how = smoothing::kind::maximum, .width = 63, .of_group = true};
-  segments::sentences sentences{};
-  bool spread = true;
-  float carry = .5f;
-  double standing = .75;
-  bool all_after_boundary = false;
-  layering layers{};
-  std::int32_t after = 16;
+  segments::sentences sentences{};  ///< boundary table, and the lengths of sentences in tokens
+  bool spread = true;               ///< summarise a sentence by mean -/+ one deviation of its keys; the paper: by the mean
+  float carry = .5f;                ///< share of the earlier queries' sum that counts; the paper: 1, a sum for each sentence
+  double standing = .75;            ///< share of `tokens` for standing sentences, which every step reads; the paper: 0
+  bool all_after_boundary = false;  ///< read everything retained right behind a boundary, as the authors' code does
+  layering layers{};                ///< first layers that keep everything, and layers that retain by one choice
+  std::int32_t after = 16;          ///< tokens of the answer that the choice waits for; the paper: 0
 
-  /// The paper's setting.
+  /// Returns the paper's setting.
   static constexpr sentencekv paper() noexcept {
     return {.keep = 2,
             .window = 32,
@@ -53,20 +56,18 @@ struct sentencekv {
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {
     budget_parameters(p, visit, "tau: read by each KV head at each step, beside the open sentence");
-    visit("keep", p.keep, "r: retained of the prompt, in multiples of tokens");
+    visit("keep", p.keep, "r: a head retains r x tokens of the prompt");
     visit("sinks", p.sinks, "first tokens, always read");
     visit("window", p.window, "observing queries; as many recent tokens are always read");
-    visit("kernel", p.smooth.width, "tokens that one score is smoothed over, odd");
+    visit("kernel", p.smooth.width, "neighbouring tokens to smooth a score over; odd");
     visit("smooth", p.smooth.how, "none, average or maximum");
     visit("longest", p.sentences.longest, "tokens of the longest sentence");
-    visit("shortest", p.sentences.shortest, "tokens of the shortest");
-    visit("spread", p.spread,
-          "rank sentences by the mean of their keys and one deviation towards the query; the paper: the mean");
-    visit("carry", p.carry, "of the queries before, what the next one's score keeps; 1, the paper: the open sentence's mean");
+    visit("shortest", p.sentences.shortest, "tokens of the shortest sentence");
+    visit("spread", p.spread, "rank a sentence by its keys' mean plus one deviation towards the query; the paper: by the mean");
+    visit("carry", p.carry, "weight of the earlier queries of the open sentence; the paper: 1, their mean");
     visit("standing", p.standing,
-          "of tokens, the share of sentences that the prompt's end attends to most, read at every step; the paper: 0");
-    visit("all_after_boundary", p.all_after_boundary,
-          "the authors' code: right behind a boundary all that is retained is read");
+          "share of the budget for sentences that the prompt's end attends to most, read at every step; the paper: 0");
+    visit("all_after_boundary", p.all_after_boundary, "as the authors' code: read all retained tokens right after a boundary");
     waiting_parameters(p, visit);
     layer_parameters(p, visit);
   }

@@ -1,4 +1,4 @@
-// Preset snapkv: what the prompt's last queries attend to (Li et al., 2024, arXiv 2404.14469).
+// Preset snapkv: keeps the tokens that the prompt's last queries attend to (SnapKV).
 #pragma once
 
 #include "kvpolicy/budgets/tokens.hpp"
@@ -13,22 +13,24 @@
 
 namespace kvpolicy::presets {
 
-/// The defaults are the setting that keeps answers on small models: a short window, wide neighbourhoods, and a choice that
-/// waits for the answer's first tokens (docs/results/answers.md).
+/// Keeps the tokens that the prompt's last queries attend to (Li et al. 2024, arXiv 2404.14469).
+/// The defaults keep answers on small models: a short window, wide neighbourhoods, and a choice that waits for the answer's
+/// first tokens (docs/results/answers.md).
 struct snapkv {
   static constexpr char const* name = "snapkv";
   static constexpr char const* source = "what the prompt's last queries attend to (Li et al. 2024, arXiv 2404.14469)";
 
-  std::int32_t tokens = 512;
-  std::optional<double> ratio{};
-  std::int32_t sinks = 0;
-  std::int32_t window = 8;
+  std::int32_t tokens = 512;      ///< tokens of the prompt that each KV head keeps, window included
+  std::optional<double> ratio{};  ///< fraction of the prompt's tokens removed, 0 to below 1, in place of `tokens`
+  std::int32_t sinks = 0;         ///< first tokens, always kept
+  std::int32_t window = 8;        ///< queries of the observation window, whose tokens are always kept
+  /// Smoothing of the attention over neighbouring tokens; `width` is the paper's kernel size.
   smoothing smooth{.how = smoothing::kind::maximum, .width = 63};
-  double taper = 0;
-  layering layers{};
-  std::int32_t after = 16;
+  double taper = 0;         ///< PyramidKV's beta: early layers keep more; 0: all layers alike
+  layering layers{};        ///< first layers that keep everything, and layers that share one choice
+  std::int32_t after = 16;  ///< tokens of the answer that the choice waits for; the paper: 0
 
-  /// The setting of the paper's public implementations: window 64, average pooling over 5 tokens.
+  /// Returns the setting of the paper's public implementations: window 64, average pooling over 5 tokens.
   static constexpr snapkv paper() noexcept {
     return {.window = 64, .smooth = {.how = smoothing::kind::average, .width = 5}, .after = 0};
   }

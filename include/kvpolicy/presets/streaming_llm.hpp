@@ -1,4 +1,4 @@
-// Preset streaming_llm: attention sinks and the most recent tokens (Xiao et al., 2024, arXiv 2309.17453).
+// Preset streaming_llm: keeps the attention sinks and the most recent tokens (StreamingLLM).
 #pragma once
 
 #include "kvpolicy/budgets/tokens.hpp"
@@ -13,18 +13,19 @@
 
 namespace kvpolicy::presets {
 
+/// Keeps the attention sinks and the most recent tokens (Xiao et al. 2024, arXiv 2309.17453).
 struct streaming_llm {
   static constexpr char const* name = "streaming_llm";
   static constexpr char const* source = "attention sinks and recent tokens (Xiao et al. 2024, arXiv 2309.17453)";
 
-  std::int32_t tokens = 512;
-  std::optional<double> ratio{};
-  std::int32_t sinks = 4;
+  std::int32_t tokens = 512;      ///< tokens kept in all, sinks included
+  std::optional<double> ratio{};  ///< fraction of the tokens removed, 0 to below 1, in place of `tokens`
+  std::int32_t sinks = 4;         ///< attention sinks: first tokens, always kept
 
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {
     budget_parameters(p, visit, "kept in all");
-    visit("sinks", p.sinks, "first tokens, among them");
+    visit("sinks", p.sinks, "first tokens, always kept; part of the budget");
   }
 
   constexpr auto parts() const {

@@ -1,4 +1,4 @@
-// Preset tova: what the last query attends to, one token evicted at each step (Oren et al., 2024, arXiv 2401.06104).
+// Preset tova: keeps the tokens that the last query attends to, and evicts one token at each step (TOVA).
 #pragma once
 
 #include "kvpolicy/budgets/tokens.hpp"
@@ -13,14 +13,16 @@
 
 namespace kvpolicy::presets {
 
+/// Keeps the tokens that the last query attends to, the same for all heads of a layer; evicts one token at each step (Oren et
+/// al. 2024, arXiv 2401.06104).
 struct tova {
   static constexpr char const* name = "tova";
   static constexpr char const* source =
       "what the last query attends to, one evicted at each step (Oren et al. 2024, arXiv 2401.06104)";
 
-  std::int32_t tokens = 512;
-  std::optional<double> ratio{};
-  layering layers{};
+  std::int32_t tokens = 512;      ///< tokens that each layer keeps, beside the step's own token
+  std::optional<double> ratio{};  ///< fraction of the tokens removed, 0 to below 1, in place of `tokens`
+  layering layers{};              ///< first layers that keep everything, and layers that share one choice
 
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {

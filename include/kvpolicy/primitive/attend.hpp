@@ -1,4 +1,4 @@
-// Primitive attend: one token's attention over the selected rows, where they lie.
+// Primitive attend: the attention of one token over selected rows.
 #pragma once
 
 #include <span>
@@ -9,17 +9,25 @@
 
 namespace kvpolicy {
 
-/// out(q, :) = softmax over the tokens that q's KV head reads of (scale q.k) times v; `[q_heads, head_dim]`.
-/// `log_sum_exp` is `[q_heads]` or empty: the log of each softmax's denominator, for merging partial results. A head that
-/// reads nothing yields zeros and -inf. fp32; the result does not depend on how many threads took part. With `terms`, the query
-/// is that of the last row, and a sink is one of the denominator's summands; their window is not looked at, the selection says
-/// what is read.
+/// Computes one token's attention: out(q, :) = softmax of scale q.k over the tokens that q's KV head reads, times their values.
+/// A head that reads nothing gets zeros and a log-sum of -inf. Sums are at least fp32. The result does not depend on the number
+/// of threads.
+/// @param queries  `[q_heads, head_dim]`, of the token at the last row (only slopes depend on that)
+/// @param keys, values  rows of one layer, `[kv_heads, tokens, head_dim]`
+/// @param kept  the tokens that each KV head reads
+/// @param terms  what the model adds; a sink is a summand of the denominator, and `window` is ignored: `kept` names the tokens
+/// @param out  `[q_heads, head_dim]`
+/// @param log_sum_exp  `[q_heads]`, or empty: the log of each softmax's denominator, for merging partial results
+/// @param exec  the executor
+/// @throws unsupported on a GPU, if `terms` adds anything and `log_sum_exp` is not empty
 template <class Memory, class Exec>
 void attend(query_heads const& queries, basic_rows<Memory> const& keys, basic_rows<Memory> const& values, selection const& kept,
             attention_terms const& terms, table<float> out, std::span<float> log_sum_exp, Exec& exec) {
   exec.attend(queries, keys, values, kept, terms, out, log_sum_exp);
 }
 
+/// Computes the same without attention terms.
+/// @param queries, keys, values, kept, out, log_sum_exp, exec  as above
 template <class Memory, class Exec>
 void attend(query_heads const& queries, basic_rows<Memory> const& keys, basic_rows<Memory> const& values, selection const& kept,
             table<float> out, std::span<float> log_sum_exp, Exec& exec) {

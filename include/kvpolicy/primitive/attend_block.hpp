@@ -1,4 +1,4 @@
-// Primitive attend_block: causal attention of a block of neighbouring tokens, as a prompt's, over the selected rows.
+// Primitive attend_block: causal attention of a block of neighbouring tokens, such as a prompt's, over selected rows.
 #pragma once
 
 #include "kvpolicy/primitive/attention_terms.hpp"
@@ -7,13 +7,19 @@
 
 namespace kvpolicy {
 
-/// The queries are those of the last rows, one token each: out(i * q_heads + q, :) is the softmax over the rows that q's KV
-/// head is given, up to token i's own, times their values; `[tokens * q_heads, head_dim]`. Logits are scale q.k, with what
-/// `terms` adds. A query that sees nothing yields zeros. What it does not see does not
-/// matter, even if it is NaN. Sums are fp32; rows of f16 and bf16 are taken as they are, f32 and queries have at least 16
-/// significant bits: a logit errs by at most 2^-15 of the sum of its products' magnitudes. Weights have at least 8 bits, and
-/// are divided by the sum of what they were rounded to. The result does not depend on how many threads took part. Source:
-/// online softmax by tiles, FlashAttention (arXiv 2205.14135).
+/// Computes the attention of the last tokens: out(i * q_heads + q, :) = softmax over the selected rows up to token i's own row,
+/// times their values. Logits are scale q.k with what `terms` adds. A query that sees no row gets zeros. Rows that a query does
+/// not see have no influence, even if they hold a NaN. Source: online softmax by tiles, FlashAttention (arXiv 2205.14135).
+///
+/// Precision: sums are fp32. Rows of f16 and bf16 enter exactly. Rows of f32, and queries, keep at least 16 significant bits,
+/// so a logit errs by at most 2^-15 of the sum of its products' magnitudes. Weights keep at least 8 bits, and the sum of the
+/// rounded weights divides them. The result does not depend on the number of threads.
+/// @param queries  `[w, q_heads, head_dim]`, of the tokens at the last w rows; w <= tokens
+/// @param keys, values  rows of one layer, `[kv_heads, tokens, head_dim]`
+/// @param kept  the rows that each KV head may read
+/// @param terms  what the model adds to logits and sums, and how many rows a token sees
+/// @param out  `[w * q_heads, head_dim]`
+/// @param exec  the executor
 template <class Memory, class Exec>
 void attend_block(query_window const& queries, basic_rows<Memory> const& keys, basic_rows<Memory> const& values,
                   selection const& kept, attention_terms const& terms, table<float> out, Exec& exec) {

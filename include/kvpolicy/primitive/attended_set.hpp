@@ -1,4 +1,4 @@
-// Which tokens a query attends to most, neighbours taken together: the sets that HeteroCache compares, offline and online.
+// The tokens that a query attends to most, smoothed over neighbours: the sets that HeteroCache compares, offline and online.
 #pragma once
 
 #include <algorithm>
@@ -13,21 +13,29 @@
 
 namespace kvpolicy {
 
-/// Buffers for sequences of up to `tokens` tokens.
+/// Buffers of group_attention and attended_set.
 struct attended_set_scratch {
   std::vector<float> weights;
   std::vector<float> smoothed;
   std::vector<std::int32_t> set;
   range_list all;
 
+  /// Allocates all buffers.
+  /// @param tokens  the longest sequence that they serve
   explicit attended_set_scratch(std::int64_t tokens = 0)
       : weights(static_cast<std::size_t>(tokens)), smoothed(weights.size()), set(weights.size()) {
     all.reserve(1);
   }
 };
 
-/// What one query group attends to of [0, tokens): softmax over those tokens, the group's mean or maximum, `[tokens]`, in
-/// `scratch`. `keys` are one head's.
+/// Computes the attention of one query group to tokens [0, tokens), each query's softmax being over these tokens alone.
+/// @param queries  the group's queries, `[group, head_dim]`
+/// @param keys  one head's, `[1, >= tokens, head_dim]`
+/// @param tokens  how many of the first tokens take part
+/// @param merged  how the group's weights become one weight
+/// @param scratch  buffers for at least `tokens` tokens
+/// @param exec  the executor
+/// @return the weights, `[tokens]`, in `scratch`
 template <class Memory, class Exec>
 std::span<float const> group_attention(query_heads const& queries, basic_rows<Memory> const& keys, std::int64_t tokens,
                                        group_merge merged, attended_set_scratch& scratch, Exec& exec) {
@@ -46,8 +54,11 @@ std::span<float const> group_attention(query_heads const& queries, basic_rows<Me
   return std::span(scratch.weights).first(size);
 }
 
-/// The `count` tokens of [0, tokens) that one query group attends to most, averaged over `width` tokens (odd; zero padded, pads
-/// counted): ascending, in `scratch`.
+/// Finds the tokens of [0, tokens) that one query group attends to most.
+/// @param queries, keys, tokens, merged, scratch, exec  as in group_attention
+/// @param count  how many tokens are wanted
+/// @param width  tokens that each weight is averaged over, odd; zeros pad both ends and are counted
+/// @return min(count, tokens) token indices, ascending, in `scratch`
 template <class Memory, class Exec>
 std::span<std::int32_t const> attended_set(query_heads const& queries, basic_rows<Memory> const& keys, std::int64_t tokens,
                                            std::int64_t count, std::int64_t width, group_merge merged,

@@ -1,4 +1,4 @@
-// Primitive cascade: coarse-to-fine selection that never reads the children of what it has dropped.
+// Primitive cascade: coarse-to-fine selection that never reads the children of dropped units.
 #pragma once
 
 #include <algorithm>
@@ -12,46 +12,60 @@
 
 namespace kvpolicy {
 
-/// One level of a hierarchy: vectors `[units, dims]`; unit u of a level has children [u * fan_out, (u + 1) * fan_out) of
-/// the next finer level, as far as they exist.
+/// One level of a hierarchy. The children of unit u are units [u * fan_out, (u + 1) * fan_out) of the next finer level, as far
+/// as these exist.
 struct cascade_level {
-  table<float const> vectors;
-  std::int64_t fan_out = 1;       ///< 1 at the finest level
-  float fraction = 1;             ///< of the live units, 0 < fraction <= 1
-  std::int64_t least = 1;         ///< units, at least, as far as that many live
-  std::int64_t most = INT64_MAX;  ///< units, at most; at least one is kept
-  std::int64_t first = 0;         ///< units [first, last) can be kept, the others are dead
+  table<float const> vectors;     ///< `[units, dims]`
+  std::int64_t fan_out = 1;       ///< children of a unit; 1 at the finest level
+  float fraction = 1;             ///< share of the live units that is kept, 0 < fraction <= 1
+  std::int64_t least = 1;         ///< fewest units that are kept, if so many are live
+  std::int64_t most = INT64_MAX;  ///< most units that are kept; less than 1 counts as 1
+  std::int64_t first = 0;         ///< units [first, last) can be kept, all others are dead
   std::int64_t last = INT64_MAX;
 };
 
-/// Buffers of a cascade, sized once for the largest level.
+/// Buffers of a cascade.
 struct cascade_scratch {
   std::vector<float> scores;
   std::vector<std::int32_t> live;
   std::vector<std::int32_t> kept;
 
+  /// Allocates all buffers.
+  /// @param max_units  units of the largest level
   explicit cascade_scratch(std::int64_t max_units = 0)
       : scores(static_cast<std::size_t>(max_units)), live(scores.size()), kept(scores.size()) {}
 };
 
-/// How many of `live` units a level keeps: max(1, ceil(fraction * live)), 0 of 0.
+/// Returns max(1, ceil(fraction * live)), or 0 if `live` is 0.
+/// @param fraction  share of the live units
+/// @param live  number of live units
+/// @return a number of units
 inline std::int64_t fraction_of(float fraction, std::int64_t live) noexcept {
   if (live == 0) return 0;
-  // The fraction is a decimal that was rounded to float; what rounding added must not buy one more unit.
+  // The fraction is a decimal that was rounded to float. The rounding must not add a unit.
   auto const exact = static_cast<double>(fraction) * static_cast<double>(live);
   auto const kept = static_cast<std::int64_t>(std::ceil(exact - 1e-6 * static_cast<double>(live)));
   return std::clamp<std::int64_t>(kept, 1, live);
 }
 
-/// How many of `live` units `level` keeps.
+/// Returns how many live units a level keeps, by its fraction, `least` and `most`.
+/// @param level  the level
+/// @param live  number of its live units
+/// @return a number of units, at most `live`
 inline std::int64_t kept_units(cascade_level const& level, std::int64_t live) noexcept {
   std::int64_t const wanted = std::max(fraction_of(level.fraction, live), level.least);
   return std::min({wanted, std::max<std::int64_t>(level.most, 1), live});
 }
 
-/// Keeps the best `fraction` of the live units of each level, coarse to fine; a unit is live if it can be kept and its parent
-/// was (CHESS, Algorithm 1; dead units count as -inf, see docs/methods.md). `score(level index, units, out)` writes the units'
-/// scores. Returns the kept units of the finest level, ascending, in `scratch`. Deterministic, ties to the smaller index.
+/// Keeps the best live units of each level, coarse to fine (CHESS, Algorithm 1; dead units count as -inf, see docs/methods.md).
+/// A unit is live if it is in its level's [first, last) and its parent was kept. The result is deterministic: ties go to the
+/// smaller index.
+/// @param score  `score(level index, units, out)` writes out[i], the score of units[i]. A coarse level that keeps all of
+///               its live units is not scored
+/// @param levels  coarsest first
+/// @param scratch  buffers for at least the largest level's units
+/// @param exec  the executor
+/// @return the kept units of the finest level, ascending, in `scratch`
 template <class Score, class Exec>
 std::span<std::int32_t const> cascade_by(Score score, std::span<cascade_level const> levels, cascade_scratch& scratch,
                                          Exec& exec) {
@@ -87,7 +101,10 @@ std::span<std::int32_t const> cascade_by(Score score, std::span<cascade_level co
   return {};
 }
 
-/// The same, by dot product with the anchor. Reads vectors of live units only.
+/// Runs cascade_by with the dot products of the anchor and the units' vectors. Reads vectors of live units only.
+/// @param anchor  `[dims]`
+/// @param levels, scratch, exec  as in cascade_by
+/// @return the kept units of the finest level, ascending, in `scratch`
 template <class Exec>
 std::span<std::int32_t const> cascade(std::span<float const> anchor, std::span<cascade_level const> levels,
                                       cascade_scratch& scratch, Exec& exec) {

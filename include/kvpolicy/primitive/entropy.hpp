@@ -1,18 +1,20 @@
-// Primitive entropy: how unsure the model is of the next token.
+// Primitive entropy: how uncertain the model is of the next token.
 #pragma once
 
 #include <span>
 
 namespace kvpolicy {
 
-/// Of p = softmax(logits), in nats: entropy = -sum p log p, varentropy = sum p (-log p - entropy)^2.
+/// The uncertainty of p = softmax(logits).
 struct uncertainty {
-  float entropy = 0;
-  float varentropy = 0;
+  float entropy = 0;     ///< -sum p log p, in nats
+  float varentropy = 0;  ///< sum p (-log p - entropy)^2, in nats squared
 };
 
-/// `[vocabulary]` logits, not empty; any NaN among them, or nothing but -inf, makes both results NaN. One pass beside the
-/// maximum's; sums in at least fp32.
+/// Computes entropy and varentropy of softmax(logits). One pass finds the maximum, one more the sums, in at least fp32.
+/// @param logits  `[vocabulary]`, not empty
+/// @param exec  the executor
+/// @return both numbers; both are NaN if any logit is NaN, or all are -inf
 template <class Exec>
 uncertainty entropy(std::span<float const> logits, Exec& exec) {
   return exec.entropy(logits);

@@ -1,4 +1,4 @@
-// Primitive list_attention: the weights that one token's attention gives to the tokens that are still there.
+// Primitive list_attention: the attention weights that one token gives to the tokens of a list.
 #pragma once
 
 #include <span>
@@ -8,9 +8,13 @@
 
 namespace kvpolicy {
 
-/// out(h, i) = mean over KV head h's query heads of the softmax weight of the i-th token of its list, the softmax being
-/// over that list alone: `[kv_heads, most tokens of a list]`. `lists` has one list for each of the keys' heads, or one for all.
-/// A list may be empty. O(tokens x q_heads x head_dim); exponentials in fp32, sums of at least fp32.
+/// Computes out(h, i) = mean over KV head h's query heads of the softmax weight of the i-th token of h's list. The softmax is
+/// over that list alone. O(tokens x q_heads x head_dim). Exponentials are fp32, sums at least fp32.
+/// @param queries  `[q_heads, head_dim]`
+/// @param keys  `[kv_heads, tokens, head_dim]`
+/// @param lists  one list for each of the keys' heads, or one for all; a list may be empty
+/// @param out  `[kv_heads, tokens of the longest list]`
+/// @param exec  the executor
 template <class Memory, class Exec>
 void list_attention(query_heads const& queries, basic_rows<Memory> const& keys, std::span<range_list const> lists,
                     table<float> out, Exec& exec) {

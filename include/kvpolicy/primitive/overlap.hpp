@@ -1,4 +1,4 @@
-// Primitive overlap: how much of two sets of indices is common.
+// Primitive overlap: how many indices two sets have in common.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,9 @@
 
 namespace kvpolicy {
 
-/// |a and b|, of two ascending lists without repetition.
+/// Counts the indices that two lists share.
+/// @param a, b  ascending, without repetition
+/// @return the size of their intersection
 inline std::int64_t overlap(std::span<std::int32_t const> a, std::span<std::int32_t const> b) noexcept {
   std::int64_t common = 0;
   for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {

@@ -1,4 +1,4 @@
-// Primitives pool_mean and pool_bounds: one summary for each unit of consecutive tokens, kept up to date as tokens arrive.
+// Primitives pool_mean, pool_bounds and pool_mean_deviation: summaries of units of consecutive tokens, updated by new tokens.
 #pragma once
 
 #include <cmath>
@@ -8,15 +8,18 @@
 
 namespace kvpolicy {
 
-/// How far a model's rotary embedding rotated the key of each token, the first one at position 0.
+/// The angles by which a rotary embedding rotates the key of each token. Token 0 is at position 0.
 struct rope_angles {
   float const* angles = nullptr;  ///< `[tokens, 2, pairs]`: cosines, then sines; null: keys are not rotated
-  std::int64_t pairs = 0;
+  std::int64_t pairs = 0;         ///< rotated channel pairs
   rotation::pairing how = rotation::pairing::halves;
 
-  /// Turns the key of `token` back, in place: its channels before the embedding.
+  /// Removes the rotation of a token's key, in place.
+  /// @param token  its index in the sequence
+  /// @param row  `[head_dim]`
   constexpr void undo(std::int64_t token, float* row) const noexcept { rotate(token, row, 1); }
-  /// Rotates a row as the embedding rotates the key of `token`, in place.
+  /// Rotates a row, in place, as the embedding rotates the key of a token.
+  /// @param token, row  as in undo
   constexpr void redo(std::int64_t token, float* row) const noexcept { rotate(token, row, -1); }
 
  private:
@@ -36,7 +39,9 @@ struct rope_angles {
   }
 };
 
-/// Writes the angles of tokens 0, 1, ...: `[angles.size() / (2 rope.pairs), 2, rope.pairs]`.
+/// Writes the angles of tokens 0, 1, ..., as rope_angles reads them.
+/// @param rope  the rotary embedding
+/// @param angles  `[tokens, 2, rope.pairs]`: cosines, then sines; its size sets the number of tokens
 inline void write_rope_angles(rotation const& rope, std::span<float> angles) noexcept {
   std::size_t at = 0;
   auto const pairs = static_cast<std::size_t>(rope.pairs);
@@ -49,17 +54,17 @@ inline void write_rope_angles(rotation const& rope, std::span<float> angles) noe
   }
 }
 
-/// Which tokens to fold into which units: token t belongs to unit (t - origin) / unit_size.
+/// The tokens that a pool folds in. Token t belongs to unit (t - origin) / unit_size.
 struct pooling {
   std::int64_t unit_size = 1;  ///< tokens
-  std::int64_t first = 0;      ///< tokens [first, last) are folded in; those before `first` are in already
+  std::int64_t first = 0;      ///< tokens [first, last) are folded in; tokens before `first` are in already
   std::int64_t last = 0;
-  std::int64_t origin = 0;  ///< pool_mean and pool_mean_deviation alone
-  rope_angles rotated{};    ///< pool_mean alone: keys are rotated back by these first
+  std::int64_t origin = 0;  ///< first token of unit 0; pool_mean and pool_mean_deviation alone
+  rope_angles rotated{};    ///< rotation that is removed from keys first; pool_mean alone
 };
 
-/// Channel-wise bounds of units' keys, `[heads, units, 2, head_dim]`: all maxima, then all minima. Bounds of 16-bit keys
-/// are exact in 16 bits, so `type` is the keys' own; those of blocks are rounded to f16.
+/// Channel-wise bounds of units' keys, `[heads, units, 2, head_dim]`: a unit's maxima, then its minima.
+/// Bounds of 16-bit keys are exact in 16 bits, so `type` is the keys' own. Bounds of keys in blocks are rounded to f16.
 struct bounds_table {
   std::byte* data = nullptr;
   element_type type = element_type::f16;
@@ -68,37 +73,55 @@ struct bounds_table {
   std::int64_t head_dim = 0;
 
   constexpr std::int64_t bytes() const noexcept { return heads * units * 2 * head_dim * size_of(type); }
+  /// Returns the bounds of a few heads.
+  /// @param few  heads
+  /// @return a table over the same memory
   constexpr bounds_table of(head_range few) const noexcept {
     bounds_table result = *this;
     result.data = unit(few.first, 0);
     result.heads = few.count;
     return result;
   }
+  /// Returns the address of a unit's maxima. Its minima follow them.
+  /// @param head, u  head and unit
+  /// @return the first of 2 * head_dim elements
   constexpr std::byte* unit(std::int64_t head, std::int64_t u) const noexcept {
     return data + (head * units + u) * 2 * head_dim * size_of(type);
   }
 };
 
-/// Mean of each unit's rows, all heads side by side: head h of unit u goes to means(u, column + h * head_dim ...).
-/// A unit whose first token is in the range begins afresh; a unit that is open at `first` is continued from its count.
-/// Keys that are `rotated` are rotated back first. O(tokens x heads x head_dim); fp32; any order of calls that covers the same
-/// tokens agrees within 1e-5 relative.
+/// Computes the mean of each unit's rows, all heads side by side: means(u, column + h * head_dim + i) for channel i of head h.
+/// A unit whose first token is in [first, last) begins afresh. A unit that is open at `first` continues from its earlier
+/// tokens. O(tokens x heads x head_dim), in fp32. Any split of the same tokens into calls agrees within 1e-5 relative.
+/// @param keys  `[heads, tokens, head_dim]`
+/// @param what  units and tokens
+/// @param means  `[units, >= column + heads * head_dim]`, read and written
+/// @param column  where head 0 begins in a row of `means`
+/// @param exec  the executor
 template <class Memory, class Exec>
 void pool_mean(basic_rows<Memory> const& keys, pooling const& what, table<float> means, std::int64_t column, Exec& exec) {
   exec.pool_mean(keys, what, means, column);
 }
 
-/// Minimum and maximum of each unit's rows by channel, as pool_mean in all else. Exact, and always finite: infinities count
-/// as the type's largest values, NaN elements are passed over; a channel with nothing else has its largest value as minimum
-/// and its lowest as maximum, and so scores below any other.
+/// Computes the maximum and minimum of each unit's rows by channel. Units begin and continue as in pool_mean.
+/// Bounds are exact and always finite. An infinity counts as the type's largest value. NaN elements are skipped. A channel with
+/// NaN alone gets the type's largest value as minimum and the lowest as maximum, and so scores below any other.
+/// @param keys  `[heads, tokens, head_dim]`
+/// @param what  units and tokens; `origin` and `rotated` are not used
+/// @param bounds  `[heads, units, 2, head_dim]`, read and written
+/// @param exec  the executor
 template <class Memory, class Exec>
 void pool_bounds(basic_rows<Memory> const& keys, pooling const& what, bounds_table const& bounds, Exec& exec) {
   exec.pool_bounds(keys, what, bounds);
 }
 
-/// Mean -/+ one standard deviation of each unit's rows by channel, in place of bounds: `moments`, `[heads, units, 2, head_dim]`
-/// floats with the bounds' capacity, keeps each unit's means, then its sums of squared differences. As pool_mean in all else; a
-/// NaN makes its unit's bounds NaN.
+/// Computes each unit's mean +/- one standard deviation by channel, in the places of maxima and minima.
+/// Units begin and continue as in pool_mean. A NaN makes both bounds of its unit and channel NaN.
+/// @param keys  `[heads, tokens, head_dim]`
+/// @param what  units and tokens; `rotated` is not used
+/// @param moments  `[heads, bounds.units, 2, head_dim]`: a unit's means, then its sums of squared differences; read and written
+/// @param bounds  `[heads, units, 2, head_dim]`
+/// @param exec  the executor
 template <class Memory, class Exec>
 void pool_mean_deviation(basic_rows<Memory> const& keys, pooling const& what, float* moments, bounds_table const& bounds,
                          Exec& exec) {

@@ -1,4 +1,4 @@
-// Which units hold what a prompt's last queries attend to most: those that stay whatever later queries rank higher.
+// The units that a prompt's last queries attend to most. Every step reads them, even if its own query ranks others higher.
 #pragma once
 
 #include <algorithm>
@@ -11,13 +11,15 @@
 
 namespace kvpolicy {
 
-/// Buffers for up to `tokens` tokens in up to `units` units.
+/// Buffers of standing_units.
 struct standing_units_scratch {
   std::vector<float> weights;
   std::vector<float> scores;
   std::vector<std::int32_t> sizes;
   std::vector<std::int32_t> taken;
 
+  /// Allocates all buffers.
+  /// @param tokens, units  the most that they serve
   explicit standing_units_scratch(std::int64_t tokens = 0, std::int64_t units = 0)
       : weights(static_cast<std::size_t>(tokens)),
         scores(static_cast<std::size_t>(units)),
@@ -25,9 +27,15 @@ struct standing_units_scratch {
         taken(scores.size()) {}
 };
 
-/// stands[u] = 1 for whole units by their tokens' largest weight, as many as `budget` tokens hold, else 0: `[units]`. Weights
-/// are window_attention's of `queries`, which are those of the last tokens and of one KV head, over `keys`, its tokens that are
-/// there; unit u has those from index ends[u - 1] to ends[u], and of those behind the window none.
+/// Marks whole units with the most attended tokens, as many as `budget` tokens hold. A unit's score is the largest
+/// window_attention weight of its tokens. Tokens inside the query window do not count. Ties go to the smaller index.
+/// @param queries  of the last tokens, for one KV head: `[w, group, head_dim]`; w = 0 marks nothing
+/// @param keys  that head's, `[1, retained tokens, head_dim]`, the window's included
+/// @param ends  `[units]`: unit u has the retained tokens of indices [ends[u - 1], ends[u])
+/// @param budget  tokens
+/// @param scratch  buffers
+/// @param stands  `[units]`: 1 for a marked unit, else 0
+/// @param exec  the executor
 template <class Memory, class Exec>
 void standing_units(query_window const& queries, basic_rows<Memory> const& keys, std::span<std::int32_t const> ends,
                     std::int64_t budget, standing_units_scratch& scratch, std::span<std::uint8_t> stands, Exec& exec) {

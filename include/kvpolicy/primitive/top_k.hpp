@@ -1,4 +1,4 @@
-// Primitive top_k, and the order that all selection shares.
+// Primitive top_k, and the ranking order of the whole library.
 #pragma once
 
 #include <bit>
@@ -8,16 +8,22 @@
 
 namespace kvpolicy {
 
-/// Maps a score to an unsigned key of the same order: larger scores have larger keys, -0 equals +0, every NaN is 0 and so
-/// ranks below -inf. All executors rank by this key, then by smaller index.
+/// Maps a score to an unsigned key of the same order. -0 equals +0. Every NaN maps to 0 and so ranks below -inf. All executors
+/// rank by this key, then by smaller index.
+/// @param score  any float
+/// @return the key
 constexpr std::uint32_t sortable_key(float score) noexcept {
   if (score != score) return 0;
   std::uint32_t const bits = std::bit_cast<std::uint32_t>(score + 0.0f);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-/// For each row of scores, the indices of its min(k[row], columns) highest: ascending, ties to the smaller index, NaN
-/// last, exact. indices.row(r) has room for k[r]. What must be kept whatever its score is not offered here at all.
+/// Finds the indices of the min(k[row], columns) highest scores of each row. The result is exact. Ties go to the smaller index,
+/// NaN ranks last. Callers leave out what must be kept whatever its score.
+/// @param scores  `[rows, columns]`
+/// @param k  `[rows]`
+/// @param indices  `[rows, >= largest k]`, ascending in each row
+/// @param exec  the executor
 template <class Exec>
 void top_k(table<float const> scores, std::span<std::int32_t const> k, table<std::int32_t> indices, Exec& exec) {
   exec.top_k(scores, k, indices);

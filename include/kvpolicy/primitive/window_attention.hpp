@@ -1,4 +1,4 @@
-// Primitive window_attention: how much the last tokens of a prompt attended to the tokens before them.
+// Primitives window_attention, seen_attention and following_queries: how much a prompt's queries attend to its tokens.
 #pragma once
 
 #include <algorithm>
@@ -12,20 +12,24 @@
 
 namespace kvpolicy {
 
-/// How a window's attention becomes one score for each token. Neighbours are merged with stride 1, centred, `width` odd:
-/// average counts the zeros that pad both ends; maximum pads with nothing.
+/// How a window's attention becomes one score for each token. Each token's weight is merged with its neighbours', centred.
+/// The average counts the zeros that pad both ends. The maximum has no padding.
 struct smoothing {
+  /// How neighbours are merged.
   enum class kind : std::uint8_t { none, average, maximum };
   friend constexpr auto names_of(kind) noexcept { return std::array{"none", "average", "maximum"}; }
   kind how = kind::none;
-  std::int64_t width = 1;  ///< tokens
-  bool of_group = false;   ///< smooth the query group's mean, not each query head by itself
-  /// How the window's queries are merged. The mean dilutes what one of many looks at; the maximum does not, and leaves out
-  /// queries that have a NaN.
+  std::int64_t width = 1;  ///< tokens that are merged, odd
+  bool of_group = false;   ///< smooth the query group's mean, instead of each query head by itself
+  /// How the window's queries are merged. The mean dilutes a weight that one query of many gives. The maximum does not, and
+  /// ignores queries that have a NaN.
   group_merge queries = group_merge::mean;
 };
 
-/// One row smoothed, `of_group` aside; not in place. A neighbour at a time for all tokens, so that compilers have vectors.
+/// Smooths one row by `how` and `width`. The loops go over all tokens for each neighbour, so that compilers vectorise them.
+/// @param row  `[tokens]`
+/// @param smooth  kind and width; `of_group` and `queries` are not used
+/// @param out  `[tokens]`, not the memory of `row`
 inline void smooth_row(std::span<float const> row, smoothing smooth, std::span<float> out) noexcept {
   auto const tokens = static_cast<std::int64_t>(row.size());
   if (smooth.how == smoothing::kind::none) {
@@ -48,28 +52,43 @@ inline void smooth_row(std::span<float const> row, smoothing smooth, std::span<f
   for (std::int64_t t = 0; !maximum && t < tokens; ++t) out[static_cast<std::size_t>(t)] /= static_cast<float>(smooth.width);
 }
 
-/// scores(h, t) for the tokens t before the window, `[kv_heads, n - w]` with n = keys.tokens and w = queries.tokens:
-/// attention of the w last queries, each softmax over all keys that it may see (causal, window included), then mean (or
-/// maximum) over the window, then smoothed, then mean over KV head h's query heads (SnapKV, sec. 4; reading of kvpress).
-/// Needs 1 <= w <= n. O(w n q_heads head_dim); exponentials in fp32, sums of at least fp32.
+/// Computes the attention of a prompt's last w queries to each token before them (SnapKV, section 4, as kvpress reads it).
+/// Each query's softmax is over all keys that it may see: causal, window included. Then follow the mean (or maximum) over the
+/// window, the smoothing, and the mean over the KV head's query heads. Needs 1 <= w <= n.
+/// O(w n q_heads head_dim). Exponentials are fp32, sums at least fp32.
+/// @param queries  of the last w tokens, `[w, q_heads, head_dim]`
+/// @param keys  `[kv_heads, n, head_dim]`
+/// @param smooth  how queries and neighbours are merged
+/// @param scores  `[kv_heads, n - w]`
+/// @param exec  the executor
 template <class Memory, class Exec>
 void window_attention(query_window const& queries, basic_rows<Memory> const& keys, smoothing smooth, table<float> scores,
                       Exec& exec) {
   exec.window_attention(queries, keys, smooth, scores);
 }
 
-/// scores(h, t) = mean over KV head h's query heads and over the queries that see token t of the softmax weight that it gets;
-/// `[kv_heads, n]`, from the last w queries of the n tokens (H2O's accumulated attention where w = n).
-/// Needs 1 <= w <= n. O(w n q_heads head_dim).
+/// Computes the mean softmax weight of each token, over the queries that see it and the KV head's query heads. With w = n this
+/// is H2O's accumulated attention. Needs 1 <= w <= n. O(w n q_heads head_dim).
+/// @param queries  of the last w tokens, `[w, q_heads, head_dim]`
+/// @param keys  `[kv_heads, n, head_dim]`
+/// @param scores  `[kv_heads, n]`
+/// @param exec  the executor
 template <class Memory, class Exec>
 void seen_attention(query_window const& queries, basic_rows<Memory> const& keys, table<float> scores, Exec& exec) {
   exec.seen_attention(queries, keys, scores);
 }
 
-/// How much the queries right behind a token want its key: scores(h, m - first) for tokens m in [first, last) = mean over KV
-/// head h's query heads and the queries of tokens (m, m + local] that are given of q.k_m, unscaled; 0 where there are none.
-/// `[kv_heads, last - first]`; `queries` are those of tokens [begin, begin + queries.tokens); where `positions` is given, token
-/// m stands at positions[m] among them. O((last - first + w) q_heads head_dim).
+/// Computes the mean unscaled q.k of each token's key and the queries right after it, over the KV head's query heads. Token m
+/// gets the queries of tokens m + 1 to m + local, as far as these are given. Without any, its score is 0.
+/// O((last - first + w) q_heads head_dim).
+/// @param queries  `[w, q_heads, head_dim]`, of tokens [begin, begin + w)
+/// @param begin  token of the first query
+/// @param keys  `[kv_heads, tokens, head_dim]`
+/// @param first, last  rows [first, last) are scored
+/// @param local  how many following queries count
+/// @param positions  `[last]`, or null: row m is token positions[m], in the numbering of `begin`
+/// @param scores  `[kv_heads, last - first]`
+/// @param exec  the executor
 template <class Memory, class Exec>
 void following_queries(query_window const& queries, std::int64_t begin, basic_rows<Memory> const& keys, std::int64_t first,
                        std::int64_t last, std::int64_t local, std::int32_t const* positions, table<float> scores, Exec& exec) {

@@ -1,4 +1,4 @@
-// Score: the attention that a token got so far, from every query that saw it (H2O, Zhang et al. 2023, arXiv 2306.14048).
+// Scorer accumulated_attention: scores a token by the attention that it received so far (H2O).
 #pragma once
 
 #include <algorithm>
@@ -10,32 +10,36 @@
 
 namespace kvpolicy::scorers {
 
+/// Scores a token by the attention that it received so far, from every query that saw it.
+/// While decoding, the scores grow by the softmax over the kept tokens (H2O, Zhang et al. 2023, arXiv 2306.14048).
 struct accumulated_attention {
   static constexpr signals needs = signals::keys | signals::observation_queries | signals::queries;
   static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::tokens;
   static constexpr bool after_attention = true;
 
-  /// Of the weights of the queries that saw a token.
+  /// How the weights of the queries that saw a token become its score.
   enum class reduction : std::uint8_t { sum, mean };
   friend constexpr auto names_of(reduction) noexcept { return std::array{"sum", "mean"}; }
 
-  bool mean = false;                  ///< divided by the number of queries that saw the token
-  std::int32_t window = all_queries;  ///< of the prompt's queries, the last ones that count
+  bool mean = false;                  ///< divide the sum by the number of counted queries that saw the token
+  std::int32_t window = all_queries;  ///< queries; how many of the prompt's last ones count
 
-  /// Sums, `[layers, kv_heads, max_tokens]`.
+  /// The sums of attention weights that the tokens received.
   struct memory : no_memory {
     static constexpr bool hears_prompts = true;
-    std::vector<float> sums;
-    std::int64_t heads = 0;
-    std::int64_t tokens = 0;
-    std::int64_t first_query = 0;  ///< of those that count
+    std::vector<float> sums;       ///< `[layers, kv_heads, max_tokens]`
+    std::int64_t heads = 0;        ///< KV heads of a layer
+    std::int64_t tokens = 0;       ///< max_tokens of the cache
+    std::int64_t first_query = 0;  ///< token of the first query that counts
 
     template <class Archive>
     void archive(Archive& a) {
       a(sums, first_query);
     }
+    /// Returns the sums of one KV head, `[max_tokens]`.
     float* row(layer_id layer, std::int64_t head) noexcept { return sums.data() + (layer.value * heads + head) * tokens; }
+    /// Sets the sums of every token from `from` on to 0.
     void truncate(std::int64_t from) noexcept {
       for (std::size_t i = 0; i < sums.size(); i += static_cast<std::size_t>(tokens)) {
         std::fill(sums.begin() + static_cast<std::ptrdiff_t>(i) + from, sums.begin() + static_cast<std::ptrdiff_t>(i) + tokens,
@@ -51,7 +55,7 @@ struct accumulated_attention {
             0};
   }
 
-  /// At the prompt's end: the sums so far, of every token.
+  /// Computes every token's sum over the prompt's counted queries, at the prompt's end.
   template <class Input, executor Exec>
   void begin(Input const& input, Exec& exec) const {
     query_window const queries = last_queries(input.prompt, window).of(input.heads, input.view.shape().group());
@@ -72,7 +76,7 @@ struct accumulated_attention {
     }
   }
 
-  /// Adds the current query's attention, over what is kept.
+  /// Adds the current query's attention over the kept tokens, then scores these tokens.
   template <class Input, executor Exec>
   void score_kept(Input const& input, std::span<range_list const> lists, table<float> out, Exec& exec) const {
     list_attention(input.queries, input.keys(), lists, out, exec);
@@ -89,7 +93,7 @@ struct accumulated_attention {
   }
 
  private:
-  /// How many of the queries that count saw a token.
+  /// Returns how many of the counted queries saw a token.
   template <class Input>
   static float seen(Input const& input, std::int64_t token) noexcept {
     return static_cast<float>(input.tokens - std::max(token, input.memory.first_query));

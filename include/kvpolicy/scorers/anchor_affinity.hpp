@@ -1,4 +1,4 @@
-// Score: dot product with the mean of the recent pages' vectors (CHESS, eqs. 3 and 4).
+// Scorer anchor_affinity: scores a unit by its dot product with the mean of the recent pages (CHESS, eqs. 3 and 4).
 #pragma once
 
 #include <algorithm>
@@ -10,21 +10,28 @@
 
 namespace kvpolicy::scorers {
 
+/// Scores a page, chunk or grid by the dot product of its mean key with an anchor (CHESS, eq. 4).
+/// The anchor is the mean of the recent pages' vectors (eq. 3). selectors::cascade computes the dot products.
 struct anchor_affinity {
   static constexpr signals needs = signals::keys;
   static constexpr scope granularity = scope::request;
   static constexpr scored of = scored::units;
 
-  std::int32_t recent_pages = 8;  ///< W; the selector's window protects the same pages
-  /// Count each channel by its difference from the mean page, in units of its deviation over pages. Keys have much in common,
-  /// and a few channels are large: without, these alone rank the pages.
+  std::int32_t recent_pages = 8;  ///< W, pages; the rule's window protects the same pages
+  /// Counts each channel by its difference from the mean page, in units of its deviation over pages. Keys have a large common
+  /// part, and a few channels are large: without this option, these alone rank the pages. Not in the paper.
   bool standardised = false;
 
-  static constexpr float min_deviation = 1e-3f;  ///< of a channel, by its mean: below it is the rounding of 16-bit keys
+  /// The smallest deviation of a channel that counts, as a share of the channel's mean. Smaller deviations are the rounding of
+  /// 16-bit keys.
+  static constexpr float min_deviation = 1e-3f;
 
   static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
 
-  /// The anchor, `[dims]`, in the summaries' own buffer.
+  /// Computes the anchor, in the summaries' own buffer.
+  /// @param summaries  the pool's state; its pages are up to date, and there is at least one
+  /// @param exec  runs the primitives
+  /// @return the anchor, `[dims]` with dims = layers * kv_heads * head_dim; valid until the next call
   template <executor Exec>
   std::span<float const> anchor(pools::hierarchical_mean::summaries& summaries, Exec& exec) const {
     table<float const> pages = summaries.of(0);
@@ -38,8 +45,8 @@ struct anchor_affinity {
   }
 
  private:
-  /// anchor = (anchor - mean) / variance: its dot product with a page is that of both standardised, but for what is the same
-  /// for all pages. A channel that is all but the same in all pages, or has a NaN, counts for nothing.
+  /// anchor = (anchor - mean) / variance. Its dot product with a page equals the product of both when standardised, up to a
+  /// term that all pages share. A channel that hardly differs between pages, or that has a NaN, counts for nothing.
   template <executor Exec>
   static void standardise(pools::hierarchical_mean::summaries& summaries, Exec& exec) {
     table<float const> const pages = summaries.of(0);

@@ -1,4 +1,4 @@
-// Score: a function of one token, of one's own: its key, its value, and how long ago it came.
+// Scorer by_token: scores a token by the user's function of its key, its value and its age.
 #pragma once
 
 #include <cmath>
@@ -9,17 +9,23 @@
 
 namespace kvpolicy {
 
-/// One key or value as floats, `[head_dim]`.
+/// One key or value as floats, `[head_dim]`; valid during the function's call.
 struct row : std::span<float const> {
   using std::span<float const>::span;
 };
 
-/// Euclidean.
+/// Returns the Euclidean norm of a row.
+/// @param r  `[head_dim]`
+/// @return the square root of the sum of squares
 inline float norm(row const& r) noexcept {
   float squares = 0;
   for (float const x : r) squares += x * x;
   return std::sqrt(squares);
 }
+/// Returns the dot product of two rows.
+/// @param a  `[head_dim]`
+/// @param b  `[head_dim]`, as long as `a`
+/// @return the sum of the products
 inline float dot(row const& a, row const& b) noexcept {
   float sum = 0;
   for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
@@ -28,8 +34,10 @@ inline float dot(row const& a, row const& b) noexcept {
 
 namespace scorers {
 
-/// `of_token(key, value, age)`: larger is kept; `age` is how many of the tokens that are looked at came after this one, 0 for
-/// the newest. Reads rows where they lie, one by one, in host memory; as slow as the function is.
+/// Scores a token by `of_token(key, value, age)`; the tokens with the largest scores are kept.
+/// `age` is the number of tokens behind this one, among the tokens that are scored: 0 for the newest. The scorer reads rows one
+/// by one, in host memory, so its cost is the function's. A scorer for every step should call primitives instead.
+/// @tparam Function  takes two rows and an int64, gives a float; trivially copyable
 template <class Function>
 struct by_token {
   static constexpr signals needs = signals::keys | signals::values;
@@ -37,11 +45,12 @@ struct by_token {
   static constexpr scored of = scored::tokens;
   static constexpr bool after_attention = false;
 
-  Function of_token;
+  Function of_token;  ///< the score of one token
 
+  /// The row that is read now.
   struct memory : no_memory {
-    std::vector<float> key;
-    std::vector<float> value;
+    std::vector<float> key;    ///< `[head_dim]`
+    std::vector<float> value;  ///< `[head_dim]`
   };
   memory start(cache_shape const& shape) const {
     auto const dim = static_cast<std::size_t>(shape.head_dim);
@@ -57,7 +66,7 @@ struct by_token {
     }
   }
 
-  /// While decoding, of the tokens that are still there.
+  /// Scores the kept tokens while decoding; `age` counts kept tokens only.
   template <class Input, executor Exec>
   void score_kept(Input const& input, std::span<range_list const> lists, table<float> out, Exec&) const {
     auto const keys = input.keys();
@@ -85,7 +94,9 @@ struct by_token {
 
 }  // namespace scorers
 
-/// A scorer by a function of one token: `score_tokens([](auto key, auto value, auto age) { return norm(value); })`.
+/// Makes a scorer of a function of one token: `score_tokens([](auto key, auto value, auto age) { return norm(value); })`.
+/// @param of_token  `(row key, row value, std::int64_t age)` to float; larger is kept
+/// @return a scorer for retain(), retrieve() or keep
 template <class Function>
   requires std::is_invocable_r_v<float, Function const&, row, row, std::int64_t>
 constexpr scorers::by_token<Function> score_tokens(Function of_token) { return {of_token}; }

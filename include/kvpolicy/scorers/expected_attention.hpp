@@ -1,8 +1,9 @@
-// Score: the attention that queries to come are expected to pay (ExpectedAttention, Devoto et al. 2025, arXiv 2510.00636).
+// Scorer expected_attention: scores a token by the attention that future queries are expected to pay (ExpectedAttention).
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -11,28 +12,32 @@
 
 namespace kvpolicy::scorers {
 
+/// Scores a token by the attention that future queries are expected to pay (Devoto et al. 2025, arXiv 2510.00636).
+/// Future queries are a Gaussian: mean and covariance of the prompt's queries before their rotary embedding, rotated by the
+/// mean rotation of the next `future` positions.
 struct expected_attention {
   static constexpr signals needs = signals::keys | signals::values | signals::observation_queries | signals::rotation;
   static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::tokens;
 
-  std::int32_t sinks = 4;     ///< tokens that neither count as queries nor as keys; protect them
-  std::int32_t future = 512;  ///< positions behind the prompt that queries are expected at
-  bool covariance = true;     ///< of the queries, beside their mean
-  bool value_norm = true;     ///< times the norm of the value
-  double epsilon = 0;         ///< added to the attention before that; kvpress's class: 0
-  std::int32_t window = all_queries;
+  std::int32_t sinks = 4;             ///< first tokens, neither queries nor keys; they get no score, so protect them
+  std::int32_t future = 512;          ///< positions behind the prompt at which queries are expected, at most 2^20
+  bool covariance = true;             ///< use the queries' covariance beside their mean
+  bool value_norm = true;             ///< multiply the score by the norm of the token's value
+  double epsilon = 0;                 ///< added to the attention before that product; kvpress's class: 0
+  std::int32_t window = all_queries;  ///< queries; how many of the prompt's last ones count
 
+  /// Buffers of one call.
   struct memory : no_memory {
     std::vector<float> mean;            ///< `[q_heads, head_dim]`
     std::vector<float> covariance;      ///< `[q_heads, head_dim, head_dim]`
-    std::vector<double> mean_rotation;  ///< `[head_dim]`: mean cosines of the rotation to come, mean sines
-    std::vector<float> norms;           ///< `[kv_heads, max_tokens]`
+    std::vector<double> mean_rotation;  ///< `[head_dim]`: mean cosines of the future rotation, then mean sines
+    std::vector<float> norms;           ///< `[kv_heads, max_tokens]`, of the values
   };
   memory start(cache_shape const& shape) const {
     constexpr std::int32_t farthest = 1 << 20;
-    KVPOLICY_EXPECTS(future >= 0 && future <= farthest, "queries expected at " + std::to_string(future) +
-                                                            " positions; it must be 0 to " + std::to_string(farthest));
+    KVPOLICY_EXPECTS(future >= 0 && future <= farthest,
+                     "future is " + std::to_string(future) + " positions; it must be 0 to " + std::to_string(farthest));
     auto const sizes = static_cast<std::size_t>(shape.q_heads * shape.head_dim);
     return {{},
             std::vector<float>(sizes),
@@ -52,6 +57,9 @@ struct expected_attention {
     table<float> const mean{input.memory.mean.data(), queries.heads, shape.head_dim, shape.head_dim};
     table<float> const spread{input.memory.covariance.data(), covariance ? queries.heads * shape.head_dim : 0, shape.head_dim,
                               shape.head_dim};
+    for (std::int64_t h = 0; h < out.rows; ++h) {  // sinks rank first if no window protects them
+      std::fill_n(out.row(h), std::min(first, out.columns), std::numeric_limits<float>::infinity());
+    }
     if (out.columns <= first || skipped >= queries.tokens) return;
     query_moments(queries.last(queries.tokens - skipped), rope, n - queries.tokens + skipped, mean, spread, exec);
     std::span const cosines = std::span(input.memory.mean_rotation).first(static_cast<std::size_t>(rope.pairs));

@@ -1,10 +1,11 @@
-// Score: minus the norm of the key (Knorm, Devoto et al. 2024, arXiv 2406.11430).
+// Scorer key_norm: scores a token by minus the norm of its key (Knorm).
 #pragma once
 
 #include "kvpolicy/concepts.hpp"
 
 namespace kvpolicy::scorers {
 
+/// Scores a token by minus the Euclidean norm of its key (Knorm, Devoto et al. 2024, arXiv 2406.11430).
 struct key_norm {
   static constexpr signals needs = signals::keys;
   static constexpr scope granularity = scope::head;

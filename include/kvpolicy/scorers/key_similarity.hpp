@@ -1,10 +1,11 @@
-// Score: how little a key resembles the others of its head (KeyDiff, Park et al. 2025, arXiv 2504.15364).
+// Scorer key_similarity: scores a token by how little its key resembles the other keys of its head (KeyDiff).
 #pragma once
 
 #include "kvpolicy/concepts.hpp"
 
 namespace kvpolicy::scorers {
 
+/// Scores a token by how little its key resembles the other keys of its head (KeyDiff, Park et al. 2025, arXiv 2504.15364).
 struct key_similarity {
   static constexpr signals needs = signals::keys;
   static constexpr scope granularity = scope::head;
@@ -12,7 +13,7 @@ struct key_similarity {
 
   static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
 
-  /// Minus the cosine with the mean direction of all keys, protected ones included.
+  /// Writes minus the cosine between a key and the mean direction of all keys, protected ones included.
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
     out.columns = input.tokens;

@@ -1,4 +1,4 @@
-// Score: how much a token's key and value spread, as the tokens that follow them see it (LagKV, arXiv 2504.04704).
+// Scorer lag: scores a token by how much its key and value spread, in the scale of the next partition (LagKV).
 #pragma once
 
 #include <algorithm>
@@ -10,18 +10,22 @@
 
 namespace kvpolicy::scorers {
 
+/// Scores a token by how much its key and value spread over channels, in the scale of the next partition.
+/// The method is LagKV (Liang et al. 2025, arXiv 2504.04704). A channel that is constant over a partition gives NaN. Use
+/// windows::lag with the same `sinks` and `size`: it protects every token without a score.
 struct lag {
   static constexpr signals needs = signals::keys | signals::values;
   static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::tokens;
 
-  std::int32_t sinks = 4;
+  std::int32_t sinks = 4;   ///< first tokens, which get no score
   std::int32_t size = 128;  ///< tokens of a partition
-  bool cross = false;       ///< compare scores across partitions, not just ranks within them
+  bool cross = false;       ///< compare scores across partitions; false: ranks within a partition
 
+  /// Buffers of one call.
   struct memory : no_memory {
-    std::vector<float> spread;  ///< `[kv_heads, max_tokens]`
-    std::vector<std::int32_t> order;
+    std::vector<float> spread;        ///< `[kv_heads, max_tokens]`, of the values
+    std::vector<std::int32_t> order;  ///< `[size]`, a partition's tokens by rising score
   };
   memory start(cache_shape const& shape) const {
     return {{},
@@ -29,7 +33,7 @@ struct lag {
             std::vector<std::int32_t>(static_cast<std::size_t>(std::min<std::int64_t>(size, shape.max_tokens)))};
   }
 
-  /// Tokens from `sinks` on, partition by partition; the rule's window protects all others.
+  /// Scores the tokens from `sinks` on, partition by partition; the rule's window protects all others.
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
     std::int64_t const count = (out.columns - sinks) / size;

@@ -1,4 +1,4 @@
-// Score: what the last query attends to (TOVA, Oren et al. 2024, arXiv 2401.06104), with or without its neighbours.
+// Scorer last_attention: scores a token by the attention that the last query pays (TOVA).
 #pragma once
 
 #include <span>
@@ -9,26 +9,29 @@
 
 namespace kvpolicy::scorers {
 
+/// Scores a token by the attention that the last query pays to it, or to its neighbours too (TOVA, Oren et al. 2024, arXiv
+/// 2401.06104). At prefill the prompt's last `window` queries count, while decoding the current one.
 struct last_attention {
   static constexpr signals needs = signals::keys | signals::observation_queries | signals::queries;
   static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::tokens;
   static constexpr bool after_attention = true;
 
-  std::int32_t window = 1;  ///< of the prompt's queries, the last ones; protect as many tokens
-  smoothing smooth{};       ///< of the weights before a selection; not of an eviction
+  std::int32_t window = 1;  ///< queries at the prompt's end that count; protect as many tokens
+  smoothing smooth{};       ///< smooths the weights before a selection, not before an eviction
 
+  /// Buffers of one call.
   struct memory : no_memory {
     std::vector<float> weights;  ///< `[kv_heads, max_tokens]`
-    std::int64_t tokens = 0;
-    range_list all;
+    std::int64_t tokens = 0;     ///< max_tokens of the cache
+    range_list all;              ///< one range: every token that is scored
   };
   memory start(cache_shape const& shape) const {
     return {
         {}, std::vector<float>(static_cast<std::size_t>(shape.kv_heads * shape.max_tokens)), shape.max_tokens, range_list(1)};
   }
 
-  /// The prompt's last queries at prefill; while decoding the current one, over the tokens that are scored alone.
+  /// While decoding, the softmax is over the scored tokens only.
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
     if (input.prompt != nullptr) return window_attention{.window = window, .smooth = smooth}.score(input, out, exec);

@@ -1,4 +1,4 @@
-// Score: what a head's pivot attends to stands for what the head itself would (HeteroCache, sec. 4.3, Algorithm 1 line 37).
+// Scorer pivot_attention: scores a token of a head by the attention of the head's pivot (HeteroCache, sec. 4.3).
 #pragma once
 
 #include <algorithm>
@@ -12,29 +12,31 @@
 
 namespace kvpolicy::scorers {
 
-/// At the prompt's end a head's own attention of the prompt's last queries; while decoding the current query of the head that
-/// it follows, over that head's keys. A head that follows nobody is scored by its own.
+/// Scores a token of a head by the attention of the head's pivot (HeteroCache, sec. 4.3, Algorithm 1 line 37).
+/// While decoding, a head that follows another one takes the attention of that head's current query over that head's keys. A
+/// head that follows nobody takes its own. At the prompt's end every head takes its own, of the prompt's last queries.
 struct pivot_attention {
   static constexpr signals needs = signals::keys | signals::observation_queries | signals::queries;
   static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::tokens;
 
-  budgets::by_head_role roles{};
-  std::int32_t window = 1;  ///< of the prompt's queries, the last ones; protect as many tokens
-  smoothing smooth{};
-  group_merge merged = group_merge::mean;
-  bool own = false;  ///< each head's own attention while decoding too
+  budgets::by_head_role roles{};           ///< says whom each head follows; without heads, nobody follows
+  std::int32_t window = 1;                 ///< queries at the prompt's end that count; protect as many tokens
+  smoothing smooth{};                      ///< smooths the attention over neighbouring tokens
+  group_merge merged = group_merge::mean;  ///< merges the query heads of a KV head
+  bool own = false;                        ///< every head takes its own attention while decoding too
 
+  /// The current step's queries and the last head's attention.
   struct memory : no_memory {
     static constexpr bool hears_steps = true;
-    std::vector<float> queries;  ///< `[kv_heads, group, head_dim]`: of the layer and step that chooses
-    std::int64_t kv_heads = 0;
-    float scale = 1;
-    std::int64_t held = -1;       ///< whose attention `smoothed` is
+    std::vector<float> queries;   ///< `[kv_heads, group, head_dim]`, of the layer and step that choose now
+    std::int64_t kv_heads = 0;    ///< of a layer
+    float scale = 1;              ///< multiplies q.k
+    std::int64_t held = -1;       ///< the KV head whose attention `smoothed` holds; -1: none
     std::vector<float> smoothed;  ///< `[max_tokens]`
     attended_set_scratch buffers;
 
-    /// Of the step that runs alone.
+    /// Archives nothing: the memory lasts for one step only.
     template <class Archive>
     void archive(Archive& a) {
       static_cast<void>(a);
@@ -49,6 +51,7 @@ struct pivot_attention {
     return made;
   }
 
+  /// Copies the current token's queries.
   template <class Input, executor Exec>
   void watch(Input const& input, Exec&) const {
     memory& m = input.memory;
@@ -60,8 +63,12 @@ struct pivot_attention {
     m.held = -1;
   }
 
-  /// Those that are attended to: heads that are whole, follow themselves, or are followed.
-  bool looks_at(std::size_t head, std::int64_t prompt_tokens, std::int64_t kv_heads) const {
+  /// Says whether steps read the keys of a head: it is whole, follows itself, or is followed.
+  /// @param head  layer * kv_heads + KV head
+  /// @param prompt_tokens  tokens of the prompt
+  /// @param kv_heads  KV heads of a layer
+  /// @return false where a tier may hold the head's keys for good
+  bool reads_keys(std::size_t head, std::int64_t prompt_tokens, std::int64_t kv_heads) const {
     if (roles.heads.empty() || own || roles.whole(head, prompt_tokens)) return true;
     std::size_t const first = head - head % static_cast<std::size_t>(kv_heads);
     for (std::int64_t h = 0; h < kv_heads; ++h) {

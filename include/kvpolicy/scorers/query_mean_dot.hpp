@@ -1,5 +1,4 @@
-// Score: a sentence's mean key, or what it spreads over, against the mean query of the sentence that is being generated
-// (SentenceKV, eq. 2).
+// Scorer query_mean_dot: scores a sentence by its keys against the queries of the open sentence (SentenceKV, eq. 2).
 #pragma once
 
 #include <algorithm>
@@ -15,56 +14,62 @@
 
 namespace kvpolicy::scorers {
 
+/// Scores a sentence by the dot product of its mean key with the mean query of the sentence that is being generated
+/// (SentenceKV, eq. 2). With pools::unit_mean's `spread`, the largest product within the sentence's spread takes the place of
+/// the mean's.
 struct query_mean_dot {
   static constexpr signals needs = signals::queries;
   static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::units;
 
-  /// Of the queries before, what counts for the next token: 1 all of the open sentence's, which begin afresh at a boundary (the
-  /// paper); below it they fade, whatever sentence they were of.
+  /// The share of the earlier queries' sum that counts for the next token, 0 to 1. 1, the paper: all queries of the open
+  /// sentence count, and the sum starts again at a boundary. Below 1: earlier queries fade, whatever their sentence.
   float carry = 1;
-  /// Sentences that hold what the prompt's last `window` queries attend to most rank first at every step, as many as this share
-  /// of `budget` holds; the paper: 0.
+  /// The share of `budget` for standing sentences, 0 to 1; the paper: 0. Standing sentences have the tokens that the prompt's
+  /// last `window` queries attend to most. They rank first at every step.
   double standing = 0;
-  std::int32_t window = 8;  ///< queries
-  budgets::tokens budget{};
+  std::int32_t window = 8;   ///< queries at the prompt's end that find the standing sentences
+  budgets::tokens budget{};  ///< the rule's budget
 
+  /// Sums of queries, and the standing sentences.
   struct memory : no_memory {
     static constexpr bool hears_prompts = true;
     static constexpr bool hears_steps = true;
-    std::int64_t heads = 0;
-    std::int64_t group = 0;
-    std::int64_t dim = 0;
-    std::vector<float> sums;           ///< `[layers, kv_heads, group, head_dim]` of queries
-    std::vector<std::int64_t> count;   ///< `[layers, kv_heads]` queries in them
-    std::vector<float> anchor;         ///< `[head_dim]`: a group's sum
+    std::int64_t heads = 0;            ///< KV heads of a layer
+    std::int64_t group = 0;            ///< query heads of a KV head
+    std::int64_t dim = 0;              ///< head_dim
+    std::vector<float> sums;           ///< `[layers, kv_heads, group, head_dim]` sums of queries
+    std::vector<std::int64_t> count;   ///< `[layers, kv_heads]` queries in each sum
+    std::vector<float> anchor;         ///< `[head_dim]` the sum over a query group
     std::vector<std::int32_t> all;     ///< 0, 1, 2, ...
-    std::int64_t most = 0;             ///< sentences that may stand
-    std::int64_t known = 0;            ///< tokens of the prompt that are still there
-    std::vector<std::uint8_t> stands;  ///< `[layers, kv_heads, most]`
+    std::int64_t most = 0;             ///< most sentences; 0 where none can stand
+    std::int64_t known = 0;            ///< tokens of the prompt that were not removed since
+    std::vector<std::uint8_t> stands;  ///< `[layers, kv_heads, most]` 1: the sentence stands
     standing_units_scratch of_prompt;
 
     template <class Archive>
     void archive(Archive& a) {
       a(sums, count, known, stands);
     }
+    /// Returns the sums of one KV head's query group, `[group, head_dim]`.
     float* sum(layer_id layer, std::int64_t head) noexcept { return sums.data() + (layer.value * heads + head) * group * dim; }
+    /// Returns how many queries one KV head's sums hold.
     std::int64_t& queries(layer_id layer, std::int64_t head) noexcept {
       return count[static_cast<std::size_t>(layer.value * heads + head)];
     }
+    /// Returns the marks of one KV head's standing sentences, `[most]`.
     std::span<std::uint8_t> standing(layer_id layer, std::int64_t head) noexcept {
       return std::span(stands).subspan(static_cast<std::size_t>((layer.value * heads + head) * most),
                                        static_cast<std::size_t>(most));
     }
-    /// The sum starts afresh: which of its queries are gone is not known.
+    /// Starts every sum again: a sum does not say which of its queries are gone.
     void truncate(std::int64_t tokens) noexcept {
       std::ranges::fill(count, 0);
       known = std::min(known, tokens);
     }
   };
   memory start(cache_shape const& shape) const {
-    KVPOLICY_EXPECTS(carry >= 0 && carry <= 1,
-                     "queries that carry " + std::to_string(carry) + " of those before them; it must be 0 to 1");
+    KVPOLICY_EXPECTS(carry >= 0 && carry <= 1, "carry is " + std::to_string(carry) + "; it must be 0 to 1");
     auto const rows = static_cast<std::size_t>(shape.layers * shape.kv_heads);
     memory made;
     made.heads = shape.kv_heads;
@@ -75,8 +80,7 @@ struct query_mean_dot {
     made.anchor.resize(static_cast<std::size_t>(made.dim));
     made.all.resize(static_cast<std::size_t>(shape.max_tokens) + 1);
     std::iota(made.all.begin(), made.all.end(), 0);
-    KVPOLICY_EXPECTS(standing >= 0 && standing <= 1,
-                     "a share of " + std::to_string(standing) + " for what stands; it must be 0 to 1");
+    KVPOLICY_EXPECTS(standing >= 0 && standing <= 1, "standing is " + std::to_string(standing) + "; it must be 0 to 1");
     if (standing > 0) {
       made.most = shape.max_tokens;
       made.stands.resize(rows * static_cast<std::size_t>(made.most));
@@ -85,20 +89,25 @@ struct query_mean_dot {
     return made;
   }
 
-  /// Tokens that may stand, of a prompt of so many.
+  /// Returns how many tokens of a prompt may stand for each KV head.
+  /// @param shape  the cache's
+  /// @param layer  the layer that chooses
+  /// @param heads  the KV heads that choose
+  /// @param prompt  tokens of the prompt
+  /// @return `standing` times the budget, in tokens, rounded down
   std::int64_t standing_tokens(cache_shape const& shape, layer_id layer, head_range heads, std::int64_t prompt) const noexcept {
     budget_request const request{.shape = shape, .layer = layer, .heads = heads, .tokens = prompt, .prompt = prompt};
     return static_cast<std::int64_t>(standing * static_cast<double>(budget.of(request)));
   }
 
-  /// The prompt's sentences that stand.
+  /// Finds the prompt's standing sentences.
+  /// @throws unsupported if `standing` is above 0 and the prompt's queries were not observed
   template <class Input, executor Exec>
   void begin(Input const& input, Exec& exec) const {
     if (standing == 0) return;
     if (input.prompt->queries.tokens < 1) {
       throw unsupported(
-          "what stands is what the prompt's last queries attend to, and none were observed: prefill with the "
-          "policy attached");
+          "standing sentences need the prompt's last queries, and none were observed; prefill with the policy attached");
     }
     memory& m = input.memory;
     m.known = input.prompt_tokens;
@@ -114,7 +123,7 @@ struct query_mean_dot {
     }
   }
 
-  /// Adds the current token's queries. A boundary was just before it where the open sentence has no other token.
+  /// Adds the current token's queries. If the open sentence has no other token, a boundary lies right before this one.
   template <class Input, executor Exec>
   void watch(Input const& input, Exec&) const {
     memory& m = input.memory;
@@ -135,7 +144,7 @@ struct query_mean_dot {
     }
   }
 
-  /// The sum stands for the mean: it ranks the same.
+  /// Uses the sum of queries in place of their mean, which ranks the sentences alike.
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
     memory& m = input.memory;

@@ -1,10 +1,11 @@
-// Score: the later, the more it matters (StreamingLLM's rolling cache).
+// Scorer recency: scores a token by its position, so that later tokens stay (StreamingLLM).
 #pragma once
 
 #include "kvpolicy/concepts.hpp"
 
 namespace kvpolicy::scorers {
 
+/// Scores a token by its position: later tokens score higher (StreamingLLM's rolling cache).
 struct recency {
   static constexpr signals needs = signals::none;
   static constexpr scope granularity = scope::request;

@@ -1,4 +1,4 @@
-// Score: dot products with a few representative keys of each block (InfLLM, Xiao et al. 2024, arXiv 2402.04617).
+// Scorer representatives: scores a block by the query's dot product with the block's representative keys (InfLLM).
 #pragma once
 
 #include <algorithm>
@@ -15,54 +15,60 @@
 
 namespace kvpolicy::scorers {
 
-/// A token represents its block by how much the queries right behind it want its key (following_queries). The block's score is
-/// the mean over its `count` best tokens of the current query's dot product with their keys: that with the mean of those keys.
+/// Scores a block by the current query's dot product with the mean key of the block's representatives (InfLLM, Xiao et al.
+/// 2024, arXiv 2402.04617). The representatives are the `count` tokens whose keys have the largest mean product with the
+/// queries right behind them (following_queries).
 struct representatives {
   static constexpr signals needs = signals::keys | signals::observation_queries | signals::queries | signals::rotation;
   static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::units;
-  static constexpr std::int32_t window = all_queries;
+  static constexpr std::int32_t window = all_queries;  ///< every query of the prompt counts
 
-  std::int32_t block = 128;  ///< tokens, the segmenter's
-  std::int32_t count = 4;    ///< representatives of a block
-  std::int32_t local = 128;  ///< queries behind a token that count; a generated block has its own only
-  /// Rank blocks by keys before their rotary embedding, and the current query as if it stood `local` tokens behind all of them:
-  /// the original's one angle for what is far.
+  std::int32_t block = 128;  ///< tokens of a block, as the segmenter's
+  std::int32_t count = 4;    ///< representative tokens of a block
+  std::int32_t local = 128;  ///< queries behind a token that count; a generated block has only its own queries
+  /// Ranks blocks by keys before their rotary embedding, and rotates the current query as if it stood `local` tokens behind all
+  /// blocks. The original too gives far blocks one angle.
   bool pre_rope = false;
 
   constexpr signals wants() const noexcept {
     return pre_rope ? needs : signals::keys | signals::observation_queries | signals::queries;
   }
 
+  /// The blocks' vectors, and the queries of the open block.
   struct memory : no_memory {
     static constexpr bool by_index = true;
     static constexpr bool hears_prompts = true;
     static constexpr bool hears_steps = true;
-    std::int64_t heads = 0;
-    std::int64_t dim = 0;
-    std::int64_t blocks = 0;           ///< capacity
-    std::int64_t block = 0;            ///< tokens
+    std::int64_t heads = 0;            ///< KV heads of a layer
+    std::int64_t dim = 0;              ///< head_dim
+    std::int64_t blocks = 0;           ///< most blocks of a head
+    std::int64_t block = 0;            ///< tokens of a block
     std::vector<std::int64_t> done;    ///< `[layers, kv_heads]` blocks that have a vector
     std::vector<float> vectors;        ///< `[layers, kv_heads, blocks, head_dim]` mean of the representatives' keys
-    std::vector<float> queries;        ///< `[layers, kv_heads, block, head_dim]` the open block's, mean over the group
-    std::vector<float> scores;         ///< `[block]`
+    std::vector<float> queries;        ///< `[layers, kv_heads, block, head_dim]` the open block's, each the query group's mean
+    std::vector<float> scores;         ///< `[block]` of one block's tokens
     std::vector<std::int32_t> all;     ///< 0, 1, 2, ...
-    std::vector<std::int32_t> chosen;  ///< `[count]`
-    rope_table rope;                   ///< pre_rope
-    std::int64_t distance = 0;         ///< pre_rope: tokens
-    std::vector<float> far;            ///< `[head_dim]`, the current query rotated to `distance`
+    std::vector<std::int32_t> chosen;  ///< `[count]` representatives of one block
+    rope_table rope;                   ///< with pre_rope: the model's rotary embedding
+    std::int64_t distance = 0;         ///< with pre_rope: the query's position, tokens
+    std::vector<float> far;            ///< `[head_dim]` the current query at position `distance`
 
     template <class Archive>
     void archive(Archive& a) {
       a(done, vectors, queries, rope);
     }
+    /// Returns the number of a KV head among all layers' heads.
     std::int64_t row(layer_id layer, std::int64_t head) const noexcept { return layer.value * heads + head; }
+    /// Returns how many blocks of a KV head have a vector.
     std::int64_t& done_of(layer_id layer, std::int64_t head) noexcept {
       return done[static_cast<std::size_t>(row(layer, head))];
     }
+    /// Returns a block's vector, `[head_dim]`.
     float* vector(layer_id layer, std::int64_t head, std::int64_t which) noexcept {
       return vectors.data() + (row(layer, head) * blocks + which) * dim;
     }
+    /// Returns the query of a token of the open block, `[head_dim]`.
     float* query(layer_id layer, std::int64_t head, std::int64_t token) noexcept {
       return queries.data() + (row(layer, head) * block + token % block) * dim;
     }
@@ -73,8 +79,9 @@ struct representatives {
   };
   memory start(cache_shape const& shape) const {
     KVPOLICY_EXPECTS(block >= 1 && count >= 1 && count <= block && local >= 1,
-                     "blocks of " + std::to_string(block) + " tokens with " + std::to_string(count) + " representatives by " +
-                         std::to_string(local) + " queries; a block needs at least as many tokens, and one query");
+                     "blocks of " + std::to_string(block) + " tokens with " + std::to_string(count) + " representatives from " +
+                         std::to_string(local) +
+                         " queries; each must be at least 1, and a block has at least as many tokens as representatives");
     auto const rows = static_cast<std::size_t>(shape.layers * shape.kv_heads);
     auto const dim = static_cast<std::size_t>(shape.head_dim);
     memory made;
@@ -95,7 +102,7 @@ struct representatives {
     return made;
   }
 
-  /// The prompt's whole blocks, and the queries of the one that is open.
+  /// Makes the vectors of the prompt's whole blocks, and keeps the open block's queries.
   template <class Input, executor Exec>
   void begin(Input const& input, Exec& exec) const {
     if (pre_rope) input.memory.rope.take(input.prompt->rope);
@@ -114,7 +121,7 @@ struct representatives {
     }
   }
 
-  /// Keeps the current token's queries; closes the block that it fills.
+  /// Keeps the current token's queries. If the token fills its block, makes the block's vector.
   template <class Input, executor Exec>
   void watch(Input const& input, Exec& exec) const {
     std::int64_t const group = input.queries.heads / input.heads.count;
@@ -129,6 +136,7 @@ struct representatives {
     }
   }
 
+  /// Scores blocks without a vector as -infinity.
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
     for (std::int64_t i = 0; i < input.heads.count; ++i) {
@@ -161,8 +169,8 @@ struct representatives {
     }
   }
 
-  /// Finds a block's representatives and takes the mean of their keys. The queries are those of positions, or of indices, from
-  /// `begin` on.
+  /// Finds a block's representatives and takes the mean of their keys. `queries` belong to the positions from `begin` on, or
+  /// without `by_position` to the indices from `begin` on.
   template <class Input, class Exec>
   void represent(Input const& input, std::int64_t head, std::int64_t which, query_window const& queries, std::int64_t begin,
                  bool by_position, Exec& exec) const {

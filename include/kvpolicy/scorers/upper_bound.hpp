@@ -1,4 +1,4 @@
-// Score: the largest q.k that any key of the page could have (Quest, sec. 3.3), mean or maximum over the query group.
+// Scorer upper_bound: scores a page by the largest q.k that its keys could have (Quest, sec. 3.3).
 #pragma once
 
 #include "kvpolicy/concepts.hpp"
@@ -6,12 +6,14 @@
 
 namespace kvpolicy::scorers {
 
+/// Scores a page by the largest q.k that any of its keys could have (Quest, sec. 3.3). Needs a pool with bounds
+/// (pools::bounds).
 struct upper_bound {
   static constexpr signals needs = signals::queries;
   static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::units;
 
-  group_merge merged = group_merge::mean;
+  group_merge merged = group_merge::mean;  ///< merges the query heads of a KV head
 
   static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
 

@@ -1,4 +1,4 @@
-// Score: how much the prompt's last queries attended to a token and its neighbours (SnapKV, sec. 4).
+// Scorer window_attention: scores a token by the attention of the prompt's last queries (SnapKV, sec. 4).
 #pragma once
 
 #include <algorithm>
@@ -10,14 +10,17 @@
 
 namespace kvpolicy::scorers {
 
+/// Scores a token by the attention that the prompt's last queries pay to it and its neighbours (SnapKV, sec. 4).
+/// The window's own tokens get no score, so the rule's window must protect at least as many recent tokens.
 struct window_attention {
   static constexpr signals needs = signals::keys | signals::observation_queries;
   static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::tokens;
 
-  std::int32_t window = 8;  ///< queries
+  std::int32_t window = 8;  ///< queries at the prompt's end that observe
+  /// Smooths the attention over neighbouring tokens and merges the queries.
   smoothing smooth{.how = smoothing::kind::maximum, .width = 63};
-  /// Score the window's own tokens as 1 above the largest score of the layer, instead of leaving them to the rule's window.
+  /// Scores the window's own tokens too, 1 above the largest score of the layer; the rule's window need not protect them then.
   bool include_window = false;
 
   static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
@@ -39,7 +42,13 @@ struct window_attention {
     for (std::int64_t h = 0; h < out.rows; ++h) std::fill(out.row(h) + before, out.row(h) + wanted, most + 1);
   }
 
-  /// The same with the largest of the group's query heads in place of their mean, smoothed as one. `buffer`: `[tokens]`.
+  /// Scores as score() does, with the largest of the group's query heads in place of their mean, smoothed after the merge.
+  /// @param input  a prompt's, with its queries
+  /// @param out  `[heads.count, columns]`, receives the scores; columns at most the tokens before the window
+  /// @param buffer  `[tokens]`, overwritten
+  /// @param exec  runs the primitives
+  /// @throws unsupported if the prompt's queries were not observed
+  /// @throws invalid_value if `out` asks for tokens of the window
   template <class Input, executor Exec>
   void score_maximum(Input const& input, table<float> out, std::span<float> buffer, Exec& exec) const {
     query_window const queries = last_queries(input.prompt, window).of(input.heads, input.view.shape().group());
@@ -68,9 +77,9 @@ struct window_attention {
  private:
   void expect_room(std::int64_t seen, std::int64_t before, table<float> const& out) const {
     KVPOLICY_EXPECTS((include_window ? before >= 0 : before >= out.columns) && out.columns <= out.row_stride,
-                     "a window of " + std::to_string(seen) + " queries scores the " + std::to_string(before) +
-                         " tokens before it, " + std::to_string(out.columns) +
-                         " were asked for; protect at least as many recent tokens");
+                     "a window of " + std::to_string(seen) + " queries scores only the " + std::to_string(before) +
+                         " tokens before it, but " + std::to_string(out.columns) +
+                         " need scores; let the rule's window protect as many recent tokens as it has queries");
   }
 };
 

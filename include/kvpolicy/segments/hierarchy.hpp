@@ -1,4 +1,4 @@
-// Segment: pages, grouped into chunks, grouped into grids (CHESS, sec. 3.1).
+// Segment: pages, grouped into chunks and grids.
 #pragma once
 
 #include <string>
@@ -7,12 +7,13 @@
 
 namespace kvpolicy::segments {
 
+/// Cuts a sequence into pages, groups pages into chunks, and chunks into grids (CHESS, section 3.1).
 struct hierarchy {
   static constexpr bool ragged = false;
 
   std::int32_t page = 32;            ///< tokens
-  std::int32_t pages_per_chunk = 8;  ///< N_c, not printed in the paper
-  std::int32_t chunks_per_grid = 8;  ///< N_g, not printed in the paper
+  std::int32_t pages_per_chunk = 8;  ///< N_c; the paper does not print it
+  std::int32_t chunks_per_grid = 8;  ///< N_g; the paper does not print it
 
   constexpr std::int64_t unit_size() const noexcept { return page; }
   void check() const {

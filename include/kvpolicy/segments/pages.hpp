@@ -1,4 +1,4 @@
-// Segment: pages of equal size, counted from the first token; the last one may be open.
+// Segment: pages of equal size.
 #pragma once
 
 #include <string>
@@ -7,13 +7,16 @@
 
 namespace kvpolicy::segments {
 
+/// Cuts a sequence into pages of equal size, from the first token on. The last page may be open.
 struct pages {
   static constexpr bool ragged = false;
 
   std::int32_t size = 16;  ///< tokens
 
   constexpr std::int64_t unit_size() const noexcept { return size; }
-  void check() const { KVPOLICY_EXPECTS(size >= 1, "a unit of " + std::to_string(size) + " tokens; it needs at least 1"); }
+  void check() const {
+    KVPOLICY_EXPECTS(size >= 1, "a page size of " + std::to_string(size) + " tokens; it must be at least 1");
+  }
 };
 
 static_assert(segmenter<pages>);

@@ -1,4 +1,4 @@
-// Segment: sentences, by the text of the tokens that end them (SentenceKV, sec. 4.1).
+// Segment: sentences, which end at tokens whose text ends a sentence.
 #pragma once
 
 #include <algorithm>
@@ -12,24 +12,29 @@
 
 namespace kvpolicy::segments {
 
+/// Cuts a sequence into sentences, by the ids of the tokens that end them (SentenceKV, section 4.1).
 struct sentences {
   static constexpr bool ragged = true;
 
-  std::span<std::uint8_t const> boundary{};  ///< `[vocabulary]`, not 0 where a token ends a sentence; not owned
-  std::int32_t longest = 256;                ///< tokens; a sentence ends there at the latest
-  std::int32_t shortest = 4;                 ///< tokens; it does not end before
+  std::span<std::uint8_t const> boundary{};  ///< `[vocabulary]`, not 0 for a token that ends a sentence; not owned
+  std::int32_t longest = 256;                ///< tokens; a sentence of this length ends in any case
+  std::int32_t shortest = 4;                 ///< tokens; a shorter sentence does not end
 
   constexpr std::int64_t unit_size() const noexcept { return longest; }
   void check() const {
-    KVPOLICY_EXPECTS(shortest >= 1 && longest >= shortest, "sentences of " + std::to_string(shortest) + " to " +
-                                                               std::to_string(longest) +
-                                                               " tokens; give at least 1, and no less than that");
-    KVPOLICY_EXPECTS(!boundary.empty(),
-                     "sentences without a boundary table, which says of each token of the vocabulary whether it ends one; set "
-                     "`boundary` (kvpolicy_policy_parse's second argument)");
+    KVPOLICY_EXPECTS(shortest >= 1 && longest >= shortest,
+                     "sentences of " + std::to_string(shortest) + " to " + std::to_string(longest) +
+                         " tokens; shortest must be at least 1, longest at least shortest");
+    KVPOLICY_EXPECTS(
+        !boundary.empty(),
+        "`boundary` is empty; it needs one entry for each token of the vocabulary, not 0 if the token ends a sentence "
+        "(in C: the second argument of kvpolicy_policy_parse)");
   }
 
-  /// Whether a sentence that has `length` tokens with this last one ends. An id outside of the table ends none.
+  /// Returns whether a token ends its sentence. An id outside of the table ends none before `longest`.
+  /// @param token_id  the token's id
+  /// @param length  tokens of the sentence, this one included
+  /// @return true if the sentence ends
   constexpr bool ends(std::int32_t token_id, std::int64_t length) const noexcept {
     if (length >= longest) return true;
     auto const at = static_cast<std::size_t>(token_id);
@@ -37,25 +42,34 @@ struct sentences {
   }
 };
 
-/// Where a sequence's sentences end. One is closed when the next token comes.
+/// The ends of a sequence's sentences. A sentence closes when the next token arrives.
 struct sentence_marks {
-  std::int64_t most = 0;             ///< sentences
-  std::vector<std::int32_t> ends;    ///< token behind each closed sentence
-  std::int64_t tokens = 0;           ///< whose ids are known
-  std::vector<std::uint8_t> closes;  ///< `[max_tokens]` whether the token ends a sentence; it does so for the next one
+  std::int64_t most = 0;             ///< capacity, in sentences
+  std::vector<std::int32_t> ends;    ///< first token after each closed sentence
+  std::int64_t tokens = 0;           ///< tokens whose ids are known
+  std::vector<std::uint8_t> closes;  ///< `[max_tokens]` 1 if the token ends a sentence, which closes with the next token
 
   sentence_marks() = default;
+  /// Allocates for one sequence.
+  /// @param segment  the rule; its shortest sentence sets `most`
+  /// @param max_tokens  the longest sequence
   sentence_marks(sentences const& segment, std::int64_t max_tokens)
       : most(max_tokens / segment.shortest + 1), closes(static_cast<std::size_t>(max_tokens)) {
     ends.reserve(static_cast<std::size_t>(most));
   }
 
-  /// First token of the sentence that is still open.
+  /// The first token of the open sentence.
   std::int64_t open_begin() const noexcept { return ends.empty() ? 0 : ends.back(); }
+  /// The number of closed sentences.
   std::int64_t units() const noexcept { return std::ssize(ends); }
+  /// Whether the last token ends its sentence.
   bool last_closes() const noexcept { return tokens > 0 && closes[static_cast<std::size_t>(tokens - 1)] != 0; }
 
-  /// Ids of the tokens from `first` on; what was known behind that is forgotten, and every sentence that held one of those.
+  /// Takes the ids of the tokens from `first` on. Tokens that were known from `first` on are forgotten before, with the
+  /// sentences that held any of them.
+  /// @param segment  the rule
+  /// @param first  index of the first token
+  /// @param ids  their ids
   void extend(sentences const& segment, std::int64_t first, std::span<std::int32_t const> ids) {
     forget(first);
     for (std::int32_t const id : ids) {
@@ -64,15 +78,21 @@ struct sentence_marks {
       closes[static_cast<std::size_t>(tokens - 1)] = segment.ends(id, tokens - open_begin()) ? 1 : 0;
     }
   }
+  /// Forgets every token from a position on, and the sentences that held any.
+  /// @param from  first token that is forgotten
   void forget(std::int64_t from) noexcept {
     tokens = std::min(tokens, from);
     while (!ends.empty() && ends.back() > from) ends.pop_back();
   }
 };
 
-/// Whether a token with this text ends a sentence: it ends with . ! ? or an ellipsis, their full-width and ideographic forms
-/// included, or with a closing quote or bracket after one, blanks behind that aside; or it holds a line's end. `exact`: only
-/// tokens that are such a mark and nothing else, as in the method's public code, which misses ".\n" and the like.
+/// Returns whether a token with this text ends a sentence. The text ends one if it holds a line's end, or if it ends with a
+/// mark: . ! ? or an ellipsis, full-width and ideographic forms included. Closing quotes and brackets may follow the mark, and
+/// blanks may follow those.
+/// @param text  of one token, UTF-8
+/// @param exact  only a text that is one mark, or one line feed, ends a sentence, as in the method's public code; that code
+///               misses `.\n` and the like
+/// @return true if the token ends a sentence
 constexpr bool ends_sentence(std::string_view text, bool exact = false) noexcept {
   // . ! ? and the ellipsis; the ideographic full stop, and its half-width form; full-width ! and ?
   constexpr std::string_view marks[] = {".",           "!", "?", "\xe2\x80\xa6", "\xe3\x80\x82", "\xef\xbd\xa1", "\xef\xbc\x81",

@@ -1,10 +1,11 @@
-// Segment: every token is a unit.
+// Segment: single tokens.
 #pragma once
 
 #include "kvpolicy/concepts.hpp"
 
 namespace kvpolicy::segments {
 
+/// Makes every token a unit.
 struct tokens {
   static constexpr bool ragged = false;
 

@@ -1,4 +1,4 @@
-// Select: coarse to fine, best fractions of the live units of each level (CHESS, Algorithm 1).
+// Selector cascade: chooses pages coarse to fine, from grids over chunks to pages (CHESS, Algorithm 1).
 #pragma once
 
 #include <algorithm>
@@ -18,11 +18,14 @@
 namespace kvpolicy::selectors {
 
 /// A budget with a fraction for each level of a hierarchy.
+/// Requires: members `grids`, `chunks` and `pages`. Model: budgets::fractions. Not a model: budgets::tokens.
 template <class Budget>
 concept shares_levels = requires(Budget const& budget) {
   { budget.grids + budget.chunks + budget.pages } -> std::convertible_to<float>;
 };
 
+/// Chooses the best units of each level of a hierarchy, coarse to fine (CHESS, Algorithm 1).
+/// A unit is live if its parent was kept. The children of dropped units are never scored. Protected pages are no candidates.
 struct cascade {
   static constexpr scope coarsest = scope::request;
 
@@ -41,23 +44,24 @@ struct cascade {
     return true;
   }
 
-  /// For comparison only: Algorithm 1 to the letter. Protected pages compete with the others and use the fractions up; scores
-  /// of dead units are zeroed rather than dropped, and thresholds are quantiles (linear interpolation) over live and dead
-  /// together; a level may keep nothing.
+  /// Follows Algorithm 1 to the letter, for comparison only. Protected pages compete with the others and use the fractions up.
+  /// Scores of dead units become zero. Thresholds are quantiles (linear interpolation) over live and dead units together. A
+  /// level may keep nothing.
   bool paper_literal = false;
-  /// A page is worth what the live one before it is, where that is more: what is asked for often stands behind what names it.
-  /// Not to the letter.
+  /// Raises a page's score to the score of the live page before it: an answer often stands behind the words that name it. Not
+  /// in the paper; `paper_literal` ignores it.
   bool following = false;
   std::int32_t depth = 3;  ///< levels: 1 pages alone, 2 chunks and pages, 3 with grids
 
+  /// Buffers of one call. With `paper_literal` the vectors have room for every page, otherwise none.
   struct scratch {
     cascade_scratch buffers;
-    std::vector<float> scores;  ///< paper_literal: of a whole level
-    std::vector<float> sorted;
-    std::vector<std::int32_t> all;
-    std::vector<char> live;
-    std::vector<char> kept;
-    rank_scores shared;
+    std::vector<float> scores;      ///< of a level's units
+    std::vector<float> sorted;      ///< the same, ascending
+    std::vector<std::int32_t> all;  ///< units of a level
+    std::vector<char> live;         ///< 1: the unit's parent was kept
+    std::vector<char> kept;         ///< 1: the unit is kept
+    rank_scores shared;             ///< sums over ranks
   };
 
   template <class Keep>
@@ -91,8 +95,9 @@ struct cascade {
     return (shape.max_tokens + size - 1) / size;
   }
 
-  /// Calls emit(0, begin, end) for each kept page, ascending. Protected pages are no candidates, but to the letter. On one of
-  /// several ranks whatever ends this before the sum must follow from tokens and parameters alone: they are the same on all.
+  /// Calls emit(0, begin, end) for each kept page, ascending; begin and end are tokens.
+  /// On one of several ranks, all ranks take part in a sum. So an early return before the sum must depend only on tokens and
+  /// parameters, which are the same on every rank.
   template <class Keep, class Input, executor Exec, class Emit>
   void select(Keep const& keep, scratch& s, Input& input, protected_tokens const& safe, Exec& exec, Emit emit) const {
     auto& summaries = input.summaries;
@@ -132,7 +137,13 @@ struct cascade {
     for (std::int32_t const page : pages) emit(0, page * summaries.page, (page + 1) * summaries.page);
   }
 
-  /// What each level may keep, from what is protected and the budget. False where no page can be chosen.
+  /// Sets what each level may keep, from the protected tokens and the budget.
+  /// @param keep  the rule
+  /// @param levels  the finest `depth` levels, coarse to fine, with vectors, fan-out and fractions; receives the limits
+  /// @param safe  the protected tokens
+  /// @param request  shape, tokens and prompt of the choice; the window's fields are filled in here
+  /// @param exec  runs the budget's primitives
+  /// @return false if no page can be chosen
   template <class Keep, executor Exec>
   bool plan(Keep const& keep, std::span<cascade_level> levels, protected_tokens const& safe, budget_request const& request,
             Exec& exec) const {
@@ -158,7 +169,9 @@ struct cascade {
     return left >= 1;
   }
 
-  /// Of the live units of pages, chunks and grids, what a budget of fractions keeps.
+  /// Returns the fractions of the live units that a budget keeps.
+  /// @param budget  the rule's budget
+  /// @return fractions of pages, chunks and grids; 1 each for a budget without fractions
   template <class Budget>
   static std::array<float, 3> fractions_of(Budget const& budget) noexcept {
     if constexpr (shares_levels<Budget>) return {budget.pages, budget.chunks, budget.grids};
@@ -166,7 +179,7 @@ struct cascade {
   }
 
  private:
-  /// Pages [first, last) are candidates, and of the coarser levels what holds one of them.
+  /// Makes pages [first, last) the candidates, and of the coarser levels every unit that holds one.
   static void limit(std::span<cascade_level> levels, std::int64_t first, std::int64_t last) noexcept {
     for (std::size_t l = levels.size(); l-- > 0;) {
       first /= levels[l].fan_out;
@@ -176,7 +189,8 @@ struct cascade {
     }
   }
 
-  /// So many pages; of each coarser level the same share of its live units, and no fewer than hold as many.
+  /// Lets the finest level keep `pages` pages at most. Each coarser level keeps the same share of its live units, and enough to
+  /// hold these pages.
   void spend(std::int64_t pages, std::span<cascade_level> levels) const noexcept {
     cascade_level& finest = levels.back();
     std::int64_t const candidates = std::min(finest.last, finest.vectors.rows) - finest.first;

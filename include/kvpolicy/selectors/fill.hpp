@@ -1,4 +1,4 @@
-// Select: whole sentences by falling score until the budget is spent, the last one cut (SentenceKV, sec. 4.2).
+// Selector fill: chooses sentences by falling score until the budget is spent (SentenceKV, sec. 4.2).
 #pragma once
 
 #include <algorithm>
@@ -10,6 +10,8 @@
 
 namespace kvpolicy::selectors {
 
+/// Chooses whole sentences by falling score until the budget's tokens are spent (SentenceKV, sec. 4.2). If the last sentence
+/// does not fit, its first tokens are read.
 struct fill {
   static constexpr scope coarsest = scope::head;
 
@@ -26,17 +28,19 @@ struct fill {
     return true;
   }
 
-  /// The authors' code: at the first token behind the prompt, at one that ends a sentence and at the next, everything that is
-  /// retained is read.
+  /// Reads everything retained at three kinds of tokens, as the authors' code does: the first token behind the prompt, a token
+  /// that ends a sentence, and the token behind that one.
   bool all_after_boundary = false;
 
+  /// Buffers of one call.
   struct scratch {
     std::vector<float> scores;        ///< `[kv_heads, most units]`
-    std::vector<std::int32_t> sizes;  ///< tokens of each unit that are there and not protected
-    std::vector<std::int32_t> taken;
-    std::int64_t most = 0;
+    std::vector<std::int32_t> sizes;  ///< `[units]` retained tokens of each unit without protected ones
+    std::vector<std::int32_t> taken;  ///< `[units]` tokens that are chosen of each unit
+    std::int64_t most = 0;            ///< most units
   };
 
+  /// Throws invalid_value if a count budget can't hold the window's tokens.
   template <class Keep>
   void check(Keep const& keep, cache_shape const& shape) const {
     if (keep.budget.relative()) return;
@@ -57,7 +61,7 @@ struct fill {
             std::vector<std::int32_t>(most), static_cast<std::int64_t>(most)};
   }
 
-  /// Calls emit(list, begin, end) for what is taken of each unit, ascending, by index.
+  /// Calls emit(list, begin, end) for the chosen tokens of each unit, ascending, by index among the retained tokens.
   template <class Keep, class Input, executor Exec, class Emit>
   void select(Keep const& keep, scratch& s, Input& input, protected_tokens const& safe, Exec& exec, Emit emit) const {
     auto& summaries = input.summaries;

@@ -1,4 +1,4 @@
-// Select: the scores of a hierarchy's units, summed over ranks that hold a part of the heads or layers each.
+// Class rank_scores: sums the scores of a hierarchy's units over ranks, for selectors::cascade.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,16 @@
 
 namespace kvpolicy::selectors {
 
-/// A score is a dot product over layers and heads, and its anchor a matter of each channel: every rank scores all units by its
-/// own channels, and the sums are the scores. What is summed has one shape, from max_tokens: it does not depend on the
-/// tokens that are there, nor on what a rank holds. Beyond the scores it says which step this is for, so that ranks that are
-/// not in step are found out.
+/// Sums the scores of a hierarchy's units over ranks, each of which holds a part of the heads or layers.
+/// A score is a dot product over the channels of all layers and heads, so each rank scores every unit by the channels it holds,
+/// and the sums are the scores. The summed array has one size, which follows from max_tokens alone. Beside the scores it
+/// carries the number of tokens, which uncovers ranks at different steps.
 class rank_scores {
  public:
-  /// Of the finest `depth` levels. Allocates.
+  /// Makes room for the scores of the finest `depth` levels. Allocates.
+  /// @param units  the hierarchy: tokens of a page, pages of a chunk, chunks of a grid
+  /// @param max_tokens  tokens that the cache can hold
+  /// @param depth  levels, 1 to 3
   rank_scores(segments::hierarchy const& units, std::int64_t max_tokens, std::size_t depth) {
     std::array<std::int64_t, 3> most{};
     std::int64_t count = max_tokens;
@@ -36,9 +39,13 @@ class rank_scores {
     values_.resize(first + steps);
   }
 
-  /// Scores every unit by score(level index, units, out), coarse to fine, and sums over the ranks. `all` has room for the
-  /// indices of the largest level. Collective; throws what the executor's sum throws, and error where another rank chooses
-  /// at another number of tokens.
+  /// Scores every unit, coarse to fine, and sums the scores over the ranks. Collective: every rank must call it.
+  /// @param levels  the finest `depth` levels, coarse to fine
+  /// @param tokens  tokens of the choice, the same on every rank
+  /// @param all  room for the indices of the largest level; overwritten
+  /// @param score  `score(level index, units, out)` writes the units' scores by this rank's channels
+  /// @param exec  a summing_executor
+  /// @throws error if another rank chooses at another number of tokens; also what the executor's sum throws
   template <class Score, class Exec>
   void sum(std::span<cascade_level const> levels, std::int64_t tokens, std::span<std::int32_t> all, Score score, Exec& exec) {
     std::ranges::fill(values_, 0.0f);
@@ -57,7 +64,9 @@ class rank_scores {
     }
   }
 
-  /// The sums of a level, by unit.
+  /// Returns a level's sums.
+  /// @param level  index in `levels` of the last sum()
+  /// @return `[units of the level]`, valid until the next sum()
   float const* of(std::size_t level) const noexcept { return values_.data() + first_[level]; }
 
  private:

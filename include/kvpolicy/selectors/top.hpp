@@ -1,4 +1,4 @@
-// Select: each list's best units, within its budget; what the window protects is forced in and counts.
+// Selectors top and top_of_layer: choose each list's best units within its budget.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,12 @@
 
 namespace kvpolicy::selectors {
 
-/// How scores of tokens become a unit's.
+/// How the scores of a unit's tokens become the unit's score.
 enum class merge : std::uint8_t { mean, sum, maximum };
 constexpr auto names_of(merge) noexcept { return std::array{"mean", "sum", "maximum"}; }
 
-/// One list for each KV head, or, with scope::layer, one for the layer by the sum of its heads' scores.
+/// Chooses each list's best units within its budget. Protected tokens are always kept and count.
+/// @tparam Finest  scope::head: one list for each KV head; scope::layer: one for the layer, by the sum of its heads' scores
 template <scope Finest>
 struct basic_top {
   static constexpr scope coarsest = Finest;
@@ -30,22 +31,22 @@ struct basic_top {
     return true;
   }
 
-  merge by = merge::mean;  ///< for scorers of tokens, where units are longer
+  merge by = merge::mean;  ///< merges token scores into a unit's, where units are longer than one token
 
-  /// Buffers of one call: scores `[score rows, columns]`, indices `[lists, most units]`.
+  /// Buffers of one call.
   struct scratch {
-    std::vector<float> scores;
-    std::vector<std::int32_t> indices;
-    std::vector<std::int32_t> k;
-    std::int64_t columns = 0;
-    std::int64_t most = 0;
+    std::vector<float> scores;          ///< `[score rows, columns]`
+    std::vector<std::int32_t> indices;  ///< `[lists, most]` chosen units
+    std::vector<std::int32_t> k;        ///< `[lists]` units that each list takes
+    std::int64_t columns = 0;           ///< most tokens or units that are scored
+    std::int64_t most = 0;              ///< most units of a list
   };
 
-  /// Throws invalid_value where the budget can't hold what the window protects.
+  /// Throws invalid_value if a count budget can't hold the window's tokens.
   template <class Keep>
   void check(Keep const& keep, cache_shape const& shape) const {
-    if (keep.budget.relative()) return;  // what a share can't hold of the window is cut
-    // Of any list: the least that it may be given.
+    if (keep.budget.relative()) return;  // a window that exceeds its share is cut
+    // The fewest tokens that any list may get.
     std::int64_t const each =
         std::min(keep.budget.most_tokens(shape),
                  keep.budget.of({.shape = shape, .tokens = shape.max_tokens, .prompt = shape.max_tokens}));
@@ -69,21 +70,25 @@ struct basic_top {
     return made;
   }
 
-  /// The most units that a list keeps, protected ones included.
+  /// Returns the most units that a list keeps, protected ones included.
   template <class Keep>
   std::int64_t max_ranges(Keep const& keep, cache_shape const& shape) const {
     std::int64_t const size = keep.segment.unit_size();
     return std::min((shape.max_tokens + size - 1) / size, keep.budget.most_tokens(shape) / size + 1);
   }
 
-  /// Units that a choice is made among.
+  /// The units that a choice is made among.
   struct candidates {
-    budget_request request;
-    std::int64_t first = 0;
-    std::int64_t count = 0;
-    bool any = false;  ///< whether the budget has room for one, beside what the window protects
+    budget_request request;  ///< complete, the window's fields included
+    std::int64_t first = 0;  ///< first candidate unit
+    std::int64_t count = 0;  ///< candidate units
+    bool any = false;        ///< there are candidates, and the budget has room beside the protected tokens
   };
-  /// `request`: without what follows from the window.
+  /// Finds the units between the protected tokens.
+  /// @param keep  the rule
+  /// @param request  shape, layer, heads, tokens and prompt of the choice; the window's fields are filled in here
+  /// @param safe  the protected tokens
+  /// @return the candidates
   template <class Keep>
   candidates candidates_of(Keep const& keep, budget_request request, protected_tokens const& safe) const {
     std::int64_t const size = keep.segment.unit_size();
@@ -94,7 +99,13 @@ struct basic_top {
     std::int64_t const count = std::max<std::int64_t>(0, (safe.recent_begin + size - 1) / size - first);
     return {request, first, count, count > 0 && (safe.counted == 0 || keep.budget.of(request) > safe.counted)};
   }
-  /// How many of them each list takes.
+  /// Writes how many candidates each list takes.
+  /// @param keep  the rule
+  /// @param among  the candidates
+  /// @param scores  `[lists, among.count]`; empty for a budget that reads no scores
+  /// @param units  `[lists]`, receives the numbers of units
+  /// @param exec  runs the budget's primitives
+  /// @throws any exception of the budget's allocate()
   template <class Keep, class Exec>
   void allot(Keep const& keep, candidates const& among, table<float const> scores, std::span<std::int32_t> units,
              Exec& exec) const {
@@ -103,7 +114,7 @@ struct basic_top {
     for (std::int32_t& taken : units) taken = static_cast<std::int32_t>(std::min<std::int64_t>(taken, most));
   }
 
-  /// Calls emit(list, begin, end) for each list's scored units, ascending; clipped to nothing protected by the caller.
+  /// Calls emit(list, begin, end) for each list's chosen units, ascending. The caller removes protected tokens from the ranges.
   template <class Keep, class Input, executor Exec, class Emit>
   void select(Keep const& keep, scratch& s, Input& input, protected_tokens const& safe, Exec& exec, Emit emit) const {
     std::int64_t const size = keep.segment.unit_size();
@@ -135,7 +146,7 @@ struct basic_top {
   }
 
  private:
-  /// Of the candidates, `[lists, candidates]`.
+  /// Returns the candidates' scores, `[lists, candidates]`.
   template <class Keep, class Input, executor Exec>
   table<float> scored_units(Keep const& keep, scratch& s, Input& input, candidates const& among, protected_tokens const& safe,
                             Exec& exec) const {
@@ -170,7 +181,9 @@ struct basic_top {
   }
 };
 
+/// Chooses for each KV head.
 using top = basic_top<scope::head>;
+/// Chooses once for all KV heads of a layer.
 using top_of_layer = basic_top<scope::layer>;
 
 static_assert(part<top> && part<top_of_layer>);

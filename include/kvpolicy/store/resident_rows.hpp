@@ -1,4 +1,4 @@
-// A row store of which a part lies in a tier: what steps do not read leaves memory, and comes back when it is chosen.
+// A row store with a part of its rows in a tier: rows that steps do not read leave memory, and come back when they are chosen.
 #pragma once
 
 #include <memory>
@@ -11,58 +11,77 @@
 
 namespace kvpolicy {
 
-/// Retained rows of prompts are in the tier, and those of them that were read last in the store too; rows of later tokens, and
-/// a prompt's last few, are in the store alone. A block of the tier is one token's key and value of one head. Fetched rows come
-/// by way of a buffer, so that the store's memory is never a tier's to write to. Not thread-safe. Compiled (link
-/// kvpolicy::store).
+/// Moves rows between a row store and a tier.
+/// The tier has the retained rows of prompts; the store has the most recently read of them too. Rows of later tokens, and of a
+/// prompt's last few, are in the store alone. A block of the tier is one token's key and value of one head. Fetched rows come
+/// through a buffer, so a tier never writes to the store's memory. Not thread-safe. Compiled (link kvpolicy::store).
 class resident_rows {
  public:
-  /// Both must outlive it. Throws invalid_value where the tier's blocks are of another size.
+  /// Puts a tier behind a store. Both must outlive this object.
+  /// @param tier  whose blocks hold a key and a value
+  /// @param store  the store
+  /// @param options  how to use the tier
+  /// @throws invalid_value if the tier's blocks have another size, or `slots` is negative
   resident_rows(tiers::any_tier& tier, row_store& store, tiers::resident_options options);
   resident_rows(resident_rows const&) = delete;
   resident_rows& operator=(resident_rows const&) = delete;
-  /// Waits for pending gets as long as the deadline; where one has not ended by then, its buffer is never given back.
+  /// Waits for pending gets, until the deadline. The buffer of a get that has not ended by then is never freed.
   ~resident_rows();
 
   tiers::resident_statistics const& statistics() const noexcept { return statistics_; }
 
-  /// Brings all of a layer's rows into the store, for those who read them all. Throws error where the tier lost some or does
-  /// not deliver, and as row_store::append().
+  /// Brings all rows of a layer into the store, for a reader of all of them.
+  /// @param layer  the layer
+  /// @throws error if the tier lost rows or does not deliver, or as row_store::append() does
   void bring(layer_id layer);
-  /// Whether a cut went into a prompt that was put away, or to its end, and so perhaps into a unit, whose tokens steps look at:
-  /// bring() every layer then, and mend_cut().
+  /// Whether a cut went into, or to the end of, a prompt that was put away.
+  /// It may have reopened a unit, whose tokens steps read. Then bring() every layer, and call mend_cut().
   bool was_cut() const noexcept { return was_cut_; }
-  /// Every layer was brought after a cut. Of each head's tokens, so many of the last are not away any more
-  /// (requirements::unit).
+  /// Ends the work after a cut, once every layer was brought: the last tokens of each head count as in the store alone.
+  /// @param stay  how many tokens of each head (requirements::unit)
   void mend_cut(std::int64_t stay);
-  /// A prompt of `tokens` tokens has ended, and all of the layer's rows are here: what is retained goes to the tier, but
-  /// for the last `stay[head]` tokens of a head; what is not any more goes from it. Nothing leaves the store yet. Throws error
-  /// where the tier has no room; what was to go is in the store alone then.
+  /// Puts a layer's retained rows of a prompt that has ended into the tier, and drops the others from it.
+  /// All rows of the layer must be in the store, and none leaves it yet.
+  /// @param layer  the layer
+  /// @param retained  what the policy retains
+  /// @param tokens  tokens of the prompt
+  /// @param stay  `[kv_heads]`: how many of a head's last tokens stay in the store alone (request::always_read())
+  /// @throws invalid_value if a row is not in the store
+  /// @throws error if the tier has no room; the rows are then in the store alone
   void put_away(layer_id layer, selection const& retained, std::int64_t tokens, std::span<std::int64_t const> stay);
-  /// Makes a selection readable in the store: fetches what is missing, waits if that was asked for, and returns what this step
-  /// reads, which is all of it then. What was read least recently leaves. Throws invalid_value for more than `slots` rows,
-  /// error as bring().
+  /// Makes a selection readable in the store: fetches the missing rows, and waits for them if the options say so.
+  /// The least recently read rows leave the store.
+  /// @param layer  the layer
+  /// @param kept  the selection of this step
+  /// @return what this step reads: all of `kept` if it waited
+  /// @throws invalid_value if a head reads more than `slots` rows of the tier
+  /// @throws error as bring() does
   selection ready(layer_id layer, selection const& kept);
-  /// What is beyond `slots` leaves the store.
+  /// Lets the rows beyond `slots` leave the store.
+  /// @param layer  the layer
   void shed(layer_id layer);
 
-  /// Before the store's: tokens from `tokens` on are gone. Of 0 it never throws.
+  /// Forgets the tokens from `tokens` on. Call it before row_store::truncate(). Never throws if `tokens` is 0.
+  /// @param tokens  how many first tokens stay
   void truncate(std::int64_t tokens);
-  /// After the store became a fork of the other's. Throws error where the tier has no room, or lost rows.
+  /// Copies the tier's rows of another sequence, after the store became a fork of its store.
+  /// @param other  the other sequence's rows
+  /// @param tokens  how many first tokens are copied
+  /// @throws error if the tier has no room, or lost rows; nothing is away then
   void take_over(resident_rows const& other, std::int64_t tokens);
 
  private:
   /// A prompt's row that is in the store too.
   struct here {
     std::int32_t token;
-    std::int64_t used;  ///< when it was last read; see stamp()
+    std::int64_t used;  ///< when it was last read, see stamp()
   };
   struct head_state {
     range_list away;           ///< tokens that the tier has
-    std::int64_t end = 0;      ///< behind those; what is retained from there on is in the store alone
+    std::int64_t end = 0;      ///< after these: retained tokens from here on are in the store alone
     std::vector<here> rows{};  ///< ascending
-    range_list committed{};    ///< of `away`, what was last readable whole
-    std::int64_t read = 0;     ///< of `away`, how many tokens the last step named
+    range_list committed{};    ///< the part of `away` that was last readable as a whole
+    std::int64_t read = 0;     ///< tokens of `away` that the last step named
   };
   struct place {
     std::int32_t head;
@@ -71,7 +90,7 @@ class resident_rows {
   struct buffer {
     std::unique_ptr<std::byte[]> bytes{};
     std::int64_t blocks = 0;
-    buffer* next = nullptr;  ///< of the lost ones
+    buffer* next = nullptr;  ///< of the buffers that are never freed
   };
   struct layer_state {
     tiers::ticket pending = 0;
@@ -111,7 +130,7 @@ class resident_rows {
   std::uint32_t generation_ = 1;
   std::int64_t now_ = 0;
   bool was_cut_ = false;
-  std::int64_t put_end_ = 0;         ///< tokens of the prompt that was last put away
+  std::int64_t put_end_ = 0;         ///< tokens of the prompt that was put away last
   std::vector<head_state> heads_;    ///< `[layers, kv_heads]`
   std::vector<layer_state> layers_;  ///< `[layers]`
   std::unique_ptr<buffer> spare_;
@@ -124,7 +143,7 @@ class resident_rows {
   std::vector<tiers::block_read> reads_;
   std::vector<tiers::block_write> writes_;
   std::vector<tiers::block_key> keys_;
-  std::vector<std::int64_t> by_use_;  ///< when a row was used, and its token
+  std::vector<std::int64_t> by_use_;  ///< when a row was last read, and its token
   std::vector<std::int32_t> victims_;
   std::vector<here> merged_;
   range_list list_;

@@ -1,4 +1,4 @@
-// Rows that the library owns: the keys and values of one sequence, of which a policy may let any go, head by head.
+// Rows that the library owns: the keys and values of one sequence. A policy may drop any of them, head by head.
 #pragma once
 
 #include <cstdint>
@@ -14,77 +14,121 @@
 
 namespace kvpolicy {
 
-/// Rows by layer and KV head, each head its own number of them, packed into blocks of `rows_of_block`; a row is a token's key
-/// and its value. Tokens keep their indices when others are dropped, so that its view is an ordinary one to every policy: what
-/// may not be read any more are the rows that it dropped. Stores that were forked share blocks until one of them writes there.
-/// Not thread-safe. Compiled (link kvpolicy::store).
+/// Owns a sequence's rows, each head its own number of them, packed into blocks of `rows_of_block`.
+/// A row is a token's key and its value. Tokens keep their indices when others are dropped, so every policy sees an ordinary
+/// view, in which it must not read the rows that it dropped. Forked stores share blocks until one of them writes there. Not
+/// thread-safe. Compiled (link kvpolicy::store).
 class row_store {
  public:
-  static constexpr std::int64_t rows_of_block = 64;
-  /// Of a row, and of a block of an arena, for such a cache, whose values may be of another type than its keys.
+  static constexpr std::int64_t rows_of_block = 64;  ///< rows of a block
+  /// Returns the bytes of a row.
+  /// @param shape  the cache's shape, with the type of its keys
+  /// @param values  the type of its values
+  /// @return bytes of a key and a value
   static std::int64_t row_bytes(cache_shape const& shape, element_type values);
+  /// Returns the bytes of an arena's block.
+  /// @param shape  the cache's shape, with the type of its keys
+  /// @param values  the type of its values
+  /// @return bytes of `rows_of_block` rows
   static std::int64_t block_bytes(cache_shape const& shape, element_type values) {
     return rows_of_block * row_bytes(shape, values);
   }
+  /// Does the same for values of the keys' type.
   static std::int64_t block_bytes(cache_shape const& shape) { return block_bytes(shape, shape.type); }
 
-  /// The arena must outlive it. Throws invalid_value where the shape can't be, or the arena is for another.
+  /// Makes an empty store on an arena, which must outlive it.
+  /// @param arena  whose blocks have `block_bytes(shape, values)` bytes
+  /// @param shape  the cache's shape, with the type of its keys
+  /// @param values  the type of its values
+  /// @throws invalid_value if the shape makes no sense, or the arena is for another shape
   row_store(block_arena& arena, cache_shape const& shape, element_type values);
+  /// Does the same for values of the keys' type.
   row_store(block_arena& arena, cache_shape const& shape) : row_store(arena, shape, shape.type) {}
   row_store(row_store&&) noexcept = default;
   row_store& operator=(row_store&&) noexcept;
   ~row_store() { clear(); }
-  /// The first `tokens` tokens, without copying a row.
+  /// Copies the first tokens, without copying a row.
+  /// @param tokens  how many
+  /// @return a store on the same arena
   row_store fork(std::int64_t tokens) const;
 
   cache_shape const& shape() const noexcept { return shape_; }
   block_arena const& arena() const noexcept { return *arena_; }
-  /// Tokens of the sequence, those that were dropped included, whose rows this layer was given.
+  /// Returns the tokens that a layer was given, dropped ones included.
+  /// @param layer  the layer
   std::int64_t tokens(layer_id layer) const noexcept { return tokens_[static_cast<std::size_t>(layer.value)]; }
-  /// The same of all layers: an engine's own rows of these tokens may go.
+  /// Returns the tokens that every layer was given: the engine may free its own rows of them.
   std::int64_t released() const noexcept;
-  /// Whether no row was ever dropped from between those that are left.
+  /// Whether no row was ever dropped from between the rows that are left.
   bool whole() const noexcept { return whole_; }
+  /// Returns the rows that a head has.
+  /// @param layer,head  the head
   std::int64_t rows_of(layer_id layer, std::int64_t head) const noexcept { return at(layer, head).count; }
-  /// In all, and what they take of the arena where nothing is shared.
+  /// Returns the rows of all heads.
   std::int64_t rows_held() const noexcept;
+  /// Returns the bytes of the blocks in use, shared ones included.
   std::int64_t bytes_held() const noexcept;
 
-  /// The layer's next tokens: all that `keys` and `values` have, of any layout whose rows are contiguous. Throws invalid_value
-  /// for rows of another shape, and beyond max_tokens; error where the arena is exhausted. Nothing is appended then.
+  /// Appends a layer's next tokens. An exception appends nothing.
+  /// @param layer  the layer
+  /// @param keys,values  all of their tokens; any layout whose rows are contiguous
+  /// @throws invalid_value for rows of another shape, or beyond `max_tokens`
+  /// @throws error if the arena is exhausted
   void append(layer_id layer, rows const& keys, rows const& values);
-  /// Of the layer's first `tokens` tokens, those that are not named are gone.
+  /// Drops the tokens that a selection does not name.
+  /// @param layer  the layer
+  /// @param kept  the tokens that stay
+  /// @param tokens  the selection decides about the first `tokens` tokens; later ones stay
   void retain(layer_id layer, selection const& kept, std::int64_t tokens);
-  /// Tokens from `tokens` on are gone, in every layer.
+  /// Drops the tokens from `tokens` on, in every layer.
+  /// @param tokens  how many first tokens stay
   void truncate(std::int64_t tokens) noexcept;
   void clear() noexcept;
 
-  /// A token's key, and behind it its value; null where they are not here.
+  /// Returns a token's key, followed by its value.
+  /// @param layer,head,token  whose row
+  /// @return the row; null if it is not here
   std::byte const* row(layer_id layer, std::int64_t head, std::int32_t token) const noexcept;
-  /// These tokens, ascending, are elsewhere from now on: not dropped, but not here.
+  /// Marks rows as being elsewhere: not dropped, but not here.
+  /// @param layer,head  whose rows
+  /// @param tokens  ascending
   void evict(layer_id layer, std::int64_t head, std::span<std::int32_t const> tokens) noexcept;
-  /// Room for a token that is not here, for its key and then its value. Throws as append().
+  /// Makes room for the row of a token that is not here.
+  /// @param layer,head,token  whose row
+  /// @return where the caller puts the key, followed by the value
+  /// @throws error if the arena is exhausted
   std::byte* readmit(layer_id layer, std::int64_t head, std::int32_t token);
 
-  /// A layer's rows as bytes, all of them here; and back, into a layer that has none. Throws invalid_value for a layer of
-  /// another shape, and as append(); clear() then.
+  /// Writes a layer's rows as bytes. All of them must be here.
+  /// @param layer  the layer
+  /// @param a  the writer
   void save(layer_id layer, state_writer& a) const;
+  /// Reads what save() wrote, into a layer without rows. After an exception call clear().
+  /// @param layer  the layer
+  /// @param a  the reader
+  /// @throws invalid_value for a layer of another shape
+  /// @throws error if the arena is exhausted
   void load(layer_id layer, state_reader& a);
 
-  /// Of a head's first `tokens` tokens, those that are here.
+  /// Lists the tokens whose rows a head has here.
+  /// @param layer,head  the head
+  /// @param tokens  how many first tokens to look at
+  /// @param into  receives the list
   void list(layer_id layer, std::int64_t head, std::int64_t tokens, range_list& into) const;
-  /// The first `tokens` tokens. Valid as long as the store, but for append(), retain() and truncate() while it is read.
+  /// Views the first tokens. The view is valid as long as the store, but do not change the store while the view is read.
+  /// @param tokens  how many
+  /// @return the view
   layer_table_view view(std::int64_t tokens) const noexcept { return {shape_, tokens, keys_.data(), values_.data()}; }
 
  private:
   static constexpr std::int32_t nowhere = -1;
 
-  /// Places are counted through a head's blocks.
+  /// One head's rows. Places are counted through its blocks.
   struct head_rows {
     std::vector<std::int32_t> blocks;
     std::vector<std::int32_t> token_at;  ///< of each place, or nowhere
     std::vector<std::int32_t> free;      ///< places between others, the lowest last
-    std::int64_t count = 0;              ///< tokens that are there
+    std::int64_t count = 0;              ///< tokens that have a place
   };
 
   head_rows& at(layer_id layer, std::int64_t head) noexcept { return heads_[index(layer, head)]; }
@@ -92,7 +136,7 @@ class row_store {
   std::size_t index(layer_id layer, std::int64_t head) const noexcept {
     return static_cast<std::size_t>(layer.value * shape_.kv_heads + head);
   }
-  /// Of each token, the row of the arena that it has, or nowhere.
+  /// The row of the arena that each token has, or nowhere.
   std::int32_t* row_of(layer_id layer, std::int64_t head) const noexcept {
     return row_of_.get() + static_cast<std::int64_t>(index(layer, head)) * shape_.max_tokens;
   }

@@ -1,4 +1,4 @@
-// Whether a policy keeps what a policy promises: well-formed selections, and no misuse of its verbs goes through.
+// Checks that a policy keeps its promises: selections are well-formed, and every misuse of its verbs is refused.
 #pragma once
 
 #include <algorithm>
@@ -11,17 +11,22 @@
 
 namespace kvpolicy::testing {
 
+/// The cache and the sequence on which a policy is checked.
 struct policy_options {
   cache_shape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 16, .max_tokens = 160, .type = element_type::f32};
-  std::int64_t prompt = 100;  ///< tokens
-  int steps = 24;
+  std::int64_t prompt = 100;  ///< tokens; `prompt + steps` is less than `shape.max_tokens`
+  int steps = 24;             ///< after the prompt
   std::uint64_t seed = 1;
 };
 
-/// One policy on random caches: see check_policy.
+/// Checks one policy on random caches; see check_policy().
 template <policy_like Policy, executor Exec>
 class policy_check {
  public:
+  /// Prepares a check.
+  /// @param policy  the policy
+  /// @param exec  runs its primitives; must outlive the check
+  /// @param options  on what to check it
   policy_check(Policy const& policy, Exec& exec, policy_options const& options)
       : policy_(policy),
         exec_(exec),
@@ -31,6 +36,8 @@ class policy_check {
         random_(options.seed),
         inputs_(shape_, random_) {}
 
+  /// Runs the check.
+  /// @throws broken_promise at the first promise that is not kept
   void run() {
     for (content const what : {content::normal, content::tied, content::hostile}) {
       random_cache const cache(shape_, random_, what);
@@ -58,7 +65,7 @@ class policy_check {
       state.prefill(cache.view(tokens), {l}, inputs_.prompt(first, tokens), exec_);
   }
 
-  /// A step of both; what was refused before must have changed nothing.
+  /// Makes a step of both requests; a call that was refused before it must have changed nothing.
   template <class Request>
   void step(Request& state, Request& twin, random_cache const& cache, std::int64_t n) {
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
@@ -91,10 +98,13 @@ class policy_check {
     std::int64_t end = 0;
     for (std::size_t i = 0; i < list.size(); ++i) {
       if (list[i].begin < end || list[i].end <= list[i].begin) fail("ranges overlap, descend or are empty");
-      if (i > 0 && list[i].begin == end && list[i].why == list[i - 1].why) fail("two ranges that are one");
+      if (i > 0 && list[i].begin == end && list[i].why == list[i - 1].why)
+        fail("two touching ranges have the same reason; merge them");
       end = list[i].end;
     }
-    if (end != tokens) fail("the lists end at token " + std::to_string(end) + ", not behind the current one");
+    if (end != tokens)
+      fail("the lists end at token " + std::to_string(end) + "; they must end with the current token, " +
+           std::to_string(tokens));
   }
 
   void misuse_of_shapes() {
@@ -167,7 +177,7 @@ class policy_check {
     choose("without the token's id", cache.view(n), 0, few, contains(needs_, signals::token_ids));
   }
 
-  /// Views that are another cache's.
+  /// Views of other caches than the one that the request is for.
   static std::vector<std::pair<std::string, strided_view<>>> other_views(random_cache const& cache, std::int64_t n) {
     std::vector<std::pair<std::string, strided_view<>>> made(4, {"", cache.view(n)});
     made[0].first = "a cache with more KV heads";
@@ -205,10 +215,14 @@ class policy_check {
   std::string where_;
 };
 
-/// Throws broken_promise unless a policy, on random keys (ties, NaN and infinity among them): chooses ascending, disjoint
-/// ranges that are retained and end with the current token; chooses the same for the same verbs; and refuses every misuse of
-/// them (a shape, layer, order or number of tokens that can't be, another cache's view, a needed signal that is missing) before
-/// anything has changed. Its budget must fit `options.shape`.
+/// Checks a policy on random keys, ties, NaN and infinity among them.
+/// Its choices must be ascending, disjoint ranges of retained tokens that end with the current token. The same verbs must
+/// choose the same. Every misuse of the verbs must be refused before anything has changed: an invalid shape, layer, order or
+/// number of tokens, a view of another cache, a missing signal that the policy needs.
+/// @param policy  the policy; its budget must fit `options.shape`
+/// @param options  on what to check it
+/// @param exec  runs its primitives
+/// @throws broken_promise at the first promise that is not kept
 template <policy_like Policy, executor Exec = host_exec>
 void check_policy(Policy const& policy = {}, policy_options const& options = {}, Exec exec = {}) {
   policy_check<Policy, Exec>(policy, exec, options).run();

@@ -1,4 +1,4 @@
-// Whether a scorer, with the pool that it reads, keeps what a scorer promises.
+// Checks that a scorer, with the pool that it reads, keeps its promises.
 #pragma once
 
 #include <algorithm>
@@ -15,30 +15,36 @@
 
 namespace kvpolicy::testing {
 
+/// How a scorer is checked.
 struct scorer_options {
-  int rounds = 60;
+  int rounds = 60;  ///< random caches
   std::uint64_t seed = 1;
-  bool gathered = true;       ///< scores are those of the rows alone; not for a scorer that goes by their positions
-  std::int64_t unscored = 0;  ///< last tokens that its rule's window protects, and it is not asked for
+  bool gathered = true;       ///< whether scores depend on the rows alone; false for a scorer that looks at their positions
+  std::int64_t unscored = 0;  ///< last tokens for which the scorer is not asked, because its rule's window protects them
 };
 
-/// One scorer and pool on random caches. `run` scores and compares; see check_scorer.
+/// Checks one scorer and pool on random caches; see check_scorer().
 template <class Score, class Pool, class Segment>
 class scorer_check {
   using memory_type = memory_of<Score>;
   using summaries_type = summaries_of<Pool, Segment>;
 
  public:
+  /// Prepares a check.
+  /// @param score,pool,segment  the scorer, with the pool and segmenter that it goes with
+  /// @param options  how to check it
   scorer_check(Score const& score, Pool const& pool, Segment const& segment, scorer_options const& options)
       : score_(score), pool_(pool), segment_(segment), options_(options), random_(options.seed) {}
 
+  /// Runs the check.
+  /// @throws broken_promise at the first promise that is not kept
   void run() {
     for (int round = 0; round < options_.rounds; ++round) {
       shape_ = random_.shape(70);
       content const what = static_cast<content>(round % 3);
       random_cache cache(shape_, random_, what);
       random_signals const inputs(shape_, random_);
-      // At prefill, and at a step, where the scorer can be asked then.
+      // At prefill and at a step, if the scorer can score there.
       constexpr bool by_prompt = contains(Score::needs, signals::observation_queries);
       constexpr bool by_step = contains(Score::needs, signals::queries);
       if (by_prompt || !by_step) one(cache, inputs, true, what);
@@ -58,7 +64,7 @@ class scorer_check {
     if (scores(cache.view(tokens), layer, all, choosing, inputs, at_prompt) != want) {
       fail("the same input has other scores the second time");
     }
-    // Asked for one head, it reads that head's rows, and writes one list.
+    // For one head alone, it reads that head's rows and writes one list.
     for (std::int64_t h = 0; h < shape_.kv_heads && Score::granularity == scope::head; ++h) {
       auto const alone = scores(cache.view(tokens), layer, {h, 1}, choosing, inputs, at_prompt);
       if (alone.front() != want[static_cast<std::size_t>(h)]) {
@@ -66,7 +72,7 @@ class scorer_check {
              " alone, it gives other scores than asked for all: score input.keys(), " + "whose heads are input.heads");
       }
     }
-    // Tokens behind those that the choice is made among don't count.
+    // Tokens after those that the choice is made among don't count.
     if (choosing < tokens) {
       random_cache other = cache;
       other.replace(choosing, random_, what);
@@ -75,7 +81,7 @@ class scorer_check {
              "input.tokens");
       }
     }
-    // Gathered tokens are as if there were no others.
+    // Gathered tokens score as if no others existed.
     if (!options_.gathered) return;
     std::vector<std::int32_t> const few = random_.few(tokens);
     auto const count = std::ssize(few);
@@ -89,7 +95,8 @@ class scorer_check {
     }
   }
 
-  /// `[lists][columns]`, bits, so that NaN is what it is. Throws broken_promise where it writes elsewhere, or not all.
+  /// Returns `[lists][columns]` scores as bits, so that NaN equals itself.
+  /// @throws broken_promise if the scorer writes elsewhere, or not everything
   template <class View>
   std::vector<std::vector<std::uint32_t>> scores(View const& view, layer_id layer, head_range heads, std::int64_t choosing,
                                                  random_signals const& inputs, bool at_prompt) {
@@ -132,10 +139,13 @@ class scorer_check {
       for (std::int64_t c = 0; c < stride; ++c) {
         std::uint32_t bits = 0;
         std::memcpy(&bits, &room[static_cast<std::size_t>(row * stride + c)], sizeof bits);
+        if (own && c < columns && bits == untouched_bits) {
+          fail("it leaves column " + std::to_string(c) + " of " + std::to_string(columns) + " unwritten");
+        }
         if (own && c < columns) made[static_cast<std::size_t>(row - margin)].push_back(bits);
         else if (!own && bits != untouched_bits)
           fail("it writes row " + std::to_string(row - margin) + " of " + std::to_string(lists) +
-               ": input.heads are as many as out.rows");
+               "; write only the rows of input.heads, of which there are out.rows");
       }
     }
     return made;
@@ -164,10 +174,14 @@ class scorer_check {
   std::string where_;
 };
 
-/// Throws broken_promise unless a scorer, on random shapes and rows (ties, NaN and infinity among them): gives the same scores
-/// for the same input; for one head asked alone what it gives for it among all; the same whatever lies behind the tokens that
-/// the choice is made among; the same for gathered tokens as for the rows side by side; and writes its table and nothing else.
-/// The pool is brought up in pieces. A scorer of ragged units, or of a hierarchy, goes with its pool and segmenter.
+/// Checks a scorer on random shapes and rows, ties, NaN and infinity among them. Pools are updated in pieces.
+/// The same input must give the same scores. A head alone must get the scores that it gets among all heads, and gathered tokens
+/// those of the same rows side by side. Tokens after those that the choice is made among must not matter. The scorer must write
+/// its table, and nothing else.
+/// @param score  the scorer
+/// @param pool,segment  its pool and segmenter; a scorer of ragged units, or of a hierarchy, needs its own
+/// @param options  how to check it
+/// @throws broken_promise at the first promise that is not kept
 template <scorer Score, class Pool = pools::none, class Segment = segments::tokens>
   requires writes_scores<Score, Pool, Segment>
 void check_scorer(Score const& score = {}, Pool const& pool = {}, Segment const& segment = {},

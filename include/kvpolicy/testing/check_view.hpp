@@ -1,4 +1,4 @@
-// Whether a view of an engine's cache shows the rows that are in it.
+// Checks that a view of an engine's cache shows the rows that are in it.
 #pragma once
 
 #include <cstring>
@@ -10,13 +10,15 @@
 
 namespace kvpolicy::testing {
 
-/// Reads all that a view shows, and compares it with what the engine has: `expected(layer_id, head_id, token_index, bool value,
-/// std::vector<float>& row)` puts a key or value there, head_dim elements. Throws broken_promise with the first row that is
-/// another, or what the view says of its shape and can't be.
+/// Reads everything that a view shows, and compares it with what the engine has.
+/// @param given  the view
+/// @param expected  `expected(layer_id, head_id, token_index, bool value, std::vector<float>& row)` writes a key or value of
+///        the engine into `row`, `[head_dim]`
+/// @throws broken_promise with the first row that differs, or with an invalid shape of the view
 template <kv_cache_view View, class Expected>
   requires std::same_as<typename View::memory, host_memory>
 void check_view(View const& given, Expected expected) {
-  View const view = given;  // views are copied; what a copy shows is what counts
+  View const view = given;  // verbs get copies of a view, so a copy is checked
   cache_shape const shape = view.shape();
   auto const fail = [](std::string const& what) { throw broken_promise("a view: " + what); };
   if (shape.layers < 1 || shape.kv_heads < 1 || shape.head_dim < 1 || shape.q_heads % shape.kv_heads != 0) {

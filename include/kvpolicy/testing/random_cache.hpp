@@ -1,4 +1,4 @@
-// Random caches, queries and prompts, for checks of parts and policies of one's own.
+// Random caches, queries and prompts, for checks of your own parts and policies.
 #pragma once
 
 #include <cstdint>
@@ -18,29 +18,43 @@ struct broken_promise : error {
   using error::error;
 };
 
-/// What keys and values are made of: normal numbers; few whole ones, so that scores tie; now and then NaN or infinity.
+/// What keys and values contain: normal numbers; few whole numbers, so that scores tie; now and then NaN or infinity.
 enum class content : std::uint8_t { normal, tied, hostile };
 
-/// The same numbers everywhere, from a seed.
+/// Draws numbers from a seed, the same on every machine.
 class random_source {
  public:
   explicit random_source(std::uint64_t seed) : bits_(seed) {}
 
+  /// Draws a whole number.
+  /// @param least,most  its bounds, both included
+  /// @return the number
   std::int64_t between(std::int64_t least, std::int64_t most) {
     return least + static_cast<std::int64_t>(bits_() % static_cast<std::uint64_t>(most - least + 1));
   }
+  /// Draws a number from -1 to below 1.
   float real() { return static_cast<float>(static_cast<double>(bits_() >> 11) * 0x1p-52 - 1); }
+  /// Draws an element of a key or value.
+  /// @param what  what it may be
+  /// @return the element
   float of(content what) {
     if (what == content::hostile && between(0, 40) == 0) {
       return between(0, 1) == 0 ? std::numeric_limits<float>::quiet_NaN() : std::numeric_limits<float>::infinity();
     }
     return what == content::tied ? static_cast<float>(between(-1, 1)) : 2 * real();
   }
+  /// Draws elements of keys or values.
+  /// @param count  how many
+  /// @param what  what they may be
+  /// @return the elements
   std::vector<float> reals(std::int64_t count, content what = content::normal) {
     std::vector<float> made(static_cast<std::size_t>(count));
     for (float& x : made) x = of(what);
     return made;
   }
+  /// Draws a small shape of type f32.
+  /// @param most_tokens  bounds max_tokens, which is at least 8
+  /// @return the shape
   cache_shape shape(std::int64_t most_tokens) {
     cache_shape made{.layers = between(1, 3), .q_heads = 0, .kv_heads = between(1, 4), .head_dim = 2 * between(1, 9)};
     made.q_heads = made.kv_heads * between(1, 4);
@@ -48,7 +62,9 @@ class random_source {
     made.type = element_type::f32;
     return made;
   }
-  /// Ascending tokens of [0, tokens), at least one.
+  /// Draws some tokens.
+  /// @param tokens  from the first `tokens`
+  /// @return at least one, ascending
   std::vector<std::int32_t> few(std::int64_t tokens) {
     std::vector<std::int32_t> made;
     for (std::int32_t t = 0; t < tokens; ++t) {
@@ -62,15 +78,22 @@ class random_source {
   std::mt19937_64 bits_;
 };
 
-/// A cache that owns its rows, `[layers, kv_heads, max_tokens, head_dim]`.
+/// A cache that owns its rows, `[layers, kv_heads, max_tokens, head_dim]` f32.
 class random_cache {
  public:
+  /// Draws a cache.
+  /// @param shape  its shape
+  /// @param random  where the numbers come from
+  /// @param what  what they may be
   random_cache(cache_shape const& shape, random_source& random, content what)
       : shape_(shape),
         keys_(random.reals(shape.layers * shape.kv_heads * shape.max_tokens * shape.head_dim, what)),
         values_(random.reals(std::ssize(keys_), what)) {}
 
   cache_shape const& shape() const noexcept { return shape_; }
+  /// Views the first tokens.
+  /// @param tokens  how many
+  /// @return the view
   strided_view<> view(std::int64_t tokens) const noexcept {
     std::int64_t const row = shape_.head_dim * static_cast<std::int64_t>(sizeof(float));
     byte_strides const strides{.layer = shape_.kv_heads * shape_.max_tokens * row,
@@ -79,7 +102,9 @@ class random_cache {
                                .dim = sizeof(float)};
     return {shape_, tokens, keys_.data(), values_.data(), strides, strides};
   }
-  /// These tokens alone, side by side.
+  /// Returns a cache whose first tokens are the given ones, side by side.
+  /// @param tokens  the tokens
+  /// @return the cache
   random_cache compacted(std::span<std::int32_t const> tokens) const {
     random_cache made = *this;
     for (std::int64_t row = 0; row < shape_.layers * shape_.kv_heads; ++row) {
@@ -92,7 +117,10 @@ class random_cache {
     }
     return made;
   }
-  /// Other rows from a token on.
+  /// Replaces the rows from a token on.
+  /// @param first  the token
+  /// @param random  where the numbers come from
+  /// @param what  what they may be
   void replace(std::int64_t first, random_source& random, content what) {
     for (std::int64_t row = 0; row < shape_.layers * shape_.kv_heads; ++row) {
       for (std::int64_t t = first; t < shape_.max_tokens; ++t) {
@@ -114,9 +142,12 @@ class random_cache {
   std::vector<float> values_;
 };
 
-/// Every signal that there is, of one request.
+/// Every signal of one request.
 class random_signals {
  public:
+  /// Draws signals.
+  /// @param shape  the request's shape
+  /// @param random  where the numbers come from
   random_signals(cache_shape const& shape, random_source& random)
       : shape_(shape),
         prompt_(random.reals(shape.max_tokens * shape.q_heads * shape.head_dim)),
@@ -126,13 +157,18 @@ class random_signals {
     for (std::int64_t t = 0; t < shape.max_tokens; ++t) ids_.push_back(static_cast<std::int32_t>(random.between(0, 9)));
   }
 
-  /// Of a prompt's piece [first, tokens), with every query up to there.
+  /// Returns the signals of a prompt's piece, with every query up to its end.
+  /// @param first,tokens  the piece [first, tokens)
+  /// @return the signals
   prompt_signals prompt(std::int64_t first, std::int64_t tokens) const noexcept {
     return {.first = first,
             .queries = {prompt_.data(), tokens, shape_.q_heads, shape_.q_heads * shape_.head_dim, shape_.head_dim, .5f},
             .rope = {frequencies_.data(), std::ssize(frequencies_)},
             .token_ids = std::span(ids_).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(tokens - first))};
   }
+  /// Returns the signals of a step.
+  /// @param tokens  of the sequence, the current one included
+  /// @return the signals
   step_signals step(std::int64_t tokens) const noexcept {
     return {{step_.data(), shape_.q_heads, shape_.head_dim, .5f}, ids_[static_cast<std::size_t>(tokens - 1)]};
   }
@@ -147,6 +183,9 @@ class random_signals {
   std::vector<std::int32_t> ids_;
 };
 
+/// Returns a cache's name for messages.
+/// @param shape,tokens  its shape and its tokens
+/// @return the name
 inline std::string name_of(cache_shape const& shape, std::int64_t tokens) {
   return text_of(shape) + ", " + std::to_string(tokens) + " tokens";
 }

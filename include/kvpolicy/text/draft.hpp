@@ -1,4 +1,4 @@
-// A policy as text changes it, item by item: its parameters, its settings, its trigger.
+// A policy that text changes item by item: its parameters, its settings, its trigger.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +18,13 @@ namespace kvpolicy {
 /// What policies read of a model, beside its cache. Policies share it.
 struct policy_inputs {
   std::shared_ptr<std::vector<std::uint8_t> const> boundary{};  ///< `[vocabulary]`, see segments::sentences
-  /// A head profile from a file; without it policies that need one can't be named.
+  /// Reads a head profile from a file. Without this function, policies that need a profile can't be named.
   std::function<std::vector<head_profile>(std::string const& path)> read_profile{};
 };
 
 namespace text {
 
-/// Whether text may say when a rule chooses anew.
+/// Whether text may name the trigger of a rule: its own is asked while decoding, and needs nothing but logits.
 template <class Rule>
 constexpr bool trigger_has_name() {
   if constexpr (requires { typename Rule::trigger_type; }) {
@@ -34,12 +34,16 @@ constexpr bool trigger_has_name() {
   }
 }
 
+/// Returns a trigger as a named one.
 inline named_trigger as_named(triggers::every_step const&) { return {{.steps = 1}, {.mean = never, .variance = never}}; }
 inline named_trigger as_named(triggers::every const& t) { return {t, {.mean = never, .variance = never}}; }
 inline named_trigger as_named(triggers::entropy const& t) { return {{.steps = 0}, t}; }
 inline named_trigger as_named(named_trigger const& t) { return t; }
 
-/// The rule with the trigger that was named, which watches the rule's pages; it then has one type, whichever was.
+/// Returns a rule with a named trigger, of one type for every name. The trigger watches pages of the rule's size.
+/// @param rule  the rule
+/// @param when  the trigger; none: the rule's own
+/// @return the new rule; the same one if text may not name its trigger
 template <class Rule>
 auto with_trigger(Rule const& rule, trigger_choice const& when) {
   if constexpr (!trigger_has_name<Rule>()) return rule;
@@ -53,7 +57,7 @@ auto with_trigger(Rule const& rule, trigger_choice const& when) {
   }
 }
 
-/// A policy as its text changes it, item by item.
+/// A policy while text changes it, item by item.
 template <class Policy>
 class draft {
   using parts = parts_t<Policy>;
@@ -62,21 +66,30 @@ class draft {
   static constexpr bool has_trigger =
       trigger_has_name<decltype(parts::retain)>() || trigger_has_name<decltype(parts::retrieve)>();
 
+  /// Begins with a policy's defaults.
+  /// @param name  the policy's name, for messages
+  /// @param defaults  its parameters
   draft(std::string const& name, Policy const& defaults) : policy(defaults), name_(name) {}
 
-  /// Calls visit(name, value, help) for each parameter.
+  /// Visits the parameters.
+  /// @param visit  is called as `visit(name, value, help)`
   template <class Visit>
   void each_parameter(Visit visit) {
     if constexpr (requires { Policy::parameters(policy, visit); }) Policy::parameters(policy, visit);
     if constexpr (has_trigger) visit("trigger", when, "when the choice is made anew");
   }
-  /// Calls visit(name, policy, help) for each named setting.
+  /// Visits the named settings.
+  /// @param visit  is called as `visit(name, policy, help)`
   template <class Visit>
   static void each_setting(Visit visit) {
     if constexpr (requires { Policy::settings(visit); }) Policy::settings(visit);
   }
 
-  /// key=value, or the name of a setting. Throws invalid_value.
+  /// Applies one item.
+  /// @param item  key=value, or the name of a setting
+  /// @param inputs  what the value may refer to
+  /// @throws invalid_value for an unknown name, an invalid value, an item that is given twice, a setting that is not the first
+  ///        item, or both ratio and tokens
   void apply(std::string_view item, policy_inputs const& inputs) {
     std::size_t const equals = item.find('=');
     std::string const key(item.substr(0, equals));
@@ -110,7 +123,7 @@ class draft {
       throw invalid_value("policy " + name_ + ": ratio stands in place of tokens; give one of the two");
   }
 
-  /// Every parameter's value.
+  /// Returns every parameter's value, "tokens=512,page=16,...".
   std::string shown() {
     std::string all;
     each_parameter([&](char const* name, auto& value, char const*) {
@@ -119,15 +132,17 @@ class draft {
     });
     return all;
   }
+  /// Returns a value as text; of a head profile, the name of its file.
+  /// @param value  the value
   template <class T>
   std::string show(T const& value) const {
     if constexpr (std::same_as<T, std::span<head_profile const>>) return profile_;
     else return print(value);
   }
 
-  Policy policy;
-  trigger_choice when{};
-  std::vector<std::shared_ptr<void const>> owned{};
+  Policy policy;                                     ///< with the items so far
+  trigger_choice when{};                             ///< the named trigger
+  std::vector<std::shared_ptr<void const>> owned{};  ///< what `policy` points into
 
  private:
   template <class T>

@@ -6,13 +6,15 @@
 
 namespace kvpolicy {
 
-/// A plugin speaks C++ with its program: both must be of the same version of these headers.
+/// The version of these headers. A plugin speaks C++ with its program, so both must be of the same version.
 inline constexpr char const* plugin_version = KVPOLICY_VERSION;
+/// Adds the policies of a plugin to a list.
 using plugin_function = void (*)(host_policy_list&);
 
 }  // namespace kvpolicy
 
-/// Once in a shared object that links kvpolicy::simd: the policies that it names, each by kvpolicy::named(...).
+/// Makes a shared object a plugin. Use it once, in a library that links kvpolicy::simd.
+/// @param ...  the policies, each by kvpolicy::named(...)
 #define KVPOLICY_PLUGIN(...)                                                                          \
   extern "C" {                                                                                        \
   __attribute__((visibility("default"))) extern char const* const kvpolicy_plugin_version;            \

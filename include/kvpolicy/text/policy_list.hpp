@@ -1,4 +1,4 @@
-// Policies by name: "snapkv:tokens=2048+quest:tokens=256". The one place where a policy is chosen at run time.
+// Policies by name: "snapkv:tokens=2048+quest:tokens=256". Policies are chosen at run time here and nowhere else.
 #pragma once
 
 #include <algorithm>
@@ -14,33 +14,39 @@
 
 namespace kvpolicy {
 
-/// What a text stands for. Owns what its policy points into.
+/// A policy that was made from text. Owns what the policy points into.
 template <kv_cache_view View, executor_for<View> Exec>
 struct named_policy {
   std::string name;        ///< "quest", "snapkv+quest"
-  std::string text;        ///< as it was given
+  std::string text;        ///< as given
   std::string parameters;  ///< every parameter's value, "tokens=512,page=16,..."
   any_policy<View, Exec> policy{};
   std::vector<std::shared_ptr<void const>> owned{};
 };
 
-/// A policy that has a name: what text may say of it, and how it is made of text.
+/// A policy that has a name: what text may say about it, and how text becomes the policy.
 template <kv_cache_view View, executor_for<View> Exec>
 struct policy_entry {
+  /// One parameter or setting.
   struct line {
     std::string name;
     std::string value;  ///< a parameter's default
     std::string help;
   };
   std::string name;
-  std::string source;  ///< what it does, and who published it
+  std::string source;  ///< what the policy does, and who published it
   std::vector<line> parameters;
   std::vector<line> settings;
+  /// Makes the policy from its items. Throws invalid_value as policy_list::parse() does.
   std::function<named_policy<View, Exec>(std::string_view items, policy_inputs const&)> parse;
 };
 
-/// A policy's entry: a preset's parameters may then be given by text (its `parameters` and `settings`), any other policy is as
-/// it is. `source` is a line for people.
+/// Makes a policy's entry.
+/// Text may set the parameters of a preset that lists them (its `parameters` and `settings`); any other policy is as it is.
+/// @param name  lower-case letters, digits and _
+/// @param source  a line for people: what the policy does, and who published it
+/// @param defaults  the policy's parameters
+/// @return the entry
 template <policy_like Policy, kv_cache_view View = layer_table_view, executor_for<View> Exec = simd_exec>
 policy_entry<View, Exec> named(std::string name, std::string source, Policy const& defaults = {}) {
   policy_entry<View, Exec> made{.name = name, .source = std::move(source), .parameters = {}, .settings = {}, .parse = {}};
@@ -73,13 +79,15 @@ policy_entry<View, Exec> named(std::string name, std::string source, Policy cons
   return made;
 }
 
-/// The names that a program knows. Not a global: whoever reads text has a list, and adds to it what else has a name.
+/// The policies that a program knows by name. Not a global: each reader of text has a list, and adds its own policies.
 template <kv_cache_view View, executor_for<View> Exec>
 class policy_list {
  public:
   using entry = policy_entry<View, Exec>;
 
-  /// Throws invalid_value for a name that there is, or that text can't say.
+  /// Adds a policy.
+  /// @param one  its entry, from named()
+  /// @throws invalid_value for a name that exists, or that text can't say
   void add(entry one) {
     constexpr std::string_view letters = "abcdefghijklmnopqrstuvwxyz0123456789_";
     KVPOLICY_EXPECTS(!one.name.empty() && one.name.find_first_not_of(letters) == std::string::npos,
@@ -88,8 +96,12 @@ class policy_list {
     entries_.push_back(std::move(one));
   }
 
-  /// NAME[:item,...][+NAME...]; an item is key=value, or the name of a published setting, which comes first; two names are a
-  /// retain and a retrieve. Throws invalid_value that says what exists and suggests the nearest, or why a pair can't be.
+  /// Makes a policy from text: NAME[:item,...][+NAME...].
+  /// An item is key=value, or the name of a published setting, which comes first. Two names are a retain and a retrieve.
+  /// @param text  the text
+  /// @param inputs  what the policy reads of the model
+  /// @return the policy
+  /// @throws invalid_value that says what exists and suggests the nearest, or why two policies can't be a pair
   named_policy<View, Exec> parse(std::string_view text, policy_inputs const& inputs = {}) const {
     std::size_t const plus = text.find('+');
     auto first = parse_one(text.substr(0, plus), inputs);
@@ -106,7 +118,7 @@ class policy_list {
     refuse_if(requirements_of(second.policy.retrieve).keeps_all, second, "does not retrieve");
     refuse_if(!requirements_of(second.policy.retain).keeps_all, second, "retains by itself");
     KVPOLICY_EXPECTS(requirements_of(second.policy.retain).after == 0,
-                     "'" + std::string(text) + "': after is set behind the +; set it for " + first.name);
+                     "'" + std::string(text) + "': the second policy sets after; set it for " + first.name + " instead");
     first.name += "+" + second.name;
     first.parameters += " + " + second.parameters;
     first.policy.retrieve = second.policy.retrieve;
@@ -114,25 +126,29 @@ class policy_list {
     return first;
   }
 
-  /// In the order in which they were added.
+  /// The policies in the order in which they were added.
   std::span<entry const> entries() const noexcept { return entries_; }
   std::vector<std::string> names() const {
     std::vector<std::string> all;
     for (entry const& e : entries_) all.push_back(e.name);
     return all;
   }
-  /// Null where there is none of that name.
+  /// Returns the policy of a name.
+  /// @param name  the name
+  /// @return the entry; null if there is none
   entry const* find(std::string_view name) const noexcept {
     auto const at = std::ranges::find(entries_, name, &entry::name);
     return at == entries_.end() ? nullptr : &*at;
   }
-  /// Whether a policy of that name has such a parameter.
+  /// Returns whether a policy has a parameter.
+  /// @param name  the policy's name
+  /// @param parameter  the parameter's name
   bool has_parameter(std::string_view name, std::string_view parameter) const noexcept {
     entry const* const e = find(name);
     return e != nullptr && std::ranges::find(e->parameters, parameter, &entry::line::name) != e->parameters.end();
   }
 
-  /// Each policy's source, parameters, defaults and settings, for people.
+  /// Returns each policy's source, parameters, defaults and settings as text for people.
   std::string describe() const {
     std::string text;
     auto const line = [&](std::string const& left, std::string const& right) {
@@ -157,7 +173,7 @@ class policy_list {
   std::vector<entry> entries_;
 };
 
-/// What engines on a CPU use.
+/// The policies of engines on a CPU.
 using host_policy_list = policy_list<layer_table_view, simd_exec>;
 using named_host_policy = named_policy<layer_table_view, simd_exec>;
 

@@ -1,4 +1,4 @@
-// A prompt policy by text: "pages:share=.1,page=64".
+// A prompt policy from text: "pages:share=.1,page=64".
 #pragma once
 
 #include <string>
@@ -11,7 +11,10 @@
 
 namespace kvpolicy::text {
 
-/// Throws invalid_value, naming what is unknown or can't be read.
+/// Makes a prompt policy from text.
+/// @param text  NAME[:key=value,...]
+/// @return the policy; parameters that `text` does not name have their defaults
+/// @throws invalid_value that names what is unknown or can't be read
 inline prompt_pages prompt_policy_of(std::string_view text) {
   std::string_view const name = text.substr(0, text.find(':'));
   if (name != prompt_pages::name) throw unknown("prompt policy", std::string(name), {prompt_pages::name});
@@ -37,7 +40,8 @@ inline prompt_pages prompt_policy_of(std::string_view text) {
   return made;
 }
 
-/// Every parameter's value, "share=.15,least=1024,..."
+/// Returns every parameter's value, "share=.15,least=1024,...".
+/// @param policy  the policy
 inline std::string print_parameters(prompt_pages const& policy) {
   std::string all;
   prompt_pages::parameters(policy, [&](char const* parameter, auto const& value, char const*) {
@@ -46,7 +50,7 @@ inline std::string print_parameters(prompt_pages const& policy) {
   return all;
 }
 
-/// Names, defaults and what they mean, a line each.
+/// Returns names, defaults and meaning of the parameters, a line each.
 inline std::string describe_prompt_policy() {
   std::string all = "pages, a prompt policy: what a block of a prompt's queries may want of all before it\n";
   prompt_pages const defaults;

@@ -1,4 +1,4 @@
-// What was probably meant by a name that there is not.
+// Which known name was probably meant by an unknown one.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +10,9 @@
 
 namespace kvpolicy {
 
+/// Returns the Levenshtein distance of two texts.
+/// @param a,b  the texts
+/// @return characters to insert, remove or replace
 inline std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -25,10 +28,14 @@ inline std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-/// "unknown <what> 'x'; did you mean 'y'? There are: a, b, c"
+/// Makes the error for an unknown name: "unknown <what> 'x'; did you mean 'y'? There are: a, b, c".
+/// @param what  what the name should have been
+/// @param given  the name
+/// @param known  the names that exist
+/// @return the error; the caller throws it
 inline invalid_value unknown(std::string const& what, std::string_view given, std::vector<std::string> const& known) {
   std::string message = "unknown " + what + " '" + std::string(given) + "'";
-  if (known.empty()) return invalid_value(message + "; it has none");
+  if (known.empty()) return invalid_value(message + "; there are none");
   auto const nearest = std::ranges::min_element(known, {}, [&](std::string const& k) { return edit_distance(given, k); });
   bool const near = edit_distance(given, *nearest) <= std::max<std::size_t>(2, nearest->size() / 2);
   message += near ? "; did you mean '" + *nearest + "'?" : ";";

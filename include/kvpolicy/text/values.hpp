@@ -18,19 +18,23 @@
 
 namespace kvpolicy::text {
 
-/// When a choice is made anew, by name: every so many steps, or by the model's entropy.
+/// A trigger that text names: it is due every so many steps, or by the entropy of the model's logits.
 using named_trigger = triggers::any_of<triggers::every, triggers::entropy>;
-using trigger_choice = std::optional<named_trigger>;
-inline constexpr float never = std::numeric_limits<float>::infinity();
+using trigger_choice = std::optional<named_trigger>;                    ///< none: the rule's own trigger
+inline constexpr float never = std::numeric_limits<float>::infinity();  ///< a threshold that no entropy passes
 
-/// The shortest decimal that reads back as the same number.
+/// Returns the shortest decimal that reads back as the same number.
+/// @param value  the number
 template <class Number>
 std::string shortest(Number value) {
   std::array<char, 64> digits;
   return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
 }
 
-/// Finite, and nothing behind it.
+/// Reads a finite number that is the whole text.
+/// @param text  the text
+/// @param value  receives the number; unchanged if there is none
+/// @return whether there was one
 template <class Number>
 bool parse_number(std::string_view text, Number& value) {
   Number found{};
@@ -43,12 +47,15 @@ bool parse_number(std::string_view text, Number& value) {
   return true;
 }
 
-/// An enumeration whose names stand beside it, in the order of its values.
+/// An enumeration with names.
+/// Requires: `names_of(value)` beside the enumeration, the names in the order of its values.
 template <class T>
 concept named_enumeration = std::is_enum_v<T> && requires(T value) {
   names_of(value)[0];
 };
 
+/// Returns a trigger as parse() reads it; "" for none.
+/// @param choice  the trigger
 inline std::string print(trigger_choice const& choice) {
   if (!choice) return "";
   if (choice->first.steps == 1) return "every_step";
@@ -56,6 +63,8 @@ inline std::string print(trigger_choice const& choice) {
   if (choice->second.wants() == signals::none) return "prefill";
   return "entropy:" + shortest(choice->second.mean) + ":" + shortest(choice->second.variance);
 }
+/// Returns a parameter's value as parse() reads it.
+/// @param value  the value
 template <class T>
 std::string print(T const& value) {
   if constexpr (std::same_as<T, bool>) return value ? "1" : "0";
@@ -65,7 +74,10 @@ std::string print(T const& value) {
   else return shortest(value);
 }
 
-/// prefill | every_step | every:STEPS | entropy:NATS[:VARIANCE]
+/// Reads a trigger: prefill | every_step | every:STEPS | entropy:NATS[:VARIANCE].
+/// @param text  the text
+/// @param choice  receives the trigger; unchanged if there is none
+/// @return whether there was one
 inline bool parse(std::string_view text, trigger_choice& choice) {
   triggers::every every{.steps = 0};
   triggers::entropy entropy{.mean = never, .variance = never};
@@ -87,7 +99,10 @@ inline bool parse(std::string_view text, trigger_choice& choice) {
   choice = {every, entropy};
   return true;
 }
-/// Whether the text was a value of that type; else it is as it was.
+/// Reads a parameter's value.
+/// @param text  the text
+/// @param value  receives the value; unchanged if the text is no value of its type
+/// @return whether it was one
 template <class T>
 bool parse(std::string_view text, T& value) {
   T found{};
@@ -117,7 +132,8 @@ bool parse(std::string_view text, T& value) {
   return true;
 }
 
-/// "a whole number from 0"
+/// Returns what values a parameter may have, "a whole number from 0".
+/// @param value  any value of the parameter's type
 template <class T>
 std::string wanted(T const& value) {
   if constexpr (std::same_as<T, bool>) return "0 or 1";

@@ -1,4 +1,4 @@
-// A tier of any kind behind function pointers, for code that is compiled once.
+// A tier of any kind, called through function pointers, for code that is compiled once.
 #pragma once
 
 #include <memory>
@@ -9,10 +9,13 @@
 
 namespace kvpolicy::tiers {
 
-/// Owns a tier. The calls' contracts are tier_like's.
+/// Owns a tier of any kind. The calls keep the contracts of tier_like.
 class any_tier {
  public:
-  /// Makes the tier in place: tiers do not move.
+  /// Makes a tier in place, because tiers do not move.
+  /// @tparam Tier  the kind of tier
+  /// @param arguments  for the tier's constructor
+  /// @return the owner
   template <tier_like Tier, class... Arguments>
   static any_tier of(Arguments&&... arguments) {
     return any_tier(

@@ -1,4 +1,4 @@
-// A thread that ends gets in the order in which they began, and what is known of each. Shared by tiers that have one.
+// A thread that carries out gets in the order in which they began, and the status of each. Tiers with such a thread share it.
 #pragma once
 
 #include <algorithm>
@@ -16,12 +16,14 @@
 
 namespace kvpolicy::tiers {
 
-/// Gets that have begun when it is destroyed are ended first.
+/// Carries out gets on one thread. Its destructor finishes the gets that have begun.
+/// @tparam Job  what a get needs to know; movable
 template <class Job>
 class get_worker {
  public:
-  /// `copy(job)` is called without the lock and says how the get ended, `settle(job)` behind it with the lock held; neither
-  /// throws.
+  /// Starts the thread. Neither callback may throw.
+  /// @param copy  `status copy(job)` carries out a get, without the lock
+  /// @param settle  `settle(job)` follows it, with the lock held
   template <class Copy, class Settle>
   get_worker(Copy copy, Settle settle) : thread_([this, copy, settle] { work(copy, settle); }) {}
   get_worker(get_worker const&) = delete;
@@ -35,11 +37,13 @@ class get_worker {
     thread_.join();
   }
 
-  /// Guards the jobs, and what a tier shares with them.
+  /// The lock that guards the jobs, and what a tier shares with them.
   std::mutex& mutex() noexcept { return mutex_; }
 
-  /// With the lock held: a get begins. `hold(job)` is called when nothing can throw any more; where begin() throws, nothing
-  /// changed.
+  /// Begins a get. Call it with the lock held. An exception leaves everything as it was.
+  /// @param job  the get
+  /// @param hold  `hold(job)` is called when nothing can throw any more
+  /// @return the get's ticket
   template <class Hold>
   ticket begin(Job job, Hold hold) {
     auto const place = states_.emplace(last_ + 1, status::pending).first;
@@ -53,12 +57,15 @@ class get_worker {
     wake_.notify_all();
     return ++last_;
   }
-  /// With the lock held: a get that has ended before it began.
+  /// Records a get that needs no thread. Call it with the lock held.
+  /// @param how  how it ended
+  /// @return the get's ticket
   ticket ended(status how) {
     states_.emplace(last_ + 1, how);
     return ++last_;
   }
-  /// With the lock held: visit(job) for those that have not ended, oldest first.
+  /// Visits the gets that have not ended, oldest first. Call it with the lock held.
+  /// @param visit  is called as `visit(job)`
   template <class Visit>
   void each_waiting(Visit visit) const {
     for (entry const& e : waiting_) visit(e.job);
@@ -82,7 +89,7 @@ class get_worker {
 
   status state_of(ticket id) const {
     auto const found = states_.find(id);
-    KVPOLICY_EXPECTS(found != states_.end(), "ticket " + std::to_string(id) + " is not this tier's, or was told already");
+    KVPOLICY_EXPECTS(found != states_.end(), "ticket " + std::to_string(id) + " is not this tier's, or was reported already");
     return found->second;
   }
   status tell(ticket id) {
@@ -119,8 +126,12 @@ class get_worker {
   std::thread thread_;
 };
 
-/// Where blocks are stored without slots: in flight are those that a waiting get names. A job has `blocks`, each with its
-/// `read`.
+/// Counts the blocks of a tier without slots. A block that a waiting get names is in flight.
+/// @tparam Job  has `blocks`, each with its `read`
+/// @param worker  the tier's worker
+/// @param index  the stored blocks by key
+/// @param capacity  the most blocks
+/// @return free, resident and in-flight blocks
 template <class Job, class Index>
 usage usage_of(get_worker<Job>& worker, Index const& index, std::int64_t capacity) {
   std::set<block_key> named;

@@ -15,11 +15,16 @@
 
 namespace kvpolicy::tiers {
 
-/// The arena is allocated at once, and takes memory where blocks were put. A get looks its blocks up and holds them when it
+/// Keeps blocks in a bounded arena of host memory. Models tier_like.
+/// The arena is allocated at once, but takes memory only where blocks were put. A get finds its blocks and holds them when it
 /// begins, so the copy itself can't fail.
 class host {
  public:
-  /// `at_once`: bytes up to which a get is copied when it begins; waking the worker takes longer.
+  /// Allocates the arena and starts the worker thread.
+  /// @param block_bytes  bytes of a block
+  /// @param capacity  the most blocks
+  /// @param at_once  bytes up to which get() itself copies; waking the worker takes longer
+  /// @throws invalid_value for invalid sizes
   host(std::int64_t block_bytes, std::int64_t capacity, std::int64_t at_once = 256 << 10)
       : bytes_(checked(block_bytes, capacity)),
         at_once_(at_once),
@@ -35,7 +40,7 @@ class host {
 
   bool put(std::span<block_write const> writes) {
     std::scoped_lock const lock(worker_.mutex());
-    if (std::ssize(writes) > slots_.free()) return false;  // replaced blocks are freed behind the new ones
+    if (std::ssize(writes) > slots_.free()) return false;  // replaced blocks are freed after the new ones are in
     std::size_t announced = 0;
     try {
       for (; announced < writes.size(); ++announced) slots_.announce(writes[announced].key);

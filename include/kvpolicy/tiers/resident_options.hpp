@@ -1,4 +1,4 @@
-// How rows are brought from a tier, and what happened.
+// How rows come from a tier, and what happened so far.
 #pragma once
 
 #include <chrono>
@@ -6,20 +6,21 @@
 
 namespace kvpolicy::tiers {
 
+/// How resident_rows uses its tier.
 struct resident_options {
-  std::uint64_t request = 0;
-  /// Rows of the tier that a KV head may have in memory too, but for a moment where all of a layer are read; 0: twice as many
-  /// as its last step read.
+  std::uint64_t request = 0;  ///< block_key::request of the sequence's blocks
+  /// The most rows of the tier that a KV head has in memory too; 0: twice as many as its last step read, at least 64.
+  /// Exceeded for a moment while all rows of a layer are read.
   std::int64_t slots = 0;
-  /// Wait for what is missing before a step reads. Without, a step reads what its head last had whole, and newer tokens.
+  /// Whether a step waits for missing rows. If not, it reads the last selection that its head had whole, and newer tokens.
   bool wait = true;
   std::chrono::milliseconds deadline{10000};  ///< of one wait
 };
 
 /// What happened so far.
 struct resident_statistics {
-  std::int64_t wanted = 0;  ///< rows of tier tokens that selections named
-  std::int64_t hits = 0;    ///< of them, those that were in fast memory already
+  std::int64_t wanted = 0;  ///< rows that selections named among the tier's tokens
+  std::int64_t hits = 0;    ///< of these, the rows that were in memory already
   std::int64_t bytes_stored = 0;
   std::int64_t bytes_fetched = 0;
   double stall_seconds = 0;  ///< spent waiting
@@ -32,7 +33,7 @@ struct resident_statistics {
     stall_seconds += other.stall_seconds;
     return *this;
   }
-  /// What happened since `earlier`.
+  /// Returns what happened since `earlier`.
   resident_statistics operator-(resident_statistics const& earlier) const noexcept {
     return {wanted - earlier.wanted, hits - earlier.hits, bytes_stored - earlier.bytes_stored,
             bytes_fetched - earlier.bytes_fetched, stall_seconds - earlier.stall_seconds};

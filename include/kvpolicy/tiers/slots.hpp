@@ -1,4 +1,4 @@
-// The slots of an arena: which block is in which, and which may not be touched yet. Shared by tiers that have an arena.
+// The slots of an arena: which block each holds, and which must not be touched yet. Tiers with an arena share it.
 #pragma once
 
 #include <cstdlib>
@@ -11,6 +11,7 @@
 
 namespace kvpolicy::tiers {
 
+/// Hashes a block key.
 struct block_key_hash {
   std::size_t operator()(block_key const& key) const noexcept {
     std::uint64_t hash = 0;
@@ -25,13 +26,15 @@ struct block_key_hash {
   }
 };
 
-/// Each slot is free, resident, or held by gets; what is dropped or replaced while it is held becomes free when the last of
-/// them ends. Not thread-safe.
+/// Tracks the slots: each is free, resident, or held by gets. Not thread-safe.
+/// A block that is dropped or replaced while gets hold its slot frees the slot when the last of them ends.
 class slot_table {
  public:
   using slot = std::int64_t;
   static constexpr slot none = -1;
 
+  /// Makes a table of free slots.
+  /// @param capacity  how many
   explicit slot_table(std::int64_t capacity) : slots_(static_cast<std::size_t>(capacity)) {
     free_.reserve(slots_.size());
     for (slot s = capacity - 1; s >= 0; --s) free_.push_back(s);
@@ -41,28 +44,35 @@ class slot_table {
   std::int64_t capacity() const noexcept { return std::ssize(slots_); }
   std::int64_t free() const noexcept { return std::ssize(free_); }
 
+  /// Returns the slot of a block, or none.
+  /// @param key  the block
   slot find(block_key const& key) const {
     auto const found = index_.find(key);
     return found == index_.end() || found->second == none || slots_[at(found->second)].key != key ? none : found->second;
   }
 
-  /// A free slot, for nobody yet; none where there is none.
+  /// Takes a free slot, which no block has yet; returns none if all are used.
   slot take() noexcept {
     if (free_.empty()) return none;
     slot const taken = free_.back();
     free_.pop_back();
     return taken;
   }
-  /// A slot that was taken and is not used after all.
+  /// Gives back a slot that was taken and then not used.
+  /// @param s  the slot
   void give_back(slot s) noexcept { free_.push_back(s); }
 
-  /// Makes room in the index for a block, so that publishing it can't fail; may throw, and then nothing changed.
+  /// Makes room in the index for a block, so that publishing it can't fail. An exception changes nothing.
+  /// @param key  the block
   void announce(block_key const& key) { index_.try_emplace(key, none); }
-  /// Takes that back, where the block was not published.
+  /// Takes an announcement back, if the block was not published.
+  /// @param key  the block
   void withdraw(block_key const& key) noexcept {
     if (auto const found = index_.find(key); found != index_.end() && found->second == none) index_.erase(found);
   }
-  /// The taken slot holds this announced block now, in place of any other that did.
+  /// Gives an announced block a slot, in place of the slot that it had.
+  /// @param key  the block
+  /// @param s  a slot that was taken
   void publish(block_key const& key, slot s) noexcept {
     slot& place = index_.find(key)->second;
     if (place != none) retire(place);
@@ -70,6 +80,8 @@ class slot_table {
     slots_[at(s)] = {.key = key, .holds = 0, .live = true};
   }
 
+  /// Drops a block, if it is there.
+  /// @param key  the block
   void drop(block_key const& key) {
     auto const found = index_.find(key);
     if (found == index_.end()) return;
@@ -77,18 +89,22 @@ class slot_table {
     index_.erase(found);
   }
 
+  /// Holds a slot until release(), once for each call.
+  /// @param s  the slot
   void hold(slot s) noexcept {
     if (slots_[at(s)].holds++ == 0) ++held_;
   }
+  /// Ends one hold. Aborts the process if there was none: its block may have been overwritten.
+  /// @param s  the slot
   void release(slot s) noexcept {
     state& it = slots_[at(s)];
-    if (it.holds <= 0) std::abort();  // a count below zero means that somebody's block was reused: stop here
+    if (it.holds <= 0) std::abort();  // a block may have been overwritten while a get read it
     if (--it.holds > 0) return;
     --held_;
     if (!it.live) free_.push_back(s);
   }
 
-  /// In flight are the slots that are held, whether their block is still wanted or not.
+  /// Counts slots. A held slot is in flight, even if its block was dropped.
   usage occupied() const noexcept { return {free(), capacity() - free() - held_, held_}; }
 
  private:

@@ -1,4 +1,4 @@
-// Where rows live that are not resident: the tier concept, and the identity of every block in one.
+// The tier concept, for rows that live outside memory, and the identity of a tier's blocks.
 #pragma once
 
 #include <chrono>
@@ -11,37 +11,39 @@
 
 namespace kvpolicy::tiers {
 
-/// Whose block it is. Checked on every read: a block of another request, layer, head, position or generation is a miss.
+/// Identifies a block. Every read checks it: a block of another request, layer, head, position or generation is a miss.
 struct block_key {
   std::uint64_t request = 0;
   std::int32_t layer = 0;
   std::int32_t head = 0;
-  std::int32_t position = 0;
-  std::uint32_t generation = 0;  ///< goes up when a request's tokens are replaced
+  std::int32_t position = 0;     ///< of the token in the sequence
+  std::uint32_t generation = 0;  ///< grows when a request's tokens are replaced
 
   auto operator<=>(block_key const&) const = default;
 };
 
-/// One block to write, or to read: `block_bytes()` bytes each.
+/// One block to write.
 struct block_write {
   block_key key{};
-  std::byte const* from = nullptr;
+  std::byte const* from = nullptr;  ///< `block_bytes()` bytes
 };
+/// One block to read.
 struct block_read {
   block_key key{};
-  std::byte* to = nullptr;
+  std::byte* to = nullptr;  ///< `block_bytes()` bytes
 };
 
-/// A get that was begun; 0 is none.
+/// A get that has begun; 0: none.
 using ticket = std::uint64_t;
 
+/// How far a get is.
 enum class status : std::uint8_t {
   pending,
-  done,   ///< every block is where it was wanted, bit by bit
-  missed  ///< at least one block is not there, or damaged, or could not be read: nothing was written
+  done,   ///< every block is at its destination, bit by bit
+  missed  ///< a block is absent, damaged or unreadable: no destination was written
 };
 
-/// Slots, or blocks where there are no slots. Their sum is the capacity, always.
+/// Slots of a tier, or its blocks if it has no slots. They always add up to the capacity.
 struct usage {
   std::int64_t free = 0;
   std::int64_t resident = 0;
@@ -51,13 +53,15 @@ struct usage {
 using clock = std::chrono::steady_clock;
 
 /// Keeps blocks of equal size.
-/// Requires: `block_bytes()`, `capacity()` (blocks); `put(writes)`, all or nothing: false, and nothing changed, where there is
-/// no room or the medium fails; what is acknowledged stays until dropped; a key that is there is replaced. `get(reads)` begins
-/// a scatter-gather read and returns its ticket; `poll(ticket)`; `wait(ticket, deadline)`, pending if that passes first; a
-/// ticket that ended is told once. `drop(keys)`, which need not be there; `occupied()`. Semantics: sources are free again when
-/// put returns; destinations belong to the tier until their get has ended. A get is all or nothing, and sees each block as put
-/// before it began. Slots that a get holds are not reused before it ends, drop or not. Gets end in any order. Called from one
-/// thread at a time. Model: tiers::host. Not a model: a cache that forgets what it acknowledged.
+/// Requires: `block_bytes()`; `capacity()`, in blocks; `put(writes)`, false and without effect if there is no room or the
+/// medium fails; `get(reads)`, which begins a scatter-gather read and returns its ticket; `poll(ticket)`;
+/// `wait(ticket, deadline)`, which returns pending if the deadline passes first; `drop(keys)`, some of which may be absent;
+/// `occupied()`.
+/// Semantics: a put is all or nothing, and replaces the block of a key that exists. Its sources may change when it returns. A
+/// block that it acknowledged stays until it is dropped. A get is all or nothing, and reads each block as it was when the get
+/// began; until the get has ended, its destinations belong to the tier and its slots are not reused, even after a drop. Gets
+/// end in any order. The end of a ticket is reported once. Calls come from one thread at a time.
+/// Model: tiers::host. Not a model: a cache that forgets what it acknowledged.
 template <class T>
 concept tier_like = requires(T& t, std::span<block_write const> writes, std::span<block_read const> reads, ticket id,
                              clock::time_point deadline, std::span<block_key const> keys) {
@@ -71,7 +75,9 @@ concept tier_like = requires(T& t, std::span<block_write const> writes, std::spa
   { t.occupied() } -> std::same_as<usage>;
 };
 
-/// A tier in a message: as its `describe()` says, if it has one.
+/// Returns a tier's name for messages.
+/// @param t  the tier
+/// @return the result of its `describe()`, or "the tier" if it has none
 template <tier_like Tier>
 std::string describe(Tier const& t) {
   if constexpr (requires { t.describe(); }) return t.describe();

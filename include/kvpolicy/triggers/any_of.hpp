@@ -1,4 +1,4 @@
-// Trigger: the choice is made anew when either of two triggers says so.
+// Trigger any_of: the choice is made again when either of two triggers is due.
 #pragma once
 
 #include "kvpolicy/archive.hpp"
@@ -8,16 +8,18 @@
 
 namespace kvpolicy::triggers {
 
+/// Makes the choice again when either of two triggers is due: `any_of{triggers::every{64}, triggers::entropy{}}`.
 template <trigger_part A, trigger_part B>
 struct any_of {
   static constexpr signals needs = A::needs | B::needs;
   static constexpr bool while_decoding = A::while_decoding || B::while_decoding;
 
-  A first{};
-  B second{};
+  A first{};   ///< one trigger
+  B second{};  ///< the other trigger
 
   constexpr signals wants() const noexcept { return first.wants() | second.wants(); }
 
+  /// Both triggers' states.
   struct state {
     decltype(std::declval<A const&>().start(cache_shape{})) first;
     decltype(std::declval<B const&>().start(cache_shape{})) second;
@@ -36,10 +38,14 @@ struct any_of {
     return first.due(s.first, layer, head, since) || second.due(s.second, layer, head, since);
   }
 
-  bool looks_at(std::size_t head, std::int64_t prompt_tokens) const {
+  /// Says whether either trigger reads the keys of a head while decoding.
+  /// @param head  layer * kv_heads + KV head
+  /// @param prompt_tokens  tokens of the prompt
+  /// @return false where neither does
+  bool reads_keys(std::size_t head, std::int64_t prompt_tokens) const {
     bool read = false;
-    if constexpr (requires { first.looks_at(head, prompt_tokens); }) read = first.looks_at(head, prompt_tokens);
-    if constexpr (requires { second.looks_at(head, prompt_tokens); }) read = read || second.looks_at(head, prompt_tokens);
+    if constexpr (requires { first.reads_keys(head, prompt_tokens); }) read = first.reads_keys(head, prompt_tokens);
+    if constexpr (requires { second.reads_keys(head, prompt_tokens); }) read = read || second.reads_keys(head, prompt_tokens);
     return read;
   }
 

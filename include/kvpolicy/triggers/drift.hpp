@@ -1,4 +1,4 @@
-// Trigger: a pivot's attention has moved, and its satellites fetch anew (HeteroCache, eqs. 9 and 10).
+// Trigger drift: satellites choose again when their pivot's attention has drifted (HeteroCache, eqs. 9 and 10).
 #pragma once
 
 #include <algorithm>
@@ -14,41 +14,44 @@
 
 namespace kvpolicy::triggers {
 
-/// Every so many steps each watched head looks at its last `window` queries: for each, the best L_base prompt tokens by
-/// smoothed attention, and their overlap with the baseline set. Where the median falls below tau, the last set becomes the
-/// baseline and the heads that follow it are due.
+/// Makes the followers of a head choose again when that head's attention has drifted (HeteroCache, eqs. 9 and 10).
+/// Every `every` steps each watched head looks at its last `window` queries. For each query it takes the best L_base prompt
+/// tokens by smoothed attention, and their overlap with the baseline set. If the median overlap is below tau, the last set
+/// becomes the baseline, and the heads that follow this head are due.
 struct drift {
   static constexpr signals needs = signals::keys | signals::queries | signals::observation_queries;
   static constexpr bool while_decoding = true;
-  static constexpr std::int32_t longest_window = 15;
+  static constexpr std::int32_t longest_window = 15;  ///< most queries of a look
 
-  budgets::by_head_role roles{};
-  float tau = .5f;          ///< tau_drift
-  std::int32_t window = 5;  ///< W, queries; odd
-  std::int32_t every = 5;   ///< steps from one look to the next, at least W; the paper: W
-  std::int32_t smooth = 5;  ///< tokens that attention is averaged over, odd
-  group_merge merged = group_merge::mean;
-  bool chance_corrected = false;  ///< (o - K/L) / (1 - K/L) in place of o: K of L tokens overlap by that much by chance
+  budgets::by_head_role roles{};           ///< says which heads are watched, and who follows them
+  float tau = .5f;                         ///< tau_drift, overlap as a share of L_base
+  std::int32_t window = 5;                 ///< W, queries of a look; odd, at most longest_window
+  std::int32_t every = 5;                  ///< steps from one look to the next, at least W; the paper: W
+  std::int32_t smooth = 5;                 ///< tokens that attention is averaged over, odd
+  group_merge merged = group_merge::mean;  ///< merges the query heads of a KV head
+  bool chance_corrected = false;  ///< (o - K/L) / (1 - K/L) in place of the overlap o; K of L tokens overlap by K/L by chance
 
   static constexpr signals wants() noexcept { return needs; }
 
+  /// Queries and baselines of the watched heads.
   struct state {
-    std::int64_t kv_heads = 0;
+    std::int64_t kv_heads = 0;                        ///< of a layer
     std::int64_t group_size = 0;                      ///< floats of a KV head's query group
     std::int64_t now = 0;                             ///< steps since the prompt
-    std::int64_t looks = 0;                           ///< of watched heads, in all
-    std::int64_t drifts = 0;                          ///< looks that found another set
+    std::int64_t looks = 0;                           ///< looks of watched heads, in all
+    std::int64_t drifts = 0;                          ///< looks that found a drift, in all
     std::int64_t fetches = 0;                         ///< heads that became due, in all
     std::vector<float> queries;                       ///< `[layers, kv_heads, window, group, head_dim]`
     std::vector<std::int32_t> seen;                   ///< `[layers, kv_heads]` steps since the last look
-    std::vector<std::vector<std::int32_t>> baseline;  ///< `[layers, kv_heads]` ascending
-    std::vector<std::int64_t> fired;                  ///< `[layers, kv_heads]` the step at which a satellite became due
+    std::vector<std::vector<std::int32_t>> baseline;  ///< `[layers, kv_heads]` ascending tokens; empty: not watched
+    std::vector<std::int64_t> fired;                  ///< `[layers, kv_heads]` step at which a head became due; -1: none
     attended_set_scratch buffers;
 
     template <class Archive>
     void archive(Archive& a) {
       a(now, looks, drifts, fetches, queries, seen, baseline, fired);
     }
+    /// Returns the index of a KV head in the vectors.
     std::size_t at(layer_id layer, std::int64_t head) const noexcept {
       return static_cast<std::size_t>(layer.value * kv_heads + head);
     }
@@ -61,10 +64,10 @@ struct drift {
     KVPOLICY_EXPECTS(window >= 1 && window <= longest_window && window % 2 == 1, "a drift window of " + std::to_string(window) +
                                                                                      " queries; it must be odd and at most " +
                                                                                      std::to_string(longest_window));
-    KVPOLICY_EXPECTS(every >= window, "a look every " + std::to_string(every) + " steps at the last " + std::to_string(window) +
-                                          " queries; look no more often than at all of them");
+    KVPOLICY_EXPECTS(every >= window, "every is " + std::to_string(every) + " steps and window " + std::to_string(window) +
+                                          " queries; every must be at least window");
     KVPOLICY_EXPECTS(smooth >= 1 && smooth % 2 == 1,
-                     "attention averaged over " + std::to_string(smooth) + " tokens; it must be odd");
+                     "smooth is " + std::to_string(smooth) + " tokens; it must be odd, and at least 1");
     auto const rows = static_cast<std::size_t>(shape.layers * shape.kv_heads);
     auto const tokens = static_cast<std::size_t>(shape.max_tokens);
     state made;
@@ -87,7 +90,8 @@ struct drift {
     return fired >= 0 && fired > s.now - since;
   }
 
-  /// At the prompt's end: the baseline is what its last query attends to.
+  /// Sets each watched head's baseline, at the prompt's end: the tokens that the prompt's last query attends to.
+  /// @throws unsupported if the prompt's last query was not observed
   template <class Input, executor Exec>
   void begin(state& s, Input const& input, std::int64_t prompt, Exec& exec) const {
     s.now = 0;
@@ -110,7 +114,7 @@ struct drift {
     }
   }
 
-  /// Keeps the queries of watched heads that the next look is at; looks, when it is time.
+  /// Keeps the queries of watched heads for the next look, and looks every `every` steps.
   template <class Input, executor Exec>
   void watch(state& s, Input const& input, std::int64_t prompt, Exec& exec) const {
     s.now = input.view.tokens() - prompt;
@@ -153,8 +157,11 @@ struct drift {
     }
   }
 
-  /// Watched heads, at each look.
-  bool looks_at(std::size_t head, std::int64_t prompt_tokens) const {
+  /// Says whether steps read the keys of a head: a watched head's, at each look.
+  /// @param head  layer * kv_heads + KV head
+  /// @param prompt_tokens  tokens of the prompt
+  /// @return false where a tier may hold the head's keys for good
+  bool reads_keys(std::size_t head, std::int64_t prompt_tokens) const {
     return head < roles.heads.size() && roles.watches(head, prompt_tokens);
   }
 
@@ -166,7 +173,7 @@ struct drift {
   }
 
  private:
-  /// The best L_base prompt tokens of one query group, ascending.
+  /// Returns the best L_base prompt tokens of one query group, ascending.
   template <class Input, class Exec>
   std::span<std::int32_t const> look(state& s, Input const& input, query_heads const& queries, std::int64_t head,
                                      std::int64_t prompt, std::int64_t base, Exec& exec) const {

@@ -1,4 +1,4 @@
-// Trigger: the model became unsure (CHESS, sec. 3.3), and the calibration of its thresholds.
+// Trigger entropy: the choice is made again when the model is unsure (CHESS, sec. 3.3); and calibrate(), for its thresholds.
 #pragma once
 
 #include <algorithm>
@@ -12,16 +12,20 @@
 
 namespace kvpolicy::triggers {
 
-/// Over each generated page: the mean of the per-token entropies, and their variance within the page.
+/// The uncertainty of one generated page.
 struct page_uncertainty {
-  float entropy = 0;
-  float varentropy = 0;
+  float entropy = 0;     ///< mean of the tokens' entropies, nats
+  float varentropy = 0;  ///< variance of the tokens' entropies within the page, nats squared
 };
 
-/// Collects per-token entropies into pages. A page closes when the sequence reaches a multiple of its size.
+/// Collects the entropies of tokens into pages. A page closes when the sequence's length reaches a multiple of the page size.
 class page_statistics {
  public:
-  /// The sequence had `tokens` tokens when `entropy` was observed. True when that closed a page; `last()` is then new.
+  /// Adds the entropy of one step.
+  /// @param entropy  of the next token's distribution, nats
+  /// @param tokens  tokens of the sequence when `entropy` was observed
+  /// @param page  tokens of a page
+  /// @return true if a page closed; last() then describes this page
   bool add(float entropy, std::int64_t tokens, std::int64_t page) noexcept {
     ++count_;
     double const delta = static_cast<double>(entropy) - mean_;
@@ -33,6 +37,7 @@ class page_statistics {
     mean_ = squares_ = 0;
     return true;
   }
+  /// Returns the last closed page's uncertainty.
   page_uncertainty last() const noexcept { return last_; }
 
  private:
@@ -42,31 +47,34 @@ class page_statistics {
   page_uncertainty last_;
 };
 
-/// The choice is made anew after a page whose mean entropy or varentropy passes its threshold (or is NaN), if it has stood for
-/// `rest` steps.
+/// Makes the choice again after an unsure page (CHESS, sec. 3.3).
+/// A page is unsure if its mean entropy or its varentropy exceeds the threshold or is NaN. The choice before it must have stood
+/// for `rest` steps. With two infinite thresholds the trigger wants no logits.
 struct entropy {
   static constexpr signals needs = signals::logits;
   static constexpr bool while_decoding = true;
 
-  float mean = 2.0f;       ///< nats; calibrate() finds a model's own
-  float variance = 2.0f;   ///< nats squared
-  std::int32_t page = 32;  ///< tokens
-  std::int32_t rest = 0;   ///< steps
+  float mean = 2.0f;       ///< threshold of a page's mean entropy, nats; calibrate() finds a model's own
+  float variance = 2.0f;   ///< threshold of the entropies' variance within a page, nats squared
+  std::int32_t page = 32;  ///< tokens of a page
+  std::int32_t rest = 0;   ///< fewest steps between two choices
 
   constexpr signals wants() const noexcept {
     bool const never = mean == std::numeric_limits<float>::infinity() && variance == std::numeric_limits<float>::infinity();
     return never ? signals::none : needs;
   }
 
+  /// One closed page, for statistics.
   struct closed_page {
-    std::int64_t end = 0;  ///< tokens of the sequence then
-    page_uncertainty of{};
+    std::int64_t end = 0;   ///< tokens of the sequence when the page closed
+    page_uncertainty of{};  ///< the page's uncertainty
   };
+  /// The open page and the closed ones.
   struct state {
-    page_statistics pages;
-    bool fired = false;
-    std::vector<closed_page> closed;  ///< the last ones
-    std::size_t most = 0;             ///< of them: as many as the cache holds
+    page_statistics pages;            ///< the open page
+    bool fired = false;               ///< the last step closed an unsure page
+    std::vector<closed_page> closed;  ///< the last `most` closed pages
+    std::size_t most = 0;             ///< pages that the cache can hold
 
     void restart() noexcept { pages = {}; }
     template <class Archive>
@@ -91,7 +99,7 @@ struct entropy {
     if (!s.pages.add(nats, tokens, page)) return;
     page_uncertainty const last = s.pages.last();
     s.fired = !(last.entropy <= mean && last.varentropy <= variance);
-    while (!s.closed.empty() && s.closed.back().end >= tokens) s.closed.pop_back();  // of a tail that was removed
+    while (!s.closed.empty() && s.closed.back().end >= tokens) s.closed.pop_back();  // pages of tokens that the engine removed
     if (s.closed.size() == s.most) s.closed.erase(s.closed.begin());
     s.closed.push_back({tokens, last});
   }
@@ -106,8 +114,13 @@ struct entropy {
   }
 };
 
-/// The thresholds that `quantile` of a calibration run's pages stay within (the paper takes the 99th percentile): linear
-/// interpolation between order statistics, each measure by itself. Throws invalid_value for no pages.
+/// Finds thresholds that a share of a calibration run's pages stay within, for each measure by itself.
+/// The thresholds are quantiles, with linear interpolation between order statistics.
+/// @param pages  the generated pages of the calibration run
+/// @param page  tokens of a page
+/// @param quantile  share of the pages, 0 to 1; the paper takes .99
+/// @return the trigger with these thresholds
+/// @throws invalid_value if there are no pages, or `quantile` is not in 0..1
 inline entropy calibrate(std::span<page_uncertainty const> pages, std::int32_t page = 32, double quantile = .99) {
   KVPOLICY_EXPECTS(!pages.empty(), "calibration needs at least one generated page, it was given none");
   KVPOLICY_EXPECTS(quantile >= 0 && quantile <= 1, "a quantile of " + std::to_string(quantile) + "; it must be in 0..1");

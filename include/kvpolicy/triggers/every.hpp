@@ -1,15 +1,16 @@
-// Trigger: the choice is made anew every so many steps (CHESS's baseline: every 6 pages).
+// Trigger every: the choice is made again after a fixed number of steps.
 #pragma once
 
 #include "kvpolicy/concepts.hpp"
 
 namespace kvpolicy::triggers {
 
+/// Makes the choice again after a fixed number of steps (CHESS's baseline: every 6 pages).
 struct every {
   static constexpr signals needs = signals::none;
   static constexpr bool while_decoding = true;
 
-  std::int32_t steps = 1;  ///< 0: never
+  std::int32_t steps = 1;  ///< steps from one choice to the next; 0: never
 
   static constexpr signals wants() noexcept { return signals::none; }
   struct state {

@@ -1,10 +1,11 @@
-// Trigger: the choice is made anew at every step.
+// Trigger every_step: the choice is made again at every step.
 #pragma once
 
 #include "kvpolicy/concepts.hpp"
 
 namespace kvpolicy::triggers {
 
+/// Makes the choice again at every step.
 struct every_step {
   static constexpr signals needs = signals::none;
   static constexpr bool while_decoding = true;

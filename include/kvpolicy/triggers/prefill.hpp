@@ -1,16 +1,17 @@
-// Trigger: the choice is made when the prompt ends, or a few tokens later, and stands.
+// Trigger prefill: the choice is made once, when the prompt ends or a few tokens later.
 #pragma once
 
 #include "kvpolicy/concepts.hpp"
 
 namespace kvpolicy::triggers {
 
-/// A question's own tokens seldom say where its answer stands: a chat ends in its template's tokens, an instruction may come
-/// behind the question, and the question may stand before the text. The answer's first tokens do, so a retain may wait for
+/// Makes the choice once, when the prompt ends or `after` tokens later.
+/// The prompt's last tokens seldom show where the answer stands: a chat ends in its template's tokens, an instruction may come
+/// behind the question, and the question may stand before the text. The answer's first tokens show it, so a retain may wait for
 /// them.
 struct prefill {
-  /// Tokens of the answer that the retain waits for. Until then all of the prompt is kept and read; then their queries are the
-  /// last of those that the scorer observes.
+  /// Tokens of the answer that the retain waits for; a retrieve's trigger has 0. Until then everything is kept and read. Then
+  /// the scorer observes the queries of these tokens too, as the last ones.
   std::int32_t after = 0;
 
   static constexpr signals needs = signals::none;

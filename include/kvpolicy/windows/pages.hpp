@@ -1,4 +1,4 @@
-// Window: the first pages, and the most recent ones with the open page.
+// Window: the first pages and the most recent ones.
 #pragma once
 
 #include <algorithm>
@@ -8,17 +8,18 @@
 
 namespace kvpolicy::windows {
 
+/// Protects the first pages, and the most recent pages with the open one.
 struct pages {
-  std::int32_t size = 16;         ///< tokens of a page, the segmenter's
-  std::int32_t sink_pages = 0;    ///< pages
-  std::int32_t recent_pages = 1;  ///< pages, at least the last one, which holds the current token
+  std::int32_t size = 16;         ///< tokens of a page, as in the segmenter
+  std::int32_t sink_pages = 0;    ///< first pages
+  std::int32_t recent_pages = 1;  ///< last pages; at least 1, the page of the current token
 
   void check(std::int64_t unit_size) const {
     KVPOLICY_EXPECTS(size == unit_size, "a window of pages of " + std::to_string(size) + " tokens around units of " +
                                             std::to_string(unit_size) + "; give both the same size");
     KVPOLICY_EXPECTS(sink_pages >= 0 && recent_pages >= 1,
                      "a window of " + std::to_string(sink_pages) + " sink and " + std::to_string(recent_pages) +
-                         " recent pages; sinks start at 0, recent ones at 1, the page of the current token");
+                         " recent pages; sink_pages must be at least 0, recent_pages at least 1 (the current token's page)");
   }
 
   constexpr protected_tokens at(std::int64_t tokens, std::int64_t = 0, std::int64_t = 0) const noexcept {

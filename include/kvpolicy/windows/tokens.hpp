@@ -8,11 +8,12 @@
 
 namespace kvpolicy::windows {
 
+/// Protects the first tokens and the most recent ones.
 struct tokens {
-  std::int32_t sinks = 0;   ///< tokens
-  std::int32_t recent = 1;  ///< tokens; a retrieve needs at least the current one
-  double share = 0;         ///< of the budget, at least this much of the most recent (H2O: .5)
-  bool generated = false;   ///< while decoding, everything behind the prompt instead, beyond the budget
+  std::int32_t sinks = 0;   ///< first tokens
+  std::int32_t recent = 1;  ///< last tokens; a retrieve needs at least 1, the current one
+  double share = 0;         ///< at least this share of the budget goes to the last tokens (H2O: .5)
+  bool generated = false;   ///< while decoding, protect all tokens after the prompt instead; they do not use the budget
 
   void check(std::int64_t) const {
     KVPOLICY_EXPECTS(sinks >= 0 && recent >= 0, "a window of " + std::to_string(sinks) + " sinks and " +
@@ -22,7 +23,7 @@ struct tokens {
 
   constexpr protected_tokens at(std::int64_t count, std::int64_t prompt = INT64_MAX, std::int64_t budget = 0) const noexcept {
     std::int64_t const wanted = std::max<std::int64_t>(recent, static_cast<std::int64_t>(share * static_cast<double>(budget)));
-    bool const behind = generated && count > prompt;  // the prompt's own recent tokens are a choice's then, made at its end
+    bool const behind = generated && count > prompt;  // the choice at the prompt's end covers the prompt's own recent tokens
     std::int64_t const begin = behind ? prompt : std::max<std::int64_t>(0, count - wanted);
     std::int64_t const sink_end = std::min<std::int64_t>(sinks, begin);
     return {.sink_end = sink_end,

@@ -28,15 +28,16 @@ void sequences_of(llama_batch const& batch, std::vector<llama_seq_id>& all) {
 
 int session::engine::decode(llama_context* context, llama_batch const& batch) {
   sequences_of(batch, of_batch_);
+  bool const unified = sequences_.unified();
   std::int64_t in_cache = std::ssize(of_batch_);
-  for (llama_seq_id id = 0; unified_ && id < static_cast<llama_seq_id>(llama_n_seq_max(context)); ++id) {
+  for (llama_seq_id id = 0; unified && id < static_cast<llama_seq_id>(llama_n_seq_max(context)); ++id) {
     if (std::ranges::find(of_batch_, id) == of_batch_.end()) {
       in_cache += llama_memory_seq_pos_max(llama_get_memory(context), id) >= 0 ? 1 : 0;
     }
   }
-  std::int64_t const cells = unified_ ? llama_n_ctx(context) : llama_n_ctx_seq(context);
+  std::int64_t const cells = unified ? llama_n_ctx(context) : llama_n_ctx_seq(context);
   std::int64_t const kept = storage_->cells_kept();
-  std::int64_t const room = cells - kept * (unified_ ? in_cache : 1);
+  std::int64_t const room = cells - kept * (unified ? in_cache : 1);
   std::int64_t const piece = std::min<std::int64_t>(llama_n_batch(context), room);
   KVPOLICY_EXPECTS(piece >= 2, "a context of " + std::to_string(cells) + " cells for " + std::to_string(in_cache) +
                                    " sequences, each of which keeps " + std::to_string(kept) +
@@ -109,6 +110,7 @@ void session::engine::cut(llama_seq_id of, std::int64_t tokens) noexcept {
 
 /// The engine's cells of these sequences, but for the last few, which tell it where they are.
 void session::engine::give_back(llama_context* context, std::span<llama_seq_id const> ids) {
+  check_managed("the engine's cells are the only rows here; give_back() is of a managed cache");
   llama_memory_t const memory = llama_get_memory(context);
   for (std::size_t i = 0; i < ids.size(); ++i) {
     sequence* const s = sequences_.find(ids[i]);

@@ -48,9 +48,8 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
   llama_model_desc(model, about, sizeof about);
   model_ = std::string(about) + ", " + std::to_string(llama_model_n_params(model)) + " parameters, " +
            std::to_string(llama_model_size(model)) + " bytes, values of " + name_of(*element_of(params.type_v));
-  unified_ = params.kv_unified;
   hybrid_ = llama_model_is_hybrid(model);
-  sequences_.attach(found.shape(), unified_);
+  sequences_.attach(found.shape(), params.kv_unified);
   rewriter_.attach(params, std::move(found));
   attached_ = true;
 }

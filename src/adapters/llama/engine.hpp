@@ -80,7 +80,6 @@ class session::engine final : graph_client {
   cache_shape attached_shape_{};        ///< as the parameters were at attach
   std::string passed_by_;               ///< lenient: why nothing is served
   std::string model_;                   ///< which one, for a state
-  bool unified_ = true;                 ///< one stream for all sequences
   bool hybrid_ = false;                 ///< a refused micro-batch is not undone
   std::vector<llama_seq_id> of_batch_;  ///< scratch
   std::vector<llama_pos> positions_;    ///< scratch

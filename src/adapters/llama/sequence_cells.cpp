@@ -128,7 +128,7 @@ void sequence_cells::check_history() {
     if (known_[t].history != 0 && known_[t].history != now.history) {
       known_.clear();
       throw unsupported("token " + std::to_string(t) + " of sequence " + std::to_string(id_) +
-                        " has other keys than the prompt that load() was told of: another state was restored");
+                        " has other keys than the prompt that load() was given: another state was restored");
     }
     known_[t] = now;
   }

@@ -52,7 +52,7 @@ class sequence_cells {
   void append(std::int32_t cell);
   /// The running graph's tokens are written.
   void seal();
-  /// The last layer's keys can be read for the first time. Throws unsupported where they are not those that load() was told of.
+  /// The last layer's keys can be read for the first time. Throws unsupported if they are not the keys that load() was given.
   void check_history();
 
   /// The engine restores a state: of these tokens, the first at `first_position`.

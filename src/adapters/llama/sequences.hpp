@@ -31,6 +31,8 @@ class sequences {
   caller_batch& batch() noexcept { return batch_; }
   /// max_tokens is 0 until the first graph.
   cache_shape const& shape() const noexcept { return shape_; }
+  /// Whether one stream of cells holds all sequences.
+  bool unified() const noexcept { return unified_; }
   /// Null where it was never decoded.
   sequence const* find(llama_seq_id of) const noexcept;
   sequence* find(llama_seq_id of) noexcept;

@@ -1,4 +1,4 @@
-/* kvpolicy for C and for whatever speaks C: policies from text, the four verbs over tensors where they lie.
+/* kvpolicy for C, and for all that speaks C: policies from text, and the four verbs over tensors where they lie.
  *
  *   kvpolicy_policy_parse("snapkv:tokens=512", NULL, 0, &policy);
  *   kvpolicy_start(policy, &shape, &state);                        a state for each sequence
@@ -9,14 +9,14 @@
  *   kvpolicy_attend(state, layer, &queries, scale, &out);          or your own attention
  *   kvpolicy_observe(state, &logits);
  *
- * Every call that can fail returns a status; where it is not KVPOLICY_OK, kvpolicy_message() says why, on the same thread. No
- * exception crosses, nothing aborts. A call that is refused leaves what it was given as it was; only where a device, memory
- * or a policy (heterocache, of a prompt that its budget can't hold) fails within prefill or choose does the state want its
- * prompt again, from token 0.
+ * Every call that can fail returns a status. If it is not KVPOLICY_OK, kvpolicy_message() says why, on the same thread. No
+ * exception leaves a call, nothing aborts. A refused call changes nothing. If memory or a policy (heterocache, for a prompt
+ * that its budget can't hold) fails within prefill or choose, the call does not count: repeat the prompt or the step from layer
+ * 0. After a device failed, repeat the whole prompt, from token 0.
  *
- * Policies are immutable, and shared by threads as they are. States are independent of each other; one state is used by one
- * thread at a time, and works on that thread alone. Tensors are borrowed, their descriptors copied: memory must live while it
- * is bound, all else for the call. Nothing but parse and start allocates, errors aside. */
+ * Policies are immutable, and threads share them as they are. States are independent of each other; one thread at a time uses
+ * a state, which works on that thread alone. Tensors are borrowed and their descriptors copied: memory must live while it is
+ * bound, everything else for the call. Only parse and start allocate, errors aside. */
 #ifndef KVPOLICY_H
 #define KVPOLICY_H
 
@@ -32,244 +32,325 @@ extern "C" {
 #define KVPOLICY_API
 #endif
 
+/** How a call ended. Comments below leave KVPOLICY_ out. */
 typedef enum kvpolicy_status {
   KVPOLICY_OK = 0,
-  KVPOLICY_INVALID = 1,     /* a value that no engine could serve, or a call out of order */
-  KVPOLICY_UNSUPPORTED = 2, /* refused by name by this version */
+  KVPOLICY_INVALID = 1,     /**< a value that no engine could serve, NULL among them, or a call out of order */
+  KVPOLICY_UNSUPPORTED = 2, /**< this version refuses it by name */
   KVPOLICY_NO_MEMORY = 3,
-  KVPOLICY_FAILED = 4 /* anything else: a device, say */
+  KVPOLICY_FAILED = 4 /**< anything else, such as a device */
 } kvpolicy_status;
 
-/* What keys and values are stored as. */
+/** The type of stored keys and values. */
 typedef enum kvpolicy_type { KVPOLICY_F32 = 0, KVPOLICY_F16 = 1, KVPOLICY_BF16 = 2 } kvpolicy_type;
 
-/* What a policy needs beside the token counts: a set of these. */
+/** What a policy needs beside token counts: a set of these. */
 typedef enum kvpolicy_need {
   KVPOLICY_NEEDS_KEYS = 1,
   KVPOLICY_NEEDS_VALUES = 2,
-  KVPOLICY_NEEDS_QUERIES = 4,             /* of the current token, at choose */
-  KVPOLICY_NEEDS_OBSERVATION_QUERIES = 8, /* the last kvpolicy_observation_queries() of a prompt, at prefill */
-  KVPOLICY_NEEDS_ROTATION = 16,           /* at prefill */
-  KVPOLICY_NEEDS_LOGITS = 32,             /* at observe */
-  KVPOLICY_NEEDS_TOKEN_IDS = 64           /* at prefill and at choose */
+  KVPOLICY_NEEDS_QUERIES = 4,             /**< of the current token, at choose */
+  KVPOLICY_NEEDS_OBSERVATION_QUERIES = 8, /**< the last kvpolicy_observation_queries() of a prompt, at prefill */
+  KVPOLICY_NEEDS_ROTATION = 16,           /**< at prefill */
+  KVPOLICY_NEEDS_LOGITS = 32,             /**< at observe */
+  KVPOLICY_NEEDS_TOKEN_IDS = 64           /**< at prefill and at choose */
 } kvpolicy_need;
 
-/* Why tokens are read. OPEN: their unit is not complete yet, or they came after the choice. */
+/** Why tokens are read. OPEN: their unit is not complete yet, or they came after the choice. */
 typedef enum kvpolicy_reason { KVPOLICY_SINK = 0, KVPOLICY_SCORED = 1, KVPOLICY_RECENT = 2, KVPOLICY_OPEN = 3 } kvpolicy_reason;
 
-/* How a rotary embedding pairs channels: (i, i + pairs), or (2 i, 2 i + 1). */
+/** How a rotary embedding pairs channels: (i, i + pairs), or (2 i, 2 i + 1). */
 typedef enum kvpolicy_pairing { KVPOLICY_HALVES = 0, KVPOLICY_NEIGHBOURS = 1 } kvpolicy_pairing;
 
+/** Where a tensor lies. */
 typedef struct kvpolicy_device {
-  int32_t type; /* 1 CPU, 2 CUDA, 3 the host's memory that CUDA pinned: as 1 */
+  int32_t type; /**< 1 CPU; 2 CUDA; 3 host memory that CUDA pinned, used as 1 */
   int32_t id;
 } kvpolicy_device;
 
+/** The type of a tensor's elements. */
 typedef struct kvpolicy_dtype {
-  uint8_t code; /* 0 int, 2 float, 4 bfloat */
+  uint8_t code; /**< 0 int, 2 float, 4 bfloat */
   uint8_t bits;
-  uint16_t lanes; /* 1 */
+  uint16_t lanes; /**< 1 */
 } kvpolicy_dtype;
 
-/* The same bytes as DLPack's DLTensor (0.2 to 1.x): a DLTensor* may be passed as it is, cast. */
+/** A tensor. It has the bytes of DLPack's DLTensor (0.2 to 1.x), so a DLTensor* may be passed by a cast. */
 typedef struct kvpolicy_tensor {
   void* data;
   kvpolicy_device device;
   int32_t ndim;
   kvpolicy_dtype dtype;
   int64_t const* shape;
-  int64_t const* strides; /* in elements, none negative; or NULL: dense, the last axis innermost */
+  int64_t const* strides; /**< in elements, none negative; NULL: dense, the last axis innermost */
   uint64_t byte_offset;
 } kvpolicy_tensor;
 
-/* Tokens [begin, end) of a sequence. */
+/** Tokens [begin, end) of a sequence. */
 typedef struct kvpolicy_range {
   int32_t begin;
   int32_t end;
-  uint8_t why; /* a kvpolicy_reason */
+  uint8_t why; /**< a kvpolicy_reason */
 } kvpolicy_range;
 
-/* The fixed sizes of one sequence's cache. */
+/** The fixed sizes of one sequence's cache. */
 typedef struct kvpolicy_shape {
   int64_t layers;
-  int64_t q_heads; /* of a layer, a multiple of kv_heads */
+  int64_t q_heads; /**< of a layer, a multiple of kv_heads */
   int64_t kv_heads;
   int64_t head_dim;
-  int64_t max_tokens; /* the most that the sequence can ever hold */
-  int32_t type;       /* of keys and values: a kvpolicy_type */
+  int64_t max_tokens; /**< the most that the sequence can ever hold */
+  int32_t type;       /**< of keys and values: a kvpolicy_type */
 } kvpolicy_shape;
 
-/* What prefill is told beside the cache. Tensors that the policy does not need may be NULL. */
+/** What prefill gets beside the cache. Tensors that the policy does not need may be NULL. */
 typedef struct kvpolicy_prompt {
-  int64_t first;                  /* tokens that were there before; 0 for a new prompt */
-  kvpolicy_tensor const* queries; /* [n, q_heads, head_dim] f32: of the last n tokens, oldest first, after rotation */
-  float scale;                    /* multiplies q.k, 1 / sqrt(head_dim) in most models */
-  int32_t pairing;                /* of the rotation: a kvpolicy_pairing */
-  kvpolicy_tensor const* inverse_frequencies; /* [pairs] f32: pair i turns by position * inverse_frequencies[i] */
-  kvpolicy_tensor const* token_ids;           /* [tokens - first] int32 */
+  int64_t first;                  /**< earlier tokens of the sequence; 0 for a new prompt */
+  kvpolicy_tensor const* queries; /**< `[n, q_heads, head_dim]` f32: of the last n tokens, oldest first, after rotation */
+  float scale;                    /**< multiplies q.k, 1 / sqrt(head_dim) in most models */
+  int32_t pairing;                /**< of the rotation: a kvpolicy_pairing */
+  kvpolicy_tensor const* inverse_frequencies; /**< `[pairs]` f32: pair i turns by position * inverse_frequencies[i] */
+  kvpolicy_tensor const* token_ids;           /**< `[tokens - first]` int32 */
 } kvpolicy_prompt;
 
-/* The ranks of a group that run one model, a part of its KV heads each. */
+/** A group of ranks that run one model, each with a part of its KV heads. */
 typedef struct kvpolicy_ranks {
-  int32_t rank; /* 0 <= rank < size */
+  int32_t rank; /**< 0 <= rank < size */
   int32_t size;
-  /* Sums values [count] over the ranks, in place; all call it equally often, in the same order, and get the same numbers. 0, or
-   * anything else where it failed; it must return, whatever became of the others. */
+  /** Sums values `[count]` over the ranks, in place. All ranks call it equally often and in the same order, and get the same
+   * numbers. It returns 0, or anything else if it failed. It must return, whatever became of the other ranks. */
   int32_t (*sum)(void* user, float* values, int64_t count);
-  void* user;
+  void* user; /**< passed to sum */
 } kvpolicy_ranks;
 
+/** A policy with its parameters. */
 typedef struct kvpolicy_policy kvpolicy_policy;
+/** A policy at work on one sequence. */
 typedef struct kvpolicy_state kvpolicy_state;
+/** The memory of stores. */
 typedef struct kvpolicy_arena kvpolicy_arena;
+/** The rows of one sequence. */
 typedef struct kvpolicy_store kvpolicy_store;
 
-/* "0.1.0" */
+/** Returns the library's version, "0.1.0". */
 KVPOLICY_API char const* kvpolicy_version(void);
 
-/* Why the last call that failed on this thread did; "" before the first. Valid until the next failure on this thread. */
+/** Returns why the last call that failed on this thread did; "" before the first. Valid until this thread's next failure. */
 KVPOLICY_API char const* kvpolicy_message(void);
 
-/* The policies' names, then NULL. The list stays as it is; after a plugin was loaded another one is given. */
+/** Returns the names of the policies, then NULL. A list stays valid; once a plugin was loaded, another one is returned. */
 KVPOLICY_API char const* const* kvpolicy_policies(void);
 
-/* The policies of a shared object that was made with KVPOLICY_PLUGIN (kvpolicy/text/plugin.hpp) have names from here on, in
- * this process, for sequences in host memory. It stays loaded. INVALID where it can't be loaded, or has a name that there is.
- */
+/** Adds the policies of a shared object made with KVPOLICY_PLUGIN (kvpolicy/text/plugin.hpp), for the process.
+ * They serve sequences in host memory. The object stays loaded.
+ * @param path  the shared object
+ * @return INVALID if it can't be loaded, is no plugin of this version, or has a name that exists */
 KVPOLICY_API kvpolicy_status kvpolicy_plugin_load(char const* path);
 
-/* A policy from text as on the command line: NAME[:key=value,...][+NAME...]. `boundary` [vocabulary] is not 0 where a token
- * ends a sentence; for sentencekv, NULL and 0 for others; it is copied. A profile that is named in the text is read now. */
+/** Makes a policy from text, as on the command line. Reads a profile that the text names at once.
+ * @param text  `NAME[:key=value,...][+NAME...]`
+ * @param boundary,vocabulary  `[vocabulary]`, not 0 where a token ends a sentence, for sentencekv; copied. Else NULL and 0
+ * @param policy  receives the policy
+ * @return INVALID for text that is no policy */
 KVPOLICY_API kvpolicy_status kvpolicy_policy_parse(char const* text, uint8_t const* boundary, int64_t vocabulary,
                                                    kvpolicy_policy** policy);
-/* Whether a token that reads as these bytes ends a sentence, for a boundary table: 1 or 0. */
+/** Says whether a token ends a sentence, for a boundary table.
+ * @param piece,bytes  the bytes that the token reads as
+ * @return 1 or 0 */
 KVPOLICY_API uint8_t kvpolicy_ends_sentence(char const* piece, int64_t bytes);
-/* States that were started with it live on. NULL is nothing. */
+/** Frees a policy, or does nothing for NULL. States that were started with it live on. */
 KVPOLICY_API void kvpolicy_policy_free(kvpolicy_policy* policy);
 
-/* A set of kvpolicy_need; 0 for NULL. */
+/** Returns what a policy needs, a set of kvpolicy_need; 0 for NULL. */
 KVPOLICY_API uint32_t kvpolicy_policy_needs(kvpolicy_policy const* policy);
 
-/* How many of a prompt's last queries prefill must be given (all, where the prompt is shorter); 2147483647 for every one. */
+/** Returns how many of a prompt's last queries prefill must get, or all of a shorter prompt; 2147483647: every one. */
 KVPOLICY_API int64_t kvpolicy_observation_queries(kvpolicy_policy const* policy);
 
-/* A sequence begins: its tensors are in host memory. */
+/** Begins a sequence whose tensors are in host memory.
+ * @param policy,shape  the policy, and the sequence's cache
+ * @param state  receives the state
+ * @return INVALID for a wrong shape, or parameters that do not fit it; UNSUPPORTED for two rules that can't work together */
 KVPOLICY_API kvpolicy_status kvpolicy_start(kvpolicy_policy const* policy, kvpolicy_shape const* shape, kvpolicy_state** state);
 
-/* A sequence begins: keys and values are on CUDA device `device`, which must be the calling thread's at every call; work goes
- * to `stream` (a cudaStream_t) and has been done when a call returns. Queries, logits and `out` may be on that device or on the
- * host, where those on the device are copied first; all else is on the host. UNSUPPORTED in a library that was built without
- * CUDA. */
+/** Begins a sequence whose keys and values are on a CUDA device.
+ * Queries, logits and `out` may be on the device or the host; device queries are copied to the host first. All else is on the
+ * host. The work goes to the stream, and is done when a call returns.
+ * @param policy,shape  the policy, and the sequence's cache
+ * @param device  the device; it must be the calling thread's at every call
+ * @param stream  a cudaStream_t
+ * @param state  receives the state
+ * @return UNSUPPORTED if the library was built without CUDA; INVALID also for a plugin's policy */
 KVPOLICY_API kvpolicy_status kvpolicy_start_cuda(kvpolicy_policy const* policy, kvpolicy_shape const* shape, int32_t device,
                                                  void* stream, kvpolicy_state** state);
-/* A sequence begins, of which this rank has the shape's heads: a policy that makes one choice for the whole request (chess)
- * makes the same one on all ranks, and choose, or step, is collective where that is due; others choose for their own heads as
- * ever. FAILED where the sum did. Tensors are in host memory. INVALID for a plugin's policy, which is not known on ranks. */
+/** Begins a sequence of which this rank has the shape's heads. Tensors are in host memory.
+ * A policy that makes one choice for the whole request (chess) makes the same one on all ranks: choose and step are collective
+ * when that choice is due, and return FAILED if the sum failed. Other policies choose for the rank's own heads.
+ * @param policy,shape  the policy, and this rank's part of the sequence's cache
+ * @param ranks  the group; copied
+ * @param state  receives the state
+ * @return INVALID also for a plugin's policy */
 KVPOLICY_API kvpolicy_status kvpolicy_start_ranked(kvpolicy_policy const* policy, kvpolicy_shape const* shape,
                                                    kvpolicy_ranks const* ranks, kvpolicy_state** state);
+/** Frees a state, or does nothing for NULL. */
 KVPOLICY_API void kvpolicy_state_free(kvpolicy_state* state);
 
-/* Where a layer's rows are, of the shape's type, any strides: keys and values [kv_heads, tokens, head_dim], tokens being what
- * there is room for. With `pages`, int32 [ceil(tokens / page_size)] in host memory, they are [pages, kv_heads, page_size,
- * head_dim] and token t is row t % page_size of page pages[t / page_size]; the table is read at every call. Batches are sliced
- * by the caller: a pointer and strides. `values` may be NULL where the policy does not need them and attend is not called. */
+/** Says where a layer's rows are. The rows have the shape's type and any strides; the caller slices a batch.
+ * @param state,layer  which layer
+ * @param keys,values  `[kv_heads, tokens, head_dim]`, `tokens` being the room; with `pages` `[pages, kv_heads, page_size,
+ *        head_dim]`. values: NULL if the policy does not need them and attend is not called
+ * @param pages  int32 `[ceil(tokens / page_size)]` in host memory, read at every call: token t is row t % page_size of page
+ *        pages[t / page_size]. NULL: no pages
+ * @return INVALID for tensors of other axes, type or place */
 KVPOLICY_API kvpolicy_status kvpolicy_bind(kvpolicy_state* state, int64_t layer, kvpolicy_tensor const* keys,
                                            kvpolicy_tensor const* values, kvpolicy_tensor const* pages);
 
-/* The keys of a prompt, or of a further piece of one, are written: the sequence has `tokens` tokens now. Every layer, in order,
- * with the same tokens and first. What lay behind `first` is forgotten. */
+/** Tells a state that the keys of a prompt, or of a further piece, are written. For every layer, in order.
+ * @param state,layer  which layer
+ * @param tokens  tokens of the sequence now, the same in every layer
+ * @param prompt  the prompt; tokens from `first` on that the state knew are forgotten, and `first` is the same in every layer
+ * @return INVALID for a gap, a layer out of order or a missing signal */
 KVPOLICY_API kvpolicy_status kvpolicy_prefill(kvpolicy_state* state, int64_t layer, int64_t tokens,
                                               kvpolicy_prompt const* prompt);
 
-/* Before attention of one token, the last of `tokens`, whose key is written in this layer. Every layer, in order; layer 0
- * begins a step. One token more than before, or as many or fewer where a tail was removed. `queries` [q_heads, head_dim] f32
- * and `token_id` where needed. */
+/** Chooses what one token reads, before its attention. For every layer, in order; layer 0 begins a step.
+ * The token is the last of `tokens`, and its key is written in this layer.
+ * @param state,layer  which layer
+ * @param tokens  one more than before; or as many or fewer, if the sequence's last tokens were removed
+ * @param queries  `[q_heads, head_dim]` f32, if the policy needs them
+ * @param scale  multiplies q.k
+ * @param token_id  the token's id, if the policy needs it
+ * @return INVALID for a jump, a layer out of order or without rows, or missing queries; UNSUPPORTED for a missing id */
 KVPOLICY_API kvpolicy_status kvpolicy_choose(kvpolicy_state* state, int64_t layer, int64_t tokens,
                                              kvpolicy_tensor const* queries, float scale, int32_t token_id);
 
-/* The tokens that a KV head reads in this step, after choose of the layer: ascending, disjoint. Valid until the next prefill,
- * choose or free. */
+/** Lists the tokens that a KV head reads in this step, after the layer's choose.
+ * @param state,layer,kv_head  which head
+ * @param ranges,count  receive the ranges: ascending, disjoint, valid until the next prefill, choose or free
+ * @return INVALID before the layer's choose */
 KVPOLICY_API kvpolicy_status kvpolicy_list(kvpolicy_state const* state, int64_t layer, int64_t kv_head,
                                            kvpolicy_range const** ranges, int64_t* count);
 
-/* The tokens that are there at all, read or not, after prefill or choose of the layer: what an engine that frees rows keeps. */
+/** Lists the tokens that an engine that frees rows must keep, read or not, after the layer's prefill or choose.
+ * @param state,layer,kv_head  which head
+ * @param ranges,count  receive the ranges, as kvpolicy_list
+ * @return INVALID before the layer's prefill or choose */
 KVPOLICY_API kvpolicy_status kvpolicy_retained(kvpolicy_state const* state, int64_t layer, int64_t kv_head,
                                                kvpolicy_range const** ranges, int64_t* count);
 
-/* The physical pages of kvpolicy_list, in order: at most `room` are written to `pages`; all but the last are whole, that holds
- * `last_page_tokens`. INVALID for lists that are not made of whole pages of the bound table's size. */
+/** Writes the physical pages of kvpolicy_list, in order.
+ * @param state,layer,kv_head  which head
+ * @param pages,room  receive the pages, at most `room`
+ * @param count  receives their number
+ * @param last_page_tokens  receives the tokens of the last page; all others are whole
+ * @return INVALID for lists that are not made of whole pages of the bound table, or too little room */
 KVPOLICY_API kvpolicy_status kvpolicy_page_table(kvpolicy_state const* state, int64_t layer, int64_t kv_head, int32_t* pages,
                                                  int64_t room, int64_t* count, int32_t* last_page_tokens);
 
-/* One token's attention over the layer's lists: out [q_heads, head_dim] f32. */
+/** Computes one token's attention over the layer's lists, after its choose.
+ * @param state,layer  which layer
+ * @param queries  `[q_heads, head_dim]` f32
+ * @param scale  multiplies q.k
+ * @param out  `[q_heads, head_dim]` f32
+ * @return INVALID before the layer's choose, or for other tensors */
 KVPOLICY_API kvpolicy_status kvpolicy_attend(kvpolicy_state* state, int64_t layer, kvpolicy_tensor const* queries, float scale,
                                              kvpolicy_tensor const* out);
 
-/* Attention of a prompt's last n tokens, each over all that is there before it and itself: queries [n, q_heads, head_dim] f32,
- * out the same, dense. The rows of `tokens` tokens are written in this layer; before its prefill, or after. UNSUPPORTED for a
- * state on a device. */
+/** Computes attention of a prompt's last n tokens, each over all earlier tokens that there are and itself.
+ * Call it before the layer's prefill or after.
+ * @param state,layer  which layer
+ * @param tokens  tokens of the sequence, whose rows are written in this layer
+ * @param queries  `[n, q_heads, head_dim]` f32
+ * @param scale  multiplies q.k
+ * @param out  as queries, dense
+ * @return UNSUPPORTED for a state on a device */
 KVPOLICY_API kvpolicy_status kvpolicy_attend_prompt(kvpolicy_state* state, int64_t layer, int64_t tokens,
                                                     kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* out);
 
-/* After a step: its logits [vocabulary] f32, NULL where the policy does not need them. */
+/** Ends a step.
+ * @param state  the state
+ * @param logits  the step's logits `[vocabulary]` f32; NULL if the policy does not need them
+ * @return INVALID for missing logits, or before a step */
 KVPOLICY_API kvpolicy_status kvpolicy_observe(kvpolicy_state* state, kvpolicy_tensor const* logits);
 
-/* Rows that the library holds, in host memory: an engine that hands them over may free its own, and of what a policy drops
- * nothing is left (docs/memory.md). Not thread-safe: stores of one arena are used by one thread at a time. */
+/* Stores: rows that the library holds, in host memory. An engine that hands its rows over may free its own; what a policy drops
+ * is freed too (docs/memory.md). Not thread-safe: one thread at a time uses the stores of an arena. */
 
-/* Memory of stores of such a shape, at most so many bytes; what is not used takes none. */
+/** Makes the memory of stores. What they do not use takes none.
+ * @param shape  the stores' shape
+ * @param bytes  the most that they may take
+ * @param arena  receives the arena
+ * @return INVALID for less than a block of 64 rows */
 KVPOLICY_API kvpolicy_status kvpolicy_arena_start(kvpolicy_shape const* shape, int64_t bytes, kvpolicy_arena** arena);
-/* Stores of it live on. */
+/** Frees an arena, or does nothing for NULL. Its stores live on. */
 KVPOLICY_API void kvpolicy_arena_free(kvpolicy_arena* arena);
-/* That its stores take; 0 for NULL. */
+/** Returns the bytes that an arena's stores take; 0 for NULL. */
 KVPOLICY_API int64_t kvpolicy_arena_bytes(kvpolicy_arena const* arena);
 
-/* A sequence's store, of the shape that its state has. */
+/** Makes a sequence's store.
+ * @param arena,shape  its memory, and the shape of the sequence's state
+ * @param store  receives the store
+ * @return INVALID for another shape than the arena's */
 KVPOLICY_API kvpolicy_status kvpolicy_store_start(kvpolicy_arena* arena, kvpolicy_shape const* shape, kvpolicy_store** store);
+/** Frees a store, or does nothing for NULL. */
 KVPOLICY_API void kvpolicy_store_free(kvpolicy_store* store);
-/* The first `tokens` tokens, without copying a row. */
+/** Copies a store's first tokens, without copying a row.
+ * @param store,tokens  the store, and how many tokens
+ * @param copy  receives the copy
+ * @return the status */
 KVPOLICY_API kvpolicy_status kvpolicy_store_fork(kvpolicy_store const* store, int64_t tokens, kvpolicy_store** copy);
 
-/* In place of kvpolicy_bind, for all layers, once: the state's rows are the store's, which must outlive it. Later prompts are
- * decided among the rows that are left. INVALID for a store of another shape, UNSUPPORTED for a state on a device. */
+/** Makes a store's rows the state's, for all layers, once: in place of kvpolicy_bind. Later prompts choose among the rows left.
+ * @param state,store  the state, and a store that outlives it
+ * @return INVALID for a store of another shape, UNSUPPORTED for a state on a device */
 KVPOLICY_API kvpolicy_status kvpolicy_bind_store(kvpolicy_state* state, kvpolicy_store* store);
 
-/* A layer's next tokens are copied: [kv_heads, n, head_dim], rows dense. FAILED where the arena is exhausted, and nothing was
- * copied then. */
+/** Copies a layer's next tokens into a store.
+ * @param store,layer  which layer
+ * @param keys,values  `[kv_heads, n, head_dim]`, rows dense
+ * @return FAILED, and nothing is copied, if the arena is exhausted */
 KVPOLICY_API kvpolicy_status kvpolicy_store_append(kvpolicy_store* store, int64_t layer, kvpolicy_tensor const* keys,
                                                    kvpolicy_tensor const* values);
-/* Of a layer's tokens, those that the state bound to the store does not retain are gone. After the first step behind a prompt,
- * and after each step of a policy that evicts or waits for an answer's first tokens; for every layer. */
+/** Drops a layer's tokens that the state does not retain. For every layer, after the first step that follows a prompt.
+ * For a policy that evicts, or that waits for an answer's first tokens, also after each step.
+ * @param store,layer  which layer
+ * @param state  the state that is bound to the store
+ * @return INVALID for another store's state, or before the layer's prefill or choose */
 KVPOLICY_API kvpolicy_status kvpolicy_store_retain(kvpolicy_store* store, int64_t layer, kvpolicy_state* state);
-/* Threads that are the caller's: run(user, work, argument) calls work(argument) on some at once, one at least, and returns when
- * they all have. */
+/** Threads of the caller. */
 typedef struct kvpolicy_threads {
+  /** Calls work(argument) on at least one thread, or on several at once, and returns when all calls have returned. */
   void (*run)(void* user, void (*work)(void* argument), void* argument);
-  void* user;
+  void* user; /**< passed to run */
 } kvpolicy_threads;
 
-/* In one layer, the next token of each of `count` sequences that are bound to stores of one shape: what store_append, choose,
- * attend and, behind the last layer, store_retain and observe (with a policy that needs no logits) would do. Every layer, in
- * order. keys and values [count, kv_heads, head_dim] of the shape's type, queries [count, q_heads, head_dim] f32, out the same,
- * rows dense; token_ids [count] int32, or NULL where the policies need none. read [count]: rows of the layer that each one
- * read, of all its KV heads together.
- *
- * With `threads`, not NULL, sequences are shared out among them, unless ranks choose for whole requests; each has a store of an
- * arena of its own then. Where sequences are refused, the status is the first one's; each of them has read -1, has lost the
- * token in every layer, and may begin the step again; the others have made theirs. All read -1: none has made it.
- *
- * leave_whole, not 0: out stays as it is where a sequence reads all of its tokens, of every KV head: the engine's own
- * attention is as good there, and gives what it gives without a policy to the bit. */
+/** Makes a step of several sequences in one layer, for the next token of each. For every layer, in order.
+ * Does what store_append, choose and attend do, and after the last layer store_retain, and observe for a policy without logits.
+ * If a sequence is refused, it loses the token in every layer, and may begin the step again; the others have made their steps.
+ * @param states,count  the sequences, bound to stores of one shape
+ * @param layer  which layer
+ * @param keys,values  `[count, kv_heads, head_dim]` of the shape's type, rows dense
+ * @param queries  `[count, q_heads, head_dim]` f32, rows dense
+ * @param scale  multiplies q.k
+ * @param token_ids  `[count]` int32; NULL if no policy needs them
+ * @param out  as queries
+ * @param read  `[count]`: rows of the layer that each sequence read, of all its KV heads; -1 if it was refused
+ * @param leave_whole  not 0: leaves `out` as it is for a sequence that reads all of its tokens in every KV head. There the
+ *        engine's own attention is as good, and gives bit for bit what it gives without a policy
+ * @param threads  share the sequences, unless ranks choose for whole requests; each store then needs an arena of its own.
+ *        NULL: this thread
+ * @return that of the first refused sequence; all read -1: no sequence has made a step */
 KVPOLICY_API kvpolicy_status kvpolicy_step(kvpolicy_state* const* states, int64_t count, int64_t layer,
                                            kvpolicy_tensor const* keys, kvpolicy_tensor const* values,
                                            kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* token_ids,
                                            kvpolicy_tensor const* out, int64_t* read, int32_t leave_whole,
                                            kvpolicy_threads const* threads);
-/* Tokens from `tokens` on are gone, in every layer. */
+/** Drops a store's tokens from `tokens` on, in every layer.
+ * @param store,tokens  the store, and how many first tokens stay
+ * @return the status */
 KVPOLICY_API kvpolicy_status kvpolicy_store_truncate(kvpolicy_store* store, int64_t tokens);
-/* The first tokens, so many, are here in every layer: the engine's own rows of them may go. 0 for NULL. */
+/** Returns how many first tokens every layer was given: the engine may free its own rows of them. 0 for NULL. */
 KVPOLICY_API int64_t kvpolicy_store_released(kvpolicy_store const* store);
-/* Rows of a token, layer and KV head that are held; 0 for NULL. */
+/** Returns how many rows of a token, layer and KV head a store holds; 0 for NULL. */
 KVPOLICY_API int64_t kvpolicy_store_rows(kvpolicy_store const* store);
 
 #ifdef __cplusplus

@@ -1,13 +1,14 @@
-// The four verbs' executor over a device: every primitive as launches, its small tables on the host or on the device.
+// The four verbs' executor over a device: every primitive as launches, its small tables on the host or the device.
 #pragma once
 
 #include "kvpolicy/gpu/exec/prompt.hpp"
 
 namespace kvpolicy::gpu {
 
-/// Models executor. What a primitive returns is there when it returns: it waits for the device. For prompts, for policies that
-/// have no kernels of their own, and for tests; a captured decode step calls launches instead (gpu/decode.hpp). Contracts are
-/// in primitive/. Head sizes up to 256, query groups up to 16: unsupported is thrown past that.
+/// Runs the primitives on a device, and waits for each: what a primitive returns is there when it returns. Models executor.
+/// It is for prompts, for policies that have no kernels for every step, and for tests; a captured decode step calls launches
+/// instead (gpu/decode.hpp). The contracts are in primitive/. Throws unsupported past head sizes of 256 and query groups of 16.
+/// @tparam D  the device, such as stream_device
 template <staging_device D>
 class basic_exec : public prompt_primitives<D> {
   using base = prompt_primitives<D>;
@@ -16,6 +17,8 @@ class basic_exec : public prompt_primitives<D> {
   using base::base;
   using typename base::memory;
 
+  /// See primitive/attend.hpp.
+  /// @throws unsupported for `log_sum_exp` together with soft caps, slopes or sinks
   void attend(query_heads const& queries, basic_rows<memory> const& keys, basic_rows<memory> const& values,
               selection const& kept, attention_terms const& terms, table<float> out, std::span<float> log_sum_exp) {
     if (!terms.plain()) {
@@ -41,6 +44,7 @@ class basic_exec : public prompt_primitives<D> {
     device_.finish();
   }
 
+  /// See primitive/attend_block.hpp.
   void attend_block(query_window const& queries, basic_rows<memory> const& keys, basic_rows<memory> const& values,
                     selection const& kept, attention_terms const& terms, table<float> out) {
     call const scope(*this);

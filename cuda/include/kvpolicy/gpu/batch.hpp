@@ -1,4 +1,4 @@
-// A batch of sequences' caches, as a decode step reads them.
+// The caches of a batch of sequences, as a decode step reads them.
 #pragma once
 
 #include <concepts>
@@ -8,22 +8,24 @@
 
 namespace kvpolicy::gpu {
 
-/// The caches of every sequence of a batch, on the device.
-/// Requires: `keys(layer)` and `values(layer)`, finished() rows of all sequences. Semantics: trivially copyable; addresses,
-/// strides and page tables' places are the same at every step, so that launches can be captured. Model: paged_batch.
+/// The caches of all sequences of a batch, on the device.
+/// Requires: `keys(layer)` and `values(layer)`: the finished() rows of all sequences.
+/// Semantics: trivially copyable. Addresses, strides and the places of page tables are the same at every step, so that launches
+/// can be captured.
+/// Model: paged_batch.
 template <class V>
 concept batch_view = std::is_trivially_copyable_v<V> && requires(V const& view, layer_id layer) {
   { view.keys(layer) } -> std::same_as<batch_rows>;
   { view.values(layer) } -> std::same_as<batch_rows>;
 };
 
-/// One page pool for all sequences, as paged_view describes it: `pool` is its view, without a sequence's pages and tokens.
+/// One page pool for all sequences, as paged_view describes it.
 struct paged_batch {
-  paged_view<device_memory> pool{};
-  buffer<std::int32_t const> pages;  ///< `[sequences, table_stride]`
-  std::int64_t table_stride = 0;
+  paged_view<device_memory> pool{};          ///< without a sequence's pages and tokens
+  buffer<std::int32_t const> pages;          ///< `[sequences, table_stride]`
+  std::int64_t table_stride = 0;             ///< elements from one sequence's table to the next
   buffer<std::int32_t const> value_pages{};  ///< the same for values; none: they lie in the keys' pages
-  std::int64_t elements = 0;                 ///< from either base on; only the GPU emulator asks
+  std::int64_t elements = 0;                 ///< elements from either base on; only the GPU emulator reads it
 
   batch_rows keys(layer_id layer) const { return at(pool.key_base, pool.key_strides, pages, layer); }
   batch_rows values(layer_id layer) const {
@@ -45,7 +47,10 @@ struct paged_batch {
 
 static_assert(batch_view<paged_batch>);
 
-/// The rows of one sequence of a batch, as a batch of one.
+/// Returns the rows of one sequence as a batch of one.
+/// @param rows  the rows of a batch
+/// @param sequence  its index
+/// @return its rows
 constexpr batch_rows of_sequence(batch_rows rows, std::int64_t sequence) noexcept {
   std::int64_t const first = sequence * rows.sequence_stride;
   rows.base = static_cast<std::byte const*>(rows.base) + first * size_of(rows.type);

@@ -1,4 +1,4 @@
-// Decode steps of a batch, chosen on the device: planned on the host, enqueued without waiting, and so captured in a graph.
+// Decode steps of a batch, chosen on the device: planned on the host and enqueued without waiting, so a graph can capture them.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,14 @@
 
 namespace kvpolicy::gpu {
 
-/// In plan(), of a slot whose sequence has no token at this step and goes on at a later one.
+/// For plan(): the slot's sequence has no token at this step, and goes on at a later one.
 inline constexpr std::int32_t paused = -1;
 
-/// A policy's state for a batch of sequences, on the device. The constructor allocates; prefill() waits; plan() copies numbers
-/// to the device; choose() enqueues kernels whose arguments are the same at every step, so that a step can be captured once and
-/// replayed after each plan(). Owned by the engine; not thread-safe.
+/// A policy's state for a batch of sequences, on the device. The engine owns it. Not thread-safe.
+/// The constructor allocates, prefill() waits, and plan() copies numbers to the device. choose() enqueues kernels whose
+/// arguments are the same at every step: capture a step once, and replay it after each plan().
+/// @tparam Policy  one that is decodable
+/// @tparam D  the device
 template <policy_like Policy, owning_device D>
 class decoder {
   using parts_type = parts_t<Policy>;
@@ -28,14 +30,30 @@ class decoder {
   using retrieve_state = decode_retrieve<decltype(parts_type::retrieve), D>;
 
  public:
-  /// Throws as start() does. `sequences` are slots: each may hold any request, one after the other.
+  /// Makes the state of a batch. Allocates all device memory that it will use.
+  /// @param policy  the policy
+  /// @param shape  the shape of each sequence's cache
+  /// @param sequences  slots: each may hold any request, one after the other
+  /// @param device  the device; must outlive the decoder
+  /// @throws invalid_value as start() does
+  /// @throws unsupported as start() does; for a policy that waits for tokens of the answer; past the kernels' head sizes and
+  ///        groups
+  /// @throws device_memory_exceeded if the device has too little memory
   decoder(Policy const& policy, cache_shape const& shape, std::int64_t sequences, D& device)
       : decoder((kvpolicy::check(policy, shape), refuse_waiting(policy), parts_of(policy)), shape, sequences, device,
                 checked{}) {
     expect_row("a decode step", shape.head_dim, shape.group());
   }
 
-  /// A layer's keys of a prompt, or of a further piece of one, are written; as the verb of that name. `tokens` are there now.
+  /// Takes in a layer's keys of a prompt, or of a further piece, once they are written; as request::prefill(). Waits.
+  /// @param sequence  the slot
+  /// @param view  the batch's caches
+  /// @param tokens  tokens of the sequence now
+  /// @param layer  the layer; call it for every layer, in order
+  /// @param prompt  the prompt
+  /// @param exec  runs the primitives, on the same device
+  /// @throws invalid_value for an invalid slot, layer or number of tokens, or a layer out of order
+  /// @throws unsupported for a missing signal
   template <batch_view V, class Exec>
   void prefill(std::int64_t sequence, V const& view, std::int64_t tokens, layer_id layer, prompt_signals const& prompt,
                Exec& exec) {
@@ -55,9 +73,11 @@ class decoder {
     tokens_[s] = prompts_[s] = tokens;
   }
 
-  /// Before a step: how many tokens each sequence has with the one that is decoded now; 0 where a slot is empty, `paused` where
-  /// its sequence has no token at this step. Neither reads anything, and its output is 0. Not captured. Throws invalid_value
-  /// where a sequence did not grow by one token since its prompt or its last step, or what is to pause is not there.
+  /// Plans a step: each sequence that is not paused gets one more token. Call it before each step, outside a captured graph.
+  /// @param tokens  `[sequences]`: each sequence's tokens, with the one that is decoded now; 0 for an empty slot; `paused` if
+  ///        the sequence has no token at this step. Empty and paused slots read nothing, and their output is 0
+  /// @throws invalid_value, before anything has changed, if a sequence did not grow by one token since its prompt or last step,
+  ///        if an empty slot is paused, or if `tokens` has another length
   void plan(std::span<std::int32_t const> tokens) {
     KVPOLICY_EXPECTS(std::ssize(tokens) == sequences_, "a plan for " + std::to_string(tokens.size()) +
                                                            " sequences; this decoder has " + std::to_string(sequences_));
@@ -85,12 +105,14 @@ class decoder {
     retrieve_.upload();
   }
 
-  /// Tokens of each sequence at this step, on the device; for the engine's own kernels.
+  /// Returns the tokens of each sequence at this step, on the device, for the engine's own kernels.
   per_sequence lengths() const noexcept { return lengths_.of(0); }
 
-  /// Tokens that KV head `head` of a sequence reads at the planned step, known on the host before choose() runs: what an engine
-  /// that plans its attention on the host needs. For policies whose counts follow from lengths and prompts; for others (a
-  /// choice that logits trigger, sentences, evictions) only the device knows, and this is not there.
+  /// Returns how many tokens a KV head reads at the planned step, before choose() runs.
+  /// An engine needs it if it plans its attention on the host. Only policies whose counts follow from lengths and prompts have
+  /// this function; for others (a choice that logits trigger, sentences, evictions) only the device knows the count.
+  /// @param layer,sequence,head  which list
+  /// @return tokens
   std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head) const requires known_counts<Policy, D> {
     std::int64_t const tokens = lengths_.get(0, sequence);
     if (tokens == 0) return 0;
@@ -101,8 +123,14 @@ class decoder {
     }
   }
 
-  /// Before a layer's attention: each sequence's current key is written. `queries` are `[sequences, q_heads, head_dim]`; `ids`
-  /// the current tokens' vocabulary ids, `[sequences]`, where the policy needs them. The lists are valid until the next step.
+  /// Enqueues the choice of a layer, before its attention. Each sequence's current key must be written.
+  /// @param view  the batch's caches
+  /// @param layer  the layer
+  /// @param queries  `[sequences, q_heads, head_dim]`
+  /// @param scale  multiplies q.k
+  /// @param ids  `[sequences]` ids of the current tokens, if the policy needs them
+  /// @return the lists, on the device; valid until the next step
+  /// @throws invalid_value without ids that the policy needs
   template <batch_view V>
   token_lists choose(V const& view, layer_id layer, vector_rows const& queries, float scale,
                      buffer<std::int32_t const> ids = {}) {
@@ -115,14 +143,22 @@ class decoder {
     return retrieve_.lists(layer, step.retained);
   }
 
-  /// After a step: next-token logits `[sequences, vocabulary]`, for triggers.
+  /// Enqueues what triggers do after a step. Does nothing for a policy that needs no logits.
+  /// @param logits  next-token logits `[sequences, vocabulary]`
+  /// @param vocabulary  logits of a sequence
   void observe(vector_rows const& logits, std::int64_t vocabulary) {
     if constexpr (contains(parts_type::needs, signals::logits)) {
       retrieve_.observe(logits, vocabulary, lengths_.of(0));
     }
   }
 
-  /// Attention of every sequence over what choose() gave: `out` is `[sequences, q_heads, head_dim]`.
+  /// Enqueues every sequence's attention over the lists of choose().
+  /// @param view  the batch's caches
+  /// @param layer  the layer
+  /// @param lists  from choose()
+  /// @param queries  `[sequences, q_heads, head_dim]`
+  /// @param scale  multiplies q.k
+  /// @param out  `[sequences, q_heads, head_dim]`
   template <batch_view V>
   void attend(V const& view, layer_id layer, token_lists const& lists, vector_rows const& queries, float scale,
               vector_rows const& out) {
@@ -182,7 +218,7 @@ class decoder {
   step_numbers<D> lengths_;
   std::vector<std::int64_t> tokens_;
   std::vector<std::int64_t> prompts_;
-  std::vector<std::int64_t> next_layer_;  ///< of the prompt that is being taken in
+  std::vector<std::int64_t> next_layer_;  ///< of a prompt that is not complete yet
   retain_state retain_;
   retrieve_state retrieve_;
 };

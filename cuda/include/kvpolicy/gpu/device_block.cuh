@@ -1,4 +1,4 @@
-// The block concept's model on a GPU: cooperative launch geometry, warp shuffles and CUB's block primitives. nvcc alone.
+// The model of the block concept on a GPU: launch geometry, warp shuffles and CUB's block primitives. For nvcc alone.
 #pragma once
 
 #include <cub/block/block_reduce.cuh>
@@ -8,7 +8,7 @@
 
 namespace kvpolicy::gpu {
 
-/// Global memory. What is only read goes through the read-only path; packs are 128-bit accesses.
+/// Global memory. Reads of T const take the read-only path; packs are 128-bit accesses.
 template <class T>
 class device_global {
  public:
@@ -37,6 +37,7 @@ class device_global {
   T* data_;
 };
 
+/// A warp of a block on a GPU.
 class device_tile {
  public:
   __device__ __forceinline__ unsigned lane() const { return threadIdx.x & 31u; }
@@ -73,6 +74,8 @@ class device_tile {
   }
 };
 
+/// A block on a GPU; block.hpp documents its members.
+/// @tparam Threads  threads of the block
 template <unsigned Threads>
 class device_block {
  public:

@@ -1,4 +1,4 @@
-// How a stream_device runs a body. For nvcc: the library's own kernels, and yours.
+// How a stream_device runs a body. For nvcc: the library's own kernels and yours.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +8,11 @@
 
 namespace kvpolicy::gpu {
 
-/// Throws device_error, naming the kernel, its grid and CUDA's reason.
+/// Checks the result of a launch.
+/// @param kernel  the body's name
+/// @param grid  its blocks
+/// @param result  what CUDA returned
+/// @throws device_error with the kernel, its grid and CUDA's reason
 void check_launch(char const* kernel, grid_size const& grid, cudaError_t result);
 
 template <class Body>
@@ -23,7 +27,7 @@ void stream_device::launch(grid_size grid, typename Body::arguments const& argum
   if (grid.x <= 0 || grid.y <= 0 || grid.z <= 0) return;
   if (grid.x > INT32_MAX || grid.y > 65535 || grid.z > 65535)
     return check_launch(Body::name, grid, cudaErrorInvalidConfiguration);
-  // The return value is this launch's own; cudaGetLastError() would also report what failed before.
+  // This result is the launch's own; cudaGetLastError() would also report earlier failures.
   void* pointers[] = {const_cast<typename Body::arguments*>(&arguments)};
   dim3 const blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y), static_cast<unsigned>(grid.z));
   check_launch(

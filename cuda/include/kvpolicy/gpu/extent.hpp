@@ -8,8 +8,11 @@
 
 namespace kvpolicy::gpu {
 
-/// How many tokens of a sequence may be read where the first `tokens` of its rows are: with indices, any up to the largest of
-/// them. A page table on the device is there for all.
+/// Returns how many tokens of a sequence its first rows may touch: with indices, up to the largest index.
+/// Rows on the device are not looked at; their page table covers all tokens.
+/// @param from  the rows
+/// @param tokens  how many first rows
+/// @return tokens
 template <class Memory>
 std::int64_t tokens_behind(basic_rows<Memory> const& from, std::int64_t tokens) {
   if constexpr (std::same_as<Memory, host_memory>) {
@@ -24,8 +27,10 @@ std::int64_t tokens_behind(basic_rows<Memory> const& from, std::int64_t tokens) 
   }
 }
 
-/// Bytes from the base of a layer's rows to behind the last that is read: what is copied of host rows, and what the checked
-/// model lets a kernel read. What is on the device is not asked.
+/// Returns how far the first rows of a layer reach: what is copied of host rows, and what the GPU emulator lets a kernel read.
+/// @param from  the rows
+/// @param tokens  how many first rows
+/// @return bytes from the base to the end of the last row; INT64_MAX for rows on the device, which are not looked at
 template <class Memory>
 std::int64_t extent_of(basic_rows<Memory> const& from, std::int64_t tokens) {
   if constexpr (std::same_as<Memory, host_memory>) {

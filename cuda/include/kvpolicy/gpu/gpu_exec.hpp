@@ -1,4 +1,4 @@
-// The executor for GPU engines: compiled, link kvpolicy::gpu.
+// The executor for GPU engines. Compiled: link kvpolicy::gpu.
 #pragma once
 
 #include "kvpolicy/gpu/basic_exec.hpp"
@@ -6,7 +6,8 @@
 
 namespace kvpolicy {
 
-/// Agrees with host_exec: indices exactly for equal scores, bounds exactly, scores and outputs within fp32 rounding.
+/// Runs the primitives on a GPU; see gpu::basic_exec.
+/// It agrees with host_exec: exactly in indices of equal scores and in bounds, within fp32 rounding in scores and outputs.
 using gpu_exec = gpu::basic_exec<gpu::stream_device>;
 
 static_assert(executor<gpu_exec>);

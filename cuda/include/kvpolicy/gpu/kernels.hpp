@@ -1,4 +1,4 @@
-// Every kernel that kvpolicy::gpu compiles, in the groups that it compiles them in.
+// Every kernel that kvpolicy::gpu compiles, in the groups in which it compiles them.
 #pragma once
 
 #include "kvpolicy/gpu/kernel/attend.hpp"
@@ -26,7 +26,7 @@
 
 // clang-format off
 
-/// X(body) for each body of a group; inside namespace kvpolicy::gpu.
+/// Each macro calls X(body) for every body of a group. Use it inside namespace kvpolicy::gpu.
 #define KVPOLICY_EACH_TYPE(X, body) X(body<element_type::f32>) X(body<element_type::f16>) X(body<element_type::bf16>)
 #define KVPOLICY_EACH_TENSOR(X, body)                                                  \
   X(body<element_type::f16, 2>) X(body<element_type::f16, 4>)                          \

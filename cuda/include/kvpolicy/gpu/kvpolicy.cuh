@@ -1,5 +1,5 @@
-// The CUDA umbrella: executor, decoder, and what a kernel body of your own is written over. For nvcc; the .hpp headers that it
-// names are for any compiler. Policies: kvpolicy/kvpolicy.hpp.
+// The CUDA umbrella: executor, decoder, and what your own kernel bodies need. For nvcc; the .hpp headers that it includes are
+// for any compiler. Policies: kvpolicy/kvpolicy.hpp.
 #pragma once
 
 #include "kvpolicy/gpu/decode.hpp"             // a batch's decode steps, chosen on the device
@@ -8,7 +8,7 @@
 #include "kvpolicy/gpu/kernels.hpp"            // the library's own kernels
 #include "kvpolicy/gpu/launch/page_table.hpp"  // engines' page tables from a step's lists
 
-// The library's kernels are compiled in it, not again in every file that includes this.
+// The library has its kernels compiled; files that include this do not compile them again.
 namespace kvpolicy::gpu {
 #define KVPOLICY_ELSEWHERE(...)                                                                               \
   extern template void stream_device::launch<__VA_ARGS__>(grid_size, typename __VA_ARGS__::arguments const&); \

@@ -1,4 +1,4 @@
-// Rows that live in host memory, with the ones that steps list kept on the device: a cache larger than the device's memory.
+// Rows in host memory, with the rows that steps list kept on the device: a cache larger than the device's memory.
 #pragma once
 
 #include <string>
@@ -9,14 +9,23 @@
 
 namespace kvpolicy::gpu {
 
-/// One layer's slots for every sequence and KV head. gather() brings what a step lists and is not there, and nothing else; what
-/// was not listed for longest makes room. Enqueued on the device's stream, so a row is read only after it came, and overwritten
-/// only after it was read; capture-safe. The source is pinned (pinned_memory) or managed memory and must hold until those
-/// launches ran.
+/// One layer's slots on the device, for every sequence and KV head.
+/// gather() brings the rows that a step lists and that are not in a slot, and nothing else; the rows that were not listed for
+/// longest make room. It enqueues on the device's stream, so a row is read only after it came, and overwritten only after it
+/// was read; a graph can capture it. The source is pinned (pinned_memory) or managed memory, and must live until those launches
+/// have run.
+///
+/// @tparam D  the device
 template <owning_device D>
 class resident_rows {
  public:
-  /// `slots`: tokens of each head that fit; at least as many as any list names.
+  /// Allocates the slots, all empty.
+  /// @param shape  the shape of each sequence's cache
+  /// @param sequences  slots of the batch
+  /// @param slots  tokens of each head that fit: at least as many as any list names
+  /// @param device  the device
+  /// @throws invalid_value if `slots` is not above 0
+  /// @throws device_memory_exceeded if the device has too little memory
   resident_rows(cache_shape const& shape, std::int64_t sequences, std::int32_t slots, D& device)
       : shape_(shape),
         sequences_(sequences),
@@ -38,7 +47,9 @@ class resident_rows {
     device.upload(of_rows_.get(), ones.data(), rows_);
   }
 
-  /// A sequence's rows are other ones from here on: nothing of it is there.
+  /// Empties a sequence's slots, because its rows are other ones from now on.
+  /// @param sequence  the sequence
+  /// @param device  the device
   void forget(std::int64_t sequence, D& device) {
     std::int64_t const few = shape_.kv_heads * std::max<std::int64_t>(shape_.max_tokens, slots_);
     std::vector<std::int32_t> const none(static_cast<std::size_t>(few), -1);
@@ -48,8 +59,12 @@ class resident_rows {
     device.upload(buffer<std::int32_t>{of_slots_.get().data + sequence * slots, slots}, none.data(), slots);
   }
 
-  /// The listed rows of keys and values on the host, brought here. Returns the same lists by slot; keys() and values() are the
-  /// rows that they name. Throws unsupported where rows are not packed.
+  /// Enqueues copies of the listed rows from the host to the slots.
+  /// @param keys,values  the layer's rows on the host, of all sequences
+  /// @param lists  the step's lists
+  /// @param device  the device
+  /// @return the same lists by slot, for the rows of keys() and values()
+  /// @throws unsupported if rows are not packed: contiguous, 16-byte aligned, a multiple of 8 channels
   token_lists gather(batch_rows const& keys, batch_rows const& values, token_lists const& lists, D& device) {
     if (!keys.packed || !values.packed) {
       throw unsupported(
@@ -95,11 +110,14 @@ class resident_rows {
     made.lists = heads;
     return made;
   }
+  /// Returns the keys in the slots.
   batch_rows keys() const noexcept { return at(keys_.get()); }
+  /// Returns the values in the slots.
   batch_rows values() const noexcept { return at(values_.get()); }
-  /// Rows of each sequence and head that the last gather brought, `[sequences, kv_heads]`, on the device.
+  /// Returns how many rows of each sequence and head the last gather brought: `[sequences, kv_heads]`, on the device.
   buffer<std::int32_t const> missed() const noexcept { return part(of_rows_.get(), 2, rows_); }
-  /// How many lists did not fit, in all, `[1]` on the device: what is not 0 was read in part. Check it now and then.
+  /// Returns how many lists did not fit so far: `[1]`, on the device. Check it now and then.
+  /// If it is not 0, steps read lists in part.
   buffer<std::int32_t const> overflow() const noexcept { return {of_rows_.get().data + 3 * rows_, 1}; }
 
  private:

@@ -6,15 +6,17 @@
 
 namespace kvpolicy::gpu {
 
-/// One sequence of a batch, as a view for the four verbs.
+/// Views one sequence of a batch. Models kv_cache_view.
+/// @tparam V  the view of the batch
+/// @tparam Memory  where the rows are
 template <batch_view V, class Memory>
 struct sequence_view {
   using memory = Memory;
 
   V batch{};
   cache_shape cache{};
-  std::int64_t sequence = 0;
-  std::int64_t count = 0;
+  std::int64_t sequence = 0;  ///< index in the batch
+  std::int64_t count = 0;     ///< tokens of the sequence
 
   cache_shape shape() const noexcept { return cache; }
   std::int64_t tokens() const noexcept { return count; }

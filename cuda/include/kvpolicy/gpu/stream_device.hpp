@@ -1,4 +1,4 @@
-// A GPU behind a stream, with memory to work in. Compiled: link kvpolicy::gpu. No CUDA header is needed to include this.
+// A GPU behind a stream, with memory to work in. Compiled: link kvpolicy::gpu. Including this needs no CUDA header.
 #pragma once
 
 #include <array>
@@ -14,28 +14,33 @@ struct CUstream_st;  // cudaStream_t points to it
 
 namespace kvpolicy::gpu {
 
+/// A CUDA stream: the same type as cudaStream_t.
 using stream = CUstream_st*;
 
-/// A launch, an allocation or a copy that the device refused. Names what it was and what CUDA said.
+/// A launch, allocation or copy that the device refused. Names it, and says what CUDA said.
 struct device_error : error {
   using error::error;
 };
 
-/// Memory that the device has not. What was there stays; ask for less.
+/// The device has too little memory. What was allocated before stays; ask for less.
 struct device_memory_exceeded : device_error {
   using device_error::device_error;
 };
 
-/// Scratch did not suffice: names what is there and what was wanted.
+/// The workspace is too small. Names its size and what was wanted.
 struct workspace_exceeded : error {
   using error::error;
 };
 
-/// Device memory, owned. Movable.
+/// Owns device memory. Movable.
 class device_array {
  public:
   device_array() = default;
-  explicit device_array(std::int64_t bytes);  ///< not initialised; throws device_memory_exceeded, device_error
+  /// Allocates memory, uninitialised.
+  /// @param bytes  how many
+  /// @throws device_memory_exceeded if the device has too little memory
+  /// @throws device_error if CUDA refuses for another reason
+  explicit device_array(std::int64_t bytes);
   device_array(device_array&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   device_array& operator=(device_array&& other) noexcept {
@@ -53,10 +58,15 @@ class device_array {
   std::int64_t bytes_ = 0;
 };
 
-/// Host memory that kernels read and write in place, pinned while this lives, in pieces: one registration of hundreds of GiB
-/// may be refused where many are not. Movable. Throws device_error; what was pinned of it is released.
+/// Pins host memory while it lives, so that kernels read and write it in place. Movable.
+/// It pins in pieces: CUDA may refuse one registration of hundreds of GiB where it accepts many.
 class pinned_memory {
  public:
+  /// Pins memory. An exception leaves nothing pinned.
+  /// @param data  the memory; must outlive this object
+  /// @param bytes  how many
+  /// @param piece  bytes of a registration
+  /// @throws device_error if CUDA refuses
   pinned_memory(void* data, std::int64_t bytes, std::int64_t piece = std::int64_t{1} << 30);
   pinned_memory(pinned_memory&&) noexcept = default;
   pinned_memory& operator=(pinned_memory&& other) noexcept {
@@ -69,11 +79,13 @@ class pinned_memory {
   std::vector<void*> pieces_;
 };
 
-/// Pinned host memory that copies to a device are made from, so that none waits for what is enqueued before it: two halves, of
-/// which one is filled while copies from the other are on their way. Movable.
+/// Pinned host memory through which copies to a device go, so that no copy waits for work that was enqueued before it.
+/// It has two halves: one is filled while copies from the other are under way. Movable.
 class upload_ring {
  public:
-  upload_ring();  ///< throws device_error
+  /// Allocates 2 MiB of pinned host memory.
+  /// @throws device_error if CUDA refuses
+  upload_ring();
   upload_ring(upload_ring&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)),
         done_(std::exchange(other.done_, {})),
@@ -88,8 +100,13 @@ class upload_ring {
   }
   ~upload_ring();
 
-  /// Enqueues a copy; the host's memory may change once this returns. Waits where both halves are full of copies that are not
-  /// done. Throws device_error.
+  /// Enqueues a copy. The host's memory may change once this returns.
+  /// Waits only if both halves are full of copies that are not done.
+  /// @param to  on the device
+  /// @param from  on the host
+  /// @param bytes  how many
+  /// @param on  the stream
+  /// @throws device_error if CUDA refuses
   void copy(void* to, void const* from, std::int64_t bytes, stream on);
 
  private:
@@ -98,15 +115,18 @@ class upload_ring {
   void release() noexcept;
 
   std::byte* data_ = nullptr;
-  std::array<void*, 2> done_{};  ///< events: the copies from each half
+  std::array<void*, 2> done_{};  ///< events: when the copies from each half are done
   int half_ = 0;
   std::int64_t used_ = 0;  ///< bytes of this half
 };
 
-/// As many elements, owned.
+/// Owns elements in device memory.
 template <class T>
 class device_buffer {
  public:
+  /// Allocates elements, uninitialised.
+  /// @param count  how many
+  /// @throws device_error as device_array does
   explicit device_buffer(std::int64_t count) : storage_(count * static_cast<std::int64_t>(sizeof(T))), count_(count) {}
   buffer<T> get() const noexcept { return {reinterpret_cast<T*>(storage_.data()), count_}; }
 
@@ -115,23 +135,34 @@ class device_buffer {
   std::int64_t count_;
 };
 
-/// Models staging_device and owning_device. Kernels go to `stream`, in order; the workspace is this object's alone. Not
-/// thread-safe.
+/// Runs kernels on a stream, in order. Models staging_device and owning_device. Not thread-safe.
+/// The workspace is this object's alone.
 class stream_device {
  public:
   using memory = device_memory;
 
-  /// Allocates the workspace once, on the current device.
+  /// Allocates the workspace, once, on the current device.
+  /// @param on  the stream
+  /// @param workspace_bytes  scratch for one call; see docs/cuda.md for policies that need more than the default
+  /// @throws device_error if CUDA refuses
   explicit stream_device(stream on, std::int64_t workspace_bytes = std::int64_t{64} << 20);
 
   stream on() const noexcept { return stream_; }
-  /// From here on another stream. What was enqueued before must be ordered before what is enqueued there: scratch is shared.
+  /// Uses another stream from now on.
+  /// @param other  the stream; order what is enqueued there after what was enqueued before, because scratch is shared
   void on(stream other) noexcept { stream_ = other; }
 
-  /// Enqueues a body of kernel/; a body of your own from a .cu that includes kvpolicy/gpu/kvpolicy.cuh.
+  /// Enqueues a body: one of kernel/, or your own from a .cu that includes kvpolicy/gpu/kvpolicy.cuh.
+  /// @param grid  its blocks; an empty grid launches nothing
+  /// @param arguments  its arguments
+  /// @throws device_error if CUDA refuses
   template <class Body>
   void launch(grid_size grid, typename Body::arguments const& arguments);
 
+  /// Takes uninitialised device memory from the workspace, until the current scratch_scope ends.
+  /// @param count  elements
+  /// @return the memory
+  /// @throws workspace_exceeded if the workspace is too small
   template <class T>
   buffer<T> scratch(std::int64_t count) {
     return {static_cast<T*>(take(count * static_cast<std::int64_t>(sizeof(T)))), count};
@@ -139,30 +170,50 @@ class stream_device {
   buffer<std::int32_t> counters() const noexcept { return counters_.get(); }
   std::int64_t scratch_used() const noexcept { return used_; }
   void release_scratch(std::int64_t used) noexcept { used_ = used; }
-  /// Blocks of a body that the device runs at once.
+  /// Returns how many blocks of a body the device runs at once.
   template <class Body>
   std::int64_t blocks_wanted() const;
 
+  /// Allocates device memory.
+  /// @param count  elements
+  /// @return its owner
+  /// @throws device_error as device_array does
   template <class T>
   device_buffer<T> allocate(std::int64_t count) const {
     return device_buffer<T>(count);
   }
-  /// The host's memory may change once this returns.
+  /// Enqueues a copy from the host, whose memory may change once this returns.
+  /// @param to,from,count  the destination, the source, and its elements
+  /// @throws device_error if CUDA refuses
   template <class T>
   void upload(buffer<T> to, T const* from, std::int64_t count) {
     copy_to_device(to.data, from, count * static_cast<std::int64_t>(sizeof(T)));
   }
 
+  /// Begins the staging of a call.
   void begin() noexcept { copies_.clear(); }
+  /// Makes input reachable: copies it to the workspace, unless kernels can read it where it lies.
+  /// @param from  the input
+  /// @param count  elements
+  /// @return what kernels read
+  /// @throws workspace_exceeded if the workspace is too small
   template <class T>
   buffer<T const> in(T const* from, std::int64_t count) {
     return {static_cast<T const*>(reachable(from, count * static_cast<std::int64_t>(sizeof(T)))), count};
   }
+  /// Makes output reachable: gives it a place in the workspace, unless kernels can write it where it lies.
+  /// @param to  the output
+  /// @param rows,columns,stride  its rows, their elements, and elements from one row to the next
+  /// @param keep  whether kernels read it too
+  /// @return what kernels write; finish() copies it to `to`
+  /// @throws workspace_exceeded if the workspace is too small
   template <class T>
   buffer<T> out(T* to, std::int64_t rows, std::int64_t columns, std::int64_t stride, bool keep) {
     constexpr auto size = static_cast<std::int64_t>(sizeof(T));
     return {static_cast<T*>(writable(to, rows, columns * size, stride * size, keep)), (rows - 1) * stride + columns};
   }
+  /// Copies outputs to the host, and waits for the device.
+  /// @throws device_error if CUDA refuses, or a kernel failed
   void finish();
 
  private:
@@ -186,7 +237,7 @@ class stream_device {
   upload_ring uploads_;
   std::int64_t used_ = 0;
   std::int64_t processors_ = 0;
-  mutable std::vector<std::pair<void const*, std::int64_t>> blocks_of_;  ///< of each kernel that was asked for
+  mutable std::vector<std::pair<void const*, std::int64_t>> blocks_of_;  ///< of each kernel, once asked
   std::vector<copy> copies_;
 };
 

@@ -40,7 +40,7 @@ class decode_retrieve<Rule, D> {
         lists_(context.template array<std::int32_t>(list_rows * context.sequences * pages_)) {
     if (context.rule.select.paper_literal) {
       throw unsupported(
-          "chess:literal scores units that it has dropped, for comparison; it has no kernels: use the four verbs with "
+          "paper_literal scores units that it has dropped, for comparison; it has no kernels: use the four verbs with "
           "gpu_exec");
     }
     for (std::int64_t s = 0; s < context.sequences; ++s) restart(s, true);
