@@ -1,15 +1,24 @@
-# cmake --build build --target docs: the reference, under build/docs/html.
+# cmake --build build --target docs: the reference of public headers, under build/docs/html. A warning is an error.
 find_package(Doxygen QUIET)
 if(DOXYGEN_FOUND)
   set(DOXYGEN_PROJECT_BRIEF "${PROJECT_DESCRIPTION}")
   set(DOXYGEN_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/docs)
   set(DOXYGEN_EXTRACT_ALL YES)
   set(DOXYGEN_GENERATE_LATEX NO)
+  set(DOXYGEN_HAVE_DOT NO)
   set(DOXYGEN_QUIET YES)
   set(DOXYGEN_WARN_AS_ERROR FAIL_ON_WARNINGS)
   set(DOXYGEN_WARN_IF_UNDOCUMENTED NO)
+  set(DOXYGEN_WARN_IF_INCOMPLETE_DOC YES)  # a comment with one @param has all
+  set(DOXYGEN_JAVADOC_AUTOBRIEF YES)
+  set(DOXYGEN_FILE_PATTERNS *.hpp *.cuh *.h *.md *.dox)
+  set(DOXYGEN_EXTENSION_MAPPING cuh=C++)
+  set(DOXYGEN_EXCLUDE_PATTERNS */detail/* */gpu/decode/* */gpu/exec/* */gpu/kernel/* */gpu/launch/* */gpu/scorers/*)
+  set(DOXYGEN_INPUT_FILTER ${PROJECT_SOURCE_DIR}/cmake/doxygen_filter.sh)
+  set(DOXYGEN_IMAGE_PATH ${PROJECT_SOURCE_DIR})
   set(DOXYGEN_USE_MDFILE_AS_MAINPAGE ${PROJECT_SOURCE_DIR}/README.md)
   set(DOXYGEN_STRIP_FROM_PATH ${PROJECT_SOURCE_DIR})
   set(DOXYGEN_STRIP_FROM_INC_PATH ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/cuda/include)
-  doxygen_add_docs(docs include cuda/include README.md docs WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  doxygen_add_docs(docs include cuda/include src/c/include cmake/groups.dox README.md CHANGELOG.md CONTRIBUTING.md tests/README.md
+                   docs WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
 endif()
