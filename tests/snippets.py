@@ -1,40 +1,44 @@
 #!/usr/bin/env python3
-"""Every code block whose first line is `// from PATH` (or `# from PATH`) has its lines in that file, in that order (comments and spaces aside).
+"""snippets.py ROOT: the code in the documents is code that the tests compile.
 
-    snippets.py SOURCE_DIR DOCUMENT...
+A block of C or C++ begins with `// from PATH`, and its lines are in that file, in that order (comments and spaces aside). An outline,
+which has `...` where a reader fills in, needs no file. A block of Python names a file in the same way (`# from PATH`), or is Python.
 """
+import pathlib
 import re
 import sys
+
+root = pathlib.Path(sys.argv[1])
 
 
 def bare(text):
     return re.sub(r"\s+", "", re.sub(r"//[^\n]*|/\*.*?\*/", "", text))
 
 
-def main():
-    root, documents = sys.argv[1], sys.argv[2:]
-    blocks, faults = 0, []
-    for document in documents:
-        with open(f"{root}/{document}") as file:
-            text = file.read()
-        for path, block in re.findall(r"^```\w+\n(?://|#) from (\S+)[^\n]*\n(.*?)^```", text, re.S | re.M):
-            blocks += 1
-            if path.endswith(".py"):
-                compile(block, document, "exec")
-            with open(f"{root}/{path}") as file:
-                source = bare(file.read())
-            at = 0
-            for line in filter(None, map(bare, block.split("\n"))):
-                found = source.find(line, at)
-                if found < 0:
-                    faults.append(f"{document}: not in {path} there: {line}")
-                    break
-                at = found + len(line)
-    for fault in faults:
-        print(f"snippets.py: {fault}", file=sys.stderr)
-    print(f"{blocks} blocks, {len(faults)} faults")
-    return 1 if faults or blocks == 0 else 0
+def fault(document, language, block):
+    named = re.match(r"(?://|#) from (\S+)[^\n]*\n", block)
+    if language == "python":
+        compile(block, document.name, "exec")
+    if named is None:
+        return None if language == "python" or "..." in block else f"no `// from PATH` before: {block.splitlines()[0]}"
+    source = bare((root / named[1]).read_text())
+    at = 0
+    for line in filter(None, map(bare, block[named.end():].split("\n"))):
+        found = source.find(line, at)
+        if found < 0:
+            return f"not in {named[1]} there: {line}"
+        at = found + len(line)
+    return None
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+blocks, faults = 0, []
+for document in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
+    for language, block in re.findall(r"^```(cpp|c|python)\n(.*?)^```", document.read_text(), re.S | re.M):
+        blocks += 1
+        found = fault(document, language, block)
+        if found:
+            faults.append(f"{document.relative_to(root)}: {found}")
+for found in faults:
+    print(f"snippets.py: {found}", file=sys.stderr)
+print(f"{blocks} blocks, {len(faults)} faults")
+sys.exit(1 if faults or blocks == 0 else 0)

@@ -1,0 +1,36 @@
+// Snippets of README.md, docs/llama.md and docs/memory.md on llama.cpp, as the pages have them: compiled, not run.
+#include <kvpolicy/compose.hpp>
+#include <kvpolicy/interop/llama.hpp>
+#include <kvpolicy/presets/all.hpp>
+
+namespace kv = kvpolicy;
+
+void own_policy();
+void own_policy() {
+  constexpr auto by_value = kv::score_tokens([](auto key, auto value, auto age) { return norm(value); });
+  auto const mine = kv::retain(by_value, {.tokens = 1024, .sinks = 4}) + kv::presets::quest{.tokens = 256};
+  kv::llama::session session(mine);
+}
+
+void attach(llama_context_params& params, llama_model const* model);
+void attach(llama_context_params& params, llama_model const* model) {
+  kv::llama::session session(kv::presets::quest{.tokens = 512, .after = 16});
+  session.attach(params, model);
+}
+
+void sequences(kv::llama::session& session, llama_context* context, llama_batch const& batch);
+void sequences(kv::llama::session& session, llama_context* context, llama_batch const& batch) {
+  session.use(kv::presets::snapkv{.tokens = 1024}, 2);
+  session.set_batch(batch);
+  llama_decode(context, batch);
+  session.last_step(2).tokens_read;
+}
+
+void managed(llama_context_params& params, llama_model const* model, llama_context* context, llama_batch const& batch);
+void managed(llama_context_params& params, llama_model const* model, llama_context* context, llama_batch const& batch) {
+  kv::llama::session session(kv::presets::snapkv{.tokens = 512}, {.cache = kv::llama::managed_cache{}});
+  params.n_ctx = 1024;
+  session.attach(params, model);
+  session.decode(context, batch);
+  session.memory().bytes;
+}
