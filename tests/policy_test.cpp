@@ -236,7 +236,7 @@ TEST_CASE("one choice for the request can't point at tokens that some heads or l
   REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 64, .after = 0}, chess), two_layers), unsupported);
   REQUIRE_THROWS_WITH(check(pair_of(presets::snapkv{.tokens = 64, .after = 0}, chess), two_layers),
                       ContainsSubstring("for each head") && ContainsSubstring("one choice for each request") &&
-                          ContainsSubstring("retain no finer"));
+                          ContainsSubstring("use a coarser retain"));
   REQUIRE_THROWS_WITH(start(pair_of(presets::tova{.tokens = 64}, chess), two_layers), ContainsSubstring("for each layer"));
   REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 64, .after = 0}, presets::infllm{.tokens = 128}), two_layers),
                     unsupported);
@@ -249,7 +249,7 @@ TEST_CASE("a choice is not taken over by layers where other tokens were retained
   presets::quest const shared{.tokens = 64, .layers = {.reuse = 2}};
   REQUIRE_NOTHROW(check(shared, two_layers));
   REQUIRE_THROWS_AS(check(pair_of(presets::snapkv{.tokens = 64, .after = 0}, shared), two_layers), unsupported);
-  REQUIRE_THROWS_WITH(check(pair_of(presets::tova{.tokens = 64}, shared), two_layers), ContainsSubstring("set reuse to 1"));
+  REQUIRE_THROWS_WITH(check(pair_of(presets::tova{.tokens = 64}, shared), two_layers), ContainsSubstring("set `reuse` to 1"));
   REQUIRE_NOTHROW(check(pair_of(presets::streaming_llm{.tokens = 64}, shared), two_layers));
   REQUIRE_NOTHROW(check(
       pair_of(presets::snapkv{.tokens = 64, .layers = {.reuse = 2}, .after = 0}, presets::quest{.tokens = 64}), two_layers));

@@ -107,7 +107,8 @@ TEST_CASE("shapes and policies that can't be together are refused at the start",
   refused(with([](auto& s) { s.q_heads = s.kv_heads = s.head_dim = 65536; }), "that there may be");
   refused(with([](auto& s) { s.type = 3; }), "type is 3");
   kvpolicy_state* pair = nullptr;
-  refused(kvpolicy_start(parsed("snapkv:tokens=32+chess").get(), &good, &pair), "can't point at tokens", KVPOLICY_UNSUPPORTED);
+  refused(kvpolicy_start(parsed("snapkv:tokens=32+chess").get(), &good, &pair), "would not have the chosen tokens",
+          KVPOLICY_UNSUPPORTED);
   CHECK(state == nullptr);
   CHECK(pair == nullptr);
 }

@@ -41,8 +41,8 @@ TEST_CASE("what is refused is refused before anything is written", "[interop]") 
     REQUIRE(lengths == std::vector<std::int32_t>(4, -1));
   };
   paged_sequence const fine{of.kept(), 10, pages};
-  refused({of.kept(), 9, pages}, folded, 3, "token 9 of 9");
-  refused({of.kept(), 10, std::span(pages).first(2)}, folded, 3, "behind a page table of 2");
+  refused({of.kept(), 9, pages}, folded, 3, "names token 9, but the sequence has 9 tokens");
+  refused({of.kept(), 10, std::span(pages).first(2)}, folded, 3, "past the end of a page table of 2");
   std::array<std::int32_t, 3> const freed{7, 5, -1};
   refused({of.kept(), 10, freed}, folded, 3, "page -1");
   refused(fine, folded, 1, "room for 1");

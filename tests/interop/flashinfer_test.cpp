@@ -177,10 +177,10 @@ TEST_CASE("FlashInfer's emitter refuses before it writes, and names the way out"
   refused(second, pages, "head_rows::folded");
   second = good;
   second.tokens = 5;
-  refused(second, pages, "token 7 of 5");
+  refused(second, pages, "names token 7, but the sequence has 5 tokens");
   second = good;
   second.pages = cache.pages(0).first(1);
-  refused(second, pages, "behind a page table of 1");
+  refused(second, pages, "past the end of a page table of 1");
   second = good;
   second.value_pages = cache.value_pages(0);
   refused(second, pages, "FlashInfer has one");

@@ -63,8 +63,8 @@ with_model "can't be read" --prompt x --policy heterocache:profile="$work/none.j
 with_model 'quest retains nothing' --prompt x --policy quest+snapkv
 with_model 'h2o does not retrieve' --prompt x --policy snapkv+h2o
 with_model 'sentencekv retrieves by itself' --prompt x --policy sentencekv+quest
-with_model 'retain no finer, or retrieve by head' --prompt x --policy snapkv+chess
-with_model 'set reuse to 1' --prompt x --policy snapkv+quest:reuse=2
+with_model 'use a coarser retain, or a retrieve by head' --prompt x --policy snapkv+chess
+with_model 'set `reuse` to 1' --prompt x --policy snapkv+quest:reuse=2
 with_model 'use a retain that decides once' --prompt x --policy tova+infllm
 with_model "unknown policy ''" --prompt x --policy snapkv+
 with_model 'an odd whole number' --prompt x --policy snapkv:kernel=4

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -33,10 +34,12 @@ struct lag {
             std::vector<std::int32_t>(static_cast<std::size_t>(std::min<std::int64_t>(size, shape.max_tokens)))};
   }
 
-  /// Scores the tokens from `sinks` on, partition by partition; the rule's window protects all others.
+  /// Scores the tokens from `sinks` on, partition by partition. The others rank first; windows::lag protects them.
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
-    std::int64_t const count = (out.columns - sinks) / size;
+    std::int64_t const count = std::max<std::int64_t>(0, (out.columns - sinks) / size);
+    for (std::int64_t h = 0; h < out.rows; ++h) std::fill_n(out.row(h), out.columns, std::numeric_limits<float>::infinity());
+    if (count == 0) return;
     partitions const cut{.first = sinks, .size = size, .count = count};
     table<float> const scores{out.data + sinks, out.rows, count * size, out.row_stride};
     table<float> const values{input.memory.spread.data(), out.rows, count * size, count * size};
