@@ -250,6 +250,31 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: quest over what 
   SECTION("chunkkv, a list for the layer") { run_quest_over<presets::chunkkv>(16); }
 }
 
+TEST_CASE("the sequences of a decoder share one rotary embedding", "[cuda]") {
+  random_source random(13);
+  cache_shape const shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 8, .max_tokens = 40};
+  batch_cache cache(shape, 2, 8, page_layout::nhd, random, false);
+  for (std::int64_t t = 0; t < 40; ++t) cache.write(0, t, random);
+  test_device device;
+  test_exec exec;
+  gpu::decoder<presets::chess, test_device> decoder(presets::chess{.fractions = {.tokens = 30}, .units = {.page = 4}}, shape, 2,
+                                                    device);
+  std::vector<float> const first{1, .3f, .1f, .03f};
+  std::vector<float> const other{1, .5f, .2f, .1f};
+  auto const prefill = [&](std::int64_t sequence, rotation const& rope) {
+    prompt_signals prompt{};
+    prompt.rope = rope;
+    decoder.prefill(sequence, cache.view(), 20, {0}, prompt, exec);
+  };
+  prefill(0, {first.data(), 4});
+  prefill(1, {first.data(), 4});
+  REQUIRE_THROWS_AS(prefill(1, {other.data(), 4}), invalid_value);
+  REQUIRE_THROWS_AS(prefill(1, {first.data(), 3}), invalid_value);
+  REQUIRE_THROWS_AS(prefill(1, {first.data(), 4, rotation::pairing::neighbours}), invalid_value);
+  decoder.plan(std::vector<std::int32_t>{21, 0});  // the other sequence goes on
+  prefill(1, {first.data(), 4});
+}
+
 TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cuda]") {
   random_source random(12);
   cache_shape const shape{.layers = 2, .q_heads = 2, .kv_heads = 1, .head_dim = 8, .max_tokens = 40};

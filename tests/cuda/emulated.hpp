@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <stdexcept>
 #include <vector>
 
 #include "cuda/emulator/emulated_kernels.hpp"
@@ -22,7 +24,9 @@ class emulated_device {
 
   template <class Body>
   void launch(gpu::grid_size grid, typename Body::arguments const& a) {
-    if (grid.x > 0 && grid.y > 0 && grid.z > 0) launch_emulated<Body>(device_, grid, a);
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+    if (capturing_) captured_.push_back([this, grid, a] { launch_emulated<Body>(device_, grid, a); });
+    else launch_emulated<Body>(device_, grid, a);
   }
   template <class Body>
   std::int64_t blocks_wanted() const {
@@ -38,7 +42,11 @@ class emulated_device {
   }
   gpu::buffer<std::int32_t> counters() { return {counters_.data(), std::ssize(counters_)}; }
   std::int64_t scratch_used() const { return std::ssize(pieces_); }
-  void release_scratch(std::int64_t used) { pieces_.resize(static_cast<std::size_t>(used)); }
+  void release_scratch(std::int64_t used) {
+    for (auto piece = pieces_.begin() + used; capturing_ && piece != pieces_.end(); ++piece)
+      replayed_.push_back(std::move(*piece));
+    pieces_.resize(static_cast<std::size_t>(used));
+  }
 
   template <class T>
   struct owned {
@@ -54,12 +62,25 @@ class emulated_device {
   }
   template <class T>
   void upload(gpu::buffer<T> to, T const* from, std::int64_t count) {
+    if (capturing_) throw std::logic_error("an upload in a captured step: replays would not repeat it");
     if (count > to.size) throw std::out_of_range("an upload past the end");
     std::copy_n(from, count, to.data);
   }
 
-  int on() const { return 0; }
+  emulated_device& on() noexcept { return *this; }
   void wait() const {}
+
+  /// Keeps the launches of `enqueue`, with their arguments as they are now, for replay().
+  template <class Enqueue>
+  void capture(Enqueue enqueue) {
+    capturing_ = true;
+    enqueue();
+    capturing_ = false;
+  }
+  void replay() {
+    for (auto const& piece : replayed_) std::memset(piece->data(), 0xff, piece->size() * 16);
+    for (auto const& launch : captured_) launch();
+  }
 
   void begin() {}
   template <class T>
@@ -75,6 +96,9 @@ class emulated_device {
  private:
   gpu_emulator device_;
   std::vector<std::unique_ptr<std::vector<gpu::pack>>> pieces_;
+  std::vector<std::unique_ptr<std::vector<gpu::pack>>> replayed_;  ///< scratch of the captured launches
+  std::vector<std::function<void()>> captured_;
+  bool capturing_ = false;
   std::vector<std::int32_t> counters_ = std::vector<std::int32_t>(64);
 };
 

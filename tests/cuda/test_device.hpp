@@ -4,6 +4,8 @@
 #if defined(KVPOLICY_TEST_GPU)
 #include "cuda/gpu/gpu_device.hpp"
 #else
+#include <utility>
+
 #include "cuda/emulated.hpp"
 #endif
 
@@ -23,12 +25,17 @@ template <class T>
 using shared_vector = std::vector<T>;
 inline constexpr bool on_real_gpu = false;
 
-/// A step that is not captured: it is run.
-struct captured_step {
+/// Captures the first step that it is given, and replays it at every call.
+class captured_step {
+ public:
   template <class Enqueue>
-  void run(int, Enqueue enqueue) {
-    enqueue();
+  void run(emulated_device& on, Enqueue enqueue) {
+    if (!std::exchange(captured_, true)) on.capture(enqueue);
+    on.replay();
   }
+
+ private:
+  bool captured_ = false;
 };
 #endif
 

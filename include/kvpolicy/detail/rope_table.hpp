@@ -22,10 +22,16 @@ struct rope_table {
     angles.resize(static_cast<std::size_t>(shape.max_tokens * shape.head_dim));
   }
 
-  /// Whether it is another embedding than the one that is known. O(max_tokens x head_dim) then.
-  bool take(rotation const& rope) {
+  /// Whether this is the embedding that is known.
+  bool is(rotation const& rope) const {
     std::span const given(rope.inverse_frequency, static_cast<std::size_t>(rope.pairs));
-    if (known && how == rope.how && std::ranges::equal(frequency, given)) return false;
+    return known && how == rope.how && std::ranges::equal(frequency, given);
+  }
+
+  /// Takes an embedding, and returns whether it is another one than before. O(max_tokens x head_dim) then.
+  bool take(rotation const& rope) {
+    if (is(rope)) return false;
+    std::span const given(rope.inverse_frequency, static_cast<std::size_t>(rope.pairs));
     std::int64_t const tokens = std::ssize(angles) / std::max<std::int64_t>(1, 2 * rope.pairs);
     frequency.assign(given.begin(), given.end());
     how = rope.how;

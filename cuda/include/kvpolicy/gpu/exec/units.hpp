@@ -26,9 +26,11 @@ class unit_primitives : public staged<D> {
     pooled_tokens folded = tokens_of(what, units);
     folded.unit_base = unit;
     batch_rope_angles rotated{};
+    std::int32_t const how[batch_rope_angles::facts] = {static_cast<std::int32_t>(what.rotated.pairs),
+                                                        what.rotated.how == rotation::pairing::neighbours ? 1 : 0};
     if (what.rotated.angles != nullptr) {
       rotated = {device_.in(what.rotated.angles, tokens_behind(keys, what.last) * 2 * what.rotated.pairs),
-                 static_cast<std::int32_t>(what.rotated.pairs), what.rotated.how == rotation::pairing::halves};
+                 device_.in(how, batch_rope_angles::facts)};
     }
     auto const set = [&](auto& a) {
       a.rotated = rotated;

@@ -52,8 +52,9 @@ struct pool_mean_of : no_shared {
       }
     };
     if constexpr (Turned) {
+      auto const rope = a.rotated.in(block);
       fold([&](std::int64_t t, float(&x)[8]) {
-        a.rotated.load(block, keys, keys.offset(block.y(), t), keys.at(block.y(), t), mine.part, x);
+        rope.load(keys, keys.offset(block.y(), t), keys.at(block.y(), t), mine.part, x);
       });
     } else if (keys.packed()) {
       fold([&](std::int64_t t, float(&x)[8]) { keys.widen(keys.load_raw(keys.offset(block.y(), t), mine.part), x); });

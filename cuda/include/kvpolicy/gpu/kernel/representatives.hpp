@@ -39,11 +39,12 @@ struct block_queries_body : no_shared {
       }
       return sum;
     };
+    auto const rope = a.rotated.in(block);
     for (std::int32_t d = static_cast<std::int32_t>(block.thread()); d < a.head_dim; d += B::threads) {
       float const own = mean(d);
       block.global(a.of_block)[(row * a.block_size + (tokens - 1) % a.block_size) * a.head_dim + d] = own;
       float far = own;
-      if (d < 2 * a.rotated.pairs) far = a.rotated.moved(block, d, own, mean(a.rotated.partner(d)), tokens - 1, a.distance);
+      if (d < 2 * rope.pairs) far = rope.moved(d, own, mean(rope.partner(d)), tokens - 1, a.distance);
       block.global(a.current)[row * a.head_dim + d] = far;
     }
   }
@@ -131,14 +132,14 @@ struct represent_body {
       ties_before += all_ties;
       block.sync();
     }
+    auto const rope = a.rotated.in(block);
     for (std::int32_t p = thread; p < a.keys.parts(); p += B::threads) {
       float mean[8] = {};
       for (std::int32_t i = 0; i < a.count; ++i) {
         std::int32_t const m = s.chosen[i];
         float x[8];
         std::int64_t const offset = keys.offset(block.x(), first + m);
-        if (a.rotated.pairs > 0) a.rotated.load(block, keys, offset, keys.at(block.x(), first + m), p, x);
-        else keys.load(offset, p, x);
+        rope.load(keys, offset, keys.at(block.x(), first + m), p, x);
         KVPOLICY_UNROLL
         for (int c = 0; c < 8; ++c) mean[c] = i == 0 ? x[c] : mean[c] + (x[c] - mean[c]) / static_cast<float>(i + 1);
       }

@@ -5,19 +5,18 @@
 
 namespace kvpolicy::gpu {
 
-/// How far the rotary embedding rotated each token's key; a null buffer: keys are not rotated. As rope_angles.
-struct batch_rope_angles {
-  buffer<float const> angles;  ///< `[tokens, 2, pairs]`: cosines, then sines
-  std::int32_t pairs = 0;
+/// A rotary embedding as a kernel uses it; see batch_rope_angles.
+template <class Table>
+struct rope_reader {
+  Table table;             ///< `[tokens, 2, pairs]`: cosines, then sines
+  std::int32_t pairs = 0;  ///< 0: keys are not rotated
   bool halves = true;
 
   /// Channels [8 part, 8 part + 8) of a key at `offset`, rotated back.
-  template <element_type E, class B>
-  KVPOLICY_KERNEL void load(B& block, row_reader<E, B> const& keys, std::int64_t offset, std::int64_t token, std::int32_t part,
-                            float (&x)[8]) const {
+  template <class Rows>
+  KVPOLICY_KERNEL void load(Rows const& keys, std::int64_t offset, std::int64_t token, std::int32_t part, float (&x)[8]) const {
     float own[8];
     keys.load(offset, part, own);
-    auto const table = block.global(angles);
     std::int64_t const cosines = token * 2 * pairs;
     float other[8] = {};  // each channel's partner
     if (halves && pairs % 8 == 0 && part * 8 < 2 * pairs) {
@@ -45,10 +44,7 @@ struct batch_rope_angles {
   }
 
   /// A channel of what was rotated as the key of token `from`, rotated as that of token `to`.
-  template <class B>
-  KVPOLICY_KERNEL float moved(B& block, std::int32_t channel, float own, float other, std::int64_t from,
-                              std::int64_t to) const {
-    auto const table = block.global(angles);
+  KVPOLICY_KERNEL float moved(std::int32_t channel, float own, float other, std::int64_t from, std::int64_t to) const {
     bool const low = halves ? channel < pairs : channel % 2 == 0;
     std::int32_t const pair = halves ? (low ? channel : channel - pairs) : channel / 2;
     float const x = low ? own : other;
@@ -60,6 +56,24 @@ struct batch_rope_angles {
     float const to_c = table[to * 2 * pairs + pair];
     float const to_s = table[to * 2 * pairs + pairs + pair];
     return low ? to_c * before_x - to_s * before_y : to_c * before_y + to_s * before_x;
+  }
+};
+
+/// How far the rotary embedding rotated each token's key. All of it lies in device memory: a step may be captured before the
+/// first prompt brings the embedding.
+struct batch_rope_angles {
+  enum fact { pairs, neighbours, facts };
+  buffer<float const> angles;  ///< `[tokens, 2, pairs]`: cosines, then sines
+  buffer<std::int32_t const>
+      how;  ///< `[facts]`: pairs, 0 if keys are not rotated; 1 if neighbours rotate together; null: 0 pairs
+
+  template <class B>
+  KVPOLICY_KERNEL auto in(B& block) const {
+    using reader = rope_reader<decltype(block.global(angles))>;
+    if (how.data == nullptr) return reader{block.global(angles)};
+    std::int32_t const count = block.global(how)[pairs];
+    std::int32_t const apart = block.global(how)[neighbours];
+    return reader{block.global(angles), count, apart == 0};
   }
 };
 

@@ -52,8 +52,8 @@ class unit_scores<Rule, D> {
   void prefill(prompt_piece<View> const& piece, Exec&) {
     std::int64_t const page = fan_out_[0];
     if (piece.layer.value == 0) {
-      for (int const row : {complete_chunks, complete_grids}) context_.put(state(row), piece.sequence, 0);
       if (context_.rule.pool.pre_rope) rope_.take(piece.prompt.rope, *context_.device);
+      for (int const row : {complete_chunks, complete_grids}) context_.put(state(row), piece.sequence, 0);
     }
     pooled_tokens what{};
     what.last.all = piece.view.tokens();
@@ -123,7 +123,7 @@ class unit_scores<Rule, D> {
       a.unit_stride = dims_;
       a.head_stride = context_.shape.head_dim;
     };
-    if (rope_.get().pairs > 0) launch_pool<pool_pre_rope_body>(*context_.device, keys, what, sequences, set);
+    if (context_.rule.pool.pre_rope) launch_pool<pool_pre_rope_body>(*context_.device, keys, what, sequences, set);
     else launch_pool<pool_mean_body>(*context_.device, keys, what, sequences, set);
   }
 
