@@ -1,6 +1,7 @@
 #include "kvpolicy/gpu/decode.hpp"
 
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
 
 #include "cuda/batch_run.hpp"
 #include "kvpolicy/compose.hpp"
@@ -223,6 +224,22 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: quest by mean an
         return presets::quest{.tokens = static_cast<std::int32_t>(random.between(24, 60))};
       },
       false);
+}
+
+TEST_CASE("quest scores pages on tensor cores, beside the pooling of a step's key", "[cuda]") {
+  auto const how = GENERATE(pools::bounds::kind::range, pools::bounds::kind::mean_deviation);
+  auto const type = GENERATE(element_type::f16, element_type::bf16);
+  std::int64_t const dim = GENERATE(64, 128);  // rows that the tensor cores' kernels take
+  CAPTURE(how, type, dim);
+  random_source random(31);
+  presets::quest policy{.tokens = 40};
+  policy.metadata = how;
+  cache_shape const shape{.layers = 1, .q_heads = 4, .kv_heads = 2, .head_dim = dim, .max_tokens = 120, .type = type};
+  batch_run<presets::quest> run(policy, shape, 2, false, random);
+  REQUIRE(run.step().empty());
+  run.begin(0, 90);
+  run.begin(1, 61);
+  for (int step = 0; step < 6; ++step) REQUIRE(run.step() == "");
 }
 
 /// Quest's pages of what another method retained, each head's own or a layer's.
