@@ -3,6 +3,7 @@
 
 A block of C or C++ begins with `// from PATH`, and its lines are in that file, in that order (comments and spaces aside). An outline,
 which has `...` where a reader fills in, needs no file. A block of Python names a file in the same way (`# from PATH`), or is Python.
+Commands are not run, since many take hours or a model: the files of this tree that they name exist.
 """
 import pathlib
 import re
@@ -16,6 +17,9 @@ def bare(text):
 
 
 def fault(document, language, block):
+    if language in ("", "sh"):
+        named = re.findall(r"(?<![\w/.])(?:bench|cmake|examples|packaging|tests)/[\w./-]*\w", block)
+        return next((f"there is no {path}" for path in named if not (root / path).exists()), None)
     named = re.match(r"(?://|#) from (\S+)[^\n]*\n", block)
     if language == "python":
         compile(block, document.name, "exec")
@@ -33,7 +37,9 @@ def fault(document, language, block):
 
 blocks, faults = 0, []
 for document in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
-    for language, block in re.findall(r"^```(cpp|c|python)\n(.*?)^```", document.read_text(), re.S | re.M):
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", document.read_text(), re.S | re.M):
+        if language not in ("cpp", "c", "python", "sh", ""):
+            continue
         blocks += 1
         found = fault(document, language, block)
         if found:
