@@ -5,9 +5,13 @@
 #   lease.sh OUT                  run everything; in the repository the programs are built first
 #   lease.sh --dry OUT            the same but for the device: each program is started and ends before it would need one
 #
+# After OUT, for a machine that gives a command so many seconds and brings so many files back:
+#   --within SECONDS   starts no stage that may not be done by then; call it again with the same OUT for the rest
+#   --archive FILE     packs what OUT holds into FILE.tar.gz at the end, whatever passed
+#
 # Each stage has so many seconds, and adds a JSON line to OUT/lease.jsonl; what has passed is not run again, so a run that was cut
 # off goes on. Exits 0 only where every stage ran and passed, 1 where one failed or was cut off, 2 for bad arguments, and 3 where
-# something could not be run: no GPU, no compute-sanitizer, a dry run. docs/results/gpu.md is made of OUT by bench/cuda/results.py.
+# something was not run: no GPU, no compute-sanitizer or one that can't attach, no time left, a dry run. docs/results/gpu.md is made of OUT by bench/cuda/results.py.
 set -euo pipefail
 shopt -s inherit_errexit
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -55,13 +59,22 @@ pack() {
   echo "$file: $bytes bytes"
 }
 
-dry= out=
+dry= out= within= archive=
 case "${1:-}" in
   --pack) [ $# -eq 2 ] || die "--pack FILE.tar.gz"; pack "$2"; exit 0 ;;
-  --dry) dry=1; out=${2:-} ;;
-  -*) die "unknown option '$1'; there are --pack and --dry" ;;
-  *) out=${1:-} ;;
+  --dry) dry=1; shift ;;
+  -*) die "unknown option '$1'; there are --pack and --dry, and after OUT --within and --archive" ;;
 esac
+out=${1:-}
+[ $# -eq 0 ] || shift
+while [ $# -gt 0 ]; do
+  case $1 in
+    --within) within=${2:-}; [[ $within =~ ^[1-9][0-9]*$ ]] || die "--within wants seconds, at least 1, not '$within'" ;;
+    --archive) archive=${2:-}; [[ $archive == *.tar.gz ]] || die "--archive wants a file that ends in .tar.gz, not '$archive'" ;;
+    *) die "unknown option '$1'; after OUT there are --within SECONDS and --archive FILE.tar.gz" ;;
+  esac
+  shift 2
+done
 [ -n "$out" ] || die "give a folder for what is found"
 mkdir -p "$out" || die "'$out' can't be made"
 out=$(cd "$out" && pwd)
@@ -73,6 +86,10 @@ flock -n 9 || die "another lease.sh is at work in '$out'"
 if [ -z "$dry" ] && ! nvidia-smi -L >/dev/null 2>&1; then
   echo "lease.sh: no GPU here: nothing was run" >&2
   exit 3
+fi
+# A program that was built beside a newer C library does not start here: say it once, not in every stage.
+if refusal=$({ "$bin/kvpolicy_gpu_tests" --list-tests 2>&1 >/dev/null || true; } | grep -m 1 "version .GLIBC.* not found"); then
+  die "this system's C library is older than the package's: ${refusal##*: }; pack on this release of the system or an older one"
 fi
 sanitizer=$(command -v compute-sanitizer || true)
 for own in "$here/sanitizer/compute-sanitizer" "$here/../../build/sanitizer/compute-sanitizer"; do
@@ -92,6 +109,11 @@ stage() {
   local name=$1 seconds=$2 command=$4 began status=0
   if [ -n "$dry" ]; then command=$3; fi
   if grep -qs "\"stage\": \"$name\", \"status\": \"passed\"" "$lines"; then echo "$name: passed before"; return; fi
+  if [ -n "$within" ] && [ $((SECONDS + seconds)) -gt "$within" ]; then
+    missing=1
+    echo "$name: left for a later call (it may take $seconds seconds)"
+    return
+  fi
   began=$(date +%s)
   (cd "$out" && timeout -k 5 "$seconds" bash -c "set -eo pipefail; $command") >"$out/$name.txt" 2>&1 || status=$?
   local took=$(($(date +%s) - began))
@@ -118,6 +140,8 @@ check() {  # check TOOL REPORT [VARIABLE=VALUE]
   stage "$1" 90 "$(needs "$sanitizer" compute-sanitizer) $sanitizer --version" \
     "$(needs "$sanitizer" compute-sanitizer)
      $look '$tests' 'planted for $1' >planted-$1.txt 2>&1 || true
+     why=\$(grep -m 1 -E 'before first instrumented API call|No attachable process|Device not supported' planted-$1.txt) &&
+       { echo \"compute-sanitizer can't attach: \$why\"; exit 77; }
      grep -q '$2' planted-$1.txt || { echo 'the planted bug was not reported'; exit 1; }
      KVPOLICY_ROUNDS=.05 ${3:-} $look --error-exitcode 9 '$tests' '[cuda]'"
 }
@@ -152,5 +176,9 @@ pool_mean:pool means of 32, prompt
 gather_rows:gather 1024
 KERNELS"
 
+if [ -n "$archive" ]; then
+  tar -C "$out" -czf "$archive.part" --exclude lock . || die "'$archive' can't be written"
+  mv "$archive.part" "$archive"
+fi
 [ $failed -eq 0 ] || exit 1
 [ -z "$dry" ] && [ $missing -eq 0 ] || exit 3

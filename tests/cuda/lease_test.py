@@ -131,8 +131,37 @@ class Lease(unittest.TestCase):
         found = self.statuses(lines)
         self.assertEqual((done.returncode, found["memcheck"], found["ncu"], found["suite"]), (3, "missing", "missing", "passed"))
 
+    def test_a_tool_that_cannot_attach_is_missing_and_says_why(self):
+        self.gpu()
+        self.program(self.tools / "compute-sanitizer", SANITIZER.replace('[ -e "$LOG.blind" ] || echo "Invalid __global__ write"',
+                                                                         'echo "========= Error: No attachable process found."'))
+        done, lines = self.lease(self.out)
+        found = self.statuses(lines)
+        self.assertEqual((done.returncode, found["memcheck"], found["initcheck"]), (3, "missing", "passed"))
+        self.assertIn("No attachable process", [line["why"] for line in lines if line["stage"] == "memcheck"][0])
+
+    def test_stages_that_do_not_fit_are_left_for_the_next_call(self):
+        self.gpu()
+        done, lines = self.lease(self.out, "--within", "100", "--archive", self.folder / "found.tar.gz")
+        found = self.statuses(lines)
+        self.assertEqual((done.returncode, found["facts"], "suite" in found, "memcheck" in found), (3, "passed", False, True))
+        self.assertIn("suite: left for a later call", done.stdout)
+        held = subprocess.run(["tar", "-tzf", self.folder / "found.tar.gz"], capture_output=True, text=True, check=True).stdout
+        self.assertIn("./lease.jsonl", held)
+        done, lines = self.lease(self.out, "--within", "3600")
+        self.assertEqual((done.returncode, len(lines)), (0, 11), done.stdout)
+
+    def test_a_program_of_a_newer_system_is_refused_at_once(self):
+        self.gpu()
+        self.program(self.folder / "lease/bin/kvpolicy_gpu_tests",
+                     "#!/bin/bash\necho \"$0: /lib/libc.so.6: version \\`GLIBC_2.36' not found (required by $0)\" >&2; exit 1\n")
+        done, lines = self.lease(self.out)
+        self.assertEqual((done.returncode, lines, done.stderr.count("\n")), (2, [], 1))
+        self.assertIn("GLIBC_2.36", done.stderr)
+
     def test_bad_arguments(self):
-        for arguments in ([], ["--fast", self.out], ["--pack"], ["--dry"]):
+        for arguments in ([], ["--fast", self.out], ["--pack"], ["--dry"], [self.out, "--within", "0"], [self.out, "--archive", "all.zip"],
+                          [self.out, "--within"], [self.out, "now"]):
             done, lines = self.lease(*arguments)
             self.assertEqual((done.returncode, lines), (2, []), arguments)
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
