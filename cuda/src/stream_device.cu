@@ -113,8 +113,18 @@ void upload_ring::copy(void* to, void const* from, std::int64_t bytes, stream on
   }
 }
 
-stream_device::stream_device(stream on, std::int64_t workspace_bytes)
-    : stream_(on), workspace_(workspace_bytes), counters_(std::int64_t{1} << 12) {
+stream_device::stream_device(stream on, std::int64_t workspace_bytes) : stream_device(on, device_array(workspace_bytes)) {}
+
+stream_device::stream_device(stream on, device_array workspace)
+    : stream_device(on, buffer<std::byte>{workspace.data(), workspace.bytes()}) {
+  own_workspace_ = std::move(workspace);
+}
+
+stream_device::stream_device(stream on, buffer<std::byte> workspace)
+    : stream_(on), workspace_(workspace), counters_(std::int64_t{1} << 12) {
+  if (reinterpret_cast<std::uintptr_t>(workspace.data) % 256 != 0)
+    throw device_error("a workspace of " + std::to_string(workspace.size) +
+                       " bytes is not aligned to 256; cudaMalloc's memory is");
   int device = 0;
   int processors = 0;
   check(cudaGetDevice(&device), "asking for the current device");
@@ -138,12 +148,12 @@ std::int64_t stream_device::blocks_of(char const* kernel, void const* code, int 
 
 void* stream_device::take(std::int64_t bytes) {
   std::int64_t const from = divided_up(used_, 256) * 256;
-  if (from + bytes > workspace_.bytes()) {
-    throw workspace_exceeded("a workspace of " + std::to_string(workspace_.bytes()) + " bytes, of which " +
-                             std::to_string(from) + " are used, can't give " + std::to_string(bytes) + " more; make it larger");
+  if (from + bytes > workspace_.size) {
+    throw workspace_exceeded("a workspace of " + std::to_string(workspace_.size) + " bytes, of which " + std::to_string(from) +
+                             " are used, can't give " + std::to_string(bytes) + " more; make it larger");
   }
   used_ = from + bytes;
-  return workspace_.data() + from;
+  return workspace_.data + from;
 }
 
 void stream_device::copy_to_device(void* to, void const* from, std::int64_t bytes) {

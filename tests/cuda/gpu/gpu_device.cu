@@ -66,6 +66,10 @@ gpu::stream test_stream() {
   }();
   return on;
 }
+gpu::buffer<std::byte> test_workspace() {
+  static auto const& memory = *new gpu::device_array(std::int64_t{1} << 30);  // the driver may be gone before statics are
+  return {memory.data(), memory.bytes()};
+}
 void wait_for(gpu::stream on) { check(cudaStreamSynchronize(on), "waiting for the device"); }
 void poison(void* at, std::int64_t bytes, gpu::stream on) {
   static bool const plain = std::getenv("KVPOLICY_UNPOISONED") != nullptr;  // for initcheck, to which this is a first write

@@ -16,6 +16,8 @@ using namespace kvpolicy;
 void* allocate_managed(std::size_t bytes);
 void free_managed(void* at) noexcept;
 gpu::stream test_stream();
+/// One for all devices of the tests: they share a stream, so one call runs at a time.
+gpu::buffer<std::byte> test_workspace();
 void wait_for(gpu::stream on);
 /// Bytes that are NaN in every floating type and -1 in integers, enqueued.
 void poison(void* at, std::int64_t bytes, gpu::stream on);
@@ -40,7 +42,7 @@ class gpu_device : public gpu::stream_device {
  public:
   using memory = host_memory;
 
-  explicit gpu_device(std::uint64_t = 0) : stream_device(test_stream(), std::int64_t{1} << 30) {}
+  explicit gpu_device(std::uint64_t = 0) : stream_device(test_stream(), test_workspace()) {}
 
   /// Managed, so that a test can look into it after wait(); poisoned, so that what nobody wrote is seen where it is read.
   template <class T>

@@ -21,6 +21,15 @@ TEST_CASE("a workspace that is too small is refused by name", "[gpu]") {
   REQUIRE_THROWS_AS(device.scratch<float>(1 << 20), gpu::workspace_exceeded);
 }
 
+TEST_CASE("an engine's own workspace is used, and refused by name where it is not aligned", "[gpu]") {
+  gpu::device_array const memory(1 << 16);
+  gpu::stream_device device(test_stream(), gpu::buffer<std::byte>{memory.data(), memory.bytes()});
+  gpu::scratch_scope<gpu::stream_device> const scope(device);
+  REQUIRE(reinterpret_cast<std::byte*>(device.scratch<float>(16).data) == memory.data());
+  REQUIRE_THROWS_AS(device.scratch<float>(1 << 15), gpu::workspace_exceeded);
+  REQUIRE_THROWS_AS(gpu::stream_device(test_stream(), gpu::buffer<std::byte>{memory.data() + 4, 1024}), gpu::device_error);
+}
+
 TEST_CASE("a grid beyond the device's limits is refused by the kernel's name", "[gpu]") {
   gpu_device device;
   gpu::sum_heads_body::arguments a{};

@@ -136,7 +136,6 @@ class device_buffer {
 };
 
 /// Runs kernels on a stream, in order. Models staging_device and owning_device. Not thread-safe.
-/// The workspace is this object's alone.
 class stream_device {
  public:
   using memory = device_memory;
@@ -146,6 +145,11 @@ class stream_device {
   /// @param workspace_bytes  scratch for one call; see docs/cuda.md for policies that need more than the default
   /// @throws device_error if CUDA refuses
   explicit stream_device(stream on, std::int64_t workspace_bytes = std::int64_t{64} << 20);
+
+  /// Uses the engine's memory as its workspace.
+  /// @param workspace  device memory, aligned to 256 bytes; outlives this, and nothing else uses it while work is enqueued here
+  /// @throws device_error if the workspace is not aligned, or CUDA refuses
+  stream_device(stream on, buffer<std::byte> workspace);
 
   stream on() const noexcept { return stream_; }
   /// Uses another stream from now on.
@@ -225,6 +229,7 @@ class stream_device {
     std::int64_t pitch;
   };
 
+  stream_device(stream on, device_array workspace);
   void* take(std::int64_t bytes);
   std::int64_t blocks_of(char const* kernel, void const* code, int threads) const;
   void copy_to_device(void* to, void const* from, std::int64_t bytes);
@@ -232,7 +237,8 @@ class stream_device {
   void* writable(void* to, std::int64_t rows, std::int64_t width, std::int64_t pitch, bool keep);
 
   stream stream_;
-  device_array workspace_;
+  device_array own_workspace_;
+  buffer<std::byte> workspace_;
   device_buffer<std::int32_t> counters_;
   upload_ring uploads_;
   std::int64_t used_ = 0;
