@@ -73,9 +73,13 @@ class emulated_device {
   /// Keeps the launches of `enqueue`, with their arguments as they are now, for replay().
   template <class Enqueue>
   void capture(Enqueue enqueue) {
+    struct ends {
+      bool& capturing;
+      ~ends() { capturing = false; }
+    };
     capturing_ = true;
+    ends const capture{capturing_};
     enqueue();
-    capturing_ = false;
   }
   void replay() {
     for (auto const& piece : replayed_) std::memset(piece->data(), 0xff, piece->size() * 16);
