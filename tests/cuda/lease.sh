@@ -39,8 +39,9 @@ programs() {
 pack() {
   local file=$1 root="$here/../.." folder bytes
   folder=$(mktemp -d)
-  local bin
+  local bin libc
   bin=$(programs)
+  libc=$(objdump -T "$bin"/* | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
   mkdir "$folder/lease"
   cp -r "$bin" "$folder/lease/bin"
   cp "$here/lease.sh" "$root/bench/cuda/sdpa.py" "$folder/lease/"
@@ -56,7 +57,7 @@ pack() {
   rm -rf "$folder"
   [ "$bytes" -lt $((64 << 20)) ] || { rm "$file.part"; die "a package of $bytes bytes; it must stay under 64 MiB"; }
   mv "$file.part" "$file"
-  echo "$file: $bytes bytes"
+  echo "$file: $bytes bytes, for systems that have $libc"
 }
 
 dry= out= within= archive=
