@@ -22,7 +22,7 @@ class paged_cache {
   }
 
   /// Without values, a view's values are its keys.
-  paged_cache(gpu& on, std::int64_t batch, std::int64_t context, std::int64_t pools, bool with_values)
+  paged_cache(measured_gpu& on, std::int64_t batch, std::int64_t context, std::int64_t pools, bool with_values)
       : batch_(batch), context_(context), layout_(on.wanted().layout), tables_(on.numbers(shuffled(batch * stride()))) {
     for (std::int64_t p = 0; p < pools; ++p) {
       keys_.push_back(on.halves(elements()));

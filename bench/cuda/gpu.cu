@@ -57,12 +57,12 @@ options options_of(int count, char const* const* arguments) {
   return made;
 }
 
-bool gpu::there() noexcept {
+bool measured_gpu::there() noexcept {
   int count = 0;
   return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
-gpu::gpu(options const& wanted) : wanted_(wanted), sink_(256) {
+measured_gpu::measured_gpu(options const& wanted) : wanted_(wanted), sink_(256) {
   int device = 0;
   int processors = 0;
   int cache = 0;
@@ -78,11 +78,11 @@ gpu::gpu(options const& wanted) : wanted_(wanted), sink_(256) {
   measure_ceiling();
 }
 
-gpu::~gpu() {
+measured_gpu::~measured_gpu() {
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
-void gpu::print_requirements() {
+void measured_gpu::print_requirements() {
   int device = 0;
   int driver = 0;
   int runtime = 0;
@@ -100,7 +100,7 @@ void gpu::print_requirements() {
 }
 
 /// The fastest of a few ways to read, and to copy.
-void gpu::measure_ceiling() {
+void measured_gpu::measure_ceiling() {
   std::int64_t const bytes = std::min<std::int64_t>(std::int64_t{4} << 30, free_bytes() / 4) / 64 * 64;
   gpu::device_buffer<float> const memory = floats(bytes / 4);
   auto* const from = reinterpret_cast<std::byte*>(memory.get().data);
@@ -124,26 +124,26 @@ void gpu::measure_ceiling() {
   static_cast<void>(only(before));
 }
 
-std::int64_t gpu::free_bytes() const {
+std::int64_t measured_gpu::free_bytes() const {
   std::size_t free = 0;
   std::size_t all = 0;
   check(cudaMemGetInfo(&free, &all), "asking for free memory");
   return static_cast<std::int64_t>(free);
 }
 
-gpu::device_buffer<float> gpu::floats(std::int64_t count) {
+gpu::device_buffer<float> measured_gpu::floats(std::int64_t count) {
   gpu::device_buffer<float> made(count);
   fill(stream_, 8 * processors_, {reinterpret_cast<std::uint32_t*>(made.get().data), count}, seed_++, false);
   return made;
 }
 
-gpu::device_buffer<std::uint16_t> gpu::halves(std::int64_t count) {
+gpu::device_buffer<std::uint16_t> measured_gpu::halves(std::int64_t count) {
   gpu::device_buffer<std::uint16_t> made((count + 1) / 2 * 2);
   fill(stream_, 8 * processors_, {reinterpret_cast<std::uint32_t*>(made.get().data), made.get().size / 2}, seed_++, true);
   return made;
 }
 
-gpu::device_buffer<std::int32_t> gpu::numbers(std::vector<std::int32_t> const& values) {
+gpu::device_buffer<std::int32_t> measured_gpu::numbers(std::vector<std::int32_t> const& values) {
   gpu::device_buffer<std::int32_t> made(std::ssize(values));
   check(cudaMemcpyAsync(made.get().data, values.data(), values.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice, stream_),
         "copying numbers to the device");
@@ -151,7 +151,7 @@ gpu::device_buffer<std::int32_t> gpu::numbers(std::vector<std::int32_t> const& v
   return made;
 }
 
-std::vector<std::int32_t> gpu::on_host(gpu::buffer<std::int32_t const> from) {
+std::vector<std::int32_t> measured_gpu::on_host(gpu::buffer<std::int32_t const> from) {
   std::vector<std::int32_t> made(static_cast<std::size_t>(from.size));
   check(cudaMemcpyAsync(made.data(), from.data, made.size() * sizeof(std::int32_t), cudaMemcpyDeviceToHost, stream_),
         "copying numbers from the device");
@@ -159,20 +159,20 @@ std::vector<std::int32_t> gpu::on_host(gpu::buffer<std::int32_t const> from) {
   return made;
 }
 
-int gpu::copies(double touched, double memory) const {
+int measured_gpu::copies(double touched, double memory) const {
   double const wanted = 8.0 * static_cast<double>(cache_bytes_) / std::max(touched, 1.0);
   double const room = .4 * static_cast<double>(free_bytes()) / std::max(memory, 1.0);
   return static_cast<int>(std::clamp(std::min(std::ceil(wanted), std::floor(room)), 1.0, static_cast<double>(repetitions)));
 }
 
 /// Reads, so that nothing is left to be written back while something is timed; long enough to launch a graph meanwhile.
-void gpu::evict() {
+void measured_gpu::evict() {
   for (int pass = 0; pass < 8; ++pass) {
     read_all(stream_, {.blocks = 8 * processors_}, evicting_.data(), evicting_.bytes(), sink_.data());
   }
 }
 
-timing gpu::time(std::function<void(int)> const& enqueue, int most) {
+timing measured_gpu::time(std::function<void(int)> const& enqueue, int most) {
   event begin;
   event end;
   enqueue(0);  // loads its kernels, which a capture can't
@@ -206,7 +206,8 @@ timing gpu::time(std::function<void(int)> const& enqueue, int most) {
   return made;
 }
 
-bool gpu::run(std::string const& name, std::int64_t batch, std::int64_t context, std::function<outcome()> const& work) {
+bool measured_gpu::run(std::string const& name, std::int64_t batch, std::int64_t context,
+                       std::function<outcome()> const& work) {
   if (name.find(wanted_.only) == std::string::npos) return false;
   std::vector<field> line{
       text("name", name), number("batch", static_cast<double>(batch)), {"context", std::to_string(context)}};
@@ -235,27 +236,27 @@ bool gpu::run(std::string const& name, std::int64_t batch, std::int64_t context,
   return false;
 }
 
-void gpu::each(std::vector<std::int64_t> const& wanted, std::vector<std::int64_t> const& all,
-               std::function<void(std::int64_t)> const& work) {
+void measured_gpu::each(std::vector<std::int64_t> const& wanted, std::vector<std::int64_t> const& all,
+                        std::function<void(std::int64_t)> const& work) {
   for (std::int64_t const value : all) {
     if (wanted.empty() || std::ranges::find(wanted, value) != wanted.end()) work(value);
   }
 }
 
-void gpu::each_cell(std::vector<std::int64_t> const& batches, std::vector<std::int64_t> const& contexts,
-                    std::function<void(std::int64_t, std::int64_t)> const& work) const {
+void measured_gpu::each_cell(std::vector<std::int64_t> const& batches, std::vector<std::int64_t> const& contexts,
+                             std::function<void(std::int64_t, std::int64_t)> const& work) const {
   each(wanted_.contexts, contexts,
        [&](std::int64_t context) { each(wanted_.batches, batches, [&](std::int64_t batch) { work(batch, context); }); });
 }
 
-int main_of(int count, char const* const* arguments, std::function<void(gpu&)> const& work) {
+int main_of(int count, char const* const* arguments, std::function<void(measured_gpu&)> const& work) {
   try {
     options const wanted = options_of(count, arguments);
-    if (!gpu::there()) {
+    if (!measured_gpu::there()) {
       std::fprintf(stderr, "no GPU here\n");
       return 77;
     }
-    gpu on(wanted);
+    measured_gpu on(wanted);
     work(on);
     return on.failed() ? 1 : 0;
   } catch (std::exception const& e) {

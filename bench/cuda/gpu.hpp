@@ -50,15 +50,15 @@ struct outcome {
 };
 
 /// The current device, one stream on it, and the lines that are printed. Not thread-safe.
-class gpu {
+class measured_gpu {
  public:
   static constexpr int repetitions = 20;  ///< of a case in a graph, at most
 
   /// Measures the ceiling. Throws gpu::device_error where there is no device: see there().
-  explicit gpu(options const& wanted);
-  ~gpu();
-  gpu(gpu const&) = delete;
-  gpu& operator=(gpu const&) = delete;
+  explicit measured_gpu(options const& wanted);
+  ~measured_gpu();
+  measured_gpu(measured_gpu const&) = delete;
+  measured_gpu& operator=(measured_gpu const&) = delete;
 
   /// Whether this machine has a GPU.
   static bool there() noexcept;
@@ -116,6 +116,6 @@ inline std::vector<std::int64_t> const all_batches{1, 16, 64};
 inline std::vector<std::int64_t> const all_contexts{32768, 131072, 262144};
 
 /// `main` of a benchmark: 77 where there is no GPU, 1 where a case failed.
-int main_of(int count, char const* const* arguments, std::function<void(gpu&)> const& work);
+int main_of(int count, char const* const* arguments, std::function<void(measured_gpu&)> const& work);
 
 }  // namespace kvpolicy::bench

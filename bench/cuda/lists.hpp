@@ -11,7 +11,8 @@ namespace kvpolicy::bench {
 class scattered_lists {
  public:
   /// `count` units of `unit` tokens in each list; other ones in each turn.
-  scattered_lists(gpu& on, std::int64_t batch, std::int64_t context, std::int64_t unit, std::int64_t count, std::int64_t turns)
+  scattered_lists(measured_gpu& on, std::int64_t batch, std::int64_t context, std::int64_t unit, std::int64_t count,
+                  std::int64_t turns)
       : size_(batch * llama_8b::kv_heads),
         unit_(unit),
         count_(count),

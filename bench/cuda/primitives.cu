@@ -3,7 +3,7 @@
 
 int main(int count, char** arguments) {
   using namespace kvpolicy::bench;
-  return main_of(count, arguments, [](gpu& on) {
+  return main_of(count, arguments, [](measured_gpu& on) {
     pooling(on);
     scores(on);
     cascades(on);

@@ -5,15 +5,15 @@
 
 namespace kvpolicy::bench {
 
-void pooling(gpu& on);
-void scores(gpu& on);
-void cascades(gpu& on);
-void top_ks(gpu& on);
-void attention(gpu& on);
-void list_weight_cases(gpu& on);
-void window_attention_cases(gpu& on);
-void sentence_scores(gpu& on);
-void entropies(gpu& on);
-void gathers(gpu& on);
+void pooling(measured_gpu& on);
+void scores(measured_gpu& on);
+void cascades(measured_gpu& on);
+void top_ks(measured_gpu& on);
+void attention(measured_gpu& on);
+void list_weight_cases(measured_gpu& on);
+void window_attention_cases(measured_gpu& on);
+void sentence_scores(measured_gpu& on);
+void entropies(measured_gpu& on);
+void gathers(measured_gpu& on);
 
 }  // namespace kvpolicy::bench

@@ -28,7 +28,7 @@ struct situation {
 
   static constexpr std::int64_t max_window = 64;
 
-  situation(gpu& on, std::int64_t sequences, std::int64_t tokens)
+  situation(measured_gpu& on, std::int64_t sequences, std::int64_t tokens)
       : batch(sequences),
         context(tokens),
         cache(on, sequences, tokens, pools_for(on, sequences, tokens), true),
@@ -53,7 +53,7 @@ struct situation {
 
  private:
   /// As many as 45% of free memory hold, a power of two: the rest is for policies' own state.
-  static std::int64_t pools_for(gpu const& on, std::int64_t sequences, std::int64_t tokens) {
+  static std::int64_t pools_for(measured_gpu const& on, std::int64_t sequences, std::int64_t tokens) {
     std::int64_t const room = on.free_bytes() / 100 * 45;
     std::int64_t made = layers;
     while (made > 1 && made * paged_cache::bytes_of(sequences, tokens, true) > room) made /= 2;
@@ -120,7 +120,7 @@ struct moment {
 
 /// A decoder whose sequences' prompts, steps before and the step that is planned have `context` tokens.
 template <class Policy>
-std::unique_ptr<decoder_of<Policy>> planned(gpu& on, situation const& at, Policy const& policy, moment const& when,
+std::unique_ptr<decoder_of<Policy>> planned(measured_gpu& on, situation const& at, Policy const& policy, moment const& when,
                                             gpu::stream_device& device) {
   auto made = std::make_unique<decoder_of<Policy>>(policy, shape(at.context), at.batch, device);
   gpu_exec exec(on.on(), std::int64_t{256} << 20);
@@ -150,7 +150,7 @@ std::unique_ptr<decoder_of<Policy>> planned(gpu& on, situation const& at, Policy
 }
 
 /// Tokens that lists name, those of a layer's KV heads and all sequences together.
-std::int64_t tokens_of(gpu& on, situation const& at, gpu::token_lists const& lists) {
+std::int64_t tokens_of(measured_gpu& on, situation const& at, gpu::token_lists const& lists) {
   std::int64_t const tail = lists.tail.all;
   std::vector<std::int32_t> tails(static_cast<std::size_t>(at.batch), static_cast<std::int32_t>(tail));
   std::int64_t const all = at.batch * lists.lists;
@@ -167,8 +167,8 @@ std::int64_t tokens_of(gpu& on, situation const& at, gpu::token_lists const& lis
 
 /// `scored`: bytes of a step's scoring, of all layers. The floor counts them, and the tokens that lists name in fact.
 template <class Policy>
-void step(gpu& on, situation const& at, std::string const& name, Policy const& policy, std::int64_t budget, double scored,
-          moment const& when = {}, std::string const& note = {}) {
+void step(measured_gpu& on, situation const& at, std::string const& name, Policy const& policy, std::int64_t budget,
+          double scored, moment const& when = {}, std::string const& note = {}) {
   on.run("step " + name, at.batch, at.context, [&] {
     gpu::stream_device device(on.on(), std::int64_t{512} << 20);  // HeteroCache weighs every token of each head
     auto const decoder = planned(on, at, policy, when, device);
@@ -184,7 +184,7 @@ void step(gpu& on, situation const& at, std::string const& name, Policy const& p
   });
 }
 
-void policies(gpu& on, situation const& at, std::int64_t tokens, std::string const& budget) {
+void policies(measured_gpu& on, situation const& at, std::int64_t tokens, std::string const& budget) {
   auto const few = static_cast<std::int32_t>(tokens);
   step(on, at, "streaming_llm " + budget, presets::streaming_llm{.tokens = few}, tokens, 0);
   step(on, at, "snapkv " + budget, presets::snapkv{.tokens = few, .after = 0}, tokens, 0);
@@ -234,7 +234,7 @@ void policies(gpu& on, situation const& at, std::int64_t tokens, std::string con
        "the pivots' attention over the whole prompt is in it; no fetch, as every replay looks at the same queries");
 }
 
-void cell(gpu& on, std::int64_t batch, std::int64_t context) {
+void cell(measured_gpu& on, std::int64_t batch, std::int64_t context) {
   std::unique_ptr<situation> at;
   std::string const only = on.only({});  // the baseline of all others
   bool const there = on.run("step dense", batch, context, [&] {
@@ -256,7 +256,7 @@ void cell(gpu& on, std::int64_t batch, std::int64_t context) {
 
 int main(int count, char** arguments) {
   using namespace kvpolicy::bench;
-  return main_of(count, arguments, [](gpu& on) {
+  return main_of(count, arguments, [](measured_gpu& on) {
     on.each_cell(all_batches, {32768, 131072}, [&](std::int64_t batch, std::int64_t context) { cell(on, batch, context); });
   });
 }

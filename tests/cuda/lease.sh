@@ -5,13 +5,14 @@
 #   lease.sh OUT                  run everything; in the repository the programs are built first
 #   lease.sh --dry OUT            the same but for the device: each program is started and ends before it would need one
 #
-# After OUT, for a machine that gives a command so many seconds and brings so many files back:
-#   --within SECONDS   starts no stage that may not be done by then; call it again with the same OUT for the rest
-#   --archive FILE     packs what OUT holds into FILE.tar.gz at the end, whatever passed
+# After OUT, for a machine that limits a command's time, or the number of files that come back:
+#   --within SECONDS        starts only stages whose limits end by then; call it again with the same OUT for the others
+#   --archive FILE.tar.gz   at the end, packs everything in OUT into this file
 #
 # Each stage has so many seconds, and adds a JSON line to OUT/lease.jsonl; what has passed is not run again, so a run that was cut
 # off goes on. Exits 0 only where every stage ran and passed, 1 where one failed or was cut off, 2 for bad arguments, and 3 where
-# something was not run: no GPU, no compute-sanitizer or one that can't attach, no time left, a dry run. docs/results/gpu.md is made of OUT by bench/cuda/results.py.
+# something was not run: no GPU, no compute-sanitizer or one that can't attach, no time left, a dry run. bench/cuda/results.py makes
+# docs/results/gpu.md of OUT.
 set -euo pipefail
 shopt -s inherit_errexit
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -47,7 +48,7 @@ pack() {
   cp "$here/lease.sh" "$root/bench/cuda/sdpa.py" "$folder/lease/"
   # The machine may have none of its own.
   local sanitizer
-  sanitizer=$(readlink -f "$root/build/sanitizer/compute-sanitizer")
+  sanitizer=$(readlink -f "$root/build/sanitizer/compute-sanitizer" || true)
   if [ -x "$sanitizer" ]; then
     mkdir "$folder/lease/sanitizer"
     find "$(dirname "$sanitizer")" -maxdepth 1 -type f -exec cp {} "$folder/lease/sanitizer" ';'
@@ -88,7 +89,7 @@ if [ -z "$dry" ] && ! nvidia-smi -L >/dev/null 2>&1; then
   echo "lease.sh: no GPU here: nothing was run" >&2
   exit 3
 fi
-# A program that was built beside a newer C library does not start here: say it once, not in every stage.
+# A program that was built beside a newer C library does not start here. Say so once, not in every stage.
 if refusal=$({ "$bin/kvpolicy_gpu_tests" --list-tests 2>&1 >/dev/null || true; } | grep -m 1 "version .GLIBC.* not found"); then
   die "this system's C library is older than the package's: ${refusal##*: }; pack on this release of the system or an older one"
 fi

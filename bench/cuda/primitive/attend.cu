@@ -19,14 +19,14 @@ struct reading {
   std::int64_t unit;
   std::int64_t most;
 
-  lists_at lists(gpu& on, std::int64_t batch, std::int64_t context) const {
+  lists_at lists(measured_gpu& on, std::int64_t batch, std::int64_t context) const {
     if (unit == 0) return [context](int) { return all_tokens(context); };
-    auto const made = std::make_shared<scattered_lists>(on, batch, context, unit, most / unit, gpu::repetitions);
+    auto const made = std::make_shared<scattered_lists>(on, batch, context, unit, most / unit, measured_gpu::repetitions);
     return [made](int turn) { return made->at(turn); };
   }
 };
 
-void attend(gpu& on, std::string const& name, std::int64_t batch, std::int64_t context, reading const& what) {
+void attend(measured_gpu& on, std::string const& name, std::int64_t batch, std::int64_t context, reading const& what) {
   on.run(name, batch, context, [&] {
     using namespace llama_8b;
     double const bytes = llama_8b::attention(batch, what.most);
@@ -52,7 +52,7 @@ void attend(gpu& on, std::string const& name, std::int64_t batch, std::int64_t c
   });
 }
 
-void weigh(gpu& on, std::string const& name, std::int64_t batch, std::int64_t context, reading const& what) {
+void weigh(measured_gpu& on, std::string const& name, std::int64_t batch, std::int64_t context, reading const& what) {
   on.run(name, batch, context, [&] {
     using namespace llama_8b;
     double const bytes = keys(batch, what.most);
@@ -82,7 +82,7 @@ void weigh(gpu& on, std::string const& name, std::int64_t batch, std::int64_t co
 
 }  // namespace
 
-void attention(gpu& on) {
+void attention(measured_gpu& on) {
   on.each_cell(all_batches, all_contexts, [&](std::int64_t batch, std::int64_t context) {
     attend(on, "attend to all", batch, context, {0, context});
     attend(on, "attend to 1024, pages of 16", batch, context, {llama_8b::page, few});
@@ -90,7 +90,7 @@ void attention(gpu& on) {
   });
 }
 
-void list_weight_cases(gpu& on) {
+void list_weight_cases(measured_gpu& on) {
   on.each_cell(all_batches, all_contexts, [&](std::int64_t batch, std::int64_t context) {
     weigh(on, "list weights of all", batch, context, {0, context});
     weigh(on, "list weights of 1024, pages of 16", batch, context, {llama_8b::page, few});

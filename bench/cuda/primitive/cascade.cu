@@ -15,7 +15,7 @@ using chess_decoder = gpu::decoder<presets::chess, gpu::stream_device>;
 
 /// A decoder in the step that ends a page, after its trigger fired: every choice from here on is made anew. Summaries of all
 /// levels are there but for the last units, as when a trigger fires while decoding.
-std::unique_ptr<chess_decoder> decoder_that_chooses(gpu& on, presets::chess const& policy, std::int64_t batch,
+std::unique_ptr<chess_decoder> decoder_that_chooses(measured_gpu& on, presets::chess const& policy, std::int64_t batch,
                                                     std::int64_t context, paged_cache const& cache, gpu::stream_device& device,
                                                     gpu_exec& exec) {
   auto made = std::make_unique<chess_decoder>(policy, llama_8b::shape(context), batch, device);
@@ -31,7 +31,7 @@ std::unique_ptr<chess_decoder> decoder_that_chooses(gpu& on, presets::chess cons
   return made;
 }
 
-void cascade(gpu& on, std::int64_t batch, std::int64_t context) {
+void cascade(measured_gpu& on, std::int64_t batch, std::int64_t context) {
   on.run("cascade of depth 3", batch, context, [&] {
     using namespace llama_8b;
     presets::chess policy = presets::chess::aggressive();
@@ -57,7 +57,7 @@ void cascade(gpu& on, std::int64_t batch, std::int64_t context) {
 
 }  // namespace
 
-void cascades(gpu& on) {
+void cascades(measured_gpu& on) {
   on.each_cell(all_batches, all_contexts, [&](std::int64_t batch, std::int64_t context) { cascade(on, batch, context); });
 }
 

@@ -5,8 +5,8 @@
 
 namespace kvpolicy::bench {
 
-void entropies(gpu& on) {
-  gpu::each(on.wanted().batches, all_batches, [&](std::int64_t batch) {
+void entropies(measured_gpu& on) {
+  measured_gpu::each(on.wanted().batches, all_batches, [&](std::int64_t batch) {
     on.run("entropy of 128256", batch, 0, [&] {
       using llama_8b::vocabulary;
       double const bytes = llama_8b::logits(batch);

@@ -36,7 +36,7 @@ class host_rows {
   gpu::pinned_memory pinned_;
 };
 
-void gather(gpu& on, std::int64_t context, std::int32_t listed) {
+void gather(measured_gpu& on, std::int64_t context, std::int32_t listed) {
   on.run("gather " + std::to_string(listed) + " rows a head from the host", 1, context, [&] {
     host_rows const keys(context);
     host_rows const values(context);
@@ -53,7 +53,7 @@ void gather(gpu& on, std::int64_t context, std::int32_t listed) {
 
 }  // namespace
 
-void gathers(gpu& on) {
+void gathers(measured_gpu& on) {
   on.each_cell({1}, {131072}, [&](std::int64_t, std::int64_t context) {
     for (std::int32_t const listed : {1024, 4096}) gather(on, context, listed);
   });

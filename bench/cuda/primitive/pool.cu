@@ -13,7 +13,7 @@ struct summaries {
   gpu::device_buffer<float> means;
   gpu::device_buffer<std::uint16_t> bounds;
 
-  summaries(gpu& on, std::int64_t batch, std::int64_t context, std::int64_t unit, bool of_bounds)
+  summaries(measured_gpu& on, std::int64_t batch, std::int64_t context, std::int64_t unit, bool of_bounds)
       : units(context / unit),
         means(on.floats(of_bounds ? 0 : batch * units * llama_8b::layer_dims)),
         bounds(on.halves(of_bounds ? batch * units * 2 * llama_8b::layer_dims : 0)) {}
@@ -34,7 +34,7 @@ struct summaries {
   }
 };
 
-void prompts(gpu& on, std::string const& name, std::int64_t unit, bool of_bounds) {
+void prompts(measured_gpu& on, std::string const& name, std::int64_t unit, bool of_bounds) {
   on.each_cell(all_batches, all_contexts, [&](std::int64_t batch, std::int64_t context) {
     on.run(name, batch, context, [&] {
       double const bytes = llama_8b::keys(batch, context);
@@ -51,7 +51,7 @@ void prompts(gpu& on, std::string const& name, std::int64_t unit, bool of_bounds
 }
 
 /// Each turn is of another page, which that token closes.
-void tokens(gpu& on, std::string const& name, std::int64_t unit, bool of_bounds) {
+void tokens(measured_gpu& on, std::string const& name, std::int64_t unit, bool of_bounds) {
   on.each_cell(all_batches, {32768}, [&](std::int64_t batch, std::int64_t context) {
     on.run(name, batch, context, [&] {
       gpu::stream_device device(on.on());
@@ -71,7 +71,7 @@ void tokens(gpu& on, std::string const& name, std::int64_t unit, bool of_bounds)
 
 }  // namespace
 
-void pooling(gpu& on) {
+void pooling(measured_gpu& on) {
   prompts(on, "pool means of 32, prompt", llama_8b::chess_page, false);
   prompts(on, "pool bounds of 16, prompt", llama_8b::page, true);
   tokens(on, "pool means of 32, one token", llama_8b::chess_page, false);

@@ -6,7 +6,7 @@
 namespace kvpolicy::bench {
 namespace {
 
-void bounds(gpu& on, std::int64_t batch, std::int64_t context) {
+void bounds(measured_gpu& on, std::int64_t batch, std::int64_t context) {
   on.run("score bounds of 16", batch, context, [&] {
     using namespace llama_8b;
     double const bytes = llama_8b::bounds(batch, context);
@@ -40,7 +40,7 @@ void bounds(gpu& on, std::int64_t batch, std::int64_t context) {
   });
 }
 
-void dots(gpu& on, std::int64_t batch, std::int64_t context) {
+void dots(measured_gpu& on, std::int64_t batch, std::int64_t context) {
   on.run("score dot, all pages of 32", batch, context, [&] {
     using namespace llama_8b;
     double const bytes = pages(batch, context);
@@ -70,7 +70,7 @@ void dots(gpu& on, std::int64_t batch, std::int64_t context) {
 
 }  // namespace
 
-void scores(gpu& on) {
+void scores(measured_gpu& on) {
   on.each_cell(all_batches, all_contexts, [&](std::int64_t batch, std::int64_t context) { bounds(on, batch, context); });
   on.each_cell(all_batches, all_contexts, [&](std::int64_t batch, std::int64_t context) { dots(on, batch, context); });
 }

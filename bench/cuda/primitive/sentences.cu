@@ -6,7 +6,7 @@
 namespace kvpolicy::bench {
 namespace {
 
-void sentences(gpu& on, std::int64_t batch, std::int64_t context) {
+void sentences(measured_gpu& on, std::int64_t batch, std::int64_t context) {
   on.run("score sentences of 28", batch, context, [&] {
     using namespace llama_8b;
     double const bytes = llama_8b::sentences(batch, context);
@@ -44,7 +44,7 @@ void sentences(gpu& on, std::int64_t batch, std::int64_t context) {
 
 }  // namespace
 
-void sentence_scores(gpu& on) {
+void sentence_scores(measured_gpu& on) {
   on.each_cell(all_batches, all_contexts, [&](std::int64_t batch, std::int64_t context) { sentences(on, batch, context); });
 }
 

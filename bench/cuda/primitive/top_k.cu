@@ -10,7 +10,7 @@
 namespace kvpolicy::bench {
 namespace {
 
-void sort_rows(gpu& on, std::int64_t rows, std::int64_t columns, double bytes) {
+void sort_rows(measured_gpu& on, std::int64_t rows, std::int64_t columns, double bytes) {
   on.run("top 2048 by CUB's sort of all", rows, columns, [&] {
     std::int64_t const all = rows * columns;
     auto const scores = on.floats(all);
@@ -44,7 +44,7 @@ void sort_rows(gpu& on, std::int64_t rows, std::int64_t columns, double bytes) {
 
 }  // namespace
 
-void top_ks(gpu& on) {
+void top_ks(measured_gpu& on) {
   constexpr std::int64_t k = 2048;
   on.each_cell({1, 64}, {4096, 16384, 32768, 65536}, [&](std::int64_t rows, std::int64_t columns) {
     on.run("top 2048", rows, columns, [&] {

@@ -8,7 +8,7 @@
 namespace kvpolicy::bench {
 namespace {
 
-void window(gpu& on, std::int64_t batch, std::int64_t context, std::int64_t window, std::int32_t width) {
+void window(measured_gpu& on, std::int64_t batch, std::int64_t context, std::int64_t window, std::int32_t width) {
   on.run("window attention of " + std::to_string(window), batch, context, [&] {
     using namespace llama_8b;
     double const bytes = keys(batch, context);
@@ -39,7 +39,7 @@ void window(gpu& on, std::int64_t batch, std::int64_t context, std::int64_t wind
 
 }  // namespace
 
-void window_attention_cases(gpu& on) {
+void window_attention_cases(measured_gpu& on) {
   on.each_cell(all_batches, all_contexts, [&](std::int64_t batch, std::int64_t context) {
     window(on, batch, context, 8, 31);
     window(on, batch, context, 32, 7);
