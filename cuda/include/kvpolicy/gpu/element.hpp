@@ -1,0 +1,49 @@
+// One element as memory holds it, and as kernels compute with it.
+#pragma once
+
+#include "kvpolicy/gpu/block.hpp"
+
+namespace kvpolicy::gpu {
+
+/// The type that stores an element.
+template <element_type E>
+using stored = std::conditional_t<E == element_type::f32, float, std::uint16_t>;
+
+/// Converts a stored element to float, exactly.
+/// @param value  the element
+template <element_type E>
+KVPOLICY_KERNEL float widened(stored<E> value) {
+  if constexpr (E == element_type::f32) {
+    return value;
+  } else if constexpr (E == element_type::bf16) {
+    return __builtin_bit_cast(float, static_cast<std::uint32_t>(value) << 16);
+  } else {
+#if defined(__CUDA_ARCH__)
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value));
+    return wide;
+#else
+    return half_to_float(value);
+#endif
+  }
+}
+
+/// Converts a float to a stored element, to nearest.
+/// @param value  the float
+template <element_type E>
+KVPOLICY_KERNEL stored<E> narrowed(float value) {
+  if constexpr (E == element_type::f32) {
+    return value;
+  } else {
+#if defined(__CUDA_ARCH__)
+    std::uint16_t narrow;
+    if constexpr (E == element_type::f16) asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow) : "f"(value));
+    else asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow) : "f"(value));
+    return narrow;
+#else
+    return E == element_type::f16 ? float_to_half(value) : float_to_bfloat(value);
+#endif
+  }
+}
+
+}  // namespace kvpolicy::gpu
