@@ -6,8 +6,8 @@
 #include <string>
 #include <type_traits>
 
+#include "kvpolicy/detail/rule_checks.hpp"
 #include "kvpolicy/request.hpp"
-#include "kvpolicy/rule.hpp"
 
 namespace kvpolicy {
 

@@ -49,26 +49,8 @@ class request {
   cache_shape const& shape() const noexcept { return shape_; }
   /// Tokens of the sequence at the last verb, a step's own token included.
   std::int64_t tokens() const noexcept { return order_.tokens(); }
-  /// Layers that were prefilled with the last prompt.
-  std::int64_t prefilled() const noexcept { return order_.prefilled(); }
-  /// Layers that have chosen in the last step.
-  std::int64_t chosen() const noexcept { return order_.chosen(); }
-  /// Checks the order of calls as prefill() does, for callers that check more before the verb.
-  /// @param layer  the layer
-  /// @param first  the first new token
-  /// @param tokens  tokens of the view
-  /// @throws invalid_value if this prefill can't come next
-  void check_prompt(layer_id layer, std::int64_t first, std::int64_t tokens) const {
-    order_.check_prompt(layer, first, tokens);
-  }
-  /// Checks the order of calls as choose() does.
-  /// @param layer  the layer
-  /// @param tokens  tokens of the view, the current one included
-  /// @throws invalid_value if this choose can't come next
-  void check_step(layer_id layer, std::int64_t tokens) const { order_.check_step(layer, tokens); }
-  /// Checks the order of calls as observe() does.
-  /// @throws invalid_value if a step is incomplete, or was observed before
-  void check_outcome() const { order_.check_outcome(); }
+  /// What was called last, and the checks of what may come next, for callers that check more before a verb.
+  call_order const& order() const noexcept { return order_; }
   /// The signals that the verbs need.
   signals needs() const noexcept { return retain_requirements_.needs | retrieve_requirements_.needs; }
 

@@ -88,7 +88,7 @@ class sequence {
   void drop(row_store& store, std::int64_t layer) {
     KVPOLICY_EXPECTS(&store == store_, "the state is not bound to this store; call kvpolicy_bind_store");
     check_layer(layer);
-    KVPOLICY_EXPECTS(layer < request_.prefilled() || layer < request_.chosen(),
+    KVPOLICY_EXPECTS(layer < request_.order().prefilled() || layer < request_.order().chosen(),
                      "layer " + std::to_string(layer) + " has decided nothing yet; call prefill or choose first");
     store.retain({layer}, request_.retained({layer}), request_.tokens());
   }
@@ -98,7 +98,7 @@ class sequence {
     check_layer(layer);
     required(prompt, "prompt");
     std::int64_t const first = prompt->first;
-    request_.check_prompt({layer}, first, tokens);
+    request_.order().check_prompt({layer}, first, tokens);
     prompt_signals given{.first = first};
     if (contains(requirements_.needs, signals::observation_queries)) given.queries = queries_of(*prompt, layer, tokens);
     if (contains(requirements_.needs, signals::rotation)) given.rope = rotation_of(*prompt, layer);
@@ -122,7 +122,7 @@ class sequence {
   void choose(std::int64_t layer, std::int64_t tokens, kvpolicy_tensor const* queries, float scale, std::int32_t token_id) {
     backend_.enter();
     check_layer(layer);
-    request_.check_step({layer}, tokens);
+    request_.order().check_step({layer}, tokens);
     step_signals given{{}, token_id};
     if (contains(requirements_.needs, signals::queries)) given.queries = queries_of(queries, layer, scale, true);
     choose({layer}, tokens, given);
@@ -140,7 +140,7 @@ class sequence {
       throw unsupported("steps of several sequences are made in host memory alone, and the state is on a device");
     } else {
       std::int64_t const tokens = store_->tokens(layer) + 1;
-      request_.check_step(layer, tokens);
+      request_.order().check_step(layer, tokens);
       store_->append(layer, key, value);
       try {
         choose(layer, tokens, {contains(requirements_.needs, signals::queries) ? queries : query_heads{}, id});
@@ -167,7 +167,7 @@ class sequence {
   range_list const& retained(std::int64_t layer, std::int64_t kv_head) {
     check_layer(layer);
     check_head(kv_head);
-    KVPOLICY_EXPECTS(layer < request_.prefilled() || layer < request_.chosen(),
+    KVPOLICY_EXPECTS(layer < request_.order().prefilled() || layer < request_.order().chosen(),
                      "layer " + std::to_string(layer) + " has no prompt yet; call prefill first");
     return request_.retained({layer}).of({kv_head});
   }
@@ -226,7 +226,7 @@ class sequence {
 
   void observe(kvpolicy_tensor const* logits) {
     backend_.enter();
-    request_.check_outcome();
+    request_.order().check_outcome();
     step_outcome outcome;
     if (contains(requirements_.needs, signals::logits)) {
       tensor const from = checked(logits, {.name = "logits", .dtype = float32, .where = backend_.vectors, .dense_last = true},
@@ -326,7 +326,7 @@ class sequence {
   }
   void check_chosen(std::int64_t layer) const {
     check_layer(layer);
-    KVPOLICY_EXPECTS(layer < request_.chosen(),
+    KVPOLICY_EXPECTS(layer < request_.order().chosen(),
                      "layer " + std::to_string(layer) + " has made no choice in this step; call choose first");
   }
   static void check_scale(float scale) {

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <optional>
 #include <span>
 #include <string>
 
 #include "kvpolicy/concepts.hpp"
+#include "kvpolicy/detail/share_out.hpp"
 #include "kvpolicy/head_profile.hpp"
 
 namespace kvpolicy::budgets {
@@ -143,50 +143,9 @@ struct by_head_role {
     for (std::size_t const h : whole_ones) out[h] = tokens;
     std::int64_t const full = std::ssize(whole_ones);
     std::int64_t const low = std::min<std::int64_t>(least, tokens);
-    std::int64_t left = total(tokens, full);
-    // Water filling: a length outside its bounds is set to the bound, and the others share the rest, until all lie within.
-    for (bool settled = false; !settled;) {
-      settled = true;
-      double const weights = weight_of(out);
-      if (weights == 0) return;
-      double excess = 0;  // by how much clamping would change the sum: the side that weighs more is settled first
-      for (std::size_t h = 0; h < heads.size(); ++h) {
-        if (out[h] >= 0) continue;
-        double const share = static_cast<double>(left) * weight(h) / weights;
-        excess += std::clamp(share, static_cast<double>(low), static_cast<double>(tokens)) - share;
-      }
-      std::int64_t taken = 0;
-      for (std::size_t h = 0; h < heads.size(); ++h) {
-        if (out[h] >= 0) continue;
-        double const share = static_cast<double>(left) * weight(h) / weights;
-        if (share < static_cast<double>(low) && excess >= 0) out[h] = low;
-        else if (share > static_cast<double>(tokens) && excess <= 0) out[h] = tokens;
-        else continue;
-        taken += out[h];
-        settled = false;
-      }
-      left -= taken;
-    }
-    // Whole tokens: each head gets the floor of its share. Then the heads that lost most get one more, lower heads first.
-    double const weights = weight_of(out);
     std::array<float, max_heads> lost;
-    std::int64_t rest = std::max<std::int64_t>(left, 0);
-    std::int64_t const shared = rest;
-    for (std::size_t h = 0; h < heads.size(); ++h) {
-      lost[h] = -1;
-      if (out[h] >= 0) continue;
-      double const share = static_cast<double>(shared) * weight(h) / weights;
-      out[h] = static_cast<std::int64_t>(share);
-      lost[h] = static_cast<float>(share - std::floor(share));
-      rest -= out[h];
-    }
-    for (; rest > 0; --rest) {
-      auto const h = static_cast<std::size_t>(
-          std::max_element(lost.begin(), lost.begin() + static_cast<std::ptrdiff_t>(heads.size())) - lost.begin());
-      if (lost[h] < 0) return;
-      ++out[h];
-      lost[h] = 0;
-    }
+    share_out(
+        {total(tokens, full), low, tokens}, [this](std::size_t h) { return weight(h); }, out.first(heads.size()), lost);
   }
 
   /// Visits how many heads are whole, follow a head (itself included), or keep their tokens from the prompt's end.
@@ -251,11 +210,6 @@ struct by_head_role {
     return a < b;
   }
   double weight(std::size_t head) const noexcept { return 1.0 / static_cast<double>(std::max(heads[head].stability, floor)); }
-  double weight_of(std::span<std::int64_t const> out) const noexcept {
-    double sum = 0;
-    for (std::size_t h = 0; h < heads.size(); ++h) sum += out[h] < 0 ? weight(h) : 0;
-    return sum;
-  }
 };
 
 static_assert(budgeter<by_head_role>);

@@ -1,6 +1,7 @@
 // Budget fractions: keeps a fraction of the live units of each level of a hierarchy (CHESS, sec. 3.2).
 #pragma once
 
+#include <concepts>
 #include <string>
 
 #include "kvpolicy/concepts.hpp"
@@ -32,6 +33,13 @@ struct fractions {
   }
 };
 
-static_assert(budgeter<fractions>);
+/// A budget with a fraction for each level of a hierarchy.
+/// Requires: members `grids`, `chunks` and `pages`. Model: fractions. Not a model: budgets::tokens.
+template <class Budget>
+concept shares_levels = requires(Budget const& budget) {
+  { budget.grids + budget.chunks + budget.pages } -> std::convertible_to<float>;
+};
+
+static_assert(budgeter<fractions> && shares_levels<fractions>);
 
 }  // namespace kvpolicy::budgets

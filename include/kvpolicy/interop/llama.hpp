@@ -4,16 +4,14 @@
 #include <llama.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "kvpolicy/exec/host_policy.hpp"
-#include "kvpolicy/prompt_pages.hpp"
-#include "kvpolicy/tiers/any_tier.hpp"
+#include "kvpolicy/interop/llama/options.hpp"
+#include "kvpolicy/interop/llama/statistics.hpp"
 #include "kvpolicy/tiers/resident_options.hpp"
 
 namespace kvpolicy::llama {
@@ -23,16 +21,6 @@ struct adapter {
   static constexpr signals provides = signals::keys | signals::values | signals::queries | signals::observation_queries |
                                       signals::rotation | signals::logits | signals::token_ids;
   static constexpr scope finest_scope = scope::head;
-};
-
-/// What one decode step did, summed over layers.
-struct step_statistics {
-  std::int64_t tokens = 0;     ///< tokens in the cache, the current one included
-  double tokens_read = 0;      ///< tokens read: the mean over layers and KV heads
-  double choose_seconds = 0;   ///< pooling, scoring and selecting; also the logits' entropy if a trigger reads it
-  double fetch_seconds = 0;    ///< bringing rows from their tier
-  double attend_seconds = 0;   ///< attention over the chosen tokens
-  double prefill_seconds = 0;  ///< the policy's work on the prompt, in the first step after it; else 0
 };
 
 /// Identifies one token in the cache by hashes of its keys; 0: not known.
@@ -53,60 +41,8 @@ struct saved_prompt {
   std::int32_t first_position = 0;          ///< position of the first token
 };
 
-/// What the session's attention of prompts did since the sequence got its policy.
-struct prompt_statistics {
-  double pairs = 0;           ///< (query, token) pairs of KV heads under a prompt policy, later tokens of the block included
-  double read = 0;            ///< how many of these pairs were read
-  double choose_seconds = 0;  ///< the prompt policy's choices
-  double attend_seconds = 0;
-};
-
-/// A cache whose rows the session holds itself, so that it frees the rows that a policy drops. See session::decode().
-struct managed_cache {
-  std::int64_t longest = 0;  ///< most tokens of a sequence; 0: as many as the model was trained for
-  std::int64_t memory = 0;   ///< most bytes of all sequences' rows; 0: what all of them could need
-  /// Drops rows after each piece of a prompt, so that memory stays flat. A policy that retains all drops none.
-  /// It chooses among the rows that it left before and the piece's own, and a piece's tokens attend to no more than these. The
-  /// session's policy decides in the end among the rows that are left, so this policy usually retains more.
-  host_policy between_pieces{};
-  /// Takes a prompt's retained rows when the prompt ends, except the most recently read; null: they stay in memory.
-  /// Its blocks hold a key and a value; sequence s is request `resident.request + s`. A prompt that goes on has the rows of one
-  /// layer at a time in memory (under chess, of all layers). The tier must outlive the session.
-  tiers::any_tier* tier = nullptr;
-  tiers::resident_options resident{};  ///< how rows come from the tier
-};
-
-/// How a session runs its policies.
-struct session_options {
-  /// The least prompt queries to keep, for a later policy that needs more than this one; all_queries: every one.
-  /// They take `layers * tokens * q_heads * head_dim` floats.
-  std::int64_t observation_queries = 0;
-  /// Whether the session computes the attention of prompts too, by the primitive attend_block; else the engine does.
-  bool prompts = true;
-  /// What prompts read while they are read; none: all tokens before each. Needs `prompts`.
-  std::optional<prompt_pages> prompt_policy{};
-  /// Whether a context that would run without the session runs with it; else what can't be served is refused.
-  /// The engine then does what the session can't serve, at attach or later, and report() says so. A sequence that the session
-  /// can't serve attends to all of its tokens until its next prompt; others go on.
-  bool lenient = false;
-  /// Called in every step for each layer with the chosen tokens, on one of the engine's threads.
-  std::function<void(llama_seq_id, layer_id, std::int64_t tokens, selection const&)> on_choice{};
-  /// Called before each choice with its inputs, on one of the engine's threads. With a tier, some rows are absent.
-  std::function<void(llama_seq_id, layer_id, layer_table_view const&, query_heads const&, simd_exec&)> on_queries{};
-  /// The rows' place in the session; none: the engine holds them. Needs `prompts`, and excludes `lenient`.
-  std::optional<managed_cache> cache{};
-};
-
 /// Cells that each sequence keeps in the engine beside a managed cache.
 inline constexpr llama_pos cells_kept = 8;
-
-/// What a session's managed cache holds.
-struct memory_statistics {
-  std::int64_t rows = 0;        ///< rows of a token, layer and KV head, of all sequences; shared rows count for each
-  std::int64_t bytes = 0;       ///< bytes of the blocks in use
-  std::int64_t most_bytes = 0;  ///< the most bytes so far
-  std::int64_t limit = 0;       ///< most bytes that may be in use
-};
 
 /// Finds the tokens whose texts end a sentence, for sentencekv (segments::sentences::boundary).
 /// @param model  whose vocabulary is read

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <concepts>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,13 +15,6 @@
 #include "kvpolicy/selectors/rank_scores.hpp"
 
 namespace kvpolicy::selectors {
-
-/// A budget with a fraction for each level of a hierarchy.
-/// Requires: members `grids`, `chunks` and `pages`. Model: budgets::fractions. Not a model: budgets::tokens.
-template <class Budget>
-concept shares_levels = requires(Budget const& budget) {
-  { budget.grids + budget.chunks + budget.pages } -> std::convertible_to<float>;
-};
 
 /// Chooses the best units of each level of a hierarchy, coarse to fine (CHESS, Algorithm 1).
 /// A unit is live if its parent was kept. The children of dropped units are never scored. Protected pages are no candidates.
@@ -37,7 +29,7 @@ struct cascade {
           s.levels;
         },
         "selectors::cascade takes a hierarchy, whose pool has refresh(summaries, exec) and levels: pools::hierarchical_mean");
-    static_assert(!Budget::reads_scores && (shares_levels<Budget> || allocates<Budget>),
+    static_assert(!Budget::reads_scores && (budgets::shares_levels<Budget> || allocates<Budget>),
                   "selectors::cascade takes a budget that reads no scores: budgets::fractions, or a number of tokens");
     static_assert(makes_anchor<Score, Pool, Segment>,
                   "the scorer lacks anchor(summaries, exec) for this pool's summaries, which selectors::cascade calls");
@@ -153,7 +145,7 @@ struct cascade {
       limit(levels, safe.sink_end / page, safe.recent_begin / page);
     }
     std::int64_t left = 0;
-    if constexpr (shares_levels<typename Keep::budget_type>) {
+    if constexpr (budgets::shares_levels<typename Keep::budget_type>) {
       if (keep.budget.tokens == 0) return true;
       left = (keep.budget.tokens - safe.counted) / page;
     } else {
@@ -174,7 +166,7 @@ struct cascade {
   /// @return fractions of pages, chunks and grids; 1 each for a budget without fractions
   template <class Budget>
   static std::array<float, 3> fractions_of(Budget const& budget) noexcept {
-    if constexpr (shares_levels<Budget>) return {budget.pages, budget.chunks, budget.grids};
+    if constexpr (budgets::shares_levels<Budget>) return {budget.pages, budget.chunks, budget.grids};
     else return {1, 1, 1};
   }
 

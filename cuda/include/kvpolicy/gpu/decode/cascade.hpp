@@ -106,7 +106,7 @@ class decode_retrieve<Rule, D> {
  private:
   /// Tokens that a list names, where the budget says it; 0: not known.
   std::int64_t about() const noexcept {
-    if constexpr (selectors::shares_levels<typename Rule::budget_type>) return context_.rule.budget.tokens;
+    if constexpr (budgets::shares_levels<typename Rule::budget_type>) return context_.rule.budget.tokens;
     else return context_.rule.budget.most_tokens(context_.shape);
   }
   std::int32_t page() const noexcept { return context_.rule.segment.page; }
