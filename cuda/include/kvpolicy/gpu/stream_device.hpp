@@ -147,7 +147,7 @@ class stream_device {
   explicit stream_device(stream on, std::int64_t workspace_bytes = std::int64_t{64} << 20);
 
   /// Uses the engine's memory as its workspace.
-  /// @param workspace  device memory, aligned to 256 bytes; outlives this, and nothing else uses it while work is enqueued here
+  /// @param on,workspace  the stream; device memory, aligned to 256 bytes, that outlives this and that enqueued work uses alone
   /// @throws device_error if the workspace is not aligned, or CUDA refuses
   stream_device(stream on, buffer<std::byte> workspace);
 
