@@ -1,0 +1,334 @@
+// The part of the CUDA runtime that the project and its tests call, with kernels executed from their PTX. What is enqueued is
+// done when somebody waits for it and not before, so that a wait that is missing shows.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "cuda/ptx/block.hpp"
+#include "cuda/ptx/memory.hpp"
+#include "cuda/ptx/modules.hpp"
+#include "cuda/ptx/runtime.hpp"
+
+namespace ptx {
+
+using work = std::function<void()>;
+
+std::optional<std::int64_t> number_in(char const* variable) {
+  char const* const text = std::getenv(variable);
+  if (text == nullptr) return {};
+  return std::strtoll(text, nullptr, 10);
+}
+
+struct graph {
+  std::vector<work> steps;
+};
+
+struct stream {
+  std::deque<work> late;
+  std::optional<graph> captured;
+};
+
+struct event {
+  stream* on = nullptr;  // that it was last recorded on
+};
+
+class runtime {
+ public:
+  static runtime& instance() {
+    static runtime& one = *new runtime;
+    return one;
+  }
+
+  /// Does what was enqueued. @return the first fault of the process, from then on
+  cudaError_t drain(stream& on) {
+    while (!on.late.empty() && result_ == cudaSuccess) {
+      work const next = std::move(on.late.front());
+      on.late.pop_front();
+      try {
+        next();
+      } catch (fault const& wrong) {
+        std::fprintf(stderr, "ptx: %s\n", wrong.what());
+        result_ = cudaErrorLaunchFailure;
+      }
+    }
+    if (result_ != cudaSuccess) on.late.clear();
+    return result_;
+  }
+  cudaError_t drain() {
+    for (auto& [handle, on] : streams_)
+      if (drain(on) != cudaSuccess) break;
+    return result_;
+  }
+  cudaError_t enqueue(cudaStream_t handle, work what) {
+    stream& on = at(handle);
+    if (on.captured) on.captured->steps.push_back(std::move(what));
+    else on.late.push_back(std::move(what));
+    return result_;
+  }
+
+  stream& at(cudaStream_t handle) { return streams_[handle]; }
+  bool is_capturing() const {
+    return std::ranges::any_of(streams_, [](auto const& each) { return each.second.captured.has_value(); });
+  }
+  cudaError_t result() const { return result_; }
+
+  void execute(launch const& what) { on_.execute(what, counted_[what.code->name]); }
+  std::map<std::string, counts> const& counted() const { return counted_; }
+  std::vector<dim3> configured;  // grid and block of a launch that is on its way
+  cudaStream_t configured_stream = nullptr;
+
+ private:
+  runtime() : on_(seed(), std::getenv("KVPOLICY_PTX_COUNTS") != nullptr) {}
+  static std::optional<std::uint64_t> seed() {
+    auto const given = number_in("KVPOLICY_PTX_SEED");
+    if (!given) return {};
+    return static_cast<std::uint64_t>(*given);
+  }
+
+  processor on_;
+  std::map<cudaStream_t, stream> streams_;
+  std::map<std::string, counts> counted_;
+  cudaError_t result_ = cudaSuccess;
+};
+
+std::map<std::string, counts> const& counts_by_kernel() {
+  runtime::instance().drain();
+  return runtime::instance().counted();
+}
+
+namespace {
+
+runtime& here() { return runtime::instance(); }
+
+cudaError_t refuse(std::string const& why, cudaError_t with) {
+  std::fprintf(stderr, "ptx: %s\n", why.c_str());
+  return with;
+}
+
+cudaError_t enqueue_launch(void const* function, dim3 grid, dim3 block, void** arguments, std::size_t shared, cudaStream_t on) {
+  launch what{nullptr, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, {}};
+  try {
+    what.code = &kernel_of(function);
+  } catch (std::invalid_argument const& wrong) {
+    return refuse(wrong.what(), cudaErrorNoKernelImageForDevice);
+  }
+  if (grid.x * grid.y * grid.z == 0 || grid.y > 65535 || grid.z > 65535 || block.x * block.y * block.z - 1 >= 1024)
+    return refuse("a launch of " + what.code->name + " with a grid or a block that no GPU runs", cudaErrorInvalidConfiguration);
+  if (shared != 0) return refuse("dynamic shared memory is not executed here", cudaErrorNotSupported);
+  for (kernel::parameter const& each : what.code->parameters) {
+    what.parameters.resize(static_cast<std::size_t>(each.at + each.bytes));
+    std::memcpy(what.parameters.data() + each.at, *arguments++, static_cast<std::size_t>(each.bytes));
+  }
+  return here().enqueue(on, [what] { here().execute(what); });
+}
+
+/// The bytes of a copy on this side.
+std::byte* side(void const* address, std::size_t bytes) {
+  void* const found = memory::device().host_address(address, bytes);
+  if (found == nullptr) throw fault("a copy or a fill of " + std::to_string(bytes) + " bytes goes beyond an allocation");
+  return static_cast<std::byte*>(found);
+}
+
+void note_write(void const* address, std::size_t bytes) {
+  auto const at = reinterpret_cast<std::uint64_t>(address);
+  memory::device().note_write(memory::device().find(at), at, bytes);
+}
+
+/// Whether a copy may read or write it later: the host's own memory that nobody registered may be gone by then.
+bool is_known(void const* address) { return memory::device().find(reinterpret_cast<std::uint64_t>(address)).end != 0; }
+
+/// Copies `rows` rows. From memory of the host that is not registered the bytes are taken now; into such memory the copy is
+/// done now.
+cudaError_t copy(void* to, std::size_t to_pitch, void const* from, std::size_t from_pitch, std::size_t bytes, std::size_t rows,
+                 cudaStream_t on) {
+  if (bytes == 0 || rows == 0) return here().result();
+  auto const move = [=](std::byte const* source) {
+    std::byte* const target = side(to, (rows - 1) * to_pitch + bytes);
+    for (std::size_t row = 0; row < rows; ++row) {
+      std::memmove(target + row * to_pitch, source + row * from_pitch, bytes);
+      note_write(static_cast<std::byte*>(to) + row * to_pitch, bytes);
+    }
+  };
+  std::size_t const span = (rows - 1) * from_pitch + bytes;
+  bool const captures = here().at(on).captured.has_value();
+  if (!is_known(from) && !captures) {
+    auto const* const now = static_cast<std::byte const*>(from);
+    return here().enqueue(on, [move, taken = std::vector<std::byte>(now, now + span)] { move(taken.data()); });
+  }
+  cudaError_t const result = here().enqueue(on, [=] { move(side(from, span)); });
+  return is_known(to) || captures ? result : here().drain(here().at(on));
+}
+
+cudaError_t allocate(void** at, std::size_t bytes, owner of) {
+  if (here().is_capturing()) return refuse("an allocation while a stream is captured", cudaErrorStreamCaptureUnsupported);
+  *at = memory::device().allocate(bytes, of);
+  return *at == nullptr ? cudaErrorMemoryAllocation : here().result();
+}
+cudaError_t release(void* at) {
+  if (at == nullptr) return cudaSuccess;
+  if (here().is_capturing()) return refuse("memory is freed while a stream is captured", cudaErrorStreamCaptureUnsupported);
+  cudaError_t const result = here().drain();
+  return memory::device().release(at) ? result : refuse("nothing was allocated at what is freed", cudaErrorInvalidValue);
+}
+
+}  // namespace
+
+}  // namespace ptx
+
+using ptx::here;
+
+extern "C" {
+
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, std::size_t, CUstream_st* on) {
+  here().configured = {grid, block};
+  here().configured_stream = on;
+  return 0;
+}
+cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, std::size_t* shared, void* on) {
+  *grid = here().configured.at(0), *block = here().configured.at(1), *shared = 0;
+  *static_cast<cudaStream_t*>(on) = here().configured_stream;
+  return cudaSuccess;
+}
+cudaError_t __cudaGetKernel(cudaKernel_t* kernel, void const* function) {
+  *kernel = static_cast<cudaKernel_t>(const_cast<void*>(function));
+  return cudaSuccess;
+}
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, std::size_t shared,
+                               cudaStream_t on) {
+  return ptx::enqueue_launch(kernel, grid, block, arguments, shared, on);
+}
+cudaError_t cudaLaunchKernel(void const* function, dim3 grid, dim3 block, void** arguments, std::size_t shared,
+                             cudaStream_t on) {
+  return ptx::enqueue_launch(function, grid, block, arguments, shared, on);
+}
+
+cudaError_t cudaMalloc(void** at, std::size_t bytes) { return ptx::allocate(at, bytes, ptx::owner::device); }
+cudaError_t cudaMallocManaged(void** at, std::size_t bytes, unsigned) { return ptx::allocate(at, bytes, ptx::owner::managed); }
+cudaError_t cudaHostAlloc(void** at, std::size_t bytes, unsigned) { return ptx::allocate(at, bytes, ptx::owner::managed); }
+cudaError_t cudaFree(void* at) { return ptx::release(at); }
+cudaError_t cudaFreeHost(void* at) { return ptx::release(at); }
+cudaError_t cudaHostRegister(void* at, std::size_t bytes, unsigned) {
+  return ptx::memory::device().add_host(at, bytes) ? here().result() : cudaErrorHostMemoryAlreadyRegistered;
+}
+cudaError_t cudaHostUnregister(void* at) {
+  cudaError_t const result = here().drain();
+  return ptx::memory::device().remove_host(at) ? result : cudaErrorHostMemoryNotRegistered;
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, void const* at) {
+  ptx::range const in = ptx::memory::device().find(reinterpret_cast<std::uint64_t>(at));
+  *found = {};
+  if (in.end == 0) return cudaSuccess;
+  found->type = in.of == ptx::owner::device    ? cudaMemoryTypeDevice
+                : in.of == ptx::owner::managed ? cudaMemoryTypeManaged
+                                               : cudaMemoryTypeHost;
+  found->devicePointer = const_cast<void*>(at);
+  if (in.of != ptx::owner::device) found->hostPointer = const_cast<void*>(at);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, void const* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t on) {
+  return ptx::copy(to, bytes, from, bytes, bytes, 1, on);
+}
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, void const* from, std::size_t from_pitch, std::size_t bytes,
+                              std::size_t rows, cudaMemcpyKind, cudaStream_t on) {
+  return ptx::copy(to, to_pitch, from, from_pitch, bytes, rows, on);
+}
+cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t on) {
+  return here().enqueue(on, [=] {
+    std::memset(ptx::side(to, bytes), value, bytes);
+    ptx::note_write(to, bytes);
+  });
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t* made) {
+  *made = reinterpret_cast<cudaStream_t>(new char);
+  here().at(*made);
+  return here().result();
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t on) {
+  if (here().at(on).captured) return ptx::refuse("a wait for a stream that is captured", cudaErrorStreamCaptureUnsupported);
+  return here().drain(here().at(on));
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t on, cudaStreamCaptureMode) {
+  here().at(on).captured.emplace();
+  return here().result();
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t on, cudaGraph_t* made) {
+  std::optional<ptx::graph>& captured = here().at(on).captured;
+  if (!captured) return cudaErrorIllegalState;
+  *made = reinterpret_cast<cudaGraph_t>(new ptx::graph(std::move(*captured)));
+  captured.reset();
+  return here().result();
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t from, unsigned long long) {
+  *made = reinterpret_cast<cudaGraphExec_t>(new ptx::graph(*reinterpret_cast<ptx::graph*>(from)));
+  return here().result();
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t of, cudaStream_t on) {
+  for (ptx::work const& step : reinterpret_cast<ptx::graph*>(of)->steps) here().enqueue(on, step);
+  return here().result();
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t gone) {
+  delete reinterpret_cast<ptx::graph*>(gone);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t gone) {
+  delete reinterpret_cast<ptx::graph*>(gone);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* made, unsigned) {
+  *made = reinterpret_cast<cudaEvent_t>(new ptx::event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t of, cudaStream_t on) {
+  reinterpret_cast<ptx::event*>(of)->on = &here().at(on);
+  return here().result();
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t of) {
+  ptx::stream* const on = reinterpret_cast<ptx::event*>(of)->on;
+  return on == nullptr ? here().result() : here().drain(*on);
+}
+cudaError_t cudaEventDestroy(cudaEvent_t gone) {
+  delete reinterpret_cast<ptx::event*>(gone);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr of, int) {
+  if (of != cudaDevAttrMultiProcessorCount)
+    return ptx::refuse("this attribute of the device is not known here", cudaErrorNotSupported);
+  *value = static_cast<int>(ptx::number_in("KVPOLICY_PTX_PROCESSORS").value_or(132));
+  return cudaSuccess;
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void const*, int, std::size_t) {
+  *blocks = 2;
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError() { return here().result(); }
+char const* cudaGetErrorString(cudaError_t of) {
+  switch (of) {
+    case cudaSuccess:
+      return "no error";
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorLaunchFailure:
+      return "a kernel failed; the line 'ptx:' says how";
+    default:
+      return "not supported here, or wrong; the line 'ptx:' says what";
+  }
+}
+
+}  // extern "C"
