@@ -26,6 +26,15 @@ struct options {
 /// Throws invalid_value for what it does not know.
 options options_of(int count, char const* const* arguments);
 
+struct field {
+  std::string name;
+  std::string json;  ///< its value
+};
+field number(std::string name, double value);
+field text(std::string name, std::string const& value);
+/// A line of JSON.
+void print(std::vector<field> const& fields);
+
 /// Of one repetition: the median over replays, and the shortest and longest.
 struct timing {
   double us = 0;
@@ -33,14 +42,9 @@ struct timing {
   double most = 0;
   int repetitions = 0;  ///< in a replay
   int replays = 0;
+  std::vector<field>
+      counted{};  ///< what was counted where nothing could be timed; `us` is then what its bytes take at floor_speed
 };
-
-struct field {
-  std::string name;
-  std::string json;  ///< its value
-};
-field number(std::string name, double value);
-field text(std::string name, std::string const& value);
 
 /// What a case came to: the bytes that its floor counts, its time, and what else is to be said.
 struct outcome {

@@ -10,7 +10,10 @@
 
 namespace kvpolicy::bench::llama_8b {
 
-inline constexpr std::int64_t layers = 32;
+#ifndef KVPOLICY_BENCH_LAYERS
+#define KVPOLICY_BENCH_LAYERS 32  // fewer where steps are counted
+#endif
+inline constexpr std::int64_t layers = KVPOLICY_BENCH_LAYERS;
 inline constexpr std::int64_t q_heads = 32;
 inline constexpr std::int64_t kv_heads = 8;
 inline constexpr std::int64_t head_dim = 128;
@@ -65,6 +68,11 @@ constexpr double descent(std::int64_t batch, std::int64_t context, double grids_
 /// Every page's maxima and minima.
 constexpr double bounds(std::int64_t batch, std::int64_t context) {
   return static_cast<double>(batch * (context / page) * 2 * layer_dims) * 2;
+}
+
+/// Every block's vector (InfLLM).
+constexpr double representatives(std::int64_t batch, std::int64_t context, std::int64_t block) {
+  return static_cast<double>(batch * (context / block) * layer_dims) * 2;
 }
 
 /// Every sentence's mean.

@@ -111,11 +111,12 @@ void enqueue_step(situation const& at, decoder_of<Policy>& decoder, std::vector<
   }
 }
 
-/// When a step is measured: after `before` others since the prompt; `fires`: the one before made the trigger fire, so that
-/// every choice is made anew.
+/// When a step is measured, and behind which prompt: after `before` others since the prompt; `fires`: the one before made the
+/// trigger fire, so that every choice is made anew.
 struct moment {
   int before = 0;
   bool fires = false;
+  bool queries_on_host = false;  ///< a prompt's, as InfLLM wants them
 };
 
 /// A decoder whose sequences' prompts, steps before and the step that is planned have `context` tokens.
@@ -129,12 +130,17 @@ std::unique_ptr<decoder_of<Policy>> planned(measured_gpu& on, situation const& a
   for (std::size_t i = 0; i < frequency.size(); ++i)
     frequency[i] = std::pow(5e5f, -2 * static_cast<float>(i) / static_cast<float>(head_dim));
   std::int64_t const seen = std::min<std::int64_t>(observation_queries(policy), situation::max_window);
+  std::vector<float> window;
+  if (when.queries_on_host) {
+    std::minstd_rand random;
+    for (std::int64_t i = 0; i < seen * q_heads * head_dim; ++i) window.push_back(static_cast<float>(random()) / 1073741824.0f - 1);
+  }
   for (std::int64_t s = 0; s < at.batch; ++s) {
     std::vector<std::int32_t> const prompt_ids = random_ids(tokens, static_cast<std::uint32_t>(s));
     prompt_signals prompt{};
     prompt.token_ids = prompt_ids;
     prompt.rope = {frequency.data(), head_dim / 2};
-    prompt.queries = {at.window.get().data, seen, q_heads, q_heads * head_dim, head_dim, scale};
+    prompt.queries = {when.queries_on_host ? window.data() : at.window.get().data, seen, q_heads, q_heads * head_dim, head_dim, scale};
     for (std::int64_t l = 0; l < layers; ++l) made->prefill(s, at.cache.layer(l), tokens, {l}, prompt, exec);
   }
   std::vector<gpu::token_lists> lists(static_cast<std::size_t>(layers));
@@ -199,6 +205,10 @@ void policies(measured_gpu& on, situation const& at, std::int64_t tokens, std::s
        policy{presets::snapkv{.tokens = few, .after = 0}.parts().retain, quest.parts().retrieve}, quest.tokens,
        bounds(at.batch, few) * layers, {}, "half of what snapkv retains is read");
 
+  presets::infllm const infllm{.tokens = few};
+  step(on, at, "infllm " + budget, infllm, tokens, representatives(at.batch, at.context, infllm.block) * layers,
+       {.queries_on_host = true});
+
   presets::chess chess = presets::chess::of_paper({.tokens = few});
   chess.entropy = chess.varentropy = 0;  // any page is unsure
   auto const share =
@@ -257,6 +267,6 @@ void cell(measured_gpu& on, std::int64_t batch, std::int64_t context) {
 int main(int count, char** arguments) {
   using namespace kvpolicy::bench;
   return main_of(count, arguments, [](measured_gpu& on) {
-    on.each_cell(all_batches, {32768, 131072}, [&](std::int64_t batch, std::int64_t context) { cell(on, batch, context); });
+    on.each_cell(all_batches, {4096, 32768, 131072}, [&](std::int64_t batch, std::int64_t context) { cell(on, batch, context); });
   });
 }

@@ -41,10 +41,6 @@ std::string readable(std::string const& mangled) {
   return name;
 }
 
-shared_memory::user warp::user(int lane) const {
-  return {static_cast<std::uint16_t>(first_thread + static_cast<std::uint32_t>(lane)), on->block_time(), time};
-}
-
 processor::processor(std::optional<std::uint64_t> seed, bool count_sectors)
     : counts_sectors_(count_sectors), checks_writes_(std::getenv("KVPOLICY_PTX_INITCHECK") != nullptr) {
   if (seed) order_.emplace(*seed);
@@ -291,15 +287,13 @@ void processor::count_sector(std::uint64_t address, bool writes) {
   ++(writes ? sum_->sectors_written : sum_->sectors_read);
 }
 
-std::uint32_t processor::shared_address(warp& by, instruction const& what, std::uint32_t address_at, int lane,
-                                        std::uint32_t bytes) const {
-  std::uint32_t const address = by.values<std::uint32_t>(address_at)[lane] + static_cast<std::uint32_t>(what.offset);
+void processor::refuse_shared(std::uint32_t address, std::uint32_t bytes, warp const& by) const {
+  std::string const of = " of the warp of thread " + std::to_string(by.first_thread);
   if (address % bytes != 0)
-    throw fault("an address in shared memory that is no multiple of the " + std::to_string(bytes) + " bytes of the access");
-  if (std::int64_t{address} + bytes > shared_.bytes())
-    throw fault("out of bounds: thread " + std::to_string(by.user(lane).thread) + " uses byte " + std::to_string(address) +
-                " of " + std::to_string(shared_.bytes()) + " bytes of shared memory");
-  return address;
+    throw fault("an address in shared memory that is no multiple of the " + std::to_string(bytes) + " bytes of the access," +
+                of);
+  throw fault("out of bounds: a thread" + of + " uses byte " + std::to_string(address) + " of " +
+              std::to_string(shared_.bytes()) + " bytes of shared memory");
 }
 
 std::byte const* processor::parameters(std::int64_t offset, std::uint32_t bytes) const {

@@ -74,13 +74,18 @@ class processor {
                                           std::uint32_t bytes, bool writes);
   /// The address of a lane in shared memory.
   std::uint32_t shared_address(warp& by, instruction const& what, std::uint32_t address_at, int lane,
-                               std::uint32_t bytes) const;
+                               std::uint32_t bytes) const {
+    std::uint32_t const address = by.values<std::uint32_t>(address_at)[lane] + static_cast<std::uint32_t>(what.offset);
+    if ((address & (bytes - 1)) != 0 || std::int64_t{address} + bytes > shared_.bytes()) refuse_shared(address, bytes, by);
+    return address;
+  }
   std::byte const* parameters(std::int64_t offset, std::uint32_t bytes) const;
 
   std::uint32_t block_time() const { return block_time_; }
   shared_memory& shared() { return shared_; }
 
  private:
+  [[noreturn]] void refuse_shared(std::uint32_t address, std::uint32_t bytes, warp const& by) const;
   struct alignas(64) line {
     std::byte bytes[64];
   };
@@ -104,5 +109,9 @@ class processor {
   std::uint32_t block_time_ = 0;
   std::uint32_t launch_number_ = 0;
 };
+
+inline shared_memory::user warp::user(int lane) const {
+  return {static_cast<std::uint16_t>(first_thread + static_cast<std::uint32_t>(lane)), on->block_time(), time};
+}
 
 }  // namespace ptx

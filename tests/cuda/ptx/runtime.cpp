@@ -319,16 +319,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void cons
 }
 cudaError_t cudaGetLastError() { return here().result(); }
 char const* cudaGetErrorString(cudaError_t of) {
-  switch (of) {
-    case cudaSuccess:
-      return "no error";
-    case cudaErrorMemoryAllocation:
-      return "out of memory";
-    case cudaErrorLaunchFailure:
-      return "a kernel failed; the line 'ptx:' says how";
-    default:
-      return "not supported here, or wrong; the line 'ptx:' says what";
-  }
+  if (of == cudaErrorMemoryAllocation) return "out of memory";
+  return of == cudaSuccess ? "no error" : "a kernel failed, or this can't be done here; a line 'ptx:' says what";
 }
 
 }  // extern "C"

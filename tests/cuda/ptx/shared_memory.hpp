@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 namespace ptx {
@@ -25,7 +26,32 @@ class shared_memory {
   /// @param address bytes from the beginning; a multiple of 4
   /// @param value what is written
   /// @throws fault where a word is read that was never written, or that another thread uses at the same time
-  void use_word(std::uint32_t address, use how, user const& by, std::uint32_t value = 0);
+  void use_word(std::uint32_t address, use how, user const& by, std::uint32_t value = 0) {
+    word& at = words_[address / 4];
+    if (how != use::write && at.written.thread == nobody)
+      refuse("a read of shared memory that no thread of the block wrote", address, by);
+    if (at.written.hurts(by) && !(how == use::add && at.added)) {
+      if (how != use::write)
+        refuse("a race in shared memory, a read of what another thread wrote with no barrier between", address, by);
+      std::uint32_t had = 0;
+      std::memcpy(&had, data_.data() + address, sizeof had);
+      if (had != value) refuse("a race in shared memory, two threads that write with no barrier between", address, by);
+    }
+    auto const warp = static_cast<std::uint16_t>(by.thread / 32);
+    mark const now{by.block_time, by.warp_time, by.thread, warp};
+    if (how == use::read) {
+      // A mark names one thread. Where a second one reads, what it says is that a write by either of them hurts.
+      if (at.read.block_time != now.block_time || at.read.thread == nobody) at.read = now;
+      else if (at.read.warp != warp) at.read.thread = several, at.read.warp = several;
+      else if (at.read.warp_time != now.warp_time) at.read = now;
+      else if (at.read.thread != now.thread) at.read.thread = several;
+      return;
+    }
+    if (at.read.hurts(by))
+      refuse("a race in shared memory, a write of what another thread reads with no barrier between", address, by);
+    at.written = now;
+    at.added = how == use::add;
+  }
 
  private:
   static constexpr std::uint16_t nobody = 0xffff;
@@ -46,6 +72,8 @@ class shared_memory {
     mark written, read;
     bool added = false;
   };
+
+  [[noreturn]] static void refuse(char const* what, std::uint32_t address, user const& by);
 
   std::vector<std::byte> data_;
   std::vector<word> words_;
