@@ -252,6 +252,11 @@ class table {
     rounded("rmi", [](F a) { return std::floor(a); });
     rounded("rpi", [](F a) { return std::ceil(a); });
   }
+  static std::uint16_t f16(float a) { return std::bit_cast<std::uint16_t>(static_cast<_Float16>(a)); }
+  static std::uint16_t bf16(float a) {
+    auto const bits = std::bit_cast<std::uint32_t>(a);
+    return static_cast<std::uint16_t>(a != a ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  }
   void conversions() {
     of_integer<std::uint16_t>("u16"), of_integer<std::int16_t>("s16");
     of_integer<std::uint32_t>("u32"), of_integer<std::int32_t>("s32");
@@ -261,12 +266,11 @@ class table {
     add("cvt.rn.f32.f64", [](double a) { return static_cast<float>(a); });
     add("cvt.sat.f32.f32", [](float a) { return a > 0 ? (a < 1 ? a : 1.0F) : 0.0F; });
     add("cvt.f32.f16", [](std::uint16_t a) { return static_cast<float>(std::bit_cast<_Float16>(a)); });
-    add("cvt.rn.f16.f32", [](float a) { return std::bit_cast<std::uint16_t>(static_cast<_Float16>(a)); });
+    add("cvt.rn.f16.f32", [](float a) { return f16(a); });
+    add("cvt.rn.f16x2.f32", [](float high, float low) { return std::uint32_t{f16(high)} << 16 | f16(low); });
+    add("cvt.rn.bf16x2.f32", [](float high, float low) { return std::uint32_t{bf16(high)} << 16 | bf16(low); });
     add("cvt.f32.bf16", [](std::uint16_t a) { return std::bit_cast<float>(std::uint32_t{a} << 16); });
-    add("cvt.rn.bf16.f32", [](float a) {
-      auto const bits = std::bit_cast<std::uint32_t>(a);
-      return static_cast<std::uint16_t>(a != a ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-    });
+    add("cvt.rn.bf16.f32", [](float a) { return bf16(a); });
   }
 
   static float flushed(float a) { return std::fabs(a) < std::numeric_limits<float>::min() ? std::copysign(0.0F, a) : a; }

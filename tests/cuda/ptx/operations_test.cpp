@@ -296,6 +296,7 @@ TEST_CASE("each operation is what its definition says, and the kernels use no ot
   d.is("cvt.rn.bf16.f32", {0x3f808000}, 0x3f80), d.is("cvt.rn.bf16.f32", {0x3f818000}, 0x3f82),
       d.is("cvt.rn.bf16.f32", {0x3f808001}, 0x3f81);
   d.is("cvt.rn.bf16.f32", {f(std::numeric_limits<float>::max())}, 0x7f80), d.is("cvt.rn.bf16.f32", {0x7fa00000}, 0x7fff);
+  d.is("cvt.rn.f16x2.f32", {f(2051), f(-1)}, 0x6802bc00), d.is("cvt.rn.bf16x2.f32", {f(-2), 0x3f818000}, 0xc0003f82);
   d.is("cvt.f32.bf16", {0xc0a0}, f(-5));
   d.is("ex2.approx.f32", {f(-3)}, f(.125F)), d.is("ex2.approx.f32", {f(-149)}, 1), d.is("ex2.approx.f32", {f(-HUGE_VALF)}, 0);
   d.is("ex2.approx.ftz.f32", {f(5)}, f(32)), d.is("ex2.approx.ftz.f32", {f(-149)}, 0), d.is("ex2.approx.ftz.f32", {1}, f(1));

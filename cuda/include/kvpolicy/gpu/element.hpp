@@ -46,4 +46,19 @@ KVPOLICY_KERNEL stored<E> narrowed(float value) {
   }
 }
 
+/// Converts two floats to 16-bit elements, to nearest, the first in the word's lower half.
+/// @param first  the one
+/// @param second  the other
+template <element_type E>
+KVPOLICY_KERNEL std::uint32_t narrowed_pair(float first, float second) {
+#if defined(__CUDA_ARCH__)
+  std::uint32_t pair;
+  if constexpr (E == element_type::f16) asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(first), "f"(second));
+  else asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(first), "f"(second));
+  return pair;
+#else
+  return narrowed<E>(first) | static_cast<std::uint32_t>(narrowed<E>(second)) << 16;
+#endif
+}
+
 }  // namespace kvpolicy::gpu

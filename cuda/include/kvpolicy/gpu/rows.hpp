@@ -189,6 +189,27 @@ KVPOLICY_KERNEL float get(B& block, vector_rows const& from, std::int64_t i) {
   return from.type == element_type::f16 ? widened<element_type::f16>(half) : widened<element_type::bf16>(half);
 }
 
+/// Reads eight elements of vectors: as get(), but the type is looked at once.
+/// @param block  the thread's block
+/// @param from  the vectors
+/// @param first  the first element
+/// @param x  where they go
+template <class B>
+KVPOLICY_KERNEL void get_eight(B& block, vector_rows const& from, std::int64_t first, float (&x)[8]) {
+  if (from.type == element_type::f32) {
+    auto const floats = block.global(buffer<float const>(from.as<element_type::f32>()));
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 8; ++i) x[i] = floats[first + i];
+    return;
+  }
+  auto const halves = block.global(buffer<std::uint16_t const>(from.as<element_type::f16>()));
+  KVPOLICY_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    std::uint16_t const half = halves[first + i];
+    x[i] = from.type == element_type::f16 ? widened<element_type::f16>(half) : widened<element_type::bf16>(half);
+  }
+}
+
 /// Writes element i of vectors.
 /// @param block  the thread's block
 /// @param to  the vectors

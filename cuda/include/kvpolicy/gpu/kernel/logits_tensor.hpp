@@ -43,10 +43,7 @@ struct list_logits_tensor_body : no_shared {
     std::int32_t const real = a.rows_of_head - row < 8 ? a.rows_of_head - row : 8;
     std::int64_t const first_q = static_cast<std::int64_t>(head) * a.rows_of_head + row;
     tensor_queries<E, Chunks> query;
-    query.load(tile, real, [&](std::int32_t nth, std::int32_t channel) {
-      return a.scale *
-             get(block, a.queries, block.z() * a.queries.sequence_stride + (first_q + nth) * a.queries.head_stride + channel);
-    });
+    query.load(block, a.queries, first_q, real, a.scale);
     auto const place_of = [&](std::int64_t from) {
       std::int64_t const i = from + g < count ? from + g : count - 1;
       return keys.offset(head, list.token(a.first + i));
@@ -91,21 +88,9 @@ struct score_bounds_tensor_body : no_shared {
     std::int64_t at = 8 * ((static_cast<std::int64_t>(block.x()) - a.before) * warps + tile.index());
     if (at >= count) return;
     row_reader<E, B> const bounds(block, a.bounds, block.z());
-    // What takes the maxima, and what the minima.
-    tensor_queries<E, Chunks> above;
-    tensor_queries<E, Chunks> below;
-    auto const channel_of = [&](std::int32_t head, std::int32_t channel) {
-      return get(block, a.queries,
-                 block.z() * a.queries.sequence_stride + (block.y() * a.group + head) * a.queries.head_stride + channel);
-    };
-    above.load(tile, a.group, [&](std::int32_t head, std::int32_t channel) {
-      float const x = channel_of(head, channel);
-      return x < 0 ? 0 : x;
-    });
-    below.load(tile, a.group, [&](std::int32_t head, std::int32_t channel) {
-      float const x = channel_of(head, channel);
-      return x < 0 ? x : 0;
-    });
+    tensor_queries<E, Chunks> above;  // what takes the maxima
+    above.load(block, a.queries, block.y() * a.group, a.group, 1);
+    tensor_queries<E, Chunks> const below = above.take_negative();  // and what the minima
     for (std::int64_t const step = 8 * warps * a.blocks; at < count; at += step) {
       std::int64_t const mine = first + (at + g < count ? at + g : count - 1);
       typename row_reader<E, B>::raw high[Chunks];
@@ -117,13 +102,12 @@ struct score_bounds_tensor_body : no_shared {
         high[c] = bounds.load_raw(high_at, t + 4 * c);
         low[c] = bounds.load_raw(low_at, t + 4 * c);
       }
-      float highs[4] = {};
-      float lows[4] = {};
-      above.multiply(tile, high, highs);
-      below.multiply(tile, low, lows);
+      float sum[4] = {};
+      above.multiply(tile, high, sum);
+      below.multiply(tile, low, sum);
       KVPOLICY_UNROLL
       for (int i = 0; i < 2; ++i) {
-        float score = (highs[i] + highs[2 + i]) * above.unit + (lows[i] + lows[2 + i]) * below.unit;
+        float score = (sum[i] + sum[2 + i]) * above.unit;
         if (g >= a.group) score = a.merged == group_merge::mean ? 0 : -__builtin_huge_valf();
         KVPOLICY_UNROLL
         for (unsigned mask = 4; mask < 32; mask *= 2) {

@@ -10,12 +10,8 @@ namespace kvpolicy::gpu {
 /// Two halves in a word, the first one low; and what they leave of the values, in another.
 template <element_type E>
 KVPOLICY_KERNEL void split(float x, float y, std::uint32_t& high, std::uint32_t& low) {
-  stored<E> const x_high = narrowed<E>(x);
-  stored<E> const y_high = narrowed<E>(y);
-  stored<E> const x_low = narrowed<E>(x - widened<E>(x_high));
-  stored<E> const y_low = narrowed<E>(y - widened<E>(y_high));
-  high = x_high | static_cast<std::uint32_t>(y_high) << 16;
-  low = x_low | static_cast<std::uint32_t>(y_low) << 16;
+  high = narrowed_pair<E>(x, y);
+  low = narrowed_pair<E>(x - widened<E>(static_cast<stored<E>>(high)), y - widened<E>(static_cast<stored<E>>(high >> 16)));
 }
 
 /// Query heads of 32 Chunks channels, a lane's part of them. They are rows 0 to 7 of a matrix, what rounding to halves leaves
@@ -27,19 +23,24 @@ struct tensor_queries {
   std::uint32_t part[Chunks][2][4];
   float unit = 1;  ///< what products are to be multiplied by: halves hold the queries divided by it, whatever their size
 
-  /// `channel_of(head, channel)` for heads below `real`; the others are 0. Collective.
-  template <class Tile, class Channel>
-  KVPOLICY_KERNEL void load(Tile const& tile, std::int32_t real, Channel channel_of) {
+  /// Takes heads `first` to first + real of a sequence, times `factor`; the others are 0. Collective.
+  template <class B>
+  KVPOLICY_KERNEL void load(B& block, vector_rows const& queries, std::int64_t first, std::int32_t real, float factor) {
+    auto const tile = block.tile();
     auto const head = static_cast<std::int32_t>(tile.lane()) >> 2;
     auto const t = static_cast<std::int32_t>(tile.lane()) & 3;
     float channels[Chunks][8] = {};
     float size = 0;
-    KVPOLICY_UNROLL
-    for (int c = 0; c < Chunks; ++c) {
+    if (head < real) {
+      std::int64_t const row = block.z() * queries.sequence_stride + (first + head) * queries.head_stride;
       KVPOLICY_UNROLL
-      for (int i = 0; i < 8; ++i) {
-        if (head < real) channels[c][i] = channel_of(head, 8 * (t + 4 * c) + i);
-        size = fabsf(channels[c][i]) > size ? fabsf(channels[c][i]) : size;
+      for (int c = 0; c < Chunks; ++c) {
+        get_eight(block, queries, row + 8 * (t + 4 * c), channels[c]);
+        KVPOLICY_UNROLL
+        for (int i = 0; i < 8; ++i) {
+          channels[c][i] *= factor;
+          size = fabsf(channels[c][i]) > size ? fabsf(channels[c][i]) : size;
+        }
       }
     }
     KVPOLICY_UNROLL
@@ -47,11 +48,11 @@ struct tensor_queries {
       float const other = tile.shfl_xor(size, mask);
       size = other > size ? other : size;
     }
-    // A power of two that makes the largest channel less than 1.
-    int exponent = 0;
-    if (size > 0 && size < 3e38f) (void)frexpf(size, &exponent);
-    unit = ldexpf(1, exponent);
-    float const share = ldexpf(1, -exponent);
+    // A power of two that makes the largest channel less than 1, from its exponent: neither it nor its inverse is subnormal.
+    std::uint32_t exponent = __builtin_bit_cast(std::uint32_t, size) >> 23;
+    exponent = exponent < 1 ? 1 : exponent > 252 ? 252 : exponent;
+    unit = __builtin_bit_cast(float, (exponent + 1) << 23);
+    float const share = __builtin_bit_cast(float, (253 - exponent) << 23);
     KVPOLICY_UNROLL
     for (int c = 0; c < Chunks; ++c) {
       KVPOLICY_UNROLL
@@ -61,6 +62,29 @@ struct tensor_queries {
         split<E>(four[2] * share, four[3] * share, part[c][step][2], part[c][step][3]);
       }
     }
+  }
+
+  /// Leaves the channels that are not negative, and returns those that are, in the same unit.
+  KVPOLICY_KERNEL tensor_queries take_negative() {
+    tensor_queries negative;
+    negative.unit = unit;
+    KVPOLICY_UNROLL
+    for (int c = 0; c < Chunks; ++c) {
+      KVPOLICY_UNROLL
+      for (int step = 0; step < 2; ++step) {
+        KVPOLICY_UNROLL
+        for (int pair = 0; pair < 4; pair += 2) {
+          // Remainders go where their values go, whatever their own signs.
+          std::uint32_t const signs = ((part[c][step][pair] >> 15) & 0x10001) * 0xffff;
+          KVPOLICY_UNROLL
+          for (int i = pair; i < pair + 2; ++i) {
+            negative.part[c][step][i] = part[c][step][i] & signs;
+            part[c][step][i] &= ~signs;
+          }
+        }
+      }
+    }
+    return negative;
   }
 
   /// Adds the products with 8 rows: of head l / 4 with rows 2 (l % 4) and the next, in two sums each: out[i] + out[2 + i].
