@@ -314,7 +314,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr of, int) {
   return cudaSuccess;
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void const*, int, std::size_t) {
-  *blocks = 2;
+  *blocks = static_cast<int>(ptx::number_in("KVPOLICY_PTX_OCCUPANCY").value_or(2));  // PTX says nothing of registers
   return cudaSuccess;
 }
 cudaError_t cudaGetLastError() { return here().result(); }

@@ -71,6 +71,7 @@ template <element_type E, int Chunks>
 struct score_bounds_tensor_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "score_bounds_tensor";
+  static constexpr int units_of_block = 64;  ///< at least: a warp's second turn makes up for reading the queries
   struct arguments : score_bounds_body<E>::arguments {
     std::int32_t blocks = 1;  ///< that share a head's units
     std::int32_t before = 0;  ///< blocks of the grid that do something else

@@ -92,6 +92,7 @@ struct softmax_rows_body {
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
     unsigned const q = block.x();
     list_reader<B> const list(block, a.lists, block.y(), q / static_cast<unsigned>(a.group));
+    if (list.count() <= a.first) return;
     std::int64_t const row = static_cast<std::int64_t>(block.y()) * a.q_heads + q;
     auto const logits = block.global(a.logits);
     float most = -__builtin_huge_valf();

@@ -60,7 +60,7 @@ void launch_score_bounds(D& device, scored_bounds const& what, Set set) {
                             using body = score_bounds_tensor_body<E, Chunks>;
                             auto a = bounds_arguments<body>(what, set);
                             a.blocks =
-                                blocks_of_row<body>(device, what.max_units, body::threads / 4, what.sequences * bounds.heads);
+                                blocks_of_row<body>(device, what.max_units, body::units_of_block, what.sequences * bounds.heads);
                             device.template launch<body>({a.blocks, bounds.heads, what.sequences}, a);
                           });
   if (on_tensors) return;
@@ -87,7 +87,7 @@ void launch_pool_beside_bounds(D& device, batch_rows const& keys, pooled_tokens 
                          a.score = bounds_arguments<score>(what, set_score);
                          a.score.before = 1;
                          std::int64_t const rows = what.sequences * what.bounds.heads;
-                         a.score.blocks = blocks_of_row<body>(device, what.max_units, body::threads / 4, rows);
+                         a.score.blocks = blocks_of_row<body>(device, what.max_units, score::units_of_block, rows);
                          device.template launch<body>({a.score.blocks + 1, what.bounds.heads, what.sequences}, a);
                        });
   if (at_once) return;
