@@ -1,6 +1,8 @@
 // One element as memory holds it, and as kernels compute with it.
 #pragma once
 
+#include <cmath>
+
 #include "kvpolicy/gpu/block.hpp"
 
 namespace kvpolicy::gpu {
@@ -58,6 +60,18 @@ KVPOLICY_KERNEL std::uint32_t narrowed_pair(float first, float second) {
   return pair;
 #else
   return narrowed<E>(first) | static_cast<std::uint32_t>(narrowed<E>(second)) << 16;
+#endif
+}
+
+/// Returns 2 to the power of x, 0 where that is below the smallest normal float. One instruction on a GPU.
+/// @param x  the exponent
+KVPOLICY_KERNEL float power_of_two(float x) {
+#if defined(__CUDA_ARCH__)
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+#else
+  return x < -126 ? 0 : exp2f(x);
 #endif
 }
 

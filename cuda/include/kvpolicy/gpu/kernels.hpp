@@ -15,6 +15,7 @@
 #include "kvpolicy/gpu/kernel/page_trigger.hpp"
 #include "kvpolicy/gpu/kernel/pool.hpp"
 #include "kvpolicy/gpu/kernel/prompt_attention.hpp"
+#include "kvpolicy/gpu/kernel/prompt_attention_tensor.hpp"
 #include "kvpolicy/gpu/kernel/representatives.hpp"
 #include "kvpolicy/gpu/kernel/row_scores.hpp"
 #include "kvpolicy/gpu/kernel/score.hpp"
@@ -69,6 +70,8 @@
   KVPOLICY_EACH_TYPE(X, attend_block_body)                                             \
   KVPOLICY_EACH_TYPE(X, window_statistics_body) X(merge_statistics_body)               \
   KVPOLICY_EACH_TYPE(X, window_sums_body) X(smooth_sums_body)                          \
+  KVPOLICY_EACH_TENSOR(X, window_statistics_tensor_body)                               \
+  KVPOLICY_EACH_TENSOR(X, window_sums_tensor_body)                                     \
   KVPOLICY_EACH_TYPE(X, row_norms_body)                                                \
   KVPOLICY_EACH_TYPE(X, direction_sums_body) X(mean_direction_body)                    \
   KVPOLICY_EACH_TYPE(X, cosines_body) KVPOLICY_EACH_TYPE(X, partition_deviation_body)     \

@@ -31,7 +31,8 @@ struct attend_tensor_body {
     list_reader<B> const list(block, a.lists, block.z(), heads.kv_head);
 
     tensor_queries<E, Chunks> query;
-    query.load(block, a.queries, heads.first_q, heads.real, a.scale * 1.44269504f);
+    query.load(block, a.queries, block.z() * a.queries.sequence_stride + heads.first_q * a.queries.head_stride,
+               a.queries.head_stride, heads.real, a.scale * 1.44269504f);
 
     float sum[Chunks][4][4] = {};
     float most = no_logit;

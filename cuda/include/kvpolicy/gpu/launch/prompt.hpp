@@ -6,12 +6,21 @@
 #include "kvpolicy/gpu/kernel/attend_block.hpp"
 #include "kvpolicy/gpu/kernel/gaussian.hpp"
 #include "kvpolicy/gpu/kernel/prompt_attention.hpp"
+#include "kvpolicy/gpu/kernel/prompt_attention_tensor.hpp"
 #include "kvpolicy/gpu/kernel/row_scores.hpp"
 #include "kvpolicy/gpu/kernel/similarity.hpp"
 #include "kvpolicy/gpu/launch/attend.hpp"
 #include "kvpolicy/primitive/window_attention.hpp"
 
 namespace kvpolicy::gpu {
+
+/// Keys of one of the splits that fill the device, where `blocks` share a split: a multiple of `step`.
+template <class Body, device D>
+std::int64_t keys_of_splits(D& device, std::int64_t keys, std::int64_t step, std::int64_t blocks) {
+  std::int64_t const steps = divided_up(keys, step);
+  std::int64_t const splits = std::clamp<std::int64_t>(divided_up(device.template blocks_wanted<Body>(), blocks), 1, steps);
+  return divided_up(steps, splits) * step;
+}
 
 /// Scores of tokens [0, columns) from the window's attention: `set` gives smoothing and where they go.
 template <device D, class Set>
@@ -20,22 +29,40 @@ void launch_window_attention(D& device, prompt_attention const& what, std::int64
   if (columns <= 0) return;
   scratch_scope const scope(device);
   std::int64_t const heads = what.keys.heads;
-  std::int64_t const row_tiles = divided_up(what.rows(), tile_rows);
-  std::int64_t const key_tiles = divided_up(what.tokens, tile_keys);
   buffer<float> const statistics = device.template scratch<float>(heads * what.rows() * 2);
   buffer<float> const sums = device.template scratch<float>(heads * what.group * columns);
-  with_type(what.keys.type, [&]<element_type E>() {
-    std::int64_t const filled = device.template blocks_wanted<window_statistics_body<E>>();
-    std::int64_t const wanted = std::clamp<std::int64_t>(divided_up(filled, heads * row_tiles), 1, key_tiles);
-    std::int64_t const keys_of_split = divided_up(key_tiles, wanted) * tile_keys;
+  bool const largest = merged == group_merge::maximum;
+  // Launches a body over splits of the keys, as many as fill the device, of `step` keys at least, and merges their statistics.
+  auto const statistics_by = [&]<class Body>(std::int64_t blocks, std::int64_t step, auto set_parts) {
+    std::int64_t const keys_of_split = keys_of_splits<Body>(device, what.tokens, step, heads * blocks);
     auto const splits = static_cast<std::int32_t>(divided_up(what.tokens, keys_of_split));
     buffer<float> const parts = device.template scratch<float>(heads * what.rows() * splits * 2);
-    device.template launch<window_statistics_body<E>>({row_tiles, heads, splits}, {what, keys_of_split, parts, splits});
+    typename Body::arguments a{what, keys_of_split, parts, splits};
+    set_parts(a);
+    device.template launch<Body>({blocks, heads, splits}, a);
     device.template launch<merge_statistics_body>({divided_up(heads * what.rows(), merge_statistics_body::threads), 1, 1},
                                                   {parts, splits, heads * what.rows(), statistics});
-    device.template launch<window_sums_body<E>>({divided_up(columns, tile_keys), heads, 1},
-                                                {what, statistics, columns, sums, columns, merged == group_merge::maximum});
-  });
+  };
+  bool const on_tensors =
+      what.listed.tokens.data == nullptr && with_tensor_rows(what.keys, [&]<element_type E, int Chunks>() {
+        using of_rows = window_statistics_tensor_body<E, Chunks>;
+        using of_columns = window_sums_tensor_body<E, Chunks>;
+        constexpr std::int64_t warps = of_rows::threads / 32;
+        std::int64_t const parts = divided_up(what.window, 32);
+        statistics_by.template operator()<of_rows>(divided_up(what.group * parts, warps), 512,
+                                                   [&](auto& a) { a.parts = static_cast<std::int32_t>(parts); });
+        std::int64_t const blocks = divided_up(what.group, warps);
+        std::int64_t const keys_of_split = keys_of_splits<of_columns>(device, columns, 512, heads * blocks);
+        device.template launch<of_columns>({blocks, heads, divided_up(columns, keys_of_split)},
+                                           {what, keys_of_split, statistics, columns, sums, columns, largest});
+      });
+  if (!on_tensors) {
+    with_type(what.keys.type, [&]<element_type E>() {
+      statistics_by.template operator()<window_statistics_body<E>>(divided_up(what.rows(), tile_rows), tile_keys, [](auto&) {});
+      device.template launch<window_sums_body<E>>({divided_up(columns, tile_keys), heads, 1},
+                                                  {what, statistics, columns, sums, columns, largest});
+    });
+  }
   smooth_sums_body::arguments a{};
   a.sums = sums;
   a.stride = columns;
@@ -43,7 +70,7 @@ void launch_window_attention(D& device, prompt_attention const& what, std::int64
   a.columns = columns;
   a.window = what.window;
   a.tokens = what.tokens;
-  a.largest = merged == group_merge::maximum;
+  a.largest = largest;
   set(a);
   device.template launch<smooth_sums_body>({divided_up(columns, smooth_sums_body::threads), heads, 1}, a);
 }
