@@ -133,14 +133,16 @@ std::unique_ptr<decoder_of<Policy>> planned(measured_gpu& on, situation const& a
   std::vector<float> window;
   if (when.queries_on_host) {
     std::minstd_rand random;
-    for (std::int64_t i = 0; i < seen * q_heads * head_dim; ++i) window.push_back(static_cast<float>(random()) / 1073741824.0f - 1);
+    for (std::int64_t i = 0; i < seen * q_heads * head_dim; ++i)
+      window.push_back(static_cast<float>(random()) / 1073741824.0f - 1);
   }
   for (std::int64_t s = 0; s < at.batch; ++s) {
     std::vector<std::int32_t> const prompt_ids = random_ids(tokens, static_cast<std::uint32_t>(s));
     prompt_signals prompt{};
     prompt.token_ids = prompt_ids;
     prompt.rope = {frequency.data(), head_dim / 2};
-    prompt.queries = {when.queries_on_host ? window.data() : at.window.get().data, seen, q_heads, q_heads * head_dim, head_dim, scale};
+    prompt.queries = {
+        when.queries_on_host ? window.data() : at.window.get().data, seen, q_heads, q_heads * head_dim, head_dim, scale};
     for (std::int64_t l = 0; l < layers; ++l) made->prefill(s, at.cache.layer(l), tokens, {l}, prompt, exec);
   }
   std::vector<gpu::token_lists> lists(static_cast<std::size_t>(layers));
@@ -267,6 +269,7 @@ void cell(measured_gpu& on, std::int64_t batch, std::int64_t context) {
 int main(int count, char** arguments) {
   using namespace kvpolicy::bench;
   return main_of(count, arguments, [](measured_gpu& on) {
-    on.each_cell(all_batches, {4096, 32768, 131072}, [&](std::int64_t batch, std::int64_t context) { cell(on, batch, context); });
+    on.each_cell(all_batches, {4096, 32768, 131072},
+                 [&](std::int64_t batch, std::int64_t context) { cell(on, batch, context); });
   });
 }

@@ -56,13 +56,13 @@ template <device D, class Set>
 void launch_score_bounds(D& device, scored_bounds const& what, Set set) {
   batch_rows const& bounds = what.bounds;
   expect_row("score_bounds", bounds.head_dim, what.group);
-  bool const on_tensors = what.group <= 8 && with_tensor_rows(bounds, [&]<element_type E, int Chunks>() {
-                            using body = score_bounds_tensor_body<E, Chunks>;
-                            auto a = bounds_arguments<body>(what, set);
-                            a.blocks =
-                                blocks_of_row<body>(device, what.max_units, body::units_of_block, what.sequences * bounds.heads);
-                            device.template launch<body>({a.blocks, bounds.heads, what.sequences}, a);
-                          });
+  bool const on_tensors =
+      what.group <= 8 && with_tensor_rows(bounds, [&]<element_type E, int Chunks>() {
+        using body = score_bounds_tensor_body<E, Chunks>;
+        auto a = bounds_arguments<body>(what, set);
+        a.blocks = blocks_of_row<body>(device, what.max_units, body::units_of_block, what.sequences * bounds.heads);
+        device.template launch<body>({a.blocks, bounds.heads, what.sequences}, a);
+      });
   if (on_tensors) return;
   with_type(bounds.type, [&]<element_type E>() {
     using body = score_bounds_body<E>;
