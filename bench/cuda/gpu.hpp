@@ -42,8 +42,8 @@ struct timing {
   double most = 0;
   int repetitions = 0;  ///< in a replay
   int replays = 0;
-  std::vector<field>
-      counted{};  ///< what was counted where nothing could be timed; `us` is then what its bytes take at floor_speed
+  /// What was counted where nothing could be timed; `us` is then what its bytes take at floor_speed.
+  std::vector<field> counted{};
 };
 
 /// What a case came to: the bytes that its floor counts, its time, and what else is to be said.

@@ -4,14 +4,8 @@
 int main(int count, char** arguments) {
   using namespace kvpolicy::bench;
   return main_of(count, arguments, [](measured_gpu& on) {
-    pooling(on);
-    scores(on);
-    cascades(on);
+    dearest(on);
     top_ks(on);
-    attention(on);
-    list_weight_cases(on);
-    window_attention_cases(on);
-    sentence_scores(on);
     entropies(on);
     gathers(on);
   });

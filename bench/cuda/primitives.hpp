@@ -16,4 +16,15 @@ void sentence_scores(measured_gpu& on);
 void entropies(measured_gpu& on);
 void gathers(measured_gpu& on);
 
+/// The kernels that read and write the most.
+inline void dearest(measured_gpu& on) {
+  pooling(on);
+  scores(on);
+  cascades(on);
+  attention(on);
+  list_weight_cases(on);
+  window_attention_cases(on);
+  sentence_scores(on);
+}
+
 }  // namespace kvpolicy::bench

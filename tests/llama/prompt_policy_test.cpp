@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "decoding.hpp"
+#include "kvpolicy/interop/llama/statistics.hpp"
 #include "kvpolicy/presets/full.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
 #include "tiny_model.hpp"

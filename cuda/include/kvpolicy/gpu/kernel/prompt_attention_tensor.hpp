@@ -4,7 +4,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "kvpolicy/gpu/kernel/logit_tile.hpp"
+#include "kvpolicy/gpu/kernel/prompt_attention.hpp"
 #include "kvpolicy/gpu/kernel/tensor_queries.hpp"
 
 namespace kvpolicy::gpu {
@@ -77,12 +77,8 @@ template <element_type E, int Chunks>
 struct window_statistics_tensor_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "window_statistics_tensor";
-  struct arguments {
-    prompt_attention what;
-    std::int64_t keys_of_split = 0;  ///< a multiple of 8
-    buffer<float> statistics;        ///< `[heads, rows, splits, 2]`
-    std::int32_t splits = 1;
-    std::int32_t parts = 1;  ///< of a query head: groups of 32 queries
+  struct arguments : window_statistics_body<E>::arguments {  // splits are of a multiple of 8 keys
+    std::int32_t parts = 1;                                  ///< of a query head: groups of 32 queries
   };
 
   template <class B>
@@ -140,14 +136,8 @@ template <element_type E, int Chunks>
 struct window_sums_tensor_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "window_sums_tensor";
-  struct arguments {
-    prompt_attention what;
+  struct arguments : window_sums_body<E>::arguments {
     std::int64_t keys_of_split = 0;  ///< a multiple of 8
-    buffer<float const> statistics;  ///< `[heads, rows, 2]`
-    std::int64_t columns = 0;        ///< tokens [0, columns) are wanted
-    buffer<float> sums;              ///< `[q_heads, stride]`
-    std::int64_t stride = 0;
-    bool largest = false;
   };
 
   template <class B>

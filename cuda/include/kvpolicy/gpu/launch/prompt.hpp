@@ -37,7 +37,11 @@ void launch_window_attention(D& device, prompt_attention const& what, std::int64
     std::int64_t const keys_of_split = keys_of_splits<Body>(device, what.tokens, step, heads * blocks);
     auto const splits = static_cast<std::int32_t>(divided_up(what.tokens, keys_of_split));
     buffer<float> const parts = device.template scratch<float>(heads * what.rows() * splits * 2);
-    typename Body::arguments a{what, keys_of_split, parts, splits};
+    typename Body::arguments a{};
+    a.what = what;
+    a.keys_of_split = keys_of_split;
+    a.statistics = parts;
+    a.splits = splits;
     set_parts(a);
     device.template launch<Body>({blocks, heads, splits}, a);
     device.template launch<merge_statistics_body>({divided_up(heads * what.rows(), merge_statistics_body::threads), 1, 1},
@@ -54,7 +58,7 @@ void launch_window_attention(D& device, prompt_attention const& what, std::int64
         std::int64_t const blocks = divided_up(what.group, warps);
         std::int64_t const keys_of_split = keys_of_splits<of_columns>(device, columns, 512, heads * blocks);
         device.template launch<of_columns>({blocks, heads, divided_up(columns, keys_of_split)},
-                                           {what, keys_of_split, statistics, columns, sums, columns, largest});
+                                           {{what, statistics, columns, sums, columns, largest}, keys_of_split});
       });
   if (!on_tensors) {
     with_type(what.keys.type, [&]<element_type E>() {
