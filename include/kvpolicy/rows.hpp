@@ -78,7 +78,7 @@ struct basic_rows {
   std::int64_t page_stride = 0;         ///< bytes
   std::int64_t page_table_stride = 0;   ///< entries between heads' tables; 0: one table for all heads (device rows: only 0)
 
-  std::int32_t const* indices = nullptr;  ///< `[heads, index_stride]` tokens; null: every token is its own rank
+  std::int32_t const* indices = nullptr;  ///< on the host: `[heads, index_stride]` tokens; null: every token is its own rank
   std::int64_t index_stride = 0;          ///< entries; 0: the same indices for all heads
 
   /// Whether a row is one run of neighbouring elements or blocks, so that its address alone suffices to read it.

@@ -86,6 +86,7 @@ struct by_token {
   template <class Input, class Rows>
   float at(Input const& input, Rows const& keys, Rows const& values, std::int64_t head, std::int64_t token,
            std::int64_t index) const {
+    static_assert(std::same_as<Rows, rows>, "score_tokens reads rows on the host: for rows on a GPU write a scorer with a kernel");
     keys.load({head}, {token}, input.memory.key);
     values.load({head}, {token}, input.memory.value);
     return static_cast<float>(of_token(row(input.memory.key), row(input.memory.value), input.tokens - 1 - index));

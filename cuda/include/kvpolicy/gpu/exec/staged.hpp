@@ -107,7 +107,7 @@ class staged {
       made.indices = device_.in(from.indices, from.index_stride == 0 ? tokens : (from.heads - 1) * from.index_stride + tokens);
     }
     if (from.pages != nullptr) {
-      made.pages = device_.in(from.pages, divided_up(tokens_behind(from, tokens), from.page_size));
+      made.pages = device_.in(from.pages, divided_up(tokens_between(from, 0, tokens).second, from.page_size));
     }
     return finished(made);
   }

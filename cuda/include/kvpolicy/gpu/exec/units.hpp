@@ -29,8 +29,10 @@ class unit_primitives : public staged<D> {
     std::int32_t const how[batch_rope_angles::facts] = {static_cast<std::int32_t>(what.rotated.pairs),
                                                         what.rotated.how == rotation::pairing::neighbours ? 1 : 0};
     if (what.rotated.angles != nullptr) {
-      rotated = {device_.in(what.rotated.angles, tokens_behind(keys, what.last) * 2 * what.rotated.pairs),
-                 device_.in(how, batch_rope_angles::facts)};
+      auto const [from, to] = tokens_between(keys, what.origin + unit * what.unit_size, what.last);
+      std::int64_t const of_token = 2 * what.rotated.pairs;
+      rotated = {device_.in(what.rotated.angles + from * of_token, (to - from) * of_token),
+                 device_.in(how, batch_rope_angles::facts), from};
     }
     auto const set = [&](auto& a) {
       a.rotated = rotated;

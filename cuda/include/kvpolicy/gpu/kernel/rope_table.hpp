@@ -9,6 +9,7 @@ namespace kvpolicy::gpu {
 template <class Table>
 struct rope_reader {
   Table table;             ///< `[tokens, 2, pairs]`: cosines, then sines
+  std::int64_t first = 0;  ///< the table's first token
   std::int32_t pairs = 0;  ///< 0: keys are not rotated
   bool halves = true;
 
@@ -17,7 +18,7 @@ struct rope_reader {
   KVPOLICY_KERNEL void load(Rows const& keys, std::int64_t offset, std::int64_t token, std::int32_t part, float (&x)[8]) const {
     float own[8];
     keys.load(offset, part, own);
-    std::int64_t const cosines = token * 2 * pairs;
+    std::int64_t const cosines = (token - first) * 2 * pairs;
     float other[8] = {};  // each channel's partner
     if (halves && pairs % 8 == 0 && part * 8 < 2 * pairs) {
       keys.load(offset, part * 8 < pairs ? part + pairs / 8 : part - pairs / 8, other);
@@ -43,7 +44,7 @@ struct rope_reader {
     return channel < pairs ? channel + pairs : channel - pairs;
   }
 
-  /// A channel of what was rotated as the key of token `from`, rotated as that of token `to`.
+  /// A channel of what was rotated as the key of token `from`, rotated as that of token `to`; of a table from token 0 on.
   KVPOLICY_KERNEL float moved(std::int32_t channel, float own, float other, std::int64_t from, std::int64_t to) const {
     bool const low = halves ? channel < pairs : channel % 2 == 0;
     std::int32_t const pair = halves ? (low ? channel : channel - pairs) : channel / 2;
@@ -63,17 +64,17 @@ struct rope_reader {
 /// first prompt brings the embedding.
 struct batch_rope_angles {
   enum fact { pairs, neighbours, facts };
-  buffer<float const> angles;  ///< `[tokens, 2, pairs]`: cosines, then sines
-  buffer<std::int32_t const>
-      how;  ///< `[facts]`: pairs, 0 if keys are not rotated; 1 if neighbours rotate together; null: 0 pairs
+  buffer<float const> angles;      ///< `[tokens, 2, pairs]`: cosines, then sines
+  buffer<std::int32_t const> how;  ///< `[facts]`: pairs, 0: not rotated; 1: neighbours rotate together; null: 0 pairs
+  std::int64_t first = 0;          ///< the angles' first token
 
   template <class B>
   KVPOLICY_KERNEL auto in(B& block) const {
     using reader = rope_reader<decltype(block.global(angles))>;
-    if (how.data == nullptr) return reader{block.global(angles)};
+    if (how.data == nullptr) return reader{block.global(angles), first};
     std::int32_t const count = block.global(how)[pairs];
     std::int32_t const apart = block.global(how)[neighbours];
-    return reader{block.global(angles), count, apart == 0};
+    return reader{block.global(angles), first, count, apart == 0};
   }
 };
 
