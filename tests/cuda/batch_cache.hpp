@@ -1,5 +1,5 @@
-// A paged pool with several sequences' caches, pages in random order, on the host: what a decoder reads under the checked
-// model.
+// A paged pool with several sequences' caches, pages in random order: what a decoder reads on the
+// device, and the oracle on the host.
 #pragma once
 
 #include <numeric>
@@ -38,12 +38,10 @@ class batch_cache {
     }
   }
 
-  gpu::paged_batch view() const {
-    return {.pool = flashinfer::view<device_memory>(layout_, shape_, page_size_, halves_[0].data(), halves_[1].data(),
-                                                    layer_elements_ * size_of(shape_.type)),
-            .pages = {pages_.data(), std::ssize(pages_)},
-            .table_stride = table_stride_,
-            .elements = shape_.layers * layer_elements_};
+  /// The caches on the device, as they were when they were last sent.
+  gpu::paged_batch view() const { return view(on_device(halves_[0]).data, on_device(halves_[1]).data, on_device(pages_)); }
+  gpu::paged_batch host_view() const {
+    return view(halves_[0].data(), halves_[1].data(), {const_cast<std::int32_t*>(pages_.data()), std::ssize(pages_)});
   }
 
   /// A token's keys and values in every layer and head: whole numbers, so that every score is exact in fp32, or reals, which
@@ -66,6 +64,13 @@ class batch_cache {
   }
 
  private:
+  gpu::paged_batch view(gpu::pack const* keys, gpu::pack const* values, gpu::buffer<std::int32_t const> pages) const {
+    return {.pool = flashinfer::view<device_memory>(layout_, shape_, page_size_, keys, values,
+                                                    layer_elements_ * size_of(shape_.type)),
+            .pages = pages,
+            .table_stride = table_stride_,
+            .elements = shape_.layers * layer_elements_};
+  }
   void put(shared_vector<gpu::pack>& half, std::int64_t element, float value) {
     auto* const at = reinterpret_cast<std::byte*>(half.data()) + element * size_of(shape_.type);
     if (shape_.type == element_type::f32) {

@@ -18,15 +18,18 @@
 
 namespace kvpolicy_test {
 
-/// What list `head` of a sequence names, read on the host as kernels read it.
-inline std::vector<std::int64_t> tokens_of(gpu::token_lists const& lists, std::int64_t sequence, std::int64_t head) {
+/// What list `head` of a sequence names, read as kernels read it.
+inline std::vector<std::int64_t> tokens_of(test_device const& device, gpu::token_lists const& lists, std::int64_t sequence,
+                                           std::int64_t head) {
   auto const number = [&](gpu::per_sequence const& of) -> std::int64_t {
-    return of.values.data == nullptr ? of.all : of.values.data[sequence];
+    return of.values.data == nullptr ? of.all : device.read(of.values, sequence, 1)[0];
   };
   std::int64_t const list = sequence * lists.lists + (lists.lists == 1 ? 0 : head);
+  std::int32_t const named = lists.named.data == nullptr ? 0 : device.read(lists.named, list, 1)[0];
+  auto const units = device.read(lists.units, list * lists.stride, gpu::divided_up(named, lists.unit_size));
   std::vector<std::int64_t> made;
-  for (std::int32_t i = 0; lists.named.data != nullptr && i < lists.named.data[list]; ++i) {
-    made.push_back(lists.units.data[list * lists.stride + i / lists.unit_size] * lists.unit_size + i % lists.unit_size);
+  for (std::int32_t i = 0; i < named; ++i) {
+    made.push_back(units[static_cast<std::size_t>(i / lists.unit_size)] * lists.unit_size + i % lists.unit_size);
   }
   for (std::int64_t t = number(lists.tail); t < number(lists.tokens); ++t) made.push_back(t);
   return made;
@@ -109,17 +112,17 @@ class batch_run {
     for (std::int32_t& id : ids_) id = static_cast<std::int32_t>(random_.between(0, vocabulary - 1));
     // A step run layer by layer must do without the later layers' keys; one that is replayed has them all.
     for (std::int64_t l = 0; is_captured_ && l < shape_.layers; ++l) write(l);
+    device_.send();
     auto const enqueue = [&] {
       for (std::int64_t l = 0; l < shape_.layers; ++l) {
         if (!is_captured_) write(l);
-        gpu::vector_rows const heads = rows_of(queries_.data() + l * layer_size(), layer_size());
-        lists_[static_cast<std::size_t>(l)] =
-            decoder_.choose(cache_.view(), {l}, heads, .125f, {ids_.data(), std::ssize(ids_)});
+        gpu::vector_rows const heads = rows_of(on_device(queries_).data + l * layer_size(), layer_size());
+        lists_[static_cast<std::size_t>(l)] = decoder_.choose(cache_.view(), {l}, heads, .125f, on_device(ids_));
         decoder_.attend(cache_.view(), {l}, lists_[static_cast<std::size_t>(l)], heads, .125f,
-                        rows_of(out_.data() + l * layer_size(), layer_size()));
+                        rows_of(on_device(out_).data + l * layer_size(), layer_size()));
       }
       gpu::vector_rows logits{};
-      logits.base = logits_.data();
+      logits.base = on_device(logits_).data;
       logits.elements = std::ssize(logits_);
       logits.sequence_stride = vocabulary;
       decoder_.observe(logits, vocabulary);
@@ -144,7 +147,7 @@ class batch_run {
   std::int64_t most_tokens() const { return *std::max_element(tokens_.begin(), tokens_.end()); }
 
  private:
-  view_type view(std::int64_t sequence, std::int64_t tokens) const { return {cache_.view(), shape_, sequence, tokens}; }
+  view_type view(std::int64_t sequence, std::int64_t tokens) const { return {cache_.host_view(), shape_, sequence, tokens}; }
   float number() { return whole_ ? static_cast<float>(random_.between(-2, 2)) : random_.real(); }
   void fill(shared_vector<float>& with) {
     for (float& x : with) x = number();
@@ -171,6 +174,7 @@ class batch_run {
   }
 
   void piece(std::int64_t sequence, std::int64_t first, std::int64_t tokens, oracle<Policy>& mine) {
+    device_.send();
     std::int64_t const window = std::min<std::int64_t>(observation_queries(policy_), tokens - first);
     std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens - first));
     for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random_.between(0, vocabulary - 1));
@@ -207,7 +211,7 @@ class batch_run {
         mine->state.choose(view(s, n), {l}, step_signals{heads, ids_[static_cast<std::size_t>(s)]}, mine->exec);
     for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
       std::vector<std::int64_t> const want = tokens_of(kept.of({h}));
-      std::vector<std::int64_t> const got = tokens_of(lists_[static_cast<std::size_t>(l)], s, h);
+      std::vector<std::int64_t> const got = tokens_of(device_, lists_[static_cast<std::size_t>(l)], s, h);
       if (want != got)
         return "head " + std::to_string(h) + " of " + std::to_string(n) + " tokens reads " + text(got) + " for " + text(want);
       if constexpr (gpu::known_counts<Policy, test_device>) {
@@ -240,7 +244,7 @@ class batch_run {
   bool is_captured_;
   batch_cache cache_;
   test_device device_;
-  test_exec exec_;
+  prompt_exec exec_;
   captured_step captured_;
   gpu::decoder<Policy, test_device> decoder_;
   std::vector<std::int32_t> tokens_;

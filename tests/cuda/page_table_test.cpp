@@ -15,8 +15,6 @@ namespace {
 using Catch::Matchers::ContainsSubstring;
 using numbers = shared_vector<std::int32_t>;
 
-gpu::buffer<std::int32_t> of(numbers& all) { return {all.data(), std::ssize(all)}; }
-
 numbers filled(std::int64_t size) { return numbers(static_cast<std::size_t>(size), -7); }
 
 /// Random lists as a step leaves them on the device, and the same as selections.
@@ -25,7 +23,7 @@ struct drawn_lists {
   std::int64_t sequences = 1;
   numbers units, named, tails, tokens;
   std::vector<std::vector<range_list>> lists;
-  gpu::token_lists on_device;
+  gpu::token_lists device_lists;
 
   drawn_lists(cache_shape const& s, std::int64_t count, std::int64_t unit, bool by_head, bool whole_tail, random_source& random)
       : shape(s), sequences(count) {
@@ -59,13 +57,13 @@ struct drawn_lists {
         lists.back().push_back(list);
       }
     }
-    on_device.units = of(units);
-    on_device.stride = stride;
-    on_device.named = of(named);
-    on_device.tail = {of(tails), 0};
-    on_device.tokens = {of(tokens), 0};
-    on_device.lists = static_cast<std::int32_t>(heads);
-    on_device.unit_size = static_cast<std::int32_t>(unit);
+    device_lists.units = on_device(units);
+    device_lists.stride = stride;
+    device_lists.named = on_device(named);
+    device_lists.tail = {on_device(tails), 0};
+    device_lists.tokens = {on_device(tokens), 0};
+    device_lists.lists = static_cast<std::int32_t>(heads);
+    device_lists.unit_size = static_cast<std::int32_t>(unit);
   }
 
   std::vector<paged_sequence> selected(engine_batch const& cache, bool slots, bool values) const {
@@ -91,9 +89,9 @@ struct uploaded_tables {
       auto const its = cache.value_pages(q);
       if (values) value_pages.insert(value_pages.end(), its.begin(), its.end());
     }
-    tables.pages = of(pages);
+    tables.pages = on_device(pages);
     tables.stride = std::ssize(pages) / cache.sequences();
-    if (values) tables.value_pages = of(value_pages);
+    if (values) tables.value_pages = on_device(value_pages);
   }
 };
 
@@ -125,7 +123,8 @@ void compare(format what, entry_size size, bool folded, random_source& random) {
   test_device device(static_cast<std::uint64_t>(random.between(1, 1000)));
   numbers misfits(1);
   auto const run = [&](gpu::own_tables const& tables, gpu::table_rows const& to) {
-    gpu::launch_page_table(device, drawn.on_device, how, tables, to, sequences, shape.max_tokens, cache.pages_in_all());
+    device.send();
+    gpu::launch_page_table(device, drawn.device_lists, how, tables, to, sequences, shape.max_tokens, cache.pages_in_all());
     device.wait();
     REQUIRE(misfits[0] == 0);
   };
@@ -134,7 +133,7 @@ void compare(format what, entry_size size, bool folded, random_source& random) {
       numbers indptr = filled(wanted + 1), want_last = filled(wanted), want = filled(wanted * most);
       flashinfer::emit(batch, how, {indptr, want, want_last});
       numbers last = filled(wanted), got = filled(wanted * most);
-      run(own.tables, gpu::flashinfer_rows(how, of(indptr), of(got), of(last), of(misfits)));
+      run(own.tables, gpu::flashinfer_rows(how, on_device(indptr), on_device(got), on_device(last), on_device(misfits)));
       REQUIRE(got == want);
       REQUIRE(last == want_last);
       break;
@@ -143,7 +142,7 @@ void compare(format what, entry_size size, bool folded, random_source& random) {
     case format::slots: {
       numbers want = filled(wanted * most), got = want, want_lengths = filled(wanted), lengths = want_lengths;
       vllm::emit(batch, how, {want.data(), wanted, most, most}, want_lengths);
-      run(own.tables, gpu::block_table_rows(how, of(got), most, of(lengths), of(misfits)));
+      run(own.tables, gpu::block_table_rows(how, on_device(got), most, on_device(lengths), on_device(misfits)));
       REQUIRE(got == want);
       REQUIRE(lengths == want_lengths);
       break;
@@ -151,7 +150,7 @@ void compare(format what, entry_size size, bool folded, random_source& random) {
     case format::offsets: {
       numbers want = filled(wanted * 2 * most), got = want, want_lengths = filled(wanted), lengths = want_lengths;
       tensorrt_llm::emit(batch, how, most, want, want_lengths);
-      run(own.tables, gpu::block_offset_rows(how, of(got), most, of(lengths), of(misfits)));
+      run(own.tables, gpu::block_offset_rows(how, on_device(got), most, on_device(lengths), on_device(misfits)));
       REQUIRE(got == want);
       REQUIRE(lengths == want_lengths);
       break;
@@ -160,7 +159,7 @@ void compare(format what, entry_size size, bool folded, random_source& random) {
       std::int64_t const columns = sequences * most;
       numbers want = filled(heads * columns), got = want, offsets = filled(sequences + 1);
       tensorrt_llm::sparse_indices(batch, page, {want.data(), heads, columns, columns}, offsets);
-      run({}, gpu::sparse_index_rows(of(offsets), of(got), columns, of(misfits)));
+      run({}, gpu::sparse_index_rows(on_device(offsets), on_device(got), columns, on_device(misfits)));
       REQUIRE(got == want);
       break;
     }
@@ -190,25 +189,27 @@ TEST_CASE("what a table can't say is counted, and what has no room is not writte
   table_entries const how = entries_of(cache.view_in_pages(0, 0));
   numbers units{0, 9, 2}, named{16}, tail{16}, tokens{33};
   gpu::token_lists lists{};
-  lists.units = of(units);
+  lists.units = on_device(units);
   lists.stride = 3;
-  lists.named = of(named);
-  lists.tail = {of(tail), 0};
-  lists.tokens = {of(tokens), 0};
+  lists.named = on_device(named);
+  lists.tail = {on_device(tail), 0};
+  lists.tokens = {on_device(tokens), 0};
   lists.unit_size = 8;
   numbers misfits(1), entries = filled(8), lengths = filled(1);
   auto const run = [&](std::int64_t most, gpu::own_tables const& tables) {
     test_device device;
     misfits[0] = 0;
-    gpu::launch_page_table(device, lists, how, tables, gpu::block_table_rows(how, of(entries), most, of(lengths), of(misfits)),
-                           1, 64, 64);
+    device.send();
+    gpu::launch_page_table(device, lists, how, tables,
+                           gpu::block_table_rows(how, on_device(entries), most, on_device(lengths), on_device(misfits)), 1, 64,
+                           64);
     device.wait();
     return misfits[0];
   };
-  units = {0, 1, 2};
+  units[1] = 1;
   REQUIRE(run(8, own.tables) == 0);
   REQUIRE(lengths[0] == 33);
-  entries = filled(8);
+  std::ranges::fill(entries, -7);
   REQUIRE(run(3, own.tables) == 1);
   REQUIRE(entries[3] == -7);
   tail[0] = 20;  // tokens 16..20 are missing in the middle: the third page is not whole
@@ -220,15 +221,17 @@ TEST_CASE("what a table can't say is counted, and what has no room is not writte
   REQUIRE(run(8, {}) == 1);
   numbers hostile{-1, 64, 3, 3, 3, 3, 3, 3};  // a page that is freed, and one behind the pool
   named[0] = 16;
-  REQUIRE(run(8, {of(hostile), 8}) == 2);
+  REQUIRE(run(8, {on_device(hostile), 8}) == 2);
   REQUIRE(entries[0] == 0);
   REQUIRE(entries[1] == 0);
   named[0] = 12;
   numbers indptr{0, 3}, last = filled(1);
   test_device device;
   misfits[0] = 0;
+  device.send();
   gpu::launch_page_table(device, lists, how, own.tables,
-                         gpu::flashinfer_rows(how, of(indptr), of(entries), of(last), of(misfits)), 1, 64, 64);
+                         gpu::flashinfer_rows(how, on_device(indptr), on_device(entries), on_device(last), on_device(misfits)),
+                         1, 64, 64);
   device.wait();
   REQUIRE(misfits[0] == 1);  // two pages where plan() was told three
   table_entries slots = how;
@@ -238,8 +241,10 @@ TEST_CASE("what a table can't say is counted, and what has no room is not writte
     of_tokens[0] = 24;
     of_tokens[8] = first_of_page_1;
     misfits[0] = 0;
-    gpu::launch_page_table(device, lists, slots, {of(of_tokens), 64},
-                           gpu::block_table_rows(how, of(entries), 8, of(lengths), of(misfits)), 1, 64, 64);
+    device.send();
+    gpu::launch_page_table(device, lists, slots, {on_device(of_tokens), 64},
+                           gpu::block_table_rows(how, on_device(entries), 8, on_device(lengths), on_device(misfits)), 1, 64,
+                           64);
     device.wait();
     REQUIRE(misfits[0] == faults);
     REQUIRE(entries[0] == 3);
@@ -266,9 +271,10 @@ TEST_CASE("a decoder's lists become FlashInfer's indices, planned on the host fr
   constexpr std::int32_t page = 8;
   batch_cache cache(shape, sequences, page, page_layout::hnd, random, true);
   gpu::paged_batch const view = cache.view();
+  gpu::paged_batch const host_view = cache.host_view();
   presets::quest const policy{.tokens = 40, .page = page};
   test_device device;
-  test_exec exec;
+  prompt_exec exec;
   gpu::decoder<presets::quest, test_device> decoder(policy, shape, sequences, device);
   host_exec oracle;
   std::vector<request_of<presets::quest>> states;
@@ -277,8 +283,9 @@ TEST_CASE("a decoder's lists become FlashInfer's indices, planned on the host fr
     states.push_back(start(policy, shape));
     std::int64_t const n = tokens[static_cast<std::size_t>(s)];
     for (std::int64_t t = 0; t < n; ++t) cache.write(s, t, random);
+    device.send();
     decoder.prefill(s, view, n, {0}, {}, exec);
-    gpu::sequence_view<gpu::paged_batch, host_memory> const one{view, shape, s, n};
+    gpu::sequence_view<gpu::paged_batch, host_memory> const one{host_view, shape, s, n};
     states.back().prefill(one, {0}, {}, oracle);
   }
   table_entries const how = entries_of(view.pool, entry_size::page, head_rows::folded);
@@ -294,24 +301,25 @@ TEST_CASE("a decoder's lists become FlashInfer's indices, planned on the host fr
     shared_vector<float> queries(static_cast<std::size_t>(sequences * 4 * 16));
     for (float& x : queries) x = static_cast<float>(random.between(-2, 2));
     gpu::vector_rows heads{};
-    heads.base = queries.data();
+    heads.base = on_device(queries).data;
     heads.elements = std::ssize(queries);
     heads.sequence_stride = 4 * 16;
     heads.head_stride = 16;
-    gpu::token_lists const lists = decoder.choose(view, {0}, heads, .25f);
     numbers got = filled(indptr[4]);
+    device.send();
+    gpu::token_lists const lists = decoder.choose(view, {0}, heads, .25f);
     gpu::launch_page_table(device, lists, how, {view.pages, view.table_stride},
-                           gpu::flashinfer_rows(how, of(indptr), of(got), of(last), of(misfits)), sequences, shape.max_tokens,
-                           64);
+                           gpu::flashinfer_rows(how, on_device(indptr), on_device(got), on_device(last), on_device(misfits)),
+                           sequences, shape.max_tokens, 64);
     device.wait();
     REQUIRE(misfits[0] == 0);
     std::vector<paged_sequence> batch;
     for (std::int64_t s = 0; s < sequences; ++s) {
       std::int64_t const n = tokens[static_cast<std::size_t>(s)];
-      gpu::sequence_view<gpu::paged_batch, host_memory> const one{view, shape, s, n};
+      gpu::sequence_view<gpu::paged_batch, host_memory> const one{host_view, shape, s, n};
       query_heads const query{queries.data() + s * 4 * 16, 4, 16, .25f};
       batch.push_back({states[static_cast<std::size_t>(s)].choose(one, {0}, {query}, oracle), n,
-                       std::span(view.pages.data + s * view.table_stride, static_cast<std::size_t>(view.table_stride))});
+                       std::span(host_view.pages.data + s * view.table_stride, static_cast<std::size_t>(view.table_stride))});
     }
     numbers want_indptr(5), want_last(4), want = filled(indptr[4]);
     flashinfer::emit(batch, how, {want_indptr, want, want_last});

@@ -95,14 +95,15 @@ TEST_CASE("what is listed is brought once, and attention over slots is attention
         hits += std::ssize(list) - came.back();
       }
       for (float& q : queries) q = random.real();
+      device.send();
       gpu::token_lists lists{};
-      lists.units = {tokens.data(), std::ssize(tokens)};
+      lists.units = on_device(tokens);
       lists.stride = slots;
-      lists.named = {counts.data(), rows};
+      lists.named = on_device(counts);
       lists.tokens.all = shape.max_tokens;
       lists.lists = static_cast<std::int32_t>(shape.kv_heads);
       gpu::decode_attention a{};
-      a.queries.base = queries.data();
+      a.queries.base = on_device(queries).data;
       a.queries.elements = std::ssize(queries);
       a.queries.sequence_stride = size;
       a.queries.head_stride = shape.head_dim;
@@ -113,18 +114,18 @@ TEST_CASE("what is listed is brought once, and attention over slots is attention
       a.keys = cache.view().keys({0});
       a.values = cache.view().values({0});
       a.lists = lists;
-      a.out.base = by_token.data();
+      a.out.base = on_device(by_token).data;
       gpu::launch_attend(device, a);
       a.lists = resident.gather(a.keys, a.values, lists, device);
       a.keys = resident.keys();
       a.values = resident.values();
-      a.out.base = by_slot.data();
+      a.out.base = on_device(by_slot).data;
       gpu::launch_attend(device, a);
       device.wait();
       INFO("round " << round << " step " << step);
       REQUIRE(std::ranges::equal(by_slot, by_token));
-      for (std::int64_t r = 0; r < rows; ++r) REQUIRE(resident.missed().data[r] == came[static_cast<std::size_t>(r)]);
-      REQUIRE(resident.overflow().data[0] == 0);
+      REQUIRE(std::ranges::equal(device.read(resident.missed(), 0, rows), came));
+      REQUIRE(device.read(resident.overflow(), 0, 1)[0] == 0);
     }
   }
   REQUIRE(hits > 1000);
@@ -137,13 +138,14 @@ TEST_CASE("a list with more tokens than slots is counted, and read in part", "[c
   for (std::int64_t t = 0; t < 20; ++t) cache.write(0, t, random);
   test_device device;
   gpu::resident_rows<test_device> resident(shape, 1, 6, device);
+  device.send();
   gpu::token_lists all{};
   all.tail.all = 0;
   all.tokens.all = 20;
   gpu::token_lists const got = resident.gather(cache.view().keys({0}), cache.view().values({0}), all, device);
   device.wait();
-  REQUIRE(got.named.data[0] == 6);
-  REQUIRE(resident.overflow().data[0] == 1);
+  REQUIRE(device.read(got.named, 0, 1)[0] == 6);
+  REQUIRE(device.read(resident.overflow(), 0, 1)[0] == 1);
 }
 
 TEST_CASE("rows that are not packed are refused", "[cuda]") {

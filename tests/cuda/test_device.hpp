@@ -14,15 +14,17 @@ namespace kvpolicy_test {
 #if defined(KVPOLICY_TEST_GPU)
 using test_device = gpu_device;
 using test_exec = device_exec;
-template <class T>
-using shared_vector = std::vector<T, managed_allocator<T>>;
 inline constexpr bool on_real_gpu = true;
 #else
 using test_device = emulated_device;
 using test_exec = emulated_exec;
-/// What kernels and the test both reach.
+using prompt_exec = emulated_exec;
 template <class T>
 using shared_vector = std::vector<T>;
+template <class T>
+gpu::buffer<T> on_device(shared_vector<T> const& shared) {
+  return {const_cast<T*>(shared.data()), std::ssize(shared)};
+}
 inline constexpr bool on_real_gpu = false;
 
 /// Captures the first step that it is given, and replays it at every call.

@@ -3,6 +3,8 @@
 #include <cuda_runtime.h>
 
 #include <cstdlib>
+#include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -14,6 +16,12 @@ namespace {
 
 void check(cudaError_t result, char const* what) {
   if (result != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(result));
+}
+
+/// What lies on the device of each piece of shared memory.
+std::map<std::byte*, gpu::device_array>& copies() {
+  static auto& all = *new std::map<std::byte*, gpu::device_array>;
+  return all;
 }
 
 /// Blocks of 64 threads with a bug.
@@ -51,12 +59,33 @@ struct planted_body {
 
 }  // namespace
 
-void* allocate_managed(std::size_t bytes) {
-  void* at = nullptr;
-  if (cudaMallocManaged(&at, bytes == 0 ? 16 : bytes) != cudaSuccess) throw std::bad_alloc();
-  return at;
+void* allocate_shared(std::size_t bytes) {
+  std::unique_ptr<std::byte[]> host(new std::byte[bytes]);  // aligned for every type
+  copies()[host.get()] = gpu::device_array(static_cast<std::int64_t>(bytes));
+  return host.release();
 }
-void free_managed(void* at) noexcept { cudaFree(at); }
+void free_shared(void* at) noexcept {
+  copies().erase(static_cast<std::byte*>(at));
+  delete[] static_cast<std::byte*>(at);
+}
+void* copy_of(void const* shared) {
+  return shared == nullptr ? nullptr : copies().at(static_cast<std::byte*>(const_cast<void*>(shared))).data();
+}
+void send_shared(gpu::stream on) {
+  for (auto const& [host, device] : copies())
+    check(cudaMemcpyAsync(device.data(), host, static_cast<std::size_t>(device.bytes()), cudaMemcpyDefault, on),
+          "copying to the device");
+  wait_for(on);
+}
+void fetch_shared(gpu::stream on) {
+  for (auto const& [host, device] : copies()) fetch(host, device.data(), static_cast<std::size_t>(device.bytes()), on);
+  wait_for(on);
+}
+void fetch(void* to, void const* on_device, std::size_t bytes, gpu::stream on) {
+  if (bytes == 0) return;
+  check(cudaMemcpyAsync(to, on_device, bytes, cudaMemcpyDefault, on), "copying from the device");
+  wait_for(on);
+}
 
 gpu::stream test_stream() {
   static cudaStream_t const on = [] {
@@ -73,7 +102,7 @@ gpu::buffer<std::byte> test_workspace() {
 void wait_for(gpu::stream on) { check(cudaStreamSynchronize(on), "waiting for the device"); }
 void poison(void* at, std::int64_t bytes, gpu::stream on) {
   static bool const plain = std::getenv("KVPOLICY_UNPOISONED") != nullptr;  // for initcheck, to which this is a first write
-  if (plain) return;
+  if (plain || bytes == 0) return;
   check(cudaMemsetAsync(at, 0xff, static_cast<std::size_t>(bytes), on), "poisoning scratch");
 }
 

@@ -1,9 +1,8 @@
-// A real GPU behind the same tests as the GPU emulator: rows and tables on the host are copied, what tests share with kernels
-// is managed memory.
+// A real GPU behind the same tests as the GPU emulator: rows and tables on the host are copied, and so is what tests share with
+// kernels.
 #pragma once
 
 #include <cstddef>
-#include <cstring>
 #include <new>
 
 #include "kvpolicy/gpu/basic_exec.hpp"
@@ -13,8 +12,14 @@ namespace kvpolicy_test {
 
 using namespace kvpolicy;
 
-void* allocate_managed(std::size_t bytes);
-void free_managed(void* at) noexcept;
+/// Memory of the host that has a copy on the device.
+void* allocate_shared(std::size_t bytes);
+void free_shared(void* at) noexcept;
+/// Where the copy of what allocate_shared() gave lies.
+void* copy_of(void const* shared);
+void send_shared(gpu::stream on);
+void fetch_shared(gpu::stream on);
+void fetch(void* to, void const* on_device, std::size_t bytes, gpu::stream on);
 gpu::stream test_stream();
 /// One for all devices of the tests: they share a stream, so one call runs at a time.
 gpu::buffer<std::byte> test_workspace();
@@ -23,16 +28,16 @@ void wait_for(gpu::stream on);
 void poison(void* at, std::int64_t bytes, gpu::stream on);
 
 template <class T>
-struct managed_allocator {
+struct shared_allocator {
   using value_type = T;
 
-  managed_allocator() = default;
+  shared_allocator() = default;
   template <class U>
-  managed_allocator(managed_allocator<U> const&) noexcept {}
-  T* allocate(std::size_t count) { return static_cast<T*>(allocate_managed(count * sizeof(T))); }
-  void deallocate(T* at, std::size_t) noexcept { free_managed(at); }
+  shared_allocator(shared_allocator<U> const&) noexcept {}
+  T* allocate(std::size_t count) { return static_cast<T*>(allocate_shared(count * sizeof(T))); }
+  void deallocate(T* at, std::size_t) noexcept { free_shared(at); }
   template <class U>
-  bool operator==(managed_allocator<U> const&) const noexcept {
+  bool operator==(shared_allocator<U> const&) const noexcept {
     return true;
   }
 };
@@ -44,16 +49,11 @@ class gpu_device : public gpu::stream_device {
 
   explicit gpu_device(std::uint64_t = 0) : stream_device(test_stream(), test_workspace()) {}
 
-  /// Managed, so that a test can look into it after wait(); poisoned, so that what nobody wrote is seen where it is read.
+  /// Poisoned, so that what nobody wrote is seen where it is read.
   template <class T>
-  struct owned {
-    std::vector<T, managed_allocator<T>> storage;
-    gpu::buffer<T> get() const { return {const_cast<T*>(storage.data()), std::ssize(storage)}; }
-  };
-  template <class T>
-  owned<T> allocate(std::int64_t count) const {
-    owned<T> made{std::vector<T, managed_allocator<T>>(static_cast<std::size_t>(count))};
-    std::memset(static_cast<void*>(made.storage.data()), 0xff, made.storage.size() * sizeof(T));
+  gpu::device_buffer<T> allocate(std::int64_t count) const {
+    gpu::device_buffer<T> made = stream_device::allocate<T>(count);
+    poison(made.get().data, count * static_cast<std::int64_t>(sizeof(T)), on());
     return made;
   }
   template <class T>
@@ -62,10 +62,35 @@ class gpu_device : public gpu::stream_device {
     poison(made.data, count * static_cast<std::int64_t>(sizeof(T)), on());
     return made;
   }
-  void wait() const { wait_for(on()); }
+
+  /// Copies every shared vector to the device: call it before what reads them is enqueued.
+  void send() const { send_shared(on()); }
+  /// Waits for the device, and copies every shared vector back.
+  void wait() const { fetch_shared(on()); }
+  /// Elements on the device from `first` on, as they are once all that was enqueued is done.
+  template <class T>
+  std::vector<std::remove_const_t<T>> read(gpu::buffer<T> from, std::int64_t first, std::int64_t count) const {
+    std::vector<std::remove_const_t<T>> made(static_cast<std::size_t>(count));
+    fetch(made.data(), from.data + first, made.size() * sizeof(T), on());
+    return made;
+  }
 };
 
+/// What tests fill or read and kernels reach: the test's is the host's, see gpu_device::send() and wait().
+template <class T>
+using shared_vector = std::vector<T, shared_allocator<T>>;
+template <class T>
+gpu::buffer<T> on_device(shared_vector<T> const& shared) {
+  return {static_cast<T*>(copy_of(shared.data())), std::ssize(shared)};
+}
+
 using device_exec = gpu::basic_exec<gpu_device>;
+
+/// The same with rows on the device: what a decoder's prompts run on.
+struct engine_device : gpu_device {
+  using memory = device_memory;
+};
+using prompt_exec = gpu::basic_exec<engine_device>;
 
 static_assert(executor<device_exec>);
 

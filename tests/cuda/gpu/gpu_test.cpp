@@ -82,14 +82,19 @@ TEST_CASE("attention reaches rows above 2^31", "[gpu]") {
   auto const named = device.allocate<std::int32_t>(1);
   auto const queries = device.allocate<float>(dim);
   auto const out = device.allocate<float>(dim);
-  for (int i = 0; i < 4; ++i) {
-    std::int64_t const token = tokens - 4 + i;
-    list.get().data[i] = static_cast<std::int32_t>(token);
-    for (std::int64_t d = 0; d < dim; ++d) cache.get().data[token * dim + d] = float_to_half(static_cast<float>(i));
+  std::array<std::int32_t, 4> listed{};
+  std::vector<std::uint16_t> rows;
+  for (std::int32_t i = 0; i < 4; ++i) {
+    listed[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(tokens) - 4 + i;
+    rows.resize(rows.size() + dim, float_to_half(static_cast<float>(i)));
   }
-  named.get().data[0] = 4;
+  std::int32_t const four = 4;
   // Token i's channels are i: with a query of log 2 / dim its logit is i log 2, and weights are 1, 2, 4 and 8 of 15.
-  for (std::int64_t d = 0; d < dim; ++d) queries.get().data[d] = std::log(2.0f) / static_cast<float>(dim);
+  std::vector<float> const query(dim, std::log(2.0f) / static_cast<float>(dim));
+  device.upload(gpu::buffer<std::uint16_t>{cache.get().data + (tokens - 4) * dim, 4 * dim}, rows.data(), 4 * dim);
+  device.upload(list.get(), listed.data(), 4);
+  device.upload(named.get(), &four, 1);
+  device.upload(queries.get(), query.data(), dim);
   gpu::decode_attention a{};
   a.queries.base = queries.get().data;
   a.queries.elements = dim;
@@ -109,8 +114,7 @@ TEST_CASE("attention reaches rows above 2^31", "[gpu]") {
   a.out = a.queries;
   a.out.base = out.get().data;
   gpu::launch_attend(device, a);
-  device.wait();
-  for (std::int64_t d = 0; d < dim; ++d) REQUIRE(std::abs(out.get().data[d] - 34.0f / 15) <= 1e-4f);
+  for (float const x : device.read(out.get(), 0, dim)) REQUIRE(std::abs(x - 34.0f / 15) <= 1e-4f);
 }
 
 }  // namespace
