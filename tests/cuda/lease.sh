@@ -161,7 +161,9 @@ stage steps-128k 240 "$(ends kvpolicy_cuda_steps)" "$bin/kvpolicy_cuda_steps --c
 stage steps-32k 90 "$(ends kvpolicy_cuda_steps)" "$bin/kvpolicy_cuda_steps --context 32768 --batch 1 --replays 9 | tee steps-32k.jsonl"
 sdpa=$here/sdpa.py
 [ -e "$sdpa" ] || sdpa=$here/../../bench/cuda/sdpa.py
-stage sdpa 40 "python3 -c 'compile(open(\"$sdpa\").read(), \"sdpa\", \"exec\")'" "python3 '$sdpa' | tee sdpa.jsonl"
+python=$(command -v python3 || true)
+stage sdpa 40 "$(needs "$python" python3) $python -c 'compile(open(\"$sdpa\").read(), \"sdpa\", \"exec\")'" \
+  "$(needs "$python" python3) $python '$sdpa' | tee sdpa.jsonl"
 # Six kernels, each where a benchmark launches it first.
 stage ncu 90 "true" "command -v ncu >/dev/null || { echo 'no ncu here'; exit 77; }
   while IFS=: read -r kernel only; do

@@ -131,6 +131,15 @@ class Lease(unittest.TestCase):
         found = self.statuses(lines)
         self.assertEqual((done.returncode, found["memcheck"], found["ncu"], found["suite"]), (3, "missing", "missing", "passed"))
 
+    def test_a_machine_without_python_lacks_one_stage(self):
+        tools = ("bash", "cat", "cut", "date", "dirname", "env", "flock", "grep", "head", "mkdir", "nproc", "rm", "tail", "tee", "timeout", "tr", "uname")
+        for tool in tools:
+            (self.tools / tool).symlink_to(shutil.which(tool))
+        environment = {"PATH": str(self.tools), "LOG": str(self.log), "GPU": ""}
+        subprocess.run([self.folder / "lease/lease.sh", "--dry", self.out], cwd=self.folder, env=environment, capture_output=True, check=False)
+        lines = [json.loads(line) for line in (self.out / "lease.jsonl").read_text().splitlines()]
+        self.assertEqual([line["why"] for line in lines if line["stage"] == "sdpa"], ["no python3 here"])
+
     def test_a_tool_that_cannot_attach_is_missing_and_says_why(self):
         self.gpu()
         self.program(self.tools / "compute-sanitizer", SANITIZER.replace('[ -e "$LOG.blind" ] || echo "Invalid __global__ write"',
@@ -150,6 +159,36 @@ class Lease(unittest.TestCase):
         self.assertIn("./lease.jsonl", held)
         done, lines = self.lease(self.out, "--within", "3600")
         self.assertEqual((done.returncode, len(lines)), (0, 11), done.stdout)
+
+    def test_a_package_has_what_a_bare_machine_needs(self):
+        repository, package = self.folder / "repository", self.folder / "package.tar.gz"
+        for file in ("tests/cuda/lease.sh", "bench/cuda/sdpa.py"):
+            (repository / file).parent.mkdir(parents=True)
+            shutil.copy(ROOT / file, repository / file)
+        (repository / "build/sanitizer").mkdir(parents=True)
+        self.program(repository / "build/sanitizer/compute-sanitizer", SANITIZER)
+        self.program(self.tools / "nvcc", "#!/bin/bash\n")
+        self.program(self.tools / "objdump", "#!/bin/bash\nprintf 'GLIBC_2.9 a\\nGLIBC_2.35 b\\n'\n")
+        self.program(self.tools / "strip", '#!/bin/bash\ncp "$3" "$2"\n')
+        built = ('#!/bin/bash\n[[ "$*" == *--build* ]] || exit 0\nfor p in tests/cuda/kvpolicy_gpu_tests bench/cuda/kvpolicy_cuda_{primitives,steps}; do\n'
+                 '  mkdir -p "build/lease/cmake/${p%/*}"; head -c BYTES /dev/urandom >"build/lease/cmake/$p"\ndone\n')
+
+        def pack():
+            environment = {"PATH": f"{self.tools}:/usr/bin:/bin"}
+            return subprocess.run([repository / "tests/cuda/lease.sh", "--pack", package], cwd=self.folder, env=environment, capture_output=True, text=True)
+
+        for build, why in (("#!/bin/bash\nexit 1\n", "not built"), (built.replace("BYTES", "23M"), "64 MiB")):
+            self.program(self.tools / "cmake", build)
+            done = pack()
+            self.assertEqual((done.returncode, package.exists()), (2, False), done.stdout)
+            self.assertIn(why, done.stderr)
+        self.program(self.tools / "cmake", built.replace("BYTES", "9"))
+        done = pack()
+        self.assertEqual((done.returncode, done.stdout.split(", ", 1)[1]), (0, "for systems that have GLIBC_2.35\n"), done.stderr)
+        held = subprocess.run(["tar", "-tzf", package], capture_output=True, text=True, check=True).stdout.split()
+        self.assertEqual({name for name in held if not name.endswith("/")},
+                         {"lease/" + name for name in ("lease.sh", "sdpa.py", "bin/kvpolicy_gpu_tests", "bin/kvpolicy_cuda_primitives",
+                                                       "bin/kvpolicy_cuda_steps", "sanitizer/compute-sanitizer")})
 
     def test_a_program_of_a_newer_system_is_refused_at_once(self):
         self.gpu()
