@@ -1,12 +1,15 @@
-// A GPU engine's decode step: its paged cache as it is, pages chosen by CHESS or sentences by SentenceKV on the device, the
-// whole step captured in one CUDA graph and replayed while sequences grow.
+// A GPU engine's decode step: its paged cache as it is, pages chosen by CHESS, sentences by SentenceKV or tokens by a scorer of
+// its own on the device, the whole step captured in one CUDA graph and replayed while sequences grow.
+#include <kvpolicy/compose.hpp>
 #include <kvpolicy/gpu/decode.hpp>
 #include <kvpolicy/gpu/gpu_exec.hpp>
+#include <kvpolicy/gpu/score_tokens.cuh>
 #include <kvpolicy/interop/flashinfer.hpp>
 #include <kvpolicy/kvpolicy.hpp>
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
+#include <thrust/device_vector.h>
 
 #include <cmath>
 #include <cstdio>
@@ -27,10 +30,8 @@ constexpr int sequences = 4, page = 16, table_pages = 4096 / page, pool_pages = 
 constexpr int row = 2 * 128, page_elements = page * row;
 
 template <class T>
-T* device_memory(std::size_t count) {
-  void* at = nullptr;
-  check(cudaMalloc(&at, count * sizeof(T)));
-  return static_cast<T*>(at);
+T* raw(thrust::device_vector<T>& of) {
+  return thrust::raw_pointer_cast(of.data());
 }
 
 // The engine's kernels; this "model" makes its keys, values, queries and logits up from positions.
@@ -41,9 +42,8 @@ __device__ float made_up(unsigned a, unsigned b, unsigned c) {
   x ^= x >> 13;
   return static_cast<float>(x & 0xffffu) / 32768.0f - 1.0f;
 }
-__global__ void write_tokens(__nv_bfloat16* keys, __nv_bfloat16* values, int const* tables, int layer, int const* lengths,
-                             int back) {
-  int const s = blockIdx.x, token = lengths[s] - 1 - back;
+__global__ void write_tokens(__nv_bfloat16* keys, __nv_bfloat16* values, int const* tables, int layer, int const* lengths) {
+  int const s = blockIdx.x, token = lengths[s] - 1 - static_cast<int>(blockIdx.y);
   if (token < 0) return;
   long const at =
       (static_cast<long>(layer) * pool_pages + tables[s * table_pages + token / page]) * page_elements + token % page * row;
@@ -69,22 +69,13 @@ class engine {
     check(cudaStreamCreate(&stream_));
     exec_ = std::make_unique<kv::gpu_exec>(stream_);
     decoder_ = std::make_unique<decoder>(policy, shape, sequences, exec_->device());
-    keys_ = device_memory<__nv_bfloat16>(shape.layers * pool_pages * page_elements);
-    values_ = device_memory<__nv_bfloat16>(shape.layers * pool_pages * page_elements);
-    queries_ = device_memory<float>(sequences * 8 * 128);
-    out_ = device_memory<float>(sequences * 8 * 128);
-    logits_ = device_memory<float>(sequences * vocabulary);
-    ids_ = device_memory<int>(sequences);
-    lengths_ = device_memory<int>(sequences);
     std::vector<int> table(pool_pages);
     for (int i = 0; i < pool_pages; ++i)
       table[static_cast<std::size_t>(i)] = static_cast<int>(i * 37L % pool_pages);  // scattered
-    tables_ = device_memory<int>(pool_pages);
-    check(cudaMemcpy(tables_, table.data(), table.size() * sizeof(int), cudaMemcpyHostToDevice));
+    tables_ = table;
     // Runs every kernel once, since a capture may not be what loads it. With nobody there it changes nothing.
     std::vector<int> const nobody(sequences);
     decoder_->plan(nobody);
-    check(cudaMemset(lengths_, 0, sequences * sizeof(int)));
     enqueue();
   }
   engine(engine const&) = delete;
@@ -92,37 +83,31 @@ class engine {
   ~engine() {
     cudaStreamSynchronize(stream_);
     if (step_ != nullptr) cudaGraphExecDestroy(step_);
-    for (void* p :
-         {static_cast<void*>(keys_), static_cast<void*>(values_), static_cast<void*>(queries_), static_cast<void*>(out_),
-          static_cast<void*>(logits_), static_cast<void*>(ids_), static_cast<void*>(lengths_), static_cast<void*>(tables_)})
-      cudaFree(p);
     cudaStreamDestroy(stream_);
   }
 
   // What kvpolicy needs to know of the cache.
-  kv::gpu::paged_batch view() const {
-    return {.pool = kv::flashinfer::view<kv::device_memory>(kv::page_layout::nhd, shape, page, keys_, values_,
+  kv::gpu::paged_batch view() {
+    return {.pool = kv::flashinfer::view<kv::device_memory>(kv::page_layout::nhd, shape, page, raw(keys_), raw(values_),
                                                             pool_pages * page_elements * kv::size_of(shape.type)),
-            .pages = {tables_, pool_pages},
+            .pages = {raw(tables_), pool_pages},
             .table_stride = table_pages};
   }
 
   // Prompts of different lengths, all sequences at once here.
   void prompts() {
     for (int s = 0; s < sequences; ++s) tokens_.push_back(1500 + 300 * s);
-    check(cudaMemcpy(lengths_, tokens_.data(), tokens_.size() * sizeof(int), cudaMemcpyHostToDevice));
-    for (int layer = 0; layer < shape.layers; ++layer) {
-      for (int back = 0; back < 2400; ++back)
-        write_tokens<<<sequences, 128, 0, stream_>>>(keys_, values_, tables_, layer, lengths_, back);
-    }
-    make_step<<<sequences, 128, 0, stream_>>>(queries_, logits_, ids_, lengths_);
+    lengths_ = tokens_;
+    for (int layer = 0; layer < shape.layers; ++layer) write_tokens_of(layer, 2400);
+    make_step<<<sequences, 128, 0, stream_>>>(raw(queries_), raw(logits_), raw(ids_), raw(lengths_));
     std::vector<std::int32_t> const ids(2400, 2);
     std::vector<float> frequency(64);  // of the keys' rotary embedding
     for (int i = 0; i < 64; ++i) frequency[static_cast<std::size_t>(i)] = std::pow(5e5f, -static_cast<float>(i) / 64);
     for (int layer = 0; layer < shape.layers; ++layer) {
       for (int s = 0; s < sequences; ++s) {
         kv::prompt_signals prompt{};
-        prompt.queries = {queries_ + s * 8 * 128, 1, 8, 8 * 128, 128, .088f};  // the last query; an engine gives its window
+        prompt.queries = {
+            raw(queries_) + s * 8 * 128, 1, 8, 8 * 128, 128, .088f};  // the last query; an engine gives its window
         prompt.rope = {frequency.data(), 64};
         prompt.token_ids = std::span(ids).first(static_cast<std::size_t>(tokens_[static_cast<std::size_t>(s)]));
         decoder_->prefill(s, view(), tokens_[static_cast<std::size_t>(s)], {layer}, prompt, *exec_);
@@ -134,7 +119,7 @@ class engine {
   void step() {
     for (int& n : tokens_) ++n;
     decoder_->plan(tokens_);
-    check(cudaMemcpyAsync(lengths_, tokens_.data(), tokens_.size() * sizeof(int), cudaMemcpyHostToDevice, stream_));
+    check(cudaMemcpyAsync(raw(lengths_), tokens_.data(), tokens_.size() * sizeof(int), cudaMemcpyHostToDevice, stream_));
     if (step_ == nullptr) {
       cudaGraph_t graph = nullptr;
       check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
@@ -160,31 +145,32 @@ class engine {
   int tokens() const { return tokens_[0]; }
 
  private:
+  void write_tokens_of(int layer, unsigned last) {
+    write_tokens<<<dim3(sequences, last), 128, 0, stream_>>>(raw(keys_), raw(values_), raw(tables_), layer, raw(lengths_));
+  }
   void enqueue() {
-    kv::gpu::vector_rows const queries{queries_, sequences * 8 * 128, kv::element_type::f32, 8 * 128, 0, 128};
+    kv::gpu::vector_rows const queries{raw(queries_), sequences * 8 * 128, kv::element_type::f32, 8 * 128, 0, 128};
     kv::gpu::vector_rows out = queries;
-    out.base = out_;
-    make_step<<<sequences, 128, 0, stream_>>>(queries_, logits_, ids_, lengths_);
+    out.base = raw(out_);
+    make_step<<<sequences, 128, 0, stream_>>>(raw(queries_), raw(logits_), raw(ids_), raw(lengths_));
     for (int layer = 0; layer < shape.layers; ++layer) {
-      write_tokens<<<sequences, 128, 0, stream_>>>(keys_, values_, tables_, layer, lengths_, 0);
-      lists_ = decoder_->choose(view(), {layer}, queries, .088f, {ids_, sequences});
+      write_tokens_of(layer, 1);
+      lists_ = decoder_->choose(view(), {layer}, queries, .088f, {raw(ids_), sequences});
       decoder_->attend(view(), {layer}, lists_, queries, .088f, out);
     }
-    decoder_->observe({logits_, sequences * vocabulary, kv::element_type::f32, vocabulary, 0, 0}, vocabulary);
+    check(cudaGetLastError());
+    decoder_->observe({raw(logits_), sequences * vocabulary, kv::element_type::f32, vocabulary, 0, 0}, vocabulary);
   }
 
   Policy policy_;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<kv::gpu_exec> exec_;
   std::unique_ptr<decoder> decoder_;
-  __nv_bfloat16* keys_ = nullptr;
-  __nv_bfloat16* values_ = nullptr;
-  float* queries_ = nullptr;
-  float* out_ = nullptr;
-  float* logits_ = nullptr;
-  int* ids_ = nullptr;
-  int* lengths_ = nullptr;
-  int* tables_ = nullptr;
+  static constexpr std::size_t pool = shape.layers * pool_pages * page_elements;
+  thrust::device_vector<__nv_bfloat16> keys_ = thrust::device_vector<__nv_bfloat16>(pool), values_ = keys_;
+  thrust::device_vector<float> queries_ = thrust::device_vector<float>(sequences * 8 * 128), out_ = queries_;
+  thrust::device_vector<float> logits_ = thrust::device_vector<float>(sequences * vocabulary);
+  thrust::device_vector<int> ids_ = thrust::device_vector<int>(sequences), lengths_ = ids_, tables_;
   std::vector<int> tokens_;
   kv::gpu::token_lists lists_{};
   cudaGraphExec_t step_ = nullptr;
@@ -199,6 +185,11 @@ void run(char const* name, Policy const& policy) {
   std::printf("%s: %d of %d tokens after 100 replays of one graph\n", name, read, one.tokens());
 }
 
+// A scorer of our own: tokens with large values, and of these rather the newer ones.
+struct value_recency {
+  __device__ float operator()(kv::gpu::row, kv::gpu::row value, std::int64_t age) const { return norm(value) - age / 4096.0f; }
+};
+
 int main() try {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
@@ -210,6 +201,7 @@ int main() try {
   kv::presets::sentencekv sentences{.window = 1, .after = 0};
   sentences.sentences.boundary = boundary;
   run("sentencekv", sentences);
+  run("value_recency", kv::retain(kv::gpu::score_tokens(value_recency{}), {.tokens = 512, .sinks = 4}));
 } catch (std::exception const& e) {
   std::fprintf(stderr, "cuda_engine: %s\n", e.what());
   return 1;

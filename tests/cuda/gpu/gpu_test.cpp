@@ -4,6 +4,7 @@
 
 #include "cuda/batch_run.hpp"
 #include "cuda/gpu/gpu_device.hpp"
+#include "cuda/gpu/own_scorer.hpp"
 #include "kvpolicy/gpu/launch/attend.hpp"
 #include "kvpolicy/presets/quest.hpp"
 
@@ -38,6 +39,38 @@ TEST_CASE("a grid beyond the device's limits is refused by the kernel's name", "
     FAIL("70,000 blocks in y were launched");
   } catch (gpu::device_error const& e) {
     REQUIRE(std::string(e.what()).find("sum_heads on 1 x 70000 x 1") != std::string::npos);
+  }
+}
+
+TEST_CASE("a scorer of one function on the device keeps what it keeps on the host", "[gpu]") {
+  static constexpr auto on_host =
+      score_tokens([](auto key, auto value, auto age) { return norm(value) + dot(key, value) - static_cast<float>(age) / 64; });
+  random_source random(302);
+  for (element_type const type : types) {
+    cache_shape const shape{.layers = 1, .q_heads = 4, .kv_heads = 2, .head_dim = 24, .max_tokens = 91, .type = type};
+    batch_cache cache(shape, 1, 7, page_layout::nhd, random, false);
+    for (std::int64_t t = 0; t < 91; ++t) cache.write(0, t, random);
+    gpu_device().send();
+    retain_options const keep{.tokens = 30, .sinks = 2};
+    gpu::sequence_view<gpu::paged_batch, host_memory> const view{cache.host_view(), shape, 0, 90};
+    host_exec exec;
+    auto const policy = retain(on_host, keep);
+    auto state = start(policy, shape);
+    state.prefill(view, {0}, {}, exec);
+    auto next = view;
+    ++next.count;
+    selection const kept = state.choose(next, {0}, {}, exec);
+    for (std::int64_t h = 0; h < 2; ++h) {
+      scored_on_device const found = score_on_device(cache, shape, 90, keep, h);
+      REQUIRE(found.by_verbs == tokens_of(kept.of({h})));
+      REQUIRE(found.by_decoder == found.by_verbs);
+      for (std::int64_t t = 0; t < 90; ++t) {
+        std::vector<float> key(24);
+        view.keys({0}).load({h}, {t}, key);
+        float const want = norm(row(key.data(), key.size()));
+        REQUIRE(std::abs(found.key_norms[static_cast<std::size_t>(t)] - want) <= 1e-5f * want);
+      }
+    }
   }
 }
 

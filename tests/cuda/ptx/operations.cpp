@@ -106,6 +106,9 @@ class table {
 
     add("mul.wide.s32", [](std::int32_t a, std::int32_t b) { return std::int64_t{a} * b; });
     add("mul.wide.u32", [](std::uint32_t a, std::uint32_t b) { return std::uint64_t{a} * b; });
+    add("mul.hi.s32", [](std::int32_t a, std::int32_t b) { return static_cast<std::int32_t>((std::int64_t{a} * b) >> 32); });
+    add("mul.hi.u32",
+        [](std::uint32_t a, std::uint32_t b) { return static_cast<std::uint32_t>((std::uint64_t{a} * b) >> 32); });
     add("popc.b32", [](std::uint32_t a) { return static_cast<std::uint32_t>(std::popcount(a)); });
     add("prmt.b32", permute);
     add("bfi.b32", insert);

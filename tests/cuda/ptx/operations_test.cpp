@@ -155,6 +155,7 @@ class definitions {
       using twice = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
       are<twice, T>("mul.wide." + type, pairs<T>(),
                     [](wide a, wide b, wide, operands const&) { return static_cast<twice>(a * b); });
+      two("mul.hi", [](wide a, wide b, wide) { return static_cast<twice>(a * b) >> 32; });
     }
   }
   template <class T>

@@ -180,6 +180,18 @@ cudaError_t release(void* at) {
   return memory::device().release(at) ? result : refuse("nothing was allocated at what is freed", cudaErrorInvalidValue);
 }
 
+/// Of the device that the kernels were compiled for: 90 of sm_90.
+int architecture() {
+  std::string_view const text = all_texts().front();
+  return std::atoi(text.data() + text.find(".target sm_") + 11);
+}
+
+template <class T>
+cudaError_t end(void* gone) {
+  delete static_cast<T*>(gone);
+  return cudaSuccess;
+}
+
 }  // namespace
 
 }  // namespace ptx
@@ -242,6 +254,11 @@ cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, void const* from, 
                               std::size_t rows, cudaMemcpyKind, cudaStream_t on) {
   return ptx::copy(to, to_pitch, from, from_pitch, bytes, rows, on);
 }
+cudaError_t cudaMemcpy(void* to, void const* from, std::size_t bytes, cudaMemcpyKind) {
+  here().drain();
+  ptx::copy(to, bytes, from, bytes, bytes, 1, nullptr);
+  return here().drain();
+}
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t on) {
   return here().enqueue(on, [=] {
     std::memset(ptx::side(to, bytes), value, bytes);
@@ -254,6 +271,7 @@ cudaError_t cudaStreamCreate(cudaStream_t* made) {
   here().at(*made);
   return here().result();
 }
+cudaError_t cudaStreamDestroy(cudaStream_t gone) { return here().drain(here().at(gone)); }
 cudaError_t cudaStreamSynchronize(cudaStream_t on) {
   if (here().at(on).captured) return ptx::refuse("a wait for a stream that is captured", cudaErrorStreamCaptureUnsupported);
   return here().drain(here().at(on));
@@ -277,14 +295,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t of, cudaStream_t on) {
   for (ptx::work const& step : reinterpret_cast<ptx::graph*>(of)->steps) here().enqueue(on, step);
   return here().result();
 }
-cudaError_t cudaGraphDestroy(cudaGraph_t gone) {
-  delete reinterpret_cast<ptx::graph*>(gone);
-  return cudaSuccess;
-}
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t gone) {
-  delete reinterpret_cast<ptx::graph*>(gone);
-  return cudaSuccess;
-}
+cudaError_t cudaGraphDestroy(cudaGraph_t gone) { return ptx::end<ptx::graph>(gone); }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t gone) { return ptx::end<ptx::graph>(gone); }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* made, unsigned) {
   *made = reinterpret_cast<cudaEvent_t>(new ptx::event);
@@ -298,26 +310,40 @@ cudaError_t cudaEventSynchronize(cudaEvent_t of) {
   ptx::stream* const on = reinterpret_cast<ptx::event*>(of)->on;
   return on == nullptr ? here().result() : here().drain(*on);
 }
-cudaError_t cudaEventDestroy(cudaEvent_t gone) {
-  delete reinterpret_cast<ptx::event*>(gone);
-  return cudaSuccess;
-}
+cudaError_t cudaEventDestroy(cudaEvent_t gone) { return ptx::end<ptx::event>(gone); }
 
-cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
-  return cudaSuccess;
-}
+cudaError_t cudaGetDeviceCount(int* devices) { return *devices = 1, cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr of, int) {
-  if (of != cudaDevAttrMultiProcessorCount)
-    return ptx::refuse("this attribute of the device is not known here", cudaErrorNotSupported);
-  *value = static_cast<int>(ptx::number_in("KVPOLICY_PTX_PROCESSORS").value_or(132));
+  switch (of) {
+    case cudaDevAttrMultiProcessorCount:
+      return *value = static_cast<int>(ptx::number_in("KVPOLICY_PTX_PROCESSORS").value_or(132)), cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+      return *value = ptx::architecture() / 10, cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+      return *value = ptx::architecture() % 10, cudaSuccess;
+    default:
+      return ptx::refuse("this attribute of the device is not known here", cudaErrorNotSupported);
+  }
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* found, void const*) {
+  *found = {};
+  found->maxThreadsPerBlock = 1024;
+  found->ptxVersion = found->binaryVersion = ptx::architecture();
   return cudaSuccess;
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void const*, int, std::size_t) {
   *blocks = static_cast<int>(ptx::number_in("KVPOLICY_PTX_OCCUPANCY").value_or(2));  // PTX says nothing of registers
   return cudaSuccess;
 }
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, void const* of, int threads, std::size_t shared,
+                                                                   unsigned) {
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, of, threads, shared);
+}
 cudaError_t cudaGetLastError() { return here().result(); }
+cudaError_t cudaPeekAtLastError() { return here().result(); }
+char const* cudaGetErrorName(cudaError_t of) { return cudaGetErrorString(of); }
 char const* cudaGetErrorString(cudaError_t of) {
   if (of == cudaErrorMemoryAllocation) return "out of memory";
   return of == cudaSuccess ? "no error" : "a kernel failed, or this can't be done here; a line 'ptx:' says what";
