@@ -41,6 +41,11 @@ class Prompt(c.Structure):
                 ("inverse_frequencies", c.c_void_p), ("token_ids", c.c_void_p)]
 
 
+class DeviceLists(c.Structure):
+    _fields_ = ([(name, c.c_void_p) for name in ("units", "named", "tail", "tokens")] +
+                [("stride", c.c_int64), ("tail_of_all", c.c_int64), ("lists", c.c_int32), ("unit_size", c.c_int32)])
+
+
 Sum = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.POINTER(c.c_float), c.c_int64)
 
 
@@ -104,6 +109,14 @@ page_table = _declare("page_table", _status, handle, i64, i64, c.POINTER(i32), i
 attend = _declare("attend", _status, handle, i64, handle, c.c_float, handle)
 attend_prompt = _declare("attend_prompt", _status, handle, i64, i64, handle, c.c_float, handle)
 observe = _declare("observe", _status, handle, handle)
+decoder_start = _declare("decoder_start", _status, handle, c.POINTER(Shape), i64, i32, handle, _out)
+decoder_free = _declare("decoder_free", None, handle)
+decoder_bind = _declare("decoder_bind", _status, handle, i64, handle, handle, handle)
+decoder_prefill = _declare("decoder_prefill", _status, handle, i64, i64, i64, c.POINTER(Prompt))
+decoder_plan = _declare("decoder_plan", _status, handle, c.POINTER(i32))
+decoder_choose = _declare("decoder_choose", _status, handle, i64, handle, c.c_float, handle, c.POINTER(DeviceLists))
+decoder_attend = _declare("decoder_attend", _status, handle, i64, handle, c.c_float, handle)
+decoder_observe = _declare("decoder_observe", _status, handle, handle)
 arena_start = _declare("arena_start", _status, c.POINTER(Shape), i64, _out)
 arena_free = _declare("arena_free", None, handle)
 arena_bytes = _declare("arena_bytes", i64, handle)

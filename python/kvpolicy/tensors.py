@@ -14,6 +14,12 @@ class Array(Protocol):
     def __dlpack__(self) -> Any: ...
 
 
+def _exported(array: Array) -> Any:
+    where = getattr(array, "__dlpack_device__", lambda: (1, 0))()
+    # -1: no waiting for another stream. The work goes to the stream that the caller named, and may be captured.
+    return array.__dlpack__(stream=-1) if where[0] == 2 else array.__dlpack__()  # type: ignore[call-arg]
+
+
 class borrowed:
     """A DLPack capsule that nobody consumes: what it points to begins with a DLTensor, and lives as long as this.
 
@@ -24,5 +30,5 @@ class borrowed:
         if array is not None and not hasattr(array, "__dlpack__"):
             raise TypeError(f"{name} is a {type(array).__name__}; give it as something with __dlpack__, a torch.Tensor or a "
                             "numpy.ndarray")
-        self.capsule = None if array is None else array.__dlpack__()
+        self.capsule = None if array is None else _exported(array)
         self.pointer = None if array is None else _pointer_of(self.capsule, b"dltensor")

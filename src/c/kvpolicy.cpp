@@ -9,17 +9,13 @@
 
 #include "kvpolicy/segments/sentences.hpp"
 #include "kvpolicy/version.hpp"
+#include "policy.hpp"
 #include "state.hpp"
 #include "status.hpp"
 #include "store.hpp"
 
 using namespace kvpolicy;
 using namespace kvpolicy::c;
-
-struct kvpolicy_policy {
-  policy_inputs inputs;
-  named_host_policy chosen;
-};
 
 namespace {
 

@@ -13,6 +13,7 @@
 #include "kvpolicy/interop/page_table.hpp"
 #include "kvpolicy/primitive/attend_block.hpp"
 #include "kvpolicy/store/row_store.hpp"
+#include "prompt.hpp"
 #include "published.hpp"
 #include "status.hpp"
 #include "tensor.hpp"
@@ -99,14 +100,7 @@ class sequence {
     required(prompt, "prompt");
     std::int64_t const first = prompt->first;
     request_.order().check_prompt({layer}, first, tokens);
-    prompt_signals given{.first = first};
-    if (contains(requirements_.needs, signals::observation_queries)) given.queries = queries_of(*prompt, layer, tokens);
-    if (contains(requirements_.needs, signals::rotation)) given.rope = rotation_of(*prompt, layer);
-    if (contains(requirements_.needs, signals::token_ids)) {
-      tensor const ids = checked(prompt->token_ids, {.name = "token ids", .dtype = int32, .dense_last = true},
-                                 {{"tokens - first", tokens - first}});
-      given.token_ids = {reinterpret_cast<std::int32_t const*>(ids.data), static_cast<std::size_t>(tokens - first)};
-    }
+    prompt_signals given = signals_of(*prompt, requirements_, shape_, layer, tokens, backend_);
     check_rows(layer, tokens, contains(requirements_.needs, signals::keys), contains(requirements_.needs, signals::values));
     if (store_ != nullptr && !store_->whole()) {  // of this layer all may be there, where others' prompts have ended
       std::span const lists = resident(layer, tokens);
@@ -286,40 +280,7 @@ class sequence {
     return {reinterpret_cast<float const*>(t.data), shape_.q_heads, t.stride[0] / 4, scale};
   }
 
-  query_window queries_of(kvpolicy_prompt const& prompt, std::int64_t layer, std::int64_t tokens) {
-    tensor t =
-        checked(prompt.queries,
-                {.name = "prompt queries", .layer = layer, .dtype = float32, .where = backend_.vectors, .dense_last = true},
-                {{"tokens"}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
-    std::int64_t const least = std::min(requirements_.observation_queries, tokens - prompt.first);
-    KVPOLICY_EXPECTS(t.extent[0] >= least && t.extent[0] <= tokens,
-                     "prompt queries of layer " + std::to_string(layer) + ": axis 0 (tokens) has " +
-                         std::to_string(t.extent[0]) + " elements; it must have " + std::to_string(least) + " to " +
-                         std::to_string(tokens) + ", those of the prompt's last tokens");
-    check_scale(prompt.scale);
-    t = backend_.on_host(t, 3);
-    return {
-        reinterpret_cast<float const*>(t.data), t.extent[0], shape_.q_heads, t.stride[0] / 4, t.stride[1] / 4, prompt.scale};
-  }
-
-  rotation rotation_of(kvpolicy_prompt const& prompt, std::int64_t layer) const {
-    tensor const t =
-        checked(prompt.inverse_frequencies,
-                {.name = "inverse frequencies", .layer = layer, .dtype = float32, .dense_last = true}, {{"pairs"}});
-    KVPOLICY_EXPECTS(t.extent[0] <= shape_.head_dim / 2, "inverse frequencies of layer " + std::to_string(layer) +
-                                                             ": axis 0 (pairs) has " + std::to_string(t.extent[0]) +
-                                                             " elements; rows of " + std::to_string(shape_.head_dim) +
-                                                             " channels have at most " + std::to_string(shape_.head_dim / 2));
-    KVPOLICY_EXPECTS(prompt.pairing == KVPOLICY_HALVES || prompt.pairing == KVPOLICY_NEIGHBOURS,
-                     "pairing is " + std::to_string(prompt.pairing) + "; it must be KVPOLICY_HALVES or KVPOLICY_NEIGHBOURS");
-    return {reinterpret_cast<float const*>(t.data), t.extent[0],
-            prompt.pairing == KVPOLICY_HALVES ? rotation::pairing::halves : rotation::pairing::neighbours};
-  }
-
-  void check_layer(std::int64_t layer) const {
-    KVPOLICY_EXPECTS(layer >= 0 && layer < shape_.layers,
-                     "layer " + std::to_string(layer) + "; there are 0 to " + std::to_string(shape_.layers - 1));
-  }
+  void check_layer(std::int64_t layer) const { c::check_layer(layer, shape_); }
   void check_head(std::int64_t head) const {
     KVPOLICY_EXPECTS(head >= 0 && head < shape_.kv_heads,
                      "KV head " + std::to_string(head) + "; there are 0 to " + std::to_string(shape_.kv_heads - 1));
@@ -328,9 +289,6 @@ class sequence {
     check_layer(layer);
     KVPOLICY_EXPECTS(layer < request_.order().chosen(),
                      "layer " + std::to_string(layer) + " has made no choice in this step; call choose first");
-  }
-  static void check_scale(float scale) {
-    KVPOLICY_EXPECTS(std::isfinite(scale), "scale is " + std::to_string(scale) + "; it must be a finite number");
   }
 
   void choose(layer_id layer, std::int64_t tokens, step_signals const& given) {

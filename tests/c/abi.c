@@ -32,9 +32,22 @@ kvpolicy_status (*const attend)(kvpolicy_state*, int64_t, kvpolicy_tensor const*
 kvpolicy_status (*const start_ranked)(kvpolicy_policy const*, kvpolicy_shape const*, kvpolicy_ranks const*,
                                       kvpolicy_state**) = kvpolicy_start_ranked;
 kvpolicy_status (*const step)(kvpolicy_state* const*, int64_t, int64_t, kvpolicy_tensor const*, kvpolicy_tensor const*,
-                              kvpolicy_tensor const*, float, kvpolicy_tensor const*, kvpolicy_tensor const*, int64_t*,
-                              int32_t, kvpolicy_threads const*) = kvpolicy_step;
+                              kvpolicy_tensor const*, float, kvpolicy_tensor const*, kvpolicy_tensor const*, int64_t*, int32_t,
+                              kvpolicy_threads const*) = kvpolicy_step;
 kvpolicy_status (*const observe)(kvpolicy_state*, kvpolicy_tensor const*) = kvpolicy_observe;
+kvpolicy_status (*const decoder_start)(kvpolicy_policy const*, kvpolicy_shape const*, int64_t, int32_t, void*,
+                                       kvpolicy_decoder**) = kvpolicy_decoder_start;
+void (*const decoder_free)(kvpolicy_decoder*) = kvpolicy_decoder_free;
+kvpolicy_status (*const decoder_bind)(kvpolicy_decoder*, int64_t, kvpolicy_tensor const*, kvpolicy_tensor const*,
+                                      kvpolicy_tensor const*) = kvpolicy_decoder_bind;
+kvpolicy_status (*const decoder_prefill)(kvpolicy_decoder*, int64_t, int64_t, int64_t,
+                                         kvpolicy_prompt const*) = kvpolicy_decoder_prefill;
+kvpolicy_status (*const decoder_plan)(kvpolicy_decoder*, int32_t const*) = kvpolicy_decoder_plan;
+kvpolicy_status (*const decoder_choose)(kvpolicy_decoder*, int64_t, kvpolicy_tensor const*, float, kvpolicy_tensor const*,
+                                        kvpolicy_device_lists*) = kvpolicy_decoder_choose;
+kvpolicy_status (*const decoder_attend)(kvpolicy_decoder*, int64_t, kvpolicy_tensor const*, float,
+                                        kvpolicy_tensor const*) = kvpolicy_decoder_attend;
+kvpolicy_status (*const decoder_observe)(kvpolicy_decoder*, kvpolicy_tensor const*) = kvpolicy_decoder_observe;
 
 #define TYPE(type) printf("%s: %zu bytes, aligned to %zu\n", #type, sizeof(type), _Alignof(type))
 #define FIELD(type, field) printf("  %s at %zu\n", #field, offsetof(type, field))
@@ -74,6 +87,15 @@ int main(void) {
   FIELD(kvpolicy_prompt, pairing);
   FIELD(kvpolicy_prompt, inverse_frequencies);
   FIELD(kvpolicy_prompt, token_ids);
+  TYPE(kvpolicy_device_lists);
+  FIELD(kvpolicy_device_lists, units);
+  FIELD(kvpolicy_device_lists, named);
+  FIELD(kvpolicy_device_lists, tail);
+  FIELD(kvpolicy_device_lists, tokens);
+  FIELD(kvpolicy_device_lists, stride);
+  FIELD(kvpolicy_device_lists, tail_of_all);
+  FIELD(kvpolicy_device_lists, lists);
+  FIELD(kvpolicy_device_lists, unit_size);
   TYPE(kvpolicy_threads);
   FIELD(kvpolicy_threads, run);
   FIELD(kvpolicy_threads, user);

@@ -51,9 +51,10 @@ inline kvpolicy_dtype c_dtype(element_type type) {
 
 /// A tensor with its shape and strides, which it points to: it may not be copied.
 struct c_tensor {
-  c_tensor(void const* data, kvpolicy_dtype dtype, std::vector<std::int64_t> extents, std::vector<std::int64_t> steps = {})
+  c_tensor(void const* data, kvpolicy_dtype dtype, std::vector<std::int64_t> extents, std::vector<std::int64_t> steps = {},
+           kvpolicy_device where = {1, 0})
       : shape(std::move(extents)), strides(std::move(steps)) {
-    t = {const_cast<void*>(data), {1, 0}, static_cast<std::int32_t>(shape.size()), dtype, shape.data(), strides.data(), 0};
+    t = {const_cast<void*>(data), where, static_cast<std::int32_t>(shape.size()), dtype, shape.data(), strides.data(), 0};
     if (strides.empty()) t.strides = nullptr;
   }
   c_tensor(std::vector<float> const& values, std::vector<std::int64_t> extents, std::vector<std::int64_t> steps = {})

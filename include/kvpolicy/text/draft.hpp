@@ -164,6 +164,29 @@ class draft {
   std::vector<std::string> given_;
 };
 
+/// Makes a draft of a policy from its items.
+/// @param name,defaults  the policy's name and parameters
+/// @param items  the items, with commas between them
+/// @param inputs  what the policy reads of the model; its boundary table becomes the policy's
+/// @return the draft
+/// @throws invalid_value as draft::apply()
+template <class Policy>
+draft<Policy> drafted(std::string const& name, Policy const& defaults, std::string_view items, policy_inputs const& inputs) {
+  draft<Policy> made(name, defaults);
+  for (std::size_t comma = 0; comma != std::string_view::npos && !items.empty();) {
+    comma = items.find(',');
+    made.apply(items.substr(0, comma), inputs);
+    items.remove_prefix(comma == std::string_view::npos ? items.size() : comma + 1);
+  }
+  if constexpr (requires { made.policy.sentences.boundary; }) {
+    if (inputs.boundary) {
+      made.owned.push_back(inputs.boundary);
+      made.policy.sentences.boundary = *inputs.boundary;
+    }
+  }
+  return made;
+}
+
 }  // namespace text
 
 }  // namespace kvpolicy

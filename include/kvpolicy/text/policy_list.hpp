@@ -56,18 +56,7 @@ policy_entry<View, Exec> named(std::string name, std::string source, Policy cons
   });
   all.each_setting([&](char const* setting, Policy const&, char const* help) { made.settings.push_back({setting, "", help}); });
   made.parse = [name = std::move(name), defaults](std::string_view items, policy_inputs const& inputs) {
-    text::draft<Policy> d(name, defaults);
-    for (std::size_t comma = 0; comma != std::string_view::npos && !items.empty();) {
-      comma = items.find(',');
-      d.apply(items.substr(0, comma), inputs);
-      items.remove_prefix(comma == std::string_view::npos ? items.size() : comma + 1);
-    }
-    if constexpr (requires { d.policy.sentences.boundary; }) {
-      if (inputs.boundary) {
-        d.owned.push_back(inputs.boundary);
-        d.policy.sentences.boundary = *inputs.boundary;
-      }
-    }
+    text::draft<Policy> d = text::drafted(name, defaults, items, inputs);
     auto const parts = parts_of(d.policy);
     return named_policy<View, Exec>{.name = name,
                                     .text = "",

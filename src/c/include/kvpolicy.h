@@ -272,6 +272,87 @@ KVPOLICY_API kvpolicy_status kvpolicy_attend_prompt(kvpolicy_state* state, int64
  * @return INVALID for missing logits, or before a step */
 KVPOLICY_API kvpolicy_status kvpolicy_observe(kvpolicy_state* state, kvpolicy_tensor const* logits);
 
+/* Decoders: the steps of a batch of sequences on a CUDA device. start, bind and prefill wait, and plan copies numbers. choose,
+ * attend and observe only enqueue kernels, with the same arguments at every step: capture the calls of one step in a CUDA
+ * graph, and replay it after each plan. Run one step before, since a capture may not load kernels. docs/cuda.md has the limits.
+ */
+
+/** The steps of a batch under one policy. */
+typedef struct kvpolicy_decoder kvpolicy_decoder;
+
+/** What the KV heads of a layer read, in device memory, valid until the next step.
+ * List l of slot s names `named[s * lists + l]` tokens, ascending: the first is unit_size * units[(s * lists + l) * stride],
+ * and each unit has unit_size tokens. Then come the tokens from tail[s] to the last of tokens[s]. */
+typedef struct kvpolicy_device_lists {
+  int32_t const* units;
+  int32_t const* named;  /**< NULL: no list names any */
+  int32_t const* tail;   /**< NULL: tail_of_all is every slot's */
+  int32_t const* tokens; /**< 0: the slot reads nothing in this step */
+  int64_t stride;
+  int64_t tail_of_all;
+  int32_t lists; /**< of a slot: 1 for all KV heads, or kv_heads */
+  int32_t unit_size;
+} kvpolicy_device_lists;
+
+/** Makes a decoder, and all device memory that it will use. Its tensors are on the device, except those of prompts.
+ * @param policy,shape  the policy, and the shape of each sequence's cache
+ * @param sequences  slots: each may hold any sequence, one after the other
+ * @param device  the device; it must be the calling thread's at every call
+ * @param stream  a cudaStream_t
+ * @param decoder  receives the decoder
+ * @return UNSUPPORTED if the library was built without CUDA, for a policy without kernels for its steps or that waits for an
+ *         answer's tokens (set after=0); FAILED if the device has too little memory */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_start(kvpolicy_policy const* policy, kvpolicy_shape const* shape,
+                                                    int64_t sequences, int32_t device, void* stream,
+                                                    kvpolicy_decoder** decoder);
+/** Frees a decoder once its work is done, or does nothing for NULL. */
+KVPOLICY_API void kvpolicy_decoder_free(kvpolicy_decoder* decoder);
+/** Says where a layer's rows are, before the layer's first call. A captured step keeps these places.
+ * @param decoder,layer  which layer
+ * @param keys,values  `[pages, kv_heads, page_size, head_dim]` of the shape's type, any strides; without pages `[sequences,
+ *        kv_heads, tokens, head_dim]`
+ * @param pages  int32 `[sequences, n]`: token t of slot s is row t % page_size of page pages[s, t / page_size]. Its numbers may
+ *        change between steps. NULL: no pages
+ * @return INVALID for tensors of other axes, type or place */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_bind(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_tensor const* keys,
+                                                   kvpolicy_tensor const* values, kvpolicy_tensor const* pages);
+/** Takes in a layer's keys of a slot's prompt, or of a further piece, as kvpolicy_prefill. Waits for the device.
+ * @param decoder,sequence,layer  which slot, which layer
+ * @param tokens  tokens of the sequence now
+ * @param prompt  the prompt; its queries may be on the device or the host, all else is on the host
+ * @return INVALID for a gap, a layer out of order or a missing signal */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_prefill(kvpolicy_decoder* decoder, int64_t sequence, int64_t layer,
+                                                      int64_t tokens, kvpolicy_prompt const* prompt);
+/** Plans a step, before it and outside of what is captured.
+ * @param decoder  the decoder
+ * @param tokens  `[sequences]` in host memory: each slot's tokens, with the one that is decoded now; 0 for an empty slot, -1
+ * for a sequence that pauses. Empty and paused slots read nothing, and their `out` is 0
+ * @return INVALID for a sequence that did not grow by one token */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_plan(kvpolicy_decoder* decoder, int32_t const* tokens);
+/** Enqueues the choice of a layer, before its attention. Each sequence's current key is written.
+ * @param decoder,layer  which layer, in order
+ * @param queries  `[sequences, q_heads, head_dim]` f32, f16 or bf16, if the policy needs them
+ * @param scale  multiplies q.k
+ * @param token_ids  `[sequences]` int32, if the policy needs them
+ * @param lists  receives where the lists are; may be NULL
+ * @return INVALID for missing or other tensors */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_choose(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_tensor const* queries,
+                                                     float scale, kvpolicy_tensor const* token_ids,
+                                                     kvpolicy_device_lists* lists);
+/** Enqueues a layer's attention over its lists, after its choose.
+ * @param decoder,layer  which layer
+ * @param queries  `[sequences, q_heads, head_dim]` f32, f16 or bf16
+ * @param scale  multiplies q.k
+ * @param out  the same axes, any of these types
+ * @return INVALID before the layer's choose, or for other tensors */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_attend(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_tensor const* queries,
+                                                     float scale, kvpolicy_tensor const* out);
+/** Enqueues the end of a step.
+ * @param decoder  the decoder
+ * @param logits  `[sequences, vocabulary]` f32, f16 or bf16; NULL if the policy does not need them
+ * @return INVALID for missing logits */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_observe(kvpolicy_decoder* decoder, kvpolicy_tensor const* logits);
+
 /* Stores: rows that the library holds, in host memory. An engine that hands its rows over may free its own; what a policy drops
  * is freed too (docs/memory.md). Not thread-safe: one thread at a time uses the stores of an arena. */
 

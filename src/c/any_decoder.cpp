@@ -1,0 +1,87 @@
+#include "any_decoder.hpp"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvpolicy/gpu/decode.hpp"
+#include "kvpolicy/presets/all.hpp"
+
+namespace kvpolicy::c {
+namespace {
+
+using owned_data = std::vector<std::shared_ptr<void const>>;
+
+template <class Policy>
+class decoder_for final : public any_decoder {
+ public:
+  decoder_for(Policy const& policy, owned_data owned, cache_shape const& shape, std::int64_t sequences,
+              gpu::stream_device& device)
+      : owned_(std::move(owned)), decoder_(policy, shape, sequences, device) {}
+
+  void prefill(std::int64_t sequence, bound_rows const& view, std::int64_t tokens, layer_id layer, prompt_signals const& prompt,
+               gpu_exec& exec) override {
+    decoder_.prefill(sequence, view, tokens, layer, prompt, exec);
+  }
+  void plan(std::span<std::int32_t const> tokens) override { decoder_.plan(tokens); }
+  gpu::token_lists choose(bound_rows const& view, layer_id layer, gpu::vector_rows const& queries, float scale,
+                          gpu::buffer<std::int32_t const> ids) override {
+    return decoder_.choose(view, layer, queries, scale, ids);
+  }
+  void attend(bound_rows const& view, layer_id layer, gpu::token_lists const& lists, gpu::vector_rows const& queries,
+              float scale, gpu::vector_rows const& out) override {
+    decoder_.attend(view, layer, lists, queries, scale, out);
+  }
+  void observe(gpu::vector_rows const& logits, std::int64_t vocabulary) override { decoder_.observe(logits, vocabulary); }
+
+ private:
+  owned_data owned_;  ///< what the policy points into
+  gpu::decoder<Policy, gpu::stream_device> decoder_;
+};
+
+/// Calls visit(preset) with the one that `text` names.
+template <class Visit>
+void with_preset(std::string_view text, policy_inputs const& inputs, Visit visit) {
+  std::size_t const colon = text.find(':');
+  std::string_view const name = text.substr(0, colon);
+  std::string_view const items = colon == std::string_view::npos ? std::string_view{} : text.substr(colon + 1);
+  presets::all::each([&](auto const& preset) {
+    if (name != preset.name) return;
+    auto const draft = text::drafted(std::string(name), preset, items, inputs);
+    if (draft.when)
+      throw unsupported("'" + std::string(text) + "': a decoder on a GPU has the policy's own trigger; leave out trigger");
+    visit(draft);
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<any_decoder> decoder_of(std::string_view text, policy_inputs const& inputs, cache_shape const& shape,
+                                        std::int64_t sequences, gpu::stream_device& device) {
+  std::unique_ptr<any_decoder> made;
+  auto const make = [&](auto const& policy, owned_data owned) {
+    made = std::make_unique<decoder_for<std::decay_t<decltype(policy)>>>(policy, std::move(owned), shape, sequences, device);
+  };
+  std::size_t const plus = text.find('+');
+  with_preset(text.substr(0, plus), inputs, [&](auto const& first) {
+    if (plus == std::string_view::npos) return make(first.policy, first.owned);
+    using retain = decltype(first.policy.parts().retain);
+    with_preset(text.substr(plus + 1), inputs, [&](auto const& second) {
+      using retrieve = decltype(second.policy.parts().retrieve);
+      if constexpr (!std::same_as<retain, keep_all> && !std::same_as<retrieve, keep_all>) {
+        if constexpr (gpu::decodable<policy<retain, retrieve>, gpu::stream_device>) {
+          owned_data owned = first.owned;
+          owned.insert(owned.end(), second.owned.begin(), second.owned.end());
+          make(policy{first.policy.parts().retain, second.policy.parts().retrieve}, std::move(owned));
+        }
+      }
+    });
+  });
+  if (!made) {
+    throw unsupported("'" + std::string(text) + "' has no decoder on a GPU: the second policy chooses among tokens that the " +
+                      "first one changes, or it is a plugin's; use kvpolicy_start_cuda");
+  }
+  return made;
+}
+
+}  // namespace kvpolicy::c

@@ -1,0 +1,47 @@
+// Decoders of policies that are chosen at run time.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "kvpolicy/gpu/gpu_exec.hpp"
+#include "kvpolicy/gpu/kernel/lists.hpp"
+#include "kvpolicy/text/draft.hpp"
+
+namespace kvpolicy::c {
+
+/// The layers' rows where the engine has them, each layer bound by itself.
+struct bound_rows {
+  gpu::batch_rows const* key_rows = nullptr;    ///< `[layers]`
+  gpu::batch_rows const* value_rows = nullptr;  ///< `[layers]`
+
+  gpu::batch_rows keys(layer_id layer) const { return key_rows[layer.value]; }
+  gpu::batch_rows values(layer_id layer) const { return value_rows[layer.value]; }
+};
+
+/// gpu::decoder of any policy.
+class any_decoder {
+ public:
+  any_decoder() = default;
+  any_decoder(any_decoder const&) = delete;
+  any_decoder& operator=(any_decoder const&) = delete;
+  virtual ~any_decoder() = default;
+
+  virtual void prefill(std::int64_t sequence, bound_rows const& view, std::int64_t tokens, layer_id layer,
+                       prompt_signals const& prompt, gpu_exec& exec) = 0;
+  virtual void plan(std::span<std::int32_t const> tokens) = 0;
+  virtual gpu::token_lists choose(bound_rows const& view, layer_id layer, gpu::vector_rows const& queries, float scale,
+                                  gpu::buffer<std::int32_t const> ids) = 0;
+  virtual void attend(bound_rows const& view, layer_id layer, gpu::token_lists const& lists, gpu::vector_rows const& queries,
+                      float scale, gpu::vector_rows const& out) = 0;
+  virtual void observe(gpu::vector_rows const& logits, std::int64_t vocabulary) = 0;
+};
+
+/// Makes the decoder of a policy that policy_list::parse() accepted.
+/// Throws unsupported for a pair of policies without kernels, for a trigger that text names, and as the decoder does.
+/// In a file of its own: it instantiates every decoder.
+std::unique_ptr<any_decoder> decoder_of(std::string_view text, policy_inputs const& inputs, cache_shape const& shape,
+                                        std::int64_t sequences, gpu::stream_device& device);
+
+}  // namespace kvpolicy::c

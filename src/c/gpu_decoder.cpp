@@ -1,0 +1,192 @@
+#include "gpu_decoder.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "any_decoder.hpp"
+#include "gpu_backend.hpp"
+#include "kvpolicy/gpu/batch.hpp"
+#include "prompt.hpp"
+
+namespace kvpolicy::c {
+namespace {
+
+class gpu_decoder final : public kvpolicy_decoder {
+ public:
+  gpu_decoder(kvpolicy_policy const& policy, cache_shape const& of, std::int64_t count, std::int32_t device, gpu::stream stream)
+      : shape_(of),
+        sequences_(count),
+        needed_(requirements_of(policy.chosen.policy)),
+        backend_(of, device, stream),
+        steps_(decoder_of(policy.chosen.text, policy.inputs, of, count, backend_.exec.device())),
+        keys_(static_cast<std::size_t>(of.layers)),
+        values_(keys_.size()),
+        lists_(keys_.size()),
+        room_(keys_.size()) {}
+
+  void enter() const override { backend_.enter(); }
+  std::int64_t slots() const noexcept override { return sequences_; }
+
+  void bind(std::int64_t layer, kvpolicy_tensor const* given_keys, kvpolicy_tensor const* given_values,
+            kvpolicy_tensor const* pages) override {
+    check_layer(layer, shape_);
+    std::int64_t key_room = 0;
+    std::int64_t value_room = 0;
+    gpu::batch_rows const key_rows = bound(given_keys, "keys", layer, pages, key_room);
+    gpu::batch_rows const value_rows = bound(given_values, "values", layer, pages, value_room);
+    auto const at = static_cast<std::size_t>(layer);
+    keys_[at] = key_rows;
+    values_[at] = value_rows;
+    room_[at] = std::min(key_room, value_room);
+  }
+
+  void prefill(std::int64_t sequence, std::int64_t layer, std::int64_t tokens, kvpolicy_prompt const& prompt) override {
+    check_room(layer, tokens);
+    steps_->prefill(sequence, view(), tokens, {layer}, signals_of(prompt, needed_, shape_, layer, tokens, backend_),
+                    backend_.exec);
+  }
+
+  void plan(std::span<std::int32_t const> tokens) override {
+    for (std::int64_t l = 0; l < shape_.layers; ++l) check_room(l, *std::ranges::max_element(tokens));
+    steps_->plan(tokens);
+  }
+
+  kvpolicy_device_lists choose(std::int64_t layer, kvpolicy_tensor const* queries, float scale,
+                               kvpolicy_tensor const* ids) override {
+    check_room(layer, 0);
+    gpu::vector_rows heads{};
+    if (contains(needed_.needs, signals::queries)) heads = heads_of(queries, "queries", layer, false);
+    check_scale(scale);
+    gpu::buffer<std::int32_t const> current{};
+    if (contains(needed_.needs, signals::token_ids)) {
+      tensor const t = checked(ids, {.name = "token ids", .dtype = int32, .where = backend_.rows, .dense_last = true},
+                               {{"sequences", sequences_}});
+      current = {reinterpret_cast<std::int32_t const*>(t.data), sequences_};
+    }
+    gpu::token_lists const& made = lists_[static_cast<std::size_t>(layer)] =
+        steps_->choose(view(), {layer}, heads, scale, current);
+    return {.units = made.units.data,
+            .named = made.named.data,
+            .tail = made.tail.values.data,
+            .tokens = made.tokens.values.data,
+            .stride = made.stride,
+            .tail_of_all = made.tail.all,
+            .lists = made.lists,
+            .unit_size = made.unit_size};
+  }
+
+  void attend(std::int64_t layer, kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* out) override {
+    check_room(layer, 0);
+    gpu::token_lists const& chosen = lists_[static_cast<std::size_t>(layer)];
+    KVPOLICY_EXPECTS(chosen.lists > 0 && chosen.tokens.values.data != nullptr,
+                     "layer " + std::to_string(layer) + " has chosen nothing yet; call kvpolicy_decoder_choose first");
+    check_scale(scale);
+    steps_->attend(view(), {layer}, chosen, heads_of(queries, "queries", layer, false), scale,
+                   heads_of(out, "out", layer, true));
+  }
+
+  void observe(kvpolicy_tensor const* given) override {
+    if (!contains(needed_.needs, signals::logits)) return;
+    tensor const t = checked(given, {.name = "logits", .dtype = type_of(given), .where = backend_.rows, .dense_last = true},
+                             {{"sequences", sequences_}, {"vocabulary"}});
+    KVPOLICY_EXPECTS(t.extent[1] >= 1, "logits: axis 1 (vocabulary) has 0 elements; it must have at least 1");
+    steps_->observe(vectors(t, given, 0), t.extent[1]);
+  }
+
+ private:
+  bound_rows view() const noexcept { return {keys_.data(), values_.data()}; }
+
+  /// Rows of all sequences: `[pages, kv_heads, page_size, head_dim]` behind page tables, or `[sequences, kv_heads, tokens,
+  /// head_dim]`.
+  gpu::batch_rows bound(kvpolicy_tensor const* given, char const* name, std::int64_t layer, kvpolicy_tensor const* pages,
+                        std::int64_t& tokens) const {
+    bool const paged = pages != nullptr;
+    tensor const t = checked(given, {.name = name, .layer = layer, .dtype = dtype_of(shape_.type), .where = backend_.rows},
+                             {{paged ? "pages" : "sequences", paged ? axis::any : sequences_},
+                              {"kv_heads", shape_.kv_heads},
+                              {paged ? "page_size" : "tokens"},
+                              {"head_dim", shape_.head_dim}});
+    basic_rows<device_memory> one{.base = t.data,
+                                  .type = shape_.type,
+                                  .heads = shape_.kv_heads,
+                                  .head_dim = shape_.head_dim,
+                                  .head_stride = t.stride[1],
+                                  .token_stride = t.stride[2],
+                                  .dim_stride = t.stride[3]};
+    tokens = t.extent[2];
+    tensor table{};
+    if (paged) {
+      table = checked(pages, {.name = "pages", .layer = layer, .dtype = int32, .where = backend_.rows, .dense_last = true},
+                      {{"sequences", sequences_}, {"pages"}});
+      KVPOLICY_EXPECTS(t.extent[2] >= 1, std::string(name) + " of layer " + std::to_string(layer) +
+                                             ": axis 2 (page_size) has 0 elements; it must have at least 1");
+      one.page_size = t.extent[2];
+      one.page_stride = t.stride[0];
+      tokens *= table.extent[1];
+    }
+    gpu::batch_rows made = gpu::in_elements(one);
+    made.elements = INT64_MAX;
+    if (paged) {
+      made.pages = {reinterpret_cast<std::int32_t const*>(table.data), INT64_MAX};
+      made.page_table_stride = table.stride[0] / 4;
+    } else {
+      made.sequence_stride = t.stride[0] / size_of(shape_.type);
+    }
+    return gpu::finished(made);
+  }
+
+  void check_room(std::int64_t layer, std::int64_t tokens) const {
+    check_layer(layer, shape_);
+    auto const at = static_cast<std::size_t>(layer);
+    KVPOLICY_EXPECTS(keys_[at].base != nullptr,
+                     "keys of layer " + std::to_string(layer) + ": none are bound; call kvpolicy_decoder_bind first");
+    KVPOLICY_EXPECTS(tokens <= room_[at], "keys and values of layer " + std::to_string(layer) + ": a sequence has room for " +
+                                              std::to_string(room_[at]) + " tokens, one has " + std::to_string(tokens));
+  }
+
+  /// float32, or the 16-bit type that a tensor has.
+  static kvpolicy_dtype type_of(kvpolicy_tensor const* given) noexcept {
+    bool const half = given != nullptr && given->dtype.bits == 16 && (given->dtype.code == 2 || given->dtype.code == 4);
+    return half ? kvpolicy_dtype{given->dtype.code, 16, 1} : float32;
+  }
+  gpu::vector_rows heads_of(kvpolicy_tensor const* given, char const* name, std::int64_t layer, bool written) const {
+    tensor const t = checked(
+        given,
+        {.name = name, .layer = layer, .dtype = type_of(given), .where = backend_.rows, .dense_last = true, .written = written},
+        {{"sequences", sequences_}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
+    return vectors(t, given, t.stride[1]);
+  }
+  static gpu::vector_rows vectors(tensor const& t, kvpolicy_tensor const* given, std::int64_t head_stride) {
+    kvpolicy_dtype const type = type_of(given);
+    std::int64_t const size = type.bits / 8;
+    gpu::vector_rows made{};
+    made.base = t.data;
+    made.elements = INT64_MAX;
+    made.type = type.bits == 32 ? element_type::f32 : type.code == 2 ? element_type::f16 : element_type::bf16;
+    made.sequence_stride = t.stride[0] / size;
+    made.head_stride = head_stride / size;
+    return made;
+  }
+
+  cache_shape shape_;
+  std::int64_t sequences_;
+  requirements needed_;
+  gpu_backend backend_;
+  std::unique_ptr<any_decoder> steps_;
+  std::vector<gpu::batch_rows> keys_;    ///< `[layers]`; no base where nothing is bound
+  std::vector<gpu::batch_rows> values_;  ///< `[layers]`
+  std::vector<gpu::token_lists> lists_;  ///< `[layers]`, of the last choice
+  std::vector<std::int64_t> room_;       ///< `[layers]` tokens of a sequence
+};
+
+}  // namespace
+
+std::unique_ptr<kvpolicy_decoder> start_decoder(kvpolicy_policy const& policy, cache_shape const& shape, std::int64_t sequences,
+                                                std::int32_t device, void* stream) {
+  return std::make_unique<gpu_decoder>(policy, shape, sequences, device, static_cast<gpu::stream>(stream));
+}
+
+}  // namespace kvpolicy::c

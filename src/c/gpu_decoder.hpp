@@ -1,0 +1,36 @@
+// A decoder behind the C ABI: a policy's steps of a batch, over a caller's tensors on a CUDA device.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "kvpolicy/types.hpp"
+#include "policy.hpp"
+
+/// All checks come before any change. `enter()` comes before each other call: throws invalid_value where the device is not the
+/// calling thread's.
+struct kvpolicy_decoder {
+  kvpolicy_decoder() = default;
+  kvpolicy_decoder(kvpolicy_decoder const&) = delete;
+  kvpolicy_decoder& operator=(kvpolicy_decoder const&) = delete;
+  virtual ~kvpolicy_decoder() = default;
+
+  virtual void enter() const = 0;
+  virtual std::int64_t slots() const noexcept = 0;
+  virtual void bind(std::int64_t layer, kvpolicy_tensor const* keys, kvpolicy_tensor const* values,
+                    kvpolicy_tensor const* pages) = 0;
+  virtual void prefill(std::int64_t sequence, std::int64_t layer, std::int64_t tokens, kvpolicy_prompt const& prompt) = 0;
+  virtual void plan(std::span<std::int32_t const> tokens) = 0;
+  virtual kvpolicy_device_lists choose(std::int64_t layer, kvpolicy_tensor const* queries, float scale,
+                                       kvpolicy_tensor const* token_ids) = 0;
+  virtual void attend(std::int64_t layer, kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* out) = 0;
+  virtual void observe(kvpolicy_tensor const* logits) = 0;
+};
+
+namespace kvpolicy::c {
+
+/// Only where the library is built with CUDA. Throws as gpu_backend does, and as decoder_of().
+std::unique_ptr<kvpolicy_decoder> start_decoder(kvpolicy_policy const& policy, cache_shape const& shape, std::int64_t sequences,
+                                                std::int32_t device, void* stream);
+
+}  // namespace kvpolicy::c

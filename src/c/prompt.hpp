@@ -1,0 +1,66 @@
+// A caller's prompt, checked: what a policy needs of it, as the verbs take it.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "kvpolicy/policy.hpp"
+#include "tensor.hpp"
+
+namespace kvpolicy::c {
+
+inline void check_scale(float scale) {
+  KVPOLICY_EXPECTS(std::isfinite(scale), "scale is " + std::to_string(scale) + "; it must be a finite number");
+}
+inline void check_layer(std::int64_t layer, cache_shape const& shape) {
+  KVPOLICY_EXPECTS(layer >= 0 && layer < shape.layers,
+                   "layer " + std::to_string(layer) + "; there are 0 to " + std::to_string(shape.layers - 1));
+}
+
+template <class Backend>
+query_window queries_of(kvpolicy_prompt const& prompt, std::int64_t least, cache_shape const& shape, std::int64_t layer,
+                        std::int64_t tokens, Backend& backend) {
+  tensor t = checked(prompt.queries,
+                     {.name = "prompt queries", .layer = layer, .dtype = float32, .where = backend.vectors, .dense_last = true},
+                     {{"tokens"}, {"q_heads", shape.q_heads}, {"head_dim", shape.head_dim}});
+  least = std::min(least, tokens - prompt.first);
+  KVPOLICY_EXPECTS(t.extent[0] >= least && t.extent[0] <= tokens,
+                   "prompt queries of layer " + std::to_string(layer) + ": axis 0 (tokens) has " + std::to_string(t.extent[0]) +
+                       " elements; it must have " + std::to_string(least) + " to " + std::to_string(tokens) +
+                       ", those of the prompt's last tokens");
+  check_scale(prompt.scale);
+  t = backend.on_host(t, 3);
+  return {reinterpret_cast<float const*>(t.data), t.extent[0], shape.q_heads, t.stride[0] / 4, t.stride[1] / 4, prompt.scale};
+}
+
+inline rotation rotation_of(kvpolicy_prompt const& prompt, cache_shape const& shape, std::int64_t layer) {
+  tensor const t = checked(prompt.inverse_frequencies,
+                           {.name = "inverse frequencies", .layer = layer, .dtype = float32, .dense_last = true}, {{"pairs"}});
+  KVPOLICY_EXPECTS(t.extent[0] <= shape.head_dim / 2, "inverse frequencies of layer " + std::to_string(layer) +
+                                                          ": axis 0 (pairs) has " + std::to_string(t.extent[0]) +
+                                                          " elements; rows of " + std::to_string(shape.head_dim) +
+                                                          " channels have at most " + std::to_string(shape.head_dim / 2));
+  KVPOLICY_EXPECTS(prompt.pairing == KVPOLICY_HALVES || prompt.pairing == KVPOLICY_NEIGHBOURS,
+                   "pairing is " + std::to_string(prompt.pairing) + "; it must be KVPOLICY_HALVES or KVPOLICY_NEIGHBOURS");
+  return {reinterpret_cast<float const*>(t.data), t.extent[0],
+          prompt.pairing == KVPOLICY_HALVES ? rotation::pairing::halves : rotation::pairing::neighbours};
+}
+
+/// What the policy needs of the prompt of a layer that now has `tokens` tokens. Queries are where the host reads them.
+template <class Backend>
+prompt_signals signals_of(kvpolicy_prompt const& prompt, requirements const& needed, cache_shape const& shape,
+                          std::int64_t layer, std::int64_t tokens, Backend& backend) {
+  prompt_signals made{.first = prompt.first};
+  if (contains(needed.needs, signals::observation_queries))
+    made.queries = queries_of(prompt, needed.observation_queries, shape, layer, tokens, backend);
+  if (contains(needed.needs, signals::rotation)) made.rope = rotation_of(prompt, shape, layer);
+  if (contains(needed.needs, signals::token_ids)) {
+    tensor const ids = checked(prompt.token_ids, {.name = "token ids", .dtype = int32, .dense_last = true},
+                               {{"tokens - first", tokens - prompt.first}});
+    made.token_ids = {reinterpret_cast<std::int32_t const*>(ids.data), static_cast<std::size_t>(tokens - prompt.first)};
+  }
+  return made;
+}
+
+}  // namespace kvpolicy::c

@@ -1,0 +1,258 @@
+// Decoders behind the C ABI, on a CUDA device or what stands for one: the lists and outputs of captured steps are those of the
+// library's states in host memory.
+#include <catch2/catch_test_macros.hpp>
+#include <cmath>
+
+#include "c/c_api.hpp"
+#include "cuda/batch_run.hpp"
+
+namespace kvpolicy_test {
+namespace {
+
+constexpr std::int64_t sequences = 2;
+constexpr std::int64_t page = 8;
+constexpr cache_shape decoder_shape{
+    .layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64, .max_tokens = 160, .type = element_type::f16};
+constexpr float scale = .125f;
+
+struct frees_decoder {
+  void operator()(kvpolicy_decoder* decoder) const { kvpolicy_decoder_free(decoder); }
+};
+using c_decoder = std::unique_ptr<kvpolicy_decoder, frees_decoder>;
+
+c_decoder decoding(std::string const& text, std::vector<std::uint8_t> const& boundary = {}) {
+  kvpolicy_shape const sizes = c_shape(decoder_shape);
+  kvpolicy_decoder* made = nullptr;
+  kvpolicy_decoder_start(parsed(text, boundary).get(), &sizes, sequences, 0, test_stream(), &made);
+  return c_decoder(made);
+}
+
+/// A tensor on the device.
+template <class T>
+c_tensor there(shared_vector<T> const& shared, kvpolicy_dtype dtype, std::vector<std::int64_t> extents,
+               std::int64_t first = 0) {
+  return {on_device(shared).data + first, dtype, std::move(extents), {}, {2, 0}};
+}
+
+/// Caches on the device and the host, `[layers][pages][kv_heads][page][head_dim]`, and page tables in any order.
+struct engine_memory {
+  static constexpr std::int64_t pages = sequences * 20;
+  static constexpr std::int64_t of_layer = pages * decoder_shape.kv_heads * page * decoder_shape.head_dim;
+  shared_vector<std::uint16_t> keys = shared_vector<std::uint16_t>(decoder_shape.layers * of_layer), values = keys;
+  shared_vector<std::int32_t> tables = shared_vector<std::int32_t>(pages);
+  random_source random{77};
+
+  engine_memory() {
+    for (std::size_t i = 0; i < tables.size(); ++i) tables[i] = static_cast<std::int32_t>(i * 13 % pages);
+  }
+  void write(std::int64_t sequence, std::int64_t token) {
+    std::int64_t const at = tables[static_cast<std::size_t>(sequence * 20 + token / page)];
+    for (std::int64_t l = 0; l < decoder_shape.layers; ++l) {
+      for (std::int64_t h = 0; h < decoder_shape.kv_heads; ++h) {
+        std::int64_t const row =
+            l * of_layer + ((at * decoder_shape.kv_heads + h) * page + token % page) * decoder_shape.head_dim;
+        for (std::int64_t d = 0; d < decoder_shape.head_dim; ++d) {
+          keys[static_cast<std::size_t>(row + d)] = float_to_half(static_cast<float>(random.between(-2, 2)));
+          values[static_cast<std::size_t>(row + d)] = float_to_half(static_cast<float>(random.between(-2, 2)));
+        }
+      }
+    }
+  }
+  static std::vector<std::int64_t> extents() { return {pages, decoder_shape.kv_heads, page, decoder_shape.head_dim}; }
+  /// A state's rows of one sequence, on the host.
+  void bind(kvpolicy_state* state, std::int64_t sequence) {
+    for (std::int64_t l = 0; l < decoder_shape.layers; ++l) {
+      c_tensor const k(keys.data() + l * of_layer, c_dtype(decoder_shape.type), extents());
+      c_tensor const v(values.data() + l * of_layer, c_dtype(decoder_shape.type), extents());
+      c_tensor const table(tables.data() + sequence * 20, c_int, {20});
+      REQUIRE(kvpolicy_bind(state, l, &k.t, &v.t, &table.t) == KVPOLICY_OK);
+    }
+  }
+  kvpolicy_status bind(kvpolicy_decoder* decoder, std::int64_t layer) {
+    c_tensor const k = there(keys, c_dtype(decoder_shape.type), extents(), layer * of_layer);
+    c_tensor const v = there(values, c_dtype(decoder_shape.type), extents(), layer * of_layer);
+    c_tensor const table = there(tables, c_int, {sequences, 20});
+    return kvpolicy_decoder_bind(decoder, layer, &k.t, &v.t, &table.t);
+  }
+};
+
+/// Tokens of a list on the device, and of one of a state.
+std::vector<std::int64_t> listed(gpu_device const& device, kvpolicy_device_lists const& lists, std::int64_t slot,
+                                 std::int64_t head) {
+  std::int64_t const at = slot * lists.lists + (lists.lists == 1 ? 0 : head);
+  auto const number = [&](std::int32_t const* from, std::int64_t i) {
+    return device.read(gpu::buffer<std::int32_t const>{from, 0}, i, 1)[0];
+  };
+  std::vector<std::int64_t> made;
+  for (std::int32_t i = 0, count = lists.named == nullptr ? 0 : number(lists.named, at); i < count; ++i)
+    made.push_back(number(lists.units, at * lists.stride + i / lists.unit_size) * lists.unit_size + i % lists.unit_size);
+  std::int64_t const tail = lists.tail == nullptr ? lists.tail_of_all : number(lists.tail, slot);
+  for (std::int64_t t = tail; t < number(lists.tokens, slot); ++t) made.push_back(t);
+  return made;
+}
+std::vector<std::int64_t> listed(kvpolicy_state* state, std::int64_t layer, std::int64_t head) {
+  kvpolicy_range const* ranges = nullptr;
+  std::int64_t count = 0;
+  REQUIRE(kvpolicy_list(state, layer, head, &ranges, &count) == KVPOLICY_OK);
+  std::vector<std::int64_t> made;
+  for (std::int64_t i = 0; i < count; ++i) {
+    for (std::int64_t t = ranges[i].begin; t < ranges[i].end; ++t) made.push_back(t);
+  }
+  return made;
+}
+
+void decode_beside_states(std::string const& text) {
+  CAPTURE(text);
+  constexpr std::int64_t vocabulary = 30;
+  std::vector<std::uint8_t> const boundary{0, 0, 1};
+  engine_memory memory;
+  random_source& random = memory.random;
+  gpu_device device;
+  c_decoder const decoder = decoding(text, boundary);
+  INFO(kvpolicy_message());
+  REQUIRE(decoder != nullptr);
+  for (std::int64_t l = 0; l < decoder_shape.layers; ++l) REQUIRE(memory.bind(decoder.get(), l) == KVPOLICY_OK);
+
+  std::int64_t const size = decoder_shape.q_heads * decoder_shape.head_dim;
+  shared_vector<float> queries(static_cast<std::size_t>(decoder_shape.layers * sequences * size)), out(queries.size(), 7);
+  shared_vector<float> logits(sequences * vocabulary);
+  shared_vector<std::int32_t> ids(sequences);
+  std::vector<kvpolicy_device_lists> lists(decoder_shape.layers);
+  auto const heads = [&](shared_vector<float> const& of, std::int64_t layer) {
+    return there(of, c_float, {sequences, decoder_shape.q_heads, decoder_shape.head_dim}, layer * sequences * size);
+  };
+  auto const enqueue = [&] {
+    bool fine = true;
+    c_tensor const token_ids = there(ids, c_int, {sequences});
+    for (std::int64_t l = 0; l < decoder_shape.layers; ++l) {
+      c_tensor const q = heads(queries, l), o = heads(out, l);
+      fine = fine &&
+             kvpolicy_decoder_choose(decoder.get(), l, &q.t, scale, &token_ids.t, &lists[static_cast<std::size_t>(l)]) ==
+                 KVPOLICY_OK &&
+             kvpolicy_decoder_attend(decoder.get(), l, &q.t, scale, &o.t) == KVPOLICY_OK;
+    }
+    c_tensor const all = there(logits, c_float, {sequences, vocabulary});
+    INFO(kvpolicy_message());
+    REQUIRE(fine);
+    REQUIRE(kvpolicy_decoder_observe(decoder.get(), &all.t) == KVPOLICY_OK);
+  };
+  captured_step step;
+  std::vector<std::int32_t> tokens(sequences, 0);
+  auto const plan = [&] { return kvpolicy_decoder_plan(decoder.get(), tokens.data()); };
+  REQUIRE(plan() == KVPOLICY_OK);
+  device.send();
+  step.run(test_stream(), enqueue);  // captured before anybody is there
+
+  std::vector<c_state> states;
+  std::vector<float> const frequencies(decoder_shape.head_dim / 2, .3f);
+  for (std::int64_t s = 0; s < sequences; ++s) {
+    auto const n = static_cast<std::int32_t>(90 + 30 * s);
+    for (std::int64_t t = 0; t < n; ++t) memory.write(s, t);
+    device.send();
+    states.push_back(started(parsed(text, boundary), decoder_shape));
+    memory.bind(states.back().get(), s);
+    std::vector<float> window(static_cast<std::size_t>(n * size));
+    for (float& x : window) x = static_cast<float>(random.between(-1, 1));
+    std::vector<std::int32_t> prompt_ids(static_cast<std::size_t>(n));
+    for (std::int32_t& id : prompt_ids) id = static_cast<std::int32_t>(random.between(0, 9));
+    c_tensor const q(window, {n, decoder_shape.q_heads, decoder_shape.head_dim});
+    c_tensor const turns(frequencies, {0});
+    c_tensor const all_ids(prompt_ids.data(), c_int, {n});
+    kvpolicy_prompt const prompt{0, &q.t, scale, KVPOLICY_HALVES, &turns.t, &all_ids.t};
+    for (std::int64_t l = 0; l < decoder_shape.layers; ++l) {
+      REQUIRE(kvpolicy_decoder_prefill(decoder.get(), s, l, n, &prompt) == KVPOLICY_OK);
+      REQUIRE(kvpolicy_prefill(states.back().get(), l, n, &prompt) == KVPOLICY_OK);
+    }
+    tokens[static_cast<std::size_t>(s)] = n;
+  }
+  for (int round = 0; round < 6; ++round) {
+    for (std::int64_t s = 0; s < sequences; ++s) memory.write(s, tokens[static_cast<std::size_t>(s)]++);
+    for (float& x : queries) x = static_cast<float>(random.between(-2, 2));
+    for (float& x : logits) x = random.real();
+    for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random.between(0, 9));
+    REQUIRE(plan() == KVPOLICY_OK);
+    device.send();
+    step.run(test_stream(), enqueue);
+    device.wait();
+    for (std::int64_t s = 0; s < sequences; ++s) {
+      kvpolicy_state* const state = states[static_cast<std::size_t>(s)].get();
+      for (std::int64_t l = 0; l < decoder_shape.layers; ++l) {
+        std::int64_t const first = (l * sequences + s) * size;
+        c_tensor const q(queries.data() + first, c_float, {decoder_shape.q_heads, decoder_shape.head_dim});
+        std::vector<float> want(static_cast<std::size_t>(size));
+        c_tensor const to(want, {decoder_shape.q_heads, decoder_shape.head_dim});
+        REQUIRE(kvpolicy_choose(state, l, tokens[static_cast<std::size_t>(s)], &q.t, scale, ids[static_cast<std::size_t>(s)]) ==
+                KVPOLICY_OK);
+        REQUIRE(kvpolicy_attend(state, l, &q.t, scale, &to.t) == KVPOLICY_OK);
+        for (std::int64_t h = 0; h < decoder_shape.kv_heads; ++h)
+          REQUIRE(listed(device, lists[static_cast<std::size_t>(l)], s, h) == listed(state, l, h));
+        for (std::int64_t i = 0; i < size; ++i)
+          REQUIRE(std::abs(out[static_cast<std::size_t>(first + i)] - want[static_cast<std::size_t>(i)]) <= 1e-4f);
+      }
+      c_tensor const last(logits.data() + s * vocabulary, c_float, {vocabulary});
+      REQUIRE(kvpolicy_observe(state, &last.t) == KVPOLICY_OK);
+    }
+  }
+}
+
+TEST_CASE("a decoder behind the C ABI chooses and attends as states in host memory do", "[c]") {
+  for (char const* const text : {"full", "quest:paper,tokens=64,page=8", "snapkv:tokens=40,after=0", "streaming_llm:tokens=50",
+                                 "h2o:tokens=60", "tova:tokens=60", "infllm:tokens=64", "sentencekv:tokens=40,after=0",
+                                 "chess:tokens=64", "snapkv:tokens=64,after=0+quest:paper,tokens=40,page=8"})
+    decode_beside_states(text);
+}
+
+TEST_CASE("a decoder behind the C ABI refuses what it can't take, and says why", "[c]") {
+  auto const why = [](kvpolicy_status status, kvpolicy_status want) {
+    INFO(kvpolicy_message());
+    REQUIRE(status == want);
+    return std::string(kvpolicy_message());
+  };
+  auto const says = [](std::string const& message, std::string const& part) {
+    INFO(message);
+    REQUIRE(message.find(part) != std::string::npos);
+  };
+  kvpolicy_shape const sizes = c_shape(decoder_shape);
+  kvpolicy_decoder* made = nullptr;
+  auto const start = [&](std::string const& text, std::int64_t count = sequences, std::int32_t device = 0) {
+    return kvpolicy_decoder_start(parsed(text).get(), &sizes, count, device, test_stream(), &made);
+  };
+  says(why(start("snapkv:tokens=64"), KVPOLICY_UNSUPPORTED), "set its after to 0");
+  says(why(start("quest:tokens=64,trigger=every:4"), KVPOLICY_UNSUPPORTED), "trigger");
+  says(why(start("h2o:tokens=64+quest:tokens=40"), KVPOLICY_UNSUPPORTED), "has no decoder");
+  says(why(start("quest:tokens=64", 0), KVPOLICY_INVALID), "0 sequences");
+  says(why(start("quest:tokens=64", 2, 1), KVPOLICY_INVALID), "device 1");
+  REQUIRE(made == nullptr);
+  REQUIRE(kvpolicy_decoder_plan(nullptr, nullptr) == KVPOLICY_INVALID);
+
+  engine_memory memory;
+  for (std::int64_t t = 0; t < 20; ++t) memory.write(0, t);
+  gpu_device().send();
+  c_decoder const decoder = decoding("quest:tokens=64,page=8");
+  kvpolicy_decoder* const d = decoder.get();
+  kvpolicy_prompt const prompt{};
+  std::vector<std::int32_t> const tokens{21, 0};
+  says(why(kvpolicy_decoder_prefill(d, 0, 0, 20, &prompt), KVPOLICY_INVALID), "none are bound");
+  c_tensor const on_host(memory.keys.data(), c_dtype(decoder_shape.type), engine_memory::extents());
+  says(why(kvpolicy_decoder_bind(d, 0, &on_host.t, &on_host.t, nullptr), KVPOLICY_INVALID), "it must be on CUDA device 0");
+  for (std::int64_t l = 0; l < decoder_shape.layers; ++l) REQUIRE(memory.bind(d, l) == KVPOLICY_OK);
+  REQUIRE(memory.bind(d, 2) == KVPOLICY_INVALID);
+  says(why(kvpolicy_decoder_plan(d, tokens.data()), KVPOLICY_INVALID), "");
+  says(why(kvpolicy_decoder_prefill(d, 2, 0, 20, &prompt), KVPOLICY_INVALID), "2");
+  says(why(kvpolicy_decoder_prefill(d, 0, 0, 161, &prompt), KVPOLICY_INVALID), "161");
+  for (std::int64_t l = 0; l < decoder_shape.layers; ++l)
+    REQUIRE(kvpolicy_decoder_prefill(d, 0, l, 20, &prompt) == KVPOLICY_OK);
+  REQUIRE(kvpolicy_decoder_plan(d, tokens.data()) == KVPOLICY_OK);
+  shared_vector<float> queries(sequences * 256);
+  c_tensor const q = there(queries, c_float, {sequences, 4, 64});
+  c_tensor const narrow = there(queries, c_float, {sequences, 4, 32});
+  says(why(kvpolicy_decoder_attend(d, 0, &q.t, scale, &q.t), KVPOLICY_INVALID), "has chosen nothing yet");
+  says(why(kvpolicy_decoder_choose(d, 0, &narrow.t, scale, nullptr, nullptr), KVPOLICY_INVALID), "head_dim");
+  says(why(kvpolicy_decoder_choose(d, 0, nullptr, scale, nullptr, nullptr), KVPOLICY_INVALID), "queries");
+  says(why(kvpolicy_decoder_choose(d, 0, &q.t, std::nanf(""), nullptr, nullptr), KVPOLICY_INVALID), "finite");
+  REQUIRE(kvpolicy_decoder_choose(d, 0, &q.t, scale, nullptr, nullptr) == KVPOLICY_OK);
+  REQUIRE(kvpolicy_decoder_observe(d, nullptr) == KVPOLICY_OK);  // quest needs none
+}
+
+}  // namespace
+}  // namespace kvpolicy_test

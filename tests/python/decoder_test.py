@@ -1,0 +1,153 @@
+"""Decoder, and State, over a library whose device is an interpreter of PTX: what its steps read and give is what states in host memory do. 77 where
+NumPy is missing."""
+import ctypes as c
+import sys
+import unittest
+
+try:
+    import numpy as np
+except ImportError:
+    print("no NumPy here: the decoder is not tested")
+    sys.exit(77)
+
+import kvpolicy
+from kvpolicy import _abi
+
+cuda = _abi._library
+sizes = kvpolicy.Shape(layers=2, q_heads=4, kv_heads=2, head_dim=8, max_tokens=160)
+scale = sizes.head_dim ** -.5
+room, page = 160, 8
+
+
+class Tensor(c.Structure):
+    _fields_ = [("data", c.c_void_p), ("where", c.c_int32 * 2), ("ndim", c.c_int32), ("code", c.c_uint8), ("bits", c.c_uint8), ("lanes", c.c_uint16),
+                ("shape", c.POINTER(c.c_int64)), ("strides", c.c_void_p), ("offset", c.c_uint64), ("context", c.c_void_p), ("deleter", c.c_void_p)]
+
+
+make_capsule = c.pythonapi.PyCapsule_New
+make_capsule.restype, make_capsule.argtypes = c.py_object, (c.c_void_p, c.c_char_p, c.c_void_p)
+
+
+class There:
+    """An array on the device, as PyTorch would give it."""
+
+    def __init__(self, values):
+        self.host, self.at = np.ascontiguousarray(values), c.c_void_p()
+        cuda.cudaMalloc(c.byref(self.at), c.c_size_t(self.host.nbytes))
+        self.put()
+
+    def put(self):
+        cuda.cudaMemcpy(self.at, self.host.ctypes.data_as(c.c_void_p), c.c_size_t(self.host.nbytes), 1)
+
+    def get(self):
+        cuda.cudaMemcpy(self.host.ctypes.data_as(c.c_void_p), self.at, c.c_size_t(self.host.nbytes), 2)
+        return self.host
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, stream=None):
+        assert stream == -1, "it would wait for another stream"
+        self.shape = (c.c_int64 * self.host.ndim)(*self.host.shape)
+        self.tensor = Tensor(self.at, (c.c_int32 * 2)(2, 0), self.host.ndim, 2 if self.host.dtype.kind == "f" else 0, self.host.itemsize * 8, 1, self.shape)
+        return make_capsule(c.byref(self.tensor), b"dltensor", None)
+
+
+def read(address, count):
+    found = (c.c_int32 * count)()
+    cuda.cudaMemcpy(found, c.c_void_p(address), c.c_size_t(4 * count), 2)
+    return list(found)
+
+
+def listed(lists, slot, head):
+    at = slot * lists.lists + (head if lists.lists > 1 else 0)
+    named = 0 if lists.named is None else read(lists.named + 4 * at, 1)[0]
+    units = read(lists.units + 4 * at * lists.stride, -(-named // lists.unit_size)) if named else []
+    tail = lists.tail_of_all if lists.tail is None else read(lists.tail + 4 * slot, 1)[0]
+    tokens = read(lists.tokens + 4 * slot, 1)[0]
+    return [units[i // lists.unit_size] * lists.unit_size + i % lists.unit_size for i in range(named)] + list(range(tail, tokens))
+
+
+class Decodes(unittest.TestCase):
+    def beside_states(self, text, paged):
+        draw = np.random.default_rng(3)
+        floats = lambda *shape: draw.integers(-2, 3, size=shape).astype(np.float32)  # exact: equal scores are equal on both sides
+        policy, slots = kvpolicy.Policy(text), 2
+        decoder = kvpolicy.Decoder(policy, sizes, slots, cuda=(0, 0))
+        states = [kvpolicy.State(policy, sizes) for _ in range(slots)]
+        rows = (slots * room // page, sizes.kv_heads, page, sizes.head_dim) if paged else (slots, sizes.kv_heads, room, sizes.head_dim)
+        table = draw.permutation(slots * room // page).reshape(slots, -1).astype(np.int32)
+        for layer in range(sizes.layers):
+            keys, values = floats(*rows), floats(*rows)
+            decoder.bind(layer, There(keys), There(values), There(table) if paged else None)
+            for slot, state in enumerate(states):
+                if paged:
+                    state.bind(layer, keys, values, table[slot])
+                else:
+                    state.bind(layer, keys[slot], values[slot])
+        tokens = [90, 121]
+        for slot, state in enumerate(states):
+            queries = floats(tokens[slot], sizes.q_heads, sizes.head_dim)
+            for layer in range(sizes.layers):
+                for each in (lambda *a, **k: decoder.prefill(slot, *a, **k), state.prefill):
+                    each(layer, tokens[slot], queries=queries, scale=scale)
+        queries, out = There(floats(slots, sizes.q_heads, sizes.head_dim)), There(floats(slots, sizes.q_heads, sizes.head_dim))
+        for _ in range(4):
+            tokens = [n + 1 for n in tokens]
+            queries.host[:] = floats(*queries.host.shape)
+            queries.put()
+            decoder.plan(tokens)
+            for layer in range(sizes.layers):
+                lists = decoder.choose(layer, queries, scale)
+                decoder.attend(layer, queries, scale, out)
+                given = out.get()
+                for slot, state in enumerate(states):
+                    want = np.zeros((sizes.q_heads, sizes.head_dim), np.float32)
+                    state.choose(layer, tokens[slot], queries.host[slot], scale)
+                    state.attend(layer, queries.host[slot], scale, want)
+                    np.testing.assert_allclose(given[slot], want, atol=1e-4)
+                    for head in range(sizes.kv_heads):
+                        self.assertEqual(listed(lists, slot, head), state.tokens(layer, head))
+            decoder.observe()
+            for state in states:
+                state.observe()
+
+    def test_pages(self):
+        for text in ("quest:paper,tokens=40,page=8", "snapkv:tokens=40,after=0", "full"):
+            self.beside_states(text, True)
+
+    def test_rows_without_pages(self):
+        self.beside_states("quest:paper,tokens=40,page=8", False)
+
+    def test_states(self):
+        for text in ("quest:paper,tokens=40,page=8", "snapkv:tokens=40,after=0", "infllm:tokens=64"):
+            draw = np.random.default_rng(5)
+            floats = lambda *shape: draw.integers(-2, 3, size=shape).astype(np.float32)
+            states = [kvpolicy.State(kvpolicy.Policy(text), sizes, cuda=cuda) for cuda in ((0, 0), None)]
+            queries, outs = floats(90, sizes.q_heads, sizes.head_dim), [np.zeros((sizes.q_heads, sizes.head_dim), np.float32) for _ in states]
+            for layer in range(sizes.layers):
+                keys, values = floats(sizes.kv_heads, room, sizes.head_dim), floats(sizes.kv_heads, room, sizes.head_dim)
+                states[0].bind(layer, There(keys), There(values))
+                states[1].bind(layer, keys, values)
+                for state, given in zip(states, (There(queries), queries)):
+                    state.prefill(layer, 90, queries=given, scale=scale, inverse_frequencies=np.float32([1, .3, .1, .03]))
+            for layer in range(sizes.layers):
+                for state, out in zip(states, outs):
+                    state.choose(layer, 91, queries[0], scale)
+                    state.attend(layer, queries[0], scale, out)
+                np.testing.assert_allclose(*outs, atol=1e-4)
+                for head in range(sizes.kv_heads):
+                    self.assertEqual(states[0].tokens(layer, head), states[1].tokens(layer, head))
+
+    def test_refusals(self):
+        with self.assertRaisesRegex(kvpolicy.UnsupportedError, "after"):
+            kvpolicy.Decoder(kvpolicy.Policy("snapkv:tokens=64"), sizes, 1, cuda=(0, 0))
+        decoder = kvpolicy.Decoder(kvpolicy.Policy("full"), sizes, 2, cuda=(0, 0))
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "1 numbers of tokens; there are 2 slots"):
+            decoder.plan([0])
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "CUDA device 0"):
+            decoder.bind(0, np.zeros((2, 2, room, 8), np.float32), np.zeros((2, 2, room, 8), np.float32))
+
+
+if __name__ == "__main__":
+    unittest.main()
