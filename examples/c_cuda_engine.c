@@ -88,7 +88,7 @@ int main(int count, char** arguments) {
   int32_t tokens[sequences];
   for (int i = 1; i <= steps; ++i) {
     for (int s = 0; s < sequences; ++s) tokens[s] = prompt + i;
-    must(kvpolicy_decoder_plan(decoder, tokens));
+    must(kvpolicy_decoder_plan(decoder, tokens, NULL));
     if (i == 2) fine(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     for (int64_t l = 0; l < layers && i <= 2; ++l) {
       must(kvpolicy_decoder_choose(decoder, l, &q, scale, NULL, &lists));

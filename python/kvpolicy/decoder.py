@@ -58,12 +58,15 @@ class Decoder:
         prompt = _abi.Prompt(first, tensors[0].pointer, scale, neighbours, tensors[1].pointer, tensors[2].pointer)
         _abi.decoder_prefill(self._handle, sequence, layer, tokens, c.byref(prompt))
 
-    def plan(self, tokens: Sequence[int]) -> None:
+    def plan(self, tokens: Sequence[int]) -> bool:
         """Before a step, not captured: each slot's tokens, with the one that is decoded now; 0 where nobody is, -1 where the sequence
-        pauses. Both read nothing, and their out is 0."""
+        pauses. Both read nothing, and their out is 0. Returns whether nothing is due at this step, so that standing may take choose's
+        place: always for policies that choose when a prompt ends, and between heterocache's looks."""
         if len(tokens) != self.sequences:
             raise _abi.InvalidError(f"{len(tokens)} numbers of tokens; there are {self.sequences} slots")
-        _abi.decoder_plan(self._handle, (_abi.i32 * self.sequences)(*tokens))
+        idle = _abi.i32()
+        _abi.decoder_plan(self._handle, (_abi.i32 * self.sequences)(*tokens), c.byref(idle))
+        return idle.value != 0
 
     def choose(self, layer: int, queries: Array | None = None, scale: float = 1.0, token_ids: Array | None = None) -> DeviceLists:
         """Enqueues the choice of a layer, before its attention; every sequence's current key is written. queries [sequences, q_heads,
@@ -73,8 +76,14 @@ class Decoder:
         _abi.decoder_choose(self._handle, layer, tensors[0].pointer, scale, tensors[1].pointer, c.byref(lists))
         return DeviceLists(*(getattr(lists, name) for name, _ in lists._fields_))
 
+    def standing(self, layer: int) -> DeviceLists:
+        """A layer's lists at an idle step; enqueues nothing. Capture idle steps in a graph of their own."""
+        lists = _abi.DeviceLists()
+        _abi.decoder_standing(self._handle, layer, c.byref(lists))
+        return DeviceLists(*(getattr(lists, name) for name, _ in lists._fields_))
+
     def attend(self, layer: int, queries: Array, scale: float, out: Array) -> None:
-        """Enqueues a layer's attention over its lists, after its choose, into out [sequences, q_heads, head_dim]."""
+        """Enqueues a layer's attention over its lists, after its choose or standing, into out [sequences, q_heads, head_dim]."""
         tensors = borrowed("queries", queries), borrowed("out", out)
         _abi.decoder_attend(self._handle, layer, tensors[0].pointer, scale, tensors[1].pointer)
 

@@ -24,6 +24,8 @@ class decoder_for final : public any_decoder {
     decoder_.prefill(sequence, view, tokens, layer, prompt, exec);
   }
   void plan(std::span<std::int32_t const> tokens) override { decoder_.plan(tokens); }
+  bool idle() const override { return decoder_.idle(); }
+  gpu::token_lists standing(layer_id layer) const override { return decoder_.standing(layer); }
   gpu::token_lists choose(bound_rows const& view, layer_id layer, gpu::vector_rows const& queries, float scale,
                           gpu::buffer<std::int32_t const> ids) override {
     return decoder_.choose(view, layer, queries, scale, ids);

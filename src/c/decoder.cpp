@@ -55,10 +55,11 @@ kvpolicy_status kvpolicy_decoder_prefill(kvpolicy_decoder* decoder, int64_t sequ
   });
 }
 
-kvpolicy_status kvpolicy_decoder_plan(kvpolicy_decoder* decoder, int32_t const* tokens) {
+kvpolicy_status kvpolicy_decoder_plan(kvpolicy_decoder* decoder, int32_t const* tokens, int32_t* idle) {
   return on_decoder(decoder, [&] {
     required(tokens, "tokens");
-    decoder->plan({tokens, static_cast<std::size_t>(decoder->slots())});
+    bool const found = decoder->plan({tokens, static_cast<std::size_t>(decoder->slots())});
+    if (idle != nullptr) *idle = found ? 1 : 0;
   });
 }
 
@@ -66,6 +67,13 @@ kvpolicy_status kvpolicy_decoder_choose(kvpolicy_decoder* decoder, int64_t layer
                                         kvpolicy_tensor const* token_ids, kvpolicy_device_lists* lists) {
   return on_decoder(decoder, [&] {
     kvpolicy_device_lists const made = decoder->choose(layer, queries, scale, token_ids);
+    if (lists != nullptr) *lists = made;
+  });
+}
+
+kvpolicy_status kvpolicy_decoder_standing(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_device_lists* lists) {
+  return on_decoder(decoder, [&] {
+    kvpolicy_device_lists const made = decoder->standing(layer);
     if (lists != nullptr) *lists = made;
   });
 }

@@ -49,9 +49,16 @@ class gpu_decoder final : public kvpolicy_decoder {
                     backend_.exec);
   }
 
-  void plan(std::span<std::int32_t const> tokens) override {
+  bool plan(std::span<std::int32_t const> tokens) override {
     for (std::int64_t l = 0; l < shape_.layers; ++l) check_room(l, *std::ranges::max_element(tokens));
     steps_->plan(tokens);
+    return steps_->idle();
+  }
+
+  kvpolicy_device_lists standing(std::int64_t layer) override {
+    check_room(layer, 0);
+    KVPOLICY_EXPECTS(steps_->idle(), "the planned step is not idle: something is due; call kvpolicy_decoder_choose");
+    return told(lists_[static_cast<std::size_t>(layer)] = steps_->standing({layer}));
   }
 
   kvpolicy_device_lists choose(std::int64_t layer, kvpolicy_tensor const* queries, float scale,
@@ -66,16 +73,7 @@ class gpu_decoder final : public kvpolicy_decoder {
                                {{"sequences", sequences_}});
       current = {reinterpret_cast<std::int32_t const*>(t.data), sequences_};
     }
-    gpu::token_lists const& made = lists_[static_cast<std::size_t>(layer)] =
-        steps_->choose(view(), {layer}, heads, scale, current);
-    return {.units = made.units.data,
-            .named = made.named.data,
-            .tail = made.tail.values.data,
-            .tokens = made.tokens.values.data,
-            .stride = made.stride,
-            .tail_of_all = made.tail.all,
-            .lists = made.lists,
-            .unit_size = made.unit_size};
+    return told(lists_[static_cast<std::size_t>(layer)] = steps_->choose(view(), {layer}, heads, scale, current));
   }
 
   void attend(std::int64_t layer, kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* out) override {
@@ -97,6 +95,16 @@ class gpu_decoder final : public kvpolicy_decoder {
   }
 
  private:
+  static kvpolicy_device_lists told(gpu::token_lists const& made) noexcept {
+    return {.units = made.units.data,
+            .named = made.named.data,
+            .tail = made.tail.values.data,
+            .tokens = made.tokens.values.data,
+            .stride = made.stride,
+            .tail_of_all = made.tail.all,
+            .lists = made.lists,
+            .unit_size = made.unit_size};
+  }
   bound_rows view() const noexcept { return {keys_.data(), values_.data()}; }
 
   /// Rows of all sequences: `[pages, kv_heads, page_size, head_dim]` behind page tables, or `[sequences, kv_heads, tokens,

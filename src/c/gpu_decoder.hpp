@@ -20,7 +20,9 @@ struct kvpolicy_decoder {
   virtual void bind(std::int64_t layer, kvpolicy_tensor const* keys, kvpolicy_tensor const* values,
                     kvpolicy_tensor const* pages) = 0;
   virtual void prefill(std::int64_t sequence, std::int64_t layer, std::int64_t tokens, kvpolicy_prompt const& prompt) = 0;
-  virtual void plan(std::span<std::int32_t const> tokens) = 0;
+  /// Returns whether the step is idle.
+  virtual bool plan(std::span<std::int32_t const> tokens) = 0;
+  virtual kvpolicy_device_lists standing(std::int64_t layer) = 0;
   virtual kvpolicy_device_lists choose(std::int64_t layer, kvpolicy_tensor const* queries, float scale,
                                        kvpolicy_tensor const* token_ids) = 0;
   virtual void attend(std::int64_t layer, kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* out) = 0;

@@ -121,24 +121,26 @@ void decode_beside_states(std::string const& text) {
   auto const heads = [&](shared_vector<float> const& of, std::int64_t layer) {
     return there(of, c_float, {sequences, decoder_shape.q_heads, decoder_shape.head_dim}, layer * sequences * size);
   };
+  std::int32_t idle = 0;
+  bool stands = false;
   auto const enqueue = [&] {
     bool fine = true;
     c_tensor const token_ids = there(ids, c_int, {sequences});
     for (std::int64_t l = 0; l < decoder_shape.layers; ++l) {
       c_tensor const q = heads(queries, l), o = heads(out, l);
-      fine = fine &&
-             kvpolicy_decoder_choose(decoder.get(), l, &q.t, scale, &token_ids.t, &lists[static_cast<std::size_t>(l)]) ==
-                 KVPOLICY_OK &&
-             kvpolicy_decoder_attend(decoder.get(), l, &q.t, scale, &o.t) == KVPOLICY_OK;
+      auto* const into = &lists[static_cast<std::size_t>(l)];
+      kvpolicy_status const chosen = stands ? kvpolicy_decoder_standing(decoder.get(), l, into)
+                                            : kvpolicy_decoder_choose(decoder.get(), l, &q.t, scale, &token_ids.t, into);
+      fine = fine && chosen == KVPOLICY_OK && kvpolicy_decoder_attend(decoder.get(), l, &q.t, scale, &o.t) == KVPOLICY_OK;
     }
     c_tensor const all = there(logits, c_float, {sequences, vocabulary});
     INFO(kvpolicy_message());
     REQUIRE(fine);
     REQUIRE(kvpolicy_decoder_observe(decoder.get(), &all.t) == KVPOLICY_OK);
   };
-  captured_step step;
+  captured_step step, idle_step;
   std::vector<std::int32_t> tokens(sequences, 0);
-  auto const plan = [&] { return kvpolicy_decoder_plan(decoder.get(), tokens.data()); };
+  auto const plan = [&] { return kvpolicy_decoder_plan(decoder.get(), tokens.data(), &idle); };
   REQUIRE(plan() == KVPOLICY_OK);
   device.send();
   step.run(test_stream(), enqueue);  // captured before anybody is there
@@ -172,7 +174,8 @@ void decode_beside_states(std::string const& text) {
     for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random.between(0, 9));
     REQUIRE(plan() == KVPOLICY_OK);
     device.send();
-    step.run(test_stream(), enqueue);
+    stands = idle != 0 && round % 2 == 1;
+    (stands ? idle_step : step).run(test_stream(), enqueue);
     device.wait();
     for (std::int64_t s = 0; s < sequences; ++s) {
       kvpolicy_state* const state = states[static_cast<std::size_t>(s)].get();
@@ -223,7 +226,7 @@ TEST_CASE("a decoder behind the C ABI refuses what it can't take, and says why",
   says(why(start("quest:tokens=64", 0), KVPOLICY_INVALID), "0 sequences");
   says(why(start("quest:tokens=64", 2, 1), KVPOLICY_INVALID), "device 1");
   REQUIRE(made == nullptr);
-  REQUIRE(kvpolicy_decoder_plan(nullptr, nullptr) == KVPOLICY_INVALID);
+  REQUIRE(kvpolicy_decoder_plan(nullptr, nullptr, nullptr) == KVPOLICY_INVALID);
 
   engine_memory memory;
   for (std::int64_t t = 0; t < 20; ++t) memory.write(0, t);
@@ -237,12 +240,12 @@ TEST_CASE("a decoder behind the C ABI refuses what it can't take, and says why",
   says(why(kvpolicy_decoder_bind(d, 0, &on_host.t, &on_host.t, nullptr), KVPOLICY_INVALID), "it must be on CUDA device 0");
   for (std::int64_t l = 0; l < decoder_shape.layers; ++l) REQUIRE(memory.bind(d, l) == KVPOLICY_OK);
   REQUIRE(memory.bind(d, 2) == KVPOLICY_INVALID);
-  says(why(kvpolicy_decoder_plan(d, tokens.data()), KVPOLICY_INVALID), "");
+  says(why(kvpolicy_decoder_plan(d, tokens.data(), nullptr), KVPOLICY_INVALID), "");
   says(why(kvpolicy_decoder_prefill(d, 2, 0, 20, &prompt), KVPOLICY_INVALID), "2");
   says(why(kvpolicy_decoder_prefill(d, 0, 0, 161, &prompt), KVPOLICY_INVALID), "161");
   for (std::int64_t l = 0; l < decoder_shape.layers; ++l)
     REQUIRE(kvpolicy_decoder_prefill(d, 0, l, 20, &prompt) == KVPOLICY_OK);
-  REQUIRE(kvpolicy_decoder_plan(d, tokens.data()) == KVPOLICY_OK);
+  REQUIRE(kvpolicy_decoder_plan(d, tokens.data(), nullptr) == KVPOLICY_OK);
   shared_vector<float> queries(sequences * 256);
   c_tensor const q = there(queries, c_float, {sequences, 4, 64});
   c_tensor const narrow = there(queries, c_float, {sequences, 4, 32});
@@ -251,6 +254,7 @@ TEST_CASE("a decoder behind the C ABI refuses what it can't take, and says why",
   says(why(kvpolicy_decoder_choose(d, 0, nullptr, scale, nullptr, nullptr), KVPOLICY_INVALID), "queries");
   says(why(kvpolicy_decoder_choose(d, 0, &q.t, std::nanf(""), nullptr, nullptr), KVPOLICY_INVALID), "finite");
   REQUIRE(kvpolicy_decoder_choose(d, 0, &q.t, scale, nullptr, nullptr) == KVPOLICY_OK);
+  says(why(kvpolicy_decoder_standing(d, 0, nullptr), KVPOLICY_INVALID), "not idle");
   REQUIRE(kvpolicy_decoder_observe(d, nullptr) == KVPOLICY_OK);  // quest needs none
 }
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "conformance/rounds.hpp"
@@ -113,11 +114,14 @@ class batch_run {
     // A step run layer by layer must do without the later layers' keys; one that is replayed has them all.
     for (std::int64_t l = 0; is_captured_ && l < shape_.layers; ++l) write(l);
     device_.send();
+    // An engine may have a graph of idle steps beside that of all steps.
+    bool const idle = !std::exchange(first_step_, false) && decoder_.idle() && random_.one_in(2);
     auto const enqueue = [&] {
       for (std::int64_t l = 0; l < shape_.layers; ++l) {
         if (!is_captured_) write(l);
         gpu::vector_rows const heads = rows_of(on_device(queries_).data + l * layer_size(), layer_size());
-        lists_[static_cast<std::size_t>(l)] = decoder_.choose(cache_.view(), {l}, heads, .125f, on_device(ids_));
+        lists_[static_cast<std::size_t>(l)] =
+            idle ? decoder_.standing({l}) : decoder_.choose(cache_.view(), {l}, heads, .125f, on_device(ids_));
         decoder_.attend(cache_.view(), {l}, lists_[static_cast<std::size_t>(l)], heads, .125f,
                         rows_of(on_device(out_).data + l * layer_size(), layer_size()));
       }
@@ -127,7 +131,7 @@ class batch_run {
       logits.sequence_stride = vocabulary;
       decoder_.observe(logits, vocabulary);
     };
-    if (is_captured_) captured_.run(device_.on(), enqueue);
+    if (is_captured_) (idle ? idle_ : captured_).run(device_.on(), enqueue);
     else enqueue();
     device_.wait();
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
@@ -246,6 +250,8 @@ class batch_run {
   test_device device_;
   prompt_exec exec_;
   captured_step captured_;
+  captured_step idle_;
+  bool first_step_ = true;
   gpu::decoder<Policy, test_device> decoder_;
   std::vector<std::int32_t> tokens_;
   std::vector<bool> steps_;       ///< which have a token at this step

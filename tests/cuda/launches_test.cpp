@@ -146,6 +146,39 @@ TEST_CASE("a decode step launches as many kernels in a layer as docs/kernels.md 
   SECTION("heterocache") { expect_launches(presets::heterocache{.heads = profile(), .after = 0}, 14, 14); }
 }
 
+TEST_CASE("a step is idle where the host knows that nothing is due", "[cuda]") {
+  auto const steps = [](auto const& policy, std::int32_t every) {
+    recorder device;
+    gpu::decoder<std::decay_t<decltype(policy)>, recorder> decoder(policy, llama_8b, 1, device);
+    cache_shape small = llama_8b;
+    small.max_tokens = 40;
+    random_source random(1);
+    batch_cache cache(small, 1, 16, page_layout::nhd, random, false);
+    for (std::int64_t t = 0; t < 40; ++t) cache.write(0, t, random);
+    std::vector<float> const queries(40 * 32 * 128, .1f);
+    host_exec exec;
+    for (std::int64_t l = 0; l < llama_8b.layers; ++l) {
+      prompt_signals prompt{};
+      prompt.queries = {queries.data(), std::min<std::int64_t>(observation_queries(policy), 40), 32, 32 * 128, 128, .1f};
+      decoder.prefill(0, cache.view(), 40, {l}, prompt, exec);
+    }
+    std::string found;
+    for (std::int32_t now = 41; now <= 40 + 2 * every; ++now) {
+      decoder.plan(std::array{now});
+      found += decoder.idle() ? 'i' : 'c';
+      device.launches.clear();
+      decoder.standing({1});
+      REQUIRE(device.launches.empty());
+    }
+    decoder.plan(std::array{gpu::paused});
+    return found + (decoder.idle() ? 'i' : 'c');
+  };
+  REQUIRE(steps(presets::full{}, 2) == "iiiii");
+  REQUIRE(steps(presets::snapkv{.after = 0}, 2) == "iiiii");
+  REQUIRE(steps(presets::quest{}, 2) == "ccccc");
+  REQUIRE(steps(presets::heterocache{.heads = profile(), .window = 3, .every = 8, .after = 0}, 8) == "iiiiiccciiiiiccci");
+}
+
 // Hidden: tests/cuda/resources.py reads the grids of HeteroCache's step between looks, and knows what an idle block costs.
 TEST_CASE("grids of an idle step", "[.grids]") {
   auto const found = launches_of(presets::heterocache{.heads = profile(), .after = 0});

@@ -96,9 +96,9 @@ class Decodes(unittest.TestCase):
             tokens = [n + 1 for n in tokens]
             queries.host[:] = floats(*queries.host.shape)
             queries.put()
-            decoder.plan(tokens)
+            idle = decoder.plan(tokens)
             for layer in range(sizes.layers):
-                lists = decoder.choose(layer, queries, scale)
+                lists = decoder.standing(layer) if idle else decoder.choose(layer, queries, scale)
                 decoder.attend(layer, queries, scale, out)
                 given = out.get()
                 for slot, state in enumerate(states):

@@ -327,8 +327,10 @@ KVPOLICY_API kvpolicy_status kvpolicy_decoder_prefill(kvpolicy_decoder* decoder,
  * @param decoder  the decoder
  * @param tokens  `[sequences]` in host memory: each slot's tokens, with the one that is decoded now; 0 for an empty slot, -1
  * for a sequence that pauses. Empty and paused slots read nothing, and their `out` is 0
+ * @param idle  receives 1 if nothing is due at this step, so that kvpolicy_decoder_standing may take choose's place: always for
+ *        policies that choose when a prompt ends, and between heterocache's looks; else 0. May be NULL
  * @return INVALID for a sequence that did not grow by one token */
-KVPOLICY_API kvpolicy_status kvpolicy_decoder_plan(kvpolicy_decoder* decoder, int32_t const* tokens);
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_plan(kvpolicy_decoder* decoder, int32_t const* tokens, int32_t* idle);
 /** Enqueues the choice of a layer, before its attention. Each sequence's current key is written.
  * @param decoder,layer  which layer, in order
  * @param queries  `[sequences, q_heads, head_dim]` f32, f16 or bf16, if the policy needs them
@@ -339,7 +341,12 @@ KVPOLICY_API kvpolicy_status kvpolicy_decoder_plan(kvpolicy_decoder* decoder, in
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_choose(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_tensor const* queries,
                                                      float scale, kvpolicy_tensor const* token_ids,
                                                      kvpolicy_device_lists* lists);
-/** Enqueues a layer's attention over its lists, after its choose.
+/** Says where a layer's lists are at an idle step, and enqueues nothing. Capture idle steps in a graph of their own.
+ * @param decoder,layer  which layer
+ * @param lists  receives where the lists are; may be NULL
+ * @return INVALID at a step that is not idle */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_standing(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_device_lists* lists);
+/** Enqueues a layer's attention over its lists, after its choose or standing.
  * @param decoder,layer  which layer
  * @param queries  `[sequences, q_heads, head_dim]` f32, f16 or bf16
  * @param scale  multiplies q.k

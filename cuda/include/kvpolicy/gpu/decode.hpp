@@ -123,6 +123,22 @@ class decoder {
     }
   }
 
+  /// Returns whether nothing is due at the planned step, so that standing() may take choose()'s place: always for policies that
+  /// choose when a prompt ends, and between HeteroCache's looks. An engine captures a step of each kind, and replays the one
+  /// that fits. False where only the device knows.
+  bool idle() const noexcept {
+    if constexpr (requires { retain_.idle(), retrieve_.idle(); }) return retain_.idle() && retrieve_.idle();
+    else return false;
+  }
+
+  /// Returns a layer's lists at an idle step. Enqueues nothing.
+  /// @param layer  the layer
+  /// @return the lists, as choose() would
+  token_lists standing(layer_id layer) const {
+    per_sequence const lengths = lengths_.of(0);
+    return retrieve_.lists(layer, retain_.lists(layer, lengths));
+  }
+
   /// Enqueues the choice of a layer, before its attention. Each sequence's current key must be written.
   /// @param view  the batch's caches
   /// @param layer  the layer

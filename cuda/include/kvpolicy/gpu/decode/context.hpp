@@ -128,6 +128,7 @@ class decode_retain<keep_all, D> {
   std::span<range_list const> kept(std::int64_t, layer_id) const noexcept { return {}; }
   token_lists kept_lists(std::int64_t, layer_id, std::int64_t tokens) const noexcept { return all_of({{}, tokens}); }
   std::int64_t retained_lists() const noexcept { return 0; }
+  static constexpr bool idle() noexcept { return true; }
   void choose(decode_step const&) const noexcept {}
   std::int64_t listed(layer_id, std::int64_t, head_id, std::int64_t tokens) const noexcept { return tokens; }
   token_lists lists(layer_id, per_sequence const& lengths) const noexcept { return all_of(lengths); }
@@ -143,6 +144,7 @@ class decode_retrieve<keep_all, D> {
   void prefill(prompt_piece<View> const&, Exec&) {}
   void plan(std::int64_t, std::int64_t, std::int64_t, auto const&) noexcept {}
   void upload() const {}
+  static constexpr bool idle() noexcept { return true; }
   void choose(decode_step const&) const noexcept {}
   token_lists lists(layer_id, token_lists const& retained) const noexcept { return retained; }
 };

@@ -94,7 +94,14 @@ class decode_retrieve<Rule, D> {
 
   void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens, auto const&) {
     numbers_.set(prompt_tokens, sequence, prompt);
-    numbers_.set(seen, sequence, tokens == 0 ? 0 : (tokens - prompt - 1) % every() - (every() - window_));
+    numbers_.set(seen, sequence, tokens == 0 ? -1 : (tokens - prompt - 1) % every() - (every() - window_));
+  }
+  /// Between looks: the window of no sequence has begun.
+  bool idle() const noexcept {
+    for (std::int64_t s = 0; s < context_.sequences; ++s) {
+      if (numbers_.get(seen, s) >= 0) return false;
+    }
+    return true;
   }
   void upload() const { numbers_.upload(*context_.device); }
 

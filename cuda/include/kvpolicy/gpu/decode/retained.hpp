@@ -54,6 +54,7 @@ class decode_retain<Rule, D> {
     return lists_.of_sequence(layer, sequence, tokens);
   }
   std::int64_t retained_lists() const noexcept { return lists_.lists(); }
+  static constexpr bool idle() noexcept { return true; }
   void choose(decode_step const&) const noexcept {}
 
   std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t tokens) const {
@@ -111,6 +112,7 @@ class decode_retain<Rule, D> {
     numbers_.set(sinks, sequence, std::min(mine.sinks, mine.begin));
   }
   void upload() const { numbers_.upload(*context_.device); }
+  static constexpr bool idle() noexcept { return true; }
   void choose(decode_step const&) const noexcept {}
 
   std::int64_t listed(layer_id, std::int64_t sequence, head_id, std::int64_t tokens) const noexcept {
