@@ -138,6 +138,15 @@ constexpr std::uint16_t float_to_bfloat(float value) noexcept {
   return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+/// Rounds a float to an element of a type.
+/// @param type  f32, f16 or bf16
+/// @param value  the value
+/// @return the nearest element, ties to even
+constexpr float rounded_to(element_type type, float value) noexcept {
+  if (type == element_type::f32) return value;
+  return type == element_type::f16 ? half_to_float(float_to_half(value)) : bfloat_to_float(float_to_bfloat(value));
+}
+
 /// A non-owning table `[rows, columns]`. Rows may be wider in memory than the columns that are used.
 template <class T>
 struct table {

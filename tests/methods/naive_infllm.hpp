@@ -37,22 +37,33 @@ inline representative_tokens representatives_of(world const& w, std::int64_t l, 
           close_call(scores, p.representatives, 1e-5 * largest_size(scores))};
 }
 
-/// The current query's mean dot product with the representatives' keys, mean over the group, summed over KV heads; as if all of
-/// these stood `local` tokens before it, where keys are pre_rope.
+/// The mean of the tokens' keys, of one head, in the cache's own type: of keys before their rotary embedding, where they are
+/// pre_rope.
+inline reals block_vector(world const& w, presets::infllm const& p, std::int64_t l, std::int64_t h, ints const& tokens) {
+  reals made;
+  for (std::int64_t d = 0; d < w.shape.head_dim; ++d) {
+    double sum = 0;
+    for (std::int64_t const t : tokens)
+      sum += p.pre_rope ? pre_rope(w, l, h, t, d) : static_cast<double>(w.cache.key(l, h, t, d));
+    made.push_back(rounded_to(w.shape.type, static_cast<float>(sum / static_cast<double>(tokens.size()))));
+  }
+  return made;
+}
+
+/// The current query's dot product with the block's vectors, mean over the group, summed over KV heads; as if all tokens stood
+/// `local` tokens before it, where keys are pre_rope.
 inline double block_score(world const& w, presets::infllm const& p, std::int64_t l, std::vector<ints> const& tokens,
                           std::int64_t step) {
   std::int64_t const distance = std::min<std::int64_t>(p.local, w.shape.max_tokens - 1);
   double sum = 0;
   for (std::int64_t h = 0; h < w.shape.kv_heads; ++h) {
-    for (std::int64_t const t : at(tokens, h)) {
-      for (std::int64_t g = 0; g < w.group(); ++g) {
-        float const* const q = w.query(l, step, h * w.group() + g);
-        auto const of_query = [&](std::int64_t i) { return static_cast<double>(q[i]); };
-        for (std::int64_t d = 0; d < w.shape.head_dim; ++d) {
-          double const query = p.pre_rope ? turned_back(w, of_query, step - distance, d) : of_query(d);
-          double const key = p.pre_rope ? pre_rope(w, l, h, t, d) : static_cast<double>(w.cache.key(l, h, t, d));
-          sum += query * key / static_cast<double>(w.group()) / static_cast<double>(p.representatives);
-        }
+    reals const vector = block_vector(w, p, l, h, at(tokens, h));
+    for (std::int64_t g = 0; g < w.group(); ++g) {
+      float const* const q = w.query(l, step, h * w.group() + g);
+      auto const of_query = [&](std::int64_t i) { return static_cast<double>(q[i]); };
+      for (std::int64_t d = 0; d < w.shape.head_dim; ++d) {
+        double const query = p.pre_rope ? turned_back(w, of_query, step - distance, d) : of_query(d);
+        sum += query * at(vector, d) / static_cast<double>(w.group());
       }
     }
   }

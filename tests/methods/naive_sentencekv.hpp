@@ -181,7 +181,10 @@ inline sentence_reading read_sentences(world const& w, std::int64_t l, std::int6
     ++place;
     ints const open_to_choice = without(members, forced);
     if (open_to_choice.empty()) continue;
-    reals const mean = w.mean_key(l, h, members);
+    reals mean = w.mean_key(l, h, members);
+    if (!p.spread) {
+      for (double& x : mean) x = rounded_to(w.shape.type, static_cast<float>(x));
+    }
     double score = 0;
     for (reals const& query : queries) {
       for (std::int64_t d = 0; d < w.shape.head_dim; ++d) {

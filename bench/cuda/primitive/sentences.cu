@@ -12,9 +12,9 @@ void sentences(measured_gpu& on, std::int64_t batch, std::int64_t context) {
     double const bytes = llama_8b::sentences(batch, context);
     std::int64_t const units = context / sentence;
     gpu::stream_device device(on.on());
-    std::vector<gpu::device_buffer<float>> means;
-    for (int left = on.copies(2 * bytes, 2 * bytes); left > 0; --left) {
-      means.push_back(on.floats(batch * units * layer_dims));
+    std::vector<gpu::device_buffer<std::uint16_t>> means;
+    for (int left = on.copies(bytes, bytes); left > 0; --left) {
+      means.push_back(on.halves(batch * units * layer_dims));
     }
     auto const queries = on.floats(batch * kv_heads * head_dim);
     auto const found = on.floats(batch * kv_heads * units);
@@ -24,7 +24,7 @@ void sentences(measured_gpu& on, std::int64_t batch, std::int64_t context) {
                      gpu::batch_rows rows{};
                      rows.base = table.get().data;
                      rows.elements = table.get().size;
-                     rows.type = element_type::f32;
+                     rows.type = element_type::bf16;
                      rows.heads = kv_heads;
                      rows.head_dim = head_dim;
                      rows.sequence_stride = units * layer_dims;
@@ -38,7 +38,7 @@ void sentences(measured_gpu& on, std::int64_t batch, std::int64_t context) {
                      a.most_tokens = units;
                      gpu::launch_list_logits(device, a, found.get());
                    }),
-                   {text("note", "means are fp32 here: twice the floor's bytes")}};
+                   {}};
   });
 }
 

@@ -24,7 +24,7 @@ struct unit_mean {
     std::int64_t heads = 0;
     std::int64_t dim = 0;
     std::vector<std::int64_t> folded;     ///< `[layers, heads]` sentences that are in
-    std::vector<float> means;             ///< `[layers, heads, most, dim]`; empty with `spread`
+    std::vector<float> means;             ///< `[layers, heads, most, dim]`, as summary_type() rounds them; empty with `spread`
     bounds_table layout{};                ///< of one layer's spreads, in the cache's own type or f16; bounds() sets `data`
     std::vector<std::byte> spreads;       ///< `[layers, heads, most, 2, dim]`; empty without `spread`
     std::vector<float> moments;           ///< `[2, dim]`, scratch for one sentence
@@ -118,7 +118,9 @@ struct unit_mean {
           of_unit.heads = of_unit.units = 1;
           pool_mean_deviation(keys, what, into.moments.data(), of_unit, exec);
         } else {
-          pool_mean(keys, what, table<float>{into.of(layer, h).row(folded), 1, into.dim, into.dim}, 0, exec);
+          std::span const mean(into.of(layer, h).row(folded), static_cast<std::size_t>(into.dim));
+          pool_mean(keys, what, table<float>{mean.data(), 1, into.dim, into.dim}, 0, exec);
+          for (float& x : mean) x = rounded_to(summary_type(view.shape().type), x);
         }
       }
     }

@@ -40,12 +40,13 @@ struct representatives {
     static constexpr bool by_index = true;
     static constexpr bool hears_prompts = true;
     static constexpr bool hears_steps = true;
-    std::int64_t heads = 0;            ///< KV heads of a layer
-    std::int64_t dim = 0;              ///< head_dim
-    std::int64_t blocks = 0;           ///< most blocks of a head
-    std::int64_t block = 0;            ///< tokens of a block
-    std::vector<std::int64_t> done;    ///< `[layers, kv_heads]` blocks that have a vector
-    std::vector<float> vectors;        ///< `[layers, kv_heads, blocks, head_dim]` mean of the representatives' keys
+    std::int64_t heads = 0;          ///< KV heads of a layer
+    std::int64_t dim = 0;            ///< head_dim
+    std::int64_t blocks = 0;         ///< most blocks of a head
+    std::int64_t block = 0;          ///< tokens of a block
+    std::vector<std::int64_t> done;  ///< `[layers, kv_heads]` blocks that have a vector
+    std::vector<float>
+        vectors;  ///< `[layers, kv_heads, blocks, head_dim]` mean of the representatives' keys, as summary_type() rounds it
     std::vector<float> queries;        ///< `[layers, kv_heads, block, head_dim]` the open block's, each the query group's mean
     std::vector<float> scores;         ///< `[block]` of one block's tokens
     std::vector<std::int32_t> all;     ///< 0, 1, 2, ...
@@ -191,6 +192,8 @@ struct representatives {
     keys.tokens = count;
     pool_mean(keys, {.unit_size = count, .first = 0, .last = count, .rotated = m.rope.get()},
               table<float>{m.vector(input.layer, head, which), 1, m.dim, m.dim}, 0, exec);
+    for (float& x : std::span(m.vector(input.layer, head, which), static_cast<std::size_t>(m.dim)))
+      x = rounded_to(summary_type(input.view.shape().type), x);
   }
 };
 

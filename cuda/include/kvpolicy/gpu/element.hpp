@@ -11,6 +11,13 @@ namespace kvpolicy::gpu {
 template <element_type E>
 using stored = std::conditional_t<E == element_type::f32, float, std::uint16_t>;
 
+/// Returns bytes as elements.
+/// @param bytes  aligned to an element
+template <element_type E>
+constexpr buffer<stored<E>> elements_of(buffer<std::byte> bytes) noexcept {
+  return {reinterpret_cast<stored<E>*>(bytes.data), bytes.size / static_cast<std::int64_t>(sizeof(stored<E>))};
+}
+
 /// Converts a stored element to float, exactly.
 /// @param value  the element
 template <element_type E>

@@ -1,7 +1,9 @@
 // What a decoder's parts are made from, and what they are given of a prompt and of a step.
 #pragma once
 
+#include <cstring>
 #include <span>
+#include <vector>
 
 #include "kvpolicy/gpu/batch.hpp"
 #include "kvpolicy/gpu/decode/arrays.hpp"
@@ -64,12 +66,29 @@ struct decode_context {
   std::int64_t heads() const noexcept { return sequences * shape.kv_heads; }
 };
 
-/// Floats `[sequences, heads, units, dim]`, as kernels read keys.
-inline batch_rows rows_of_floats(buffer<float> all, std::int64_t heads, std::int64_t units, std::int64_t dim) noexcept {
+/// Returns floats as elements of a type, for an upload.
+inline std::vector<std::byte> stored_as(element_type type, std::span<float const> values) {
+  std::vector<std::byte> made(values.size() * static_cast<std::size_t>(size_of(type)));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (type == element_type::f32) {
+      std::memcpy(made.data() + i * sizeof(float), &values[i], sizeof(float));
+    } else {
+      std::uint16_t const narrow = type == element_type::f16 ? float_to_half(values[i]) : float_to_bfloat(values[i]);
+      std::memcpy(made.data() + i * sizeof narrow, &narrow, sizeof narrow);
+    }
+  }
+  return made;
+}
+
+/// Summaries `[sequences, heads, units, dim]`, as kernels read keys.
+/// @tparam T  float, or std::byte of elements of another type
+template <class T>
+batch_rows summary_rows(buffer<T> all, std::int64_t heads, std::int64_t units, std::int64_t dim,
+                        element_type type = element_type::f32) noexcept {
   batch_rows made{};
   made.base = all.data;
-  made.elements = all.size;
-  made.type = element_type::f32;
+  made.elements = all.size * static_cast<std::int64_t>(sizeof(T)) / size_of(type);
+  made.type = type;
   made.heads = static_cast<std::int32_t>(heads);
   made.head_dim = static_cast<std::int32_t>(dim);
   made.sequence_stride = heads * units * dim;

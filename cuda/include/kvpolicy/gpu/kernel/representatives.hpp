@@ -64,7 +64,7 @@ struct represent_body {
     std::int32_t count = 1;
     std::int32_t local = 1;
     per_sequence tokens;
-    buffer<float> vectors;  ///< `[sequences, kv_heads, stride, head_dim]`
+    buffer<stored<E>> vectors;  ///< `[sequences, kv_heads, stride, head_dim]`
     std::int64_t stride = 0;
     batch_rope_angles rotated;
   };
@@ -146,7 +146,7 @@ struct represent_body {
       KVPOLICY_UNROLL
       for (int c = 0; c < 8; ++c) {
         if (p * 8 + c >= a.keys.head_dim) continue;
-        block.global(a.vectors)[(row * a.stride + first / a.block_size) * a.keys.head_dim + p * 8 + c] = mean[c];
+        block.global(a.vectors)[(row * a.stride + first / a.block_size) * a.keys.head_dim + p * 8 + c] = narrowed<E>(mean[c]);
       }
     }
   }

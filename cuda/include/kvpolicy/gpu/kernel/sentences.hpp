@@ -74,7 +74,7 @@ KVPOLICY_KERNEL std::int64_t index_of(list_reader<B> const& retained, std::int64
 
 /// What each head has of each sentence. Layer by layer.
 struct sentence_units {
-  buffer<float> means;             ///< `[sequences, kv_heads, most, head_dim]`, or
+  buffer<std::byte> means;         ///< `[sequences, kv_heads, most, head_dim]` of the keys' type, or
   batch_bounds spreads;            ///< mean -/+ deviation of each sentence, where it has a base
   buffer<std::int32_t> index_end;  ///< `[sequences, kv_heads, most]` rank behind the sentence's retained tokens
   buffer<std::int32_t> folded;     ///< `[sequences, kv_heads]` sentences that are in
@@ -107,6 +107,7 @@ struct sentence_means_body {
     row_reader<E, B> const keys(block, a.keys, block.y());
     list_reader<B> const retained(block, a.retained, block.y(), block.x());
     if (retained.count() == 0 || folded >= units) return;
+    auto const means = block.global(elements_of<E>(a.units.means));
     std::int32_t const parts = a.keys.parts();
     auto const thread = static_cast<std::int32_t>(block.thread());
     std::int32_t const at_once = static_cast<std::int32_t>(B::threads) / parts;
@@ -147,7 +148,7 @@ struct sentence_means_body {
       each_channel([](float x, std::int32_t) { return x; },
                    [&](std::int32_t d, float mean) {
                      if (spread) s.means[d] = mean;
-                     else block.global(a.units.means)[(list * a.state.most + folded) * a.keys.head_dim + d] = mean;
+                     else means[(list * a.state.most + folded) * a.keys.head_dim + d] = narrowed<E>(mean);
                    });
       if (spread) {
         auto const spreads =

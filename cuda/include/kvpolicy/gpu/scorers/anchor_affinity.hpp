@@ -139,7 +139,7 @@ class unit_scores<Rule, D> {
     what.begin.values = state(first);
     what.unit_size = fan_out_[level];
     what.units = units_[level];
-    launch_pool<pool_mean_body>(*context_.device, rows_of_floats(means_[level - 1].get(), 1, units_[level - 1], dims_), what,
+    launch_pool<pool_mean_body>(*context_.device, summary_rows(means_[level - 1].get(), 1, units_[level - 1], dims_), what,
                                 context_.sequences, [&](auto& a) {
                                   a.means = means_[level].get();
                                   a.sequence_stride = units_[level] * dims_;

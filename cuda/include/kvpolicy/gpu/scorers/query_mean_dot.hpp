@@ -21,7 +21,8 @@ class unit_scores<Rule, D> {
         most_(units),
         spread_(context.rule.pool.spread),
         vectors_(spread_ ? context.shape.group() : 1),
-        means_(context.template by_layer<float>(spread_ ? 0 : context.heads() * units * context.shape.head_dim)),
+        means_(context.template by_layer<std::byte>(
+            spread_ ? 0 : context.heads() * units * context.shape.head_dim * size_of(context.shape.type))),
         spreads_(context.shape, spread_ ? context.shape.layers : 0, context.sequences, units, *context.device),
         rank_ends_(context.template by_layer<std::int32_t>(context.heads() * units)),
         counts_(context.template by_layer<std::int32_t>(2 * context.heads())),
@@ -68,7 +69,7 @@ class unit_scores<Rule, D> {
     }
     list_weights a{};
     a.queries = sums;
-    a.keys = rows_of_floats(means_.of(layer), shape.kv_heads, most_, shape.head_dim);
+    a.keys = summary_rows(means_.of(layer), shape.kv_heads, most_, shape.head_dim, shape.type);
     a.lists = all_of({count});
     a.sequences = context_.sequences;
     a.most_tokens = most_;
@@ -85,8 +86,8 @@ class unit_scores<Rule, D> {
   std::int64_t most_;
   bool spread_;
   std::int64_t vectors_;                    ///< query sums of a KV head: one, or its query heads'
-  layer_array<D, float> means_;             ///< `[sequences, kv_heads, units, head_dim]`, or
-  unit_bounds<D> spreads_;                  ///< of the cache's type
+  layer_array<D, std::byte> means_;         ///< `[sequences, kv_heads, units, head_dim]` of the cache's type, or
+  unit_bounds<D> spreads_;                  ///< of the same
   layer_array<D, std::int32_t> rank_ends_;  ///< `[sequences, kv_heads, units]`
   layer_array<D, std::int32_t> counts_;     ///< `[2, sequences, kv_heads]`: sentences that are in, queries in the sum
   layer_array<D, float> sums_;              ///< `[sequences, kv_heads, vectors, head_dim]`

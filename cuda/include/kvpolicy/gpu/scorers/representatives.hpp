@@ -27,7 +27,8 @@ class unit_scores<Rule, D> {
         units_(units),
         prompts_({keep_all{}, context.rule}, context.shape, context.sequences),
         given_(static_cast<std::size_t>(context.sequences)),
-        vectors_(context.template by_layer<float>(context.heads() * units * context.shape.head_dim)),
+        vectors_(context.template by_layer<std::byte>(context.heads() * units * context.shape.head_dim *
+                                                      size_of(context.shape.type))),
         queries_(context.template by_layer<float>(context.heads() * context.rule.score.block * context.shape.head_dim)),
         current_(context.template array<float>(context.heads() * context.shape.head_dim)),
         rope_(context.shape, context.rule.score.pre_rope, *context.device) {
@@ -55,8 +56,11 @@ class unit_scores<Rule, D> {
     for (std::int64_t h = 0; h < context_.shape.kv_heads; ++h) {
       std::int64_t const row = piece.sequence * context_.shape.kv_heads + h;
       std::int64_t const done = memory.done_of(piece.layer, h) * dim;
-      context_.device->upload(part_of(vectors_.of(piece.layer), row * units_ * dim, done), memory.vector(piece.layer, h, 0),
-                              done);
+      std::int64_t const size = size_of(context_.shape.type);
+      std::span const vectors(memory.vector(piece.layer, h, 0), static_cast<std::size_t>(done));
+      auto const stored = stored_as(context_.shape.type, vectors);
+      context_.device->upload(part_of(vectors_.of(piece.layer), row * units_ * dim * size, done * size), stored.data(),
+                              std::ssize(stored));
       context_.device->upload(part_of(queries_.of(piece.layer), row * open, open), memory.query(piece.layer, h, 0), open);
     }
   }
@@ -67,19 +71,18 @@ class unit_scores<Rule, D> {
     auto const heads = static_cast<std::int32_t>(shape.kv_heads);
     auto const dim = static_cast<std::int32_t>(shape.head_dim);
     buffer<float> const of_block = queries_.of(step.layer);
-    buffer<float> const vectors = vectors_.of(step.layer);
     context_.device->template launch<block_queries_body>(
         {heads, context_.sequences, 1},
         {step.queries, static_cast<std::int32_t>(shape.group()), heads, dim, by.block, step.lengths, of_block, current_.get(),
          rope_.get(), std::min<std::int64_t>(by.local, shape.max_tokens - 1)});
     with_type(step.keys.type, [&]<element_type E>() {
-      context_.device->template launch<represent_body<E>>(
-          {heads, context_.sequences, 1},
-          {step.keys, of_block, by.block, by.count, by.local, step.lengths, vectors, units_, rope_.get()});
+      context_.device->template launch<represent_body<E>>({heads, context_.sequences, 1},
+                                                          {step.keys, of_block, by.block, by.count, by.local, step.lengths,
+                                                           elements_of<E>(vectors_.of(step.layer)), units_, rope_.get()});
     });
     list_weights w{};
     w.queries = vectors_of_floats(current_.get(), heads, dim);
-    w.keys = rows_of_floats(vectors, heads, units_, dim);
+    w.keys = summary_rows(vectors_.of(step.layer), heads, units_, dim, shape.type);
     w.lists = all_of(among.end);
     w.sequences = context_.sequences;
     w.most_tokens = units_;
@@ -90,10 +93,10 @@ class unit_scores<Rule, D> {
   decode_context<Rule, D> context_;
   std::int64_t units_;
   host_prompts<policy<keep_all, Rule>> prompts_;
-  std::vector<std::int64_t> given_;  ///< tokens of each prompt
-  layer_array<D, float> vectors_;    ///< `[sequences, kv_heads, units, head_dim]`
-  layer_array<D, float> queries_;    ///< `[sequences, kv_heads, block, head_dim]`, of the open block
-  array_of<D, float> current_;       ///< `[sequences, kv_heads, head_dim]`
+  std::vector<std::int64_t> given_;    ///< tokens of each prompt
+  layer_array<D, std::byte> vectors_;  ///< `[sequences, kv_heads, units, head_dim]` of the cache's type
+  layer_array<D, float> queries_;      ///< `[sequences, kv_heads, block, head_dim]`, of the open block
+  array_of<D, float> current_;         ///< `[sequences, kv_heads, head_dim]`
   device_rope_table<D> rope_;
 };
 
