@@ -13,6 +13,7 @@ void attention(measured_gpu& on);
 void list_weight_cases(measured_gpu& on);
 void window_attention_cases(measured_gpu& on);
 void sentence_scores(measured_gpu& on);
+void key_norms(measured_gpu& on);
 void entropies(measured_gpu& on);
 void gathers(measured_gpu& on);
 
@@ -25,6 +26,7 @@ inline void dearest(measured_gpu& on) {
   list_weight_cases(on);
   window_attention_cases(on);
   sentence_scores(on);
+  key_norms(on);
 }
 
 }  // namespace kvpolicy::bench
