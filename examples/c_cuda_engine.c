@@ -66,7 +66,7 @@ int main(int count, char** arguments) {
   kvpolicy_decoder* decoder = NULL;
   must(kvpolicy_policy_parse(text, NULL, 0, &policy));
   kvpolicy_shape const shape = {layers, q_heads, kv_heads, dim, pages_of * page, KVPOLICY_F32};
-  must(kvpolicy_decoder_start(policy, &shape, sequences, 0, stream, &decoder));
+  must(kvpolicy_decoder_start(policy, &shape, sequences, 0, stream, 0, &decoder));
   int64_t const of_rows[] = {sequences * pages_of, kv_heads, page, dim}, of_tables[] = {sequences, pages_of};
   int64_t const of_heads[] = {sequences, q_heads, dim};
   for (int64_t l = 0; l < layers; ++l) {

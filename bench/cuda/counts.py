@@ -101,7 +101,7 @@ def write(steps, primitives, only):
         for case in counted(steps, context, only or "1024"):
             if case["name"].endswith((" 1024", "dense")):
                 cases[key_of(case)] = case
-    for part in [part for part in (*QUICK_PRIMITIVES, "window attention") if not only or part in only]:
+    for part in [part for part in (*QUICK_PRIMITIVES, "window attention", "norms") if not only or part in only]:
         cases.update((key_of(case), case) for case in counted(primitives, 32768, part))
     with open(STORED, "w", encoding="utf-8") as file:
         file.write("[\n" + ",\n".join(json.dumps(case) for case in cases.values()) + "\n]\n")

@@ -28,16 +28,18 @@ class Decoder:
 
     Tensors are on the device, except a prompt's. They are borrowed, never copied; those that are bound are kept alive. choose,
     attend and observe only enqueue kernels on the stream, with the same arguments at every step: capture one step's calls in a CUDA
-    graph (torch.cuda.graph), and replay it after each plan. Run one step before. Calls raise what State's raise.
+    graph, torch.cuda.graph(graph, stream=stream) of this stream, and replay it there after each plan. Make one step before, with its
+    own plan. Calls raise what State's raise; a slot whose prompt was refused has no step until it was given again.
 
-    cuda: the device's number and a cudaStream_t's address, torch.cuda.Stream.cuda_stream."""
+    cuda: the device's number and a cudaStream_t's address, torch.cuda.Stream.cuda_stream. workspace: bytes of scratch, 0 for 64 MiB;
+    an error says where that is too little."""
 
-    def __init__(self, policy: Policy, shape: Shape, sequences: int, cuda: tuple[int, int]) -> None:
+    def __init__(self, policy: Policy, shape: Shape, sequences: int, cuda: tuple[int, int], workspace: int = 0) -> None:
         self.policy, self.shape, self.sequences = policy, shape, sequences
         self._handle = _abi.handle()
         self._bound: dict[int, tuple[borrowed, ...]] = {}
         sizes = shape._struct()
-        _abi.decoder_start(policy._handle, c.byref(sizes), sequences, cuda[0], cuda[1], c.byref(self._handle))
+        _abi.decoder_start(policy._handle, c.byref(sizes), sequences, cuda[0], cuda[1], workspace, c.byref(self._handle))
 
     def __del__(self, free=_abi.decoder_free) -> None:  # type: ignore[no-untyped-def]
         if getattr(self, "_handle", None):
@@ -60,12 +62,12 @@ class Decoder:
 
     def plan(self, tokens: Sequence[int]) -> bool:
         """Before a step, not captured: each slot's tokens, with the one that is decoded now; 0 where nobody is, -1 where the sequence
-        pauses. Both read nothing, and their out is 0. Returns whether nothing is due at this step, so that standing may take choose's
-        place: always for policies that choose when a prompt ends, and between heterocache's looks."""
+        pauses. Both read nothing, and their out is 0. Returns whether the lists follow from the lengths alone, so that standing may
+        take choose's place: always for policies that choose only when a prompt ends, or never, and between heterocache's looks."""
         if len(tokens) != self.sequences:
             raise _abi.InvalidError(f"{len(tokens)} numbers of tokens; there are {self.sequences} slots")
         idle = _abi.i32()
-        _abi.decoder_plan(self._handle, (_abi.i32 * self.sequences)(*tokens), c.byref(idle))
+        _abi.decoder_plan(self._handle, (_abi.i32 * self.sequences)(*(min(n, 2**31 - 1) for n in tokens)), c.byref(idle))
         return idle.value != 0
 
     def choose(self, layer: int, queries: Array | None = None, scale: float = 1.0, token_ids: Array | None = None) -> DeviceLists:

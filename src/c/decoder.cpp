@@ -22,7 +22,7 @@ kvpolicy_status on_decoder(kvpolicy_decoder* decoder, Call call) noexcept {
 }  // namespace
 
 kvpolicy_status kvpolicy_decoder_start(kvpolicy_policy const* policy, kvpolicy_shape const* shape, int64_t sequences,
-                                       int32_t device, void* stream, kvpolicy_decoder** decoder) {
+                                       int32_t device, void* stream, int64_t workspace, kvpolicy_decoder** decoder) {
   return guarded([&] {
     required(policy, "policy");
     required(decoder, "decoder");
@@ -30,8 +30,10 @@ kvpolicy_status kvpolicy_decoder_start(kvpolicy_policy const* policy, kvpolicy_s
     constexpr std::int64_t most = 65535;  // blocks of a grid
     KVPOLICY_EXPECTS(sequences >= 1 && sequences <= most,
                      std::to_string(sequences) + " sequences; there must be 1 to " + std::to_string(most));
+    KVPOLICY_EXPECTS(workspace >= 0,
+                     "a workspace of " + std::to_string(workspace) + " bytes; give 0 for 64 MiB, or more than that");
 #ifdef KVPOLICY_C_HAS_GPU
-    *decoder = start_decoder(*policy, of, sequences, device, stream).release();
+    *decoder = start_decoder(*policy, of, sequences, device, stream, workspace).release();
 #else
     static_cast<void>(of), static_cast<void>(stream);
     throw unsupported("CUDA device " + std::to_string(device) +

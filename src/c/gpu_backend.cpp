@@ -15,10 +15,10 @@ void succeeded(cudaError_t error, char const* what) {
 
 }  // namespace
 
-gpu_backend::gpu_backend(cache_shape const&, std::int32_t device, gpu::stream stream)
+gpu_backend::gpu_backend(cache_shape const&, std::int32_t device, gpu::stream stream, std::int64_t workspace)
     : rows{.host = false, .cuda = true, .cuda_id = check_current(device)},
       vectors{.host = true, .cuda = true, .cuda_id = device},
-      exec(stream) {}
+      exec(stream, workspace == 0 ? std::int64_t{64} << 20 : workspace) {}
 
 std::int32_t gpu_backend::check_current(std::int32_t device) {
   int devices = 0;

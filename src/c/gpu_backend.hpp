@@ -18,7 +18,7 @@ struct gpu_backend {
   using executor = gpu_exec;
 
   /// Throws invalid_value where `device` is not the calling thread's, device_error where there is none.
-  gpu_backend(cache_shape const&, std::int32_t device, gpu::stream stream);
+  gpu_backend(cache_shape const&, std::int32_t device, gpu::stream stream, std::int64_t workspace = 0);
 
   void enter() const { check_current(rows.cuda_id); }
   /// Some scorers read queries on the host, so all are copied there; waits for the stream.

@@ -16,11 +16,12 @@ namespace {
 
 class gpu_decoder final : public kvpolicy_decoder {
  public:
-  gpu_decoder(kvpolicy_policy const& policy, cache_shape const& of, std::int64_t count, std::int32_t device, gpu::stream stream)
+  gpu_decoder(kvpolicy_policy const& policy, cache_shape const& of, std::int64_t count, std::int32_t device, gpu::stream stream,
+              std::int64_t workspace)
       : shape_(of),
         sequences_(count),
         needed_(requirements_of(policy.chosen.policy)),
-        backend_(of, device, stream),
+        backend_(of, device, stream, workspace),
         steps_(decoder_of(policy.chosen.text, policy.inputs, of, count, backend_.exec.device())),
         keys_(static_cast<std::size_t>(of.layers)),
         values_(keys_.size()),
@@ -50,20 +51,22 @@ class gpu_decoder final : public kvpolicy_decoder {
   }
 
   bool plan(std::span<std::int32_t const> tokens) override {
-    for (std::int64_t l = 0; l < shape_.layers; ++l) check_room(l, *std::ranges::max_element(tokens));
+    std::int64_t const most = *std::ranges::max_element(tokens);
+    for (std::int64_t l = 0; l < shape_.layers; ++l) check_room(l, most);
     steps_->plan(tokens);
+    planned_ = most;
     return steps_->idle();
   }
 
   kvpolicy_device_lists standing(std::int64_t layer) override {
-    check_room(layer, 0);
+    check_room(layer, planned_);
     KVPOLICY_EXPECTS(steps_->idle(), "the planned step is not idle: something is due; call kvpolicy_decoder_choose");
     return told(lists_[static_cast<std::size_t>(layer)] = steps_->standing({layer}));
   }
 
   kvpolicy_device_lists choose(std::int64_t layer, kvpolicy_tensor const* queries, float scale,
                                kvpolicy_tensor const* ids) override {
-    check_room(layer, 0);
+    check_room(layer, planned_);
     gpu::vector_rows heads{};
     if (contains(needed_.needs, signals::queries)) heads = heads_of(queries, "queries", layer, false);
     check_scale(scale);
@@ -77,7 +80,7 @@ class gpu_decoder final : public kvpolicy_decoder {
   }
 
   void attend(std::int64_t layer, kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* out) override {
-    check_room(layer, 0);
+    check_room(layer, planned_);
     gpu::token_lists const& chosen = lists_[static_cast<std::size_t>(layer)];
     KVPOLICY_EXPECTS(chosen.lists > 0 && chosen.tokens.values.data != nullptr,
                      "layer " + std::to_string(layer) + " has chosen nothing yet; call kvpolicy_decoder_choose first");
@@ -129,8 +132,10 @@ class gpu_decoder final : public kvpolicy_decoder {
     if (paged) {
       table = checked(pages, {.name = "pages", .layer = layer, .dtype = int32, .where = backend_.rows, .dense_last = true},
                       {{"sequences", sequences_}, {"pages"}});
-      KVPOLICY_EXPECTS(t.extent[2] >= 1, std::string(name) + " of layer " + std::to_string(layer) +
-                                             ": axis 2 (page_size) has 0 elements; it must have at least 1");
+      KVPOLICY_EXPECTS(t.extent[2] >= 1 && t.extent[2] <= INT32_MAX && table.extent[1] <= INT32_MAX,
+                       std::string(name) + " of layer " + std::to_string(layer) + ": " + std::to_string(table.extent[1]) +
+                           " pages of " + std::to_string(t.extent[2]) +
+                           " tokens; each must be at most 2147483647, and a page " + "has 1 token at least");
       one.page_size = t.extent[2];
       one.page_stride = t.stride[0];
       tokens *= table.extent[1];
@@ -188,13 +193,14 @@ class gpu_decoder final : public kvpolicy_decoder {
   std::vector<gpu::batch_rows> values_;  ///< `[layers]`
   std::vector<gpu::token_lists> lists_;  ///< `[layers]`, of the last choice
   std::vector<std::int64_t> room_;       ///< `[layers]` tokens of a sequence
+  std::int64_t planned_ = 0;             ///< most tokens of a sequence at the planned step
 };
 
 }  // namespace
 
 std::unique_ptr<kvpolicy_decoder> start_decoder(kvpolicy_policy const& policy, cache_shape const& shape, std::int64_t sequences,
-                                                std::int32_t device, void* stream) {
-  return std::make_unique<gpu_decoder>(policy, shape, sequences, device, static_cast<gpu::stream>(stream));
+                                                std::int32_t device, void* stream, std::int64_t workspace) {
+  return std::make_unique<gpu_decoder>(policy, shape, sequences, device, static_cast<gpu::stream>(stream), workspace);
 }
 
 }  // namespace kvpolicy::c

@@ -33,6 +33,6 @@ namespace kvpolicy::c {
 
 /// Only where the library is built with CUDA. Throws as gpu_backend does, and as decoder_of().
 std::unique_ptr<kvpolicy_decoder> start_decoder(kvpolicy_policy const& policy, cache_shape const& shape, std::int64_t sequences,
-                                                std::int32_t device, void* stream);
+                                                std::int32_t device, void* stream, std::int64_t workspace);
 
 }  // namespace kvpolicy::c

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstring>
+#include <map>
 
 #include "kvpolicy/text/plugin.hpp"
 #include "profile_file.hpp"
@@ -12,7 +13,13 @@ namespace kvpolicy {
 template host_policy_list published_policies<layer_table_view, simd_exec>();
 
 policy_inputs inputs_for(std::vector<std::uint8_t> boundary) {
-  policy_inputs inputs{.boundary = {}, .read_profile = [](std::string const& path) { return read_profile(path).heads; }};
+  // A file is read once, whatever becomes of it: the policy may be made again, for another executor.
+  auto const seen = std::make_shared<std::map<std::string, std::vector<head_profile>>>();
+  policy_inputs inputs{.boundary = {}, .read_profile = [seen](std::string const& path) {
+                         auto const known = seen->find(path);
+                         return known != seen->end() ? known->second
+                                                     : seen->emplace(path, read_profile(path).heads).first->second;
+                       }};
   if (!boundary.empty()) inputs.boundary = std::make_shared<std::vector<std::uint8_t> const>(std::move(boundary));
   return inputs;
 }

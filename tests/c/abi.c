@@ -35,7 +35,7 @@ kvpolicy_status (*const step)(kvpolicy_state* const*, int64_t, int64_t, kvpolicy
                               kvpolicy_tensor const*, float, kvpolicy_tensor const*, kvpolicy_tensor const*, int64_t*, int32_t,
                               kvpolicy_threads const*) = kvpolicy_step;
 kvpolicy_status (*const observe)(kvpolicy_state*, kvpolicy_tensor const*) = kvpolicy_observe;
-kvpolicy_status (*const decoder_start)(kvpolicy_policy const*, kvpolicy_shape const*, int64_t, int32_t, void*,
+kvpolicy_status (*const decoder_start)(kvpolicy_policy const*, kvpolicy_shape const*, int64_t, int32_t, void*, int64_t,
                                        kvpolicy_decoder**) = kvpolicy_decoder_start;
 void (*const decoder_free)(kvpolicy_decoder*) = kvpolicy_decoder_free;
 kvpolicy_status (*const decoder_bind)(kvpolicy_decoder*, int64_t, kvpolicy_tensor const*, kvpolicy_tensor const*,

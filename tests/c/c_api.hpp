@@ -4,12 +4,15 @@
 #include <kvpolicy.h>
 
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "conformance/random_cache.hpp"
+#include "profile_file.hpp"
 
 namespace kvpolicy_test {
 
@@ -47,6 +50,23 @@ constexpr kvpolicy_dtype c_int{0, 32, 1};
 inline kvpolicy_dtype c_dtype(element_type type) {
   if (type == element_type::f32) return c_float;
   return {static_cast<std::uint8_t>(type == element_type::f16 ? 2 : 4), 16, 1};
+}
+
+/// A profile of that many heads with every role in it.
+inline std::string profile_path(cache_shape const& shape) {
+  std::string const path = (std::filesystem::temp_directory_path() /
+                            ("kvpolicy-c-" + std::to_string(shape.layers) + "-" + std::to_string(shape.kv_heads) + ".json"))
+                               .string();
+  profile_file profile{.model = "none", .layers = shape.layers, .kv_heads = shape.kv_heads, .thresholds = {}, .heads = {}};
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+      if (h == 0 && shape.kv_heads > 1) profile.heads.push_back({head_role::pivot, -1, .5f});
+      else if (h == 1) profile.heads.push_back({head_role::satellite, 0, .4f});
+      else profile.heads.push_back({h % 2 == 0 ? head_role::anchor : head_role::shifting, -1, .6f});
+    }
+  }
+  std::ofstream(path) << to_json(profile);
+  return path;
 }
 
 /// A tensor with its shape and strides, which it points to: it may not be copied.

@@ -23,18 +23,19 @@ using c_decoder = std::unique_ptr<kvpolicy_decoder, frees_decoder>;
 c_decoder decoding(std::string const& text, std::vector<std::uint8_t> const& boundary = {}) {
   kvpolicy_shape const sizes = c_shape(decoder_shape);
   kvpolicy_decoder* made = nullptr;
-  kvpolicy_decoder_start(parsed(text, boundary).get(), &sizes, sequences, 0, test_stream(), &made);
+  kvpolicy_decoder_start(parsed(text, boundary).get(), &sizes, sequences, 0, test_stream(), 0, &made);
   return c_decoder(made);
 }
 
 /// A tensor on the device.
 template <class T>
-c_tensor there(shared_vector<T> const& shared, kvpolicy_dtype dtype, std::vector<std::int64_t> extents,
-               std::int64_t first = 0) {
-  return {on_device(shared).data + first, dtype, std::move(extents), {}, {2, 0}};
+c_tensor there(shared_vector<T> const& shared, kvpolicy_dtype dtype, std::vector<std::int64_t> extents, std::int64_t first = 0,
+               std::vector<std::int64_t> steps = {}) {
+  return {on_device(shared).data + first, dtype, std::move(extents), std::move(steps), {2, 0}};
 }
 
-/// Caches on the device and the host, `[layers][pages][kv_heads][page][head_dim]`, and page tables in any order.
+/// Caches on the device and the host, keys `[layers][pages][kv_heads][page][head_dim]`, values `[layers][pages][page][kv_heads]
+/// [head_dim]`, and page tables in any order.
 struct engine_memory {
   static constexpr std::int64_t pages = sequences * 20;
   static constexpr std::int64_t of_layer = pages * decoder_shape.kv_heads * page * decoder_shape.head_dim;
@@ -49,28 +50,34 @@ struct engine_memory {
     std::int64_t const at = tables[static_cast<std::size_t>(sequence * 20 + token / page)];
     for (std::int64_t l = 0; l < decoder_shape.layers; ++l) {
       for (std::int64_t h = 0; h < decoder_shape.kv_heads; ++h) {
-        std::int64_t const row =
+        std::int64_t const key =
             l * of_layer + ((at * decoder_shape.kv_heads + h) * page + token % page) * decoder_shape.head_dim;
+        std::int64_t const value =
+            l * of_layer + ((at * page + token % page) * decoder_shape.kv_heads + h) * decoder_shape.head_dim;
         for (std::int64_t d = 0; d < decoder_shape.head_dim; ++d) {
-          keys[static_cast<std::size_t>(row + d)] = float_to_half(static_cast<float>(random.between(-2, 2)));
-          values[static_cast<std::size_t>(row + d)] = float_to_half(static_cast<float>(random.between(-2, 2)));
+          keys[static_cast<std::size_t>(key + d)] = float_to_half(static_cast<float>(random.between(-2, 2)));
+          values[static_cast<std::size_t>(value + d)] = float_to_half(static_cast<float>(random.between(-2, 2)));
         }
       }
     }
   }
   static std::vector<std::int64_t> extents() { return {pages, decoder_shape.kv_heads, page, decoder_shape.head_dim}; }
+  static std::vector<std::int64_t> value_steps() {
+    constexpr std::int64_t token = decoder_shape.kv_heads * decoder_shape.head_dim;
+    return {page * token, decoder_shape.head_dim, token, 1};
+  }
   /// A state's rows of one sequence, on the host.
   void bind(kvpolicy_state* state, std::int64_t sequence) {
     for (std::int64_t l = 0; l < decoder_shape.layers; ++l) {
       c_tensor const k(keys.data() + l * of_layer, c_dtype(decoder_shape.type), extents());
-      c_tensor const v(values.data() + l * of_layer, c_dtype(decoder_shape.type), extents());
+      c_tensor const v(values.data() + l * of_layer, c_dtype(decoder_shape.type), extents(), value_steps());
       c_tensor const table(tables.data() + sequence * 20, c_int, {20});
       REQUIRE(kvpolicy_bind(state, l, &k.t, &v.t, &table.t) == KVPOLICY_OK);
     }
   }
   kvpolicy_status bind(kvpolicy_decoder* decoder, std::int64_t layer) {
     c_tensor const k = there(keys, c_dtype(decoder_shape.type), extents(), layer * of_layer);
-    c_tensor const v = there(values, c_dtype(decoder_shape.type), extents(), layer * of_layer);
+    c_tensor const v = there(values, c_dtype(decoder_shape.type), extents(), layer * of_layer, value_steps());
     c_tensor const table = there(tables, c_int, {sequences, 20});
     return kvpolicy_decoder_bind(decoder, layer, &k.t, &v.t, &table.t);
   }
@@ -157,18 +164,24 @@ void decode_beside_states(std::string const& text) {
     for (float& x : window) x = static_cast<float>(random.between(-1, 1));
     std::vector<std::int32_t> prompt_ids(static_cast<std::size_t>(n));
     for (std::int32_t& id : prompt_ids) id = static_cast<std::int32_t>(random.between(0, 9));
-    c_tensor const q(window, {n, decoder_shape.q_heads, decoder_shape.head_dim});
     c_tensor const turns(frequencies, {0});
-    c_tensor const all_ids(prompt_ids.data(), c_int, {n});
-    kvpolicy_prompt const prompt{0, &q.t, scale, KVPOLICY_HALVES, &turns.t, &all_ids.t};
-    for (std::int64_t l = 0; l < decoder_shape.layers; ++l) {
-      REQUIRE(kvpolicy_decoder_prefill(decoder.get(), s, l, n, &prompt) == KVPOLICY_OK);
-      REQUIRE(kvpolicy_prefill(states.back().get(), l, n, &prompt) == KVPOLICY_OK);
+    for (std::int64_t first : {0, 50}) {  // in two pieces
+      std::int64_t const last = first == 0 ? 50 : n;
+      c_tensor const q(window.data() + first * size, c_float, {last - first, decoder_shape.q_heads, decoder_shape.head_dim});
+      c_tensor const of_piece(prompt_ids.data() + first, c_int, {last - first});
+      kvpolicy_prompt const prompt{first, &q.t, scale, KVPOLICY_HALVES, &turns.t, &of_piece.t};
+      for (std::int64_t l = 0; l < decoder_shape.layers; ++l) {
+        REQUIRE(kvpolicy_decoder_prefill(decoder.get(), s, l, last, &prompt) == KVPOLICY_OK);
+        REQUIRE(kvpolicy_prefill(states.back().get(), l, last, &prompt) == KVPOLICY_OK);
+      }
     }
     tokens[static_cast<std::size_t>(s)] = n;
   }
   for (int round = 0; round < 6; ++round) {
+    bool const pauses = round == 3;  // the second one
+    std::int32_t const before = tokens[1];
     for (std::int64_t s = 0; s < sequences; ++s) memory.write(s, tokens[static_cast<std::size_t>(s)]++);
+    if (pauses) tokens[1] = gpu::paused;
     for (float& x : queries) x = static_cast<float>(random.between(-2, 2));
     for (float& x : logits) x = random.real();
     for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random.between(0, 9));
@@ -178,6 +191,11 @@ void decode_beside_states(std::string const& text) {
     (stands ? idle_step : step).run(test_stream(), enqueue);
     device.wait();
     for (std::int64_t s = 0; s < sequences; ++s) {
+      if (pauses && s == 1) {
+        REQUIRE(out[static_cast<std::size_t>(size)] == 0);
+        tokens[1] = before;
+        continue;
+      }
       kvpolicy_state* const state = states[static_cast<std::size_t>(s)].get();
       for (std::int64_t l = 0; l < decoder_shape.layers; ++l) {
         std::int64_t const first = (l * sequences + s) * size;
@@ -203,6 +221,50 @@ TEST_CASE("a decoder behind the C ABI chooses and attends as states in host memo
                                  "h2o:tokens=60", "tova:tokens=60", "infllm:tokens=64", "sentencekv:tokens=40,after=0",
                                  "chess:tokens=64", "snapkv:tokens=64,after=0+quest:paper,tokens=40,page=8"})
     decode_beside_states(text);
+  decode_beside_states("heterocache:tokens=60,window=3,every=3,after=0,profile=" + profile_path(decoder_shape));
+}
+
+TEST_CASE("a decoder behind the C ABI takes 16-bit queries with strides, and slots that come and go", "[c]") {
+  engine_memory memory;
+  gpu_device device;
+  c_decoder const decoder = decoding("full");
+  for (std::int64_t l = 0; l < decoder_shape.layers; ++l) REQUIRE(memory.bind(decoder.get(), l) == KVPOLICY_OK);
+  std::int64_t const heads = decoder_shape.q_heads, dim = decoder_shape.head_dim;
+  shared_vector<std::uint16_t> queries(static_cast<std::size_t>(sequences * (heads + 1) * dim)), out(queries.size());
+  shared_vector<float> whole(static_cast<std::size_t>(sequences * heads * dim)), exact(whole.size());
+  for (std::int64_t i = 0; i < std::ssize(whole); ++i) {
+    std::int64_t const s = i / (heads * dim);
+    whole[static_cast<std::size_t>(i)] = static_cast<float>(memory.random.between(-2, 2));
+    queries[static_cast<std::size_t>(i + s * dim)] = float_to_bfloat(whole[static_cast<std::size_t>(i)]);
+  }
+  std::vector<std::int64_t> const extents{sequences, heads, dim}, steps{(heads + 1) * dim, dim, 1};
+  c_tensor const narrow = there(queries, c_dtype(element_type::bf16), extents, 0, steps);
+  c_tensor const narrow_out = there(out, c_dtype(element_type::bf16), extents, 0, steps);
+  c_tensor const wide = there(whole, c_float, extents), wide_out = there(exact, c_float, extents);
+  kvpolicy_prompt const prompt{};
+  std::vector<std::int32_t> tokens(sequences);
+  for (std::int32_t const first : {60, 30}) {  // the second prompt takes the slot of the first
+    for (std::int32_t t = 0; t <= first; ++t) memory.write(0, t);
+    device.send();
+    for (std::int64_t l = 0; l < decoder_shape.layers; ++l)
+      REQUIRE(kvpolicy_decoder_prefill(decoder.get(), 0, l, first, &prompt) == KVPOLICY_OK);
+    tokens[0] = first + 1;
+    REQUIRE(kvpolicy_decoder_plan(decoder.get(), tokens.data(), nullptr) == KVPOLICY_OK);
+    REQUIRE(kvpolicy_decoder_choose(decoder.get(), 0, nullptr, scale, nullptr, nullptr) == KVPOLICY_OK);
+    REQUIRE(kvpolicy_decoder_attend(decoder.get(), 0, &narrow.t, scale, &narrow_out.t) == KVPOLICY_OK);
+    REQUIRE(kvpolicy_decoder_attend(decoder.get(), 0, &wide.t, scale, &wide_out.t) == KVPOLICY_OK);
+    device.wait();
+    float largest = 0;
+    for (std::int64_t i = 0; i < heads * dim; ++i) {
+      float const want = exact[static_cast<std::size_t>(i)];
+      largest = std::max(largest, std::abs(want));
+      REQUIRE(std::abs(bfloat_to_float(out[static_cast<std::size_t>(i)]) - want) <= std::abs(want) / 128 + 1e-6f);
+    }
+    REQUIRE(largest > .1f);
+    REQUIRE(out[static_cast<std::size_t>((heads + 1) * dim)] == 0);  // nobody is in the second slot
+    tokens[0] = 0;
+    REQUIRE(kvpolicy_decoder_plan(decoder.get(), tokens.data(), nullptr) == KVPOLICY_OK);
+  }
 }
 
 TEST_CASE("a decoder behind the C ABI refuses what it can't take, and says why", "[c]") {
@@ -217,14 +279,16 @@ TEST_CASE("a decoder behind the C ABI refuses what it can't take, and says why",
   };
   kvpolicy_shape const sizes = c_shape(decoder_shape);
   kvpolicy_decoder* made = nullptr;
-  auto const start = [&](std::string const& text, std::int64_t count = sequences, std::int32_t device = 0) {
-    return kvpolicy_decoder_start(parsed(text).get(), &sizes, count, device, test_stream(), &made);
+  auto const start = [&](std::string const& text, std::int64_t count = sequences, std::int32_t device = 0,
+                         std::int64_t workspace = 0) {
+    return kvpolicy_decoder_start(parsed(text).get(), &sizes, count, device, test_stream(), workspace, &made);
   };
   says(why(start("snapkv:tokens=64"), KVPOLICY_UNSUPPORTED), "set its after to 0");
   says(why(start("quest:tokens=64,trigger=every:4"), KVPOLICY_UNSUPPORTED), "trigger");
   says(why(start("h2o:tokens=64+quest:tokens=40"), KVPOLICY_UNSUPPORTED), "has no decoder");
   says(why(start("quest:tokens=64", 0), KVPOLICY_INVALID), "0 sequences");
   says(why(start("quest:tokens=64", 2, 1), KVPOLICY_INVALID), "device 1");
+  says(why(start("quest:tokens=64", 2, 0, -1), KVPOLICY_INVALID), "workspace");
   REQUIRE(made == nullptr);
   REQUIRE(kvpolicy_decoder_plan(nullptr, nullptr, nullptr) == KVPOLICY_INVALID);
 
@@ -255,6 +319,19 @@ TEST_CASE("a decoder behind the C ABI refuses what it can't take, and says why",
   says(why(kvpolicy_decoder_choose(d, 0, &q.t, std::nanf(""), nullptr, nullptr), KVPOLICY_INVALID), "finite");
   REQUIRE(kvpolicy_decoder_choose(d, 0, &q.t, scale, nullptr, nullptr) == KVPOLICY_OK);
   says(why(kvpolicy_decoder_standing(d, 0, nullptr), KVPOLICY_INVALID), "not idle");
+  c_tensor const few = there(memory.tables, c_int, {sequences, 2});
+  c_tensor const keys = there(memory.keys, c_dtype(decoder_shape.type), engine_memory::extents());
+  REQUIRE(kvpolicy_decoder_bind(d, 0, &keys.t, &keys.t, &few.t) == KVPOLICY_OK);
+  says(why(kvpolicy_decoder_choose(d, 0, &q.t, scale, nullptr, nullptr), KVPOLICY_INVALID), "room for 16 tokens");
+  REQUIRE(memory.bind(d, 0) == KVPOLICY_OK);
+  REQUIRE(kvpolicy_decoder_choose(d, 0, &q.t, scale, nullptr, nullptr) == KVPOLICY_OK);
+  kvpolicy_prompt gap{};
+  gap.first = 30;
+  says(why(kvpolicy_decoder_prefill(d, 1, 0, 40, &gap), KVPOLICY_INVALID), "give those between first");
+  gap.first = 21;
+  REQUIRE(kvpolicy_decoder_prefill(d, 0, 0, 30, &gap) == KVPOLICY_OK);
+  says(why(kvpolicy_decoder_prefill(d, 0, 1, 29, &gap), KVPOLICY_INVALID), "give all alike");
+  REQUIRE(kvpolicy_decoder_prefill(d, 0, 1, 30, &gap) == KVPOLICY_OK);
   REQUIRE(kvpolicy_decoder_observe(d, nullptr) == KVPOLICY_OK);  // quest needs none
 }
 

@@ -16,7 +16,7 @@
  *
  * Policies are immutable, and threads share them as they are. States are independent of each other; one thread at a time uses
  * a state, which works on that thread alone. Tensors are borrowed and their descriptors copied: memory must live while it is
- * bound, everything else for the call. Only parse and start allocate, errors aside. */
+ * bound, everything else for the call. Only parse, start and a decoder's prefill allocate, errors aside. */
 #ifndef KVPOLICY_H
 #define KVPOLICY_H
 
@@ -274,8 +274,10 @@ KVPOLICY_API kvpolicy_status kvpolicy_observe(kvpolicy_state* state, kvpolicy_te
 
 /* Decoders: the steps of a batch of sequences on a CUDA device. start, bind and prefill wait, and plan copies numbers. choose,
  * attend and observe only enqueue kernels, with the same arguments at every step: capture the calls of one step in a CUDA
- * graph, and replay it after each plan. Run one step before, since a capture may not load kernels. docs/cuda.md has the limits.
- */
+ * graph, and replay it after each plan. Each plan has exactly one step, captured or not. A capture may not load kernels: before
+ * it make one step, with a plan of its own; before the first prompt a plan of zeros serves. Keys and values are written on the
+ * stream, or before it was synchronised. A slot whose prompt was refused has no step until the prompt was given again from
+ * token 0. docs/cuda.md has the limits. */
 
 /** The steps of a batch under one policy. */
 typedef struct kvpolicy_decoder kvpolicy_decoder;
@@ -299,11 +301,13 @@ typedef struct kvpolicy_device_lists {
  * @param sequences  slots: each may hold any sequence, one after the other
  * @param device  the device; it must be the calling thread's at every call
  * @param stream  a cudaStream_t
+ * @param workspace  bytes of scratch on the device, 0 for 64 MiB; a call that needs more says so
  * @param decoder  receives the decoder
- * @return UNSUPPORTED if the library was built without CUDA, for a policy without kernels for its steps or that waits for an
- *         answer's tokens (set after=0); FAILED if the device has too little memory */
+ * @return INVALID for a wrong shape, 0 slots or another current device; UNSUPPORTED if the library was built without CUDA, for
+ * a policy without kernels for its steps or that waits for an answer's tokens (set after=0); FAILED if the device has too
+ *         little memory */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_start(kvpolicy_policy const* policy, kvpolicy_shape const* shape,
-                                                    int64_t sequences, int32_t device, void* stream,
+                                                    int64_t sequences, int32_t device, void* stream, int64_t workspace,
                                                     kvpolicy_decoder** decoder);
 /** Frees a decoder once its work is done, or does nothing for NULL. */
 KVPOLICY_API void kvpolicy_decoder_free(kvpolicy_decoder* decoder);
@@ -327,8 +331,9 @@ KVPOLICY_API kvpolicy_status kvpolicy_decoder_prefill(kvpolicy_decoder* decoder,
  * @param decoder  the decoder
  * @param tokens  `[sequences]` in host memory: each slot's tokens, with the one that is decoded now; 0 for an empty slot, -1
  * for a sequence that pauses. Empty and paused slots read nothing, and their `out` is 0
- * @param idle  receives 1 if nothing is due at this step, so that kvpolicy_decoder_standing may take choose's place: always for
- *        policies that choose when a prompt ends, and between heterocache's looks; else 0. May be NULL
+ * @param idle  receives 1 if this step's lists follow from its lengths alone, so that kvpolicy_decoder_standing may take
+ * choose's place: always for policies that choose only when a prompt ends, or never, and between heterocache's looks; else 0.
+ * May be NULL
  * @return INVALID for a sequence that did not grow by one token */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_plan(kvpolicy_decoder* decoder, int32_t const* tokens, int32_t* idle);
 /** Enqueues the choice of a layer, before its attention. Each sequence's current key is written.
@@ -337,7 +342,7 @@ KVPOLICY_API kvpolicy_status kvpolicy_decoder_plan(kvpolicy_decoder* decoder, in
  * @param scale  multiplies q.k
  * @param token_ids  `[sequences]` int32, if the policy needs them
  * @param lists  receives where the lists are; may be NULL
- * @return INVALID for missing or other tensors */
+ * @return INVALID for missing or other tensors; FAILED if the workspace is too small */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_choose(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_tensor const* queries,
                                                      float scale, kvpolicy_tensor const* token_ids,
                                                      kvpolicy_device_lists* lists);

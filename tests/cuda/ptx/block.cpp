@@ -36,7 +36,8 @@ std::string readable(std::string const& mangled) {
   constexpr std::string_view before = "kernel_of<";
   std::size_t const begin = name.find(before), end = name.rfind(">(");
   if (begin != name.npos && end != name.npos) name = name.substr(begin + before.size(), end - begin - before.size());
-  else name.resize(std::min(name.find('<'), name.size()));  // a library's, whose arguments fill pages
+  else if (std::size_t const arguments = name.find('<'); arguments != name.npos)  // a library's, whose arguments fill pages
+    name = name.substr(0, arguments).substr(name.rfind(':', arguments) + 1);
   if (name.ends_with(' ')) name.pop_back();
   for (std::string_view const space : {"kvpolicy::gpu::", "kvpolicy::", "(element_type)"})
     for (std::size_t at = name.find(space); at != name.npos; at = name.find(space)) name.erase(at, space.size());

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kvpolicy/gpu/decode/decodable.hpp"
@@ -52,7 +53,9 @@ class decoder {
   /// @param layer  the layer; call it for every layer, in order
   /// @param prompt  the prompt
   /// @param exec  runs the primitives, on the same device
-  /// @throws invalid_value for an invalid slot, layer or number of tokens, or a layer out of order
+  /// @throws invalid_value for an invalid slot, layer or number of tokens, a gap, or a layer out of order: nothing has changed.
+  ///         For what the policy itself refuses (another rotary embedding, say) the slot has no step until its prompt was given
+  ///         again
   /// @throws unsupported for a missing signal
   template <batch_view V, class Exec>
   void prefill(std::int64_t sequence, V const& view, std::int64_t tokens, layer_id layer, prompt_signals const& prompt,
@@ -70,7 +73,7 @@ class decoder {
     retrieve_.prefill(piece, exec);
     if (++next_layer_[s] < shape_.layers) return;
     next_layer_[s] = 0;
-    tokens_[s] = prompts_[s] = tokens;
+    tokens_[s] = known_[s] = prompts_[s] = tokens;
   }
 
   /// Plans a step: each sequence that is not paused gets one more token. Call it before each step, outside a captured graph.
@@ -91,7 +94,7 @@ class decoder {
     for (std::size_t s = 0; s < tokens.size(); ++s) {
       auto const sequence = static_cast<std::int64_t>(s);
       std::int64_t const now = std::max(tokens[s], 0);
-      if (tokens[s] != paused) tokens_[s] = now;
+      if (tokens[s] != paused) tokens_[s] = known_[s] = now;
       if (tokens[s] == 0) prompts_[s] = 0;
       lengths_.set(0, sequence, now);
       retain_.plan(sequence, prompts_[s], now);
@@ -123,9 +126,9 @@ class decoder {
     }
   }
 
-  /// Returns whether nothing is due at the planned step, so that standing() may take choose()'s place: always for policies that
-  /// choose when a prompt ends, and between HeteroCache's looks. An engine captures a step of each kind, and replays the one
-  /// that fits. False where only the device knows.
+  /// Returns whether the lists of the planned step follow from its lengths alone, so that standing() may take choose()'s place:
+  /// always for policies that choose only when a prompt ends, or never, and between HeteroCache's looks. An engine may capture
+  /// such a step in a graph of its own; choose() remains right. False where only the device knows.
   bool idle() const noexcept {
     if constexpr (requires { retain_.idle(), retrieve_.idle(); }) return retain_.idle() && retrieve_.idle();
     else return false;
@@ -205,8 +208,10 @@ class decoder {
         device_(&device),
         lengths_(device, 1, sequences),
         tokens_(static_cast<std::size_t>(sequences)),
-        prompts_(static_cast<std::size_t>(sequences)),
-        next_layer_(static_cast<std::size_t>(sequences)),
+        known_(tokens_.size()),
+        prompts_(tokens_.size()),
+        next_layer_(tokens_.size()),
+        pieces_(tokens_.size()),
         retain_({parts.retain, shape, sequences, &device}),
         retrieve_({parts.retrieve, shape, sequences, &device, lists_of(retain_)}) {}
 
@@ -222,19 +227,33 @@ class decoder {
                      "a prompt's piece from token " + std::to_string(first) + " to " + std::to_string(tokens) +
                          "; this decoder has room for 1 to " + std::to_string(shape_.max_tokens));
     std::int64_t& next = next_layer_[static_cast<std::size_t>(sequence)];
-    if (layer.value == 0) next = 0;
+    if (layer.value == 0) {
+      std::int64_t const known = known_[static_cast<std::size_t>(sequence)];
+      KVPOLICY_EXPECTS(first <= known, "a prompt's piece from token " + std::to_string(first) + " on, of sequence " +
+                                           std::to_string(sequence) + " with " + std::to_string(known) +
+                                           " tokens; give those between first");
+      next = 0;
+    }
     KVPOLICY_EXPECTS(layer.value == next && next < shape_.layers,
                      "layer " + std::to_string(layer.value) + " of " + std::to_string(shape_.layers) + " where layer " +
                          std::to_string(next) + " is next; give a prompt's layers in order");
+    std::pair<std::int64_t, std::int64_t>& piece = pieces_[static_cast<std::size_t>(sequence)];
+    if (layer.value == 0) piece = {first, tokens};
+    KVPOLICY_EXPECTS((piece == std::pair{first, tokens}), "tokens " + std::to_string(first) + " to " + std::to_string(tokens) +
+                                                              " of layer " + std::to_string(layer.value) + ", and " +
+                                                              std::to_string(piece.first) + " to " +
+                                                              std::to_string(piece.second) + " of layer 0; give all alike");
   }
 
   cache_shape shape_;
   std::int64_t sequences_;
   D* device_;
   step_numbers<D> lengths_;
-  std::vector<std::int64_t> tokens_;
+  std::vector<std::int64_t> tokens_;  ///< that a step may follow; 0 while a prompt is not complete
+  std::vector<std::int64_t> known_;   ///< that a piece may follow
   std::vector<std::int64_t> prompts_;
-  std::vector<std::int64_t> next_layer_;  ///< of a prompt that is not complete yet
+  std::vector<std::int64_t> next_layer_;                       ///< of a prompt that is not complete yet
+  std::vector<std::pair<std::int64_t, std::int64_t>> pieces_;  ///< its tokens
   retain_state retain_;
   retrieve_state retrieve_;
 };

@@ -47,7 +47,8 @@ KVPOLICY_KERNEL float dot(row const& a, Vector const& b) {
   return sum;
 }
 
-/// A random-access iterator over a KV head's rows, token by token. A row is read on the device alone.
+/// A random-access iterator over a KV head's rows, token by token. A row is read on the device alone, so give Thrust's
+/// algorithms a policy: thrust::cuda::par_nosync.on(stream).
 class row_iterator {
  public:
   using iterator_category = std::random_access_iterator_tag;

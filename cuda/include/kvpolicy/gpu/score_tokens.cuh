@@ -22,7 +22,8 @@ struct score_of_index {
 };
 
 /// Scores a prompt's tokens by `of_token(key, value, age)`, one thread a token; the tokens with the largest scores are kept.
-/// It runs while a prompt is taken in, as it waits: a captured step needs a kernel over blocks, see docs/adding-a-part.md.
+/// It runs while a prompt is taken in, and waits: a captured step needs a kernel over blocks, see docs/adding-a-part.md.
+/// Rows must be contiguous, and not indexed: of a retain, or of a retrieve over everything.
 /// @tparam Function  takes two rows and an int64 on the device, gives a float; trivially copyable
 template <class Function>
 struct token_scorer {
@@ -41,8 +42,13 @@ struct token_scorer {
     scratch_scope const scope(device);
     device.begin();
     buffer<float> const scores = device.out(out.data, out.rows, out.columns, out.row_stride, false);
-    auto const keys = input.keys();
-    auto const values = input.values();
+    // A page table may lie on the host.
+    auto const there = [&](auto rows) {
+      if (rows.pages != nullptr) rows.pages = device.in(rows.pages, divided_up(input.tokens, rows.page_size)).data;
+      return rows;
+    };
+    auto const keys = there(input.keys());
+    auto const values = there(input.values());
     for (std::int64_t head = 0; head < out.rows; ++head) {
       thrust::counting_iterator<std::int64_t> const first(0);
       thrust::transform(
