@@ -5,6 +5,7 @@
 #include <array>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
@@ -53,11 +54,14 @@ class batch_run {
   using view_type = gpu::sequence_view<gpu::paged_batch, host_memory>;
 
  public:
-  batch_run(Policy const& policy, cache_shape const& shape, std::int64_t sequences, bool whole, random_source& random)
+  /// `nearly`: where summaries are rounded to 16 bits, the last bit of a float may change one, and a list with it.
+  batch_run(Policy const& policy, cache_shape const& shape, std::int64_t sequences, bool whole, random_source& random,
+            bool nearly = false)
       : policy_(policy),
         shape_(shape),
         random_(random),
         whole_(whole),
+        nearly_(nearly),
         is_captured_(on_real_gpu || random.one_in(2)),
         cache_(shape, sequences, static_cast<std::int32_t>(random.between(1, 20)),
                random.one_in(2) ? page_layout::nhd : page_layout::hnd, random, whole),
@@ -148,6 +152,8 @@ class batch_run {
     return {};
   }
 
+  std::int64_t compared() const { return compared_; }
+  std::int64_t differ() const { return differ_; }
   std::int64_t most_tokens() const { return *std::max_element(tokens_.begin(), tokens_.end()); }
 
  private:
@@ -216,6 +222,11 @@ class batch_run {
     for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
       std::vector<std::int64_t> const want = tokens_of(kept.of({h}));
       std::vector<std::int64_t> const got = tokens_of(device_, lists_[static_cast<std::size_t>(l)], s, h);
+      ++compared_;
+      if (want != got && nearly_ && close(want, got)) {
+        ++differ_;
+        return {};
+      }
       if (want != got)
         return "head " + std::to_string(h) + " of " + std::to_string(n) + " tokens reads " + text(got) + " for " + text(want);
       if constexpr (gpu::known_counts<Policy, test_device>) {
@@ -235,16 +246,27 @@ class batch_run {
     }
     return {};
   }
+  /// Whether a unit at most has taken another's place.
+  static bool close(std::vector<std::int64_t> const& a, std::vector<std::int64_t> const& b) {
+    std::vector<std::int64_t> missing;
+    std::ranges::set_difference(a, b, std::back_inserter(missing));
+    return std::ssize(missing) <= longest_unit;
+  }
   static std::string text(std::vector<std::int64_t> const& list) {
     std::string made = "{";
     for (std::int64_t const t : list) made += std::to_string(t) + " ";
     return made + "}";
   }
 
+  static constexpr std::int64_t longest_unit = 7;  ///< that tests draw
+
   Policy const& policy_;
   cache_shape shape_;
   random_source& random_;
   bool whole_;
+  bool nearly_;
+  std::int64_t compared_ = 0;  ///< lists
+  std::int64_t differ_ = 0;    ///< that a near-tie explains
   bool is_captured_;
   batch_cache cache_;
   test_device device_;
@@ -278,13 +300,15 @@ inline cache_shape batch_shape(random_source& random, std::int64_t most_tokens) 
 }
 
 template <class Policy, class Make>
-void run_batches(std::uint64_t seed, int rounds, Make make, bool whole = true, bool extends = true) {
+void run_batches(std::uint64_t seed, int rounds, Make make, bool whole = true, bool extends = true, bool nearly = false) {
   random_source random(seed);
+  std::int64_t compared = 0;
+  std::int64_t differ = 0;
   for (int round = 0; round < rounds_of(rounds); ++round) {
     cache_shape const shape = batch_shape(random, 120);
     Policy const policy = make(random, shape);
     std::int64_t const sequences = random.between(1, 3);
-    batch_run<Policy> run(policy, shape, sequences, whole, random);
+    batch_run<Policy> run(policy, shape, sequences, whole, random, nearly);
     REQUIRE(run.step().empty());  // nobody is there yet: a step to warm up with, or to capture
     for (std::int64_t s = 0; s < sequences; ++s) {
       if (s == 0 || !random.one_in(4)) run.begin(s, random.between(1, 85));
@@ -297,7 +321,11 @@ void run_batches(std::uint64_t seed, int rounds, Make make, bool whole = true, b
       INFO("round " << round << " step " << step << ": " << fault);
       REQUIRE(fault.empty());
     }
+    compared += run.compared();
+    differ += run.differ();
   }
+  CAPTURE(compared, differ);
+  REQUIRE(differ * 500 <= compared);
 }
 
 }  // namespace kvpolicy_test

@@ -216,7 +216,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: infllm", "[cuda]
                        .reuse = static_cast<std::int32_t>(random.between(1, 2))};
         return made;
       },
-      false, false);
+      false, false, true);
 }
 
 TEST_CASE("a decoder's steps choose what the four verbs choose: quest by mean and spread", "[cuda]") {
