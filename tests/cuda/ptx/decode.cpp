@@ -103,6 +103,7 @@ class decoder {
     std::int64_t align = 0, element = 0, count = 1;
     std::vector<std::string_view> const words = split(text, ' ');
     for (std::size_t i = 1; i + 1 < words.size(); ++i) {
+      if (words[i] == ".ptr") break;  // of what it points to
       if (words[i] == ".align") align = number(words[++i]);
       else element = number(words[i].substr(2)) / 8;
     }

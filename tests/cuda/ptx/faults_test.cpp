@@ -137,6 +137,9 @@ TEST_CASE("what is enqueued is done at a wait, and not before", "[ptx]") {
   cudaMemcpyAsync(device, managed, sizeof value, cudaMemcpyDefault, on);
   REQUIRE(cudaMalloc(&managed, 64) == cudaErrorStreamCaptureUnsupported);
   REQUIRE(cudaStreamSynchronize(on) == cudaErrorStreamCaptureUnsupported);
+  REQUIRE(cudaPeekAtLastError() == cudaErrorStreamCaptureUnsupported);
+  REQUIRE(cudaGetLastError() == cudaErrorStreamCaptureUnsupported);
+  REQUIRE(cudaGetLastError() == cudaSuccess);  // once asked, it is forgotten
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t step = nullptr;
   REQUIRE(cudaStreamEndCapture(on, &graph) == cudaSuccess);

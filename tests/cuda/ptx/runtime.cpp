@@ -85,6 +85,7 @@ class runtime {
   std::map<std::string, counts> const& counted() const { return counted_; }
   std::vector<dim3> configured;  // grid and block of a launch that is on its way
   cudaStream_t configured_stream = nullptr;
+  cudaError_t refused = cudaSuccess;  // by a call that nobody asked about since
 
  private:
   runtime() : on_(seed(), std::getenv("KVPOLICY_PTX_COUNTS") != nullptr) {}
@@ -111,7 +112,7 @@ runtime& here() { return runtime::instance(); }
 
 cudaError_t refuse(std::string const& why, cudaError_t with) {
   std::fprintf(stderr, "ptx: %s\n", why.c_str());
-  return with;
+  return here().refused = with;
 }
 
 cudaError_t enqueue_launch(void const* function, dim3 grid, dim3 block, void** arguments, std::size_t shared, cudaStream_t on) {
@@ -341,8 +342,12 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, 
                                                                    unsigned) {
   return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, of, threads, shared);
 }
-cudaError_t cudaGetLastError() { return here().result(); }
-cudaError_t cudaPeekAtLastError() { return here().result(); }
+cudaError_t cudaPeekAtLastError() { return here().result() != cudaSuccess ? here().result() : here().refused; }
+cudaError_t cudaGetLastError() {
+  cudaError_t const found = cudaPeekAtLastError();
+  here().refused = cudaSuccess;
+  return found;
+}
 char const* cudaGetErrorName(cudaError_t of) { return cudaGetErrorString(of); }
 char const* cudaGetErrorString(cudaError_t of) {
   if (of == cudaErrorMemoryAllocation) return "out of memory";

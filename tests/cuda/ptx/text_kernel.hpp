@@ -36,7 +36,8 @@ class test_array {
 inline counts run_text(std::string const& body, std::uint64_t argument, std::uint32_t threads = 32,
                        std::optional<std::uint64_t> seed = {}) {
   kernel const code = decode(
-      ".version 9.0\n.target sm_90\n.visible .entry test(.param .u64 test_param_0)\n{\n.reg .pred %p<9>;\n.reg .b16 %h<9>;\n"
+      ".version 9.0\n.target sm_90\n.visible .entry test(.param .u64 .ptr .align 1 test_param_0)\n{\n.reg .pred %p<9>;\n.reg "
+      ".b16 %h<9>;\n"
       ".reg .b32 %r<40>;\n.reg .b64 %rd<9>;\n.shared .align 16 .b8 shared[256];\nld.param.u64 %rd0, [test_param_0];\n"
       "mov.u32 %r0, %tid.x;\nmul.wide.u32 %rd1, %r0, 4;\n" +
           body + "\nret;\n}\n",
