@@ -76,13 +76,13 @@ class Decoder:
         tensors = borrowed("queries", queries), borrowed("token_ids", token_ids)
         lists = _abi.DeviceLists()
         _abi.decoder_choose(self._handle, layer, tensors[0].pointer, scale, tensors[1].pointer, c.byref(lists))
-        return DeviceLists(*(getattr(lists, name) for name, _ in lists._fields_))
+        return DeviceLists(*(getattr(lists, name) for name in DeviceLists._fields))
 
     def standing(self, layer: int) -> DeviceLists:
         """A layer's lists at an idle step; enqueues nothing. Capture idle steps in a graph of their own."""
         lists = _abi.DeviceLists()
         _abi.decoder_standing(self._handle, layer, c.byref(lists))
-        return DeviceLists(*(getattr(lists, name) for name, _ in lists._fields_))
+        return DeviceLists(*(getattr(lists, name) for name in DeviceLists._fields))
 
     def attend(self, layer: int, queries: Array, scale: float, out: Array) -> None:
         """Enqueues a layer's attention over its lists, after its choose or standing, into out [sequences, q_heads, head_dim]."""
