@@ -327,10 +327,10 @@ TEST_CASE("a decoder behind the C ABI refuses what it can't take, and says why",
   REQUIRE(kvpolicy_decoder_choose(d, 0, &q.t, scale, nullptr, nullptr) == KVPOLICY_OK);
   kvpolicy_prompt gap{};
   gap.first = 30;
-  says(why(kvpolicy_decoder_prefill(d, 1, 0, 40, &gap), KVPOLICY_INVALID), "give those between first");
+  says(why(kvpolicy_decoder_prefill(d, 1, 0, 40, &gap), KVPOLICY_INVALID), "prefill them first");
   gap.first = 21;
   REQUIRE(kvpolicy_decoder_prefill(d, 0, 0, 30, &gap) == KVPOLICY_OK);
-  says(why(kvpolicy_decoder_prefill(d, 0, 1, 29, &gap), KVPOLICY_INVALID), "give all alike");
+  says(why(kvpolicy_decoder_prefill(d, 0, 1, 29, &gap), KVPOLICY_INVALID), "layers go in order, with the same tokens");
   REQUIRE(kvpolicy_decoder_prefill(d, 0, 1, 30, &gap) == KVPOLICY_OK);
   REQUIRE(kvpolicy_decoder_observe(d, nullptr) == KVPOLICY_OK);  // quest needs none
 }

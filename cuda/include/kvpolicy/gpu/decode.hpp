@@ -5,9 +5,9 @@
 #include <span>
 #include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
+#include "kvpolicy/detail/call_order.hpp"
 #include "kvpolicy/gpu/decode/decodable.hpp"
 #include "kvpolicy/gpu/launch/attend.hpp"
 #include "kvpolicy/gpu/sequence_view.hpp"
@@ -60,9 +60,11 @@ class decoder {
   template <batch_view V, class Exec>
   void prefill(std::int64_t sequence, V const& view, std::int64_t tokens, layer_id layer, prompt_signals const& prompt,
                Exec& exec) {
-    check_piece(sequence, tokens, layer, prompt.first);
+    KVPOLICY_EXPECTS(sequence >= 0 && sequence < sequences_,
+                     "sequence " + std::to_string(sequence) + " of a decoder for " + std::to_string(sequences_));
     auto const s = static_cast<std::size_t>(sequence);
-    tokens_[s] = 0;  // no step before all layers are there
+    orders_[s].check_prompt(layer, prompt.first, tokens);
+    if (layer.value == 0) orders_[s].begin_prompt(prompt.first, tokens);
     sequence_view<V, typename Exec::memory> const one{view, shape_, sequence, tokens};
     prompt_piece<sequence_view<V, typename Exec::memory>> piece{sequence, one, view.keys(layer), layer, prompt};
     retain_.prefill(piece, exec);
@@ -71,9 +73,8 @@ class decoder {
       piece.lists = retain_.kept_lists(sequence, layer, tokens);
     }
     retrieve_.prefill(piece, exec);
-    if (++next_layer_[s] < shape_.layers) return;
-    next_layer_[s] = 0;
-    tokens_[s] = known_[s] = prompts_[s] = tokens;
+    orders_[s].prefilled_one();
+    prompts_[s] = tokens;
   }
 
   /// Plans a step: each sequence that is not paused gets one more token. Call it before each step, outside a captured graph.
@@ -85,17 +86,18 @@ class decoder {
     KVPOLICY_EXPECTS(std::ssize(tokens) == sequences_, "a plan for " + std::to_string(tokens.size()) +
                                                            " sequences; this decoder has " + std::to_string(sequences_));
     for (std::size_t s = 0; s < tokens.size(); ++s) {
-      bool const next = tokens[s] == tokens_[s] + 1 && tokens[s] <= shape_.max_tokens;
-      KVPOLICY_EXPECTS(tokens[s] == 0 || (tokens_[s] > 0 && (next || tokens[s] == paused)),
+      std::int64_t const before = there(s);
+      bool const next = tokens[s] == before + 1 && tokens[s] <= shape_.max_tokens;
+      KVPOLICY_EXPECTS(tokens[s] == 0 || (before > 0 && (next || tokens[s] == paused)),
                        "sequence " + std::to_string(s) + " has " + std::to_string(tokens[s]) + " tokens after " +
-                           std::to_string(tokens_[s]) + "; a step adds one, up to " + std::to_string(shape_.max_tokens) +
+                           std::to_string(before) + "; a step adds one, up to " + std::to_string(shape_.max_tokens) +
                            "; prefill what else came, give -1 (paused) for a sequence that waits, or 0 for an empty slot");
     }
     for (std::size_t s = 0; s < tokens.size(); ++s) {
       auto const sequence = static_cast<std::int64_t>(s);
       std::int64_t const now = std::max(tokens[s], 0);
-      if (tokens[s] != paused) tokens_[s] = known_[s] = now;
-      if (tokens[s] == 0) prompts_[s] = 0;
+      if (now > 0) orders_[s].begin_step(now), orders_[s].chosen_one();
+      if (tokens[s] == 0) orders_[s] = nobody(), prompts_[s] = 0;
       lengths_.set(0, sequence, now);
       retain_.plan(sequence, prompts_[s], now);
       retrieve_.plan(sequence, prompts_[s], now, [&](layer_id layer, head_id head) {
@@ -207,11 +209,8 @@ class decoder {
         sequences_(sequences),
         device_(&device),
         lengths_(device, 1, sequences),
-        tokens_(static_cast<std::size_t>(sequences)),
-        known_(tokens_.size()),
-        prompts_(tokens_.size()),
-        next_layer_(tokens_.size()),
-        pieces_(tokens_.size()),
+        orders_(static_cast<std::size_t>(sequences), nobody()),
+        prompts_(orders_.size()),
         retain_({parts.retain, shape, sequences, &device}),
         retrieve_({parts.retrieve, shape, sequences, &device, lists_of(retain_)}) {}
 
@@ -220,40 +219,18 @@ class decoder {
     else return 0;  // no retrieve goes with it
   }
 
-  void check_piece(std::int64_t sequence, std::int64_t tokens, layer_id layer, std::int64_t first) {
-    KVPOLICY_EXPECTS(sequence >= 0 && sequence < sequences_,
-                     "sequence " + std::to_string(sequence) + " of a decoder for " + std::to_string(sequences_));
-    KVPOLICY_EXPECTS(first >= 0 && first <= tokens && tokens >= 1 && tokens <= shape_.max_tokens,
-                     "a prompt's piece from token " + std::to_string(first) + " to " + std::to_string(tokens) +
-                         "; this decoder has room for 1 to " + std::to_string(shape_.max_tokens));
-    std::int64_t& next = next_layer_[static_cast<std::size_t>(sequence)];
-    if (layer.value == 0) {
-      std::int64_t const known = known_[static_cast<std::size_t>(sequence)];
-      KVPOLICY_EXPECTS(first <= known, "a prompt's piece from token " + std::to_string(first) + " on, of sequence " +
-                                           std::to_string(sequence) + " with " + std::to_string(known) +
-                                           " tokens; give those between first");
-      next = 0;
-    }
-    KVPOLICY_EXPECTS(layer.value == next && next < shape_.layers,
-                     "layer " + std::to_string(layer.value) + " of " + std::to_string(shape_.layers) + " where layer " +
-                         std::to_string(next) + " is next; give a prompt's layers in order");
-    std::pair<std::int64_t, std::int64_t>& piece = pieces_[static_cast<std::size_t>(sequence)];
-    if (layer.value == 0) piece = {first, tokens};
-    KVPOLICY_EXPECTS((piece == std::pair{first, tokens}), "tokens " + std::to_string(first) + " to " + std::to_string(tokens) +
-                                                              " of layer " + std::to_string(layer.value) + ", and " +
-                                                              std::to_string(piece.first) + " to " +
-                                                              std::to_string(piece.second) + " of layer 0; give all alike");
+  call_order nobody() const noexcept { return {shape_.layers, 1, shape_.max_tokens}; }
+  /// Tokens that a step may follow; 0 while a layer of the prompt is missing.
+  std::int64_t there(std::size_t slot) const noexcept {
+    return orders_[slot].prefilled() < shape_.layers ? 0 : orders_[slot].tokens();
   }
 
   cache_shape shape_;
   std::int64_t sequences_;
   D* device_;
   step_numbers<D> lengths_;
-  std::vector<std::int64_t> tokens_;  ///< that a step may follow; 0 while a prompt is not complete
-  std::vector<std::int64_t> known_;   ///< that a piece may follow
+  std::vector<call_order> orders_;  ///< of each slot
   std::vector<std::int64_t> prompts_;
-  std::vector<std::int64_t> next_layer_;                       ///< of a prompt that is not complete yet
-  std::vector<std::pair<std::int64_t, std::int64_t>> pieces_;  ///< its tokens
   retain_state retain_;
   retrieve_state retrieve_;
 };

@@ -111,7 +111,8 @@ inline vector_rows vectors_of_floats(buffer<float> all, std::int64_t vectors, st
 /// prompt, tokens)`, which gets one new token at a time (0: the sequence has none at this step; nothing of it may change), and
 /// `upload()`, before a step; `choose(step)`, which enqueues; `lists(layer, lengths)`, what is there, or what is read. Where
 /// lengths alone decide how many tokens a planned step's list names, `listed(layer, sequence, head, tokens)` says it on the
-/// host, of a sequence with a token. A retain has `stays`, whether what it keeps of a prompt is there for good; then
+/// host, of a sequence with a token. A part whose planned step may need no choice has `idle()`; where it is true,
+/// lists() is right without choose(). A retain has `stays`, whether what it keeps of a prompt is there for good; then
 /// `kept(sequence, layer)` and `kept_lists(sequence, layer, tokens)`, what a prompt's end left, on the host and the device, and
 /// `retained_lists()` of a layer. A retrieve has `by_index`, whether it sees what is there by index, and `observe(logits,
 /// vocabulary, lengths)` where it needs logits; its plan() is given `retained(layer, head)`, too, how many tokens are there.
