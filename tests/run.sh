@@ -73,6 +73,7 @@ for stage in "${stages[@]}"; do
   targets=() of_stage=()
   case $stage in
     quick) targets=(--target "${areas[@]/#/tests-}") ;;
+    host) targets=(--target all "${areas[@]/#/tests-}") ;;
     asan)
       for area in "${areas[@]}"; do
         case $area in
