@@ -176,7 +176,7 @@ concept executor = requires(E& e, basic_rows<typename E::memory> r, table<float>
   {e.gaussian_attention(r, gaussian_queries{}, std::int64_t{}, f)};
   {e.partition_deviation(r, partitions{}, f)};
   {e.top_k(c, u, i)};
-  {e.attend(query_heads{}, r, r, selection{}, attention_terms{}, f, s)};
+  {e.attend(query_window{}, r, r, selection{}, attention_terms{}, f, s)};
   {e.attend_block(query_window{}, r, r, selection{}, attention_terms{}, f)};
   { e.entropy(v) } -> std::same_as<uncertainty>;
 };

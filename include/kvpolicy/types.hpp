@@ -195,7 +195,7 @@ struct query_heads {
   }
 };
 
-/// The query heads of the last `tokens` tokens of a prompt, `[tokens, q_heads, head_dim]` floats, oldest first.
+/// The query heads of the last `tokens` tokens of a prompt or a step, `[tokens, q_heads, head_dim]` floats, oldest first.
 struct query_window {
   float const* data = nullptr;
   std::int64_t tokens = 0;
@@ -209,6 +209,16 @@ struct query_window {
   /// @param h  the query head
   /// @return `[head_dim]` floats
   constexpr float const* at(std::int64_t t, std::int64_t h) const noexcept { return data + t * token_stride + h * head_stride; }
+  /// Returns the query heads of one token.
+  /// @param t  the token, 0 for the oldest
+  /// @return its queries
+  constexpr query_heads token(std::int64_t t) const noexcept { return {at(t, 0), heads, head_stride, scale}; }
+  /// Returns the query heads of a single token as a window.
+  /// @param queries  the token's
+  /// @return the window
+  static constexpr query_window of_one(query_heads const& queries) noexcept {
+    return {queries.data, 1, queries.heads, queries.heads * queries.head_stride, queries.head_stride, queries.scale};
+  }
   /// Selects the query heads that read some KV heads.
   /// @param kv  the KV heads
   /// @param group  query heads of each KV head

@@ -4,7 +4,7 @@
 #include <numbers>
 
 #include "block_workspace.hpp"
-#include "kvpolicy/exec/host_attend_block.hpp"
+#include "kvpolicy/exec/host_attend.hpp"
 #include "workspace.hpp"
 
 namespace kvpolicy {
@@ -179,19 +179,16 @@ class strip {
   std::int64_t tiles_;
 };
 
-/// Queries that are not worth packing all keys for.
-constexpr std::int64_t few = 4;
-
-void attend_one_by_one(query_window const& queries, rows const& keys, rows const& values, selection const& kept,
-                       attention_terms const& terms, table<float> out, simd_exec& exec) {
-  for (std::int64_t i = 0; i < queries.tokens; ++i) {
-    std::vector<range_list> seen(kept.lists().begin(), kept.lists().end());
+void attend_in_steps(query_window const& queries, rows const& keys, rows const& values, selection const& kept,
+                     attention_terms const& terms, table<float> out, simd_exec& exec) {
+  for (std::int64_t first = 0; first < queries.tokens; first += most_step_tokens) {
+    query_window some = queries;
+    some.data = queries.at(first, 0);
+    some.tokens = std::min(most_step_tokens, queries.tokens - first);
     rows before = keys;
-    before.tokens = keys.tokens - queries.tokens + i + 1;
-    for (range_list& list : seen) truncate(list, before.tokens);
-    table<float> const to{out.row(i * queries.heads), queries.heads, out.columns, out.row_stride};
-    exec.attend({queries.at(i, 0), queries.heads, queries.head_stride, queries.scale}, before, values,
-                selection(kept.granularity(), seen, kept.kv_heads()), terms, to, {});
+    before.tokens = keys.tokens - queries.tokens + first + some.tokens;
+    exec.attend(some, before, values, kept, terms,
+                {out.row(first * queries.heads), some.tokens * queries.heads, out.columns, out.row_stride}, {});
   }
 }
 
@@ -217,10 +214,11 @@ void simd_exec::attend_block(query_window const& queries, rows const& keys, rows
     table<float> const to{out.row(first * queries.heads), some.tokens * queries.heads, out.columns, out.row_stride};
     bool const windowed = terms.window != 0;
     bool done = false;
-    if (windowed || some.tokens > few) done = strip(w.tiled, some, keys_here, values_here, kept, terms).run(to, for_each);
-    // What no query sees may not matter, and a product with a NaN does: such rows are left to those who go query by query.
-    if (!done && !windowed) attend_one_by_one(some, keys_here, values_here, kept, terms, to, *this);
-    else if (!done) host::attend_block(some, keys_here, values_here, kept, terms, to);
+    if (windowed || some.tokens > most_step_tokens)
+      done = strip(w.tiled, some, keys_here, values_here, kept, terms).run(to, for_each);
+    // What no query sees may not matter, and a product with a NaN does: such rows are left to attention that goes row by row.
+    if (!done && !windowed) attend_in_steps(some, keys_here, values_here, kept, terms, to, *this);
+    else if (!done) host::attend(some, keys_here, values_here, kept, terms, to, {});
   }
 }
 

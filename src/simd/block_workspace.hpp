@@ -24,6 +24,15 @@ struct tile_room {
   float* total;  ///< `[32]`
 };
 
+/// Memory that is not filled: pages that nothing touches are never there.
+struct aligned_delete {
+  void operator()(std::byte* p) const noexcept { ::operator delete[](p, std::align_val_t{64}); }
+};
+using raw_room = std::unique_ptr<std::byte[], aligned_delete>;
+inline raw_room raw_bytes(std::int64_t size) {
+  return raw_room(static_cast<std::byte*>(::operator new[](static_cast<std::size_t>(size), std::align_val_t{64})));
+}
+
 class block_workspace {
  public:
   block_kernels const& kernels = best_block_kernels();
@@ -35,9 +44,9 @@ class block_workspace {
         tiles_((std::min(strip_tokens, shape.max_tokens) + tile_queries - 1) / tile_queries),
         blocks_((std::min(chunk_keys, shape.max_tokens) + tile_keys - 1) / tile_keys),
         tile_bytes_(2 * packed_queries(dims_) + 2 * tile_queries * static_cast<std::int64_t>(sizeof(float))),
-        tiles_room_(room(shape.q_heads * tiles_ * tile_bytes_)),
-        packed_(room(kv_heads_ * blocks_ * 3 * packed_block(dims_))),
-        places_(room(kv_heads_ * blocks_ * tile_keys * static_cast<std::int64_t>(sizeof(float)))),
+        tiles_room_(raw_bytes(shape.q_heads * tiles_ * tile_bytes_)),
+        packed_(raw_bytes(kv_heads_ * blocks_ * 3 * packed_block(dims_))),
+        places_(raw_bytes(kv_heads_ * blocks_ * tile_keys * static_cast<std::int64_t>(sizeof(float)))),
         seen_(static_cast<std::size_t>(kv_heads_ * 2 * tiles_ * tile_queries)) {}
 
   tile_room tile(std::int64_t q_head, std::int64_t tile) noexcept {
@@ -63,15 +72,6 @@ class block_workspace {
   std::span<std::int32_t> ends(std::int64_t list) noexcept { return seen(list * 2 + 1); }
 
  private:
-  struct aligned_delete {
-    void operator()(std::byte* p) const noexcept { ::operator delete[](p, std::align_val_t{64}); }
-  };
-  using bytes = std::unique_ptr<std::byte[], aligned_delete>;
-  /// Not filled: pages that no prompt touches are never there.
-  static bytes room(std::int64_t size) {
-    return bytes(static_cast<std::byte*>(::operator new[](static_cast<std::size_t>(size), std::align_val_t{64})));
-  }
-
   std::byte* block_of(std::int64_t head, std::int64_t block) noexcept {
     return packed_.get() + (head * blocks_ + block) * 3 * packed_block(dims_);
   }
@@ -85,9 +85,9 @@ class block_workspace {
   std::int64_t tiles_;
   std::int64_t blocks_;
   std::int64_t tile_bytes_;
-  bytes tiles_room_;
-  bytes packed_;
-  bytes places_;
+  raw_room tiles_room_;
+  raw_room packed_;
+  raw_room places_;
   std::vector<std::int32_t> seen_;  ///< `[kv_heads, 2, tiles * 32]`
 };
 

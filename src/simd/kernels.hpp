@@ -8,9 +8,6 @@
 
 namespace kvpolicy::simd {
 
-/// Query vectors that share the rows of one call.
-inline constexpr std::int64_t max_queries = 4;
-
 /// Rows that will be needed soon, of the same size as those in work: fetched into the cache meanwhile. May be none.
 struct rows_ahead {
   std::byte const* const* rows = nullptr;
@@ -21,11 +18,12 @@ struct rows_ahead {
 struct kernels {
   char const* instruction_set;
 
-  /// scores[q * stride + r] = scale * (queries[q] . rows[r]); queries `[count <= 4][dims]`.
+  /// scores[q * stride + r] = scale * (queries[q] . rows[r]); queries `[count][dims]`. The bits of a score do not depend on how
+  /// many queries and rows there are.
   void (*dot)(std::byte const* const* rows, std::int64_t row_count, element_type type, float const* const* queries,
               std::int64_t query_count, std::int64_t dims, float scale, float* scores, std::int64_t stride, rows_ahead ahead);
 
-  /// sums[q][:] += sum over rows of weights[q * stride + r] * rows[r]; sums `[count <= 4][dims]`.
+  /// sums[q][:] += sum over rows of weights[q * stride + r] * rows[r], row after row; sums `[count][dims]`.
   void (*accumulate)(std::byte const* const* rows, std::int64_t row_count, element_type type, float const* weights,
                      std::int64_t stride, std::int64_t query_count, std::int64_t dims, float* const* sums, rows_ahead ahead);
 
@@ -36,6 +34,11 @@ struct kernels {
 
   /// values[i] = exp(values[i] - shift); returns their sum.
   float (*exponentials)(float* values, std::int64_t count, float shift);
+
+  /// One more block of a softmax: scores[q * stride + r] become weights relative to the maximum so far. sums[q] is
+  /// `[dims + 2]`: the sums over values, which shrink where the maximum rises, the maximum, and the weights' total.
+  void (*weigh)(float* scores, std::int64_t stride, std::int64_t query_count, std::int64_t row_count, std::int64_t dims,
+                float* const* sums);
 
   /// values[i] *= factor.
   void (*scale)(float* values, std::int64_t count, float factor);

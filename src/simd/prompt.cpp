@@ -30,10 +30,8 @@ void simd_exec::workspace::window_strip(query_window const& queries, rows const&
   std::array<float const*, strip_queries> query;
   for (std::int64_t i = 0; i < count; ++i) query[static_cast<std::size_t>(i)] = queries.at(first + i, q_head);
   each_block(keys_of, head, 0, before + first + count, [&](std::int64_t t, row_block const& block) {
-    for (std::int64_t i = 0; i < count; i += max_queries) {
-      run.dot(block.data(), block.size(), block.type(), query.data() + i, std::min(max_queries, count - i), keys_of.head_dim,
-              queries.scale, logits + i * shape.max_tokens + t, shape.max_tokens, {});
-    }
+    run.dot(block.data(), block.size(), block.type(), query.data(), count, keys_of.head_dim, queries.scale, logits + t,
+            shape.max_tokens, {});
   });
   for (std::int64_t i = 0; i < count; ++i) {
     float* const row = logits + i * shape.max_tokens;
@@ -238,10 +236,10 @@ void simd_exec::gaussian_attention(rows const& keys, gaussian_queries const& que
       float* const logits = w.window.data() + q * w.shape.max_tokens + (t - first);
       float const* const mean = queries.mean.row(q);
       w.run.dot(block.data(), block.size(), block.type(), &mean, 1, dim, queries.scale, logits, block_rows, {});
-      std::array<float, max_queries * block_rows> products;  // of four of the covariance's rows with each key
-      for (std::int64_t i = 0; i < dim && queries.covariance.rows > 0; i += max_queries) {
-        std::int64_t const chunk = std::min(max_queries, dim - i);
-        std::array<float const*, max_queries> row;
+      std::array<float, some_queries * block_rows> products;  // of some of the covariance's rows with each key
+      for (std::int64_t i = 0; i < dim && queries.covariance.rows > 0; i += some_queries) {
+        std::int64_t const chunk = std::min(some_queries, dim - i);
+        std::array<float const*, some_queries> row;
         for (std::int64_t j = 0; j < chunk; ++j) row[static_cast<std::size_t>(j)] = queries.covariance.row(q * dim + i + j);
         w.run.dot(block.data(), block.size(), block.type(), row.data(), chunk, dim, queries.scale * queries.scale / 2,
                   products.data(), block_rows, {});

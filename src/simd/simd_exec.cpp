@@ -183,10 +183,10 @@ void simd_exec::score_bounds(query_heads const& queries, bounds_table const& bou
     std::array<std::byte const*, block_rows> address;
     for (std::int64_t i = 0; i < count; ++i) address[static_cast<std::size_t>(i)] = bounds.unit(head, first + i);
     float* const out = scores.row(head) + first;
-    std::array<float, max_queries * block_rows> some;
-    for (std::int64_t s = 0; s < splits; s += max_queries) {
-      std::int64_t const here = std::min(max_queries, splits - s);
-      std::array<float const*, max_queries> split;
+    std::array<float, some_queries * block_rows> some;
+    for (std::int64_t s = 0; s < splits; s += some_queries) {
+      std::int64_t const here = std::min(some_queries, splits - s);
+      std::array<float const*, some_queries> split;
       for (std::int64_t i = 0; i < here; ++i) split[static_cast<std::size_t>(i)] = split_of(head, s + i);
       w.run.dot(address.data(), count, bounds.type, split.data(), here, 2 * dim, 1, some.data(), block_rows, {});
       for (std::int64_t i = 0; i < here; ++i) {
@@ -223,151 +223,6 @@ void simd_exec::top_k(table<float const> scores, std::span<std::int32_t const> k
   });
 }
 
-/// Softmax sums over tokens [first, last) of the list, for the query heads of some KV heads, into the part's place. Heads
-/// take turns at each block of tokens: their rows are neighbours in most caches, and share its pages.
-/// To the logits of one query head for these tokens; `own` is the query's row.
-static void add_terms(attention_terms const& terms, std::int64_t q_head, std::span<std::int64_t const> tokens, std::int64_t own,
-                      float* logits) {
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    if (terms.soft_cap != 0) logits[i] = terms.soft_cap * std::tanh(logits[i] / terms.soft_cap);
-    if (terms.slopes != nullptr) logits[i] += terms.slopes[q_head] * static_cast<float>(tokens[i] - own);
-  }
-}
-
-void simd_exec::workspace::attend_part(query_heads const& queries, rows const& keys_of, rows const& values_of,
-                                       range_list const& list, attention_terms const& terms, std::int64_t first_head,
-                                       std::int64_t last_head, std::int64_t part, std::int64_t first, std::int64_t last) {
-  std::int64_t const group = queries.heads / keys_of.heads;
-  std::int64_t const dim = keys_of.head_dim;
-  for (std::int64_t q = first_head * group; q < last_head * group; ++q) {
-    float* const sums = partial_of(part, q);
-    std::fill_n(sums, dim, 0.0f);
-    sums[dim] = minus_infinity;
-    sums[dim + 1] = 0;
-  }
-  row_block keys_here;
-  row_block values_here;
-  std::array<std::byte const*, block_rows> keys_ahead;
-  std::array<std::byte const*, block_rows> values_ahead;
-  auto const attend_head = [&](std::int64_t head, std::span<std::int64_t const> tokens, std::int64_t ahead) {
-    std::int64_t const count = keys_here.size();
-    std::int64_t const end = (head + 1) * group;
-    for (std::int64_t q = head * group; q < end; q += simd::max_queries) {
-      std::int64_t const chunk = std::min(simd::max_queries, end - q);
-      std::array<float const*, simd::max_queries> query;
-      std::array<float*, simd::max_queries> sums;
-      std::array<float, simd::max_queries * block_rows> weights;
-      for (std::int64_t i = 0; i < chunk; ++i) {
-        query[static_cast<std::size_t>(i)] = queries.head(q + i);
-        sums[static_cast<std::size_t>(i)] = partial_of(part, q + i);
-      }
-      run.dot(keys_here.data(), count, keys_here.type(), query.data(), chunk, dim, queries.scale, weights.data(), block_rows,
-              {keys_ahead.data(), ahead});
-      for (std::int64_t i = 0; i < chunk; ++i) {
-        float* const at = sums[static_cast<std::size_t>(i)];
-        float* const row = weights.data() + i * block_rows;
-        if (!terms.plain()) add_terms(terms, q + i, tokens, keys_of.tokens - 1, row);
-        float const most = std::max(at[dim], run.maximum(row, count));
-        if (most > at[dim]) {
-          float const shrink = std::exp(at[dim] - most);
-          run.scale(at, dim, shrink);
-          at[dim + 1] *= shrink;
-          at[dim] = most;
-        }
-        at[dim + 1] += run.exponentials(row, count, most);
-      }
-      run.accumulate(values_here.data(), count, values_here.type(), weights.data(), block_rows, chunk, dim, sums.data(),
-                     {values_ahead.data(), ahead});
-      ahead = 0;
-    }
-  };
-  // Two blocks of tokens: while one is worked on, head by head, the other's rows are fetched in the order of memory.
-  struct token_block {
-    std::array<std::int64_t, block_rows> tokens;
-    std::size_t count = 0;
-  };
-  std::array<token_block, 2> blocks;
-  std::size_t filling = 0;
-  std::int64_t const heads = last_head - first_head;
-  bool const fetched = keys_of.plain() && values_of.plain();
-  auto const attend_block = [&](token_block& block, token_block const& next) {
-    for (std::int64_t h = 0; h < heads; ++h) {
-      std::span const tokens(block.tokens.data(), block.count);
-      keys_here.fill(keys_of, first_head + h, tokens);
-      values_here.fill(values_of, first_head + h, tokens);
-      std::int64_t ahead = 0;
-      if (fetched) {
-        auto const rows_in_all = static_cast<std::int64_t>(next.count) * heads;
-        for (std::int64_t i = h * rows_in_all / heads; i < (h + 1) * rows_in_all / heads; ++i, ++ahead) {
-          token_index const token{next.tokens[static_cast<std::size_t>(i / heads)]};
-          head_id const head{first_head + i % heads};
-          keys_ahead[static_cast<std::size_t>(ahead)] = keys_of.address(head, token);
-          values_ahead[static_cast<std::size_t>(ahead)] = values_of.address(head, token);
-        }
-      }
-      attend_head(first_head + h, tokens, ahead);
-    }
-    block.count = 0;
-  };
-  std::int64_t const cached = block_bytes / (heads * 2 * bytes_of(keys_of.type, dim));
-  auto const room = static_cast<std::size_t>(
-      std::min({std::max<std::int64_t>(cached, 8), row_block::room(keys_of), row_block::room(values_of)}));
-  each_token(list, first, last, [&](std::int64_t token) {
-    token_block& block = blocks[filling];
-    block.tokens[block.count++] = token;
-    if (block.count < room) return;
-    filling ^= 1;
-    if (blocks[filling].count > 0) attend_block(blocks[filling], block);
-  });
-  if (blocks[filling ^ 1].count > 0) attend_block(blocks[filling ^ 1], blocks[filling]);
-  if (blocks[filling].count > 0) attend_block(blocks[filling], blocks[filling ^ 1]);
-}
-
-void simd_exec::attend(query_heads const& queries, rows const& keys, rows const& values, selection const& kept,
-                       attention_terms const& terms, table<float> out, std::span<float> log_sum_exp) {
-  workspace& w = *work_;
-  w.check(keys, queries.heads);
-  std::int64_t const group = queries.heads / keys.heads;
-  std::int64_t const dim = keys.head_dim;
-  std::int64_t most = 1;
-  std::int64_t total = 0;
-  for (range_list const& list : kept.lists()) {
-    std::int64_t const tokens = token_count(list);
-    most = std::max(most, parts_of(tokens));
-    total += tokens;
-  }
-  std::int64_t const lists = std::ssize(kept.lists());
-  std::int64_t const heads_of_list = keys.heads / lists;  // one, or all
-  w.for_each(most * lists, total * heads_of_list, [&](std::int64_t item) {
-    std::int64_t const list_index = item % lists;
-    std::int64_t const part = item / lists;
-    range_list const& list = kept.lists()[static_cast<std::size_t>(list_index)];
-    std::int64_t const tokens = token_count(list);
-    std::int64_t const parts = parts_of(tokens);
-    if (part >= parts) return;
-    w.attend_part(queries, keys, values, list, terms, list_index * heads_of_list, (list_index + 1) * heads_of_list, part,
-                  tokens * part / parts, tokens * (part + 1) / parts);
-  });
-  for (std::int64_t q = 0; q < queries.heads; ++q) {
-    std::int64_t const parts = parts_of(token_count(kept.of({q / group})));
-    bool const sink = terms.sinks != nullptr;
-    float highest = sink ? terms.sinks[q] : minus_infinity;
-    for (std::int64_t p = 0; p < parts; ++p) highest = std::max(highest, w.partial_of(p, q)[dim]);
-    float* const to = out.row(q);
-    std::fill_n(to, dim, 0.0f);
-    float sum = sink ? std::exp(terms.sinks[q] - highest) : 0;
-    for (std::int64_t p = 0; p < parts; ++p) {
-      float const* const from = w.partial_of(p, q);
-      if (from[dim + 1] == 0) continue;
-      float const weight = std::exp(from[dim] - highest);
-      w.run.add_scaled(to, from, dim, weight);
-      sum += weight * from[dim + 1];
-    }
-    if (sum != 0) w.run.scale(to, dim, 1 / sum);
-    if (!log_sum_exp.empty()) log_sum_exp[static_cast<std::size_t>(q)] = highest + std::log(sum);
-  }
-}
-
 void simd_exec::list_attention(query_heads const& queries, rows const& keys, std::span<range_list const> lists,
                                table<float> out) {
   workspace& w = *work_;
@@ -391,9 +246,9 @@ void simd_exec::list_attention(query_heads const& queries, rows const& keys, std
     auto const flush = [&] {
       if (count == 0) return;
       block.fill(keys, head, std::span(tokens).first(count));
-      for (std::int64_t q = head * group; q < (head + 1) * group; q += max_queries) {
-        std::int64_t const chunk = std::min(max_queries, (head + 1) * group - q);
-        std::array<float const*, max_queries> query;
+      for (std::int64_t q = head * group; q < (head + 1) * group; q += some_queries) {
+        std::int64_t const chunk = std::min(some_queries, (head + 1) * group - q);
+        std::array<float const*, some_queries> query;
         for (std::int64_t i = 0; i < chunk; ++i) query[static_cast<std::size_t>(i)] = queries.head(q + i);
         w.run.dot(block.data(), block.size(), block.type(), query.data(), chunk, keys.head_dim, queries.scale,
                   w.window.data() + q * w.shape.max_tokens + at, w.shape.max_tokens, {});

@@ -16,9 +16,10 @@
 namespace kvpolicy {
 namespace simd {
 
-constexpr std::int64_t block_rows = 64;      // rows of one kernel call, at most
-constexpr std::int64_t block_bytes = 12288;  // of keys and values that attend works on: two such blocks fit the L1 cache
-constexpr std::int64_t max_parts = 64;
+constexpr std::int64_t block_rows = 64;       // rows of one kernel call, at most
+constexpr std::int64_t block_bytes = 12288;   // of keys and values that attend works on: two such blocks fit the L1 cache
+constexpr std::int64_t max_parts = 64;        // of a prompt's rows
+constexpr std::int64_t some_queries = 16;     // that share the rows of one kernel call
 constexpr std::int64_t strip_queries = 16;    // of a window, that share one reading of the keys
 constexpr std::int64_t copied_floats = 8192;  // of rows with odd strides, at a time
 constexpr std::int64_t worth_sharing = 64;    // rows; below, waking the team costs more than it saves
@@ -74,10 +75,17 @@ class row_block {
 
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
-/// Into how many parts a list is cut: enough for the team, not so many that merging them shows.
+/// Where a part of a list begins, counted along it: 16 parts of 256 tokens, 16 of 512, and so on. Where parts begin does not
+/// depend on the list's length, so a query's bits don't depend on the tokens behind it; there are few parts to merge, and the
+/// longest is a small share of the list.
+constexpr std::int64_t part_begin(std::int64_t part) noexcept {
+  std::int64_t const doubled = part / 16;
+  return 256 * (16 * ((std::int64_t{1} << doubled) - 1) + (part % 16 << doubled));
+}
 constexpr std::int64_t parts_of(std::int64_t tokens) noexcept {
-  return tokens <= 2048 ? std::max<std::int64_t>(1, (tokens + 255) / 256)
-                        : std::min<std::int64_t>((tokens + 511) / 512 + 4, max_parts);
+  std::int64_t parts = 0;
+  while (part_begin(parts) < tokens) ++parts;
+  return parts;
 }
 
 /// Visits tokens [first, last) of a list, counted along it.
@@ -100,7 +108,7 @@ struct simd_exec::workspace {
   cache_shape shape;
   team* threads;
   simd::kernels const& run = simd::best_kernels();
-  std::vector<float> partial;        ///< `[max_parts, q_heads, head_dim + 2]`: sums, maximum, total
+  simd::raw_room partial;            ///< floats `[parts, most_step_tokens * q_heads, head_dim + 2]`: sums, maximum, total
   std::vector<float> window;         ///< `[q_heads, max_tokens]`
   std::vector<float> strips;         ///< `[window_workers, strip_queries, max_tokens]`
   std::vector<float> bound_queries;  ///< `[q_heads, 2 head_dim]`
@@ -112,7 +120,8 @@ struct simd_exec::workspace {
   workspace(cache_shape const& s, team* t)
       : shape(s),
         threads(t),
-        partial(static_cast<std::size_t>(simd::max_parts * s.q_heads * partial_size())),
+        partial(simd::raw_bytes(std::max(simd::parts_of(s.max_tokens), simd::max_parts) * most_step_tokens * s.q_heads *
+                                partial_size() * 4)),
         window(static_cast<std::size_t>(s.q_heads * s.max_tokens)),
         strips(static_cast<std::size_t>(window_workers() * simd::strip_queries * s.max_tokens)),
         bound_queries(static_cast<std::size_t>(s.q_heads * 2 * s.head_dim)),
@@ -126,8 +135,8 @@ struct simd_exec::workspace {
     return threads == nullptr ? 1 : std::min<std::int64_t>(threads->size(), shape.q_heads);
   }
   std::int64_t partial_size() const noexcept { return shape.head_dim + 2; }
-  float* partial_of(std::int64_t part, std::int64_t q_head) noexcept {
-    return partial.data() + (part * shape.q_heads + q_head) * partial_size();
+  float* partial_of(std::int64_t part, std::int64_t query) noexcept {
+    return reinterpret_cast<float*>(partial.get()) + (part * most_step_tokens * shape.q_heads + query) * partial_size();
   }
 
   /// body(i) for i in [0, items), shared with the team where the rows in all are worth it.
@@ -157,9 +166,6 @@ struct simd_exec::workspace {
            std::to_string(tokens) + " tokens";
   }
 
-  void attend_part(query_heads const& queries, rows const& keys_of, rows const& values_of, range_list const& list,
-                   attention_terms const& terms, std::int64_t first_head, std::int64_t last_head, std::int64_t part,
-                   std::int64_t first, std::int64_t last);
   void smooth_into(table<float> scores, std::int64_t head, std::int64_t group, std::int64_t before, smoothing how);
   void window_strip(query_window const& queries, rows const& keys_of, std::int64_t q_head, std::int64_t first,
                     std::int64_t count, std::int64_t columns, group_merge merged, float* logits);

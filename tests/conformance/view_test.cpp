@@ -154,7 +154,7 @@ TEMPLATE_TEST_CASE("pooling and attention read every engine's layout as they rea
       on.run([&](auto& exec) {
         pool_mean(k, {7, 0, n}, table<float>{made.means.data(), units, shape.kv_heads * dim, shape.kv_heads * dim}, 0, exec);
         pool_bounds(k, {7, 0, n}, bounds, exec);
-        attend({queries.data(), shape.q_heads, dim, .3f}, k, v, selection(scope::layer, lists, shape.kv_heads),
+        attend(query_heads{queries.data(), shape.q_heads, dim, .3f}, k, v, selection(scope::layer, lists, shape.kv_heads),
                table<float>{made.out.data(), shape.q_heads, dim, dim}, {}, exec);
       });
       for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
@@ -304,8 +304,8 @@ TEMPLATE_TEST_CASE("pooling, window attention and attend reach rows 20 GiB apart
       pool_mean(keys, {2, 0, 2}, table<float>{mean.data(), 1, dim, dim}, 0, exec);
       pool_bounds(keys, {2, 0, 2}, bounds, exec);
       window_attention({query.data(), 1, 1, dim, dim, 1}, keys, {}, table<float>{score.data(), 1, 1, 1}, exec);
-      attend({query.data(), 1, dim, 1}, keys, keys, selection(scope::layer, lists, 1), table<float>{out.data(), 1, dim, dim},
-             {}, exec);
+      attend(query_heads{query.data(), 1, dim, 1}, keys, keys, selection(scope::layer, lists, 1),
+             table<float>{out.data(), 1, dim, dim}, {}, exec);
     });
     double a = 0;
     double b = 0;

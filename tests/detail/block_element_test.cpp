@@ -222,7 +222,7 @@ std::vector<std::pair<char const*, std::vector<float>>> all_of(rows const& keys,
   exec.gaussian_attention(keys, {.mean = mean, .covariance = {}, .scale = .2f}, 0,
                           room("gaussian_attention", shape.kv_heads, n));
   if (n >= 4) exec.partition_deviation(values, {0, 1, n / 2}, room("partition_deviation", shape.kv_heads, n / 2));
-  exec.attend(heads, keys, values, kept, {}, room("attend", shape.q_heads, dim), {});
+  exec.attend(window, keys, values, kept, {}, room("attend", window_tokens * shape.q_heads, dim), {});
   exec.attend_block(window, keys, values, kept, {}, room("attend_block", window_tokens * shape.q_heads, dim));
   return made;
 }

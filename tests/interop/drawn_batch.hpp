@@ -72,8 +72,8 @@ class drawn_batch {
     if (tokens(s) == 0) return out;
     paged_view<> const view = cache_.view_in_pages(s, tokens(s));
     host_exec exec;
-    attend({query(s, 0), shape_.q_heads, shape_.head_dim, scale}, view.keys({layer_}), view.values({layer_}), kept(s),
-           table<float>{out.data(), shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, exec);
+    attend(query_heads{query(s, 0), shape_.q_heads, shape_.head_dim, scale}, view.keys({layer_}), view.values({layer_}),
+           kept(s), table<float>{out.data(), shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, exec);
     return out;
   }
 

@@ -8,7 +8,7 @@
 #include "conformance/executors.hpp"
 #include "conformance/naive.hpp"
 #include "conformance/rounds.hpp"
-#include "kvpolicy/exec/host_attend_block.hpp"
+#include "kvpolicy/exec/host_attend.hpp"
 #include "kvpolicy/primitive/attention_terms.hpp"
 
 namespace kvpolicy_test {
@@ -205,7 +205,7 @@ TEMPLATE_TEST_CASE("attend_block of one query is attend", "[primitive]", KVPOLIC
     std::vector<float> const got = block_on(on, cache, given);
     std::vector<float> want(got.size());
     on.run([&](auto& exec) {
-      attend({given.vectors.data(), shape.q_heads, shape.head_dim, given.scale}, cache.keys(0, given.tokens),
+      attend(query_heads{given.vectors.data(), shape.q_heads, shape.head_dim, given.scale}, cache.keys(0, given.tokens),
              cache.values(0, given.tokens), given.kept(), given.terms,
              table<float>{want.data(), shape.q_heads, shape.head_dim, shape.head_dim}, {}, exec);
     });

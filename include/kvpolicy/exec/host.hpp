@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "kvpolicy/exec/host_attend_block.hpp"
+#include "kvpolicy/exec/host_attend.hpp"
 #include "kvpolicy/exec/host_pool.hpp"
 #include "kvpolicy/exec/host_prompt.hpp"
 #include "kvpolicy/primitive/attend.hpp"
@@ -175,36 +175,14 @@ class host_exec {
     }
   }
 
-  void attend(query_heads const& queries, rows const& keys, rows const& values, selection const& kept,
-              attention_terms const& terms, table<float> out, std::span<float> log_sum_exp) {
-    std::int64_t const group = queries.heads / keys.heads;
-    std::span const row = scratch(row_, keys.head_dim);
-    for (std::int64_t q = 0; q < queries.heads; ++q) {
-      head_id const head{q / group};
-      auto const logit_of = [&](token_index t) {
-        return host::termed_logit(logit(queries.head(q), queries.scale, keys, head, t), terms, q, t.value, keys.tokens - 1);
-      };
-      bool const sink = terms.sinks != nullptr;
-      double most = sink ? terms.sinks[q] : -std::numeric_limits<double>::infinity();
-      each_token(kept.of(head), [&](token_index t) { most = std::max(most, logit_of(t)); });
-      double total = sink ? std::exp(terms.sinks[q] - most) : 0;
-      std::span const sums = scratch(sums_, keys.head_dim);
-      std::ranges::fill(sums, 0.0);
-      each_token(kept.of(head), [&](token_index t) {
-        double const weight = std::exp(logit_of(t) - most);
-        total += weight;
-        values.load(head, t, row);
-        for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += weight * row[i];
-      });
-      for (std::size_t i = 0; i < sums.size(); ++i)
-        out(q, static_cast<std::int64_t>(i)) = static_cast<float>(total == 0 ? 0 : sums[i] / total);
-      if (!log_sum_exp.empty()) log_sum_exp[static_cast<std::size_t>(q)] = static_cast<float>(most + std::log(total));
-    }
+  void attend(query_window const& queries, rows const& keys, rows const& values, selection const& kept, attention_terms terms,
+              table<float> out, std::span<float> log_sum_exp) {
+    terms.window = 0;
+    host::attend(queries, keys, values, kept, terms, out, log_sum_exp);
   }
-
   void attend_block(query_window const& queries, rows const& keys, rows const& values, selection const& kept,
                     attention_terms const& terms, table<float> out) {
-    host::attend_block(queries, keys, values, kept, terms, out);
+    host::attend(queries, keys, values, kept, terms, out, {});
   }
 
   uncertainty entropy(std::span<float const> logits) { return host::entropy(logits); }
@@ -239,7 +217,6 @@ class host_exec {
 
   std::vector<float> row_;
   std::vector<float> key_;
-  std::vector<double> sums_;
   std::vector<double> weights_;
   std::vector<double> mean_;
   std::vector<double> group_;

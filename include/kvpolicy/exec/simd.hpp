@@ -53,7 +53,7 @@ class simd_exec {
   void gaussian_attention(rows const& keys, gaussian_queries const& queries, std::int64_t first, table<float> scores);
   void partition_deviation(rows const& from, partitions const& cut, table<float> spread);
   void top_k(table<float const> scores, std::span<std::int32_t const> k, table<std::int32_t> indices);
-  void attend(query_heads const& queries, rows const& keys, rows const& values, selection const& kept,
+  void attend(query_window const& queries, rows const& keys, rows const& values, selection const& kept,
               attention_terms const& terms, table<float> out, std::span<float> log_sum_exp);
   void attend_block(query_window const& queries, rows const& keys, rows const& values, selection const& kept,
                     attention_terms const& terms, table<float> out);

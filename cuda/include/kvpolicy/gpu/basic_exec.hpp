@@ -19,14 +19,13 @@ class basic_exec : public prompt_primitives<D> {
 
   /// See primitive/attend.hpp.
   /// @throws unsupported for `log_sum_exp` together with soft caps, slopes or sinks
-  void attend(query_heads const& queries, basic_rows<memory> const& keys, basic_rows<memory> const& values,
+  void attend(query_window const& queries, basic_rows<memory> const& keys, basic_rows<memory> const& values,
               selection const& kept, attention_terms const& terms, table<float> out, std::span<float> log_sum_exp) {
     if (!terms.plain()) {
       if (!log_sum_exp.empty()) throw unsupported("attention with soft caps, slopes or sinks gives no log-sum-exp on a GPU");
       attention_terms unwindowed = terms;
       unwindowed.window = 0;
-      return attend_block({queries.data, 1, queries.heads, 0, queries.head_stride, queries.scale}, keys, values, kept,
-                          unwindowed, out);
+      return attend_block(queries, keys, values, kept, unwindowed, out);
     }
     call const scope(*this);
     decode_attention a{};
@@ -36,10 +35,12 @@ class basic_exec : public prompt_primitives<D> {
     a.keys = rows_of(keys, keys.tokens);
     a.values = rows_of(values, values.tokens);
     a.lists = lists_of(kept.lists(), a.most_tokens);
-    a.out.base = device_.out(out.data, queries.heads, keys.head_dim, out.row_stride, false).data;
-    a.out.elements = (queries.heads - 1) * out.row_stride + keys.head_dim;
-    a.out.head_stride = out.row_stride;
-    if (!log_sum_exp.empty()) a.log_sum_exp = device_.out(log_sum_exp.data(), 1, queries.heads, queries.heads, false);
+    a.lists.tokens.all = keys.tokens;
+    a.step = static_cast<std::int32_t>(queries.tokens);
+    a.brought.all = queries.tokens;
+    a.out = rows_for(queries, out);
+    std::int64_t const rows = queries.tokens * queries.heads;
+    if (!log_sum_exp.empty()) a.log_sum_exp = device_.out(log_sum_exp.data(), 1, rows, rows, false);
     launch_attend(device_, a);
     device_.finish();
   }
@@ -57,16 +58,22 @@ class basic_exec : public prompt_primitives<D> {
       if (terms.slopes != nullptr) a.slopes = device_.in(terms.slopes, queries.heads);
       if (terms.sinks != nullptr) a.sinks = device_.in(terms.sinks, queries.heads);
       a.first = keys.tokens - queries.tokens;
-      std::int64_t const rows = queries.tokens * queries.heads;
-      a.out.base = device_.out(out.data, rows, keys.head_dim, out.row_stride, false).data;
-      a.out.elements = (rows - 1) * out.row_stride + keys.head_dim;
-      a.out.token_stride = queries.heads * out.row_stride;
-      a.out.head_stride = out.row_stride;
+      a.out = rows_for(queries, out);
     });
     device_.finish();
   }
 
  private:
+  vector_rows rows_for(query_window const& queries, table<float> out) {
+    std::int64_t const rows = queries.tokens * queries.heads;
+    vector_rows made{};
+    made.base = device_.out(out.data, rows, out.columns, out.row_stride, false).data;
+    made.elements = (rows - 1) * out.row_stride + out.columns;
+    made.token_stride = queries.heads * out.row_stride;
+    made.head_stride = out.row_stride;
+    return made;
+  }
+
   using base::device_;
   using base::list_keys;
   using base::lists_of;

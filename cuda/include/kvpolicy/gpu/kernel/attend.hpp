@@ -46,19 +46,17 @@ struct attend_body {
         query[g][i] = 0;
         if (g < heads.real && part * 8 + i < a.keys.head_dim) {
           query[g][i] =
-              get(block, a.queries,
-                  block.z() * a.queries.sequence_stride + (heads.first_q + g) * a.queries.head_stride + part * 8 + i) *
-              (a.scale * 1.44269504f);
+              get(block, a.queries, heads.element(a, a.queries, block.z(), g) + part * 8 + i) * (a.scale * 1.44269504f);
         }
       }
     }
 
-    // Splits begin at multiples of what a warp reads at once.
+    // Splits take turns, too: which of them reads a token does not depend on the tokens behind it, nor does a query's result.
     std::int64_t const at_once = share.rows_of_warp() * 2;
-    std::int64_t const turns = (list.count() + at_once - 1) / at_once;
-    std::int64_t const turns_of_split = (turns + a.splits - 1) / a.splits;
-    std::int64_t const first = block.x() * turns_of_split;
-    std::int64_t const last = first + turns_of_split < turns ? first + turns_of_split : turns;
+    std::int64_t const last = (list.count() + at_once - 1) / at_once;
+    std::int64_t const step = static_cast<std::int64_t>(warps) * a.splits;
+    std::int64_t const all_see =
+        heads.token(a, heads.real - 1) < a.brought.of(block, block.z()) ? heads.seen(block, a, list, 0) : 0;
     struct turn_rows {
       typename row_reader<E, B>::raw key[2];
       typename row_reader<E, B>::raw value[2];
@@ -84,10 +82,11 @@ struct attend_body {
       }
       return rows;
     };
-    turn_rows next = fetch(first + tile.index());
-    for (std::int64_t turn = first + tile.index(); turn < last; turn += warps) {
+    std::int64_t const first = static_cast<std::int64_t>(block.x()) * warps + tile.index();
+    turn_rows next = fetch(first);
+    for (std::int64_t turn = first; turn < last; turn += step) {
       turn_rows const rows = next;
-      next = fetch(turn + warps);
+      next = fetch(turn + step);
       float key[2][8];
       float value[2][8];
       bool const(&there)[2] = rows.there;
@@ -104,16 +103,20 @@ struct attend_body {
           }
         }
       }
+      bool const masked = (turn + 1) * at_once > all_see;
       KVPOLICY_UNROLL
       for (int g = 0; g < Group; ++g) {
         float logit[2];
+        std::int64_t seen = INT64_MAX;
+        if (masked && g < heads.real) seen = heads.seen(block, a, list, g);
         KVPOLICY_UNROLL
         for (int r = 0; r < 2; ++r) {
           float dot = 0;
           KVPOLICY_UNROLL
           for (int c = 0; c < 8; ++c) dot += query[g][c] * key[r][c];
           dot = lane_sum(tile, dot, share.lanes);
-          logit[r] = there[r] ? dot : 2 * no_logit;
+          bool const sees = turn * at_once + r * share.rows_of_warp() + lane / share.lanes < seen;
+          logit[r] = there[r] && sees ? dot : 2 * no_logit;
         }
         float more = most[g];
         more = logit[0] > more ? logit[0] : more;

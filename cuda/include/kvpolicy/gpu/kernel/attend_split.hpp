@@ -12,32 +12,64 @@ inline constexpr float no_logit = -1e30f;
 
 /// What an attention over splits of lists is given.
 struct attend_arguments {
-  vector_rows queries;  ///< `[sequences, q_heads, head_dim]`
+  vector_rows queries;  ///< `[sequences, step, q_heads, head_dim]`
   float scale = 1;
   std::int32_t group = 1;  ///< query heads of a KV head
-  std::int32_t tiles = 1;  ///< that a KV head's query heads are worked on in
+  std::int32_t step = 1;   ///< tokens that a sequence brings at most
+  per_sequence brought;    ///< tokens that it brings: its last ones
+  std::int32_t tiles = 1;  ///< that a KV head's queries are worked on in
   batch_rows keys;
   batch_rows values;
   token_lists lists;
   std::int32_t splits = 1;
-  vector_rows out;                ///< `[sequences, q_heads, head_dim]`, where there is one split
-  buffer<float> log_sum_exp;      ///< `[sequences, q_heads]`, or none
-  buffer<float> partial;          ///< `[sequences, q_heads, splits, head_dim + 2]`, where there are more
+  vector_rows out;                ///< `[sequences, step, q_heads, head_dim]`; 0 of tokens that are not brought
+  buffer<float> log_sum_exp;      ///< `[sequences, step, q_heads]`, or none
+  buffer<float> partial;          ///< `[sequences, step, q_heads, splits, head_dim + 2]`, where there are several splits
   buffer<std::int32_t> counters;  ///< `[sequences, kv_heads tiles]` zeros, where there are more
 };
 
-/// The query heads of a block's tile, `most` to each tile but the last.
+/// The queries of a block's tile, `most` to each tile but the last: of a KV head's, the first token's heads, the second's and
+/// so on.
 struct attend_tile {
   unsigned kv_head;
-  std::int32_t first_q;
-  std::int32_t real;  ///< query heads
+  std::int32_t first;
+  std::int32_t real;  ///< queries
 
   template <class B>
   KVPOLICY_KERNEL attend_tile(B& block, attend_arguments const& a, std::int32_t most)
       : kv_head(block.y() / static_cast<unsigned>(a.tiles)) {
     std::int32_t const nth = static_cast<std::int32_t>(block.y()) - static_cast<std::int32_t>(kv_head) * a.tiles;
-    first_q = static_cast<std::int32_t>(kv_head) * a.group + nth * most;
-    real = a.group - nth * most < most ? a.group - nth * most : most;
+    first = nth * most;
+    real = a.step * a.group - first < most ? a.step * a.group - first : most;
+  }
+
+  /// A query's token among those of the step.
+  KVPOLICY_KERNEL std::int32_t token(attend_arguments const& a, std::int32_t g) const {
+    return a.step == 1 ? 0 : (first + g) / a.group;
+  }
+  KVPOLICY_KERNEL std::int32_t q_head(attend_arguments const& a, std::int32_t g) const {
+    return static_cast<std::int32_t>(kv_head) * a.group + first + g - token(a, g) * a.group;
+  }
+  /// Its first element among vectors.
+  KVPOLICY_KERNEL std::int64_t element(attend_arguments const& a, vector_rows const& of, unsigned sequence,
+                                       std::int32_t g) const {
+    return sequence * of.sequence_stride + token(a, g) * of.token_stride + q_head(a, g) * of.head_stride;
+  }
+  /// Its row among those of a batch.
+  KVPOLICY_KERNEL std::int64_t row(attend_arguments const& a, unsigned sequence, std::int32_t g) const {
+    std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
+    return (static_cast<std::int64_t>(sequence) * a.step + token(a, g)) * q_heads + q_head(a, g);
+  }
+  /// How many of its list's tokens a query sees: those up to its own. The tokens behind it are at the list's end.
+  template <class B>
+  KVPOLICY_KERNEL std::int64_t seen(B& block, attend_arguments const& a, list_reader<B> const& list, std::int32_t g) const {
+    std::int64_t count = list.count();
+    if (a.step == 1) return count;
+    std::int64_t const brought = a.brought.of(block, block.z());
+    if (token(a, g) >= brought) return 0;
+    std::int64_t const own = a.lists.tokens.of(block, block.z()) - brought + token(a, g);
+    while (count > 0 && list.token(count - 1) > own) --count;
+    return count;
   }
 };
 
@@ -69,7 +101,6 @@ class attend_shared {
 
  private:
   KVPOLICY_KERNEL void write(B& block, attend_arguments const& a, attend_tile const& heads) {
-    std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
     for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < heads.real * a.keys.head_dim; i += B::threads) {
       std::int32_t const g = i / a.keys.head_dim;
       std::int32_t const d = i - g * a.keys.head_dim;
@@ -81,10 +112,9 @@ class attend_shared {
         all += t * exp2f(m - more);
       }
       float const weighted = sums[g * Channels + d];
-      std::int64_t const q = block.z() * q_heads + heads.first_q + g;
+      std::int64_t const q = heads.row(a, block.z(), g);
       if (a.splits == 1) {
-        put(block, a.out, block.z() * a.out.sequence_stride + (heads.first_q + g) * a.out.head_stride + d,
-            all == 0 ? 0.0f : weighted / all);
+        put(block, a.out, heads.element(a, a.out, block.z(), g) + d, all == 0 ? 0.0f : weighted / all);
         if (d == 0 && a.log_sum_exp.data != nullptr) {
           block.global(a.log_sum_exp)[q] = all == 0 ? -__builtin_huge_valf() : (more + log2f(all)) * 0.693147181f;
         }
@@ -102,12 +132,11 @@ class attend_shared {
 
   KVPOLICY_KERNEL static void merge(B& block, attend_arguments const& a, attend_tile const& heads) {
     auto const partial = block.global(a.partial);
-    std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
     std::int64_t const size = a.keys.head_dim + 2;
     for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < heads.real * a.keys.head_dim; i += B::threads) {
       std::int32_t const g = i / a.keys.head_dim;
       std::int32_t const d = i - g * a.keys.head_dim;
-      std::int64_t const q = block.z() * q_heads + heads.first_q + g;
+      std::int64_t const q = heads.row(a, block.z(), g);
       std::int64_t const at = q * a.splits * size;
       float more = no_logit;
       KVPOLICY_UNROLL_4
@@ -126,8 +155,7 @@ class attend_shared {
         all += t * kept;
         sum += weighted * kept;
       }
-      put(block, a.out, block.z() * a.out.sequence_stride + (heads.first_q + g) * a.out.head_stride + d,
-          all == 0 ? 0.0f : sum / all);
+      put(block, a.out, heads.element(a, a.out, block.z(), g) + d, all == 0 ? 0.0f : sum / all);
       if (d == 0 && a.log_sum_exp.data != nullptr) {
         block.global(a.log_sum_exp)[q] = all == 0 ? -__builtin_huge_valf() : (more + log2f(all)) * 0.693147181f;
       }

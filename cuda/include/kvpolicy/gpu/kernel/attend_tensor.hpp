@@ -31,16 +31,16 @@ struct attend_tensor_body {
     list_reader<B> const list(block, a.lists, block.z(), heads.kv_head);
 
     tensor_queries<E, Chunks> query;
-    query.load(block, a.queries, block.z() * a.queries.sequence_stride + heads.first_q * a.queries.head_stride,
-               a.queries.head_stride, heads.real, a.scale * 1.44269504f);
+    query.load(block, a.queries, heads.element(a, a.queries, block.z(), g), g < heads.real, a.scale * 1.44269504f);
+    std::int64_t const seen = heads.seen(block, a, list, g);
 
     float sum[Chunks][4][4] = {};
     float most = no_logit;
     float total = 0;
-    std::int64_t const turns = (list.count() + at_once - 1) / at_once;
-    std::int64_t const turns_of_split = (turns + a.splits - 1) / a.splits;
-    std::int64_t const first = block.x() * turns_of_split;
-    std::int64_t const last = first + turns_of_split < turns ? first + turns_of_split : turns;
+    // Splits take turns, too: which of them reads a token does not depend on the tokens behind it, nor does a query's result.
+    std::int64_t const last = (list.count() + at_once - 1) / at_once;
+    std::int64_t const step = static_cast<std::int64_t>(warps) * a.splits;
+    std::int64_t const first = static_cast<std::int64_t>(block.x()) * warps + tile.index();
     struct place {
       std::int64_t key[2];
       std::int64_t value[2];
@@ -58,8 +58,8 @@ struct attend_tensor_body {
       return made;
     };
     place next = {};
-    if (first < last) next = place_of(first + tile.index());
-    for (std::int64_t turn = first + tile.index(); turn < last; turn += warps) {
+    if (first < last) next = place_of(first);
+    for (std::int64_t turn = first; turn < last; turn += step) {
       typename row_reader<E, B>::raw key[2][Chunks];
       typename row_reader<E, B>::raw value[2][Chunks];
       KVPOLICY_UNROLL
@@ -69,9 +69,9 @@ struct attend_tensor_body {
         KVPOLICY_UNROLL
         for (int c = 0; c < Chunks; ++c) value[r][c] = values.load_raw(next.value[r], t + 4 * c);
       }
-      next = place_of(turn + warps);
+      next = place_of(turn + step);
 
-      std::int64_t const behind = list.count() - turn * at_once;
+      std::int64_t const behind = seen - turn * at_once;
       auto const left = static_cast<std::int32_t>(behind < at_once ? behind : at_once);
       float logit[4];
       KVPOLICY_UNROLL

@@ -43,8 +43,8 @@ struct list_logits_tensor_body : no_shared {
     std::int32_t const real = a.rows_of_head - row < 8 ? a.rows_of_head - row : 8;
     std::int64_t const first_q = static_cast<std::int64_t>(head) * a.rows_of_head + row;
     tensor_queries<E, Chunks> query;
-    query.load(block, a.queries, block.z() * a.queries.sequence_stride + first_q * a.queries.head_stride, a.queries.head_stride,
-               real, a.scale);
+    query.load(block, a.queries, block.z() * a.queries.sequence_stride + (first_q + g) * a.queries.head_stride, g < real,
+               a.scale);
     auto const place_of = [&](std::int64_t from) {
       std::int64_t const i = from + g < count ? from + g : count - 1;
       return keys.offset(head, list.token(a.first + i));
@@ -91,9 +91,8 @@ struct score_bounds_tensor_body : no_shared {
     if (at >= count) return;
     row_reader<E, B> const bounds(block, a.bounds, block.z());
     tensor_queries<E, Chunks> above;  // what takes the maxima
-    above.load(block, a.queries,
-               block.z() * a.queries.sequence_stride + static_cast<std::int64_t>(block.y()) * a.group * a.queries.head_stride,
-               a.queries.head_stride, a.group, 1);
+    std::int64_t const q_head = static_cast<std::int64_t>(block.y()) * a.group + g;
+    above.load(block, a.queries, block.z() * a.queries.sequence_stride + q_head * a.queries.head_stride, g < a.group, 1);
     tensor_queries<E, Chunks> const below = above.take_negative();  // and what the minima
     for (std::int64_t const step = 8 * warps * a.blocks; at < count; at += step) {
       std::int64_t const mine = first + (at + g < count ? at + g : count - 1);

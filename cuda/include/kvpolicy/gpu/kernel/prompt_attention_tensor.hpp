@@ -24,11 +24,13 @@ struct window_rows {
   KVPOLICY_KERNEL void load(B& block, prompt_attention const& a, std::int64_t q_head, std::int64_t first) {
     count = static_cast<std::int32_t>(a.window - first < most ? a.window - first : most);
     seen = a.tokens - a.window + first + 1;
+    auto const lane = static_cast<std::int32_t>(block.tile().lane());
     KVPOLICY_UNROLL
     for (int i = 0; i < tiles; ++i) {
       if (8 * i >= count) break;
-      queries[i].load(block, a.queries, (first + 8 * i) * a.queries.token_stride + q_head * a.queries.head_stride,
-                      a.queries.token_stride, count - 8 * i < 8 ? count - 8 * i : 8, a.scale * 1.44269504f);
+      std::int32_t const mine = 8 * i + (lane >> 2);
+      queries[i].load(block, a.queries, (first + mine) * a.queries.token_stride + q_head * a.queries.head_stride, mine < count,
+                      a.scale * 1.44269504f);
     }
   }
 

@@ -23,20 +23,18 @@ struct tensor_queries {
   std::uint32_t part[Chunks][2][4];
   float unit = 1;  ///< what products are to be multiplied by: halves hold the queries divided by it, whatever their size
 
-  /// Takes `real` vectors `stride` elements apart, the first of which begins at element `first`, times `factor`; the others are
-  /// 0. Collective.
+  /// Takes the vector of each lane's head, which begins at element `first` if it is there and else is 0, times `factor`.
+  /// Collective.
   template <class B>
-  KVPOLICY_KERNEL void load(B& block, vector_rows const& queries, std::int64_t first, std::int64_t stride, std::int32_t real,
-                            float factor) {
+  KVPOLICY_KERNEL void load(B& block, vector_rows const& queries, std::int64_t first, bool there, float factor) {
     auto const tile = block.tile();
-    auto const head = static_cast<std::int32_t>(tile.lane()) >> 2;
     auto const t = static_cast<std::int32_t>(tile.lane()) & 3;
     float channels[Chunks][8] = {};
     float size = 0;
-    if (head < real) {
+    if (there) {
       KVPOLICY_UNROLL
       for (int c = 0; c < Chunks; ++c) {
-        get_eight(block, queries, first + head * stride + 8 * (t + 4 * c), channels[c]);
+        get_eight(block, queries, first + 8 * (t + 4 * c), channels[c]);
         KVPOLICY_UNROLL
         for (int i = 0; i < 8; ++i) {
           channels[c][i] *= factor;

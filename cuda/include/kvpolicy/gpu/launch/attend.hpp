@@ -11,18 +11,20 @@
 
 namespace kvpolicy::gpu {
 
-/// One token's attention of every sequence of a batch, in one layer.
+/// The attention of a step's tokens of every sequence of a batch, in one layer.
 struct decode_attention {
-  vector_rows queries;  ///< `[sequences, q_heads, head_dim]`
+  vector_rows queries;  ///< `[sequences, step, q_heads, head_dim]`
   float scale = 1;
   std::int32_t group = 1;
+  std::int32_t step = 1;        ///< tokens that a sequence brings at most
+  per_sequence brought{{}, 1};  ///< tokens that it brings: its last ones; the others' output is 0
   batch_rows keys;
   batch_rows values;
   token_lists lists;
   std::int64_t sequences = 1;
   std::int64_t most_tokens = 0;  ///< of any list
   vector_rows out;
-  buffer<float> log_sum_exp;  ///< `[sequences, q_heads]`, or none
+  buffer<float> log_sum_exp;  ///< `[sequences, step, q_heads]`, or none
 };
 
 /// How many blocks share a list: as many as the device runs at once, none with less than 64 tokens to read.
@@ -33,20 +35,20 @@ inline std::int32_t splits_of(decode_attention const& a, std::int64_t blocks_wan
   return static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks_wanted / lists, 1, std::min<std::int64_t>(useful, 256)));
 }
 
-/// Splits of each list, tiles of `heads` query heads at most.
+/// Splits of each list, tiles of `most` queries at most.
 template <class Body, device D>
-void launch_attend_splits(D& device, decode_attention const& a, std::int64_t heads) {
-  auto const tiles = static_cast<std::int32_t>(divided_up(a.group, heads));
+void launch_attend_splits(D& device, decode_attention const& a, std::int64_t most) {
+  auto const tiles = static_cast<std::int32_t>(divided_up(a.group * a.step, most));
   std::int64_t const blocks = a.sequences * a.keys.heads * tiles;  // of one split
   buffer<std::int32_t> const counters = device.counters();
   std::int32_t const splits = blocks > counters.size ? 1 : splits_of(a, device.template blocks_wanted<Body>());
-  std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
+  std::int64_t const queries = a.sequences * a.step * a.keys.heads * a.group;
   scratch_scope const scope(device);
   buffer<float> const partial =
-      splits > 1 ? device.template scratch<float>(a.sequences * q_heads * splits * (a.keys.head_dim + 2)) : buffer<float>{};
-  device.template launch<Body>(
-      {splits, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences},
-      {a.queries, a.scale, a.group, tiles, a.keys, a.values, a.lists, splits, a.out, a.log_sum_exp, partial, counters});
+      splits > 1 ? device.template scratch<float>(queries * splits * (a.keys.head_dim + 2)) : buffer<float>{};
+  device.template launch<Body>({splits, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences},
+                               {a.queries, a.scale, a.group, a.step, a.brought, tiles, a.keys, a.values, a.lists, splits, a.out,
+                                a.log_sum_exp, partial, counters});
 }
 
 template <int Group, bool Packed = true, device D>
@@ -72,9 +74,9 @@ void launch_attend(D& device, decode_attention const& a) {
     return;
   }
   if (!packed) launch_attend_tiles<1, false>(device, a);
-  else if (a.group == 1) launch_attend_tiles<1>(device, a);
-  else if (a.group == 2) launch_attend_tiles<2>(device, a);
-  else if (a.group <= 4) launch_attend_tiles<4>(device, a);
+  else if (a.group * a.step == 1) launch_attend_tiles<1>(device, a);
+  else if (a.group * a.step == 2) launch_attend_tiles<2>(device, a);
+  else if (a.group * a.step <= 4) launch_attend_tiles<4>(device, a);
   else launch_attend_tiles<8>(device, a);
 }
 

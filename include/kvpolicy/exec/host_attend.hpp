@@ -1,4 +1,4 @@
-// attend_block of host_exec: one query at a time, in double precision.
+// attend and attend_block of host_exec: one query at a time, in double precision.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "kvpolicy/primitive/attend_block.hpp"
+#include "kvpolicy/primitive/attend.hpp"
 
 namespace kvpolicy::host {
 
@@ -24,10 +24,10 @@ inline double termed_logit(double product, attention_terms const& terms, std::in
   return logit;
 }
 
-/// See primitive/attend_block.hpp. Allocates.
-/// @param queries, keys, values, kept, terms, out  as there
-inline void attend_block(query_window const& queries, rows const& keys, rows const& values, selection const& kept,
-                         attention_terms const& terms, table<float> out) {
+/// Computes what primitive/attend.hpp and primitive/attend_block.hpp say, of any number of tokens. Allocates.
+/// @param queries, keys, values, kept, terms, out, log_sum_exp  as there
+inline void attend(query_window const& queries, rows const& keys, rows const& values, selection const& kept,
+                   attention_terms const& terms, table<float> out, std::span<float> log_sum_exp) {
   std::int64_t const group = queries.heads / keys.heads;
   std::vector<float> row(static_cast<std::size_t>(keys.head_dim));
   std::vector<double> sums(row.size());
@@ -62,6 +62,8 @@ inline void attend_block(query_window const& queries, rows const& keys, rows con
         values.load(head, {seen[s]}, row);
         for (std::size_t d = 0; d < row.size(); ++d) sums[d] += weight * row[d];
       }
+      if (!log_sum_exp.empty())
+        log_sum_exp[static_cast<std::size_t>(i * queries.heads + q)] = static_cast<float>(most + std::log(total));
       float* const to = out.row(i * queries.heads + q);
       for (std::size_t d = 0; d < row.size(); ++d) to[d] = static_cast<float>(total == 0 ? 0 : sums[d] / total);
     }
