@@ -18,6 +18,7 @@ class any_state {
     virtual std::int64_t max_ranges() const = 0;
     virtual std::int64_t revision(layer_id layer) const noexcept = 0;
     virtual std::int64_t always_read(layer_id layer, std::int64_t head) const = 0;
+    virtual bool by_steps() const noexcept = 0;
     virtual void truncate(std::int64_t tokens) = 0;
     virtual void cut(layer_id layer, head_range heads, std::int64_t indices) = 0;
     virtual std::unique_ptr<model> copy() const = 0;
@@ -36,6 +37,7 @@ class any_state {
     std::int64_t max_ranges() const override { return at_work.max_ranges(); }
     std::int64_t revision(layer_id layer) const noexcept override { return at_work.revision(layer); }
     std::int64_t always_read(layer_id layer, std::int64_t head) const override { return at_work.always_read(layer, head); }
+    bool by_steps() const noexcept override { return at_work.by_steps(); }
     void truncate(std::int64_t tokens) override { at_work.truncate(tokens); }
     void cut(layer_id layer, head_range heads, std::int64_t indices) override { at_work.cut(layer, heads, indices); }
     std::unique_ptr<model> copy() const override { return std::make_unique<model_of>(at_work); }
@@ -73,6 +75,7 @@ class any_state {
   std::int64_t max_ranges() const { return model_->max_ranges(); }
   std::int64_t revision(layer_id layer) const noexcept { return model_->revision(layer); }
   std::int64_t always_read(layer_id layer, std::int64_t head) const { return model_->always_read(layer, head); }
+  bool by_steps() const noexcept { return model_->by_steps(); }
   void truncate(std::int64_t tokens) { model_->truncate(tokens); }
   void cut(layer_id layer, head_range heads, std::int64_t indices) { model_->cut(layer, heads, indices); }
   void prefill(View const& view, layer_id layer, retained_tokens const& retained, prompt_signals const& prompt, Exec& exec) {

@@ -104,8 +104,16 @@ class state_reader {
  private:
   template <class T>
   void get(T& value) {
-    if constexpr (archived<T, state_reader>) value.archive(*this);
-    else raw(&value, sizeof value);
+    if constexpr (archived<T, state_reader>) {
+      value.archive(*this);
+    } else if constexpr (std::is_same_v<T, bool>) {
+      unsigned char byte = 0;
+      raw(&byte, sizeof byte);
+      if (byte > 1) refuse();
+      value = byte != 0;
+    } else {
+      raw(&value, sizeof value);
+    }
   }
   template <class T>
   void get(std::vector<T>& values) {

@@ -17,6 +17,13 @@ struct basic_layer_table_view {
 
   cache_shape shape() const noexcept { return cache; }
   std::int64_t tokens() const noexcept { return count; }
+  /// Returns the view of the first n tokens.
+  /// @param n  how many
+  basic_layer_table_view first(std::int64_t n) const noexcept {
+    basic_layer_table_view made = *this;
+    made.count = n;
+    return made;
+  }
   basic_rows<Memory> keys(layer_id layer) const noexcept { return at(key_rows, layer); }
   basic_rows<Memory> values(layer_id layer) const noexcept { return at(value_rows, layer); }
 
@@ -31,6 +38,6 @@ struct basic_layer_table_view {
 /// A layer table view of host memory.
 using layer_table_view = basic_layer_table_view<>;
 
-static_assert(kv_cache_view<layer_table_view> && kv_cache_view<basic_layer_table_view<device_memory>>);
+static_assert(shortened_view<layer_table_view> && shortened_view<basic_layer_table_view<device_memory>>);
 
 }  // namespace kvpolicy

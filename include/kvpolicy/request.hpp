@@ -13,6 +13,7 @@
 #include "kvpolicy/detail/retain_state.hpp"
 #include "kvpolicy/detail/retrieve_state.hpp"
 #include "kvpolicy/detail/signal_checks.hpp"
+#include "kvpolicy/detail/unsettled_tokens.hpp"
 
 namespace kvpolicy {
 
@@ -47,7 +48,7 @@ class request {
   }
 
   cache_shape const& shape() const noexcept { return shape_; }
-  /// Tokens of the sequence at the last verb, a step's own token included.
+  /// Tokens of the sequence at the last verb, a step's own tokens included.
   std::int64_t tokens() const noexcept { return order_.tokens(); }
   /// What was called last, and the checks of what may come next, for callers that check more before a verb.
   call_order const& order() const noexcept { return order_; }
@@ -58,15 +59,17 @@ class request {
   /// @param layer  a layer that has chosen
   /// @return the lists, valid until the next verb
   selection kept(layer_id layer) const noexcept {
-    if (retrieves() && !late_.waits(layer))
-      return {retrieve_requirements_.granularity, retrieve_.lists(layer), shape_.kv_heads};
-    return retained(layer);
+    bool const chosen = retrieves() && !late_.waits(layer);
+    if (!chosen) return retained(layer);
+    std::span const shown = unsettled_.kept(layer);
+    return {retrieve_requirements_.granularity, shown.empty() ? retrieve_.lists(layer) : shown, shape_.kv_heads};
   }
   /// Returns which tokens exist, whether a step reads them or not.
   /// @param layer  a layer that was prefilled
   /// @return the lists, valid until the next verb
   selection retained(layer_id layer) const noexcept {
-    return {retain_requirements_.granularity, retain_.lists(layer), shape_.kv_heads};
+    std::span const shown = unsettled_.retained(layer);
+    return {retain_requirements_.granularity, shown.empty() ? retain_.lists(layer) : shown, shape_.kv_heads};
   }
 
   /// Says whether a layer's choice still waits for tokens of the answer. Until then steps read every retained token.
@@ -110,8 +113,10 @@ class request {
       throw unsupported("the policy keeps every token, but rows of some were dropped; begin with an empty sequence");
     }
     if (layer.value == 0) {
+      settle(view, prompt.first, exec);
       truncate(prompt.first);
       order_.begin_prompt(prompt.first, tokens);
+      unsettled_.none(tokens);
     }
     if (late_.in_use()) wait(layer, tokens, prompt);
     else decide(view, layer, prompt, exec);
@@ -136,22 +141,43 @@ class request {
     order_.check_step(layer, tokens);
     check_view(view, layer, needs(), shape_);
     check_signals(step, needs(), shape_);
-    if (layer.value == 0) {
-      if (tokens <= order_.tokens()) truncate(tokens - 1);
-      order_.begin_step(tokens);
-    }
-    retain_.choose(view, layer, {}, step, exec);
-    if (late_.waits(layer)) {
-      retrieve_.wait(layer, tokens, {.first = tokens - 1, .token_ids = {&step.token_id, 1}});
-      late_.add(layer, step.queries, tokens);
-    }
-    if (late_.due(layer, tokens)) decide_late(view, layer, exec);
-    if (retrieves() && !late_.waits(layer)) retrieve_.choose(view, layer, follow_retain(layer, tokens), step, exec);
+    if (layer.value == 0) begin_step(view, {}, exec);
+    choose_one(view, layer, step, exec);
     order_.chosen_one();
     return kept(layer);
   }
 
-  /// Passes a step's outcome to the triggers.
+  /// Chooses what several tokens' attention reads in a layer: the token that was sampled and drafts of those behind it, the
+  /// view's last. What the first of them chooses is read by all, and so are all of them, each up to its own row.
+  /// The next verb shows how many of these tokens stayed, by where it begins; at least the first must. The others are
+  /// forgotten, and the request continues as if those that stayed had been chosen for one by one; statistics of choices that
+  /// nobody read may lack.
+  /// @param view  the cache, these tokens included
+  /// @param layer  the layer
+  /// @param step  the number of tokens, and the signals that the policy needs
+  /// @param exec  the executor
+  /// @return the tokens to read, valid until the next verb
+  /// @throws invalid_value, unsupported  as for one token, and for more than most_step_tokens
+  template <shortened_view View, std::same_as<step_window> Step, executor_for<View> Exec>
+  selection choose(View const& view, layer_id layer, Step const& step, Exec& exec) {
+    KVPOLICY_EXPECTS(step.tokens >= 1 && step.tokens <= most_step_tokens,
+                     "a step of " + std::to_string(step.tokens) + " tokens; it can have 1 to " +
+                         std::to_string(most_step_tokens) + ": prefill more");
+    order_.check_step(layer, view.tokens(), step.tokens);
+    check_view(view, layer, needs(), shape_);
+    check_signals(step, needs(), shape_);
+    if (layer.value == 0) begin_step(view, step, exec);
+    choose_one(view.first(view.tokens() - step.tokens + 1), layer, step.first(), exec);
+    if (unsettled_.any()) {
+      if (contains(needs(), signals::queries)) unsettled_.add(layer, step.queries, shape_);
+      unsettled_.show(layer, retrieves() && !late_.waits(layer) ? retrieve_.lists(layer) : std::span<range_list const>{},
+                      retain_.lists(layer), shape_);
+    }
+    order_.chosen_one();
+    return kept(layer);
+  }
+
+  /// Passes a step's outcome to the triggers. After a step of several tokens, call it once for each that stays, in order.
   /// @param outcome  logits or their entropy, if the policy needs them
   /// @param exec  the executor
   /// @throws invalid_value if the step is incomplete, or was observed before
@@ -160,9 +186,10 @@ class request {
   void observe(step_outcome const& outcome, Exec& exec) {
     order_.check_outcome();
     check_signals(outcome, needs());
-    retain_.observe(order_.tokens(), outcome, exec);
-    retrieve_.observe(order_.tokens(), outcome, exec);
-    order_.observed();
+    if (order_.observed() == 0) pass_on(settled(), outcome, exec);
+    else if (contains(needs(), signals::logits))
+      unsettled_.observe(outcome.entropy ? *outcome.entropy : entropy(outcome.logits, exec).entropy);
+    order_.observed_one();
   }
 
   /// Reports what the rules did since the request started.
@@ -180,6 +207,7 @@ class request {
   template <class Archive>
   void archive(Archive& a) {
     a(order_, retained_, late_);
+    unsettled_.archive(a, shape_);
     retain_.archive(a);
     retrieve_.archive(a);
   }
@@ -192,6 +220,62 @@ class request {
 
  private:
   bool retrieves() const noexcept { return !retrieve_requirements_.keeps_all; }
+
+  /// Tokens that the rules have seen.
+  std::int64_t settled() const noexcept { return unsettled_.first(); }
+
+  /// A step's checks have passed, and the view ends with its tokens.
+  template <class View, class Exec>
+  void begin_step(View const& view, step_window const& step, Exec& exec) {
+    std::int64_t const before = view.tokens() - step.tokens;
+    settle(view, before, exec);
+    if (before < settled()) truncate(before);
+    order_.begin_step(view.tokens(), step.tokens);
+    unsettled_.begin(before, step);
+  }
+
+  /// The next verb begins behind the first `tokens`: those of the last step that lie there stay.
+  template <class View, class Exec>
+  void settle(View const& view, std::int64_t tokens, Exec& exec) {
+    std::int64_t const stay = std::clamp<std::int64_t>(tokens - settled(), 0, unsettled_.count());
+    std::int64_t const seen = settled();
+    if constexpr (!shortened_view<View>) {
+      if (stay > 0) throw unsupported("a view that can't be shortened comes after a step of several tokens; give it first(n)");
+    } else {
+      if (!retain_.by_steps() && !retrieve_.by_steps() && !late_.in_use()) {
+        if (stay > 0 && retrieves())
+          retrieve_.wait({0}, seen + stay,
+                         {.first = seen, .token_ids = unsettled_.ids().first(static_cast<std::size_t>(stay))});
+        unsettled_.pass(stay);
+      } else {
+        unsettled_.settle(
+            stay, [&] { truncate(settled()); },
+            [&](std::int64_t now) {
+              for (layer_id l{0}; l.value < order_.step_layers(); ++l.value)
+                choose_one(view.first(now), l, unsettled_.signals_of(l), exec);
+            },
+            [&](std::int64_t now, float nats) { pass_on(now, {.logits = {}, .entropy = nats}, exec); });
+      }
+    }
+  }
+  template <class Exec>
+  void pass_on(std::int64_t tokens, step_outcome const& outcome, Exec& exec) {
+    retain_.observe(tokens, outcome, exec);
+    retrieve_.observe(tokens, outcome, exec);
+  }
+
+  /// A layer's choice for the view's last token.
+  template <class View, class Exec>
+  void choose_one(View const& view, layer_id layer, step_signals const& step, Exec& exec) {
+    std::int64_t const tokens = view.tokens();
+    retain_.choose(view, layer, {}, step, exec);
+    if (late_.waits(layer)) {
+      retrieve_.wait(layer, tokens, {.first = tokens - 1, .token_ids = {&step.token_id, 1}});
+      late_.add(layer, step.queries, tokens);
+    }
+    if (late_.due(layer, tokens)) decide_late(view, layer, exec);
+    if (retrieves() && !late_.waits(layer)) retrieve_.choose(view, layer, follow_retain(layer, tokens), step, exec);
+  }
 
   template <class View, class Exec>
   void decide(View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
@@ -242,6 +326,7 @@ class request {
   decltype(start_retrieve(std::declval<Retrieve const&>(), cache_shape{}, std::int64_t{})) retrieve_;
   indexed_tokens retained_;  ///< used if there are both rules
   late_choice late_;         ///< used if the policy waits for the answer's first tokens
+  unsettled_tokens unsettled_;
 };
 
 }  // namespace kvpolicy

@@ -65,6 +65,18 @@ struct step_signals {
   std::int32_t token_id = -1;  ///< the current token's, if the policy needs it
 };
 
+/// The signals of a step of several tokens, for choose: the token that was sampled, and drafts of those behind it.
+struct step_window {
+  std::int64_t tokens = 1;                    ///< the view's last ones; at most most_step_tokens
+  query_window queries{};                     ///< theirs, in this layer, if the policy needs them
+  std::span<std::int32_t const> token_ids{};  ///< `[tokens]`, if the policy needs them
+
+  /// Returns the signals of the first token.
+  constexpr step_signals first() const noexcept {
+    return {queries.data == nullptr ? query_heads{} : queries.token(0), token_ids.empty() ? -1 : token_ids.front()};
+  }
+};
+
 /// The outcome of a step, for observe.
 struct step_outcome {
   std::span<float const> logits{};  ///< `[vocabulary]`, if the policy needs them

@@ -24,6 +24,13 @@ concept kv_cache_view = std::is_trivially_copyable_v<V> && requires(V const& vie
   { view.values(layer) } -> std::same_as<basic_rows<typename V::memory>>;
 };
 
+/// A view that can be shortened: steps of several tokens need it.
+/// Requires: `first(n)`, the same view of the first n tokens.
+template <class V>
+concept shortened_view = kv_cache_view<V> && requires(V const& view, std::int64_t n) {
+  { view.first(n) } -> std::same_as<V>;
+};
+
 /// Bytes between neighbours along each axis of a cache tensor, for keys or for values.
 struct byte_strides {
   std::int64_t layer = 0;
@@ -73,6 +80,13 @@ struct strided_view {
 
   constexpr cache_shape shape() const noexcept { return cache; }
   constexpr std::int64_t tokens() const noexcept { return token_count; }
+  /// Returns the view of the first n tokens.
+  /// @param n  how many
+  constexpr strided_view first(std::int64_t n) const noexcept {
+    strided_view made = *this;
+    made.token_count = n;
+    return made;
+  }
   constexpr basic_rows<Memory> keys(layer_id layer) const noexcept {
     return rows_at<Memory>(key_base, key_strides, cache, layer, token_count);
   }
@@ -119,6 +133,13 @@ struct paged_view {
 
   constexpr cache_shape shape() const noexcept { return cache; }
   constexpr std::int64_t tokens() const noexcept { return token_count; }
+  /// Returns the view of the first n tokens.
+  /// @param n  how many
+  constexpr paged_view first(std::int64_t n) const noexcept {
+    paged_view made = *this;
+    made.token_count = n;
+    return made;
+  }
   constexpr basic_rows<Memory> keys(layer_id layer) const noexcept { return at(key_base, key_strides, pages, layer); }
   constexpr basic_rows<Memory> values(layer_id layer) const noexcept {
     return at(value_base, value_strides, value_pages == nullptr ? pages : value_pages, layer);
@@ -169,7 +190,7 @@ struct indexed_view {
   }
 };
 
-static_assert(kv_cache_view<strided_view<>> && kv_cache_view<paged_view<>>);
+static_assert(shortened_view<strided_view<>> && shortened_view<paged_view<>>);
 static_assert(kv_cache_view<strided_view<device_memory>> && kv_cache_view<paged_view<device_memory>>);
 
 }  // namespace kvpolicy

@@ -25,6 +25,7 @@ Preset small(Preset p) {
   if constexpr (requires { p.sentences; }) p.sentences = {.boundary = boundary, .longest = 20, .shortest = 2};
   if constexpr (requires { p.heads; }) p.heads = heads;
   if constexpr (requires { p.after; }) p.after = 0;
+  if constexpr (requires { p.entropy; }) p.entropy = 1.8f, p.rest = 0;
   return p;
 }
 

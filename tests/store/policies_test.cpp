@@ -60,8 +60,8 @@ class pair_of_requests {
       REQUIRE(attended(store_.view(tokens), l, kept) == attended(cache_.view(tokens), l, expected));
       if (evicts_) store_.retain({l}, owned_.retained({l}), tokens);
     }
-    dense_.observe(told_.outcome(), exec_);
-    owned_.observe(told_.outcome(), exec_);
+    dense_.observe(told_.outcome(tokens), exec_);
+    owned_.observe(told_.outcome(tokens), exec_);
   }
 
   /// Rows that the store has, and those that the request retains.

@@ -25,6 +25,7 @@ class call_order {
   /// Layers that have been prefilled with the last prompt, and that have chosen in the last step.
   std::int64_t prefilled() const noexcept { return prefilled_; }
   std::int64_t chosen() const noexcept { return chosen_; }
+  std::int64_t step_layers() const noexcept { return step_layers_; }
 
   void check_layer(layer_id layer) const {
     KVPOLICY_EXPECTS(layer.value >= 0 && layer.value < layers_,
@@ -49,36 +50,40 @@ class call_order {
                          "; layers go in order, with the same tokens");
   }
 
-  /// A step whose token is the last of so many. Throws invalid_value.
-  void check_step(layer_id layer, std::int64_t tokens) const {
+  /// A step whose tokens are the last `brought` of so many. Throws invalid_value.
+  void check_step(layer_id layer, std::int64_t tokens, std::int64_t brought = 1) const {
     check_layer(layer);
     KVPOLICY_EXPECTS(!side_by_side() || layer.value < prefilled_, "choose for layer " + std::to_string(layer.value) +
                                                                       ", whose prompt is not there: prefill was called for " +
                                                                       std::to_string(prefilled_) + " of " +
                                                                       std::to_string(layers_) + " layers");
     if (layer.value == 0) {
-      bool const with_prompt = side_by_side() && tokens > known_ + 1;
+      bool const with_prompt = side_by_side() && tokens > known_ + brought;
       std::int64_t const before = with_prompt ? prompt_ : known_;
-      std::int64_t const most = std::min(before + 1, max_tokens_);
-      KVPOLICY_EXPECTS(tokens >= (with_prompt ? before + 1 : 1) && tokens <= most,
-                       "a step on " + std::to_string(tokens) + " tokens, the current one included, where " +
-                           std::to_string(before) + " are known; it may be up to " + std::to_string(most) +
-                           ": prefill what else came, or start a request of more than " + std::to_string(max_tokens_));
+      std::int64_t const most = std::min(before + brought, max_tokens_);
+      KVPOLICY_EXPECTS(tokens >= (with_prompt ? before + brought : brought) && tokens <= most,
+                       "a step on " + std::to_string(tokens) + " tokens, " +
+                           (brought == 1 ? "the current one" : "the " + std::to_string(brought) + " that it brings") +
+                           " included, where " + std::to_string(before) + " are known; it may be up to " +
+                           std::to_string(most) + ": prefill what else came, or start a request of more than " +
+                           std::to_string(max_tokens_));
       return;
     }
-    KVPOLICY_EXPECTS(layer.value == chosen_ && tokens == step_,
-                     "choose for layer " + std::to_string(layer.value) + " on " + std::to_string(tokens) + " tokens, after " +
+    KVPOLICY_EXPECTS(layer.value == chosen_ && tokens == step_ && brought == brought_,
+                     "choose for layer " + std::to_string(layer.value) + " on " + std::to_string(tokens) + " tokens, " +
+                         (brought == brought_ ? "" : "with " + std::to_string(brought) + " of its own, ") + "after " +
                          std::to_string(chosen_) + " layers of a step on " + std::to_string(step_) +
+                         (brought == brought_ ? "" : ", with " + std::to_string(brought_)) +
                          "; layers go in order, with the same tokens, from layer 0");
   }
 
-  /// A step has been made in every layer, and was not observed before. Throws invalid_value.
+  /// A step has been made in every layer, and not all of its tokens were observed before. Throws invalid_value.
   void check_outcome() const {
     KVPOLICY_EXPECTS(chosen_ >= step_layers_, "observe after " + std::to_string(chosen_) + " of " +
                                                   std::to_string(step_layers_) +
                                                   " layers of a step; choose for every layer first");
-    KVPOLICY_EXPECTS(!observed_,
-                     "a step on " + std::to_string(step_) + " tokens was observed already; call observe() once a step");
+    KVPOLICY_EXPECTS(observed_ < brought_, "all outcomes of a step on " + std::to_string(step_) +
+                                               " tokens were observed already; call observe() once for each token");
   }
 
   /// Layer 0's checks have passed.
@@ -88,12 +93,13 @@ class call_order {
     prompt_ = tokens_ = tokens;
     prefilled_ = chosen_ = 0;
   }
-  void begin_step(std::int64_t tokens) noexcept {
+  void begin_step(std::int64_t tokens, std::int64_t brought = 1) noexcept {
     if (side_by_side() && tokens <= prompt_) prefilled_ = 0;
-    if (!side_by_side()) known_ = std::min(known_, tokens - 1);
+    if (!side_by_side()) known_ = std::min(known_, tokens - brought);
     step_ = tokens_ = tokens;
+    brought_ = brought;
     chosen_ = 0;
-    observed_ = false;
+    observed_ = 0;
   }
   void prefilled_one() noexcept {
     if (++prefilled_ == layers_) known_ = std::max(known_, prompt_);
@@ -101,7 +107,9 @@ class call_order {
   void chosen_one() noexcept {
     if (++chosen_ >= step_layers_) known_ = step_;
   }
-  void observed() noexcept { observed_ = true; }
+  void observed_one() noexcept { ++observed_; }
+  /// Outcomes of the step's tokens so far.
+  std::int64_t observed() const noexcept { return observed_; }
 
  private:
   /// A prompt has further layers to come.
@@ -120,7 +128,8 @@ class call_order {
   std::int64_t tokens_ = 0;     ///< of whichever came last
   std::int64_t prefilled_ = 0;  ///< layers of the prompt
   std::int64_t chosen_ = 0;     ///< layers of the step
-  bool observed_ = true;
+  std::int64_t brought_ = 1;    ///< tokens that the step brought
+  std::int64_t observed_ = 0;   ///< of them
 };
 
 }  // namespace kvpolicy

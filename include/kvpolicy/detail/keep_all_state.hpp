@@ -14,6 +14,7 @@ class keep_all_state {
   std::int64_t revision(layer_id) const noexcept { return 0; }
   std::int64_t max_ranges() const noexcept { return 1; }
   std::int64_t always_read(layer_id, std::int64_t) const noexcept { return 0; }
+  bool by_steps() const noexcept { return false; }
   void truncate(std::int64_t tokens) { kvpolicy::truncate(kept_, tokens); }
   void cut(layer_id, head_range, std::int64_t) noexcept {}
   template <class View, class Exec>

@@ -32,6 +32,8 @@ class observed_queries {
         data_(static_cast<std::size_t>(layers * room * shape.q_heads * shape.head_dim)),
         layers_(static_cast<std::size_t>(layers)) {}
 
+  bool empty() const noexcept { return data_.empty(); }
+
   /// The layer's queries are these, of the last of the first `tokens` tokens; others are forgotten.
   void begin(std::size_t layer, query_window const& last, std::int64_t tokens) {
     layers_[layer] = {.first = tokens - last.tokens, .end = tokens, .scale = last.scale};

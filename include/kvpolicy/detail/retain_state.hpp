@@ -46,6 +46,8 @@ class retain_state : public keep_state<Rule> {
     return evicts && Rule::trigger_type::while_decoding && !rule_.layers.dense(layer) ? all_tokens : 0;
   }
 
+  bool by_steps() const noexcept { return evicts && Rule::trigger_type::while_decoding; }
+
   /// Forgets every token from `tokens` on. What was dropped of those before stays dropped.
   void truncate(std::int64_t tokens) {
     trigger_.restart();

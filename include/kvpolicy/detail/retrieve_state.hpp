@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kvpolicy/detail/keep_state.hpp"
+#include "kvpolicy/triggers/every_step.hpp"
 
 namespace kvpolicy {
 
@@ -42,6 +43,11 @@ class retrieve_state : public keep_state<Rule> {
     if (each) return all_tokens;
     if constexpr (Rule::segment_type::ragged) return summaries_.tokens - summaries_.open_begin();
     else return rule_.segment.unit_size();
+  }
+
+  bool by_steps() const noexcept {
+    using trigger = typename Rule::trigger_type;
+    return (trigger::while_decoding && !std::same_as<trigger, triggers::every_step>) || memory_type::hears_steps;
   }
 
   /// Calls visit(begin, end) for each chosen range of a layer's list, ascending, by index.

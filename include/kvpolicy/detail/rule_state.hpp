@@ -18,6 +18,7 @@ namespace kvpolicy {
 /// what is retained where it is a retrieve; `wait(layer, tokens, prompt)`, as prefill, where the choice comes
 /// later, by prefill: a retain keeps all until then, a retrieve hears the id of each token until then; `always_read(layer,
 /// head)`, how many of the last tokens that are retained of a head steps look at whatever is chosen (all_tokens: every one);
+/// `by_steps()`, whether what a step reads depends on which steps there were before, and not on their tokens alone;
 /// `visit_statistics(visitor)`, what it did since it was started; `archive(a)`, see archived. Semantics: input was checked;
 /// layers come in order. Model: retain_state, retrieve_state, keep_all_state, any_state. Not a model: a rule (it is not
 /// started).
@@ -30,6 +31,7 @@ concept rule_state = requires(S& s, S const& c, View const& view, layer_id layer
   { c.max_ranges() } -> std::same_as<std::int64_t>;
   { c.revision(layer) } -> std::same_as<std::int64_t>;
   { c.always_read(layer, n) } -> std::same_as<std::int64_t>;
+  { c.by_steps() } -> std::same_as<bool>;
   s.truncate(n);
   s.cut(layer, heads, n);
   s.prefill(view, layer, retained, prompt, exec);

@@ -89,6 +89,19 @@ inline void check_signals(step_signals const& given, signals needs, cache_shape 
   if (contains(needs, signals::token_ids) && given.token_id < 0) missing("the current token's id", "step_signals::token_id");
 }
 
+inline void check_signals(step_window const& given, signals needs, cache_shape const& shape) {
+  if (contains(needs, signals::queries)) {
+    query_window const& q = given.queries;
+    check_heads(q.data, q.heads, q.scale, shape, "the step's queries", "step_window::queries");
+    KVPOLICY_EXPECTS(q.tokens == given.tokens, "step_window::queries are of " + std::to_string(q.tokens) +
+                                                   " tokens; the step has " + std::to_string(given.tokens));
+  }
+  if (contains(needs, signals::token_ids) && given.token_ids.empty()) missing("the tokens' ids", "step_window::token_ids");
+  KVPOLICY_EXPECTS(given.token_ids.empty() || std::ssize(given.token_ids) == given.tokens,
+                   "step_window::token_ids are " + std::to_string(given.token_ids.size()) + "; the step has " +
+                       std::to_string(given.tokens) + " tokens");
+}
+
 inline void check_signals(step_outcome const& given, signals needs) {
   if (contains(needs, signals::logits) && given.logits.empty() && !given.entropy) {
     missing("the next token's logits", "step_outcome::logits (or ::entropy)");

@@ -23,8 +23,8 @@ inline constexpr std::int64_t most_step_tokens = 16;
 /// Computes the attention of a step's tokens: out(i * q_heads + q, :) = softmax of scale q.k over the tokens that q's KV head
 /// reads, up to token i's own, times their values. A head that reads nothing gets zeros and a log-sum of -inf. Sums are at
 /// least fp32. Rows behind a token's own have no influence on it, even if they hold a NaN; on a GPU they must be finite.
-/// A token's result has the same bits whatever the number of threads, and whether a step brings it alone or with others; on a
-/// GPU, that holds for a decoder's steps.
+/// A token's result has the same bits whatever the number of threads. On CPUs it also has the same bits whether a step brings
+/// it alone or with others.
 /// @param queries  `[w, q_heads, head_dim]`, of the tokens at the last w rows, 1 <= w <= most_step_tokens; or one token's
 ///        query_heads
 /// @param keys, values  rows of one layer, `[kv_heads, tokens, head_dim]`

@@ -55,6 +55,7 @@ class policy_check {
       }
       std::int64_t const cut = options_.prompt + options_.steps / 2;  // a tail is removed
       for (std::int64_t n = cut; n < cut + 4; ++n) step(state, twin, cache, n);
+      for (std::int64_t n = cut + 4; n + most_step_tokens <= shape_.max_tokens;) n += several(state, twin, cache, n);
     }
   }
 
@@ -85,9 +86,46 @@ class policy_check {
       }
     }
     refused("observe() without what the triggers need", contains(needs_, signals::logits), [&] { state.observe({}, exec_); });
-    state.observe(inputs_.outcome(), exec_);
-    twin.observe(inputs_.outcome(), exec_);
-    refused("a step that is observed twice", true, [&] { state.observe(inputs_.outcome(), exec_); });
+    state.observe(inputs_.outcome(n), exec_);
+    twin.observe(inputs_.outcome(n), exec_);
+    refused("a step that is observed twice", true, [&] { state.observe(inputs_.outcome(n), exec_); });
+  }
+
+  /// Makes a step of several tokens, the first of which is the n-th, and one by one those that stay. Returns how many stay.
+  template <class Request>
+  std::int64_t several(Request& state, Request& twin, random_cache const& cache, std::int64_t n) {
+    std::int64_t const brought = random_.between(1, most_step_tokens);
+    std::int64_t const stay = random_.between(1, brought);
+    std::int64_t const end = n + brought - 1;
+    for (std::int64_t const bad : {std::int64_t{0}, most_step_tokens + 1}) {
+      refused("choose() for " + std::to_string(bad) + " tokens", true, [&] {
+        state.choose(cache.view(n), {0}, step_window{.tokens = bad, .queries = inputs_.step(n, 1).queries, .token_ids = {}},
+                     exec_);
+      });
+    }
+    step_window few = inputs_.step(end, brought);
+    few.queries.tokens -= 1;
+    refused("choose() with queries of fewer tokens", contains(needs_, signals::queries),
+            [&] { state.choose(cache.view(end), {0}, few, exec_); });
+    for (std::int64_t l = 0; l < shape_.layers; ++l) {
+      selection const kept = state.choose(cache.view(end), {l}, inputs_.step(end, brought), exec_);
+      selection const first = twin.choose(cache.view(n), {l}, inputs_.step(n), exec_);
+      where_ = name_of(shape_, end) + ", " + std::to_string(brought) + " of them brought, layer " + std::to_string(l) +
+               ", seed " + std::to_string(options_.seed);
+      for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
+        range_list want = first.of({h});
+        append(want, n, end, reason::open);
+        if (kept.of({h}) != want) fail("several tokens read other than what the first one chooses, and themselves");
+        well_formed(state.retained({l}).of({h}), end);
+      }
+    }
+    for (std::int64_t i = n; i < n + stay; ++i) {
+      for (std::int64_t l = 0; l < shape_.layers && i > n; ++l)
+        static_cast<void>(twin.choose(cache.view(i), {l}, inputs_.step(i), exec_));
+      state.observe(inputs_.outcome(i), exec_);
+      twin.observe(inputs_.outcome(i), exec_);
+    }
+    return stay;
   }
 
   static bool reads(range_list const& list, std::int32_t token) {
@@ -145,7 +183,7 @@ class policy_check {
     few = inputs_.prompt(0, n);
     few.token_ids = {};
     prefill("without token ids", cache.view(n), 0, few, contains(needs_, signals::token_ids));
-    refused("observe() before any step", true, [&] { state.observe(inputs_.outcome(), exec_); });
+    refused("observe() before any step", true, [&] { state.observe(inputs_.outcome(1), exec_); });
     refused("choose() that jumps over a prompt", true, [&] { state.choose(cache.view(n), {0}, inputs_.step(n), exec_); });
     state.prefill(cache.view(n), {0}, inputs_.prompt(0, n), exec_);
     prefill("of a layer with other tokens", cache.view(n - 1), 1, inputs_.prompt(0, n - 1));
@@ -217,8 +255,9 @@ class policy_check {
 
 /// Checks a policy on random keys, ties, NaN and infinity among them.
 /// Its choices must be ascending, disjoint ranges of retained tokens that end with the current token. The same verbs must
-/// choose the same. Every misuse of the verbs must be refused before anything has changed: an invalid shape, layer, order or
-/// number of tokens, a view of another cache, a missing signal that the policy needs.
+/// choose the same, and a step of several tokens, of which some stay, must be as good as steps of these one by one. Every
+/// misuse of the verbs must be refused before anything has changed: an invalid shape, layer, order or number of tokens, a view
+/// of another cache, a missing signal that the policy needs.
 /// @param policy  the policy; its budget must fit `options.shape`
 /// @param options  on what to check it
 /// @param exec  runs its primitives

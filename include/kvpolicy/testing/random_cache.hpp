@@ -150,9 +150,8 @@ class random_signals {
   /// @param random  where the numbers come from
   random_signals(cache_shape const& shape, random_source& random)
       : shape_(shape),
-        prompt_(random.reals(shape.max_tokens * shape.q_heads * shape.head_dim)),
-        step_(random.reals(shape.q_heads * shape.head_dim)),
-        logits_(random.reals(9)) {
+        queries_(random.reals(shape.max_tokens * shape.q_heads * shape.head_dim)),
+        logits_(random.reals(9 + 16)) {
     for (std::int64_t i = 0; i < shape.head_dim / 2; ++i) frequencies_.push_back(1 / static_cast<float>(i + 1));
     for (std::int64_t t = 0; t < shape.max_tokens; ++t) ids_.push_back(static_cast<std::int32_t>(random.between(0, 9)));
   }
@@ -162,7 +161,7 @@ class random_signals {
   /// @return the signals
   prompt_signals prompt(std::int64_t first, std::int64_t tokens) const noexcept {
     return {.first = first,
-            .queries = {prompt_.data(), tokens, shape_.q_heads, shape_.q_heads * shape_.head_dim, shape_.head_dim, .5f},
+            .queries = queries(tokens),
             .rope = {frequencies_.data(), std::ssize(frequencies_)},
             .token_ids = std::span(ids_).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(tokens - first))};
   }
@@ -170,14 +169,29 @@ class random_signals {
   /// @param tokens  of the sequence, the current one included
   /// @return the signals
   step_signals step(std::int64_t tokens) const noexcept {
-    return {{step_.data(), shape_.q_heads, shape_.head_dim, .5f}, ids_[static_cast<std::size_t>(tokens - 1)]};
+    return {queries(tokens).token(tokens - 1), ids_[static_cast<std::size_t>(tokens - 1)]};
   }
-  step_outcome outcome() const noexcept { return {.logits = logits_}; }
+  /// Returns the signals of a step of several tokens.
+  /// @param tokens  of the sequence, these included
+  /// @param brought  how many the step brings
+  /// @return the signals
+  step_window step(std::int64_t tokens, std::int64_t brought) const noexcept {
+    return {
+        .tokens = brought, .queries = queries(tokens).last(brought), .token_ids = prompt(tokens - brought, tokens).token_ids};
+  }
+  /// Returns the outcome of a step.
+  /// @param tokens  of the sequence at that step
+  step_outcome outcome(std::int64_t tokens) const noexcept {
+    return {.logits = std::span(logits_).subspan(static_cast<std::size_t>(tokens % 16), 9)};
+  }
 
  private:
+  query_window queries(std::int64_t tokens) const noexcept {
+    return {queries_.data(), tokens, shape_.q_heads, shape_.q_heads * shape_.head_dim, shape_.head_dim, .5f};
+  }
+
   cache_shape shape_;
-  std::vector<float> prompt_;
-  std::vector<float> step_;
+  std::vector<float> queries_;
   std::vector<float> logits_;
   std::vector<float> frequencies_;
   std::vector<std::int32_t> ids_;
