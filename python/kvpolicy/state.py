@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import ctypes as c
 import traceback
-from typing import Callable, NamedTuple
+from typing import Callable, NamedTuple, Sequence
 
 from kvpolicy import _abi
 from kvpolicy.policy import Policy
@@ -90,6 +90,17 @@ class State:
         tensor = borrowed("queries", queries)
         _abi.choose(self._handle, layer, tokens, tensor.pointer, scale, token_id)
 
+    def choose_several(self, layer: int, tokens: int, brought: int, queries: Array | None = None, scale: float = 1.0,
+                       token_ids: Sequence[int] = ()) -> None:
+        """Before attention of the last `brought` of `tokens`, 1 to 16: a token that was sampled, and drafts of those behind it. All
+        of them read what the first one chooses, and themselves. The next prefill or choose shows by where it begins how many stayed.
+        Every layer in order. queries [brought, q_heads, head_dim] float32."""
+        tensor = borrowed("queries", queries)
+        if len(token_ids) not in (0, brought):
+            raise _abi.InvalidError(f"{len(token_ids)} token ids for {brought} tokens")
+        ids = (_abi.i32 * brought)(*token_ids) if token_ids else None
+        _abi.choose_several(self._handle, layer, tokens, brought, tensor.pointer, scale, ids)
+
     def ranges(self, layer: int, kv_head: int) -> list[Range]:
         """What this step reads of a head, ascending; after choose of the layer."""
         return self._ranges(_abi.list_, layer, kv_head)
@@ -111,7 +122,8 @@ class State:
         return list(pages[:count.value]), last.value
 
     def attend(self, layer: int, queries: Array, scale: float, out: Array) -> None:
-        """One token's attention over what this step reads, into out [q_heads, head_dim] float32."""
+        """The step's attention over what it reads, into out [q_heads, head_dim] float32; of several tokens, queries and out
+        [brought, q_heads, head_dim]."""
         tensors = borrowed("queries", queries), borrowed("out", out)
         _abi.attend(self._handle, layer, tensors[0].pointer, scale, tensors[1].pointer)
 
@@ -122,7 +134,7 @@ class State:
         _abi.attend_prompt(self._handle, layer, tokens, tensors[0].pointer, scale, tensors[1].pointer)
 
     def observe(self, logits: Array | None = None) -> None:
-        """After a step; logits [vocabulary] float32, where the policy needs them."""
+        """After a step, once for each of its tokens that stays; logits [vocabulary] float32, where the policy needs them."""
         tensor = borrowed("logits", logits)
         _abi.observe(self._handle, tensor.pointer)
 

@@ -230,6 +230,11 @@ kvpolicy_status kvpolicy_choose(kvpolicy_state* state, int64_t layer, int64_t to
   return on_state(state, [&](auto& sequence) { sequence.choose(layer, tokens, queries, scale, token_id); });
 }
 
+kvpolicy_status kvpolicy_choose_several(kvpolicy_state* state, int64_t layer, int64_t tokens, int64_t brought,
+                                        kvpolicy_tensor const* queries, float scale, int32_t const* token_ids) {
+  return on_state(state, [&](auto& sequence) { sequence.choose_several(layer, tokens, brought, queries, scale, token_ids); });
+}
+
 kvpolicy_status kvpolicy_list(kvpolicy_state const* state, int64_t layer, int64_t kv_head, kvpolicy_range const** ranges,
                               int64_t* count) {
   return on_state(state, [&](auto& sequence) {

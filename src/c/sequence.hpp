@@ -119,7 +119,25 @@ class sequence {
     request_.order().check_step({layer}, tokens);
     step_signals given{{}, token_id};
     if (contains(requirements_.needs, signals::queries)) given.queries = queries_of(queries, layer, scale, true);
-    choose({layer}, tokens, given);
+    choose({layer}, tokens, 1, given);
+  }
+
+  void choose_several(std::int64_t layer, std::int64_t tokens, std::int64_t brought, kvpolicy_tensor const* queries,
+                      float scale, std::int32_t const* ids) {
+    if constexpr (!std::same_as<memory, host_memory>) {
+      throw unsupported("steps of several tokens are made in host memory alone, and the state is on a device");
+    } else {
+      check_layer(layer);
+      KVPOLICY_EXPECTS(brought >= 1 && brought <= most_step_tokens, "a step of " + std::to_string(brought) +
+                                                                        " tokens; it can have 1 to " +
+                                                                        std::to_string(most_step_tokens) + ": prefill more");
+      request_.order().check_step({layer}, tokens, brought);
+      step_window given{.tokens = brought, .queries = {}, .token_ids = {}};
+      if (contains(requirements_.needs, signals::queries)) given.queries = window_of(queries, "queries", layer, brought, scale);
+      if (contains(requirements_.needs, signals::token_ids) && ids != nullptr)
+        given.token_ids = {ids, static_cast<std::size_t>(brought)};
+      choose({layer}, tokens, brought, given);
+    }
   }
 
   /// For step().
@@ -137,7 +155,7 @@ class sequence {
       request_.order().check_step(layer, tokens);
       store_->append(layer, key, value);
       try {
-        choose(layer, tokens, {contains(requirements_.needs, signals::queries) ? queries : query_heads{}, id});
+        choose(layer, tokens, 1, step_signals{contains(requirements_.needs, signals::queries) ? queries : query_heads{}, id});
         auto const kept = request_.kept(layer);
         view const cache = view_of(tokens);
         if (!leave_whole || kept.tokens() < tokens * shape_.kv_heads)
@@ -178,6 +196,11 @@ class sequence {
   void attend(std::int64_t layer, kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* out) {
     backend_.enter();
     check_chosen(layer);
+    if constexpr (std::same_as<memory, host_memory>) {
+      if (queries != nullptr && queries->ndim == 3) return attend_several(layer, queries, scale, out);
+    }
+    KVPOLICY_EXPECTS(brought_ == 1, "the step has " + std::to_string(brought_) +
+                                        " tokens: queries and out must be [tokens, q_heads, head_dim]");
     query_heads const heads = queries_of(queries, layer, scale, false);
     tensor const to = checked(
         out, {.name = "out", .layer = layer, .dtype = float32, .where = backend_.vectors, .dense_last = true, .written = true},
@@ -291,14 +314,38 @@ class sequence {
                      "layer " + std::to_string(layer) + " has made no choice in this step; call choose first");
   }
 
-  void choose(layer_id layer, std::int64_t tokens, step_signals const& given) {
+  query_window window_of(kvpolicy_tensor const* given, char const* name, std::int64_t layer, std::int64_t tokens,
+                         float scale) const {
+    tensor const t = checked(given, {.name = name, .layer = layer, .dtype = float32, .dense_last = true},
+                             {{"tokens", tokens}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
+    check_scale(scale);
+    return {reinterpret_cast<float const*>(t.data), tokens, shape_.q_heads, t.stride[0] / 4, t.stride[1] / 4, scale};
+  }
+
+  void attend_several(std::int64_t layer, kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* out) {
+    query_window const window = window_of(queries, "queries", layer, brought_, scale);
+    tensor const to = checked(out, {.name = "out", .layer = layer, .dtype = float32, .dense_last = true, .written = true},
+                              {{"tokens", brought_}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
+    KVPOLICY_EXPECTS(brought_ == 1 || to.stride[0] == shape_.q_heads * to.stride[1],
+                     "out of layer " + std::to_string(layer) + " is not dense: a token's heads must lie behind one another");
+    check_rows(layer, request_.tokens(), true, true);
+    view const cache = view_of(request_.tokens());
+    kvpolicy::attend(
+        window, cache.keys({layer}), cache.values({layer}), request_.kept({layer}),
+        table<float>{reinterpret_cast<float*>(to.data), brought_ * shape_.q_heads, shape_.head_dim, to.stride[1] / 4}, {},
+        backend_.exec);
+  }
+
+  template <class Given>
+  void choose(layer_id layer, std::int64_t tokens, std::int64_t brought, Given const& given) {
     check_rows(layer.value, tokens, contains(requirements_.needs, signals::keys),
                contains(requirements_.needs, signals::values));
     // One choice for all layers is made from all layers' keys of the tokens before.
     bool const all_layers =
         layer.value == 0 && requirements_.granularity == scope::request && contains(requirements_.needs, signals::keys);
-    for (std::int64_t l = 1; all_layers && l < shape_.layers; ++l) check_rows(l, tokens - 1, true, false);
+    for (std::int64_t l = 1; all_layers && l < shape_.layers; ++l) check_rows(l, tokens - brought, true, false);
     request_.choose(view_of(tokens), layer, given, backend_.exec);
+    brought_ = brought;
   }
 
   /// Rows go when the last layer has been read: a step that fails in the middle can be made again.
@@ -364,6 +411,7 @@ class sequence {
   std::vector<room> room_;      ///< `[layers]`
   std::vector<char> prompted_;  ///< `[layers]`, whether rows that a prompt decided of are still to go
   row_store* store_ = nullptr;
+  std::int64_t brought_ = 1;          ///< tokens of the last step
   std::vector<range_list> resident_;  ///< `[kv_heads]`, scratch
 };
 

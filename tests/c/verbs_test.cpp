@@ -89,6 +89,27 @@ class twin {
         .token_ids = std::span(said_.ids).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(tokens - first))};
     state_.prefill(view(tokens), {layer}, prompt, exec_);
   }
+  /// The last tokens' queries are those of the prompt's rows.
+  query_window window(std::int64_t layer, std::int64_t tokens, std::int64_t brought, float scale) const {
+    cache_shape const& s = cache_.shape();
+    std::int64_t const row = s.q_heads * s.head_dim;
+    float const* const first = said_.prompt[static_cast<std::size_t>(layer)].data() + (tokens - brought) * row;
+    return {first, brought, s.q_heads, row, s.head_dim, scale};
+  }
+  selection choose(std::int64_t layer, std::int64_t tokens, std::int64_t brought, float scale) {
+    auto const ids =
+        std::span(said_.ids).subspan(static_cast<std::size_t>(tokens - brought), static_cast<std::size_t>(brought));
+    step_window const step{.tokens = brought, .queries = window(layer, tokens, brought, scale), .token_ids = ids};
+    return state_.choose(view(tokens), {layer}, step, exec_);
+  }
+  std::vector<float> attend(std::int64_t layer, std::int64_t tokens, std::int64_t brought, float scale, selection const& kept) {
+    cache_shape const& s = cache_.shape();
+    std::vector<float> out(static_cast<std::size_t>(brought * s.q_heads * s.head_dim));
+    layer_table_view const all = view(tokens);
+    kvpolicy::attend(window(layer, tokens, brought, scale), all.keys({layer}), all.values({layer}), kept,
+                     table<float>{out.data(), brought * s.q_heads, s.head_dim, s.head_dim}, {}, exec_);
+    return out;
+  }
   selection choose(std::int64_t layer, std::int64_t tokens, float scale) {
     return state_.choose(view(tokens), {layer}, {queries(layer, scale), said_.ids[static_cast<std::size_t>(tokens - 1)]},
                          exec_);
@@ -175,22 +196,31 @@ class pair {
       std::int32_t const id = said_.ids[static_cast<std::size_t>(tokens - 1)];
       ok(kvpolicy_choose(state_.get(), l, tokens, (needs_ & KVPOLICY_NEEDS_QUERIES) != 0 ? &q.t : nullptr, scale, id));
       selection const kept = twin_.choose(l, tokens, scale);
-      for (std::int64_t h = 0; h < s.kv_heads; ++h) {
-        kvpolicy_range const* ranges = nullptr;
-        std::int64_t count = -1;
-        ok(kvpolicy_list(state_.get(), l, h, &ranges, &count));
-        REQUIRE(same(ranges, count, kept.of({h})));
-        compare_pages(l, h, tokens, kept.of({h}));
-      }
-      compare_retained(l);
+      compare_lists(l, tokens, kept);
       std::vector<float> out(mine.size(), -1);
       c_tensor const to(out, {s.q_heads, s.head_dim});
       ok(kvpolicy_attend(state_.get(), l, q, scale, to));
       REQUIRE(out == twin_.attend(l, tokens, scale, kept));
     }
-    c_tensor const logits(said_.logits, {vocabulary});
-    ok(kvpolicy_observe(state_.get(), (needs_ & KVPOLICY_NEEDS_LOGITS) != 0 ? &logits.t : nullptr));
-    twin_.observe();
+    observe();
+  }
+
+  /// A step that brings the last of so many tokens, of which the first `stay` stay.
+  void several(std::int64_t tokens, std::int64_t brought, std::int64_t stay) {
+    cache_shape const& s = cache_.shape();
+    for (std::int64_t l = 0; l < s.layers; ++l) {
+      c_tensor const q(twin_.window(l, tokens, brought, scale).data, c_float, {brought, s.q_heads, s.head_dim});
+      std::int32_t const* const ids = said_.ids.data() + tokens - brought;
+      ok(kvpolicy_choose_several(state_.get(), l, tokens, brought, (needs_ & KVPOLICY_NEEDS_QUERIES) != 0 ? &q.t : nullptr,
+                                 scale, (needs_ & KVPOLICY_NEEDS_TOKEN_IDS) != 0 ? ids : nullptr));
+      selection const kept = twin_.choose(l, tokens, brought, scale);
+      compare_lists(l, tokens, kept);
+      std::vector<float> out(static_cast<std::size_t>(brought * s.q_heads * s.head_dim), -1);
+      c_tensor const to(out, {brought, s.q_heads, s.head_dim});
+      ok(kvpolicy_attend(state_.get(), l, q, scale, to));
+      REQUIRE(out == twin_.attend(l, tokens, brought, scale, kept));
+    }
+    for (std::int64_t i = 0; i < stay; ++i) observe();
   }
 
  private:
@@ -199,6 +229,21 @@ class pair {
   static void ok(kvpolicy_status status) {
     INFO(kvpolicy_message());
     REQUIRE(status == KVPOLICY_OK);
+  }
+  void observe() {
+    c_tensor const logits(said_.logits, {vocabulary});
+    ok(kvpolicy_observe(state_.get(), (needs_ & KVPOLICY_NEEDS_LOGITS) != 0 ? &logits.t : nullptr));
+    twin_.observe();
+  }
+  void compare_lists(std::int64_t layer, std::int64_t tokens, selection const& kept) {
+    for (std::int64_t h = 0; h < cache_.shape().kv_heads; ++h) {
+      kvpolicy_range const* ranges = nullptr;
+      std::int64_t count = -1;
+      ok(kvpolicy_list(state_.get(), layer, h, &ranges, &count));
+      REQUIRE(same(ranges, count, kept.of({h})));
+      compare_pages(layer, h, tokens, kept.of({h}));
+    }
+    compare_retained(layer);
   }
   void compare_retained(std::int64_t layer) {
     for (std::int64_t h = 0; h < cache_.shape().kv_heads; ++h) {
@@ -264,6 +309,11 @@ TEST_CASE("every policy chooses through the C ABI what it chooses through the he
         said.step(random);
         if (s == 9) tokens -= random.between(1, 5);  // a tail was removed
         both.step(++tokens);
+        if (s % 4 != 3) continue;
+        std::int64_t const brought = random.between(1, 6);
+        std::int64_t const stay = random.between(1, std::min<std::int64_t>(brought, 3));
+        both.several(tokens + brought, brought, stay);
+        tokens += stay;
       }
       both.prefill(0, tokens / 2);  // a new prompt in the same state
       said.step(random);

@@ -111,6 +111,30 @@ class Binding(unittest.TestCase):
                         expected = engine.attention(layer, head, kept)
                         np.testing.assert_allclose(out[layer, head * group:(head + 1) * group], expected, atol=2e-5, err_msg=text)
 
+    def test_a_step_of_several_tokens_reads_what_the_first_one_chooses(self):
+        for text in ("snapkv:tokens=40,after=0", "quest:tokens=32,page=4", "tova:tokens=40"):
+            engine, alone = Engine(text).bind().prompt(150), Engine(text).bind().prompt(150)
+            for brought, stay in ((4, 2), (1, 1), (3, 3)):
+                queries = engine.floats(sizes.layers, brought, sizes.q_heads, sizes.head_dim)
+                out = np.zeros_like(queries)
+                first = engine.tokens + 1
+                for layer in range(sizes.layers):
+                    engine.state.choose_several(layer, engine.tokens + brought, brought, queries[layer], scale)
+                    engine.state.attend(layer, queries[layer], scale, out[layer])
+                    alone.state.choose(layer, first, queries[layer, 0], scale)
+                    for head in range(sizes.kv_heads):
+                        drafts = list(range(first, first + brought - 1))
+                        self.assertEqual(engine.state.tokens(layer, head), alone.state.tokens(layer, head) + drafts, text)
+                        engine.queries = queries[:, 0]
+                        seen = alone.state.tokens(layer, head)
+                        np.testing.assert_allclose(out[layer, 0, head * group:(head + 1) * group], engine.attention(layer, head, seen), atol=2e-5)
+                for token in range(first + 1, first + stay):
+                    for layer in range(sizes.layers):
+                        alone.state.choose(layer, token, queries[layer, token - first], scale)
+                engine.tokens += stay
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "it can have 1 to 16"):
+            engine.state.choose_several(0, engine.tokens + 17, 17)
+
     def test_prompts_attend_to_all_before_each_token(self):
         engine = Engine("snapkv:tokens=40,after=0").bind()
         engine.queries = engine.floats(sizes.layers, sizes.q_heads, sizes.head_dim)

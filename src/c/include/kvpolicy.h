@@ -230,6 +230,19 @@ KVPOLICY_API kvpolicy_status kvpolicy_choose(kvpolicy_state* state, int64_t laye
 KVPOLICY_API kvpolicy_status kvpolicy_list(kvpolicy_state const* state, int64_t layer, int64_t kv_head,
                                            kvpolicy_range const** ranges, int64_t* count);
 
+/** Chooses what several tokens read: one that was sampled, and drafts of those behind it. All of them read what the first one
+ * chooses, and themselves, each up to its own row. For every layer, in order. The next prefill or choose shows how many stayed, by
+ * where it begins; at least the first must. The state then is as if they had been chosen for one by one. In host memory alone.
+ * @param state,layer  which layer
+ * @param tokens  tokens of the sequence, these included
+ * @param brought  how many these are, 1 to 16
+ * @param queries  `[brought, q_heads, head_dim]` f32, if the policy needs them
+ * @param scale  multiplies q.k
+ * @param token_ids  `[brought]` ids in host memory, if the policy needs them, else NULL
+ * @return as kvpolicy_choose, and UNSUPPORTED for a state on a device */
+KVPOLICY_API kvpolicy_status kvpolicy_choose_several(kvpolicy_state* state, int64_t layer, int64_t tokens, int64_t brought,
+                                                     kvpolicy_tensor const* queries, float scale, int32_t const* token_ids);
+
 /** Lists the tokens that an engine that frees rows must keep, read or not, after the layer's prefill or choose.
  * @param state,layer,kv_head  which head
  * @param ranges,count  receive the ranges, as kvpolicy_list
@@ -246,11 +259,11 @@ KVPOLICY_API kvpolicy_status kvpolicy_retained(kvpolicy_state const* state, int6
 KVPOLICY_API kvpolicy_status kvpolicy_page_table(kvpolicy_state const* state, int64_t layer, int64_t kv_head, int32_t* pages,
                                                  int64_t room, int64_t* count, int32_t* last_page_tokens);
 
-/** Computes one token's attention over the layer's lists, after its choose.
+/** Computes a step's attention over the layer's lists, after its choose.
  * @param state,layer  which layer
- * @param queries  `[q_heads, head_dim]` f32
+ * @param queries  `[q_heads, head_dim]` f32; after kvpolicy_choose_several `[brought, q_heads, head_dim]`
  * @param scale  multiplies q.k
- * @param out  `[q_heads, head_dim]` f32
+ * @param out  as queries; of several tokens dense
  * @return INVALID before the layer's choose, or for other tensors */
 KVPOLICY_API kvpolicy_status kvpolicy_attend(kvpolicy_state* state, int64_t layer, kvpolicy_tensor const* queries, float scale,
                                              kvpolicy_tensor const* out);
@@ -266,7 +279,7 @@ KVPOLICY_API kvpolicy_status kvpolicy_attend(kvpolicy_state* state, int64_t laye
 KVPOLICY_API kvpolicy_status kvpolicy_attend_prompt(kvpolicy_state* state, int64_t layer, int64_t tokens,
                                                     kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* out);
 
-/** Ends a step.
+/** Ends a step. After kvpolicy_choose_several, call it once for each token that stays, in order.
  * @param state  the state
  * @param logits  the step's logits `[vocabulary]` f32; NULL if the policy does not need them
  * @return INVALID for missing logits, or before a step */
