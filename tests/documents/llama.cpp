@@ -1,6 +1,7 @@
-// Snippets of README.md, docs/llama.md and docs/memory.md on llama.cpp, as the pages have them: compiled, not run.
+// Snippets of README.md, docs/llama.md, docs/lossless.md and docs/memory.md on llama.cpp, as the pages have them: compiled, not
+// run.
 #include <kvpolicy/compose.hpp>
-#include <kvpolicy/interop/llama.hpp>
+#include <kvpolicy/interop/llama/lossless.hpp>
 #include <kvpolicy/presets/all.hpp>
 
 namespace kv = kvpolicy;
@@ -24,6 +25,16 @@ void sequences(kv::llama::session& session, llama_context* context, llama_batch 
   session.set_batch(batch);
   llama_decode(context, batch);
   session.last_step(2).tokens_read;
+}
+
+void lossless(llama_context_params& params, llama_model* model, llama_token token, llama_token (*sample)(float const*));
+void lossless(llama_context_params& params, llama_model* model, llama_token token, llama_token (*sample)(float const*)) {
+  kv::llama::session session(kv::llama::verified_draft{});
+  session.attach(params, model);
+  llama_context* const context = llama_init_from_model(model, params);
+  // your prompt's llama_decode, and your sampler on its last logits
+  kv::llama::lossless fast(session, context);
+  while (token >= 0) token = sample(fast.decode(token).data());
 }
 
 void managed(llama_context_params& params, llama_model const* model, llama_context* context, llama_batch const& batch);

@@ -130,7 +130,14 @@ void random_calls::decode(token_counts const& counts, bool mixed) {
   if (status != 0) return undo(std::move(all), before, said, extended, waited);
   if (goes_on) pass_over(before, said);
   else
-    for (auto const& [of, count] : counts) ended(of, before[of], count > 1);
+    for (auto const& [of, count] : counts) {
+      bool const drafts = before[of] > 0 && count > 1 && count <= most_step_tokens && all_outputs && !silent;
+      bool const together = counts.size() == 1 && count <= micro_batch_;
+      ended(of, before[of],
+            count == 1 || (drafts && together) ? decoded_as::step
+            : drafts                           ? decoded_as::either
+                                               : decoded_as::prompt);
+    }
   if (!twin_) return;
   if (all.decode(twin_->context(), extended) != 0) throw fault("the context without a session did not decode this");
   compare(all);

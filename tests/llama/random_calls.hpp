@@ -91,6 +91,9 @@ struct batch {
   std::vector<std::int8_t> outputs_;
 };
 
+/// What the session takes a sequence's tokens of a decode for; either, where that depends on how the engine cuts them.
+enum class decoded_as : std::uint8_t { prompt, step, either };
+
 struct fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -110,7 +113,7 @@ class random_calls {
 
   /// Decoding, as the one who checks it sees it: `before` tokens were there, a prompt or one token came.
   virtual void begins(llama_seq_id of) = 0;
-  virtual void ended(llama_seq_id of, std::int64_t before, bool prompt) = 0;
+  virtual void ended(llama_seq_id of, std::int64_t before, decoded_as what) = 0;
   virtual bool may_refuse(std::string const& what, modelled const& of) const = 0;
   /// The session's use() of its policy.
   virtual void use(session& by) = 0;

@@ -62,7 +62,8 @@ class checked_calls : public random_calls {
     std::vector<shadow> shadows;       ///< each may be like the session's own state
     std::vector<saved_prompt> others;  ///< what it may have begun with, of other sequences
     std::array<layer_step, shape.layers> step;
-    int steps = 0;  ///< of the decode that runs now
+    int steps = 0;            ///< of the decode that runs now
+    std::int64_t before = 0;  ///< tokens before it
   };
 
   // The library's verbs.
@@ -80,6 +81,13 @@ class checked_calls : public random_calls {
         signals.queries = {first, seen.window, shape.q_heads, row, shape.head_dim, scale_};
       }
       it.request.prefill(prompt, {l}, signals, *exec_);
+    }
+  }
+  /// Tokens of an earlier step that were drafts then and stayed, one by one; no policy here looks at their queries.
+  void settle(shadow& it, layer_table_view const& view, std::int64_t tokens, std::vector<float> const& queries) {
+    for (std::int64_t n = it.request.tokens() + 1; n <= tokens && n > 1; ++n) {
+      for (std::int64_t l = 0; l < shape.layers; ++l)
+        it.request.choose(view.first(n), {l}, {{queries.data(), shape.q_heads, shape.head_dim, scale_}}, *exec_);
     }
   }
   bool chooses_alike(shadow& it, layer_table_view const& view, std::array<layer_step, shape.layers> const& as) {
@@ -104,8 +112,13 @@ class checked_calls : public random_calls {
       view_ = view;
       if (layer.value == 0) check_view(of);
     };
-    auto const after = [this](llama_seq_id of, layer_id layer, std::int64_t, selection const& kept) {
-      of_sequence(of).step[static_cast<std::size_t>(layer.value)].lists.assign(kept.lists().begin(), kept.lists().end());
+    auto const after = [this](llama_seq_id of, layer_id layer, std::int64_t tokens, selection const& kept) {
+      std::vector<range_list>& lists = of_sequence(of).step[static_cast<std::size_t>(layer.value)].lists;
+      lists.assign(kept.lists().begin(), kept.lists().end());
+      for (range_list& list : lists) {  // the drafts of a step of several tokens are read, and not chosen
+        if (list.back().end != tokens || list.back().begin > view_.tokens()) return wrong(of, "drafts are not read");
+        truncate(list, view_.tokens());
+      }
       if (layer.value + 1 == shape.layers) check_choice(of);
     };
     return {.on_choice = after, .on_queries = before};
@@ -115,11 +128,11 @@ class checked_calls : public random_calls {
     if (!exec_) exec_.emplace(cache_ = view_.shape());
     history const& tokens = at(of).tokens;
     auto const count = std::ssize(tokens);
-    if (view_.tokens() != count) {
+    if (view_.tokens() != of_sequence(of).before + 1) {
       return wrong(of, "the view has " + std::to_string(view_.tokens()) + " tokens of " + std::to_string(count));
     }
     std::vector<float> row(static_cast<std::size_t>(shape.head_dim));
-    for (std::int64_t i = 0; i < count * shape.kv_heads; ++i) {
+    for (std::int64_t i = 0; i < view_.tokens() * shape.kv_heads; ++i) {
       token const& t = tokens[static_cast<std::size_t>(i / shape.kv_heads)];
       view_.keys({0}).load({i % shape.kv_heads}, {i / shape.kv_heads}, row);
       if (layer_0().is_key(row.data(), t.id, t.position, i % shape.kv_heads, rounding())) continue;
@@ -137,6 +150,7 @@ class checked_calls : public random_calls {
     --prompt.count;
     auto const differs = [&](shadow& it) {
       try {
+        settle(it, view_, std::min(it.due, prompt.tokens()), mine.step[0].queries);
         if (it.due != never && prompt.tokens() > 0) prefill(it, prompt, s);
         it.due = never;
         return !chooses_alike(it, view_, mine.step);
@@ -185,6 +199,7 @@ class checked_calls : public random_calls {
     modelled& s = at(of);
     std::vector<shadow>& shadows = of_sequence(of).shadows;
     of_sequence(of).steps = 0;
+    of_sequence(of).before = std::ssize(s.tokens);
     if (detached()) return;
     std::int64_t const same = same_prefix(s.known, s.tokens);
     bool const anew = s.restarted || same == 0;
@@ -199,9 +214,10 @@ class checked_calls : public random_calls {
     s.restarted = s.replaced = false;
   }
 
-  void ended(llama_seq_id of, std::int64_t before, bool prompt) override {
+  void ended(llama_seq_id of, std::int64_t before, decoded_as what) override {
     modelled& s = at(of);
     int const steps = of_sequence(of).steps;
+    bool const prompt = what == decoded_as::prompt || (what == decoded_as::either && steps == 0);
     if (steps != (detached() || prompt ? 0 : 1)) {
       throw fault(std::to_string(steps) + " choices for sequence " + std::to_string(of));
     }

@@ -1,6 +1,6 @@
 #include "generate.hpp"
 
-#include <kvpolicy/interop/llama.hpp>
+#include <kvpolicy/interop/llama/lossless.hpp>
 #include <kvpolicy/text/prompt_policy.hpp>
 
 #include <sys/resource.h>
@@ -129,9 +129,23 @@ nlohmann::ordered_json memory_json(llama::memory_statistics const& of) {
   return {{"rows", of.rows}, {"bytes", of.bytes}, {"most_bytes", of.most_bytes}, {"limit_bytes", of.limit}};
 }
 
+nlohmann::ordered_json lossless_json(llama::lossless_statistics const& of) {
+  return {{"tokens", of.tokens},
+          {"rounds", of.rounds},
+          {"drafted", of.drafted},
+          {"accepted", of.accepted},
+          {"draft_ms", 1e3 * of.draft_seconds},
+          {"verify_ms", 1e3 * of.verify_seconds}};
+}
+
 void generate(run_options const& options) {
   text_model const model(options.model, {cache_type_of(options.key_type), cache_type_of(options.value_type)});
-  named_host_policy const chosen = options.known.parse(options.policies.front().text, model.inputs());
+  named_host_policy const chosen =
+      options.policies.empty() ? named_host_policy{.name = "verified",
+                                                   .text = {},
+                                                   .parameters = {},
+                                                   .policy = erase<layer_table_view, simd_exec>(llama::verified_draft{})}
+                               : options.known.parse(options.policies.front().text, model.inputs());
   std::vector<llama_token> prompt = prompt_tokens(model, options, options.prompts.front());
   if (!options.load_state.empty() && prompt.size() > 1 && model.begins(prompt.front())) prompt.erase(prompt.begin());
   std::optional<output_file> trace;
@@ -178,6 +192,8 @@ void generate(run_options const& options) {
     std::string const state = read_file(options.load_state);
     session->load_state(std::as_bytes(std::span(state)), policy_text);
   }
+  std::optional<llama::lossless> fast;
+  if (options.lossless) fast.emplace(*session, context.get());
   auto const failed = [&] { session->check(); };
 
   decode_function const decode = [&](llama_context* with, llama_batch batch) { return session->decode(with, batch); };
@@ -190,10 +206,11 @@ void generate(run_options const& options) {
     decode_prompt(context.get(), prompt, done, failed, decode);
   }
   double const first_token_ms = milliseconds_since(begun);
+  std::span<float const> logits = last_logits(context.get(), model);
   nlohmann::ordered_json steps = nlohmann::ordered_json::array();
   std::string answer;
   for (int i = 0; i < options.predict; ++i) {
-    llama_token const token = likeliest(last_logits(context.get(), model));
+    llama_token const token = likeliest(logits);
     if (model.ends(token)) break;
     std::string const piece = model.text_of(token);
     answer += piece;
@@ -202,7 +219,12 @@ void generate(run_options const& options) {
     if (i + 1 == options.predict && !saved) break;  // the next run's prompt comes behind it
     watching_ms = 0;
     auto const start = std::chrono::steady_clock::now();
-    decode_token(context.get(), token, failed, decode);
+    if (fast) {
+      logits = fast->decode(token);
+    } else {
+      decode_token(context.get(), token, failed, decode);
+      logits = last_logits(context.get(), model);
+    }
     double const ms = milliseconds_since(start) - watching_ms;
     llama::step_statistics const& step = session->last_step();
     memory.see(*session);
@@ -233,6 +255,7 @@ void generate(run_options const& options) {
                                              {"answer", answer},
                                              {"tier", tier_json(options.tier, session->tier_statistics())},
                                              {"at_work", at_work},
+                                             {"lossless", fast ? lossless_json(fast->statistics()) : nullptr},
                                              {"steps", steps}}
                           .dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
                    << '\n';

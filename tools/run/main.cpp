@@ -39,6 +39,8 @@ void declare(CLI::App& app, arguments& a) {
       ->take_all();
   app.add_option("--prompt-policy", a.prompt_policy,
                  "the prompt policy: pages[:key=value,...] (default: prompts read all of themselves)");
+  app.add_flag("--lossless", a.options.lossless,
+               "decode what dense decoding decodes: --policy only drafts (default: what the last verified tokens attend to)");
   app.add_option("--predict", a.options.predict, "tokens to decode")->capture_default_str()->check(between(1, 1 << 24));
   app.add_option("--ctx", a.options.context, "context in tokens (default: as many as prompt and prediction need)")
       ->check(between(1, 1 << 30));
@@ -108,7 +110,9 @@ void run(arguments& a) {
   if (!a.compare && (a.policies.size() > 1 || a.prompt_files.size() > 1)) {
     throw invalid_value("several policies or prompts need --compare");
   }
-  if (a.policies.empty()) {
+  if (a.options.lossless && a.options.managed_cache)
+    throw invalid_value("--lossless verifies in the engine's cells; leave the managed cache away");
+  if (a.policies.empty() && (a.compare || !a.options.lossless)) {
     a.policies = a.compare ? a.options.known.names() : std::vector<std::string>{"full"};
     std::erase(a.policies, "heterocache");  // it needs a profile
   }

@@ -53,6 +53,13 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
   if (!result["dense"]["flash_off"].is_null()) dense("dense, flash attention off", result["dense"]["flash_off"]);
   dense("dense, attached, passing through", result["dense"]["pass_through"]);
   rows_of_cells[1].back() = first_words(result["dense"]["answer"]);
+  if (result.contains("lossless")) {
+    auto const& l = result["lossless"];
+    std::string const equal = percent(l["equal"].get<double>() / std::max(1.0, l["compared"].get<double>()));
+    rows_of_cells.push_back({"lossless", "", "", fixed(l["ms_per_token"], 2), range(l), times(l, "speedup"), "", "", "", "all",
+                             "100%", "", equal, "", first_words(l["answer"])});
+    if (tier) rows_of_cells.back().insert(rows_of_cells.back().end() - 1, {"", "", ""});
+  }
   std::string parameters;
   for (auto const& p : result["policies"]) {
     rows_of_cells.push_back({p["label"], times(p, "request_speedup"), seconds(p), fixed(p["ms_per_token"], 2), range(p),
@@ -86,6 +93,17 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
       (tier ? std::string("hits: rows that were in fast memory when a step named them; moved and stall: over all its runs.\n")
             : "") +
       parameters;
+  if (result.contains("lossless")) {
+    auto const& l = result["lossless"];
+    auto const rounds = std::max(1.0, l["rounds"].get<double>());
+    text +=
+        "lossless: ms/token over whole answers; top-1: tokens before the first that differs from full's greedy answer; a "
+        "round: " +
+        fixed(l["tokens"].get<double>() / rounds, 1) + " tokens, " +
+        percent(l["accepted"].get<double>() / std::max(1.0, l["drafted"].get<double>())) + " of its drafts taken, " +
+        fixed(l["draft_ms"].get<double>() / rounds, 1) + " ms of drafts and " +
+        fixed(l["verify_ms"].get<double>() / rounds, 1) + " of verification\n";
+  }
   if (auto const& prompt = result["prompt"]; prompt.contains("policy")) {
     text += "prompts read " + percent(prompt["read_share"]) + " of their pairs: " + prompt["policy"].get<std::string>() + ":" +
             prompt["parameters"].get<std::string>() + "\n";

@@ -16,6 +16,8 @@
 
 namespace kvpolicy::llama {
 
+class lossless;
+
 /// What this adapter feeds and obeys. A policy that needs more does not compile.
 struct adapter {
   static constexpr signals provides = signals::keys | signals::values | signals::queries | signals::observation_queries |
@@ -49,10 +51,17 @@ inline constexpr llama_pos cells_kept = 8;
 /// @return `[vocabulary]`: 1 if the token ends a sentence, else 0
 std::vector<std::uint8_t> sentence_ends(llama_model const* model);
 
+/// What the steps of a batch read.
+enum class batch_reading : std::uint8_t {
+  by_policy,            ///< what the policy chooses
+  everything,           ///< all tokens before them, whatever the policy chooses
+  everything_as_prompt  ///< the same, and the policy takes them for a piece of a prompt, at whose end it chooses anew
+};
+
 /// Runs policies inside one llama_context, as a ggml custom op over the engine's own cells, without copies.
-/// A decode step is one token of a sequence in a micro-batch: it attends over what the sequence's policy chooses. Prompts
-/// attend over all tokens before them. The engine does everything else; it is not modified, nor is its memory, beside the nodes
-/// of its current graph. Not thread-safe. Must outlive the context that it is attached to.
+/// A decode step is one token of a sequence in a micro-batch, or several that set_batch() announces: it attends over what the
+/// sequence's policy chooses. Prompts attend over all tokens before them. The engine does everything else; it is not modified,
+/// nor is its memory, beside the nodes of its current graph. Not thread-safe. Must outlive the context that it is attached to.
 /// - Each sequence has its own state, and may have its own policy. Sequences may share a batch, join, leave and share prefixes
 ///   (llama_memory_seq_cp). In a unified cache, call set_batch() for each batch with other sequences than 0.
 /// - Served are causal models on the CPU with flash attention not disabled. Policies act on the layers that attend to all
@@ -108,14 +117,17 @@ class session {
   void use(host_policy policy, llama_seq_id of);
 
   /// Announces the batch of the next llama_decode. Has no effect while detached.
-  /// A unified cache (kv_unified) does not say which sequence a token belongs to: there, call this before each decode once
-  /// there are other sequences than 0. Elsewhere it is optional; without it, a micro-batch with one token of a prompt counts as
-  /// a step.
+  /// A sequence's tokens in the batch are a step if each of them has an output and there are at most most_step_tokens; else
+  /// they are a piece of a prompt. A step of several tokens brings a sampled token and drafts of those behind it: all read what
+  /// the policy chooses for the first, and the next batch shows how many stayed. It is a prompt's piece with a managed cache,
+  /// at a sequence's beginning, and where the engine cuts it into several micro-batches. A unified cache (kv_unified) does not
+  /// say which sequence a token belongs to: there, call this before each decode once there are other sequences than 0.
+  /// Elsewhere it is optional; without it, a micro-batch with one token of a prompt counts as a step.
   /// @param batch  the batch
+  /// @param how  whether its steps read what the policy chooses, or everything
   /// @throws invalid_value for a sequence that llama.cpp can't have
-  void set_batch(llama_batch const& batch);
+  void set_batch(llama_batch const& batch, batch_reading how = batch_reading::by_policy);
   /// Announces the batch of the next llama_process, which the session can't read.
-  /// A sequence's only token in the batch is a step if it has an output, else a piece of a prompt.
   /// @param sequences  the (first) sequence of each token, in order
   /// @param outputs  whether each token has an output; empty: all have
   /// @throws invalid_value for a sequence that llama.cpp can't have, or if `outputs` has another length
@@ -229,6 +241,7 @@ class session {
   void visit_statistics(statistic_visitor const& visit, llama_seq_id of = 0) const;
 
  private:
+  friend class lossless;
   class engine;
   std::unique_ptr<engine> engine_;
 };

@@ -48,7 +48,7 @@ int session::engine::decode(llama_context* context, llama_batch const& batch) {
                                                " has an output, and pieces of " + std::to_string(piece) +
                                                " keep those of the last one alone; decode it in batches of that size");
   }
-  set_batch(batch);
+  set_batch(batch, batch_reading::by_policy);
   llama_pos* const positions = batch.pos == nullptr && follows_state(context, batch) ? positions_.data() : batch.pos;
   int status = 0;
   for (std::int64_t first = 0; first < std::max(batch.n_tokens, 1) && status == 0; first += piece) {

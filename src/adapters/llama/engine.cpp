@@ -103,6 +103,17 @@ void session::engine::check() {
   }
 }
 
+void session::engine::check_lossless(bool drafts) const {
+  KVPOLICY_EXPECTS(attached_, "lossless decoding needs a session that is attached; call attach() first");
+  if (!storage_->engine_has_rows())
+    throw unsupported("lossless decoding verifies in the engine's cells, and the session has a managed cache; leave it away");
+  if (!requirements_of(sequences_.policy().retain).keeps_all)
+    throw unsupported(
+        "lossless decoding verifies with every row, and the policy drops some; draft with one that only retrieves");
+  if (drafts && hybrid_)
+    throw unsupported("drafts are cut from the cache, and the engine can't cut this model's recurrent state; set drafts to 0");
+}
+
 std::vector<std::string> session::engine::report() const {
   std::vector<std::string> lines = rewriter_.layers().left();
   if (!passed_by_.empty()) lines.push_back("all is the engine's: " + passed_by_);

@@ -43,6 +43,8 @@ class session::engine final : graph_client {
   std::vector<std::byte> save_state(std::string const& policy, llama_seq_id of);
   void load_state(std::span<std::byte const> state, std::string const& policy, llama_seq_id of);
   void check();
+  /// Throws unsupported where lossless decoding can't be done.
+  void check_lossless(bool drafts) const;
   cache_shape const& attached_shape() const noexcept { return attached_shape_; }
   std::vector<std::string> report() const;
   sequence const* find(llama_seq_id of) const noexcept { return sequences_.find(of); }
@@ -80,7 +82,7 @@ class session::engine final : graph_client {
   cache_shape attached_shape_{};        ///< as the parameters were at attach
   std::string passed_by_;               ///< lenient: why nothing is served
   std::string model_;                   ///< which one, for a state
-  bool hybrid_ = false;                 ///< a refused micro-batch is not undone
+  bool hybrid_ = false;                 ///< a refused micro-batch is not undone, and no tail is cut
   std::vector<llama_seq_id> of_batch_;  ///< scratch
   std::vector<llama_pos> positions_;    ///< scratch
 };

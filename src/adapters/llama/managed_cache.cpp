@@ -52,6 +52,9 @@ class managed_rows final : public sequence_rows {
     return {scope::head, lists_, shape_.kv_heads};
   }
   bool whole() const noexcept override { return store_->whole(); }
+  bool takes_several() const noexcept override {
+    return false;
+  }  // what is dropped for the first token, a draft's loss may need
   bool in_tier() const noexcept override { return resident_.has_value(); }
 
   void begin_prompt(layer_id layer) override {

@@ -17,13 +17,15 @@ llama_seq_id checked(llama_seq_id sequence) {
 
 }  // namespace
 
-void caller_batch::set(llama_batch const& batch) {
+void caller_batch::set(llama_batch const& batch, batch_reading how) {
   tokens_.clear();
+  how_ = how;
   next_ = 0;
   for (std::int32_t i = 0; i < batch.n_tokens; ++i) {
     bool const named = batch.seq_id != nullptr && batch.n_seq_id != nullptr && batch.n_seq_id[i] > 0;
     tokens_.push_back({batch.token != nullptr ? batch.token[i] : -1, batch.pos != nullptr ? batch.pos[i] : -1,
-                       named ? checked(batch.seq_id[i][0]) : 0});
+                       named ? checked(batch.seq_id[i][0]) : 0,
+                       batch.logits != nullptr ? batch.logits[i] != 0 : i + 1 == batch.n_tokens});
   }
 }
 
@@ -32,6 +34,7 @@ void caller_batch::set(std::span<llama_seq_id const> sequences, std::span<std::i
                    "set_batch() got " + std::to_string(sequences.size()) + " sequences and " + std::to_string(outputs.size()) +
                        " outputs; it wants one for each token, or none");
   tokens_.clear();
+  how_ = batch_reading::by_policy;
   next_ = 0;
   for (std::size_t i = 0; i < sequences.size(); ++i)
     tokens_.push_back({-1, -1, checked(sequences[i]), outputs.empty() || outputs[i] != 0});
@@ -66,13 +69,13 @@ void caller_batch::owners(graph_tokens const& graph, bool unified, std::vector<l
   next_ += count;
 }
 
-bool caller_batch::may_step(llama_seq_id sequence) const noexcept {
+bool caller_batch::may_step(llama_seq_id sequence, std::int64_t tokens) const noexcept {
   std::int64_t count = 0;
-  bool output = true;
+  bool outputs = how_ != batch_reading::everything_as_prompt;
   for (token const& t : tokens_) {
-    if (t.sequence == sequence) ++count, output = t.output;
+    if (t.sequence == sequence) ++count, outputs = outputs && t.output;
   }
-  return count == 0 || (count == 1 && output);
+  return count == 0 ? tokens == 1 : count == tokens && outputs && tokens <= most_step_tokens;
 }
 
 }  // namespace kvpolicy::llama

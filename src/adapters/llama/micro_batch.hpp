@@ -7,6 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "kvpolicy/interop/llama.hpp"
+
 namespace kvpolicy::llama {
 
 /// What the graph's inputs say of its tokens; valid while it runs.
@@ -33,7 +35,7 @@ struct graph_tokens {
 /// Follows a decode through the batch that the caller said it would bring, micro-batch by micro-batch.
 class caller_batch {
  public:
-  void set(llama_batch const& batch);
+  void set(llama_batch const& batch, batch_reading how);
   void set(std::span<llama_seq_id const> sequences, std::span<std::int8_t const> outputs);
   void drop() noexcept { tokens_.clear(); }
 
@@ -41,9 +43,11 @@ class caller_batch {
   /// said, in the batch's order; or 0. What was said and is not what comes is refused (unsupported) in a unified
   /// cache, and dropped in streams, which can do without.
   void owners(graph_tokens const& graph, bool unified, std::vector<llama_seq_id>& of);
-  /// Whether a sequence's only token of a graph is a step: the whole batch has no other of it, and that one has an output; or
-  /// nothing was said of it.
-  bool may_step(llama_seq_id sequence) const noexcept;
+  /// Whether a sequence's tokens of a graph, so many, are a step: the whole batch has no others of it, each has an output, and
+  /// they were not called a prompt's. Where nothing was said of it, a single token is a step.
+  bool may_step(llama_seq_id sequence, std::int64_t tokens) const noexcept;
+  /// Whether steps are to read everything.
+  bool reads_everything() const noexcept { return !tokens_.empty() && how_ != batch_reading::by_policy; }
 
  private:
   struct token {
@@ -60,6 +64,7 @@ class caller_batch {
     }
   };
   std::vector<token> tokens_;
+  batch_reading how_ = batch_reading::by_policy;
   std::size_t next_ = 0;
 };
 

@@ -68,8 +68,10 @@ saved_prompt sequence::save() const {
 /// For the queries that the policy wants, or that later ones may.
 void sequence::make_room() {
   std::int64_t const of_pieces = options_.cache ? observation_queries(options_.cache->between_pieces) : 0;
-  if (shape_.max_tokens != 0)
-    prompt_.reserve(shape_, std::max({options_.observation_queries, requirements_.observation_queries, of_pieces}));
+  // A verifying batch is a prompt's piece to the policy, and its last tokens may not stay.
+  bool const drafts = requirements_of(policy_.retain).keeps_all && requirements_.observation_queries > 0;
+  std::int64_t const of_policy = requirements_.observation_queries + (drafts ? most_step_tokens - 1 : 0);
+  if (shape_.max_tokens != 0) prompt_.reserve(shape_, std::max({options_.observation_queries, of_policy, of_pieces}));
 }
 
 /// What was learnt of all tokens; which they are stays known.
@@ -148,7 +150,8 @@ void sequence::leave(std::string const& why, seen_cells const& now) {
   leave(why);
 }
 
-void sequence::add_prompt(std::span<std::int32_t const> batch_indices, graph_tokens const& graph) {
+void sequence::add_prompt(std::span<std::int32_t const> batch_indices, graph_tokens const& graph, bool everything) {
+  everything_ = everything;
   batch_indices_.assign(batch_indices.begin(), batch_indices.end());
   if (!unordered_) left_.clear();
   prompt_due(tokens());
@@ -158,13 +161,24 @@ void sequence::add_prompt(std::span<std::int32_t const> batch_indices, graph_tok
   }
 }
 
-void sequence::add_step(std::int32_t batch_index, graph_tokens const& graph) {
-  batch_indices_.assign(1, batch_index);
+bool sequence::may_step(std::span<std::int32_t const> batch_indices) const noexcept {
+  bool const in_a_row = batch_indices.back() - batch_indices.front() + 1 == std::ssize(batch_indices);
+  return batch_indices.size() == 1 || (in_a_row && tokens() > 0 && rows_->takes_several());
+}
+
+void sequence::add_step(std::span<std::int32_t const> batch_indices, graph_tokens const& graph, bool everything) {
+  everything_ = everything;
+  batch_indices_.assign(batch_indices.begin(), batch_indices.end());
   if (std::ranges::find(prefill_due_, 1) != prefill_due_.end())
     std::ranges::fill(prefill_due_, 1);  // one was cut in the middle
-  token_id_ = graph.id(batch_index);
-  if (!graph.ids.empty()) prompt_.keep_id(tokens(), token_id_);
-  rows_->cells().append(graph.cell(batch_index));
+  ids_.clear();
+  for (std::int32_t const batch_index : batch_indices) {
+    if (!graph.ids.empty()) {
+      ids_.push_back(graph.id(batch_index));
+      prompt_.keep_id(tokens(), ids_.back());
+    }
+    rows_->cells().append(graph.cell(batch_index));
+  }
 }
 
 /// The running graph's tokens of the sequence are there for good.

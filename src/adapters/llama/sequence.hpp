@@ -81,8 +81,9 @@ class sequence {
   void check_history() { rows_->cells().check_history(); }
   void see(attention_node const& node) noexcept { rows_->see(node.layer, node.keys, node.values); }
 
-  /// The graph writes tokens of a prompt, at these indices of its micro-batch.
-  void add_prompt(std::span<std::int32_t const> batch_indices, graph_tokens const& graph);
+  /// The graph writes tokens of a prompt, at these indices of its micro-batch, which read what the prompt policy chooses, or
+  /// everything.
+  void add_prompt(std::span<std::int32_t const> batch_indices, graph_tokens const& graph, bool everything);
   bool keeps_queries() const noexcept { return prompt_.keeps_queries(); }
   void keep_queries(attention_node const& node) {
     prompt_.keep(node.layer, node.queries, batch_indices_, tokens() - std::ssize(batch_indices_));
@@ -95,15 +96,17 @@ class sequence {
   /// The last layer's attention of those tokens is computed.
   void end_prompt(float scale, simd_exec& exec);
 
-  /// The graph writes one token, and the policy chooses what it reads.
-  void add_step(std::int32_t batch_index, graph_tokens const& graph);
-  /// One layer's attention of that token.
+  /// Whether tokens at these indices of a micro-batch can be a step.
+  bool may_step(std::span<std::int32_t const> batch_indices) const noexcept;
+  /// The graph writes a step's tokens, which read what the policy chooses, or everything.
+  void add_step(std::span<std::int32_t const> batch_indices, graph_tokens const& graph, bool everything);
+  /// One layer's attention of those tokens.
   void step(attention_node const& node, simd_exec& exec);
   /// The same over all tokens, whatever the policy says.
   void dense_step(attention_node const& node, simd_exec& exec) const;
   void observe(std::span<float const> logits, simd_exec& exec);
-  /// The token's index in the micro-batch, or the last token's.
-  std::int32_t batch_index() const noexcept { return batch_indices_.back(); }
+  /// The tokens' indices in the micro-batch.
+  std::span<std::int32_t const> batch_indices() const noexcept { return batch_indices_; }
 
  private:
   static constexpr std::int64_t nothing_due = std::numeric_limits<std::int64_t>::max();
@@ -117,7 +120,6 @@ class sequence {
   void attend_prompt(attention_node const& node, simd_exec& exec, Resident resident) const;
   template <class Block>
   void each_block(std::int64_t most, Block block) const;
-  query_heads queries_of(attention_node const& node) const noexcept;
   query_window window_of(attention_node const& node, std::int64_t first, std::int64_t count) const noexcept;
   table<float> out_of(attention_node const& node, std::int64_t first, std::int64_t count) const noexcept;
   prompt_signals prompt_of(layer_id layer, std::int64_t tokens, float scale);
@@ -140,7 +142,8 @@ class sequence {
   std::int64_t due_from_ = 0;                ///< first token of the prompt that the policy has not seen
   std::vector<char> prefill_due_;            ///< `[layers]`
   std::vector<std::int32_t> batch_indices_;  ///< of the sequence's tokens in the micro-batch that runs now
-  std::int32_t token_id_ = -1;               ///< of the step that runs now
+  std::vector<std::int32_t> ids_;            ///< of the step that runs now; empty for embeddings
+  bool everything_ = false;                  ///< whether it reads everything
   prompt_memory prompt_;
   std::optional<saved_prompt> loaded_;  ///< before begin()
   std::vector<std::byte> state_;        ///< the same, of a managed cache

@@ -19,7 +19,7 @@ void sequence::prefill(layer_id layer, float scale, simd_exec& exec) {
   bool const all = layer.value == 0 && requirements_.granularity == scope::request;
   rows_->bring(layer.value, all ? shape_.layers : layer.value + 1);
   auto const start = std::chrono::steady_clock::now();
-  std::int64_t const before = tokens() - 1;
+  std::int64_t const before = tokens() - std::ssize(batch_indices_);
   if (before > 0) request_->prefill(rows_->view(before), layer, prompt_of(layer, before, scale), exec);
   prefill_due_[static_cast<std::size_t>(layer.value)] = 0;
   statistics_.prefill_seconds += seconds_since(start);
@@ -39,20 +39,23 @@ void sequence::step(attention_node const& node, simd_exec& exec) {
   bool const prompted = prefill_due_[static_cast<std::size_t>(layer.value)] != 0;
   if (prompted) prefill(layer, node.scale, exec);
   auto const start = std::chrono::steady_clock::now();
-  query_heads const queries = queries_of(node);
+  auto const brought = std::ssize(batch_indices_);
+  query_window const queries = window_of(node, batch_indices_.front(), brought);
   layer_table_view const view = rows_->view(tokens());
-  if (options_.on_queries) options_.on_queries(id_, layer, view, queries, exec);
+  if (options_.on_queries) options_.on_queries(id_, layer, rows_->view(tokens() - brought + 1), queries.token(0), exec);
   bool const waited = request_->waits(layer);
-  selection const chosen = request_->choose(view, layer, {queries, token_id_}, exec);
+  selection const chosen = request_->choose(view, layer, step_window{brought, queries, ids_}, exec);
   bool const decided = prompted || (waited && !request_->waits(layer));
   statistics_.choose_seconds += seconds_since(start);
   auto const fetching = std::chrono::steady_clock::now();
-  selection const kept = rows_->fetch(layer, chosen, *request_, decided, tokens() - 1);
+  selection const wanted = everything_ ? rows_->resident(layer, tokens()) : chosen;
+  selection const kept = rows_->fetch(layer, wanted, *request_, decided, tokens() - brought);
   if (rows_->in_tier()) (prompted ? statistics_.prefill_seconds : statistics_.fetch_seconds) += seconds_since(fetching);
   statistics_.tokens_read += static_cast<double>(kept.tokens()) / static_cast<double>(shape_.kv_heads * shape_.layers);
   if (options_.on_choice) options_.on_choice(id_, layer, tokens(), kept);
   auto const attending = std::chrono::steady_clock::now();
-  attend(queries, view.keys(layer), view.values(layer), kept, node.terms, out_of(node, batch_index(), 1), {}, exec);
+  attend(queries, view.keys(layer), view.values(layer), kept, node.terms, out_of(node, batch_indices_.front(), brought), {},
+         exec);
   statistics_.attend_seconds += seconds_since(attending);
   if (last) end_step();
 }
@@ -61,8 +64,10 @@ void sequence::dense_step(attention_node const& node, simd_exec& exec) const {
   layer_id const layer{static_cast<std::int32_t>(node.layer)};
   range_list const all{{0, static_cast<std::int32_t>(tokens())}};
   layer_table_view const view = rows_->view(tokens());
-  attend(queries_of(node), view.keys(layer), view.values(layer), selection(scope::request, {&all, 1}, shape_.kv_heads),
-         node.terms, out_of(node, batch_index(), 1), {}, exec);
+  std::int32_t const first = batch_indices_.front();
+  auto const brought = std::ssize(batch_indices_);
+  attend(window_of(node, first, brought), view.keys(layer), view.values(layer),
+         selection(scope::request, {&all, 1}, shape_.kv_heads), node.terms, out_of(node, first, brought), {}, exec);
 }
 
 /// Calls block(first, count, tokens) for runs of at most so many neighbours in the micro-batch: others' tokens may lie between.
@@ -85,7 +90,7 @@ void sequence::prompt(attention_node const& node, simd_exec& exec) {
   double const chosen = prompts_.choose_seconds;
   if (!left_.empty()) return dense_prompt(node, exec);
   rows_->begin_prompt(layer);
-  if (pages_ && rows_->whole()) paged_prompt(node, exec);
+  if (pages_ && rows_->whole() && !everything_) paged_prompt(node, exec);
   else attend_prompt(node, exec, [&](std::int64_t before) { return rows_->resident(layer, before); });
   rows_->end_prompt(layer);
   prompts_.attend_seconds += seconds_since(start) - (prompts_.choose_seconds - chosen);
@@ -135,14 +140,6 @@ query_window sequence::window_of(attention_node const& node, std::int64_t first,
           .heads = shape_.q_heads,
           .token_stride = count > 1 ? q.at(first + 1, 0) - q.at(first, 0) : shape_.q_heads * shape_.head_dim,
           .head_stride = q.at(first, 1) - q.at(first, 0),
-          .scale = node.scale};
-}
-
-query_heads sequence::queries_of(attention_node const& node) const noexcept {
-  graph_queries const& q = node.queries;
-  return {.data = q.at(batch_index(), 0),
-          .heads = shape_.q_heads,
-          .head_stride = q.at(batch_index(), 1) - q.at(batch_index(), 0),
           .scale = node.scale};
 }
 

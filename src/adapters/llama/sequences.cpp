@@ -184,18 +184,16 @@ void sequences::add(llama_seq_id id, graph_mask const& mask, graph_tokens const&
     if (mask.is_apart(first, s.rows().cells().cells()[static_cast<std::size_t>(t)], before - t)) continue;
     throw unsupported("sequence " + std::to_string(id) + " has holes between its positions, which ALiBi would see");
   }
-  if (batch_indices_.size() == 1 && batch_.may_step(id)) {
-    s.add_step(first, graph);
-    steps_.push_back(&s);
-    return;
-  }
-  s.add_prompt(batch_indices_, graph);
-  prompts_.push_back(&s);
+  bool const step = batch_.may_step(id, std::ssize(batch_indices_)) && s.may_step(batch_indices_);
+  if (step) s.add_step(batch_indices_, graph, batch_.reads_everything());
+  else s.add_prompt(batch_indices_, graph, batch_.reads_everything());
+  (step ? steps_ : prompts_).push_back(&s);
   check_causal(id, mask, graph, visible);
 }
 
 /// Tokens see those before them and not the next: the last one's cells are counted, the others read at their edges.
 void sequences::check_causal(llama_seq_id of, graph_mask const& mask, graph_tokens const& graph, std::int64_t visible) {
+  if (batch_indices_.size() == 1) return;
   see_cells(mask, batch_indices_.back());
   bool causal = std::ssize(seen_) == visible + std::ssize(batch_indices_);
   for (std::size_t i = 0; i + 1 < batch_indices_.size(); ++i) {
@@ -270,7 +268,8 @@ void sequences::computed(attention_node const& node, simd_exec& exec) {
 
 void sequences::observe(std::int32_t batch_index, std::span<float const> logits) {
   for (sequence* const s : steps_) {
-    if (s->batch_index() != batch_index || !contains(s->needs(), signals::logits)) continue;
+    bool const its = std::ranges::find(s->batch_indices(), batch_index) != s->batch_indices().end();
+    if (!its || !contains(s->needs(), signals::logits)) continue;
     served_ = s;
     s->observe(logits, *solo_);
   }

@@ -10,7 +10,7 @@ void session::attach(llama_context_params& params, llama_model const* model) { e
 void session::detach() noexcept { engine_->detach(); }
 void session::use(host_policy policy) { engine_->use(std::move(policy)); }
 void session::use(host_policy policy, llama_seq_id of) { engine_->use(std::move(policy), of); }
-void session::set_batch(llama_batch const& batch) { engine_->set_batch(batch); }
+void session::set_batch(llama_batch const& batch, batch_reading how) { engine_->set_batch(batch, how); }
 void session::set_batch(std::span<llama_seq_id const> sequences, std::span<std::int8_t const> outputs) {
   engine_->set_batch(sequences, outputs);
 }

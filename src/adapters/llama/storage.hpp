@@ -44,6 +44,8 @@ class sequence_rows {
   virtual selection resident(layer_id layer, std::int64_t tokens) = 0;
   /// Whether all tokens' rows are there.
   virtual bool whole() const noexcept { return true; }
+  /// Whether a step may bring several tokens; else they are a prompt's.
+  virtual bool takes_several() const noexcept { return true; }
   /// Whether a part of them is in a tier.
   virtual bool in_tier() const noexcept { return false; }
 

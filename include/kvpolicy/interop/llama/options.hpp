@@ -44,7 +44,8 @@ struct session_options {
   bool lenient = false;
   /// Called in every step for each layer with the chosen tokens, on one of the engine's threads.
   std::function<void(llama_seq_id, layer_id, std::int64_t tokens, selection const&)> on_choice{};
-  /// Called before each choice with its inputs, on one of the engine's threads. With a tier, some rows are absent.
+  /// Called before each choice with its inputs, the first token's of a step of several, on one of the engine's threads. With a
+  /// tier, some rows are absent.
   std::function<void(llama_seq_id, layer_id, layer_table_view const&, query_heads const&, simd_exec&)> on_queries{};
   /// The rows' place in the session; none: the engine holds them. Needs `prompts`, and excludes `lenient`.
   std::optional<managed_cache> cache{};

@@ -1,0 +1,25 @@
+"""lossless.py RUN MODEL EXAMPLES: kvpolicy-run --lossless writes what full writes, and drafts; what it can't do is refused at once."""
+import json
+import sys
+
+from harness import at_once, expect, finish, model_or_skip, run, scratch
+
+kvpolicy_run, model, examples = sys.argv[1:]
+model_or_skip(model)
+
+with scratch() as work:
+    prompt = run(work, [sys.executable, examples + "/haystack.py", "--words", "2000", "--depth", "0.5"]).out
+    work.write("prompt.txt", prompt)
+    command = [kvpolicy_run, "--model", model, "--prompt-file", "prompt.txt", "--predict", "24", "--threads", "2"]
+    full = run(work, command + ["--policy", "full"])
+    expect(full.status == 0 and len(full.out) > 20, full.text)
+    for drafts in ([], ["--policy", "quest"]):
+        fast = run(work, command + ["--lossless", "--json", "fast.json"] + drafts)
+        expect(fast.out == full.out, f"full wrote {full.out!r}, {drafts} {fast.text}")
+        with open(work("fast.json")) as file:
+            did = json.load(file)["lossless"]
+        expect(did["drafted"] >= 3 and did["rounds"] + did["accepted"] == did["tokens"], f"{drafts}: {did}")
+    for more, why in ((["--policy", "snapkv"], "the policy drops some"), (["--managed-cache"], "leave the managed cache away")):
+        refused = run(work, command + ["--lossless"] + more, limit=at_once)
+        expect(refused.status == 2 and why in refused.err and refused.err.count("\n") == 1, refused.text)
+finish()
