@@ -7,11 +7,7 @@
 #include <vector>
 
 #include "kvpolicy/detail/call_order.hpp"
-#include "kvpolicy/detail/indexed_tokens.hpp"
-#include "kvpolicy/detail/keep_all_state.hpp"
-#include "kvpolicy/detail/late_choice.hpp"
-#include "kvpolicy/detail/retain_state.hpp"
-#include "kvpolicy/detail/retrieve_state.hpp"
+#include "kvpolicy/detail/rule_pair.hpp"
 #include "kvpolicy/detail/signal_checks.hpp"
 #include "kvpolicy/detail/unsettled_tokens.hpp"
 
@@ -32,20 +28,7 @@ class request {
   /// @param retrieve  which of them a step reads
   /// @param shape  the sequence's cache
   request(Retain const& retain, Retrieve const& retrieve, cache_shape const& shape)
-      : retain_requirements_(requirements_of(retain)),
-        retrieve_requirements_(requirements_of(retrieve)),
-        shape_(shape),
-        order_(
-            shape.layers,
-            std::max(retain_requirements_.granularity, retrieve_requirements_.granularity) == scope::request ? 1 : shape.layers,
-            shape.max_tokens),
-        retain_(start_retain(retain, shape)),
-        retrieve_(start_retrieve(retrieve, shape, retain_.max_ranges())) {
-    std::int64_t const window = std::max(retain_requirements_.observation_queries, retrieve_requirements_.observation_queries);
-    if (retain_requirements_.after > 0) late_ = {retain_requirements_.after, window, shape};
-    if (late_.in_use() && window > 0) retain_requirements_.needs = retain_requirements_.needs | signals::queries;
-    if (!retain_requirements_.keeps_all && retrieves()) retained_ = indexed_tokens(retain_requirements_.granularity, shape);
-  }
+      : shape_(shape), rules_(retain, retrieve, shape), order_(shape.layers, rules_.step_layers(), shape.max_tokens) {}
 
   cache_shape const& shape() const noexcept { return shape_; }
   /// Tokens of the sequence at the last verb, a step's own tokens included.
@@ -53,33 +36,34 @@ class request {
   /// What was called last, and the checks of what may come next, for callers that check more before a verb.
   call_order const& order() const noexcept { return order_; }
   /// The signals that the verbs need.
-  signals needs() const noexcept { return retain_requirements_.needs | retrieve_requirements_.needs; }
+  signals needs() const noexcept { return rules_.needs(); }
 
   /// Returns what the current step reads.
   /// @param layer  a layer that has chosen
   /// @return the lists, valid until the next verb
   selection kept(layer_id layer) const noexcept {
-    bool const chosen = retrieves() && !late_.waits(layer);
-    if (!chosen) return retained(layer);
+    if (!rules_.chooses(layer)) return retained(layer);
+    selection const of_rules = rules_.kept(layer);
     std::span const shown = unsettled_.kept(layer);
-    return {retrieve_requirements_.granularity, shown.empty() ? retrieve_.lists(layer) : shown, shape_.kv_heads};
+    return shown.empty() ? of_rules : selection(of_rules.granularity(), shown, shape_.kv_heads);
   }
   /// Returns which tokens exist, whether a step reads them or not.
   /// @param layer  a layer that was prefilled
   /// @return the lists, valid until the next verb
   selection retained(layer_id layer) const noexcept {
+    selection const of_rules = rules_.retained(layer);
     std::span const shown = unsettled_.retained(layer);
-    return {retain_requirements_.granularity, shown.empty() ? retain_.lists(layer) : shown, shape_.kv_heads};
+    return shown.empty() ? of_rules : selection(of_rules.granularity(), shown, shape_.kv_heads);
   }
 
   /// Says whether a layer's choice still waits for tokens of the answer. Until then steps read every retained token.
   /// @param layer  the layer
   /// @return whether it waits
-  bool waits(layer_id layer) const noexcept { return late_.waits(layer); }
+  bool waits(layer_id layer) const noexcept { return rules_.waits(layer); }
   /// Returns a number that changes whenever the retain drops tokens of a layer.
   /// @param layer  the layer
   /// @return the number
-  std::int64_t revision(layer_id layer) const noexcept { return retain_.revision(layer); }
+  std::int64_t revision(layer_id layer) const noexcept { return rules_.retain().revision(layer); }
 
   /// Returns how many of a head's last retained tokens every step looks at, whatever it chooses.
   /// These are the tokens of a unit that may not be full, or all tokens, if steps score keys one by one or read everything that
@@ -87,10 +71,7 @@ class request {
   /// @param layer  a layer that was prefilled
   /// @param head  a KV head
   /// @return the number of tokens; all_tokens for every one
-  std::int64_t always_read(layer_id layer, std::int64_t head) const {
-    if (!retrieves() || late_.waits(layer)) return all_tokens;
-    return std::max(retain_.always_read(layer, head), retrieve_.always_read(layer, head));
-  }
+  std::int64_t always_read(layer_id layer, std::int64_t head) const { return rules_.always_read(layer, head); }
 
   /// Takes in a layer's new rows of a prompt, or of a further piece of one, and decides what to retain.
   /// Call it for every layer, in order, once the layer's keys are written. The layer's choose() may follow at once. The request
@@ -109,17 +90,16 @@ class request {
     order_.check_prompt(layer, prompt.first, tokens);
     check_view(view, layer, needs(), shape_);
     check_signals(prompt, needs(), tokens, shape_);
-    if (retain_requirements_.keeps_all && !prompt.resident.empty()) {
+    if (rules_.keeps_all() && !prompt.resident.empty()) {
       throw unsupported("the policy keeps every token, but rows of some were dropped; begin with an empty sequence");
     }
     if (layer.value == 0) {
       settle(view, prompt.first, exec);
-      truncate(prompt.first);
+      rules_.truncate(prompt.first);
       order_.begin_prompt(prompt.first, tokens);
       unsettled_.none(tokens);
     }
-    if (late_.in_use()) wait(layer, tokens, prompt);
-    else decide(view, layer, prompt, exec);
+    rules_.prefill(view, layer, prompt, exec);
     order_.prefilled_one();
   }
 
@@ -142,7 +122,7 @@ class request {
     check_view(view, layer, needs(), shape_);
     check_signals(step, needs(), shape_);
     if (layer.value == 0) begin_step(view, {}, exec);
-    choose_one(view, layer, step, exec);
+    rules_.choose(view, layer, step, exec);
     order_.chosen_one();
     return kept(layer);
   }
@@ -167,11 +147,10 @@ class request {
     check_view(view, layer, needs(), shape_);
     check_signals(step, needs(), shape_);
     if (layer.value == 0) begin_step(view, step, exec);
-    choose_one(view.first(view.tokens() - step.tokens + 1), layer, step.first(), exec);
+    rules_.choose(view.first(view.tokens() - step.tokens + 1), layer, step.first(), exec);
     if (unsettled_.any()) {
       if (contains(needs(), signals::queries)) unsettled_.add(layer, step.queries, shape_);
-      unsettled_.show(layer, retrieves() && !late_.waits(layer) ? retrieve_.lists(layer) : std::span<range_list const>{},
-                      retain_.lists(layer), shape_);
+      unsettled_.show(layer, rules_.kept(layer), rules_.retained(layer), shape_);
     }
     order_.chosen_one();
     return kept(layer);
@@ -186,7 +165,7 @@ class request {
   void observe(step_outcome const& outcome, Exec& exec) {
     order_.check_outcome();
     check_signals(outcome, needs());
-    if (order_.observed() == 0) pass_on(settled(), outcome, exec);
+    if (order_.observed() == 0) rules_.observe(settled(), outcome, exec);
     else if (contains(needs(), signals::logits))
       unsettled_.observe(outcome.entropy ? *outcome.entropy : entropy(outcome.logits, exec).entropy);
     order_.observed_one();
@@ -194,10 +173,7 @@ class request {
 
   /// Reports what the rules did since the request started.
   /// @param visit  called for each statistic
-  void visit_statistics(statistic_visitor const& visit) const {
-    retain_.visit_statistics(visit);
-    retrieve_.visit_statistics(visit);
-  }
+  void visit_statistics(statistic_visitor const& visit) const { rules_.visit_statistics(visit); }
 
   /// Writes or reads everything that the request remembers. A request of the same policy and shape that reads it continues as
   /// this one would. A request whose reading threw can't be used any more.
@@ -206,21 +182,18 @@ class request {
   /// @throws invalid_value if the bytes that `a` reads do not fit
   template <class Archive>
   void archive(Archive& a) {
-    a(order_, retained_, late_);
+    a(order_);
     unsettled_.archive(a, shape_);
-    retain_.archive(a);
-    retrieve_.archive(a);
+    rules_.archive(a);
   }
 
   /// The states of the rules, for decoders that continue where the prompt ended (gpu::decoder).
-  auto& retain() noexcept { return retain_; }
-  auto const& retain() const noexcept { return retain_; }
+  auto& retain() noexcept { return rules_.retain(); }
+  auto const& retain() const noexcept { return rules_.retain(); }
   /// The same for the retrieve.
-  auto& retrieve() noexcept { return retrieve_; }
+  auto& retrieve() noexcept { return rules_.retrieve(); }
 
  private:
-  bool retrieves() const noexcept { return !retrieve_requirements_.keeps_all; }
-
   /// Tokens that the rules have seen.
   std::int64_t settled() const noexcept { return unsettled_.first(); }
 
@@ -229,7 +202,7 @@ class request {
   void begin_step(View const& view, step_window const& step, Exec& exec) {
     std::int64_t const before = view.tokens() - step.tokens;
     settle(view, before, exec);
-    if (before < settled()) truncate(before);
+    if (before < settled()) rules_.truncate(before);
     order_.begin_step(view.tokens(), step.tokens);
     unsettled_.begin(before, step);
   }
@@ -242,90 +215,24 @@ class request {
     if constexpr (!shortened_view<View>) {
       if (stay > 0) throw unsupported("a view that can't be shortened comes after a step of several tokens; give it first(n)");
     } else {
-      if (!retain_.by_steps() && !retrieve_.by_steps() && !late_.in_use()) {
-        if (stay > 0 && retrieves())
-          retrieve_.wait({0}, seen + stay,
-                         {.first = seen, .token_ids = unsettled_.ids().first(static_cast<std::size_t>(stay))});
+      if (!rules_.by_steps()) {
+        if (stay > 0) rules_.skip(seen, unsettled_.ids().first(static_cast<std::size_t>(stay)));
         unsettled_.pass(stay);
-      } else {
-        unsettled_.settle(
-            stay, [&] { truncate(settled()); },
-            [&](std::int64_t now) {
-              for (layer_id l{0}; l.value < order_.step_layers(); ++l.value)
-                choose_one(view.first(now), l, unsettled_.signals_of(l), exec);
-            },
-            [&](std::int64_t now, float nats) { pass_on(now, {.logits = {}, .entropy = nats}, exec); });
+        return;
       }
-    }
-  }
-  template <class Exec>
-  void pass_on(std::int64_t tokens, step_outcome const& outcome, Exec& exec) {
-    retain_.observe(tokens, outcome, exec);
-    retrieve_.observe(tokens, outcome, exec);
-  }
-
-  /// A layer's choice for the view's last token.
-  template <class View, class Exec>
-  void choose_one(View const& view, layer_id layer, step_signals const& step, Exec& exec) {
-    std::int64_t const tokens = view.tokens();
-    retain_.choose(view, layer, {}, step, exec);
-    if (late_.waits(layer)) {
-      retrieve_.wait(layer, tokens, {.first = tokens - 1, .token_ids = {&step.token_id, 1}});
-      late_.add(layer, step.queries, tokens);
-    }
-    if (late_.due(layer, tokens)) decide_late(view, layer, exec);
-    if (retrieves() && !late_.waits(layer)) retrieve_.choose(view, layer, follow_retain(layer, tokens), step, exec);
-  }
-
-  template <class View, class Exec>
-  void decide(View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
-    retain_.prefill(view, layer, {}, prompt, exec);
-    retrieve_.prefill(view, layer, follow_retain(layer, view.tokens()), prompt, exec);
-  }
-  /// Keeps and reads everything until the answer has as many tokens as the policy waits for.
-  void wait(layer_id layer, std::int64_t tokens, prompt_signals const& prompt) {
-    retain_.wait(layer, tokens, prompt);
-    retrieve_.wait(layer, tokens, prompt);
-    late_.begin(layer, prompt, tokens);
-  }
-  template <class View, class Exec>
-  void decide_late(View const& view, layer_id layer, Exec& exec) {
-    prompt_signals const prompt = late_.prompt(layer, view.tokens());
-    try {
-      decide(view, layer, prompt, exec);
-    } catch (...) {
-      retain_.wait(layer, view.tokens(), prompt);  // keeps everything again, for a step that begins anew
-      throw;
-    }
-    late_.end(layer);
-  }
-
-  /// Forgets every token from `tokens` on. Decisions about earlier tokens stand.
-  void truncate(std::int64_t tokens) {
-    late_.truncate(tokens);
-    retain_.truncate(tokens);
-    retrieve_.truncate(tokens);
-    for (std::int64_t l = 0; l < shape_.layers; ++l) {
-      if (retained_.all()) retrieve_.cut({l}, {0, shape_.kv_heads}, tokens);
-      else retained_.truncate({l}, tokens, [&](head_range heads, std::int64_t left) { retrieve_.cut({l}, heads, left); });
+      unsettled_.settle(
+          stay, [&] { rules_.truncate(settled()); },
+          [&](std::int64_t now) {
+            for (layer_id l{0}; l.value < order_.step_layers(); ++l.value)
+              rules_.choose(view.first(now), l, unsettled_.signals_of(l), exec);
+          },
+          [&](std::int64_t now, float nats) { rules_.observe(now, {.logits = {}, .entropy = nats}, exec); });
     }
   }
 
-  /// Returns what the retain kept of a layer's first `tokens` tokens, by index.
-  retained_tokens follow_retain(layer_id layer, std::int64_t tokens) {
-    if (retained_.all()) return {};
-    return retained_.follow(layer, retain_.lists(layer), retain_.revision(layer), tokens,
-                            [&](layer_id of, head_range heads, std::int64_t same) { retrieve_.cut(of, heads, same); });
-  }
-
-  requirements retain_requirements_;
-  requirements retrieve_requirements_;
   cache_shape shape_;
+  rule_pair<Retain, Retrieve> rules_;
   call_order order_;
-  decltype(start_retain(std::declval<Retain const&>(), cache_shape{})) retain_;
-  decltype(start_retrieve(std::declval<Retrieve const&>(), cache_shape{}, std::int64_t{})) retrieve_;
-  indexed_tokens retained_;  ///< used if there are both rules
-  late_choice late_;         ///< used if the policy waits for the answer's first tokens
   unsettled_tokens unsettled_;
 };
 

@@ -43,9 +43,9 @@ class unsettled_tokens {
     queries_.begin(at(layer), of_step.last(count_), first_ + count_);
   }
   /// What the rules chose and retain for the step's first token, in a layer.
-  void show(layer_id layer, std::span<range_list const> kept, std::span<range_list const> retained, cache_shape const& shape) {
-    show_in(kept_, layer, kept, shape);
-    show_in(retained_, layer, retained, shape);
+  void show(layer_id layer, selection const& kept, selection const& retained, cache_shape const& shape) {
+    show_in(kept_, layer, kept.lists(), shape);
+    show_in(retained_, layer, retained.lists(), shape);
   }
   /// What was shown of a layer; empty where nothing was.
   std::span<range_list const> kept(layer_id layer) const noexcept { return shown(kept_, layer); }

@@ -1,0 +1,152 @@
+// A retain and a retrieve at work on one sequence, and the choice that may wait for the answer's first tokens.
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "kvpolicy/detail/indexed_tokens.hpp"
+#include "kvpolicy/detail/keep_all_state.hpp"
+#include "kvpolicy/detail/late_choice.hpp"
+#include "kvpolicy/detail/retain_state.hpp"
+#include "kvpolicy/detail/retrieve_state.hpp"
+
+namespace kvpolicy {
+
+/// Both rules of a policy. Input was checked; layers come in order.
+template <class Retain, class Retrieve>
+class rule_pair {
+ public:
+  rule_pair(Retain const& retain, Retrieve const& retrieve, cache_shape const& shape)
+      : retain_requirements_(requirements_of(retain)),
+        retrieve_requirements_(requirements_of(retrieve)),
+        shape_(shape),
+        retain_(start_retain(retain, shape)),
+        retrieve_(start_retrieve(retrieve, shape, retain_.max_ranges())) {
+    std::int64_t const window = std::max(retain_requirements_.observation_queries, retrieve_requirements_.observation_queries);
+    if (retain_requirements_.after > 0) late_ = {retain_requirements_.after, window, shape};
+    if (late_.in_use() && window > 0) retain_requirements_.needs = retain_requirements_.needs | signals::queries;
+    if (!retain_requirements_.keeps_all && retrieves()) retained_ = indexed_tokens(retain_requirements_.granularity, shape);
+  }
+
+  signals needs() const noexcept { return retain_requirements_.needs | retrieve_requirements_.needs; }
+  bool keeps_all() const noexcept { return retain_requirements_.keeps_all; }
+  /// Layers in which a step is made: 1 where one choice stands for all.
+  std::int64_t step_layers() const noexcept {
+    scope const coarsest = std::max(retain_requirements_.granularity, retrieve_requirements_.granularity);
+    return coarsest == scope::request ? 1 : shape_.layers;
+  }
+  /// See rule_state.
+  bool by_steps() const noexcept { return retain_.by_steps() || retrieve_.by_steps() || late_.in_use(); }
+
+  /// Whether a layer's steps read what the retrieve chooses, and not all that is retained.
+  bool chooses(layer_id layer) const noexcept { return retrieves() && !late_.waits(layer); }
+  bool waits(layer_id layer) const noexcept { return late_.waits(layer); }
+  selection kept(layer_id layer) const noexcept {
+    if (!chooses(layer)) return retained(layer);
+    return {retrieve_requirements_.granularity, retrieve_.lists(layer), shape_.kv_heads};
+  }
+  selection retained(layer_id layer) const noexcept {
+    return {retain_requirements_.granularity, retain_.lists(layer), shape_.kv_heads};
+  }
+  std::int64_t always_read(layer_id layer, std::int64_t head) const {
+    if (!chooses(layer)) return all_tokens;
+    return std::max(retain_.always_read(layer, head), retrieve_.always_read(layer, head));
+  }
+
+  template <class View, class Exec>
+  void prefill(View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
+    if (late_.in_use()) wait(layer, view.tokens(), prompt);
+    else decide(view, layer, prompt, exec);
+  }
+  /// A layer's choice for the view's last token.
+  template <class View, class Exec>
+  void choose(View const& view, layer_id layer, step_signals const& step, Exec& exec) {
+    std::int64_t const tokens = view.tokens();
+    retain_.choose(view, layer, {}, step, exec);
+    if (late_.waits(layer)) {
+      retrieve_.wait(layer, tokens, {.first = tokens - 1, .token_ids = {&step.token_id, 1}});
+      late_.add(layer, step.queries, tokens);
+    }
+    if (late_.due(layer, tokens)) decide_late(view, layer, exec);
+    if (retrieves() && !late_.waits(layer)) retrieve_.choose(view, layer, follow_retain(layer, tokens), step, exec);
+  }
+
+  /// Tokens [first, first + their number) were decoded, and no rule has to see the steps.
+  void skip(std::int64_t first, std::span<std::int32_t const> ids) {
+    if (retrieves()) retrieve_.wait({0}, first + std::ssize(ids), {.first = first, .token_ids = ids});
+  }
+  template <class Exec>
+  void observe(std::int64_t tokens, step_outcome const& outcome, Exec& exec) {
+    retain_.observe(tokens, outcome, exec);
+    retrieve_.observe(tokens, outcome, exec);
+  }
+  /// Forgets every token from `tokens` on. Decisions about earlier tokens stand.
+  void truncate(std::int64_t tokens) {
+    late_.truncate(tokens);
+    retain_.truncate(tokens);
+    retrieve_.truncate(tokens);
+    for (std::int64_t l = 0; l < shape_.layers; ++l) {
+      if (retained_.all()) retrieve_.cut({l}, {0, shape_.kv_heads}, tokens);
+      else retained_.truncate({l}, tokens, [&](head_range heads, std::int64_t left) { retrieve_.cut({l}, heads, left); });
+    }
+  }
+
+  void visit_statistics(statistic_visitor const& visit) const {
+    retain_.visit_statistics(visit);
+    retrieve_.visit_statistics(visit);
+  }
+  template <class Archive>
+  void archive(Archive& a) {
+    a(retained_, late_);
+    retain_.archive(a);
+    retrieve_.archive(a);
+  }
+
+  auto& retain() noexcept { return retain_; }
+  auto const& retain() const noexcept { return retain_; }
+  auto& retrieve() noexcept { return retrieve_; }
+
+ private:
+  bool retrieves() const noexcept { return !retrieve_requirements_.keeps_all; }
+
+  template <class View, class Exec>
+  void decide(View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
+    retain_.prefill(view, layer, {}, prompt, exec);
+    retrieve_.prefill(view, layer, follow_retain(layer, view.tokens()), prompt, exec);
+  }
+  /// Keeps and reads everything until the answer has as many tokens as the policy waits for.
+  void wait(layer_id layer, std::int64_t tokens, prompt_signals const& prompt) {
+    retain_.wait(layer, tokens, prompt);
+    retrieve_.wait(layer, tokens, prompt);
+    late_.begin(layer, prompt, tokens);
+  }
+  template <class View, class Exec>
+  void decide_late(View const& view, layer_id layer, Exec& exec) {
+    prompt_signals const prompt = late_.prompt(layer, view.tokens());
+    try {
+      decide(view, layer, prompt, exec);
+    } catch (...) {
+      retain_.wait(layer, view.tokens(), prompt);  // keeps everything again, for a step that begins anew
+      throw;
+    }
+    late_.end(layer);
+  }
+
+  /// Returns what the retain kept of a layer's first `tokens` tokens, by index.
+  retained_tokens follow_retain(layer_id layer, std::int64_t tokens) {
+    if (retained_.all()) return {};
+    return retained_.follow(layer, retain_.lists(layer), retain_.revision(layer), tokens,
+                            [&](layer_id of, head_range heads, std::int64_t same) { retrieve_.cut(of, heads, same); });
+  }
+
+  requirements retain_requirements_;
+  requirements retrieve_requirements_;
+  cache_shape shape_;
+  decltype(start_retain(std::declval<Retain const&>(), cache_shape{})) retain_;
+  decltype(start_retrieve(std::declval<Retrieve const&>(), cache_shape{}, std::int64_t{})) retrieve_;
+  indexed_tokens retained_;  ///< used if there are both rules
+  late_choice late_;         ///< used if the policy waits for the answer's first tokens
+};
+
+}  // namespace kvpolicy
