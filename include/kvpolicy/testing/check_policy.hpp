@@ -7,34 +7,23 @@
 
 #include "kvpolicy/exec/host.hpp"
 #include "kvpolicy/policy.hpp"
-#include "kvpolicy/testing/random_cache.hpp"
+#include "kvpolicy/testing/policy_misuse.hpp"
 
 namespace kvpolicy::testing {
 
-/// The cache and the sequence on which a policy is checked.
-struct policy_options {
-  cache_shape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 16, .max_tokens = 160, .type = element_type::f32};
-  std::int64_t prompt = 100;  ///< tokens; `prompt + steps` is less than `shape.max_tokens`
-  int steps = 24;             ///< after the prompt
-  std::uint64_t seed = 1;
-};
-
 /// Checks one policy on random caches; see check_policy().
 template <policy_like Policy, executor Exec>
-class policy_check {
+class policy_check : policy_misuse<Policy, Exec> {
+  using base = policy_misuse<Policy, Exec>;
+  using base::policy_, base::exec_, base::options_, base::shape_, base::needs_, base::random_, base::inputs_, base::where_;
+  using base::refused, base::fail;
+
  public:
   /// Prepares a check.
   /// @param policy  the policy
   /// @param exec  runs its primitives; must outlive the check
   /// @param options  on what to check it
-  policy_check(Policy const& policy, Exec& exec, policy_options const& options)
-      : policy_(policy),
-        exec_(exec),
-        options_(options),
-        shape_(options.shape),
-        needs_(needs_of(policy)),
-        random_(options.seed),
-        inputs_(shape_, random_) {}
+  policy_check(Policy const& policy, Exec& exec, policy_options const& options) : base(policy, exec, options) {}
 
   /// Runs the check.
   /// @throws broken_promise at the first promise that is not kept
@@ -43,14 +32,14 @@ class policy_check {
       random_cache const cache(shape_, random_, what);
       auto state = start(policy_, shape_);
       auto twin = start(policy_, shape_);
-      misuse_of_shapes();
-      misuse_of_prompts(state, cache);
+      this->misuse_of_shapes();
+      this->misuse_of_prompts(state, cache);
       prompt(state, cache, 0, options_.prompt / 2);
       prompt(state, cache, options_.prompt / 2, options_.prompt);
       prompt(twin, cache, 0, options_.prompt / 2);
       prompt(twin, cache, options_.prompt / 2, options_.prompt);
       for (std::int64_t n = options_.prompt + 1; n <= options_.prompt + options_.steps; ++n) {
-        misuse_of_steps(state, cache, n);
+        this->misuse_of_steps(state, cache, n);
         step(state, twin, cache, n);
       }
       std::int64_t const cut = options_.prompt + options_.steps / 2;  // a tail is removed
@@ -144,113 +133,6 @@ class policy_check {
       fail("the lists end at token " + std::to_string(end) + "; they must end with the current token, " +
            std::to_string(tokens));
   }
-
-  void misuse_of_shapes() {
-    for (cache_shape const& bad :
-         {cache_shape{0, 4, 2, 16, 256}, cache_shape{3, 5, 2, 16, 256}, cache_shape{3, 4, 2, 16, 0},
-          cache_shape{3, 4, 2, 16, -5}, cache_shape{3, 4, 2, 16, std::int64_t{1} << 40}, cache_shape{1, 4, 2, 16, INT32_MAX},
-          cache_shape{3, 4, 0, 16, 256}, cache_shape{3, 4, 2, 0, 256}}) {
-      refused("start() on " + name_of(bad, bad.max_tokens), true, [&] { static_cast<void>(start(policy_, bad)); });
-    }
-  }
-
-  template <class Request>
-  void misuse_of_prompts(Request& state, random_cache const& cache) {
-    std::int64_t const n = options_.prompt;
-    auto const prefill = [&](std::string const& what, auto const& view, std::int64_t layer, prompt_signals const& prompt,
-                             bool must = true) {
-      refused("prefill() " + what, must, [&] { state.prefill(view, {layer}, prompt, exec_); });
-    };
-    prefill("of layer -1", cache.view(n), -1, inputs_.prompt(0, n));
-    prefill("of a layer too many", cache.view(n), shape_.layers, inputs_.prompt(0, n));
-    prefill("that begins with layer 1", cache.view(n), 1, inputs_.prompt(0, n));
-    prefill("with a gap", cache.view(n), 0, inputs_.prompt(n / 2, n));
-    prefill("of no tokens", cache.view(0), 0, {});
-    prefill("of more tokens than there may be", cache.view(shape_.max_tokens + 1), 0, inputs_.prompt(0, shape_.max_tokens));
-    prompt_signals behind = inputs_.prompt(0, n);
-    behind.first = n + 1;
-    prefill("that begins behind its end", cache.view(n), 0, behind);
-    for (auto const& [what, view] : other_views(cache, n)) prefill("of " + what, view, 0, inputs_.prompt(0, n));
-    prompt_signals few = inputs_.prompt(0, n);
-    few.queries = {};
-    prefill("without the prompt's queries", cache.view(n), 0, few, contains(needs_, signals::observation_queries));
-    few = inputs_.prompt(0, n);
-    few.queries.heads += 1;
-    prefill("with queries of other heads", cache.view(n), 0, few, contains(needs_, signals::observation_queries));
-    few = inputs_.prompt(0, n);
-    few.rope = {};
-    prefill("without the rotary embedding", cache.view(n), 0, few, contains(needs_, signals::rotation));
-    few = inputs_.prompt(0, n);
-    few.token_ids = {};
-    prefill("without token ids", cache.view(n), 0, few, contains(needs_, signals::token_ids));
-    refused("observe() before any step", true, [&] { state.observe(inputs_.outcome(1), exec_); });
-    refused("choose() that jumps over a prompt", true, [&] { state.choose(cache.view(n), {0}, inputs_.step(n), exec_); });
-    state.prefill(cache.view(n), {0}, inputs_.prompt(0, n), exec_);
-    prefill("of a layer with other tokens", cache.view(n - 1), 1, inputs_.prompt(0, n - 1));
-    prefill("that leaves a layer out", cache.view(n), 2, inputs_.prompt(0, n));
-    refused("choose() for a layer whose prompt is not there", true,
-            [&] { state.choose(cache.view(n + 1), {1}, inputs_.step(n + 1), exec_); });
-  }
-
-  template <class Request>
-  void misuse_of_steps(Request& state, random_cache const& cache, std::int64_t n) {
-    auto const choose = [&](std::string const& what, auto const& view, std::int64_t layer, step_signals const& step,
-                            bool must = true) {
-      refused("choose() " + what, must, [&] { state.choose(view, {layer}, step, exec_); });
-    };
-    choose("for layer -1", cache.view(n), -1, inputs_.step(n));
-    choose("for a layer too many", cache.view(n), shape_.layers, inputs_.step(n));
-    choose("that begins with layer 2", cache.view(n), 2, inputs_.step(n));
-    choose("that jumps over a token", cache.view(n + 1), 0, inputs_.step(n + 1));
-    choose("on no tokens", cache.view(0), 0, inputs_.step(n));
-    for (auto const& [what, view] : other_views(cache, n)) choose("on " + what, view, 0, inputs_.step(n));
-    step_signals few = inputs_.step(n);
-    few.queries = {};
-    choose("without queries", cache.view(n), 0, few, contains(needs_, signals::queries));
-    few = inputs_.step(n);
-    few.queries.heads = 1;
-    choose("with queries of other heads", cache.view(n), 0, few, contains(needs_, signals::queries));
-    few = inputs_.step(n);
-    few.token_id = -1;
-    choose("without the token's id", cache.view(n), 0, few, contains(needs_, signals::token_ids));
-  }
-
-  /// Views of other caches than the one that the request is for.
-  static std::vector<std::pair<std::string, strided_view<>>> other_views(random_cache const& cache, std::int64_t n) {
-    std::vector<std::pair<std::string, strided_view<>>> made(4, {"", cache.view(n)});
-    made[0].first = "a cache with more KV heads";
-    made[0].second.cache.kv_heads *= 2;
-    made[0].second.cache.q_heads *= 2;
-    made[1].first = "a cache with longer rows";
-    made[1].second.cache.head_dim *= 2;
-    made[2].first = "a cache with fewer layers";
-    made[2].second.cache.layers -= 1;
-    made[3].first = "a cache of another type";
-    made[3].second.cache.type = element_type::f16;
-    return made;
-  }
-
-  template <class Call>
-  void refused(std::string const& what, bool must, Call call) {
-    if (!must) return;
-    try {
-      call();
-    } catch (error const&) {
-      return;
-    }
-    where_ = text_of(shape_);
-    fail(what + " is not refused");
-  }
-  [[noreturn]] void fail(std::string const& what) const { throw broken_promise("a policy: " + what + " (" + where_ + ")"); }
-
-  Policy policy_;
-  Exec& exec_;
-  policy_options options_;
-  cache_shape shape_;
-  signals needs_;
-  random_source random_;
-  random_signals inputs_;
-  std::string where_;
 };
 
 /// Checks a policy on random keys, ties, NaN and infinity among them.
