@@ -19,6 +19,12 @@ with scratch() as work:
         with open(work("fast.json")) as file:
             did = json.load(file)["lossless"]
         expect(did["drafted"] >= 3 and did["rounds"] + did["accepted"] == did["tokens"], f"{drafts}: {did}")
+    work.write("short.txt", run(work, [sys.executable, examples + "/haystack.py", "--words", "300", "--depth", "0.5"]).out)
+    both = run(work, [kvpolicy_run, "--model", model, "--prompt-file", "short.txt", "--predict", "6", "--compare", "--lossless", "--policy",
+                      "full", "--json", "both.json"])
+    with open(work("both.json")) as file:
+        did = json.load(file)["lossless"]
+    expect("| lossless " in both.out and did["equal"] == did["compared"] == 6 and did["rounds"] == 5, f"{did} {both.text}")
     for more, why in ((["--policy", "snapkv"], "the policy drops some"), (["--managed-cache"], "leave the managed cache away")):
         refused = run(work, command + ["--lossless"] + more, limit=at_once)
         expect(refused.status == 2 and why in refused.err and refused.err.count("\n") == 1, refused.text)

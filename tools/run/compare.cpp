@@ -1,17 +1,15 @@
 #include "compare.hpp"
 
-#include <kvpolicy/interop/llama/lossless.hpp>
-
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <limits>
 #include <optional>
 #include <set>
 #include <utility>
 
 #include "attention_mass.hpp"
 #include "generate.hpp"
+#include "lossless_runs.hpp"
 #include "managed_run.hpp"
 #include "measured.hpp"
 #include "output_file.hpp"
@@ -29,16 +27,6 @@ using nlohmann::ordered_json;
 
 constexpr int rounds = 3;
 constexpr std::int64_t picture_bins = 240;
-
-/// What lossless decoding did with all prompts.
-struct lossless_runs {
-  std::vector<double> ms;                   ///< a token, the mean of each run
-  llama::lossless_statistics statistics{};  ///< of the last run
-  std::int64_t tokens = 0;                  ///< of each prompt's first run
-  std::int64_t equal = 0;                   ///< of them, those before the first that differs from full's
-  std::vector<float> gaps;                  ///< where one differs: how far apart full's own two likeliest logits were
-  std::string answer;                       ///< to the first prompt
-};
 
 double quiet_ms(std::function<void()> const& work) {
   auto const start = std::chrono::steady_clock::now();
@@ -177,8 +165,10 @@ class comparison {
     }
   }
 
-  void use(std::size_t policy) {
-    session_.use(options_.policies[policy].policy);
+  void use(std::size_t policy) { use(options_.policies[policy].policy); }
+  template <class Policy>
+  void use(Policy const& policy) {
+    session_.use(policy);
     restore(attached_.get());
     session_.load(saved_);
   }
@@ -214,43 +204,24 @@ class comparison {
 
   /// Greedy decoding under full: what lossless decoding has to decode.
   void full_run() {
-    session_.use(presets::full{});
-    restore(attached_.get());
-    session_.load(saved_);
-    full_tokens_.assign(1, first_token_);
-    full_gaps_.assign(1, 0);
+    use(presets::full{});
+    lossless_.begin(first_token_);
     for (int i = 0; i + 1 < options_.predict; ++i) {
-      decode_token(attached_.get(), full_tokens_.back(), [&] { session_.check(); });
-      std::span const logits = last_logits(attached_.get(), model_);
-      full_tokens_.push_back(likeliest(logits));
-      auto const second = [&](float value) {  // the likeliest of the others
-        float most = -std::numeric_limits<float>::infinity();
-        for (std::size_t t = 0; t < logits.size(); ++t) {
-          if (static_cast<llama_token>(t) != full_tokens_.back()) most = std::max(most, logits[t]);
-        }
-        return value - most;
-      };
-      full_gaps_.push_back(second(logits[static_cast<std::size_t>(full_tokens_.back())]));
+      decode_token(attached_.get(), lossless_.expected(), [&] { session_.check(); });
+      lossless_.expect(last_logits(attached_.get(), model_));
     }
   }
 
   void lossless_run(int round) {
-    session_.use(llama::verified_draft{});
-    restore(attached_.get());
-    session_.load(saved_);
+    use(llama::verified_draft{});
     llama::lossless fast(session_, attached_.get());
     std::vector<llama_token> tokens{first_token_};
     double const ms = quiet_ms([&] {
       for (int i = 0; i + 1 < options_.predict; ++i) tokens.push_back(likeliest(fast.decode(tokens.back())));
     });
-    lossless_.ms.push_back(ms / (options_.predict - 1));
-    lossless_.statistics = fast.statistics();
-    if (round > 0) return;
-    std::int64_t const equal = std::ranges::mismatch(tokens, full_tokens_).in1 - tokens.begin();
-    lossless_.tokens += std::ssize(tokens);
-    lossless_.equal += equal;
-    if (equal < std::ssize(tokens)) lossless_.gaps.push_back(full_gaps_[static_cast<std::size_t>(equal)]);
-    if (prompts_.size() == 1) lossless_.answer = text_of(tokens);
+    lossless_.add(ms / (options_.predict - 1), fast.statistics());
+    if (round == 0) lossless_.compare(tokens);
+    if (round == 0 && prompts_.size() == 1) lossless_answer_ = text_of(tokens);
   }
 
   /// Decodes the dense tokens under a policy, on the engine's rows.
@@ -376,9 +347,8 @@ class comparison {
 
   std::array<double, 2>
       prompt_kl_{};  ///< of the first prompt's last logits to flash attention's: the session's, and without it
-  std::vector<llama_token> full_tokens_;
-  std::vector<float> full_gaps_;  ///< between the two likeliest logits of each
   lossless_runs lossless_;
+  std::string lossless_answer_;  ///< to the first prompt
   std::array<measured, 3> dense_;
   std::vector<measured> policies_;
   ordered_json prompts_ = ordered_json::array();
@@ -434,16 +404,8 @@ ordered_json comparison::result() const {
   result["dense"]["flash_on"].update(request(dense_[0]));
   if (has_off) result["dense"]["flash_off"].update(request(dense_[1]));
   if (options_.lossless) {
-    double const ms = quantile(lossless_.ms, .5);
-    result["lossless"] = lossless_json(lossless_.statistics);
-    result["lossless"].update({{"ms_per_token", ms},
-                               {"ms_p10", quantile(lossless_.ms, .1)},
-                               {"ms_p90", quantile(lossless_.ms, .9)},
-                               {"speedup", best / ms},
-                               {"compared", lossless_.tokens},
-                               {"equal", lossless_.equal},
-                               {"gaps", lossless_.gaps},
-                               {"answer", lossless_.answer}});
+    result["lossless"] = lossless_.result(best);
+    result["lossless"]["answer"] = lossless_answer_;
   }
   std::multiset<std::string> names;
   for (named_host_policy const& p : options_.policies) names.insert(p.name);

@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 
+#include "lossless_runs.hpp"
 #include "named_tier.hpp"
 #include "output_file.hpp"
 #include "progress.hpp"
@@ -127,15 +128,6 @@ nlohmann::ordered_json prompt_json(std::optional<prompt_pages> const& policy, ll
 nlohmann::ordered_json memory_json(llama::memory_statistics const& of) {
   if (of.limit == 0) return nullptr;
   return {{"rows", of.rows}, {"bytes", of.bytes}, {"most_bytes", of.most_bytes}, {"limit_bytes", of.limit}};
-}
-
-nlohmann::ordered_json lossless_json(llama::lossless_statistics const& of) {
-  return {{"tokens", of.tokens},
-          {"rounds", of.rounds},
-          {"drafted", of.drafted},
-          {"accepted", of.accepted},
-          {"draft_ms", 1e3 * of.draft_seconds},
-          {"verify_ms", 1e3 * of.verify_seconds}};
 }
 
 void generate(run_options const& options) {

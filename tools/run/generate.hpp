@@ -1,7 +1,7 @@
 // kvpolicy-run without --compare: one policy, text as it is decoded.
 #pragma once
 
-#include <kvpolicy/interop/llama/lossless.hpp>
+#include <kvpolicy/interop/llama.hpp>
 
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -27,8 +27,6 @@ std::int64_t context_tokens(text_model const& model, run_options const& options,
 void generate(run_options const& options);
 
 nlohmann::ordered_json memory_json(llama::memory_statistics const& of);
-
-nlohmann::ordered_json lossless_json(llama::lossless_statistics const& of);
 
 /// Says on stderr where a policy's own idea can't be at work: no head follows.
 void warn_of_idle(std::string const& policy, nlohmann::ordered_json const& at_work);
