@@ -13,9 +13,9 @@
 
 namespace kvpolicy {
 
-/// One of two types.
-template <class T, class A, class B>
-concept any_of = std::same_as<T, A> || std::same_as<T, B>;
+/// The queries of a step: of several tokens, or of one.
+template <class Q>
+concept step_queries = std::same_as<Q, query_window> || std::same_as<Q, query_heads>;
 
 /// Tokens of one sequence that a step may bring.
 inline constexpr std::int64_t most_step_tokens = 16;
@@ -35,7 +35,7 @@ inline constexpr std::int64_t most_step_tokens = 16;
 /// @param exec  the executor
 /// @throws invalid_value for more tokens than most_step_tokens, or than rows
 /// @throws unsupported on a GPU, if `terms` adds anything and `log_sum_exp` is not empty
-template <any_of<query_window, query_heads> Queries, class Memory, class Exec>
+template <step_queries Queries, class Memory, class Exec>
 void attend(Queries const& queries, basic_rows<Memory> const& keys, basic_rows<Memory> const& values, selection const& kept,
             attention_terms const& terms, table<float> out, std::span<float> log_sum_exp, Exec& exec) {
   if constexpr (std::same_as<Queries, query_heads>) {
@@ -51,7 +51,7 @@ void attend(Queries const& queries, basic_rows<Memory> const& keys, basic_rows<M
 
 /// Computes the same without attention terms.
 /// @param queries, keys, values, kept, out, log_sum_exp, exec  as above
-template <any_of<query_window, query_heads> Queries, class Memory, class Exec>
+template <step_queries Queries, class Memory, class Exec>
 void attend(Queries const& queries, basic_rows<Memory> const& keys, basic_rows<Memory> const& values, selection const& kept,
             table<float> out, std::span<float> log_sum_exp, Exec& exec) {
   attend(queries, keys, values, kept, {}, out, log_sum_exp, exec);

@@ -204,8 +204,8 @@ class lossless::rounds {
     return seconds_since(begun);
   }
 
-  void verify(std::span<lossless_token const> due, std::span<llama_pos const> at, std::vector<std::vector<llama_token>>& rows,
-              double drafting, bool as_prompt) {
+  void verify(std::span<lossless_token const> due, std::span<llama_pos const> at,
+              std::span<std::vector<llama_token> const> rows, double drafting, bool as_prompt) {
     auto const begun = clock::now();
     batch_.clear();
     for (std::size_t i = 0; i < due.size(); ++i) {

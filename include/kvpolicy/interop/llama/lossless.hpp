@@ -59,12 +59,12 @@ struct lossless_token {
   llama_seq_id sequence = 0;
 };
 
-/// Decodes what dense decoding decodes, in less time. Give decode() each token that your sampler takes, greedy or not: it
-/// returns the logits of dense attention behind it. A call drafts the tokens behind it under the session's policy, verifies all
-/// in one batch, and keeps their logits: while your sampler takes the drafted tokens, the next calls compute nothing. Not
-/// thread-safe. After decode(), the context may hold drafts that nobody took: call settle() before anything else is done to a
-/// sequence (a prompt, a copy, a save). Source: drafting with sparse attention over the model's own cache, TriForce (arXiv
-/// 2404.11912), MagicDec (2408.11049).
+/// Decodes what dense decoding decodes, in long contexts in less time. Give decode() each token that your sampler takes, greedy
+/// or not: it returns the logits of dense attention behind it. A call drafts the tokens behind it under the session's policy,
+/// verifies all in one batch, and keeps their logits: while your sampler takes the drafted tokens, the next calls compute
+/// nothing. Not thread-safe. After decode(), the context may hold drafts that nobody took: call settle() before anything else
+/// is done to a sequence (a prompt, a copy, a save). Source: drafting with sparse attention over the model's own cache,
+/// TriForce (arXiv 2404.11912), MagicDec (2408.11049).
 class lossless {
  public:
   /// Prepares lossless decoding.
