@@ -63,16 +63,18 @@ class batch_run {
         whole_(whole),
         nearly_(nearly),
         is_captured_(on_real_gpu || random.one_in(2)),
+        most_new_(random.one_in(2) ? 1 : random.between(2, 6)),
         cache_(shape, sequences, static_cast<std::int32_t>(random.between(1, 20)),
                random.one_in(2) ? page_layout::nhd : page_layout::hnd, random, whole),
         device_(static_cast<std::uint64_t>(random.between(1, 1000))),
-        decoder_(policy, shape, sequences, device_),
+        decoder_(policy, shape, sequences, device_, most_new_),
         tokens_(static_cast<std::size_t>(sequences)),
-        steps_(static_cast<std::size_t>(sequences)),
+        prompts_(static_cast<std::size_t>(sequences)),
+        new_(static_cast<std::size_t>(sequences)),
         queries_(static_cast<std::size_t>(shape.layers * layer_size())),
         out_(queries_.size(), 7),
-        logits_(static_cast<std::size_t>(sequences * vocabulary)),
-        ids_(static_cast<std::size_t>(sequences)),
+        logits_(static_cast<std::size_t>(sequences * most_new_ * vocabulary)),
+        ids_(static_cast<std::size_t>(sequences * most_new_)),
         lists_(static_cast<std::size_t>(shape.layers)),
         oracles_(static_cast<std::size_t>(sequences)) {
     for (std::int64_t i = 0; i < std::max<std::int64_t>(1, shape.head_dim / 2); ++i)
@@ -88,7 +90,8 @@ class batch_run {
     std::int64_t const cut = tokens > 1 && random_.one_in(2) ? random_.between(1, tokens - 1) : tokens;
     piece(sequence, 0, cut, *mine);
     if (cut < tokens) piece(sequence, cut, tokens, *mine);
-    tokens_[static_cast<std::size_t>(sequence)] = static_cast<std::int32_t>(tokens);
+    prompts_[static_cast<std::size_t>(sequence)] = tokens_[static_cast<std::size_t>(sequence)] =
+        static_cast<std::int32_t>(tokens);
   }
   /// More of the prompt, after what was decoded.
   void extend(std::int64_t sequence, std::int64_t more) {
@@ -97,6 +100,7 @@ class batch_run {
     for (std::int64_t t = tokens; t < tokens + more; ++t) cache_.write(sequence, t, random_);
     piece(sequence, tokens, tokens + more, *oracles_[static_cast<std::size_t>(sequence)]);
     tokens += static_cast<std::int32_t>(more);
+    prompts_[static_cast<std::size_t>(sequence)] = tokens;
   }
   void end(std::int64_t sequence) {
     oracles_[static_cast<std::size_t>(sequence)].reset();
@@ -104,22 +108,30 @@ class batch_run {
   }
 
   /// One step of the sequences that are there, but for those that pause; what differs from the oracle's, or nothing. On a GPU,
-  /// and in half of the runs on the emulator, the first step is captured, and every step a replay of it.
+  /// and in half of the runs on the emulator, the first step is captured, and every step a replay of it. Of what a sequence
+  /// brings at a step, its first token stays, and as many of the others as chance has it.
   std::string step() {
     std::vector<std::int32_t> now(tokens_);
     for (std::size_t s = 0; s < now.size(); ++s) {
-      if (tokens_[s] > 0) now[s] = random_.one_in(6) ? gpu::paused : ++tokens_[s];
-      steps_[s] = now[s] > 0;
+      bool const steps = tokens_[s] > 0 && !random_.one_in(6);
+      new_[s] = steps ? static_cast<std::int32_t>(random_.between(1, std::min(most_new_, shape_.max_tokens - tokens_[s]))) : 0;
+      tokens_[s] += new_[s];
+      if (tokens_[s] > 0) now[s] = steps ? tokens_[s] : gpu::paused;
     }
-    decoder_.plan(now);
+    if (most_new_ == 1 && random_.one_in(2)) decoder_.plan(now);
+    else decoder_.plan(now, new_);
     fill(queries_);
     fill(logits_);
     for (std::int32_t& id : ids_) id = static_cast<std::int32_t>(random_.between(0, vocabulary - 1));
     // A step run layer by layer must do without the later layers' keys; one that is replayed has them all.
     for (std::int64_t l = 0; is_captured_ && l < shape_.layers; ++l) write(l);
     device_.send();
-    // An engine may have a graph of idle steps beside that of all steps.
-    bool const idle = !std::exchange(first_step_, false) && decoder_.idle() && random_.one_in(2);
+    // An engine may have a graph of idle steps beside that of all steps, and one of what stayed.
+    bool const first_step = std::exchange(first_step_, false);
+    bool const idle = !first_step && decoder_.idle() && random_.one_in(2);
+    auto const settle = [&] { decoder_.settle(cache_.view(), .125f); };
+    if (is_captured_ && (first_step || decoder_.unsettled())) settled_.run(device_.on(), settle);
+    else if (decoder_.unsettled()) settle();
     auto const enqueue = [&] {
       for (std::int64_t l = 0; l < shape_.layers; ++l) {
         if (!is_captured_) write(l);
@@ -132,7 +144,8 @@ class batch_run {
       gpu::vector_rows logits{};
       logits.base = on_device(logits_).data;
       logits.elements = std::ssize(logits_);
-      logits.sequence_stride = vocabulary;
+      logits.sequence_stride = most_new_ * vocabulary;
+      logits.token_stride = vocabulary;
       decoder_.observe(logits, vocabulary);
     };
     if (is_captured_) (idle ? idle_ : captured_).run(device_.on(), enqueue);
@@ -145,9 +158,17 @@ class batch_run {
       }
     }
     for (std::size_t s = 0; s < tokens_.size(); ++s) {
+      if (new_[s] == 0) continue;
+      std::int64_t const stay = random_.between(1, new_[s]);
+      tokens_[s] += static_cast<std::int32_t>(stay) - new_[s];
+      if constexpr (requires { decoder_.cut(0, 0); }) {
+        if (random_.one_in(4)) decoder_.cut(static_cast<std::int64_t>(s), tokens_[s] = cut_of(s));
+      }
       auto& mine = oracles_[s];
-      std::span<float const> const logits(logits_.data() + static_cast<std::int64_t>(s) * vocabulary, vocabulary);
-      if (mine && steps_[s]) mine->state.observe({logits}, mine->exec);
+      for (std::int64_t i = 0; i < stay; ++i) {
+        std::int64_t const row = static_cast<std::int64_t>(s) * most_new_ + i;
+        mine->state.observe({std::span<float const>(logits_.data() + row * vocabulary, vocabulary)}, mine->exec);
+      }
     }
     return {};
   }
@@ -167,18 +188,21 @@ class batch_run {
     for (float& x : made) x = number();
     return made;
   }
+  std::int32_t cut_of(std::size_t s) const { return static_cast<std::int32_t>(random_.between(prompts_[s], tokens_[s])); }
   void write(std::int64_t layer) {
     for (std::size_t s = 0; s < tokens_.size(); ++s) {
-      if (steps_[s]) cache_.write(static_cast<std::int64_t>(s), tokens_[s] - 1, layer, random_);
+      for (std::int64_t t = tokens_[s] - new_[s]; t < tokens_[s]; ++t)
+        cache_.write(static_cast<std::int64_t>(s), t, layer, random_);
     }
   }
   /// Queries or outputs of a layer, floats.
-  std::int64_t layer_size() const { return std::ssize(tokens_) * shape_.q_heads * shape_.head_dim; }
+  std::int64_t layer_size() const { return std::ssize(tokens_) * most_new_ * shape_.q_heads * shape_.head_dim; }
   gpu::vector_rows rows_of(float* data, std::int64_t size) const {
     gpu::vector_rows made{};
     made.base = data;
     made.elements = size;
-    made.sequence_stride = shape_.q_heads * shape_.head_dim;
+    made.sequence_stride = most_new_ * shape_.q_heads * shape_.head_dim;
+    made.token_stride = shape_.q_heads * shape_.head_dim;
     made.head_stride = shape_.head_dim;
     return made;
   }
@@ -204,21 +228,26 @@ class batch_run {
   std::string compare(std::int64_t s, std::int64_t l) {
     float const* const queries = queries_.data() + l * layer_size();
     float const* const out = out_.data() + l * layer_size();
-    std::int64_t const size = shape_.q_heads * shape_.head_dim;
+    std::int64_t const size = most_new_ * shape_.q_heads * shape_.head_dim;
     auto& mine = oracles_[static_cast<std::size_t>(s)];
-    if (!steps_[static_cast<std::size_t>(s)]) {
-      for (std::int64_t i = 0; i < size; ++i) {
-        if (out[s * size + i] != 0) return "a slot that is empty or pauses has an output";
-      }
+    std::int64_t const brought = new_[static_cast<std::size_t>(s)];
+    std::int64_t const written = brought * shape_.q_heads * shape_.head_dim;
+    for (std::int64_t i = written; i < size; ++i) {
+      if (out[s * size + i] != 0) return "a token that was not brought has an output";
+    }
+    if (brought == 0) {
       if constexpr (gpu::known_counts<Policy, test_device>) {
         if (decoder_.listed({l}, s, {0}) != 0) return "the host counts tokens of a slot that is empty or pauses";
       }
       return {};
     }
     std::int64_t const n = tokens_[static_cast<std::size_t>(s)];
-    query_heads const heads{queries + s * size, shape_.q_heads, shape_.head_dim, .125f};
-    selection const kept =
-        mine->state.choose(view(s, n), {l}, step_signals{heads, ids_[static_cast<std::size_t>(s)]}, mine->exec);
+    query_window const heads{queries + s * size, brought, shape_.q_heads, shape_.q_heads * shape_.head_dim,
+                             shape_.head_dim,    .125f};
+    std::span const ids(ids_.data() + s * most_new_, static_cast<std::size_t>(brought));
+    selection const kept = most_new_ == 1
+                               ? mine->state.choose(view(s, n), {l}, step_signals{heads.token(0), ids[0]}, mine->exec)
+                               : mine->state.choose(view(s, n), {l}, step_window{brought, heads, ids}, mine->exec);
     for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
       std::vector<std::int64_t> const want = tokens_of(kept.of({h}));
       std::vector<std::int64_t> const got = tokens_of(device_, lists_[static_cast<std::size_t>(l)], s, h);
@@ -235,10 +264,10 @@ class batch_run {
                  std::to_string(want.size());
       }
     }
-    std::vector<float> expected(static_cast<std::size_t>(size));
+    std::vector<float> expected(static_cast<std::size_t>(written));
     attend(heads, view(s, n).keys({l}), view(s, n).values({l}), kept,
-           table<float>{expected.data(), shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, mine->exec);
-    for (std::int64_t i = 0; i < size; ++i) {
+           table<float>{expected.data(), brought * shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, mine->exec);
+    for (std::int64_t i = 0; i < written; ++i) {
       if (!(std::abs(out[s * size + i] - expected[static_cast<std::size_t>(i)]) <= 1e-4f)) {
         return "output " + std::to_string(i) + " is " + std::to_string(out[s * size + i]) + " for " +
                std::to_string(expected[static_cast<std::size_t>(i)]);
@@ -268,16 +297,19 @@ class batch_run {
   std::int64_t compared_ = 0;  ///< lists
   std::int64_t differ_ = 0;    ///< that a near-tie explains
   bool is_captured_;
+  std::int64_t most_new_;  ///< tokens that a sequence brings at most
   batch_cache cache_;
   test_device device_;
   prompt_exec exec_;
   captured_step captured_;
   captured_step idle_;
+  captured_step settled_;
   bool first_step_ = true;
   gpu::decoder<Policy, test_device> decoder_;
   std::vector<std::int32_t> tokens_;
-  std::vector<bool> steps_;       ///< which have a token at this step
-  shared_vector<float> queries_;  ///< `[layers, sequences, q_heads, head_dim]`
+  std::vector<std::int32_t> prompts_;
+  std::vector<std::int32_t> new_;  ///< of them, that came with this step; 0: the sequence pauses, or nobody is there
+  shared_vector<float> queries_;   ///< `[layers, sequences, most_new, q_heads, head_dim]`
   shared_vector<float> out_;
   shared_vector<float> logits_;
   shared_vector<std::int32_t> ids_;

@@ -204,7 +204,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: heterocache", "[
 
 TEST_CASE("a decoder's steps choose what the four verbs choose: infllm", "[cuda]") {
   run_batches<presets::infllm>(
-      10, 20,
+      12, 20,
       [](random_source& random, cache_shape const& shape) {
         presets::infllm made{};
         made.block = static_cast<std::int32_t>(random.between(2, 7));
@@ -341,6 +341,48 @@ TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cud
   REQUIRE_THROWS_AS(by_sentence.choose(cache.view(), {0}, {}, 1), invalid_value);  // no ids
 }
 
+TEST_CASE("a plan says how many of the last step's tokens stayed: at least one, at most all", "[cuda]") {
+  random_source random(14);
+  cache_shape const shape{.layers = 2, .q_heads = 2, .kv_heads = 1, .head_dim = 8, .max_tokens = 40};
+  batch_cache cache(shape, 2, 8, page_layout::nhd, random, true);
+  for (std::int64_t t = 0; t < 40; ++t) cache.write(0, t, random);
+  test_device device;
+  prompt_exec exec;
+  auto const made = [&](std::int64_t most) {
+    return gpu::decoder<presets::full, test_device>(presets::full{}, shape, 2, device, most);
+  };
+  REQUIRE_THROWS_AS(made(0), invalid_value);
+  REQUIRE_THROWS_AS(made(most_step_tokens + 1), invalid_value);
+  device.send();
+  auto decoder = made(4);
+  for (std::int64_t l = 0; l < 2; ++l) decoder.prefill(0, cache.view(), 10, {l}, {}, exec);
+  auto const plan = [&](std::int32_t tokens, std::int32_t brought) {
+    decoder.plan(std::vector<std::int32_t>{tokens, 0}, std::vector<std::int32_t>{brought, 1});
+  };
+  REQUIRE_THROWS_AS(plan(15, 5), invalid_value);  // more than a step may bring
+  REQUIRE_THROWS_AS(plan(10, 0), invalid_value);
+  REQUIRE_THROWS_AS(plan(13, 4), invalid_value);  // the prompt has 10
+  REQUIRE_THROWS_AS(plan(15, 4), invalid_value);
+  REQUIRE_THROWS_AS(decoder.plan(std::vector<std::int32_t>{14, 0}, std::vector<std::int32_t>{4}), invalid_value);
+  plan(14, 4);
+  REQUIRE_THROWS_AS(plan(12, 2), invalid_value);  // the step's first token stays
+  REQUIRE_THROWS_AS(plan(16, 1), invalid_value);
+  plan(gpu::paused, 0);
+  plan(13, 2);  // one of the four stayed
+  plan(17, 4);  // both did
+
+  decoder.cut(0, 12);
+  plan(13, 1);
+  REQUIRE_THROWS_AS(decoder.cut(0, 9), invalid_value);  // of the prompt
+  REQUIRE_THROWS_AS(decoder.cut(0, 14), invalid_value);
+  REQUIRE_THROWS_AS(decoder.cut(1, 0), invalid_value);  // nobody is there
+  REQUIRE_THROWS_AS(decoder.cut(2, 0), invalid_value);
+  decoder.prefill(0, cache.view(), 11, {0}, {.first = 11}, exec);
+  REQUIRE_THROWS_AS(plan(12, 1), invalid_value);  // a layer is missing
+  decoder.prefill(0, cache.view(), 11, {1}, {.first = 11}, exec);
+  plan(12, 1);
+}
+
 // What is known at compile time: which policies have kernels for every step.
 template <class Retain, class Retrieve>
 constexpr bool served = gpu::decodable<policy<Retain, Retrieve>, test_device>;
@@ -359,6 +401,13 @@ using pages_behind_tokens = decltype(keep{segments::pages{}, pools::bounds{}, sc
 static_assert(!gpu::decodable_retrieve<pages_behind_tokens, test_device>);  // a window that cuts through a listed page
 static_assert(!gpu::decodable_together<h2o_retain, sentence_retrieve, test_device>);
 static_assert(!gpu::decodable_together<h2o_retain, quest_retrieve, test_device>);
+// Which policies learn nothing from steps, so that drafts can be taken back.
+template <class Policy>
+constexpr bool can_cut = requires(gpu::decoder<Policy, test_device>& decoder) {
+  decoder.cut(0, 0);
+};
+static_assert(can_cut<presets::full> && can_cut<presets::snapkv>);
+static_assert(!can_cut<presets::streaming_llm> && !can_cut<presets::quest> && !can_cut<presets::tova>);
 
 }  // namespace
 }  // namespace kvpolicy_test

@@ -25,7 +25,7 @@ class emulated_device {
   template <class Body>
   void launch(gpu::grid_size grid, typename Body::arguments const& a) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-    if (capturing_) captured_.push_back([this, grid, a] { launch_emulated<Body>(device_, grid, a); });
+    if (capturing_ != nullptr) capturing_->launches.push_back([this, grid, a] { launch_emulated<Body>(device_, grid, a); });
     else launch_emulated<Body>(device_, grid, a);
   }
   template <class Body>
@@ -43,8 +43,8 @@ class emulated_device {
   gpu::buffer<std::int32_t> counters() { return {counters_.data(), std::ssize(counters_)}; }
   std::int64_t scratch_used() const { return std::ssize(pieces_); }
   void release_scratch(std::int64_t used) {
-    for (auto piece = pieces_.begin() + used; capturing_ && piece != pieces_.end(); ++piece)
-      replayed_.push_back(std::move(*piece));
+    for (auto piece = pieces_.begin() + used; capturing_ != nullptr && piece != pieces_.end(); ++piece)
+      capturing_->scratch.push_back(std::move(*piece));
     pieces_.resize(static_cast<std::size_t>(used));
   }
 
@@ -62,7 +62,7 @@ class emulated_device {
   }
   template <class T>
   void upload(gpu::buffer<T> to, T const* from, std::int64_t count) {
-    if (capturing_) throw std::logic_error("an upload in a captured step: replays would not repeat it");
+    if (capturing_ != nullptr) throw std::logic_error("an upload in a captured step: replays would not repeat it");
     if (count > to.size) throw std::out_of_range("an upload past the end");
     std::copy_n(from, count, to.data);
   }
@@ -75,20 +75,26 @@ class emulated_device {
     return {from.data + first, from.data + first + count};
   }
 
+  struct graph {
+    std::vector<std::function<void()>> launches;
+    std::vector<std::unique_ptr<std::vector<gpu::pack>>> scratch;
+  };
   /// Keeps the launches of `enqueue`, with their arguments as they are now, for replay().
   template <class Enqueue>
-  void capture(Enqueue enqueue) {
+  graph capture(Enqueue enqueue) {
     struct ends {
-      bool& capturing;
-      ~ends() { capturing = false; }
+      graph*& capturing;
+      ~ends() { capturing = nullptr; }
     };
-    capturing_ = true;
+    graph made;
+    capturing_ = &made;
     ends const capture{capturing_};
     enqueue();
+    return made;
   }
-  void replay() {
-    for (auto const& piece : replayed_) std::memset(piece->data(), 0xff, piece->size() * 16);
-    for (auto const& launch : captured_) launch();
+  void replay(graph const& captured) {
+    for (auto const& piece : captured.scratch) std::memset(piece->data(), 0xff, piece->size() * 16);
+    for (auto const& launch : captured.launches) launch();
   }
 
   void begin() {}
@@ -105,9 +111,7 @@ class emulated_device {
  private:
   gpu_emulator device_;
   std::vector<std::unique_ptr<std::vector<gpu::pack>>> pieces_;
-  std::vector<std::unique_ptr<std::vector<gpu::pack>>> replayed_;  ///< scratch of the captured launches
-  std::vector<std::function<void()>> captured_;
-  bool capturing_ = false;
+  graph* capturing_ = nullptr;
   std::vector<std::int32_t> counters_ = std::vector<std::int32_t>(64);
 };
 

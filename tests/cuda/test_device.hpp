@@ -4,7 +4,7 @@
 #if defined(KVPOLICY_TEST_GPU)
 #include "cuda/gpu/gpu_device.hpp"
 #else
-#include <utility>
+#include <optional>
 
 #include "cuda/emulated.hpp"
 #endif
@@ -32,12 +32,12 @@ class captured_step {
  public:
   template <class Enqueue>
   void run(emulated_device& on, Enqueue enqueue) {
-    if (!std::exchange(captured_, true)) on.capture(enqueue);
-    on.replay();
+    if (!captured_) captured_ = on.capture(enqueue);
+    on.replay(*captured_);
   }
 
  private:
-  bool captured_ = false;
+  std::optional<emulated_device::graph> captured_;
 };
 #endif
 

@@ -31,6 +31,15 @@ void steps(kv::gpu::stream stream, kv::cache_shape const& shape, std::int64_t se
   decoder.observe(logits, vocabulary);
 }
 
+void several(kv::gpu_exec& exec, kv::cache_shape const& shape, std::int64_t sequences, kv::gpu::paged_batch const& view,
+             std::span<std::int32_t const> lengths, std::span<std::int32_t const> brought, float scale);
+void several(kv::gpu_exec& exec, kv::cache_shape const& shape, std::int64_t sequences, kv::gpu::paged_batch const& view,
+             std::span<std::int32_t const> lengths, std::span<std::int32_t const> brought, float scale) {
+  kv::gpu::decoder<kv::presets::quest, kv::gpu::stream_device> decoder({}, shape, sequences, exec.device(), 8);
+  decoder.plan(lengths, brought);
+  if (decoder.unsettled()) decoder.settle(view, scale);
+}
+
 struct slots {
   kv::gpu::batch_rows k, v;
   kv::gpu::batch_rows keys(kv::layer_id) const { return k; }

@@ -18,6 +18,7 @@ void entropies(measured_gpu& on) {
                        gpu::entropy_body::arguments a{};
                        a.logits = vectors(logits[static_cast<std::size_t>(turn) % logits.size()], 1, vocabulary);
                        a.vocabulary = vocabulary;
+                       a.sequences = batch;
                        a.entropy = {found.get().data, batch};
                        a.varentropy = {found.get().data + batch, batch};
                        device.launch<gpu::entropy_body>({batch, 1, 1}, a);

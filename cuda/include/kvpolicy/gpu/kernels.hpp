@@ -9,6 +9,7 @@
 #include "kvpolicy/gpu/kernel/evict.hpp"
 #include "kvpolicy/gpu/kernel/gather.hpp"
 #include "kvpolicy/gpu/kernel/gaussian.hpp"
+#include "kvpolicy/gpu/kernel/keep_step.hpp"
 #include "kvpolicy/gpu/kernel/logits_tensor.hpp"
 #include "kvpolicy/gpu/kernel/page_list.hpp"
 #include "kvpolicy/gpu/kernel/page_table.hpp"
@@ -58,7 +59,7 @@
   X(query_sums_body) X(sentence_fill_body) X(evict_body)                               \
   X(keep_queries_body) X(smooth_rows_body) X(drift_body) X(followers_due_body)        \
   X(block_queries_body) KVPOLICY_EACH_TYPE(X, represent_body) X(sum_heads_body)        \
-  X(resolve_slots_body) KVPOLICY_EACH_TYPE(X, gather_rows_body)                        \
+  X(resolve_slots_body) KVPOLICY_EACH_TYPE(X, gather_rows_body) X(keep_step_body)      \
   X(page_table_body)
 
 #define KVPOLICY_ATTEND_KERNELS(X)                                                     \

@@ -20,6 +20,7 @@ struct sequence_view {
 
   cache_shape shape() const noexcept { return cache; }
   std::int64_t tokens() const noexcept { return count; }
+  sequence_view first(std::int64_t tokens) const noexcept { return {batch, cache, sequence, tokens}; }
   basic_rows<Memory> keys(layer_id layer) const noexcept { return at(batch.keys(layer)); }
   basic_rows<Memory> values(layer_id layer) const noexcept { return at(batch.values(layer)); }
 

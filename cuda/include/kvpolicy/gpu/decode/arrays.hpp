@@ -11,29 +11,49 @@
 
 namespace kvpolicy::gpu {
 
-/// Small integers of a step: rows of one for each sequence, made by plan() on the host, copied in one go.
+/// The turns that parts take at a step: one for each token that the last step brought beyond its first one, if it stays, and
+/// the last for this step's first token.
+struct step_turns {
+  std::int64_t count = 1;
+  std::int64_t now = 0;  ///< the turn that numbers are set and read for
+};
+inline constexpr step_turns one_turn{};
+
+/// Small integers of a step: rows of one for each sequence, made by plan() on the host for each turn, copied in one go.
 template <owning_device D>
 class step_numbers {
  public:
-  step_numbers(D& device, std::int64_t rows, std::int64_t sequences)
-      : sequences_(sequences),
-        host_(static_cast<std::size_t>(rows * sequences)),
-        device_(device.template allocate<std::int32_t>(rows * sequences)) {
-    device.upload(device_.get(), host_.data(), std::ssize(host_));
+  /// `turns` outlive the numbers.
+  step_numbers(D& device, std::int64_t rows, std::int64_t sequences, step_turns const& turns = one_turn)
+      : rows_(rows),
+        sequences_(sequences),
+        turns_(&turns),
+        host_(static_cast<std::size_t>(turns.count * rows * sequences)),
+        device_(device.template allocate<std::int32_t>(std::ssize(host_))) {
+    upload(device);
   }
 
   void set(std::int64_t row, std::int64_t sequence, std::int64_t value) noexcept {
-    host_[static_cast<std::size_t>(row * sequences_ + sequence)] = static_cast<std::int32_t>(value);
+    host_[static_cast<std::size_t>(at(turns_->now, row) + sequence)] = static_cast<std::int32_t>(value);
+  }
+  /// For every turn.
+  void set_all(std::int64_t row, std::int64_t sequence, std::int64_t value) noexcept {
+    for (std::int64_t t = 0; t < turns_->count; ++t)
+      host_[static_cast<std::size_t>(at(t, row) + sequence)] = static_cast<std::int32_t>(value);
   }
   std::int64_t get(std::int64_t row, std::int64_t sequence) const noexcept {
-    return host_[static_cast<std::size_t>(row * sequences_ + sequence)];
+    return host_[static_cast<std::size_t>(at(turns_->now, row) + sequence)];
   }
-  per_sequence of(std::int64_t row) const noexcept { return {{device_.get().data + row * sequences_, sequences_}, 0}; }
+  per_sequence of(std::int64_t row) const noexcept { return {{device_.get().data + at(turns_->now, row), sequences_}, 0}; }
   void upload(D& device) const { device.upload(device_.get(), host_.data(), std::ssize(host_)); }
 
  private:
+  std::int64_t at(std::int64_t turn, std::int64_t row) const noexcept { return (turn * rows_ + row) * sequences_; }
+
+  std::int64_t rows_;
   std::int64_t sequences_;
-  std::vector<std::int32_t> host_;
+  step_turns const* turns_;
+  std::vector<std::int32_t> host_;  ///< `[turns, rows, sequences]`
   array_of<D, std::int32_t> device_;
 };
 

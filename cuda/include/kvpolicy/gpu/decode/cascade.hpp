@@ -31,10 +31,10 @@ class decode_retrieve<Rule, D> {
   explicit decode_retrieve(decode_context<Rule, D> const& context)
       : context_(context),
         depth_(static_cast<std::size_t>(context.rule.select.depth)),
-        trigger_(on_device(context.rule.trigger), context.sequences, *context.device),
+        trigger_(on_device(context.rule.trigger), context.sequences, context.turns->count, *context.device),
         unit_scores_(context, depth_),
         pages_(unit_scores_.units(0)),
-        numbers_(*context.device, rows, context.sequences),
+        numbers_(context.numbers(rows)),
         state_(context.template array<std::int32_t>(state_rows * context.sequences)),
         scores_(context.template array<float>(context.sequences * pages_)),
         lists_(context.template array<std::int32_t>(list_rows * context.sequences * pages_)) {
@@ -89,9 +89,10 @@ class decode_retrieve<Rule, D> {
     unit_scores_.take(step);
   }
 
-  void observe(vector_rows const& logits, std::int64_t vocabulary, per_sequence const& lengths) {
-    trigger_.observe(logits, vocabulary, lengths);
+  void read(vector_rows const& logits, std::int64_t vocabulary, per_sequence const& brought) {
+    trigger_.read(logits, vocabulary, brought);
   }
+  void observe(std::int64_t nth, per_sequence const& lengths) { trigger_.observe(nth, lengths); }
 
   token_lists lists(layer_id, token_lists const& retained) const noexcept {
     return {.units = list(step_list),

@@ -49,7 +49,11 @@ struct decode_context {
   cache_shape shape;
   std::int64_t sequences;
   D* device;
+  step_turns const* turns;
   std::int64_t retained_lists = 0;  ///< of a layer, that a retrieve goes by; 0: everything is there
+
+  step_numbers<D> numbers(std::int64_t rows, std::int64_t of_sequences) const { return {*device, rows, of_sequences, *turns}; }
+  step_numbers<D> numbers(std::int64_t rows) const { return numbers(rows, sequences); }
 
   template <class T>
   array_of<D, T> array(std::int64_t size) const {
@@ -114,8 +118,10 @@ inline vector_rows vectors_of_floats(buffer<float> all, std::int64_t vectors, st
 /// host, of a sequence with a token. A part whose planned step may need no choice has `idle()`; where it is true,
 /// lists() is right without choose(). A retain has `stays`, whether what it keeps of a prompt is there for good; then
 /// `kept(sequence, layer)` and `kept_lists(sequence, layer, tokens)`, what a prompt's end left, on the host and the device, and
-/// `retained_lists()` of a layer. A retrieve has `by_index`, whether it sees what is there by index, and `observe(logits,
-/// vocabulary, lengths)` where it needs logits; its plan() is given `retained(layer, head)`, too, how many tokens are there.
+/// `retained_lists()` of a layer. A retrieve has `by_index`, whether it sees what is there by index; its plan() is given
+/// `retained(layer, head)`, too, how many tokens are there. Where it needs logits it has `read(logits, vocabulary, brought)`,
+/// which keeps what it needs of those behind each new token, and `observe(nth, lengths)`, what came behind the nth of them.
+/// A step's numbers are those of the turn that `turns` names, when plan() sets them and when choose() enqueues.
 template <class Rule, owning_device D>
 class decode_retain;
 template <class Rule, owning_device D>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <string>
 #include <type_traits>
 
 #include "kvpolicy/gpu/decode/cascade.hpp"
@@ -66,6 +67,19 @@ consteval bool fits_on_device() {
       "the retrieve can't choose among what this retain leaves: its kernels go by index, and need a choice that stands");
   return true;
 }
+
+/// Throws unsupported for a policy that would choose after the prompt.
+inline void refuse_waiting(requirements const& of) {
+  if (of.after == 0) return;
+  throw unsupported("the decoder on a GPU chooses in prefill(), and the policy waits for " + std::to_string(of.after) +
+                    " tokens of the answer; set its after to 0, and call prefill() when the answer has that many");
+}
+
+/// Whether a rule's lists follow from lengths alone, at every step.
+template <class State>
+concept never_chooses = requires {
+  requires std::bool_constant<State::idle()>::value;
+};
 
 /// Whether the host knows, when a step is planned, how many tokens each of its lists will name (decoder::listed).
 template <class State>

@@ -40,7 +40,7 @@ class decode_retrieve<Rule, D> {
         window_(context.rule.trigger.window),
         unit_scores_(context, window_),
         prompts_({keep_all{}, context.rule}, context.shape, context.sequences),
-        numbers_(*context.device, rows, context.sequences),
+        numbers_(context.numbers(rows)),
         of_layers_(context.template by_layer<std::int32_t>(layer_rows * context.heads())),
         of_step_(context.template array<std::int32_t>(4 * context.heads())),
         queries_(context.template by_layer<float>(context.heads() * window_ * context.shape.group() * context.shape.head_dim)),

@@ -28,12 +28,13 @@ template <class Rule, owning_device D>
 
  public:
   static constexpr bool stays = false;
+  static constexpr std::int64_t retained_lists() noexcept { return 0; }
 
   explicit decode_retain(decode_context<Rule, D> const& context)
       : context_(context),
         prompts_({context.rule, keep_all{}}, context.shape, context.sequences),
         stepped_(static_cast<std::size_t>(context.sequences)),
-        numbers_(*context.device, context.shape.layers * rows, context.sequences),
+        numbers_(context.numbers(context.shape.layers * rows)),
         lists_(*context.device, context.shape.layers, context.sequences,
                Rule::granularity == scope::head ? context.shape.kv_heads : 1, context.shape.max_tokens),
         weights_(context.template by_layer<float>(context.heads() * context.shape.max_tokens)),
@@ -48,7 +49,7 @@ template <class Rule, owning_device D>
     lists_.upload(layer, piece.sequence, state.retain().lists(layer), *context_.device);
     if constexpr (sums) {
       auto& memory = state.retain().memory();
-      numbers_.set(layer.value * rows + first_query, piece.sequence, memory.first_query);
+      numbers_.set_all(layer.value * rows + first_query, piece.sequence, memory.first_query);
       std::vector<float> of_head(static_cast<std::size_t>(context_.shape.max_tokens));  // tokens to come begin at nothing
       for (std::int64_t h = 0; h < context_.shape.kv_heads; ++h) {
         std::copy_n(memory.row(layer, h), piece.view.tokens(), of_head.begin());

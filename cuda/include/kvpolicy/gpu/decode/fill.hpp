@@ -28,7 +28,7 @@ class decode_retrieve<Rule, D> {
       : context_(context),
         most_(context.shape.max_tokens / context.rule.segment.shortest + 1),
         unit_scores_(context, most_),
-        budgets_(*context.device, context.shape.layers + 1, context.sequences),
+        budgets_(context.numbers(context.shape.layers + 1)),
         marks_(static_cast<std::size_t>(context.sequences)),
         boundary_size_(std::ssize(context.rule.segment.boundary)),
         boundary_(context.template array<std::uint8_t>(std::max<std::int64_t>(1, boundary_size_))),

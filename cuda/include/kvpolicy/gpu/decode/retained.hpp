@@ -92,10 +92,11 @@ class decode_retain<Rule, D> {
 
  public:
   static constexpr bool stays = false;
+  static constexpr std::int64_t retained_lists() noexcept { return 0; }
 
   explicit decode_retain(decode_context<Rule, D> const& context)
       : context_(context),
-        numbers_(*context.device, rows, context.sequences),
+        numbers_(context.numbers(rows)),
         kept_(static_cast<std::size_t>(context.sequences)),
         ids_(counted(*context.device, context.shape.max_tokens)) {}
 

@@ -44,13 +44,14 @@ concept triggers_on_device = requires(typename Rule::trigger_type const& when) {
 template <owning_device D>
 class page_uncertainties {
  public:
-  page_uncertainties(device_trigger const& when, std::int64_t sequences, D& device)
+  page_uncertainties(device_trigger const& when, std::int64_t sequences, std::int64_t tokens_of_step, D& device)
       : when_(when),
         sequences_(sequences),
+        tokens_of_step_(tokens_of_step),
         device_(&device),
         counts_(device.template allocate<std::int32_t>(2 * sequences)),
         moments_(device.template allocate<double>(2 * sequences)),
-        entropy_(device.template allocate<float>(2 * sequences)) {}
+        entropy_(device.template allocate<float>(tokens_of_step * sequences)) {}
 
   std::int32_t steps() const noexcept { return when_.steps; }
   /// Steps before which what fired does not count.
@@ -68,10 +69,14 @@ class page_uncertainties {
     for (std::int64_t row = 0; row < 2; ++row) zero(moments_.get(), row);
   }
 
-  void observe(vector_rows const& logits, std::int64_t vocabulary, per_sequence const& lengths) {
-    buffer<float> const entropies = part_of(entropy_.get(), 0, sequences_);
-    device_->template launch<entropy_body>({sequences_, 1, 1},
-                                           {logits, vocabulary, entropies, part_of(entropy_.get(), sequences_, sequences_)});
+  /// The entropies behind the tokens that a step brought, for observe().
+  void read(vector_rows const& logits, std::int64_t vocabulary, per_sequence const& brought) {
+    device_->template launch<entropy_body>({sequences_, tokens_of_step_, 1},
+                                           {logits, vocabulary, sequences_, brought, entropy_.get(), {}});
+  }
+  /// What came behind a step's nth token, of sequences that had so many tokens with it.
+  void observe(std::int64_t nth, per_sequence const& lengths) {
+    buffer<float> const entropies = part_of(entropy_.get(), nth * sequences_, sequences_);
     page_trigger const state{part_of(moments_.get(), 0, sequences_), part_of(moments_.get(), sequences_, sequences_),
                              part_of(counts_.get(), sequences_, sequences_), fired()};
     device_->template launch<page_trigger_body>(
@@ -82,10 +87,11 @@ class page_uncertainties {
  private:
   device_trigger when_;
   std::int64_t sequences_;
+  std::int64_t tokens_of_step_;
   D* device_;
   array_of<D, std::int32_t> counts_;  ///< `[2, sequences]`: fired, entropies of the page
   array_of<D, double> moments_;       ///< `[2, sequences]`
-  array_of<D, float> entropy_;        ///< `[2, sequences]`
+  array_of<D, float> entropy_;        ///< `[tokens of a step, sequences]`
 };
 
 }  // namespace kvpolicy::gpu

@@ -48,7 +48,7 @@ template <class Rule, owning_device D>
         : context_(context),
           units_(divided_up(context.shape.max_tokens, context.rule.segment.unit_size())),
           planned_(context.retained_lists > 1 ? context.shape.kv_heads : 1),
-          numbers_(*context.device, context.shape.layers * rows, context.sequences * planned_),
+          numbers_(context.numbers(context.shape.layers * rows, context.sequences * planned_)),
           unit_scores_(context, units_),
           scores_(context.template array<float>(context.heads() * units_)),
           summed_(context.template array<float>(Rule::granularity == scope::layer ? context.sequences * units_ : 1)),

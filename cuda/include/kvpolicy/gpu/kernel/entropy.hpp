@@ -34,10 +34,12 @@ struct entropy_body {
   static constexpr unsigned threads = 512;
   static constexpr char const* name = "entropy";
   struct arguments {
-    vector_rows logits;  ///< `[sequences, vocabulary]`
+    vector_rows logits;  ///< `[sequences, tokens, vocabulary]`
     std::int64_t vocabulary = 0;
-    buffer<float> entropy;  ///< `[sequences]`
-    buffer<float> varentropy;
+    std::int64_t sequences = 1;
+    per_sequence brought{{}, 1};  ///< tokens of each; of others nothing is written
+    buffer<float> entropy;        ///< `[tokens, sequences]`
+    buffer<float> varentropy;     ///< the same, or none
   };
   template <class B>
   struct shared {
@@ -47,7 +49,8 @@ struct entropy_body {
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
-    std::int64_t const from = block.x() * a.logits.sequence_stride;
+    if (block.y() >= a.brought.of(block, block.x())) return;
+    std::int64_t const from = block.x() * a.logits.sequence_stride + block.y() * a.logits.token_stride;
     // A thread's own sums are fp32: a few hundred terms; a NaN goes into all of them.
     float most = -__builtin_huge_valf();
     float total = 0;
@@ -95,8 +98,9 @@ struct entropy_body {
     // log p = x - most - log(total): its mean is -entropy, its variance the varentropy.
     double const mean = mine.first / mine.total;
     double const variance = mine.second / mine.total - mean * mean;
-    block.global(a.entropy)[block.x()] = static_cast<float>(log(mine.total) - mean);
-    block.global(a.varentropy)[block.x()] = static_cast<float>(variance < 0 ? 0 : variance);
+    std::int64_t const at = block.y() * a.sequences + block.x();
+    block.global(a.entropy)[at] = static_cast<float>(log(mine.total) - mean);
+    if (a.varentropy.data != nullptr) block.global(a.varentropy)[at] = static_cast<float>(variance < 0 ? 0 : variance);
   }
 };
 

@@ -24,7 +24,7 @@ struct decode_attention {
   std::int64_t sequences = 1;
   std::int64_t most_tokens = 0;  ///< of any list
   vector_rows out;
-  buffer<float> log_sum_exp;  ///< `[sequences, step, q_heads]`, or none
+  buffer<float> log_sum_exp{};  ///< `[sequences, step, q_heads]`, or none
 };
 
 /// How many blocks share a list: as many as the device runs at once, none with less than 64 tokens to read.

@@ -28,7 +28,7 @@ class unit_scores<Rule, D> {
   unit_scores(decode_context<Rule, D> const& context, std::size_t depth)
       : context_(context),
         dims_(context.shape.layers * context.shape.kv_heads * context.shape.head_dim),
-        numbers_(*context.device, rows, context.sequences),
+        numbers_(context.numbers(rows)),
         state_(context.template array<std::int32_t>(state_rows * context.sequences)),
         anchor_(context.template array<float>(context.sequences * dims_)),
         rope_(context.shape, context.rule.pool.pre_rope, *context.device) {
