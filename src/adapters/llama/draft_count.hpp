@@ -22,7 +22,8 @@ class draft_count {
     if (verify_[0] == 0) return 0;
     bool const hopeful = rounds_ == 0 || best_of(most, later_, .999) > 0;  // if all were taken, and cost what the later ones do
     if (rounds_ < first_rounds && hopeful) return std::min<std::int64_t>(first_trial, most);
-    std::int64_t const best = best_of(most, first_ == 0 ? later_ : first_, tried_ > 0 ? std::min(taken_ / tried_, .999) : 0);
+    std::int64_t best = best_of(most, first_ == 0 ? later_ : first_, std::min(taken_ / tried_, .999));
+    if (rounds_ >= first_rounds && tokens_ * verify_[0] < seconds_) best = 0;  // estimates promised more than came
     if (best == last_best_ && since_trial_ < pause_) return best;
     if (best != last_best_) pause_ = least_pause;
     last_best_ = best;
@@ -35,15 +36,24 @@ class draft_count {
 
   /// The d-th draft of a round took so long, the policy's work on what was verified before the first one included.
   void drafted(std::int64_t d, double seconds) noexcept {
+    round_seconds_ = d == 0 ? seconds : round_seconds_ + seconds;
     if (d == 0 && ++rounds_ == 1) return;  // the policy's work on a whole prompt
     learn(d == 0 ? first_ : later_, seconds);
   }
   /// The batch that verified so many drafts.
-  void verified(std::size_t drafts, double seconds) noexcept { learn(verify_[drafts], seconds); }
+  void verified(std::size_t drafts, double seconds) noexcept {
+    round_seconds_ += seconds;
+    counts_ = seen_[drafts];  // an engine takes longer for the first batch of a size
+    if (counts_) learn(verify_[drafts], seconds);
+    seen_[drafts] = true;
+  }
   /// Of so many drafts the caller took the first ones.
   void judged(std::size_t drafts, std::size_t taken) noexcept {
     taken_ = taken_ * forget + static_cast<double>(taken);
     tried_ = tried_ * forget + static_cast<double>(taken + (taken < drafts ? 1 : 0));
+    if (!counts_) return;
+    tokens_ = tokens_ * forget + static_cast<double>(taken + 1);
+    seconds_ = seconds_ * forget + round_seconds_;
   }
 
  private:
@@ -86,8 +96,13 @@ class draft_count {
   double first_ = 0;                               ///< seconds
   double later_ = 0;                               ///< seconds
   std::array<double, most_step_tokens> verify_{};  ///< seconds, by drafts
-  double taken_ = 0;
-  double tried_ = 0;
+  std::array<bool, most_step_tokens> seen_{};
+  bool counts_ = false;       ///< the last round does, among those of the next two
+  double round_seconds_ = 0;  ///< of the last round with drafts
+  double tokens_ = 0;         ///< that such rounds gave, and their seconds
+  double seconds_ = 0;
+  double taken_ = 4;  ///< drafts, and tried ones: before anything is known, 4 of 5
+  double tried_ = 5;
   std::int64_t last_best_ = -1;
   std::int64_t since_trial_ = 0;
   std::int64_t pause_ = least_pause;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,14 +50,16 @@ class batch_room {
 struct verified {
   llama_pos position = 0;  ///< the token's
   std::vector<llama_token> drafts;
-  std::vector<float> logits;           ///< `[1 + drafts, vocabulary]`
-  std::size_t proposed = 0;            ///< drafts, until they are judged
-  std::size_t taken = 0;               ///< drafts that the caller took
-  std::optional<llama_pos> chosen_at;  ///< where the policy last took a verification for a prompt's end
+  std::vector<float> logits;  ///< `[1 + drafts, vocabulary]`
+  std::size_t proposed = 0;   ///< drafts, until they are judged
+  std::size_t taken = 0;      ///< drafts that the caller took
+  llama_pos chosen_at = 0;    ///< where the policy chose last: at a prompt's end, or where it took a verification for one
+  std::int64_t put_off = 0;   ///< drafts that wait for a new choice
   draft_count count;
   lossless_statistics statistics{};
 
   bool waits() const noexcept { return taken < drafts.size(); }
+  llama_pos next() const noexcept { return position + 1 + static_cast<llama_pos>(taken); }
 };
 
 }  // namespace
@@ -99,7 +100,7 @@ class lossless::rounds {
     auto const found = all_.find(of);
     if (found == all_.end() || !found->second.waits()) return;
     verified& s = found->second;
-    cut(of, s.position + 1 + static_cast<llama_pos>(s.taken));
+    cut(of, s.next());
     s.drafts.resize(s.taken);
   }
 
@@ -141,19 +142,26 @@ class lossless::rounds {
     std::vector<std::vector<llama_token>> rows;
     std::vector<llama_pos> at;
     std::vector<std::int64_t> drafts;
+    bool choose = false;
     for (lossless_token const& one : due) {
       settle(one.sequence);
       verified& s = all_[one.sequence];
       if (s.proposed > 0) s.count.judged(std::exchange(s.proposed, 0), s.taken);
       at.push_back(llama_memory_seq_pos_max(memory_, one.sequence) + 1);
       rows.push_back({one.token});
-      drafts.push_back(wanted(s, at.back(), std::ssize(due)));
+      if (at.back() != s.next()) s.chosen_at = at.back(), s.put_off = 0;  // a prompt came
+      llama_pos const stood = at.back() - s.chosen_at;
+      std::int64_t count = std::exchange(s.put_off, 0);
+      if (count == 0) count = wanted(s, at.back(), std::ssize(due));
+      choose = choose || (count > 0 && stood >= options_.renewed);
+      if (stood >= 2 * options_.renewed) s.put_off = std::exchange(count, 0);  // the choice is of another place
+      drafts.push_back(count);
     }
     auto const cut_all = [&] {
       for (std::size_t i = 0; i < due.size(); ++i) llama_memory_seq_rm(memory_, due[i].sequence, at[i], -1);
     };
     try {
-      return verify(due, at, rows, draft(due, at, drafts, rows), false);
+      return verify(due, at, rows, draft(due, at, drafts, rows), choose);
     } catch (error const&) {
       cut_all();
     }
@@ -211,10 +219,6 @@ class lossless::rounds {
     for (std::size_t i = 0; i < due.size(); ++i) {
       for (std::size_t t = 0; t < rows[i].size(); ++t)
         batch_.add(rows[i][t], at[i] + static_cast<llama_pos>(t), due[i].sequence);
-    }
-    for (std::size_t i = 0; i < due.size(); ++i) {
-      std::optional<llama_pos> const& chosen = all_[due[i].sequence].chosen_at;
-      as_prompt = as_prompt || !chosen || at[i] < *chosen || at[i] - *chosen >= options_.renewed;
     }
     decode_batch(as_prompt ? batch_reading::everything_as_prompt : batch_reading::everything);
     double const seconds = seconds_since(begun);
