@@ -25,7 +25,11 @@ with scratch() as work:
     with open(work("both.json")) as file:
         did = json.load(file)["lossless"]
     expect("| lossless " in both.out and did["equal"] == did["compared"] == 6 and did["rounds"] == 5, f"{did} {both.text}")
-    for more, why in ((["--policy", "snapkv"], "the policy drops some"), (["--managed-cache"], "leave the managed cache away")):
+    always = run(work, command + ["--lossless", "--drafts", "3", "--json", "fast.json"])
+    with open(work("fast.json")) as file:
+        did = json.load(file)["lossless"]
+    expect(always.out == full.out and did["drafted"] >= 3 * did["rounds"] - 3, f"{did} {always.text}")
+    for more, why in ((["--drafts", "16"], "--drafts"), (["--policy", "snapkv"], "the policy drops some"), (["--managed-cache"], "leave the managed cache away")):
         refused = run(work, command + ["--lossless"] + more, limit=at_once)
         expect(refused.status == 2 and why in refused.err and refused.err.count("\n") == 1, refused.text)
 finish()

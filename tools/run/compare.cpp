@@ -207,20 +207,21 @@ class comparison {
     use(presets::full{});
     lossless_.begin(first_token_);
     for (int i = 0; i + 1 < options_.predict; ++i) {
-      decode_token(attached_.get(), lossless_.expected(), [&] { session_.check(); });
+      decode_token(attached_.get(), lossless_.full().back(), [&] { session_.check(); });
       lossless_.expect(last_logits(attached_.get(), model_));
     }
   }
 
   void lossless_run(int round) {
     use(llama::verified_draft{});
-    llama::lossless fast(session_, attached_.get());
+    llama::lossless fast(session_, attached_.get(), lossless_options_of(options_.drafts));
     std::vector<llama_token> tokens{first_token_};
     double const ms = quiet_ms([&] {
-      for (int i = 0; i + 1 < options_.predict; ++i) tokens.push_back(likeliest(fast.decode(tokens.back())));
+      for (llama_token const token : lossless_.full().first(static_cast<std::size_t>(options_.predict - 1)))
+        tokens.push_back(likeliest(fast.decode(token)));
     });
-    lossless_.add(ms / (options_.predict - 1), fast.statistics());
-    if (round == 0) lossless_.compare(tokens);
+    lossless_.add(ms / (options_.predict - 1));
+    if (round == 0) lossless_.compare(tokens, fast.statistics());
     if (round == 0 && prompts_.size() == 1) lossless_answer_ = text_of(tokens);
   }
 

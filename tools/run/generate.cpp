@@ -185,7 +185,7 @@ void generate(run_options const& options) {
     session->load_state(std::as_bytes(std::span(state)), policy_text);
   }
   std::optional<llama::lossless> fast;
-  if (options.lossless) fast.emplace(*session, context.get());
+  if (options.lossless) fast.emplace(*session, context.get(), lossless_options_of(options.drafts));
   auto const failed = [&] { session->check(); };
 
   decode_function const decode = [&](llama_context* with, llama_batch batch) { return session->decode(with, batch); };

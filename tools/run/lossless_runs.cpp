@@ -8,6 +8,12 @@
 
 namespace kvpolicy {
 
+llama::lossless_options lossless_options_of(std::optional<int> drafts) {
+  llama::lossless_options made{};
+  if (drafts) made.drafts = *drafts, made.adapt = false;
+  return made;
+}
+
 nlohmann::ordered_json lossless_json(llama::lossless_statistics const& of) {
   return {{"tokens", of.tokens},
           {"rounds", of.rounds},
@@ -32,27 +38,28 @@ void lossless_runs::expect(std::span<float const> logits) {
   gaps_.push_back(logits[best] - second);
 }
 
-void lossless_runs::add(double ms, llama::lossless_statistics const& statistics) {
-  ms_.push_back(ms);
-  last_ = statistics;
-}
-
-void lossless_runs::compare(std::span<llama_token const> tokens) {
-  std::int64_t const equal = std::ranges::mismatch(tokens, full_).in1 - tokens.begin();
+void lossless_runs::compare(std::span<llama_token const> tokens, llama::lossless_statistics const& statistics) {
   compared_ += std::ssize(tokens);
-  equal_ += equal;
-  if (equal < std::ssize(tokens)) apart_at_.push_back(gaps_[static_cast<std::size_t>(equal)]);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] != full_[i]) apart_at_.push_back(gaps_[i]);
+  }
+  all_.tokens += statistics.tokens;
+  all_.rounds += statistics.rounds;
+  all_.drafted += statistics.drafted;
+  all_.accepted += statistics.accepted;
+  all_.draft_seconds += statistics.draft_seconds;
+  all_.verify_seconds += statistics.verify_seconds;
 }
 
 nlohmann::ordered_json lossless_runs::result(double baseline) const {
   double const ms = quantile(ms_, .5);
-  nlohmann::ordered_json made = lossless_json(last_);
+  nlohmann::ordered_json made = lossless_json(all_);
   made.update({{"ms_per_token", ms},
                {"ms_p10", quantile(ms_, .1)},
                {"ms_p90", quantile(ms_, .9)},
                {"speedup", baseline / ms},
                {"compared", compared_},
-               {"equal", equal_},
+               {"equal", compared_ - std::ssize(apart_at_)},
                {"gaps", apart_at_}});
   return made;
 }

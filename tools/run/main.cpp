@@ -5,6 +5,7 @@
 #include <iterator>
 #include <string>
 
+#include <kvpolicy/primitive/attend.hpp>
 #include <kvpolicy/text/prompt_policy.hpp>
 
 #include "compare.hpp"
@@ -41,6 +42,10 @@ void declare(CLI::App& app, arguments& a) {
                  "the prompt policy: pages[:key=value,...] (default: prompts read all of themselves)");
   app.add_flag("--lossless", a.options.lossless,
                "decode what dense decoding decodes: --policy only drafts (default: what the last verified tokens attend to)");
+  app.add_option("--drafts", a.options.drafts,
+                 "with --lossless, guess always so many tokens (default: as many as pay, up to 7)")
+      ->check(between(std::int64_t{0}, kvpolicy::most_step_tokens - 1))
+      ->needs("--lossless");
   app.add_option("--predict", a.options.predict, "tokens to decode")->capture_default_str()->check(between(1, 1 << 24));
   app.add_option("--ctx", a.options.context, "context in tokens (default: as many as prompt and prediction need)")
       ->check(between(1, 1 << 30));

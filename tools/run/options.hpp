@@ -21,7 +21,8 @@ struct run_options {
   std::vector<prompt_text> prompts;
   host_policy_list known;  ///< the names that texts may use
   std::vector<named_host_policy> policies;
-  bool lossless = false;  ///< decode what dense decoding decodes; the policy drafts
+  bool lossless = false;      ///< decode what dense decoding decodes; the policy drafts
+  std::optional<int> drafts;  ///< of a round of lossless decoding; none: as many as pay
   bool chat = false;
   std::string answer_prefix;  ///< how the answer begins; part of the prompt
   std::string mark;           ///< text of the prompts whose place is told in the JSON, or empty

@@ -97,7 +97,7 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
     auto const& l = result["lossless"];
     auto const rounds = std::max(1.0, l["rounds"].get<double>());
     text +=
-        "lossless: ms/token over whole answers; top-1: tokens before the first that differs from full's greedy answer; a "
+        "lossless: ms/token over whole answers; top-1: tokens that are full's greedy ones; a "
         "round: " +
         fixed(l["tokens"].get<double>() / rounds, 1) + " tokens, " +
         percent(l["accepted"].get<double>() / std::max(1.0, l["drafted"].get<double>())) + " of its drafts taken, " +
