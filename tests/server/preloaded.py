@@ -33,6 +33,12 @@ with scratch() as work:
     # Later tokens may be near a tie.
     expect(full[:5] == dense[:5], f"full answers {full}, the engine {dense}")
     expect(all(request.read == request.tokens > 250 for request in requests), f"full: {requests}")
+    for options in (("--lossless", "--drafts", "5"), ("quest:tokens=64", "--lossless", "--drafts", "3"), ("--lossless",)):
+        result = run(work, [kvpolicy_exec, *options, "--", engine, model, "text.txt", ".", "states", "process"])
+        found = {line.split()[0]: line.split()[1:] for line in result.out.splitlines()}
+        expect(result.status == 0 and all(found[name] == full for name in whole), f"{options}: {full} {result.text}")
+        lines = [line for line in library_lines(result.err) if "drafts were right" in line]
+        expect(len(lines) == len(whole), f"{options}: {result.err!r}")
     snapkv, requests = answers(work, "snapkv:tokens=64,after=0")
     expect(all(request.read <= 64 + 8 for request in requests), f"snapkv: {requests}")
     own, small = answers(work, "snapkv:tokens=64,after=0", "--managed-cache")

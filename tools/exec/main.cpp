@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
@@ -13,6 +14,7 @@
 #include <iostream>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "published.hpp"
@@ -96,10 +98,16 @@ int main(int argc, char** argv) {
   std::string log;
   std::string prompts;
   std::string tier;
+  std::string drafts;
+  bool lossless = false;
   bool strict = false;
   bool managed_cache = false;
   bool only_explain = false;
-  app.add_option("policy", policy, "NAME[:parameter=value,...][+NAME...]; kvpolicy-run --list-policies lists them")->required();
+  app.add_option("policy", policy, "NAME[:parameter=value,...][+NAME...]; kvpolicy-run --list-policies lists them");
+  app.add_flag(
+      "--lossless", lossless,
+      "every answer stays dense decoding's: the policy only guesses tokens (default: by what the last ones attend to)");
+  app.add_option("--drafts", drafts, "with --lossless, guess always so many tokens (default: as many as pay, up to 7)");
   app.add_option("--prompts", prompts, "the prompt policy: pages[:share=.15,...] (default: prompts read all of themselves)");
   app.add_flag("--managed-cache", managed_cache, "the library holds the cache, and frees the rows that the policy drops");
   app.add_option(
@@ -109,16 +117,24 @@ int main(int argc, char** argv) {
   app.add_flag("--strict", strict, "fail if a request can't be served, instead of leaving it to the engine");
   app.add_flag("--explain", only_explain, "print the policy, and run nothing");
   app.prefix_command();
-  return tool_main(app, argc, argv, [&] {
-    KVPOLICY_EXPECTS(!policy.empty(), "the policy is empty; full is the one that reads all");
-    std::string said = policy + (strict ? ";strict" : "") + (managed_cache ? ";managed-cache" : "") +
-                       (prompts.empty() ? "" : ";prompts=" + prompts) + (tier.empty() ? "" : ";tier=" + tier);
+  // What is behind -- is the program's.
+  char** const program_begins = std::find(argv, argv + argc, std::string_view("--"));
+  return tool_main(app, static_cast<int>(program_begins - argv), argv, [&] {
+    KVPOLICY_EXPECTS(!policy.empty() || lossless, "no policy is given; full is the one that reads all");
+    std::string const drafted = (lossless && !policy.empty() ? ";lossless" : "") + (drafts.empty() ? "" : ";drafts=" + drafts);
+    std::string said = (policy.empty() ? "lossless" : policy) + drafted + (strict ? ";strict" : "") +
+                       (managed_cache ? ";managed-cache" : "") + (prompts.empty() ? "" : ";prompts=" + prompts) +
+                       (tier.empty() ? "" : ";tier=" + tier);
     preload::parse_settings(said);
-    if (only_explain) return explain(known_policies().parse(policy, inputs_for()));
+    if (only_explain) {
+      if (policy.empty()) std::cout << "lossless: drafts read what the last verified tokens attended to (docs/lossless.md)\n";
+      else explain(known_policies().parse(policy, inputs_for()));
+      return;
+    }
     std::vector<std::string> command = app.remaining();
-    if (!command.empty() && command.front() == "--") command.erase(command.begin());
-    KVPOLICY_EXPECTS(!command.empty(), "no program to run; write it behind --, as in: kvpolicy-exec " + policy +
-                                           " -- llama-server -m MODEL.gguf");
+    if (program_begins != argv + argc) command.assign(program_begins + 1, argv + argc);
+    KVPOLICY_EXPECTS(!command.empty(), "no program to run; write it behind --, as in: kvpolicy-exec " +
+                                           (policy.empty() ? "--lossless" : policy) + " -- llama-server -m MODEL.gguf");
     fs::path const program = program_of(command.front());
     check_program(program);
     char const* const before = std::getenv("LD_PRELOAD");

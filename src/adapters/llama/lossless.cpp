@@ -104,6 +104,12 @@ class lossless::rounds {
     s.drafts.resize(s.taken);
   }
 
+  std::int64_t tokens(llama_seq_id of) const {
+    auto const found = all_.find(of);
+    bool const waits = found != all_.end() && found->second.waits() && is_there(of, found->second);
+    return waits ? found->second.next() : llama_memory_seq_pos_max(memory_, of) + 1;
+  }
+
   lossless_statistics statistics(llama_seq_id of) const noexcept {
     auto const found = all_.find(of);
     return found != all_.end() ? found->second.statistics : lossless_statistics{};
@@ -128,11 +134,15 @@ class lossless::rounds {
     }
   }
 
+  /// Whether nobody changed what the last verification left.
+  bool is_there(llama_seq_id of, verified const& s) const noexcept {
+    return llama_memory_seq_pos_max(memory_, of) == s.position + static_cast<llama_pos>(s.drafts.size());
+  }
   /// Whether the token is the next draft of its sequence, which nobody has changed since.
   bool is_drafted(lossless_token const& one) {
     verified& s = all_[one.sequence];
     if (!s.waits()) return false;
-    bool const there = llama_memory_seq_pos_max(memory_, one.sequence) == s.position + static_cast<llama_pos>(s.drafts.size());
+    bool const there = is_there(one.sequence, s);
     if (!there) s.drafts.resize(s.taken);
     return there && s.drafts[s.taken] == one.token;
   }
@@ -278,6 +288,7 @@ std::span<float const> lossless::decode(llama_token token, llama_seq_id of) {
 void lossless::decode(std::span<lossless_token const> tokens) { rounds_->decode(tokens); }
 std::span<float const> lossless::logits(llama_seq_id of) const { return rounds_->logits(of); }
 void lossless::settle(llama_seq_id of) { rounds_->settle(of); }
+std::int64_t lossless::tokens(llama_seq_id of) const { return rounds_->tokens(of); }
 lossless_statistics lossless::statistics(llama_seq_id of) const noexcept { return rounds_->statistics(of); }
 
 }  // namespace kvpolicy::llama

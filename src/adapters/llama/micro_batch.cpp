@@ -29,12 +29,12 @@ void caller_batch::set(llama_batch const& batch, batch_reading how) {
   }
 }
 
-void caller_batch::set(std::span<llama_seq_id const> sequences, std::span<std::int8_t const> outputs) {
+void caller_batch::set(std::span<llama_seq_id const> sequences, std::span<std::int8_t const> outputs, batch_reading how) {
   KVPOLICY_EXPECTS(outputs.empty() || outputs.size() == sequences.size(),
                    "set_batch() got " + std::to_string(sequences.size()) + " sequences and " + std::to_string(outputs.size()) +
                        " outputs; it wants one for each token, or none");
   tokens_.clear();
-  how_ = batch_reading::by_policy;
+  how_ = how;
   next_ = 0;
   for (std::size_t i = 0; i < sequences.size(); ++i)
     tokens_.push_back({-1, -1, checked(sequences[i]), outputs.empty() || outputs[i] != 0});

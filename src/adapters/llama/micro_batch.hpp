@@ -36,7 +36,7 @@ struct graph_tokens {
 class caller_batch {
  public:
   void set(llama_batch const& batch, batch_reading how);
-  void set(std::span<llama_seq_id const> sequences, std::span<std::int8_t const> outputs);
+  void set(std::span<llama_seq_id const> sequences, std::span<std::int8_t const> outputs, batch_reading how);
   void drop() noexcept { tokens_.clear(); }
 
   /// Writes the sequence of each of the graph's tokens: in a cache of streams, the stream's; in a unified one, as it was

@@ -11,8 +11,8 @@ void session::detach() noexcept { engine_->detach(); }
 void session::use(host_policy policy) { engine_->use(std::move(policy)); }
 void session::use(host_policy policy, llama_seq_id of) { engine_->use(std::move(policy), of); }
 void session::set_batch(llama_batch const& batch, batch_reading how) { engine_->set_batch(batch, how); }
-void session::set_batch(std::span<llama_seq_id const> sequences, std::span<std::int8_t const> outputs) {
-  engine_->set_batch(sequences, outputs);
+void session::set_batch(std::span<llama_seq_id const> sequences, std::span<std::int8_t const> outputs, batch_reading how) {
+  engine_->set_batch(sequences, outputs, how);
 }
 saved_prompt session::save(llama_seq_id of) const { return engine_->save(of); }
 void session::load(saved_prompt const& saved, llama_seq_id of) { engine_->load(saved, of); }

@@ -31,6 +31,13 @@ llama_context* make_context(llama_model* model, llama_context_params params) {
   }
   llama_context* const made = engines<llama_init_from_model>("llama_init_from_model")(model, params);
   if (made == nullptr || served == nullptr) return made;
+  try {
+    served->made(made);
+  } catch (std::exception const& why) {
+    here->to.say_once(here->how.policy + ": " + why.what() + "; no context is made");
+    engines<llama_free>("llama_free")(made);
+    return nullptr;
+  }
   std::lock_guard const lock(here->working);
   keep_watch();
   here->contexts[made] = std::move(served);
@@ -41,6 +48,9 @@ llama_context* make_context(llama_model* model, llama_context_params params) {
 template <class Decode>
 int decode_with(llama_context* context, served_context* served, batch_tokens const& batch, Decode decode) {
   nested const guard;
+  std::optional<int> done;
+  or_say([&] { done = served->step(batch); });
+  if (done) return *done;
   or_say([&] { served->before(batch); });
   int status = decode();
   or_say([&] { status = served->after(context, batch, status); });
@@ -48,23 +58,28 @@ int decode_with(llama_context* context, served_context* served, batch_tokens con
 }
 
 /// A token of a batch: at `index`, of this sequence.
-int added(llama_batch_ext const* batch, llama_seq_id of, int index) {
+int added(llama_batch_ext const* batch, llama_seq_id of, int index, llama_token id) {
   if (serves() && index >= 0) {
     std::lock_guard const lock(here->working);
     batch_tokens& tokens = here->batches[batch];
-    tokens.sequences.resize(static_cast<std::size_t>(index) + 1);
-    tokens.sequences.back() = of;
-    tokens.outputs.resize(tokens.sequences.size());
-    tokens.outputs.back() = 0;
+    auto const before = static_cast<std::size_t>(index);
+    tokens.sequences.resize(before);
+    tokens.outputs.resize(before);
+    tokens.ids.resize(before);
+    tokens.positions.resize(before);
+    tokens.add(of, id);
+    tokens.outputs.push_back(0);
   }
   return index;
 }
 
-bool has_output(llama_batch_ext const* batch, std::int32_t index, bool value, bool set) {
+/// Something was set of the token at an index, or not: `row` of what is known of tokens has it.
+template <class Value>
+bool was_set(llama_batch_ext const* batch, std::int32_t index, std::vector<Value> batch_tokens::*row, Value value, bool set) {
   if (serves() && set) {
     std::lock_guard const lock(here->working);
-    std::vector<std::int8_t>& outputs = here->batches[batch].outputs;
-    if (index >= 0 && index < std::ssize(outputs)) outputs[static_cast<std::size_t>(index)] = value ? 1 : 0;
+    std::vector<Value>& values = here->batches[batch].*row;
+    if (index >= 0 && index < std::ssize(values)) values[static_cast<std::size_t>(index)] = value;
   }
   return set;
 }
@@ -109,12 +124,7 @@ void llama_perf_context_reset(llama_context* context) {
 std::int32_t llama_decode(llama_context* context, llama_batch batch) {
   preload::served_context* const served = preload::serves() ? preload::context_of(context) : nullptr;
   if (served == nullptr) return preload::engines<llama_decode>("llama_decode")(context, batch);
-  preload::batch_tokens tokens;
-  for (std::int32_t i = 0; i < batch.n_tokens; ++i) {
-    bool const named = batch.seq_id != nullptr && batch.n_seq_id != nullptr && batch.n_seq_id[i] > 0;
-    tokens.sequences.push_back(named ? batch.seq_id[i][0] : 0);
-  }
-  return preload::decode_with(context, served, tokens, [&] {
+  return preload::decode_with(context, served, preload::tokens_of(batch), [&] {
     return served->manages_cache() ? served->decode(context, batch)
                                    : preload::engines<llama_decode>("llama_decode")(context, batch);
   });
@@ -143,16 +153,16 @@ std::uint32_t llama_n_ctx_seq(llama_context const* context) {
 }
 
 std::int32_t llama_batch_ext_add(llama_batch_ext* batch, llama_seq_id of) {
-  return preload::added(batch, of, preload::engines<llama_batch_ext_add>("llama_batch_ext_add")(batch, of));
+  return preload::added(batch, of, preload::engines<llama_batch_ext_add>("llama_batch_ext_add")(batch, of), -1);
 }
 
 std::int32_t llama_batch_ext_add_token(llama_batch_ext* batch, llama_seq_id of, llama_token id) {
-  return preload::added(batch, of, preload::engines<llama_batch_ext_add_token>("llama_batch_ext_add_token")(batch, of, id));
+  return preload::added(batch, of, preload::engines<llama_batch_ext_add_token>("llama_batch_ext_add_token")(batch, of, id), id);
 }
 
 std::int32_t llama_batch_ext_add_embd(llama_batch_ext* batch, llama_seq_id of, llama_embd embedding) {
-  return preload::added(batch, of,
-                        preload::engines<llama_batch_ext_add_embd>("llama_batch_ext_add_embd")(batch, of, embedding));
+  return preload::added(batch, of, preload::engines<llama_batch_ext_add_embd>("llama_batch_ext_add_embd")(batch, of, embedding),
+                        -1);
 }
 
 bool llama_batch_ext_add_seq(llama_batch_ext* batch, std::int32_t index, llama_seq_id of) {
@@ -165,15 +175,33 @@ bool llama_batch_ext_add_seq(llama_batch_ext* batch, std::int32_t index, llama_s
 }
 
 bool llama_batch_ext_set_output_embd(llama_batch_ext* batch, std::int32_t index, bool value) {
-  return preload::has_output(
-      batch, index, value,
+  return preload::was_set(
+      batch, index, &preload::batch_tokens::outputs, static_cast<std::int8_t>(value),
       preload::engines<llama_batch_ext_set_output_embd>("llama_batch_ext_set_output_embd")(batch, index, value));
 }
 
 bool llama_batch_ext_set_output_logits(llama_batch_ext* batch, std::int32_t index, bool value) {
-  return preload::has_output(
-      batch, index, value,
+  return preload::was_set(
+      batch, index, &preload::batch_tokens::outputs, static_cast<std::int8_t>(value),
       preload::engines<llama_batch_ext_set_output_logits>("llama_batch_ext_set_output_logits")(batch, index, value));
+}
+
+bool llama_batch_ext_set_pos(llama_batch_ext* batch, std::int32_t index, llama_pos const* positions) {
+  return preload::was_set(batch, index, &preload::batch_tokens::positions, positions[0],
+                          preload::engines<llama_batch_ext_set_pos>("llama_batch_ext_set_pos")(batch, index, positions));
+}
+
+// A token with an embedding is none that lossless decoding could decode again.
+bool llama_batch_ext_set_embd_token(llama_batch_ext* batch, std::int32_t index, llama_embd embedding) {
+  return preload::was_set(
+      batch, index, &preload::batch_tokens::ids, -1,
+      preload::engines<llama_batch_ext_set_embd_token>("llama_batch_ext_set_embd_token")(batch, index, embedding));
+}
+
+bool llama_batch_ext_set_embd_state(llama_batch_ext* batch, std::int32_t index, llama_embd embedding) {
+  return preload::was_set(
+      batch, index, &preload::batch_tokens::ids, -1,
+      preload::engines<llama_batch_ext_set_embd_state>("llama_batch_ext_set_embd_state")(batch, index, embedding));
 }
 
 void llama_batch_ext_clear(llama_batch_ext* batch) {

@@ -9,12 +9,14 @@ namespace preload = kvpolicy::preload;
 extern "C" {
 
 void llama_memory_clear(llama_memory_t memory, bool data) {
+  preload::settle(memory);
   if (preload::serves()) preload::tell_context_of(memory, [](preload::served_context& served) { served.begin_anew(); });
   if (preload::served_context* const owner = preload::owner_of(memory)) owner->remove(-1, 0);
   preload::engines<llama_memory_clear>("llama_memory_clear")(memory, data);
 }
 
 bool llama_memory_seq_rm(llama_memory_t memory, llama_seq_id of, llama_pos from, llama_pos to) {
+  preload::settle(memory);
   // Up to the end: what a shift of the context removes has tokens behind it.
   if (preload::serves() && to < 0) {
     bool const removes = of < 0 || llama_memory_seq_pos_max(memory, of) >= from;
@@ -29,11 +31,13 @@ bool llama_memory_seq_rm(llama_memory_t memory, llama_seq_id of, llama_pos from,
 }
 
 void llama_memory_seq_keep(llama_memory_t memory, llama_seq_id of) {
+  preload::settle(memory);
   if (preload::served_context* const owner = preload::owner_of(memory)) owner->keep(of);
   preload::engines<llama_memory_seq_keep>("llama_memory_seq_keep")(memory, of);
 }
 
 void llama_memory_seq_cp(llama_memory_t memory, llama_seq_id from, llama_seq_id to, llama_pos first, llama_pos last) {
+  preload::settle(memory);
   preload::engines<llama_memory_seq_cp>("llama_memory_seq_cp")(memory, from, to, first, last);
   preload::served_context* const owner = preload::owner_of(memory);
   if (owner == nullptr || first > 0) return;
@@ -45,12 +49,23 @@ void llama_memory_seq_cp(llama_memory_t memory, llama_seq_id from, llama_seq_id 
   }
 }
 
+void llama_memory_seq_add(llama_memory_t memory, llama_seq_id of, llama_pos first, llama_pos last, llama_pos delta) {
+  preload::settle(memory);
+  preload::engines<llama_memory_seq_add>("llama_memory_seq_add")(memory, of, first, last, delta);
+}
+
+void llama_memory_seq_div(llama_memory_t memory, llama_seq_id of, llama_pos first, llama_pos last, int by) {
+  preload::settle(memory);
+  preload::engines<llama_memory_seq_div>("llama_memory_seq_div")(memory, of, first, last, by);
+}
+
 /// Positions are how the library tells tokens: they can't be moved.
 bool llama_memory_can_shift(llama_memory_t memory) {
   return preload::owner_of(memory) == nullptr && preload::engines<llama_memory_can_shift>("llama_memory_can_shift")(memory);
 }
 
 llama_pos llama_memory_seq_pos_min(llama_memory_t memory, llama_seq_id of) {
+  preload::settle(memory);
   preload::served_context const* const owner = preload::owner_of(memory);
   if (owner == nullptr) return preload::engines<llama_memory_seq_pos_min>("llama_memory_seq_pos_min")(memory, of);
   if (owner->last_position(of) >= 0) return owner->first_position(of);
@@ -60,6 +75,7 @@ llama_pos llama_memory_seq_pos_min(llama_memory_t memory, llama_seq_id of) {
 }
 
 llama_pos llama_memory_seq_pos_max(llama_memory_t memory, llama_seq_id of) {
+  preload::settle(memory);
   preload::served_context const* const owner = preload::owner_of(memory);
   return owner != nullptr ? owner->last_position(of)
                           : preload::engines<llama_memory_seq_pos_max>("llama_memory_seq_pos_max")(memory, of);

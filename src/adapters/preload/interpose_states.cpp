@@ -125,6 +125,7 @@ std::size_t load_slot(served_context& owner, llama_context const* context, char 
 
 /// Of a whole context.
 bool has_no_state(llama_context const* context) {
+  settle(context);
   if (owner_of(context) == nullptr) return false;
   here->to.say_once("a whole context's state is the engine's rows, and these are the library's own: save that of a sequence");
   return true;
@@ -142,6 +143,7 @@ std::size_t llama_state_seq_get_size(llama_context* context, llama_seq_id of) {
 }
 
 std::size_t llama_state_seq_get_size_ext(llama_context* context, llama_seq_id of, llama_state_seq_flags flags) {
+  preload::settle(context);
   preload::served_context* const owner = preload::owner_of(context);
   if (owner == nullptr)
     return preload::engines<llama_state_seq_get_size_ext>("llama_state_seq_get_size_ext")(context, of, flags);
@@ -154,6 +156,7 @@ std::size_t llama_state_seq_get_data(llama_context* context, std::uint8_t* to, s
 
 std::size_t llama_state_seq_get_data_ext(llama_context* context, std::uint8_t* to, std::size_t size, llama_seq_id of,
                                          llama_state_seq_flags flags) {
+  preload::settle(context);
   if (preload::served_context* const owner = preload::owner_of(context)) {
     std::span const state = preload::state_of(*owner, of, flags);
     if (state.size() > size) return 0;
@@ -174,6 +177,7 @@ std::size_t llama_state_seq_set_data(llama_context* context, std::uint8_t const*
 
 std::size_t llama_state_seq_set_data_ext(llama_context* context, std::uint8_t const* from, std::size_t size, llama_seq_id of,
                                          llama_state_seq_flags flags) {
+  preload::settle(context);
   if (preload::served_context* const owner = preload::owner_of(context))
     return preload::take_state(*owner, context, std::as_bytes(std::span(from, size)), of);
   std::size_t const read =
@@ -184,6 +188,7 @@ std::size_t llama_state_seq_set_data_ext(llama_context* context, std::uint8_t co
 
 std::size_t llama_state_seq_save_file(llama_context* context, char const* path, llama_seq_id of, llama_token const* tokens,
                                       std::size_t count) {
+  preload::settle(context);
   if (preload::served_context* const owner = preload::owner_of(context))
     return preload::save_slot(*owner, path, of, {tokens, count});
   std::size_t const written =
@@ -194,6 +199,7 @@ std::size_t llama_state_seq_save_file(llama_context* context, char const* path, 
 
 std::size_t llama_state_seq_load_file(llama_context* context, char const* path, llama_seq_id of, llama_token* tokens,
                                       std::size_t capacity, std::size_t* count) {
+  preload::settle(context);
   if (preload::served_context* const owner = preload::owner_of(context))
     return preload::load_slot(*owner, context, path, of, tokens, capacity, count);
   std::size_t const read =

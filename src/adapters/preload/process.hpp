@@ -72,6 +72,10 @@ void tell_context_of(llama_memory_t memory, Tell tell) {
   }
 }
 
+/// Where a program does anything to a context but decode: it knows of no drafts.
+void settle(llama_context const* context);
+void settle(llama_memory_t memory);
+
 /// Nothing is thrown into the engine, or its caller.
 template <class Work>
 void or_say(Work work) {

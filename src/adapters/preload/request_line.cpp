@@ -32,4 +32,10 @@ std::string describe(llama_seq_id sequence, request_statistics const& request) {
   return line;
 }
 
+std::string describe(llama_seq_id sequence, llama::lossless_statistics const& now, llama::lossless_statistics const& before) {
+  return "sequence " + std::to_string(sequence) + ": " + std::to_string(now.tokens - before.tokens) + " tokens in " +
+         std::to_string(now.rounds - before.rounds) + " rounds, " + std::to_string(now.accepted - before.accepted) + " of " +
+         std::to_string(now.drafted - before.drafted) + " drafts were right";
+}
+
 }  // namespace kvpolicy::preload

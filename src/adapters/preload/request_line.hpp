@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvpolicy/interop/llama.hpp>
+#include <kvpolicy/interop/llama/lossless.hpp>
 
 #include <cstdint>
 #include <string>
@@ -25,5 +26,8 @@ struct request_statistics {
 
 /// Of a request with steps: "sequence 0: prompt of 6981 tokens, 24 steps; a step read 544 of 6993 tokens (7.8%), ..."
 std::string describe(llama_seq_id sequence, request_statistics const& request);
+
+/// Of one whose steps were lossless, from a state on: "sequence 0: 128 tokens in 20 rounds, 108 of 140 drafts were right".
+std::string describe(llama_seq_id sequence, llama::lossless_statistics const& now, llama::lossless_statistics const& before);
 
 }  // namespace kvpolicy::preload

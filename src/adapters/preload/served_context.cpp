@@ -48,6 +48,14 @@ std::optional<tiers::any_tier> tier_of(std::string const& name, llama_context_pa
   return make_tier(name, shape, bytes_of_row(before, shape.head_dim));
 }
 
+named_host_policy policy_of(settings const& how, policy_inputs const& inputs) {
+  if (how.policy != "lossless") return known_policies().parse(how.policy, inputs);
+  return {.name = "lossless",
+          .text = "lossless",
+          .parameters = "drafts read what the last verified tokens attended to",
+          .policy = erase<layer_table_view, simd_exec>(llama::verified_draft{})};
+}
+
 llama::session_options session_options_of(settings const& how, context_size const& asked, tiers::any_tier* tier) {
   llama::session_options made{.prompt_policy = how.prompts, .lenient = !how.strict && !how.managed_cache};
   if (how.managed_cache) made.cache = llama::managed_cache{.longest = asked.of_sequence, .tier = tier};
@@ -57,7 +65,8 @@ llama::session_options session_options_of(settings const& how, context_size cons
 }  // namespace
 
 served_context::served_context(settings const& how, llama_model const* model, llama_context_params& params, log& to)
-    : policy_(known_policies().parse(how.policy, inputs_for(llama::sentence_ends(model)))),
+    : how_(how),
+      policy_(policy_of(how, inputs_for(llama::sentence_ends(model)))),
       asked_(how.managed_cache ? size_of(params, model) : context_size{}),
       sequences_(std::max(params.n_seq_max, 1u)),
       tier_name_(how.tier),
@@ -65,9 +74,47 @@ served_context::served_context(settings const& how, llama_model const* model, ll
       session_(policy_.policy, session_options_of(how, asked_, tier_ ? &*tier_ : nullptr)),
       log_(to) {
   llama_context_params made = manages_cache() ? small(params, asked_) : params;
+  if (how.lossless && params.embeddings) throw unsupported("lossless decoding gives logits, and no embeddings");
+  if (how.lossless) made.n_outputs_max = made.n_outputs_max_per_seq = 0;  // a verification has an output for each token
   session_.attach(made, model);
   row_bytes_ = bytes_of_row(params, session_.shape().head_dim);
   params = made;
+}
+
+void served_context::made(llama_context* context) {
+  if (!how_.lossless) return;
+  llama::lossless_options options{};
+  if (how_.drafts) options.drafts = *how_.drafts, options.adapt = false;
+  lossless_.emplace(session_, context, options);
+}
+
+std::optional<int> served_context::step(batch_tokens const& batch) {
+  if (!lossless_) return std::nullopt;
+  if (!lossless_->takes(batch)) {
+    lossless_->settle();
+    lossless_->leave();
+    return std::nullopt;
+  }
+  if (!begun_) begin();
+  {
+    std::lock_guard const lock(counting_);
+    decoding_ = true;
+  }
+  int status = 0;
+  try {
+    lossless_->decode(batch);
+  } catch (std::exception const& why) {
+    log_.say(why.what());
+    status = compute_error;
+  }
+  std::lock_guard const lock(counting_);
+  decoding_ = false;
+  decoded_ = clock::now();
+  for (auto& [of, r] : requests_) {
+    if (std::ranges::find(batch.sequences, of) == batch.sequences.end()) end(of, r);
+  }
+  for (llama_seq_id const of : batch.sequences) ++requests_[of].all.steps;
+  return status;
 }
 
 /// Said before the first decode: the engine and its program have said by then what they are.
@@ -83,7 +130,8 @@ void served_context::begin() {
 void served_context::before(batch_tokens const& batch) {
   if (!begun_) begin();
   state_.reset();
-  session_.set_batch(batch.sequences, batch.outputs);
+  session_.set_batch(batch.sequences, batch.outputs,
+                     lossless_ ? llama::batch_reading::everything_as_prompt : llama::batch_reading::by_policy);
   std::lock_guard const lock(counting_);
   decoding_ = true;
 }
@@ -213,7 +261,13 @@ void served_context::say_ended(clock::duration idle) {
 }
 
 void served_context::end(llama_seq_id of, request& ended) {
-  if (ended.all.steps > 0) log_.say(describe(of, ended.all));
+  if (lossless_) {
+    llama::lossless_statistics const now = lossless_->statistics(of);
+    if (now.tokens > ended.lossless_before.tokens) log_.say(describe(of, now, ended.lossless_before));
+    ended.lossless_before = now;
+  } else if (ended.all.steps > 0) {
+    log_.say(describe(of, ended.all));
+  }
   ended.all = {};
 }
 

@@ -14,7 +14,9 @@
 #include <string>
 #include <vector>
 
+#include "batch_tokens.hpp"
 #include "log.hpp"
+#include "lossless_steps.hpp"
 #include "published.hpp"
 #include "request_line.hpp"
 #include "settings.hpp"
@@ -27,26 +29,24 @@ struct context_size {
   std::uint32_t of_sequence = 0;
 };
 
-/// What a batch has, whatever its program has put it in.
-struct batch_tokens {
-  std::vector<llama_seq_id> sequences{};  ///< the first one of each token
-  std::vector<std::int8_t> outputs{};     ///< whether each has one; none: not known
-  std::vector<llama_seq_id> others{};     ///< sequences that tokens have beside those
-
-  bool has_output(std::size_t token) const noexcept { return outputs.empty() || outputs[token] != 0; }
-};
-
 class served_context {
  public:
   /// Attaches to what a context will be made from; with a managed cache to a small one, for the same tokens. Throws what
   /// session::attach throws, and make_tier; leaves params alone then.
   served_context(settings const& how, llama_model const* model, llama_context_params& params, log& to);
+  /// Of what was made from them. Throws what llama::lossless throws.
+  void made(llama_context* context);
 
   /// The engine's own counters begin anew, or its memory, behind a warm-up for instance: so do these.
   void begin_anew();
 
   /// A sequence's end is set anew (-1: all sequences'), as before each piece of a prompt; `removes`: some of its tokens go.
   void cut(llama_seq_id of, bool removes);
+
+  /// In the engine's place: a step of lossless decoding, or nothing where the batch is no such step. Returns the status.
+  std::optional<int> step(batch_tokens const& batch);
+  /// Null without lossless decoding.
+  lossless_steps* lossless() noexcept { return lossless_ ? &*lossless_ : nullptr; }
 
   /// Around each decode. after() returns the status for the caller.
   void before(batch_tokens const& batch);
@@ -82,7 +82,8 @@ class served_context {
   using clock = std::chrono::steady_clock;
   struct request {
     request_statistics all;
-    std::int64_t steps_before = 0;  ///< the session's count
+    std::int64_t steps_before = 0;               ///< the session's count
+    llama::lossless_statistics lossless_before;  ///< where steps are those of lossless decoding
   };
   struct saved_state {
     llama_seq_id of;
@@ -93,13 +94,15 @@ class served_context {
   void begin();
   void end(llama_seq_id of, request& ended);
 
+  settings how_;
   named_host_policy policy_;
   context_size asked_;  ///< with a managed cache
   std::uint32_t sequences_;
   std::string tier_name_;
   std::optional<tiers::any_tier> tier_;
   llama::session session_;
-  std::int64_t row_bytes_ = 0;        ///< of a token in a layer's KV head
+  std::int64_t row_bytes_ = 0;  ///< of a token in a layer's KV head
+  std::optional<lossless_steps> lossless_;
   std::optional<saved_state> state_;  ///< the last one, until something changes
   log& log_;
   bool begun_ = false;

@@ -1,15 +1,31 @@
 #include "settings.hpp"
 
 #include <kvpolicy/error.hpp>
+#include <kvpolicy/primitive/attend.hpp>
 #include <kvpolicy/text/prompt_policy.hpp>
 #include <kvpolicy/text/suggestion.hpp>
 
+#include <charconv>
+#include <string>
+#include <system_error>
 #include <vector>
 
 #include "named_tier.hpp"
 #include "published.hpp"
 
 namespace kvpolicy::preload {
+
+namespace {
+
+int drafts_of(std::string_view text) {
+  int made = -1;
+  auto const [end, wrong] = std::from_chars(text.data(), text.data() + text.size(), made);
+  KVPOLICY_EXPECTS(wrong == std::errc() && end == text.data() + text.size() && made >= 0 && made < most_step_tokens,
+                   "drafts=" + std::string(text) + "; it is 0 to " + std::to_string(most_step_tokens - 1));
+  return made;
+}
+
+}  // namespace
 
 settings parse_settings(std::string_view text) {
   settings made;
@@ -20,18 +36,24 @@ settings parse_settings(std::string_view text) {
                                                         "'; begin with a policy, full for none of its own");
     return made;
   }
-  known_policies().parse(made.policy, inputs_for());
+  made.lossless = made.policy == "lossless";
+  if (!made.lossless) known_policies().parse(made.policy, inputs_for());
   for (std::string_view left = text.substr(std::min(text.size(), end)); !left.empty();) {
     left.remove_prefix(1);
     std::string_view const option = left.substr(0, left.find(';'));
     left.remove_prefix(option.size());
     if (option == "strict") made.strict = true;
     else if (option == "managed-cache") made.managed_cache = true;
+    else if (option == "lossless") made.lossless = true;
+    else if (option.starts_with("drafts=")) made.drafts = drafts_of(option.substr(option.find('=') + 1));
     else if (option.starts_with("tier=")) check_tier(made.tier = option.substr(option.find('=') + 1));
     else if (option.starts_with("prompts=")) made.prompts = text::prompt_policy_of(option.substr(option.find('=') + 1));
-    else throw unknown("option of KVPOLICY", option, {"strict", "managed-cache", "prompts", "tier"});
+    else throw unknown("option of KVPOLICY", option, {"strict", "managed-cache", "prompts", "tier", "lossless", "drafts"});
   }
   made.managed_cache = made.managed_cache || !made.tier.empty();
+  KVPOLICY_EXPECTS(!made.lossless || !made.managed_cache,
+                   "lossless decoding verifies in the engine's cells; leave the managed cache and its tier away");
+  KVPOLICY_EXPECTS(made.lossless || !made.drafts, "drafts are of lossless decoding; add lossless, or leave drafts away");
   return made;
 }
 

@@ -10,14 +10,19 @@
 namespace kvpolicy::preload {
 
 struct settings {
-  std::string policy;  ///< text of a policy that was parsed once; empty: there is none, and nothing is done
+  /// Text of a policy that was parsed once, or "lossless" for the usual draft policy; empty: there is none, and nothing is
+  /// done.
+  std::string policy;
   bool strict = false;
   std::optional<prompt_pages> prompts{};
   bool managed_cache = false;
-  std::string tier{};  ///< of a managed cache; empty: its rows stay in memory
+  bool lossless = false;        ///< the policy only drafts
+  std::optional<int> drafts{};  ///< of a round; none: as many as pay
+  std::string tier{};           ///< of a managed cache; empty: its rows stay in memory
 };
 
-/// "snapkv:tokens=1024;strict;managed-cache;prompts=pages:share=.1". Throws invalid_value that says what exists.
+/// "snapkv:tokens=1024;strict;managed-cache;prompts=pages:share=.1", "quest;lossless;drafts=4", or "lossless" for its usual
+/// draft policy. Throws invalid_value that says what exists.
 settings parse_settings(std::string_view text);
 
 }  // namespace kvpolicy::preload

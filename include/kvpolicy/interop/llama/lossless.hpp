@@ -97,6 +97,9 @@ class lossless {
   /// @param of  the sequence
   void settle(llama_seq_id of = 0);
 
+  /// Returns how many tokens a sequence has, without drafts that nobody took.
+  /// @param of  the sequence
+  std::int64_t tokens(llama_seq_id of = 0) const;
   /// Returns what happened to a sequence so far.
   /// @param of  the sequence
   lossless_statistics statistics(llama_seq_id of = 0) const noexcept;
