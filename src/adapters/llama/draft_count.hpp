@@ -58,7 +58,7 @@ class draft_count {
 
  private:
   static constexpr std::int64_t first_trial = 3;  ///< drafts
-  static constexpr std::int64_t first_rounds = 3;
+  static constexpr std::int64_t first_rounds = 2;
   static constexpr std::int64_t least_pause = 64;  ///< rounds
   static constexpr std::int64_t most_pause = 4096;
   static constexpr double gain = 1.03;  ///< by which drafts must be faster than none

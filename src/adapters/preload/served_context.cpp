@@ -75,7 +75,11 @@ served_context::served_context(settings const& how, llama_model const* model, ll
       log_(to) {
   llama_context_params made = manages_cache() ? small(params, asked_) : params;
   if (how.lossless && params.embeddings) throw unsupported("lossless decoding gives logits, and no embeddings");
-  if (how.lossless) made.n_outputs_max = made.n_outputs_max_per_seq = 0;  // a verification has an output for each token
+  if (how.lossless) {
+    made.n_outputs_max = made.n_outputs_max_per_seq = 0;  // a verification has an output for each token
+    made.samplers = nullptr;                              // inside the engine they would sample each draft
+    made.n_samplers = 0;
+  }
   session_.attach(made, model);
   row_bytes_ = bytes_of_row(params, session_.shape().head_dim);
   params = made;
