@@ -127,12 +127,14 @@ int main(int argc, char** argv) {
                        (tier.empty() ? "" : ";tier=" + tier);
     preload::parse_settings(said);
     if (only_explain) {
-      if (policy.empty()) std::cout << "lossless: drafts read what the last verified tokens attended to (docs/lossless.md)\n";
+      if (policy.empty() || policy == "lossless")
+        std::cout << "lossless: drafts read what the last verified tokens attended to (docs/lossless.md)\n";
       else explain(known_policies().parse(policy, inputs_for()));
       return;
     }
     std::vector<std::string> command = app.remaining();
-    if (program_begins != argv + argc) command.assign(program_begins + 1, argv + argc);
+    // A program without -- before it may have one of its own.
+    if (program_begins != argv + argc) command.insert(command.end(), program_begins + (command.empty() ? 1 : 0), argv + argc);
     KVPOLICY_EXPECTS(!command.empty(), "no program to run; write it behind --, as in: kvpolicy-exec " +
                                            (policy.empty() ? "--lossless" : policy) + " -- llama-server -m MODEL.gguf");
     fs::path const program = program_of(command.front());

@@ -198,17 +198,17 @@ class retrieve_state : public keep_state<Rule> {
       while (!renewed_at_.empty() && renewed_at_.back() >= now) renewed_at_.pop_back();  // of a tail that was removed
       renewed_at_.push_back(now);
     }
-    if (!by_head || wanted == heads.count) {
-      decide(indices, layer, heads, known, prompt, queries, nullptr, exec);
-      if (!by_head) choices[0].at = now;
-      for (std::int64_t h = heads.first; by_head && h < heads.first + heads.count; ++h)
+    bool const all = !by_head || wanted == heads.count;
+    if (all) decide(indices, layer, heads, known, prompt, queries, nullptr, exec);
+    if constexpr (by_head) {
+      for (std::int64_t h = heads.first; h < heads.first + heads.count; ++h) {
+        if (!all && !due(h)) continue;
+        if (!all)
+          decide(indices, layer, {h, 1}, known, prompt, queries.of({h - heads.first, 1}, shape_.group()), nullptr, exec);
         choices[static_cast<std::size_t>(h)].at = now;
-      return;
-    }
-    for (std::int64_t h = heads.first; h < heads.first + heads.count; ++h) {
-      if (!due(h)) continue;
-      decide(indices, layer, {h, 1}, known, prompt, queries.of({h - heads.first, 1}, shape_.group()), nullptr, exec);
-      choices[static_cast<std::size_t>(h)].at = now;
+      }
+    } else {
+      choices[0].at = now;
     }
   }
 

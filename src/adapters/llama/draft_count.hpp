@@ -15,6 +15,16 @@ namespace kvpolicy::llama {
 /// are drafts where there were none, the more rarely the longer they did not pay.
 class draft_count {
  public:
+  /// Another text begins: what was taken of the last one says nothing of it.
+  void begin() noexcept {
+    draft_count fresh;
+    fresh.first_ = first_;
+    fresh.later_ = later_;
+    fresh.verify_ = verify_;
+    fresh.seen_ = seen_;
+    *this = fresh;
+  }
+
   /// How many the next round drafts, at most `most`.
   std::int64_t next(std::int64_t most) {
     if (most <= 0) return 0;

@@ -77,16 +77,20 @@ class lossless::rounds {
   void decode(std::span<lossless_token const> tokens) {
     check(tokens);
     std::vector<lossless_token> due;
+    std::vector<verified*> ready;
     for (lossless_token const& one : tokens) {
-      if (!is_drafted(one)) due.push_back(one);
+      if (is_drafted(one)) ready.push_back(&all_[one.sequence]);
+      else due.push_back(one);
     }
-    if (!due.empty()) run(due);
-    for (lossless_token const& one : tokens) {
-      verified& s = all_[one.sequence];
-      ++s.statistics.tokens;
-      bool const computed = std::ranges::any_of(due, [&](lossless_token const& d) { return d.sequence == one.sequence; });
-      if (!computed) ++s.taken, ++s.statistics.accepted;
+    for (verified* const s : ready) ++s->taken;
+    try {
+      if (!due.empty()) run(due);
+    } catch (...) {
+      for (verified* const s : ready) --s->taken;
+      throw;
     }
+    for (verified* const s : ready) ++s->statistics.accepted;
+    for (lossless_token const& one : tokens) ++all_[one.sequence].statistics.tokens;
   }
 
   std::span<float const> logits(llama_seq_id of) const {
@@ -159,10 +163,15 @@ class lossless::rounds {
       if (s.proposed > 0) s.count.judged(std::exchange(s.proposed, 0), s.taken);
       at.push_back(llama_memory_seq_pos_max(memory_, one.sequence) + 1);
       rows.push_back({one.token});
-      if (at.back() != s.next()) s.chosen_at = at.back(), s.put_off = 0;  // a prompt came
+      if (at.back() != s.next()) {  // a prompt came, or one token was decoded by somebody else
+        s.chosen_at = at.back();
+        s.put_off = 0;
+        if (at.back() != s.next() + 1) s.count.begin();
+      }
       llama_pos const stood = at.back() - s.chosen_at;
-      std::int64_t count = std::exchange(s.put_off, 0);
-      if (count == 0) count = wanted(s, at.back(), std::ssize(due));
+      std::int64_t const most = most_of(at.back(), std::ssize(due));
+      std::int64_t count = std::min(std::exchange(s.put_off, 0), most);
+      if (count == 0) count = wanted(s, at.back(), most);
       choose = choose || (count > 0 && stood >= options_.renewed);
       if (stood >= 2 * options_.renewed) s.put_off = std::exchange(count, 0);  // the choice is of another place
       drafts.push_back(count);
@@ -174,6 +183,10 @@ class lossless::rounds {
       return verify(due, at, rows, draft(due, at, drafts, rows), choose);
     } catch (error const&) {
       cut_all();
+      for (auto const& [of, s] : all_) settle(of);  // others' drafts may be what is in the way
+    } catch (...) {
+      cut_all();
+      throw;
     }
     // No room for the drafts, or the policy lacks something, such as a prompt's queries that nobody saw: once without.
     for (std::vector<llama_token>& row : rows) row.resize(1);
@@ -185,13 +198,16 @@ class lossless::rounds {
     }
   }
 
-  /// As many drafts as pay, and as fit the sequence's cells beside the token itself.
-  std::int64_t wanted(verified& s, llama_pos at, std::int64_t sequences) const {
+  /// As many drafts as fit the batch, and the sequence's cells beside the token itself.
+  std::int64_t most_of(llama_pos at, std::int64_t sequences) const {
     std::int64_t const of_batch = static_cast<std::int64_t>(llama_n_batch(context_)) / sequences - 1;
     std::int64_t const cells = static_cast<std::int64_t>(llama_n_ctx_seq(context_)) - at - 1;
-    std::int64_t const most = std::min<std::int64_t>({options_.drafts, cells, of_batch});
-    if (!options_.adapt) return std::max<std::int64_t>(most, 0);
-    return std::max<std::int64_t>(at < options_.shortest ? 0 : s.count.next(most), 0);
+    return std::max<std::int64_t>(std::min<std::int64_t>({options_.drafts, cells, of_batch}), 0);
+  }
+  /// As many of them as pay.
+  std::int64_t wanted(verified& s, llama_pos at, std::int64_t most) const {
+    if (!options_.adapt) return most;
+    return at < options_.shortest ? 0 : s.count.next(most);
   }
 
   /// Appends to the rows what the policy's steps find likeliest, and cuts them from the cache. Returns the seconds.
@@ -235,12 +251,12 @@ class lossless::rounds {
     std::int32_t row = 0;
     for (std::size_t i = 0; i < due.size(); ++i) {
       verified& s = all_[due[i].sequence];
+      s.logits.resize(rows[i].size() * vocabulary_);
       s.position = at[i];
       s.taken = 0;
       if (as_prompt) s.chosen_at = at[i];
       s.drafts.assign(rows[i].begin() + 1, rows[i].end());
       s.proposed = s.drafts.size();
-      s.logits.resize(rows[i].size() * vocabulary_);
       for (std::size_t t = 0; t < rows[i].size(); ++t, ++row) {
         std::copy_n(llama_get_logits_ith(context_, row), vocabulary_,
                     s.logits.begin() + static_cast<std::ptrdiff_t>(t * vocabulary_));

@@ -57,6 +57,12 @@ int decode_with(llama_context* context, served_context* served, batch_tokens con
   return status;
 }
 
+/// What the engine does next gives other logits than a decode's.
+void leave_to_engine(served_context& served) {
+  nested const guard;
+  if (served.lossless() != nullptr) or_say([&] { served.lossless()->leave(); });
+}
+
 /// A token of a batch: at `index`, of this sequence.
 int added(llama_batch_ext const* batch, llama_seq_id of, int index, llama_token id) {
   if (serves() && index >= 0) {
@@ -133,13 +139,23 @@ std::int32_t llama_decode(llama_context* context, llama_batch batch) {
 std::int32_t llama_process(llama_context* context, llama_process_type type, llama_batch_ext* batch) {
   auto const decode = [&] { return preload::engines<llama_process>("llama_process")(context, type, batch); };
   preload::served_context* const served = preload::serves() ? preload::context_of(context) : nullptr;
-  if (served == nullptr || type != LLAMA_PROCESS_TYPE_DECODE) return decode();
+  if (served == nullptr) return decode();
+  if (type != LLAMA_PROCESS_TYPE_DECODE) {
+    preload::leave_to_engine(*served);
+    return decode();
+  }
   preload::batch_tokens tokens;
   {
     std::lock_guard const lock(preload::here->working);
     if (auto const found = preload::here->batches.find(batch); found != preload::here->batches.end()) tokens = found->second;
   }
   return preload::decode_with(context, served, tokens, decode);
+}
+
+std::int32_t llama_encode(llama_context* context, llama_batch batch) {
+  preload::served_context* const served = preload::serves() ? preload::context_of(context) : nullptr;
+  if (served != nullptr) preload::leave_to_engine(*served);
+  return preload::engines<llama_encode>("llama_encode")(context, batch);
 }
 
 std::uint32_t llama_n_ctx(llama_context const* context) {
@@ -187,7 +203,7 @@ bool llama_batch_ext_set_output_logits(llama_batch_ext* batch, std::int32_t inde
 }
 
 bool llama_batch_ext_set_pos(llama_batch_ext* batch, std::int32_t index, llama_pos const* positions) {
-  return preload::was_set(batch, index, &preload::batch_tokens::positions, positions[0],
+  return preload::was_set(batch, index, &preload::batch_tokens::positions, positions != nullptr ? positions[0] : -1,
                           preload::engines<llama_batch_ext_set_pos>("llama_batch_ext_set_pos")(batch, index, positions));
 }
 

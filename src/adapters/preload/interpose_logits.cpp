@@ -30,6 +30,15 @@ float* llama_get_logits(llama_context* context) {
   return steps != nullptr ? steps->all_logits() : preload::engines<llama_get_logits>("llama_get_logits")(context);
 }
 
+void llama_set_embeddings(llama_context* context, bool wanted) {
+  preload::served_context* const served = preload::serves() ? preload::context_of(context) : nullptr;
+  if (served != nullptr && served->lossless() != nullptr) {
+    preload::nested const guard;
+    preload::or_say([&] { served->lossless()->want_embeddings(wanted); });
+  }
+  preload::engines<llama_set_embeddings>("llama_set_embeddings")(context, wanted);
+}
+
 /// Samplers inside the engine would sample each draft.
 bool llama_set_sampler(llama_context* context, llama_seq_id of, llama_sampler* sampler) {
   preload::served_context* const served = preload::serves() ? preload::context_of(context) : nullptr;

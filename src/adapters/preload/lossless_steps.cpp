@@ -5,9 +5,11 @@
 namespace kvpolicy::preload {
 
 bool lossless_steps::takes(batch_tokens const& batch) const {
-  if (batch.sequences.empty() || !batch.others.empty() || batch.ids.size() != batch.sequences.size()) return false;
+  if (embeddings_ || batch.sequences.empty() || !batch.others.empty() || batch.ids.size() != batch.sequences.size())
+    return false;
   for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
     llama_seq_id const of = batch.sequences[i];
+    if (of < 0 || of >= sequences_) return false;
     if (batch.ids[i] < 0 || batch.ids[i] >= vocabulary_ || !batch.has_output(i)) return false;
     if (std::ranges::count(batch.sequences, of) != 1) return false;
     std::int64_t const end = steps_.tokens(of);

@@ -15,7 +15,9 @@ class lossless_steps {
  public:
   /// Throws what llama::lossless throws.
   lossless_steps(llama::session& with, llama_context* context, llama::lossless_options const& options)
-      : steps_(with, context, options), vocabulary_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(context)))) {}
+      : steps_(with, context, options),
+        sequences_(static_cast<llama_seq_id>(llama_n_seq_max(context))),
+        vocabulary_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(context)))) {}
 
   /// Whether a batch is one token of each of its sequences, each at its sequence's end and with an output.
   bool takes(batch_tokens const& batch) const;
@@ -25,8 +27,16 @@ class lossless_steps {
   void settle();
   /// Whether these adapters, with their scales, are others than those of the last call.
   bool changes(std::span<llama_adapter_lora* const> adapters, std::span<float const> scales);
-  /// The engine decodes a batch itself: its logits are its own to give.
-  void leave() noexcept { rows_.clear(); }
+  /// The engine decodes a batch itself: drafts are removed, and its logits are its own to give.
+  void leave() {
+    rows_.clear();
+    settle();
+  }
+  /// The program wants embeddings of what it decodes, or no more.
+  void want_embeddings(bool wanted) {
+    embeddings_ = wanted;
+    if (wanted) settle();
+  }
 
   /// Whether the logits of the last batch are here.
   bool has_logits() const noexcept { return !rows_.empty(); }
@@ -38,7 +48,9 @@ class lossless_steps {
 
  private:
   llama::lossless steps_;
+  llama_seq_id sequences_;
   std::int32_t vocabulary_;
+  bool embeddings_ = false;
   std::vector<llama_seq_id> rows_;   ///< of each token of the last batch; none: the engine decoded it
   std::vector<llama_seq_id> known_;  ///< that were ever decoded
   std::vector<llama_adapter_lora*> adapters_;

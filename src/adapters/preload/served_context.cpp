@@ -76,8 +76,12 @@ served_context::served_context(settings const& how, llama_model const* model, ll
   llama_context_params made = manages_cache() ? small(params, asked_) : params;
   if (how.lossless && params.embeddings) throw unsupported("lossless decoding gives logits, and no embeddings");
   if (how.lossless) {
-    made.n_outputs_max = made.n_outputs_max_per_seq = 0;  // a verification has an output for each token
-    made.samplers = nullptr;                              // inside the engine they would sample each draft
+    // A verification has an output for each token. Samplers inside the engine would sample each draft.
+    auto const room = [](std::uint32_t asked, std::uint32_t least) { return asked == 0 ? 0 : std::max(asked, least); };
+    constexpr auto most = static_cast<std::uint32_t>(most_step_tokens);
+    made.n_outputs_max = room(made.n_outputs_max, most * sequences_);
+    made.n_outputs_max_per_seq = room(made.n_outputs_max_per_seq, most);
+    made.samplers = nullptr;
     made.n_samplers = 0;
   }
   session_.attach(made, model);
@@ -95,7 +99,6 @@ void served_context::made(llama_context* context) {
 std::optional<int> served_context::step(batch_tokens const& batch) {
   if (!lossless_) return std::nullopt;
   if (!lossless_->takes(batch)) {
-    lossless_->settle();
     lossless_->leave();
     return std::nullopt;
   }
@@ -104,21 +107,25 @@ std::optional<int> served_context::step(batch_tokens const& batch) {
     std::lock_guard const lock(counting_);
     decoding_ = true;
   }
-  int status = 0;
+  bool decoded = true;
   try {
     lossless_->decode(batch);
   } catch (std::exception const& why) {
-    log_.say(why.what());
-    status = compute_error;
+    log_.say_once(std::string("lossless decoding: ") + why.what() + "; the engine decodes this batch");
+    decoded = false;
   }
   std::lock_guard const lock(counting_);
   decoding_ = false;
   decoded_ = clock::now();
+  if (!decoded) {  // the engine says how it fails itself, should it
+    lossless_->leave();
+    return std::nullopt;
+  }
   for (auto& [of, r] : requests_) {
     if (std::ranges::find(batch.sequences, of) == batch.sequences.end()) end(of, r);
   }
   for (llama_seq_id const of : batch.sequences) ++requests_[of].all.steps;
-  return status;
+  return 0;
 }
 
 /// Said before the first decode: the engine and its program have said by then what they are.

@@ -53,6 +53,8 @@ settings parse_settings(std::string_view text) {
   made.managed_cache = made.managed_cache || !made.tier.empty();
   KVPOLICY_EXPECTS(!made.lossless || !made.managed_cache,
                    "lossless decoding verifies in the engine's cells; leave the managed cache and its tier away");
+  KVPOLICY_EXPECTS(!made.lossless || !made.prompts,
+                   "under lossless, prompts read all of themselves; leave the prompt policy away");
   KVPOLICY_EXPECTS(made.lossless || !made.drafts, "drafts are of lossless decoding; add lossless, or leave drafts away");
   return made;
 }

@@ -51,6 +51,10 @@ class step_plan {
   /// Calls work(nth) in each turn but the last: the nth of its sequence's tokens at the step before takes it.
   template <class Work>
   void each_settled(Work work) {
+    struct ends {
+      step_turns& turns;
+      ~ends() { turns.now = turns.count - 1; }
+    } const back{*turns_};
     for (turns_->now = 0; turns_->now < turns_->count - 1; ++turns_->now) work(turns_->now + 1);
   }
 
