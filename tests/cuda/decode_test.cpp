@@ -269,13 +269,24 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: quest over what 
   SECTION("chunkkv, a list for the layer") { run_quest_over<presets::chunkkv>(16); }
 }
 
+/// Two slots' caches; the first one's tokens are written.
+struct written_batch {
+  cache_shape shape;
+  batch_cache cache;
+  test_device device{};
+  prompt_exec exec{};
+
+  explicit written_batch(std::int64_t layers) : written_batch(layers, random_source(12)) {}
+  written_batch(std::int64_t layers, random_source random)
+      : shape{.layers = layers, .q_heads = 2, .kv_heads = 1, .head_dim = 8, .max_tokens = 40},
+        cache(shape, 2, 8, page_layout::nhd, random, true) {
+    for (std::int64_t t = 0; t < shape.max_tokens; ++t) cache.write(0, t, random);
+  }
+};
+
 TEST_CASE("the sequences of a decoder share one rotary embedding", "[cuda]") {
-  random_source random(13);
-  cache_shape const shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 8, .max_tokens = 40};
-  batch_cache cache(shape, 2, 8, page_layout::nhd, random, false);
-  for (std::int64_t t = 0; t < 40; ++t) cache.write(0, t, random);
-  test_device device;
-  prompt_exec exec;
+  written_batch batch(1);
+  auto& [shape, cache, device, exec] = batch;
   gpu::decoder<presets::chess, test_device> decoder(presets::chess{.fractions = {.tokens = 30}, .units = {.page = 4}}, shape, 2,
                                                     device);
   std::vector<float> const first{1, .3f, .1f, .03f};
@@ -296,12 +307,8 @@ TEST_CASE("the sequences of a decoder share one rotary embedding", "[cuda]") {
 }
 
 TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cuda]") {
-  random_source random(12);
-  cache_shape const shape{.layers = 2, .q_heads = 2, .kv_heads = 1, .head_dim = 8, .max_tokens = 40};
-  batch_cache cache(shape, 2, 8, page_layout::nhd, random, true);
-  for (std::int64_t t = 0; t < 40; ++t) cache.write(0, t, random);
-  test_device device;
-  prompt_exec exec;
+  written_batch batch(2);
+  auto& [shape, cache, device, exec] = batch;
   auto const made = [&](auto const& policy) {
     return gpu::decoder<std::decay_t<decltype(policy)>, test_device>(policy, shape, 2, device);
   };
@@ -342,12 +349,8 @@ TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cud
 }
 
 TEST_CASE("a plan says how many of the last step's tokens stayed: at least one, at most all", "[cuda]") {
-  random_source random(14);
-  cache_shape const shape{.layers = 2, .q_heads = 2, .kv_heads = 1, .head_dim = 8, .max_tokens = 40};
-  batch_cache cache(shape, 2, 8, page_layout::nhd, random, true);
-  for (std::int64_t t = 0; t < 40; ++t) cache.write(0, t, random);
-  test_device device;
-  prompt_exec exec;
+  written_batch batch(2);
+  auto& [shape, cache, device, exec] = batch;
   auto const made = [&](std::int64_t most) {
     return gpu::decoder<presets::full, test_device>(presets::full{}, shape, 2, device, most);
   };
