@@ -129,8 +129,7 @@ class session {
   void set_batch(llama_batch const& batch, batch_reading how = batch_reading::by_policy);
   /// Announces the batch of the next llama_process, which the session can't read.
   /// @param sequences  the (first) sequence of each token, in order
-  /// @param outputs  whether each token has an output; empty: all have
-  /// @param how  as above
+  /// @param outputs,how  whether each token has an output, or empty: all have; as above
   /// @throws invalid_value for a sequence that llama.cpp can't have, or if `outputs` has another length
   void set_batch(std::span<llama_seq_id const> sequences, std::span<std::int8_t const> outputs = {},
                  batch_reading how = batch_reading::by_policy);
