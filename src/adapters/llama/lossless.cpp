@@ -108,6 +108,10 @@ class lossless::rounds {
     s.drafts.resize(s.taken);
   }
 
+  void settle_all() {
+    for (auto const& [of, s] : all_) settle(of);
+  }
+
   std::int64_t tokens(llama_seq_id of) const {
     auto const found = all_.find(of);
     bool const waits = found != all_.end() && found->second.waits() && is_there(of, found->second);
@@ -183,7 +187,7 @@ class lossless::rounds {
       return verify(due, at, rows, draft(due, at, drafts, rows), choose);
     } catch (error const&) {
       cut_all();
-      for (auto const& [of, s] : all_) settle(of);  // others' drafts may be what is in the way
+      settle_all();  // others' drafts may be what is in the way
     } catch (...) {
       cut_all();
       throw;
@@ -304,6 +308,7 @@ std::span<float const> lossless::decode(llama_token token, llama_seq_id of) {
 void lossless::decode(std::span<lossless_token const> tokens) { rounds_->decode(tokens); }
 std::span<float const> lossless::logits(llama_seq_id of) const { return rounds_->logits(of); }
 void lossless::settle(llama_seq_id of) { rounds_->settle(of); }
+void lossless::settle_all() { rounds_->settle_all(); }
 std::int64_t lossless::tokens(llama_seq_id of) const { return rounds_->tokens(of); }
 lossless_statistics lossless::statistics(llama_seq_id of) const noexcept { return rounds_->statistics(of); }
 

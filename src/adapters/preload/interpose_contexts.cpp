@@ -58,9 +58,8 @@ int decode_with(llama_context* context, served_context* served, batch_tokens con
 }
 
 /// What the engine does next gives other logits than a decode's.
-void leave_to_engine(served_context& served) {
-  nested const guard;
-  if (served.lossless() != nullptr) or_say([&] { served.lossless()->leave(); });
+void leave_to_engine(llama_context const* context) {
+  with_drafts(context, [](lossless_steps& steps) { steps.leave(); });
 }
 
 /// A token of a batch: at `index`, of this sequence.
@@ -139,11 +138,8 @@ std::int32_t llama_decode(llama_context* context, llama_batch batch) {
 std::int32_t llama_process(llama_context* context, llama_process_type type, llama_batch_ext* batch) {
   auto const decode = [&] { return preload::engines<llama_process>("llama_process")(context, type, batch); };
   preload::served_context* const served = preload::serves() ? preload::context_of(context) : nullptr;
-  if (served == nullptr) return decode();
-  if (type != LLAMA_PROCESS_TYPE_DECODE) {
-    preload::leave_to_engine(*served);
-    return decode();
-  }
+  if (type != LLAMA_PROCESS_TYPE_DECODE) preload::leave_to_engine(context);
+  if (served == nullptr || type != LLAMA_PROCESS_TYPE_DECODE) return decode();
   preload::batch_tokens tokens;
   {
     std::lock_guard const lock(preload::here->working);
@@ -153,8 +149,7 @@ std::int32_t llama_process(llama_context* context, llama_process_type type, llam
 }
 
 std::int32_t llama_encode(llama_context* context, llama_batch batch) {
-  preload::served_context* const served = preload::serves() ? preload::context_of(context) : nullptr;
-  if (served != nullptr) preload::leave_to_engine(*served);
+  preload::leave_to_engine(context);
   return preload::engines<llama_encode>("llama_encode")(context, batch);
 }
 

@@ -31,11 +31,7 @@ float* llama_get_logits(llama_context* context) {
 }
 
 void llama_set_embeddings(llama_context* context, bool wanted) {
-  preload::served_context* const served = preload::serves() ? preload::context_of(context) : nullptr;
-  if (served != nullptr && served->lossless() != nullptr) {
-    preload::nested const guard;
-    preload::or_say([&] { served->lossless()->want_embeddings(wanted); });
-  }
+  preload::with_drafts(context, [&](preload::lossless_steps& steps) { steps.want_embeddings(wanted); });
   preload::engines<llama_set_embeddings>("llama_set_embeddings")(context, wanted);
 }
 
@@ -47,10 +43,9 @@ bool llama_set_sampler(llama_context* context, llama_seq_id of, llama_sampler* s
 }
 
 std::int32_t llama_set_adapters_lora(llama_context* context, llama_adapter_lora** adapters, std::size_t count, float* scales) {
-  preload::served_context* const served = preload::serves() ? preload::context_of(context) : nullptr;
-  // A server sets them before each batch.
-  if (served != nullptr && served->lossless() != nullptr && served->lossless()->changes({adapters, count}, {scales, count}))
-    preload::settle(context);
+  preload::with_drafts(context, [&](preload::lossless_steps& steps) {  // a server sets the same ones before each batch
+    if (steps.changes({adapters, count}, {scales, count})) steps.settle();
+  });
   return preload::engines<llama_set_adapters_lora>("llama_set_adapters_lora")(context, adapters, count, scales);
 }
 

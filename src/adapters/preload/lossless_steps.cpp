@@ -21,16 +21,9 @@ bool lossless_steps::takes(batch_tokens const& batch) const {
 void lossless_steps::decode(batch_tokens const& batch) {
   rows_.clear();
   std::vector<llama::lossless_token> tokens;
-  for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
-    tokens.push_back({batch.ids[i], batch.sequences[i]});
-    if (std::ranges::find(known_, batch.sequences[i]) == known_.end()) known_.push_back(batch.sequences[i]);
-  }
+  for (std::size_t i = 0; i < batch.sequences.size(); ++i) tokens.push_back({batch.ids[i], batch.sequences[i]});
   steps_.decode(tokens);
   rows_ = batch.sequences;
-}
-
-void lossless_steps::settle() {
-  for (llama_seq_id const of : known_) steps_.settle(of);
 }
 
 bool lossless_steps::changes(std::span<llama_adapter_lora* const> adapters, std::span<float const> scales) {

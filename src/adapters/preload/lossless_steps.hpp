@@ -24,7 +24,7 @@ class lossless_steps {
   /// Decodes such a batch in the engine's place. Throws what llama::lossless throws.
   void decode(batch_tokens const& batch);
   /// Removes the drafts that wait from the engine's memory: the program is about to do something else with it.
-  void settle();
+  void settle() { steps_.settle_all(); }
   /// Whether these adapters, with their scales, are others than those of the last call.
   bool changes(std::span<llama_adapter_lora* const> adapters, std::span<float const> scales);
   /// The engine decodes a batch itself: drafts are removed, and its logits are its own to give.
@@ -51,8 +51,7 @@ class lossless_steps {
   llama_seq_id sequences_;
   std::int32_t vocabulary_;
   bool embeddings_ = false;
-  std::vector<llama_seq_id> rows_;   ///< of each token of the last batch; none: the engine decoded it
-  std::vector<llama_seq_id> known_;  ///< that were ever decoded
+  std::vector<llama_seq_id> rows_;  ///< of each token of the last batch; none: the engine decoded it
   std::vector<llama_adapter_lora*> adapters_;
   std::vector<float> scales_;  ///< of each
   std::vector<float> all_;     ///< `[tokens, vocabulary]`, where they were asked for

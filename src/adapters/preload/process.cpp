@@ -39,22 +39,6 @@ served_context* owner_of(llama_memory_t memory) {
 }
 
 namespace {
-void settle_of(served_context& served) {
-  nested const guard;
-  if (served.lossless() != nullptr) or_say([&] { served.lossless()->settle(); });
-}
-}  // namespace
-
-void settle(llama_context const* context) {
-  served_context* const served = serves() ? context_of(context) : nullptr;
-  if (served != nullptr) settle_of(*served);
-}
-void settle(llama_memory_t memory) {
-  if (!serves()) return;
-  tell_context_of(memory, [](served_context& served) { settle_of(served); });
-}
-
-namespace {
 
 /// The engine does not say when a request has ended: it has, at the latest, when nothing was decoded for a second.
 void watch() {

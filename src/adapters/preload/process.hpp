@@ -72,10 +72,6 @@ void tell_context_of(llama_memory_t memory, Tell tell) {
   }
 }
 
-/// Where a program does anything to a context but decode: it knows of no drafts.
-void settle(llama_context const* context);
-void settle(llama_memory_t memory);
-
 /// Nothing is thrown into the engine, or its caller.
 template <class Work>
 void or_say(Work work) {
@@ -84,6 +80,27 @@ void or_say(Work work) {
   } catch (std::exception const& why) {
     here->to.say_once(std::string("the engine goes on alone here: ") + why.what());
   }
+}
+
+/// Calls work(lossless_steps&), if a context has them; what it calls of the engine is not served.
+template <class Work>
+void with_drafts(served_context* served, Work work) {
+  if (served == nullptr || served->lossless() == nullptr) return;
+  nested const guard;
+  or_say([&] { work(*served->lossless()); });
+}
+template <class Work>
+void with_drafts(llama_context const* context, Work work) {
+  with_drafts(serves() ? context_of(context) : nullptr, work);
+}
+
+/// Where a program does anything to a context but decode: it knows of no drafts.
+inline void settle(llama_context const* context) {
+  with_drafts(context, [](lossless_steps& steps) { steps.settle(); });
+}
+inline void settle(llama_memory_t memory) {
+  if (!serves()) return;
+  tell_context_of(memory, [](served_context& served) { with_drafts(&served, [](lossless_steps& steps) { steps.settle(); }); });
 }
 
 }  // namespace kvpolicy::preload

@@ -96,6 +96,8 @@ class lossless {
   /// Removes drafts that nobody took from the context.
   /// @param of  the sequence
   void settle(llama_seq_id of = 0);
+  /// Removes those of every sequence.
+  void settle_all();
 
   /// Returns how many tokens a sequence has, without drafts that nobody took.
   /// @param of  the sequence
