@@ -132,7 +132,11 @@ void add_scaled(float* to, float const* from, std::int64_t count, float factor) 
   for (; i + lanes <= count; i += lanes) {
     hn::StoreU(hn::MulAdd(by, hn::LoadU(f, from + i), hn::LoadU(f, to + i)), f, to + i);
   }
-  for (; i < count; ++i) to[i] += factor * from[i];
+  // One element rounds as it does in a vector: equal numbers stay equal, wherever they stand.
+  constexpr hn::CappedTag<float, 1> one;
+  for (; i < count; ++i) {
+    hn::StoreU(hn::MulAdd(hn::Set(one, factor), hn::LoadU(one, from + i), hn::LoadU(one, to + i)), one, to + i);
+  }
 }
 
 void raise(float* to, float const* from, std::int64_t count) {
