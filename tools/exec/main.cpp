@@ -120,7 +120,7 @@ int main(int argc, char** argv) {
   // What is behind -- is the program's.
   char** const program_begins = std::find(argv, argv + argc, std::string_view("--"));
   return tool_main(app, static_cast<int>(program_begins - argv), argv, [&] {
-    KVPOLICY_EXPECTS(!policy.empty() || lossless, "no policy is given; full is the one that reads all");
+    KVPOLICY_EXPECTS(!policy.empty() || lossless, "no policy is given; full reads everything, and --help lists what else there is");
     std::string const drafted = (lossless && !policy.empty() ? ";lossless" : "") + (drafts.empty() ? "" : ";drafts=" + drafts);
     std::string said = (policy.empty() ? "lossless" : policy) + drafted + (strict ? ";strict" : "") +
                        (managed_cache ? ";managed-cache" : "") + (prompts.empty() ? "" : ";prompts=" + prompts) +
