@@ -1,6 +1,9 @@
 #include "kvpolicy/rule.hpp"
 
+#include <array>
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 #include <vector>
 
 #include "kvpolicy/kvpolicy.hpp"
@@ -19,6 +22,32 @@ TEST_CASE("behind the dense layers every so many take over the first one's choic
   }
   REQUIRE(leaders == std::vector<std::int64_t>{0, 1, 2, 2, 2, 5, 5, 5, 8, 8});
   for (std::int64_t l = 0; l < 10; ++l) REQUIRE(layering{}.leader({l}).value == l);
+}
+
+TEST_CASE("named layers lead those behind them, and the first of a group may read everything", "[rule]") {
+  layering const layers{.leaders = layer_set::of(std::array{2, 8, 130}), .whole = 2};
+  auto const leader = [&](std::int64_t l) { return layers.leader({l}).value; };
+  CHECK(std::vector{leader(2), leader(7), leader(8), leader(129), leader(130), leader(400)} ==
+        std::vector<std::int64_t>{2, 2, 8, 8, 130, 130});
+  for (std::int64_t const l : {0, 1}) CHECK((layers.dense({l}) && layers.reads_all({l}) && leader(l) == l));
+  for (std::int64_t const l : {2, 3, 8, 9, 130, 131}) CHECK((!layers.dense({l}) && layers.reads_all({l})));
+  for (std::int64_t const l : {4, 7, 10, 129, 132}) CHECK(!layers.reads_all({l}));
+  CHECK(layers.shares());
+  CHECK_FALSE(layering{.dense_first = 3}.shares());
+  layering const behind{.dense_first = 5, .leaders = layer_set::of(std::array{2, 8})};  // layer 2 is dense itself
+  for (std::int64_t l = 0; l < 10; ++l) CHECK(behind.dense({l}) == (l < 8));
+  CHECK_THROWS_AS(layer_set::of(std::array{256}), invalid_value);
+  CHECK_THROWS_AS(layer_set::of(std::array{-1}), invalid_value);
+}
+
+TEST_CASE("leaders are layers that the model has, named or counted, and a retain reads what it keeps", "[rule]") {
+  auto const with = [](layering const& layers) { return presets::quest{.tokens = 64, .layers = layers}; };
+  CHECK_NOTHROW(check(with({.leaders = layer_set::of(std::array{0, 7}), .whole = 1}), shape));
+  CHECK_THROWS_WITH(check(with({.leaders = layer_set::of(std::array{0, 8})}), shape),
+                    Catch::Matchers::ContainsSubstring("layer 8 is to lead, of a model with 8 layers"));
+  CHECK_THROWS_AS(check(with({.reuse = 2, .leaders = layer_set::of(std::array{0})}), shape), invalid_value);
+  CHECK_THROWS_AS(check(with({.whole = -1}), shape), invalid_value);
+  CHECK_THROWS_AS(check(presets::tova{.tokens = 64, .layers = {.whole = 1}}, shape), invalid_value);
 }
 
 TEST_CASE("layers can't differ where one choice is for all, nor be fewer than none", "[rule]") {

@@ -96,7 +96,7 @@ concept evicting_scorer = scorer<S> && requires {
 struct budget_request {
   cache_shape const& shape;
   layer_id layer{};
-  head_range heads{};          ///< the KV heads whose lists are asked for
+  head_range heads{};          ///< the KV heads whose lists are asked for; none: the one that gets the fewest
   std::int64_t tokens = 0;     ///< tokens among which the choice is made
   std::int64_t prompt = 0;     ///< tokens of the prompt
   std::int64_t forced = 0;     ///< tokens of the budget that the protected tokens take
@@ -105,11 +105,10 @@ struct budget_request {
 };
 
 /// Decides how many tokens a list may keep, protected tokens included.
-/// Requires: `most_tokens(shape)`, the most tokens of any list; `of(request)`, the fewest tokens of any list; `check(shape)`,
-/// which throws invalid_value for an impossible budget; `allocate(request, scores, units, exec)`, which writes how many units
-/// each list gets; `reads_scores`, whether `allocate` reads the scores; `relative()`, whether the number of tokens follows the
-/// sequence's length.
-/// Model: budgets::tokens. Not a model: a budget that depends on time.
+/// Requires: `most_tokens(shape)`, the most tokens of any list; `of(request)`, the tokens of the longest list that is asked
+/// for; `check(shape)`, which throws invalid_value for an impossible budget; `allocate(request, scores, units, exec)`, which
+/// writes how many units each list gets; `reads_scores`, whether `allocate` reads the scores; `relative()`, whether the number
+/// of tokens follows the sequence's length. Model: budgets::tokens. Not a model: a budget that depends on time.
 template <class B>
 concept budgeter = part<B> && requires(B const& budget, cache_shape const& shape, budget_request const& request) {
   { B::reads_scores } -> std::convertible_to<bool>;

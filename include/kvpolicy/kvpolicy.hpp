@@ -12,6 +12,7 @@
 // Rules, policies and requests, with the four verbs: start, prefill, choose, observe.
 #include "kvpolicy/concepts.hpp"
 #include "kvpolicy/head_profile.hpp"
+#include "kvpolicy/layering.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/prompt_pages.hpp"
 #include "kvpolicy/request.hpp"
@@ -19,6 +20,7 @@
 
 // Parts.
 #include "kvpolicy/budgets/adaptive.hpp"
+#include "kvpolicy/budgets/by_head.hpp"
 #include "kvpolicy/budgets/by_head_role.hpp"
 #include "kvpolicy/budgets/fractions.hpp"
 #include "kvpolicy/budgets/mass.hpp"
@@ -29,6 +31,7 @@
 #include "kvpolicy/pools/unit_mean.hpp"
 #include "kvpolicy/scorers/accumulated_attention.hpp"
 #include "kvpolicy/scorers/anchor_affinity.hpp"
+#include "kvpolicy/scorers/current_attention.hpp"
 #include "kvpolicy/scorers/expected_attention.hpp"
 #include "kvpolicy/scorers/key_norm.hpp"
 #include "kvpolicy/scorers/key_similarity.hpp"
@@ -46,6 +49,7 @@
 #include "kvpolicy/segments/tokens.hpp"
 #include "kvpolicy/selectors/cascade.hpp"
 #include "kvpolicy/selectors/fill.hpp"
+#include "kvpolicy/selectors/pruned_top.hpp"
 #include "kvpolicy/selectors/top.hpp"
 #include "kvpolicy/triggers/any_of.hpp"
 #include "kvpolicy/triggers/drift.hpp"

@@ -120,6 +120,7 @@ void check(Policy const& policy, cache_shape const& shape) {
     throw unsupported("after is " + std::to_string(retain.after) +
                       ", but the policy makes one choice for all layers when a step begins, and can't wait; set `after` to 0");
   }
+  KVPOLICY_EXPECTS(retain.layers.whole == 0, "the retain's layers have no rows to read but those they keep; set `whole` to 0");
   if (retain.keeps_all || retrieve.keeps_all) return;
   if (retain.granularity > retrieve.granularity) {
     throw unsupported(std::string("the retain keeps different tokens for each ") + name_of(retain.granularity) +
@@ -131,9 +132,11 @@ void check(Policy const& policy, cache_shape const& shape) {
         "the retain drops tokens at every step, but the retrieve's blocks need tokens that stay; use a retain that decides "
         "once");
   }
-  if (retrieve.layers.reuse > 1 && retain.granularity != scope::request) {
+  if (retrieve.layers.shares() && retain.granularity != scope::request) {
     throw unsupported(
-        "layers share the retrieve's choice, but the retain keeps different tokens in each layer; set `reuse` to 1");
+        "layers share the retrieve's choice, but the retain keeps different tokens in each layer; set `reuse` to 1, and name "
+        "no "
+        "leaders");
   }
 }
 

@@ -6,27 +6,11 @@
 #include <string>
 #include <type_traits>
 
+#include "kvpolicy/layering.hpp"
 #include "kvpolicy/pools/none.hpp"
 #include "kvpolicy/score_input.hpp"
 
 namespace kvpolicy {
-
-/// How layers differ, for a rule that chooses for each layer.
-struct layering {
-  std::int32_t dense_first = 0;  ///< the first layers keep everything
-  std::int32_t reuse = 1;        ///< layers in a group, which shares the choice of its first layer (ChunkKV)
-
-  /// Says whether a layer keeps everything.
-  /// @param layer  the layer
-  /// @return whether it is one of the dense layers
-  bool dense(layer_id layer) const noexcept { return layer.value < dense_first; }
-  /// Finds the layer whose choice a layer uses.
-  /// @param layer  the layer
-  /// @return the first layer of its group; a dense layer itself
-  layer_id leader(layer_id layer) const noexcept {
-    return {dense(layer) ? layer.value : layer.value - (layer.value - dense_first) % reuse};
-  }
-};
 
 /// What a rule, with its parameters, requires of an engine and a request.
 struct requirements {

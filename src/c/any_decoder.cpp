@@ -66,7 +66,10 @@ std::unique_ptr<any_decoder> decoder_of(std::string_view text, policy_inputs con
   };
   std::size_t const plus = text.find('+');
   with_preset(text.substr(0, plus), inputs, [&](auto const& first) {
-    if (plus == std::string_view::npos) return make(first.policy, first.owned);
+    if (plus == std::string_view::npos) {
+      if constexpr (gpu::decodable<std::decay_t<decltype(first.policy)>, gpu::stream_device>) make(first.policy, first.owned);
+      return;
+    }
     using retain = decltype(first.policy.parts().retain);
     with_preset(text.substr(plus + 1), inputs, [&](auto const& second) {
       using retrieve = decltype(second.policy.parts().retrieve);

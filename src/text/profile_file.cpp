@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
+#include "kvpolicy/text/values.hpp"
 #include "read_file.hpp"
 
 namespace kvpolicy {
@@ -40,7 +42,8 @@ profile_file parse_profile(std::string const& text, std::string const& name) {
                          .layers = whole(json.at("layers"), "layers", where),
                          .kv_heads = whole(json.at("kv_heads"), "kv_heads", where),
                          .thresholds = {json.value("tau_stable", .5f), json.value("tau_sim", .5f)},
-                         .heads = {}};
+                         .heads = {},
+                         .retrieval = {}};
     if (json.value("format", "") != format) throw invalid_value(where + " is not of format " + format);
     if (profile.layers < 1 || profile.kv_heads < 1 || profile.layers > 4096 || profile.kv_heads > 4096) {
       throw invalid_value(where + ": " + std::to_string(profile.layers) + " layers of " + std::to_string(profile.kv_heads) +
@@ -63,7 +66,13 @@ profile_file parse_profile(std::string const& text, std::string const& name) {
                             "; a satellite has a KV head of its layer, others have none");
       }
       profile.heads.push_back(head);
+      if (!heads[i].contains("retrieval")) continue;
+      profile.retrieval.push_back(heads[i].at("retrieval").get<float>());
+      if (!(profile.retrieval.back() >= 0 && profile.retrieval.back() <= 1))
+        throw invalid_value(here + ": retrieval is not in 0..1");
     }
+    if (!profile.retrieval.empty() && profile.retrieval.size() != wanted)
+      throw invalid_value(where + " says of some heads how much they retrieve, and of others not");
     for (std::size_t i = 0; i < wanted; ++i) {
       auto const kv_heads = static_cast<std::size_t>(profile.kv_heads);
       if (profile.heads[i].role != head_role::satellite) continue;
@@ -86,12 +95,50 @@ std::string to_json(profile_file const& profile) {
                     {"tau_stable", profile.thresholds.stable},
                     {"tau_sim", profile.thresholds.similar},
                     {"heads", ordered_json::array()}};
-  for (head_profile const& head : profile.heads) {
+  for (std::size_t h = 0; h < profile.heads.size(); ++h) {
+    head_profile const& head = profile.heads[h];
     ordered_json one{{"role", name_of(head.role)}, {"stability", head.stability}};
     if (head.pivot >= 0) one["pivot"] = head.pivot;
+    if (!profile.retrieval.empty()) one["retrieval"] = profile.retrieval[h];
     json["heads"].push_back(one);
   }
   return json.dump(1);
+}
+
+std::vector<float> read_retrieval(std::string const& path) { return parse_retrieval(read_file(path), path); }
+
+std::vector<float> parse_retrieval(std::string const& file, std::string const& name) {
+  std::size_t const first = file.find_first_not_of(" \t\r\n");
+  if (first != std::string::npos && file[first] == '{') {
+    std::vector<float> of_profile = parse_profile(file, name).retrieval;
+    if (of_profile.empty())
+      throw invalid_value("profile '" + name + "' does not say how much heads retrieve; make one with this kvpolicy-profile");
+    return of_profile;
+  }
+  std::vector<float> all;
+  std::size_t heads = 0;
+  std::size_t layers = 0;
+  std::istringstream lines(file);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream numbers(line);
+    std::size_t const before = all.size();
+    for (std::string number; numbers >> number;) {
+      float value = 0;
+      if (!text::parse_number(std::string_view(number), value)) {
+        throw invalid_value("'" + name + "', line " + std::to_string(layers + 1) + ": '" + number +
+                            "'; it must be a table of numbers, a line for each layer, or a profile by kvpolicy-profile");
+      }
+      all.push_back(std::clamp(value, 0.0f, 1.0f));
+    }
+    if (all.size() == before) continue;
+    if (layers++ == 0) heads = all.size();
+    if (all.size() != layers * heads) {
+      throw invalid_value("'" + name + "', line " + std::to_string(layers) + " has " + std::to_string(all.size() - before) +
+                          " numbers, and the first has " + std::to_string(heads));
+    }
+  }
+  if (all.empty()) throw invalid_value("'" + name + "' is empty; it must have a number for each head, a line for each layer");
+  return all;
 }
 
 }  // namespace kvpolicy

@@ -1,4 +1,4 @@
-// A model's head profile as a JSON file.
+// Files about a model's heads: a profile as JSON, and how much each head retrieves as a table.
 #pragma once
 
 #include <kvpolicy/head_profile.hpp>
@@ -15,6 +15,7 @@ struct profile_file {
   std::int64_t kv_heads = 0;
   role_thresholds thresholds{};
   std::vector<head_profile> heads;  ///< `[layers * kv_heads]`
+  std::vector<float> retrieval;     ///< `[layers * kv_heads]`, how much each head retrieves; or empty
 };
 
 /// From its JSON. Throws invalid_value that says what is wrong, and where: `name` stands for the file.
@@ -23,5 +24,11 @@ profile_file parse_profile(std::string const& json, std::string const& name);
 profile_file read_profile(std::string const& path);
 
 std::string to_json(profile_file const& profile);
+
+/// How much each head retrieves, `[layers * kv_heads]`: of a profile, or of a table with a line for each layer and a number for
+/// each KV head, which is clipped to 0..1 (DuoAttention's full_attention_heads.tsv). Throws invalid_value as parse_profile().
+std::vector<float> parse_retrieval(std::string const& file, std::string const& name);
+
+std::vector<float> read_retrieval(std::string const& path);
 
 }  // namespace kvpolicy

@@ -12,14 +12,23 @@ namespace kvpolicy {
 
 template host_policy_list published_policies<layer_table_view, simd_exec>();
 
+namespace {
+
+/// A file is read once, whatever becomes of it: the policy may be made again, for another executor.
+template <class Of>
+auto once(std::vector<Of> (*read)(std::string const& path)) {
+  return [read, seen = std::make_shared<std::map<std::string, std::vector<Of>>>()](std::string const& path) {
+    auto const known = seen->find(path);
+    return known != seen->end() ? known->second : seen->emplace(path, read(path)).first->second;
+  };
+}
+
+}  // namespace
+
 policy_inputs inputs_for(std::vector<std::uint8_t> boundary) {
-  // A file is read once, whatever becomes of it: the policy may be made again, for another executor.
-  auto const seen = std::make_shared<std::map<std::string, std::vector<head_profile>>>();
-  policy_inputs inputs{.boundary = {}, .read_profile = [seen](std::string const& path) {
-                         auto const known = seen->find(path);
-                         return known != seen->end() ? known->second
-                                                     : seen->emplace(path, read_profile(path).heads).first->second;
-                       }};
+  policy_inputs inputs{.boundary = {},
+                       .read_profile = once<head_profile>([](std::string const& path) { return read_profile(path).heads; }),
+                       .read_retrieval = once<float>(read_retrieval)};
   if (!boundary.empty()) inputs.boundary = std::make_shared<std::vector<std::uint8_t> const>(std::move(boundary));
   return inputs;
 }

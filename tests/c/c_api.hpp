@@ -57,12 +57,14 @@ inline std::string profile_path(cache_shape const& shape) {
   std::string const path = (std::filesystem::temp_directory_path() /
                             ("kvpolicy-c-" + std::to_string(shape.layers) + "-" + std::to_string(shape.kv_heads) + ".json"))
                                .string();
-  profile_file profile{.model = "none", .layers = shape.layers, .kv_heads = shape.kv_heads, .thresholds = {}, .heads = {}};
+  profile_file profile{
+      .model = "none", .layers = shape.layers, .kv_heads = shape.kv_heads, .thresholds = {}, .heads = {}, .retrieval = {}};
   for (std::int64_t l = 0; l < shape.layers; ++l) {
     for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
       if (h == 0 && shape.kv_heads > 1) profile.heads.push_back({head_role::pivot, -1, .5f});
       else if (h == 1) profile.heads.push_back({head_role::satellite, 0, .4f});
       else profile.heads.push_back({h % 2 == 0 ? head_role::anchor : head_role::shifting, -1, .6f});
+      profile.retrieval.push_back(static_cast<float>((5 * l + 3 * h) % 7) / 7);
     }
   }
   std::ofstream(path) << to_json(profile);

@@ -35,6 +35,9 @@ std::vector<std::string> policies(cache_shape const& shape) {
           "chess:tokens=64,page=8,sink_pages=1,recent_pages=2",
           "sentencekv:tokens=48,window=8,longest=16,after=4",
           "heterocache:tokens=40,window=3,after=0,profile=" + profile_path(shape),
+          "duoattention:tokens=40,sinks=2,recent=8,heads=" + profile_path(shape),
+          "omnikv:tokens=30,dense_first=0,reuse=2",
+          "twilight:tokens=40,page=8,mass=0.6",
           "snapkv:tokens=60,window=8+quest:tokens=24,page=4"};
 }
 

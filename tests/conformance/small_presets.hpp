@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <cstdint>
 
 #include "kvpolicy/presets/all.hpp"
@@ -24,7 +25,10 @@ Preset small(Preset p) {
   if constexpr (requires { p.block; }) p.block = 8;
   if constexpr (requires { p.sentences; }) p.sentences = {.boundary = boundary, .longest = 20, .shortest = 2};
   if constexpr (requires { p.heads; }) p.heads = heads;
+  static constexpr std::array<float, 6> retrieval{.1f, .9f, .2f, .3f, .7f, .4f};
+  if constexpr (requires { p.retrieval; }) p.retrieval = retrieval, p.sinks = 2, p.recent = 8;
   if constexpr (requires { p.after; }) p.after = 0;
+  if constexpr (std::same_as<Preset, kvpolicy::presets::omnikv>) p.layers = {.reuse = 3, .whole = 1};
   if constexpr (requires { p.entropy; }) p.entropy = 1.8f, p.rest = 0;
   return p;
 }

@@ -179,6 +179,24 @@ TEST_CASE("every preset selects with the kernels what it selects with host_exec"
     but_for_rounding(17, [](random_source& r, cache_shape const&) { return presets::h2o{.tokens = some(r, 10, 36)}; });
     but_for_rounding(18, [](random_source& r, cache_shape const&) { return presets::tova{.tokens = some(r, 10, 36)}; });
   }
+  SECTION("heads that retrieve keep everything") {
+    static std::vector<float> retrieval;
+    exactly(21, [](random_source& r, cache_shape const& shape) {
+      retrieval = r.reals(shape.layers * shape.kv_heads);
+      return presets::duoattention{.retrieval = retrieval, .tokens = some(r, 10, 60), .sinks = 3, .recent = some(r, 2, 7)};
+    });
+  }
+  SECTION("few layers choose for the others") {
+    but_for_rounding(22, [](random_source& r, cache_shape const&) {
+      return presets::omnikv{
+          .tokens = some(r, 20, 36), .generated = r.one_in(2), .layers = {.reuse = some(r, 2, 3), .whole = some(r, 0, 1)}};
+    });
+  }
+  SECTION("pages, and of them the tokens with most attention") {
+    but_for_rounding(23, [](random_source& r, cache_shape const&) {
+      return presets::twilight{.tokens = some(r, 30, 60), .mass = .1 * some(r, 3, 9), .page = some(r, 1, 6)};
+    });
+  }
   SECTION("sentencekv") {
     static constexpr std::array<std::uint8_t, 12> boundary{0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0};
     but_for_rounding(19, [](random_source& r, cache_shape const&) {

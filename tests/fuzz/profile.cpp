@@ -10,6 +10,12 @@
 extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size) {
   using namespace kvpolicy;
   try {
+    for (float const score : parse_retrieval({reinterpret_cast<char const*>(data), size}, "fuzzed")) {
+      if (!(score >= 0 && score <= 1)) std::abort();
+    }
+  } catch (error const&) {
+  }
+  try {
     profile_file const read = parse_profile({reinterpret_cast<char const*>(data), size}, "fuzzed");
     std::string const text = to_json(read);
     if (to_json(parse_profile(text, "again")) != text) std::abort();

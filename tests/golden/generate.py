@@ -15,6 +15,7 @@ import types
 from unittest import mock
 
 import kvpress
+import numpy
 import torch
 from kvpress.utils import get_prerope_query_states
 from safetensors.torch import save_file
@@ -92,6 +93,11 @@ def draw_press(policy, rng, n, ratio):
         lag = rng.choice([2, 3, 8, 16, 32, 128, rest // 2, rest // 2, rest // 2 + 1, max(2, rest // 3), max(2, rest // 5)])
         return (kvpress.LagKVPress(ratio, n_sink=sinks, lag_size=lag, cross_scoring=cross),
                 {"sinks": sinks, "lag": lag, "cross": int(cross)})
+    if policy == "duoattention":
+        sinks, recent = rng.choice([0, 1, 2, 4, 16, n // 3]), rng.choice([1, 1, 2, 8, 32, n // 3 + 1])
+        press = kvpress.DuoAttentionPress(head_compression_ratio=ratio)
+        press.sink_size, press.recent_size = sinks, recent
+        return press, {"tokens": 0, "streaming": ratio, "sinks": sinks, "recent": recent}
     raise ValueError(policy)
 
 
@@ -119,7 +125,7 @@ def draw_entry(policy, rng, n, layers):
 
 
 POLICIES = ["streaming_llm", "knorm", "snapkv", "pyramidkv", "adakv", "chunkkv", "h2o", "tova", "keydiff",
-            "expected_attention", "lagkv"]
+            "expected_attention", "lagkv", "duoattention"]
 
 
 def draw_model(rng, sizes):
@@ -229,8 +235,23 @@ def recording(press, keys):
         yield record
 
 
+def give_heads(press, path, rng, layers, heads):
+    """Draws how much each head retrieves into a file of DuoAttention's kind, and has the press read that one."""
+    scores = torch.tensor(rng.sample(range(2000), layers * heads), dtype=torch.float64).view(layers, heads) / 1600 - .1
+    lines = ["\t".join(repr(score) for score in row) for row in scores.tolist()]
+    path.write_text("\n".join(lines) + "\n")
+    pattern = press.sink_size, press.recent_size, numpy.clip(numpy.loadtxt(path, delimiter="\t", ndmin=2), 0, 1)
+    with mock.patch.object(press, "load_attention_pattern", lambda model: pattern):
+        press.post_init_from_model(types.SimpleNamespace(device="cpu"))
+
+
 class NotANumber(Exception):
     """LagKV divides by the range of a partition: 0 / 0 where a channel is constant. Nothing to compare then."""
+
+
+def kept_unmasked(module, heads, n):
+    dropped = {(h, t) for h, t in zip(*(indices.tolist() for indices in module.masked_key_indices[1:]))}
+    return [[t for t in range(n) if (h, t) not in dropped] for h in range(heads)]
 
 
 def compress(press, call, ratio, with_attention):
@@ -240,6 +261,9 @@ def compress(press, call, ratio, with_attention):
     attentions = call["attentions"] if with_attention else None
     module.masked_key_indices = None
     module.config._attn_implementation = "eager" if with_attention else "sdpa"  # read by AdaKV; the model has run
+    if isinstance(press, kvpress.DuoAttentionPress):  # it has no scores of tokens, and masks what it does not keep
+        press.compress(**call | {"attentions": None})
+        return kept_unmasked(module, heads, n), {}
     with recording(press, call["keys"]) as record:
         press.compress(**call | {"attentions": attentions})
     if ratio == 0:
@@ -252,8 +276,7 @@ def compress(press, call, ratio, with_attention):
     if not all(tensor.isfinite().all() for tensor in scores.values()):
         raise NotANumber
     if isinstance(press, kvpress.AdaKVPress):
-        dropped = {(h, t) for h, t in zip(*(indices.tolist() for indices in module.masked_key_indices[1:]))}
-        return [[t for t in range(n) if (h, t) not in dropped] for h in range(heads)], scores
+        return kept_unmasked(module, heads, n), scores
     return [sorted(kept) for kept in record["kept"].tolist()], scores
 
 
@@ -273,7 +296,11 @@ def write_case(path, rng, seed, args, tally):
     entries, all_scores = [], {}
     for policy in POLICIES:
         ratio, press, options = draw_entry(policy, rng, n, len(calls))
-        with_attention = policy == "h2o" or (policy not in ("adakv", "chunkkv") and rng.random() < 0.5)
+        with_attention = policy == "h2o" or (policy not in ("adakv", "chunkkv", "duoattention") and rng.random() < 0.5)
+        if policy == "duoattention":
+            heads = path.with_name(path.name + ".heads.tsv")
+            give_heads(press, heads, rng, len(calls), model.config.num_key_value_heads)
+            options["heads"] = heads.name
         try:
             layers = [compress(press, call, ratio, with_attention) for call in calls]
         except (AssertionError, NotANumber) as reason:

@@ -153,6 +153,63 @@ TEST_CASE("streaming_llm reads the sinks and the most recent tokens, exactly its
   cases.require();
 }
 
+TEST_CASE("duoattention: heads that retrieve least read the sinks and the most recent tokens, the others everything",
+          "[methods]") {
+  random_source random(1606);
+  tally cases;
+  for (int round = 0; round < 600; ++round) {
+    world const w(small_shape(random, 60), random);
+    cache_shape const& shape = w.shape;
+    std::int64_t const heads = shape.layers * shape.kv_heads;
+    std::vector<float> retrieval;
+    for (std::int64_t h = 0; h < heads; ++h) retrieval.push_back(static_cast<float>(random.between(0, 4)) / 4);
+    presets::duoattention policy{.retrieval = retrieval,
+                                 .tokens = 0,
+                                 .streaming = .25 * static_cast<double>(random.between(0, 4)),
+                                 .sinks = narrow(random.between(0, 3)),
+                                 .recent = narrow(random.between(2, 6))};
+    std::int64_t const few = policy.sinks + policy.recent;
+    if (random.one_in(2)) policy.tokens = narrow(random.between(few, 60));
+    if (policy.tokens > shape.max_tokens) policy.tokens = 0;
+    // The heads by falling retrieval, of equal ones the larger index first: as many as may keep everything.
+    ints order = range(0, heads);
+    std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+      return at(retrieval, a) != at(retrieval, b) ? at(retrieval, a) > at(retrieval, b) : a > b;
+    });
+    auto const keeps_all = [&](std::int64_t head, std::int64_t n) {
+      std::int64_t whole = heads - static_cast<std::int64_t>(std::nearbyint(static_cast<double>(heads) * policy.streaming));
+      if (policy.tokens > 0) {
+        whole = heads;
+        while (whole > 0 && whole * n + (heads - whole) * std::min(few, n) > policy.tokens * heads) --whole;
+      }
+      return std::find(order.begin(), order.begin() + whole, head) != order.begin() + whole;
+    };
+    std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
+    host_exec exec;
+    auto state = start(policy, shape);
+    for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, {}, exec);
+    for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + steps); ++n) {
+      for (std::int64_t l = 0; l < shape.layers; ++l) {
+        selection const kept = state.choose(w.view(n), {l}, {}, exec);
+        for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+          bool const whole = keeps_all(l * shape.kv_heads + h, n);
+          ints want;
+          for (std::int64_t t = 0; t < n; ++t) {
+            if (whole || t < policy.sinks || t >= n - policy.recent) want.push_back(t);
+          }
+          ints const got = tokens_of(kept.of({h}));
+          INFO("round " << round << " prompt " << prompt << " tokens " << n << " budget " << policy.tokens << " streaming "
+                        << policy.streaming << " sinks " << policy.sinks << " recent " << policy.recent << " layer " << l
+                        << " head " << h << " whole " << whole << "\nread " << text(got));
+          REQUIRE(got == want);
+          cases.add(verdict::same);
+        }
+      }
+    }
+  }
+  cases.require();
+}
+
 // One head, keys and queries of one number; with scale ln 2 and query 1 a key k weighs 2^k, with query 0 all weigh the same.
 // The prompt is of 4 tokens, keys 0 2 1 0, queries 0 0 0 1; two tokens are kept, one of them recent.
 //   query 0:  1                      sums  1

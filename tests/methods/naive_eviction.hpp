@@ -1,6 +1,7 @@
 // H2O, TOVA and StreamingLLM once more, from their rules: what is there for each KV head, and what a step leaves of it.
 #pragma once
 
+#include "kvpolicy/presets/duoattention.hpp"
 #include "kvpolicy/presets/h2o.hpp"
 #include "kvpolicy/presets/streaming_llm.hpp"
 #include "kvpolicy/presets/tova.hpp"

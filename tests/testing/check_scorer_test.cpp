@@ -38,6 +38,8 @@ TEST_CASE("every scorer under scorers/ keeps a scorer's promises", "[testing]") 
   check("by_token", score_tokens([](auto key, auto value, auto age) {
           return norm(value) + dot(key, value) - .1f * static_cast<float>(age);
         }));
+  check("current_attention", scorers::current_attention{group_merge::maximum, {smoothing::kind::maximum, 3}});
+  check("current_attention", scorers::current_attention{});
   check("expected_attention", scorers::expected_attention{.sinks = 2, .future = 6});
   check("expected_attention", scorers::expected_attention{.covariance = false, .value_norm = false});
   check("key_norm", scorers::key_norm{});

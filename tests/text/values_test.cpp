@@ -1,5 +1,6 @@
 #include "kvpolicy/text/values.hpp"
 
+#include <array>
 #include <catch2/catch_test_macros.hpp>
 #include <limits>
 
@@ -28,4 +29,19 @@ TEST_CASE("what a number is printed as reads back as the same number") {
   }
   CHECK(text::shortest(.1f) == "0.1");
   CHECK(text::shortest(512) == "512");
+}
+
+TEST_CASE("a set of layers reads back as it is printed") {
+  for (char const* const layers : {"0", "2/8/18", "63/64/255"}) {
+    layer_set read;
+    REQUIRE(text::parse(layers, read));
+    CHECK(text::print(read) == layers);
+  }
+  layer_set read = layer_set::of(std::array{3});
+  for (char const* const bad : {"", "/", "1/", "/1", "a", "1/256", "-1", "1,2"}) {
+    CAPTURE(bad);
+    CHECK_FALSE(text::parse(bad, read));
+    CHECK(read == layer_set::of(std::array{3}));
+  }
+  CHECK(text::print(layer_set{}).empty());
 }

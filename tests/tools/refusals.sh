@@ -60,6 +60,16 @@ with_model 'every_step, every:STEPS or entropy:NATS' --prompt x --policy quest:t
 with_model 'it must have 1 to 3' --prompt x --policy chess:depth=4
 with_model 'needs a profile' --prompt x --policy heterocache
 with_model "can't be read" --prompt x --policy heterocache:profile="$work/none.json"
+with_model "give DuoAttention's file of the model" --prompt x --policy duoattention
+printf '0.5\t0.1\n0.2\n' > "$work/uneven.tsv"
+with_model "line 2 has 1 numbers, and the first has 2" --prompt x --policy duoattention:heads="$work/uneven.tsv"
+printf '0.5\tno\n' > "$work/words.tsv"
+with_model "line 1: 'no'; it must be a table of numbers" --prompt x --policy duoattention:heads="$work/words.tsv"
+printf '0.5\t0.1\n' > "$work/other.tsv"
+with_model 'a file of 2 heads for a model of' --prompt x --policy duoattention:heads="$work/other.tsv"
+with_model 'layers from 0 on, such as 2/8/18' --prompt x --policy quest:leaders=2-8
+with_model 'of a model with 30 layers' --prompt x --policy omnikv:reuse=1,leaders=2/30
+with_model 'above 0, at most 1' --prompt x --policy twilight:mass=0
 with_model 'quest retains nothing' --prompt x --policy quest+snapkv
 with_model 'h2o does not retrieve' --prompt x --policy snapkv+h2o
 with_model 'sentencekv retrieves by itself' --prompt x --policy sentencekv+quest

@@ -1,6 +1,7 @@
-// kvpolicy-profile: how a model's heads behave on some prompts, as the profile that heterocache needs.
+// kvpolicy-profile: how a model's heads behave on some prompts, as the profile that heterocache and duoattention need.
 #include <kvpolicy/interop/llama.hpp>
 #include <kvpolicy/primitive/attended_set.hpp>
+#include <kvpolicy/primitive/list_attention.hpp>
 
 #include <algorithm>
 #include <array>
@@ -29,14 +30,17 @@ struct options {
   int smooth = 5;
   role_thresholds thresholds{};
   group_merge group = group_merge::mean;
+  std::int64_t sinks = 4;
+  std::int64_t recent = 64;
   std::string out;
   int threads = 1;
 };
 
-/// Watches a session's queries: at each step, every head's set of most attended prompt tokens.
+/// Watches a session's queries: at each step, every head's set of most attended prompt tokens, and how much it retrieves.
 class watcher {
  public:
-  watcher(options const& o, std::int64_t layers, std::int64_t heads) : options_(o), calibration_(layers, heads) {}
+  watcher(options const& o, std::int64_t layers, std::int64_t heads)
+      : options_(o), calibration_(layers, heads), retrieved_(static_cast<std::size_t>(layers * heads)) {}
 
   /// Steps from now on belong to a prompt of so many tokens whose last queries are `saved`'s.
   void begin(std::int64_t tokens, llama::saved_prompt saved) {
@@ -58,6 +62,7 @@ class watcher {
       prompt_sets_.insert(prompt_sets_.end(), sets_.begin(), sets_.end());
     }
     sets_of(queries, view.keys(layer), shape, exec);
+    add_retrieved(layer, view, queries, exec);
     if (!first) {
       calibration_.add(layer.value, sets_);
       return;
@@ -70,8 +75,28 @@ class watcher {
 
   void end() { calibration_.end(); }
   std::vector<head_profile> profile() const { return calibration_.profile(options_.thresholds); }
+  /// `[layers * kv_heads]`: of a head's attention, the share beside the first and the last tokens, mean over all steps.
+  std::vector<float> retrieval() const {
+    std::vector<float> made;
+    for (double const sum : retrieved_) made.push_back(static_cast<float>(sum / static_cast<double>(steps_)));
+    return made;
+  }
 
  private:
+  void add_retrieved(layer_id layer, layer_table_view const& view, query_heads const& queries, simd_exec& exec) {
+    cache_shape const shape = view.shape();
+    std::int64_t const tokens = view.tokens();
+    weights_.resize(static_cast<std::size_t>(shape.kv_heads * tokens));
+    range_list all;
+    append(all, 0, tokens, reason::scored);
+    table<float> const weights{weights_.data(), shape.kv_heads, tokens, tokens};
+    list_attention(queries, view.keys(layer), std::span<range_list const>(&all, 1), weights, exec);
+    for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+      double& sum = retrieved_[static_cast<std::size_t>(layer.value * shape.kv_heads + h)];
+      for (std::int64_t t = options_.sinks; t < tokens - options_.recent; ++t) sum += static_cast<double>(weights(h, t));
+    }
+    steps_ += layer.value == 0 ? 1 : 0;
+  }
   void sets_of(query_heads const& queries, rows const& keys, cache_shape const& shape, simd_exec& exec) {
     sets_.resize(static_cast<std::size_t>(shape.kv_heads));
     for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
@@ -90,6 +115,9 @@ class watcher {
   std::vector<std::vector<std::int32_t>> sets_;
   std::vector<std::vector<std::int32_t>> prompt_sets_;
   std::vector<std::vector<std::vector<std::int32_t>>> pending_;
+  std::vector<float> weights_;
+  std::vector<double> retrieved_;
+  std::int64_t steps_ = 0;
 };
 
 void profile(options const& o) {
@@ -131,7 +159,8 @@ void profile(options const& o) {
                             .layers = layers,
                             .kv_heads = heads,
                             .thresholds = o.thresholds,
-                            .heads = watch.profile()};
+                            .heads = watch.profile(),
+                            .retrieval = watch.retrieval()};
   file.stream() << to_json(result) << '\n';
   file.commit();
   std::array<int, 4> counts{};
@@ -147,7 +176,8 @@ void profile(options const& o) {
 
 int main(int argc, char** argv) {
   kvpolicy::restart_to_spin_for_a_moment(argv);
-  CLI::App app{"Profile a model's attention heads on some prompts, for the policy heterocache.", "kvpolicy-profile"};
+  CLI::App app{"Profile a model's attention heads on some prompts, for the policies heterocache and duoattention.",
+               "kvpolicy-profile"};
   options o;
   app.add_option("--model", o.model, "GGUF file")->required();
   app.add_option("--prompt-file", o.prompts, "text to calibrate on, some thousand tokens; repeat for several")->required();
@@ -166,6 +196,12 @@ int main(int argc, char** argv) {
   app.add_option("--group", o.group, "how a KV head's query heads are merged: mean or maximum")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, group_merge>{{"mean", group_merge::mean}, {"maximum", group_merge::maximum}}));
+  app.add_option("--sinks", o.sinks, "first tokens that a head without retrieval would read")
+      ->capture_default_str()
+      ->check(count_from(0));
+  app.add_option("--recent", o.recent, "last tokens that a head without retrieval would read")
+      ->capture_default_str()
+      ->check(count_from(0));
   add_threads(app, o.threads);
   app.add_option("--out", o.out, "file for the profile, JSON")->required()->check(file_name());
   return kvpolicy::tool_main(app, argc, argv, [&] { profile(o); });

@@ -34,12 +34,13 @@ class eviction {
       if (t >= safe.sink_end && t < safe.recent_begin) scores[free++] = scores[count];
       ++count;
     });
+    left.clear();
+    if (keep >= count) return label(list, safe, left);
     std::array const wanted{static_cast<std::int32_t>(std::clamp<std::int64_t>(keep - (count - free), 0, free))};
     table<std::int32_t> const chosen{chosen_.data(), 1, most_, most_};
     top_k(table<float const>{scores, 1, free, most_}, wanted, chosen, exec);
     std::int32_t at = 0;
     std::int32_t next = 0;
-    left.clear();
     each_token(list, [&](std::int32_t t) {
       if (t < safe.sink_end) append(left, t, t + 1, reason::sink);
       else if (t >= safe.open_begin) append(left, t, t + 1, reason::open);
@@ -52,6 +53,21 @@ class eviction {
   }
 
  private:
+  /// `left` becomes the whole list, each token with the reason for which it is there now.
+  static void label(range_list const& list, protected_tokens const& safe, range_list& left) {
+    for (token_range const& range : list) {
+      std::int64_t begin = range.begin;
+      auto const until = [&](std::int64_t end, reason why) {
+        end = std::clamp<std::int64_t>(end, begin, range.end);
+        append(left, begin, end, why);
+        begin = end;
+      };
+      until(safe.sink_end, reason::sink);
+      until(safe.recent_begin, reason::scored);
+      until(safe.open_begin, reason::recent);
+      until(range.end, reason::open);
+    }
+  }
   template <class Visit>
   static void each_token(range_list const& list, Visit visit) {
     for (token_range const& range : list) {

@@ -120,9 +120,9 @@ class retain_state : public keep_state<Rule> {
   static constexpr std::int64_t undecided = -1;
   static constexpr std::int64_t beside_selected = 5;  ///< ranges of a list: the window's, and what it cuts in two
 
-  /// What the window protects of `tokens` tokens, within what a list may keep; and that.
-  std::pair<protected_tokens, std::int64_t> protection(layer_id layer, std::int64_t tokens) const {
-    budget_request request{.shape = shape_, .layer = layer, .heads = {0, shape_.kv_heads}, .tokens = tokens, .prompt = tokens};
+  /// What the window protects of `tokens` tokens, within what a list of these heads may keep; and that.
+  std::pair<protected_tokens, std::int64_t> protection(layer_id layer, head_range heads, std::int64_t tokens) const {
+    budget_request request{.shape = shape_, .layer = layer, .heads = heads, .tokens = tokens, .prompt = tokens};
     request.recent = rule_.window.at(tokens, tokens, rule_.budget.of(request)).recent;
     std::int64_t const most = rule_.budget.of(request);
     return {clipped(rule_.window.at(tokens, tokens, most), tokens, most), most};
@@ -181,7 +181,7 @@ class retain_state : public keep_state<Rule> {
     };
     for (range_list& list : lists) list.clear();
     typename base::template input_type<Among> input{among, layer, heads, tokens, tokens, summaries_, memory_, queries, &prompt};
-    protected_tokens const safe = protection(layer, tokens).first;
+    protected_tokens const safe = protection(layer, {0, shape_.kv_heads}, tokens).first;
     for (std::size_t l = 0; l < lists.size(); ++l) add(l, 0, safe.sink_end, reason::sink);
     if constexpr (base::memory_type::hears_prompts) {
       if (prompt.queries.tokens > 0 || !contains(Rule::needs, signals::observation_queries)) rule_.score.begin(input, exec);
@@ -206,9 +206,6 @@ class retain_state : public keep_state<Rule> {
       return;
     }
     std::int64_t const tokens = view.tokens();
-    auto const bounds = protection(layer, tokens);
-    protected_tokens const safe = bounds.first;
-    std::int64_t const most = bounds.second;
     std::span const lists = kept_.of(layer);
     typename base::template input_type<View> input{view,    layer,  {0, shape_.kv_heads}, tokens, tokens, summaries_,
                                                    memory_, queries};
@@ -220,7 +217,9 @@ class retain_state : public keep_state<Rule> {
     }
     std::span const left = next_.of(layer);
     for (std::size_t l = 0; l < lists.size(); ++l) {
-      eviction_.leave(lists[l], scores.row(static_cast<std::int64_t>(l)), safe, most, left[l], exec);
+      auto const list = static_cast<std::int64_t>(l);
+      auto const [safe, most] = protection(layer, lists.size() > 1 ? head_range{list, 1} : input.heads, tokens);
+      eviction_.leave(lists[l], scores.row(list), safe, most, left[l], exec);
       if (!Rule::score_type::after_attention) std::swap(lists[l], left[l]);
     }
     pending_[kept_.slot(layer)] = Rule::score_type::after_attention;

@@ -32,9 +32,10 @@ class retrieve_state : public keep_state<Rule> {
   std::int64_t revision(layer_id) const noexcept { return 0; }
   /// Units are scored by their summaries once they are full, tokens by their keys.
   std::int64_t always_read(layer_id layer, std::int64_t head) const {
-    if (rule_.layers.dense(layer)) return all_tokens;
+    if (rule_.layers.reads_all(layer)) return all_tokens;
     if (rule_.layers.leader(layer) != layer) return 0;
     bool each = Rule::score_type::of == scored::tokens;
+    if constexpr (requires { Rule::select_type::reads_keys; }) each = each || Rule::select_type::reads_keys;
     auto const at = static_cast<std::size_t>(layer.value * shape_.kv_heads + head);
     if constexpr (requires { rule_.score.reads_keys(at, prompt_, shape_.kv_heads); }) {
       each = rule_.score.reads_keys(at, prompt_, shape_.kv_heads);
@@ -259,7 +260,7 @@ class retrieve_state : public keep_state<Rule> {
       auto const add = [&](std::int64_t begin, std::int64_t end, reason why) {
         retained.each_range(static_cast<std::int64_t>(l), begin, end, [&](auto from, auto to) { append(list, from, to, why); });
       };
-      if (rule_.layers.dense(layer)) add(0, tokens, reason::open);
+      if (rule_.layers.reads_all(layer)) add(0, tokens, reason::open);
       else choices[l].compose(safe, tokens, add);
     }
   }

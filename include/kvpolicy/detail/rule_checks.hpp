@@ -47,12 +47,18 @@ void check(keep<Parts...> const& rule, cache_shape const& shape) {
   }
   if constexpr (waits_for_answers<keep<Parts...>>) check_waiting(rule);
   layering const& layers = rule.layers;
-  KVPOLICY_EXPECTS(layers.dense_first >= 0 && layers.reuse >= 1, "dense_first is " + std::to_string(layers.dense_first) +
-                                                                     " and reuse is " + std::to_string(layers.reuse) +
-                                                                     "; dense_first must be at least 0, reuse at least 1");
+  KVPOLICY_EXPECTS(layers.dense_first >= 0 && layers.reuse >= 1 && layers.whole >= 0,
+                   "dense_first is " + std::to_string(layers.dense_first) + ", reuse is " + std::to_string(layers.reuse) +
+                       " and whole is " + std::to_string(layers.whole) +
+                       "; dense_first and whole must be at least 0, reuse at least 1");
+  KVPOLICY_EXPECTS(layers.leaders.empty() || layers.reuse == 1,
+                   "reuse is " + std::to_string(layers.reuse) + ", and leaders name the groups; give one of the two");
+  std::int64_t const last = layers.leaders.last_up_to(layer_set::most);
+  KVPOLICY_EXPECTS(last < shape.layers, "layer " + std::to_string(last) + " is to lead, of a model with " +
+                                            std::to_string(shape.layers) + " layers; give layers that it has");
   if (keep<Parts...>::granularity == scope::request) {
-    KVPOLICY_EXPECTS(layers.dense_first == 0 && layers.reuse == 1,
-                     "the policy makes one choice for all layers; set dense_first to 0 and reuse to 1");
+    KVPOLICY_EXPECTS(layers.dense_first == 0 && !layers.shares() && layers.whole == 0,
+                     "the policy makes one choice for all layers; set dense_first to 0 and reuse to 1, and name no leaders");
   }
   rule.select.check(rule, shape);
 }

@@ -4,6 +4,7 @@
 #include "kvpolicy/presets/adakv.hpp"
 #include "kvpolicy/presets/chess.hpp"
 #include "kvpolicy/presets/chunkkv.hpp"
+#include "kvpolicy/presets/duoattention.hpp"
 #include "kvpolicy/presets/expected_attention.hpp"
 #include "kvpolicy/presets/full.hpp"
 #include "kvpolicy/presets/h2o.hpp"
@@ -12,12 +13,14 @@
 #include "kvpolicy/presets/keydiff.hpp"
 #include "kvpolicy/presets/knorm.hpp"
 #include "kvpolicy/presets/lagkv.hpp"
+#include "kvpolicy/presets/omnikv.hpp"
 #include "kvpolicy/presets/pyramidkv.hpp"
 #include "kvpolicy/presets/quest.hpp"
 #include "kvpolicy/presets/sentencekv.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
 #include "kvpolicy/presets/streaming_llm.hpp"
 #include "kvpolicy/presets/tova.hpp"
+#include "kvpolicy/presets/twilight.hpp"
 
 namespace kvpolicy::presets {
 
@@ -35,6 +38,6 @@ struct list {
 
 /// The preset full and every published method, in the order in which text and tools list them.
 using all = list<full, chess, heterocache, sentencekv, chunkkv, streaming_llm, h2o, tova, knorm, snapkv, pyramidkv, adakv,
-                 keydiff, quest, infllm, expected_attention, lagkv>;
+                 keydiff, quest, infllm, expected_attention, lagkv, duoattention, omnikv, twilight>;
 
 }  // namespace kvpolicy::presets

@@ -13,13 +13,14 @@ constexpr void budget_parameters(Preset& p, Visit visit, char const* tokens) {
   visit("ratio", p.ratio, "fraction removed, in place of tokens");
 }
 
-/// Visits the parameters `dense_first` and `reuse`.
+/// Visits the parameters `dense_first`, `reuse` and `leaders`.
 /// @param p  the preset
 /// @param visit  called as visit(name, member, description)
 template <class Preset, class Visit>
 constexpr void layer_parameters(Preset& p, Visit visit) {
   visit("dense_first", p.layers.dense_first, "first layers that keep everything");
   visit("reuse", p.layers.reuse, "layers that share one choice");
+  visit("leaders", p.layers.leaders, "layers whose choice those behind them share, in place of reuse, such as 2/8/18");
 }
 
 /// Visits the parameter `after` of a preset that can choose late.

@@ -2,9 +2,8 @@
 #pragma once
 
 #include <span>
-#include <vector>
 
-#include "kvpolicy/primitive/list_attention.hpp"
+#include "kvpolicy/scorers/current_attention.hpp"
 #include "kvpolicy/scorers/window_attention.hpp"
 
 namespace kvpolicy::scorers {
@@ -20,29 +19,14 @@ struct last_attention {
   std::int32_t window = 1;  ///< queries at the prompt's end that count; protect as many tokens
   smoothing smooth{};       ///< smooths the weights before a selection, not before an eviction
 
-  /// Buffers of one call.
-  struct memory : no_memory {
-    std::vector<float> weights;  ///< `[kv_heads, max_tokens]`
-    std::int64_t tokens = 0;     ///< max_tokens of the cache
-    range_list all;              ///< one range: every token that is scored
-  };
-  memory start(cache_shape const& shape) const {
-    return {
-        {}, std::vector<float>(static_cast<std::size_t>(shape.kv_heads * shape.max_tokens)), shape.max_tokens, range_list(1)};
-  }
+  using memory = current_attention::memory;
+  memory start(cache_shape const& shape) const { return current_attention{}.start(shape); }
 
   /// While decoding, the softmax is over the scored tokens only.
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
     if (input.prompt != nullptr) return window_attention{.window = window, .smooth = smooth}.score(input, out, exec);
-    memory& m = input.memory;
-    m.all.clear();
-    append(m.all, 0, out.columns, reason::scored);
-    table<float> const weights{m.weights.data(), out.rows, out.columns, m.tokens};
-    list_attention(input.queries, input.keys(), std::span<range_list const>(&m.all, 1), weights, exec);
-    auto const count = static_cast<std::size_t>(out.columns);
-    for (std::int64_t h = 0; h < out.rows; ++h)
-      smooth_row(std::span<float const>(weights.row(h), count), smooth, std::span(out.row(h), count));
+    current_attention{.smooth = smooth}.score(input, out, exec);
   }
 
   template <class Input, executor Exec>

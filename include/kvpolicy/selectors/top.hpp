@@ -17,7 +17,7 @@ enum class merge : std::uint8_t { mean, sum, maximum };
 constexpr auto names_of(merge) noexcept { return std::array{"mean", "sum", "maximum"}; }
 
 /// Chooses each list's best units within its budget. Protected tokens are always kept and count.
-/// @tparam Finest  scope::head: one list for each KV head; scope::layer: one for the layer, by the sum of its heads' scores
+/// @tparam Finest  scope::head: one list for each KV head; scope::layer: one for the layer, by its heads' merged scores
 template <scope Finest>
 struct basic_top {
   static constexpr scope coarsest = Finest;
@@ -31,7 +31,10 @@ struct basic_top {
     return true;
   }
 
-  merge by = merge::mean;  ///< merges token scores into a unit's, where units are longer than one token
+  static constexpr bool reads_keys = false;  ///< whether a choice reads keys, beside those that the scorer reads
+
+  merge by = merge::mean;    ///< merges token scores into a unit's, where units are longer than one token
+  merge heads = merge::sum;  ///< merges the scores of a layer's heads, where they share a list: sum or maximum
 
   /// Buffers of one call.
   struct scratch {
@@ -45,6 +48,7 @@ struct basic_top {
   /// Throws invalid_value if a count budget can't hold the window's tokens.
   template <class Keep>
   void check(Keep const& keep, cache_shape const& shape) const {
+    KVPOLICY_EXPECTS(heads != merge::mean, "heads that share a list are merged by sum or maximum; their mean ranks as the sum");
     if (keep.budget.relative()) return;  // a window that exceeds its share is cut
     // The fewest tokens that any list may get.
     std::int64_t const each =
@@ -151,16 +155,19 @@ struct basic_top {
   table<float> scored_units(Keep const& keep, scratch& s, Input& input, candidates const& among, protected_tokens const& safe,
                             Exec& exec) const {
     std::int64_t const size = keep.segment.unit_size();
-    std::int64_t const heads = Keep::score_type::granularity == scope::head ? input.heads.count : 1;
+    std::int64_t const rows = Keep::score_type::granularity == scope::head ? input.heads.count : 1;
     bool const by_token = keep.score.of == scored::tokens;
-    table<float> const scores{s.scores.data(), heads, by_token ? safe.recent_begin : among.first + among.count, s.columns};
+    table<float> const scores{s.scores.data(), rows, by_token ? safe.recent_begin : among.first + among.count, s.columns};
     keep.score.score(input, scores, exec);
     if (Keep::granularity != Keep::score_type::granularity) {
-      for (std::int64_t h = 1; h < heads; ++h) {
-        for (std::int64_t c = 0; c < scores.columns; ++c) scores(0, c) += scores(h, c);
+      for (std::int64_t h = 1; h < rows; ++h) {
+        for (std::int64_t c = 0; c < scores.columns; ++c) {
+          if (heads == merge::sum) scores(0, c) += scores(h, c);
+          else if (!(scores(h, c) <= scores(0, c))) scores(0, c) = scores(h, c);
+        }
       }
     }
-    std::int64_t const lists = Keep::granularity == scope::head ? heads : 1;
+    std::int64_t const lists = Keep::granularity == scope::head ? rows : 1;
     if (by_token && size > 1) {
       for (std::int64_t l = 0; l < lists; ++l) {
         for (std::int64_t u = among.first; u < among.first + among.count; ++u) {

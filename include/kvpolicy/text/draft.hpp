@@ -20,6 +20,8 @@ struct policy_inputs {
   std::shared_ptr<std::vector<std::uint8_t> const> boundary{};  ///< `[vocabulary]`, see segments::sentences
   /// Reads a head profile from a file. Without this function, policies that need a profile can't be named.
   std::function<std::vector<head_profile>(std::string const& path)> read_profile{};
+  /// Reads from a file how much each head retrieves, for budgets::by_head. Without it, policies that need that can't be named.
+  std::function<std::vector<float>(std::string const& path)> read_retrieval{};
 };
 
 namespace text {
@@ -132,11 +134,11 @@ class draft {
     });
     return all;
   }
-  /// Returns a value as text; of a head profile, the name of its file.
+  /// Returns a value as text; of what is read from a file, the file's name.
   /// @param value  the value
   template <class T>
   std::string show(T const& value) const {
-    if constexpr (std::same_as<T, std::span<head_profile const>>) return profile_;
+    if constexpr (from_file<T>) return file_;
     else return print(value);
   }
 
@@ -146,12 +148,21 @@ class draft {
 
  private:
   template <class T>
+  static constexpr bool from_file = requires(T const& value) {
+    value.data();
+    value.size();
+  };
+  static auto const& reader_of(std::span<head_profile const>, policy_inputs const& inputs) { return inputs.read_profile; }
+  static auto const& reader_of(std::span<float const>, policy_inputs const& inputs) { return inputs.read_retrieval; }
+
+  template <class T>
   void assign(std::string const& key, std::string_view text, T& value, policy_inputs const& inputs) {
-    if constexpr (std::same_as<T, std::span<head_profile const>>) {
-      if (!inputs.read_profile || text.empty())
+    if constexpr (from_file<T>) {
+      auto const& read = reader_of(value, inputs);
+      if (!read || text.empty())
         throw invalid_value("policy " + name_ + ": " + key + " is '" + std::string(text) + "'; it must be a file's name");
-      profile_ = text;
-      auto const heads = std::make_shared<std::vector<head_profile> const>(inputs.read_profile(profile_));
+      file_ = text;
+      auto const heads = std::make_shared<std::vector<typename T::value_type> const>(read(file_));
       owned.push_back(heads);
       value = *heads;
     } else if (!parse(text, value)) {
@@ -160,7 +171,7 @@ class draft {
   }
 
   std::string name_;
-  std::string profile_;
+  std::string file_;
   std::vector<std::string> given_;
 };
 

@@ -10,7 +10,9 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
+#include "kvpolicy/layering.hpp"
 #include "kvpolicy/triggers/any_of.hpp"
 #include "kvpolicy/triggers/entropy.hpp"
 #include "kvpolicy/triggers/every.hpp"
@@ -63,6 +65,17 @@ inline std::string print(trigger_choice const& choice) {
   if (choice->second.wants() == signals::none) return "prefill";
   return "entropy:" + shortest(choice->second.mean) + ":" + shortest(choice->second.variance);
 }
+/// Returns layers as parse() reads them, "2/8/18".
+/// @param layers  the layers
+inline std::string print(layer_set const& layers) {
+  std::string text;
+  for (std::int64_t l = 0; l < layer_set::most; ++l) {
+    if (layers.last_up_to(l) != l) continue;
+    if (!text.empty()) text += '/';
+    text += std::to_string(l);
+  }
+  return text;
+}
 /// Returns a parameter's value as parse() reads it.
 /// @param value  the value
 template <class T>
@@ -97,6 +110,20 @@ inline bool parse(std::string_view text, trigger_choice& choice) {
     return false;
   }
   choice = {every, entropy};
+  return true;
+}
+/// Reads layers, "2/8/18".
+/// @param text  the text
+/// @param layers  receives the layers; unchanged if the text names none, or one that no set can hold
+/// @return whether it was changed
+inline bool parse(std::string_view text, layer_set& layers) {
+  std::vector<std::int64_t> found;
+  for (std::size_t end = 0; end != std::string_view::npos; text.remove_prefix(end == std::string_view::npos ? 0 : end + 1)) {
+    end = text.find('/');
+    if (!parse_number(text.substr(0, end), found.emplace_back())) return false;
+    if (found.back() < 0 || found.back() >= layer_set::most) return false;
+  }
+  layers = layer_set::of(found);
   return true;
 }
 /// Reads a parameter's value.
@@ -141,6 +168,7 @@ std::string wanted(T const& value) {
   else if constexpr (std::same_as<T, std::int64_t>) return "an odd whole number from 1";
   else if constexpr (std::same_as<T, std::optional<double>>) return "a fraction removed, from 0 to below 1";
   else if constexpr (std::same_as<T, trigger_choice>) return "prefill, every_step, every:STEPS or entropy:NATS[:VARIANCE]";
+  else if constexpr (std::same_as<T, layer_set>) return "layers from 0 on, such as 2/8/18";
   else if constexpr (named_enumeration<T>) {
     auto const names = names_of(value);
     std::string list = names[0];

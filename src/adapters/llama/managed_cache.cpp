@@ -280,7 +280,7 @@ void managed_storage::check(host_policy const& policy) const {
             "between_pieces keeps other tokens for each head, or layer, and the policy the same ones in all; give it one that "
             "keeps the same ones too");
   refuse_if(
-      retain.layers.dense_first != 0 || retain.layers.reuse != 1,
+      retain.layers.dense_first != 0 || retain.layers.shares(),
       "the policy has layers that keep everything, or what others keep, and between_pieces drops some of it; leave it out");
   refuse_if(contains(pieces.needs, signals::token_ids),
             "between_pieces reads token ids, which it is not given; give it another");

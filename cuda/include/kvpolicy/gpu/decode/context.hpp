@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "kvpolicy/budgets/by_head.hpp"
 #include "kvpolicy/gpu/batch.hpp"
 #include "kvpolicy/gpu/decode/arrays.hpp"
 #include "kvpolicy/policy.hpp"
@@ -136,9 +137,9 @@ template <class Rule, class D>
 concept scores_on_device = requires {
   sizeof(unit_scores<Rule, D>);
 };
-/// Budgets are decided on the host, when a step is planned.
+/// Budgets are decided on the host, when a step is planned, for all heads of a layer.
 template <class Rule>
-concept budgets_on_device = !Rule::budget_type::reads_scores;
+concept budgets_on_device = !Rule::budget_type::reads_scores && !std::same_as<typename Rule::budget_type, budgets::by_head>;
 
 /// Everything.
 template <owning_device D>

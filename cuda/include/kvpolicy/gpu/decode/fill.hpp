@@ -41,7 +41,7 @@ class decode_retrieve<Rule, D> {
         lists_(*context.device, context.shape.layers, context.sequences, context.shape.kv_heads, context.shape.max_tokens) {
     KVPOLICY_EXPECTS(context.rule.window.share == 0 && !context.rule.window.generated,
                      "a window that follows the budget or the prompt has no kernel; use sinks and recent tokens");
-    KVPOLICY_EXPECTS(context.rule.layers.reuse == 1, "sentences are chosen for each layer; set reuse to 1");
+    KVPOLICY_EXPECTS(!context.rule.layers.shares(), "sentences are chosen for each layer; set reuse to 1");
     context.device->upload(boundary_.get(), context.rule.segment.boundary.data(), boundary_size_);
     std::vector<std::int32_t> const none(static_cast<std::size_t>(3 * context.sequences));
     context.device->upload(state_.get(), none.data(), std::ssize(none));
@@ -93,7 +93,7 @@ class decode_retrieve<Rule, D> {
   }
 
   token_lists lists(layer_id layer, token_lists const& retained) const noexcept {
-    if (context_.rule.layers.dense(layer)) return retained;
+    if (context_.rule.layers.reads_all(layer)) return retained;
     return lists_.of(layer, {{}, token_lists::no_tail}, retained.tokens,
                      context_.rule.budget.most_tokens(context_.shape) + context_.rule.segment.longest);
   }

@@ -54,6 +54,8 @@ template <class Rule, owning_device D>
           summed_(context.template array<float>(Rule::granularity == scope::layer ? context.sequences * units_ : 1)),
           lists_(*context.device, context.shape.layers, context.sequences,
                  Rule::granularity == scope::head ? context.shape.kv_heads : 1, units_, context.rule.segment.unit_size()) {
+      KVPOLICY_EXPECTS(context.rule.select.heads == selectors::merge::sum,
+                       "a kernel sums the scores of heads that share a list; set the selector's `heads` to sum");
       if (context.retained_lists > 0) {
         // What the window protects beyond a share, and an open unit, come on top of the budget.
         std::int64_t const most =
@@ -136,14 +138,14 @@ template <class Rule, owning_device D>
       auto const get = [&](layer_id of, number row) {
         return numbers_.get(of.value * rows + row, sequence * planned_ + (planned_ > 1 ? head.value : 0));
       };
-      if (context_.rule.layers.dense(layer)) return get(layer, resident);
+      if (context_.rule.layers.reads_all(layer)) return get(layer, resident);
       layer_id const leader = context_.rule.layers.leader(layer);
       return (get(leader, first) + get(leader, taken)) * context_.rule.segment.unit_size() + get(layer, resident) -
              get(layer, tail);
     }
 
     token_lists lists(layer_id layer, token_lists const& retained) const noexcept {
-      if (context_.rule.layers.dense(layer)) return retained;
+      if (context_.rule.layers.reads_all(layer)) return retained;
       if (tokens_) {
         return tokens_->of(context_.rule.layers.leader(layer), {{}, token_lists::no_tail}, retained.tokens,
                            context_.rule.budget.most_tokens(context_.shape));
