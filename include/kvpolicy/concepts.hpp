@@ -9,6 +9,7 @@
 #include "kvpolicy/primitive/attend.hpp"
 #include "kvpolicy/primitive/attend_block.hpp"
 #include "kvpolicy/primitive/entropy.hpp"
+#include "kvpolicy/primitive/kept_scores.hpp"
 #include "kvpolicy/primitive/list_attention.hpp"
 #include "kvpolicy/primitive/pool.hpp"
 #include "kvpolicy/primitive/prompt_scores.hpp"
@@ -31,6 +32,7 @@ struct no_memory {
   static constexpr bool by_index = false;       ///< whether the retained tokens must keep their indices
   static constexpr bool hears_prompts = false;  ///< whether the scorer has begin(input, exec), called at prefill
   static constexpr bool hears_steps = false;    ///< whether the scorer has watch(input, exec), called before attention
+  static constexpr bool goes_on = false;        ///< whether a prompt may go on where rows of earlier tokens are gone
   void truncate(std::int64_t) noexcept {}
   void cut(layer_id, head_range, std::int64_t) noexcept {}
 };
@@ -126,11 +128,12 @@ struct protected_tokens {
   std::int64_t open_begin = 0;
   std::int64_t counted = 0;  ///< tokens of the budget that they take; the open unit may count as a whole unit
   std::int64_t recent = 0;   ///< recent tokens that the window names, even if a budget can't hold them
+  std::int64_t beside = 0;   ///< of [0, sink_end): first tokens that take nothing of the budget
 };
 
 /// Names the protected tokens of a sequence.
 /// Requires: `at(tokens, prompt, budget)`, the protected tokens of the first `tokens`, of which the first `prompt` are the
-/// prompt's, where a list may keep `budget` tokens; `check(unit_size)`, which throws invalid_value for parameters that are
+/// prompt's (INT64_MAX: not known), where a list may keep `budget` tokens; `check(unit_size)`, which throws invalid_value for parameters that are
 /// impossible or would cut units.
 /// Semantics: sink_end <= recent_begin <= open_begin <= tokens. A retrieve's window protects the last token.
 /// Model: windows::pages. Not a model: a window that depends on scores.
@@ -169,6 +172,8 @@ concept executor = requires(E& e, basic_rows<typename E::memory> r, table<float>
   {e.seen_attention(query_window{}, r, f)};
   {e.following_queries(query_window{}, std::int64_t{}, r, std::int64_t{}, std::int64_t{}, std::int64_t{}, u.data(), f)};
   {e.list_attention(query_heads{}, r, std::span<range_list const>{}, f)};
+  {e.key_redundancy(r, std::span<range_list const>{}, 0.0f, f)};
+  {e.rotated_scores(r, std::span<range_list const>{}, rotated_queries{}, f)};
   {e.row_norms(r, f)};
   {e.key_similarity(r, f)};
   {e.query_moments(query_window{}, rotation{}, std::int64_t{}, f, f)};

@@ -165,7 +165,8 @@ requirements requirements_of(keep<Parts...> const& rule) noexcept {
   if constexpr (waits_for_answers<type>) made.after = rule.trigger.after;
   made.evicts = (evicting_scorer<typename type::score_type> && type::trigger_type::while_decoding) || made.after > 0;
   made.fixed_indices = memory_of<typename type::score_type>::by_index;
-  made.whole_prompts = contains(made.needs, signals::rotation) || memory_of<typename type::score_type>::hears_prompts ||
+  using memory = memory_of<typename type::score_type>;
+  made.whole_prompts = (!memory::goes_on && (contains(made.needs, signals::rotation) || memory::hears_prompts)) ||
                        !std::same_as<typename type::pool_type, pools::none>;
   made.relative = rule.budget.relative();
   made.unit = rule.segment.unit_size();

@@ -18,7 +18,7 @@ struct score_input {
   layer_id layer{};
   head_range heads{};       ///< the KV heads to score
   std::int64_t tokens = 0;  ///< the choice is made among the view's first `tokens` tokens; the last of them is the newest
-  std::int64_t prompt_tokens = 0;  ///< of a retrieve: tokens of the prompt, retained or not; of a retain: `tokens`
+  std::int64_t prompt_tokens = 0;  ///< tokens of the prompt, retained or not; of a retain when a prompt ends: `tokens`
   Summaries& summaries;            ///< the pool's
   Memory& memory;                  ///< the scorer's
   query_heads queries{};           ///< during decoding: the current token's, of `heads` alone
@@ -53,6 +53,8 @@ struct executor {
   void seen_attention(auto&&...);
   void following_queries(auto&&...);
   void list_attention(auto&&...);
+  void key_redundancy(auto&&...);
+  void rotated_scores(auto&&...);
   void row_norms(auto&&...);
   void key_similarity(auto&&...);
   void query_moments(auto&&...);

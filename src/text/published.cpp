@@ -6,6 +6,7 @@
 #include <map>
 
 #include "kvpolicy/text/plugin.hpp"
+#include "moments_file.hpp"
 #include "profile_file.hpp"
 
 namespace kvpolicy {
@@ -28,7 +29,8 @@ auto once(std::vector<Of> (*read)(std::string const& path)) {
 policy_inputs inputs_for(std::vector<std::uint8_t> boundary) {
   policy_inputs inputs{.boundary = {},
                        .read_profile = once<head_profile>([](std::string const& path) { return read_profile(path).heads; }),
-                       .read_retrieval = once<float>(read_retrieval)};
+                       .read_retrieval = once<float>(read_retrieval),
+                       .read_moments = once<query_moment>([](std::string const& path) { return read_moments(path).moments; })};
   if (!boundary.empty()) inputs.boundary = std::make_shared<std::vector<std::uint8_t> const>(std::move(boundary));
   return inputs;
 }

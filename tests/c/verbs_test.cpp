@@ -37,6 +37,7 @@ std::vector<std::string> policies(cache_shape const& shape) {
           "heterocache:tokens=40,window=3,after=0,profile=" + profile_path(shape),
           "duoattention:tokens=40,sinks=2,recent=8,heads=" + profile_path(shape),
           "omnikv:tokens=30,dense_first=0,reuse=2",
+          "rkv:tokens=30,keep_prompt=0,every=3",
           "twilight:tokens=40,page=8,mass=0.6",
           "snapkv:tokens=60,window=8+quest:tokens=24,page=4"};
 }

@@ -28,6 +28,16 @@ Preset small(Preset p) {
   static constexpr std::array<float, 6> retrieval{.1f, .9f, .2f, .3f, .7f, .4f};
   if constexpr (requires { p.retrieval; }) p.retrieval = retrieval, p.sinks = 2, p.recent = 8;
   if constexpr (requires { p.after; }) p.after = 0;
+  static constexpr auto moments = [] {  // of 3 layers, 4 query heads, 8 pairs
+    std::array<kvpolicy::query_moment, 96> made{};
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      auto const x = static_cast<float>(i * 7 % 11) - 5;
+      made[i] = {x, static_cast<float>(i * 5 % 7) - 3, 9 + x};
+    }
+    return made;
+  }();
+  if constexpr (requires { p.moments; }) p.moments = moments, p.recent = 4;
+  if constexpr (requires { p.keep_prompt; p.every; }) p.every = 6;
   if constexpr (std::same_as<Preset, kvpolicy::presets::omnikv>) p.layers = {.reuse = 3, .whole = 1};
   if constexpr (requires { p.entropy; }) p.entropy = 1.8f, p.rest = 0;
   return p;

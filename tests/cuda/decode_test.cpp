@@ -19,7 +19,8 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: full", "[cuda]")
 TEST_CASE("a decoder's steps choose what the four verbs choose: streaming_llm", "[cuda]") {
   run_batches<presets::streaming_llm>(2, 10, [](random_source& random, cache_shape const&) {
     presets::streaming_llm made{.tokens = static_cast<std::int32_t>(random.between(8, 60)),
-                                .sinks = static_cast<std::int32_t>(random.between(0, 5))};
+                                .sinks = static_cast<std::int32_t>(random.between(0, 5)),
+                                .keep_prompt = random.one_in(4)};
     if (random.one_in(3)) made.ratio = .4;
     return made;
   });
@@ -148,7 +149,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: h2o", "[cuda]") 
   run_batches<presets::h2o>(
       7, 16,
       [](random_source& random, cache_shape const& shape) {
-        presets::h2o made{.tokens = static_cast<std::int32_t>(random.between(10, 50))};
+        presets::h2o made{.tokens = static_cast<std::int32_t>(random.between(10, 50)), .keep_prompt = random.one_in(4)};
         if (random.one_in(2)) made.reduce = scorers::accumulated_attention::reduction::mean;
         if (random.one_in(3)) made.ratio = .5;
         made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers - 1)),
@@ -162,7 +163,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: tova", "[cuda]")
   run_batches<presets::tova>(
       8, 16,
       [](random_source& random, cache_shape const&) {
-        presets::tova made{.tokens = static_cast<std::int32_t>(random.between(10, 50))};
+        presets::tova made{.tokens = static_cast<std::int32_t>(random.between(10, 50)), .keep_prompt = random.one_in(4)};
         if (random.one_in(3)) made.ratio = .5;
         return made;
       },

@@ -179,6 +179,23 @@ TEST_CASE("every preset selects with the kernels what it selects with host_exec"
     but_for_rounding(17, [](random_source& r, cache_shape const&) { return presets::h2o{.tokens = some(r, 10, 36)}; });
     but_for_rounding(18, [](random_source& r, cache_shape const&) { return presets::tova{.tokens = some(r, 10, 36)}; });
   }
+  SECTION("evicted every few steps") {
+    but_for_rounding(24, [](random_source& r, cache_shape const&) {
+      return presets::rkv{
+          .tokens = some(r, 10, 36), .keep_prompt = r.one_in(2), .every = some(r, 1, 5), .window = some(r, 1, 6)};
+    });
+    static std::vector<query_moment> moments;
+    but_for_rounding(25, [](random_source& r, cache_shape const& shape) {
+      moments.clear();
+      for (std::int64_t i = 0; i < shape.layers * shape.q_heads * shape.head_dim / 2; ++i)
+        moments.push_back({r.real(), r.real(), 2 + r.real()});
+      return presets::triattention{.moments = moments,
+                                   .tokens = some(r, 10, 36),
+                                   .keep_prompt = r.one_in(2),
+                                   .every = some(r, 1, 5),
+                                   .recent = some(r, 0, 4)};
+    });
+  }
   SECTION("heads that retrieve keep everything") {
     static std::vector<float> retrieval;
     exactly(21, [](random_source& r, cache_shape const& shape) {

@@ -23,6 +23,7 @@ TEST_CASE("h2o accumulates attention over what is kept and evicts after each ste
         .queries = random.one_in(3) ? narrow(random.between(1, 12)) : all_queries,
         .layers = {.dense_first = narrow(random.between(0, 1))}};
     if (random.one_in(2)) policy.recent_share = .5;
+    policy.keep_prompt = random.one_in(4);
     if (random.one_in(5)) policy.ratio = .125 * static_cast<double>(random.between(1, 7));
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
     host_exec exec;
@@ -35,8 +36,9 @@ TEST_CASE("h2o accumulates attention over what is kept and evicts after each ste
       std::int64_t const keep = kept_of(policy.tokens, policy.ratio, n);
       auto const recent = static_cast<std::int64_t>(policy.recent_share * static_cast<double>(keep));
       reals scores = at(attention, l * shape.kv_heads + h).of(from, mean);
+      std::int64_t const pinned = policy.keep_prompt ? std::min(prompt, size_of(from)) : 0;
       verdict const v = l < policy.layers.dense_first ? (got == from ? verdict::same : verdict::different)
-                                                      : judge_left(got, from, keep, recent, scores);
+                                                      : judge_left(got, from, keep, recent, scores, pinned);
       INFO("round " << round << " prompt " << prompt << " after " << n << " layer " << l << " head " << h << " tokens "
                     << policy.tokens << " ratio " << policy.ratio.value_or(-1) << " share " << policy.recent_share << " mean "
                     << mean << " queries " << policy.queries << "\nfrom " << text(from) << "\nleft " << text(got) << "\nwant "
@@ -85,6 +87,7 @@ TEST_CASE("tova keeps one set a layer, by the mean over all its heads' last atte
     presets::tova policy{.tokens = narrow(random.between(1, shape.max_tokens)),
                          .layers = {.dense_first = narrow(random.between(0, 1))}};
     if (random.one_in(5)) policy.ratio = .125 * static_cast<double>(random.between(1, 7));
+    policy.keep_prompt = random.one_in(4);
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
     host_exec exec;
     auto state = start(policy, shape);
@@ -97,7 +100,8 @@ TEST_CASE("tova keeps one set a layer, by the mean over all its heads' last atte
       }
       verdict const v = l < policy.layers.dense_first
                             ? (got == from ? verdict::same : verdict::different)
-                            : judge_left(got, from, kept_of(policy.tokens, policy.ratio, n), 1, scores);
+                            : judge_left(got, from, kept_of(policy.tokens, policy.ratio, n), 1, scores,
+                                         policy.keep_prompt ? std::min(prompt, size_of(from)) : 0);
       INFO("round " << round << " prompt " << prompt << " after " << n << " layer " << l << " tokens " << policy.tokens
                     << "\nfrom " << text(from) << "\nleft " << text(got));
       REQUIRE(v != verdict::different);
@@ -130,7 +134,8 @@ TEST_CASE("streaming_llm reads the sinks and the most recent tokens, exactly its
     world const w(small_shape(random, 60), random);
     cache_shape const& shape = w.shape;
     auto const tokens = narrow(random.between(1, shape.max_tokens));
-    presets::streaming_llm policy{.tokens = tokens, .sinks = narrow(random.between(0, std::min(6, tokens - 1)))};
+    presets::streaming_llm policy{
+        .tokens = tokens, .sinks = narrow(random.between(0, std::min(6, tokens - 1))), .keep_prompt = random.one_in(4)};
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
     host_exec exec;
     auto state = start(policy, shape);
@@ -139,13 +144,16 @@ TEST_CASE("streaming_llm reads the sinks and the most recent tokens, exactly its
       for (std::int64_t l = 0; l < shape.layers; ++l) {
         ints const got = tokens_of(state.choose(w.view(n), {l}, {}, exec).of({0}));
         ints want;
+        std::int64_t const first = policy.keep_prompt ? prompt : policy.sinks;
+        std::int64_t const last = policy.keep_prompt ? policy.tokens - std::max<std::int64_t>(0, policy.sinks - prompt)
+                                                     : policy.tokens - policy.sinks;
         for (std::int64_t t = 0; t < n; ++t) {
-          if (t < policy.sinks || t >= n - (policy.tokens - policy.sinks)) want.push_back(t);
+          if (t < std::max<std::int64_t>(first, policy.sinks) || t >= n - last) want.push_back(t);
         }
         INFO("round " << round << " tokens " << n << " budget " << tokens << " sinks " << policy.sinks << " read "
                       << text(got));
         REQUIRE(got == want);
-        REQUIRE(size_of(got) == std::min<std::int64_t>(n, tokens));
+        REQUIRE(size_of(got) == std::min<std::int64_t>(n, tokens + (policy.keep_prompt ? prompt : 0)));
         cases.add(verdict::same);
       }
     }

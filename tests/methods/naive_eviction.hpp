@@ -36,14 +36,18 @@ struct accumulated {
   }
 };
 
-/// Judges what is left of `there` when `keep` tokens stay, the last `recent` of them in any case.
-inline verdict judge_left(ints const& got, ints const& there, std::int64_t keep, std::int64_t recent, reals const& scores) {
-  std::int64_t const others = size_of(there) - std::min(recent, size_of(there));
-  ints const forced(there.begin() + others, there.end());
+/// Judges what is left of `there` when `keep` tokens stay, the last `recent` of them in any case, and beside them the first
+/// `pinned`.
+inline verdict judge_left(ints const& got, ints const& there, std::int64_t keep, std::int64_t recent, reals const& scores,
+                          std::int64_t pinned = 0) {
+  std::int64_t const others = std::max(pinned, size_of(there) - recent);
+  ints forced(there.begin(), there.begin() + pinned);
+  forced.insert(forced.end(), there.begin() + others, there.end());
   if (!ascends(got) || !without(forced, got).empty()) return verdict::different;
-  ints const names(there.begin(), there.begin() + others);
-  reals const rest(scores.begin(), scores.begin() + others);
-  return judge(without(got, forced), names, rest, std::max<std::int64_t>(0, keep - size_of(forced)), 1e-5 * largest_size(rest));
+  ints const names(there.begin() + pinned, there.begin() + others);
+  reals const rest(scores.begin() + pinned, scores.begin() + others);
+  std::int64_t const room = std::max<std::int64_t>(0, keep + pinned - size_of(forced));
+  return judge(without(got, forced), names, rest, room, 1e-5 * largest_size(rest));
 }
 
 }  // namespace kvpolicy_test::methods

@@ -35,12 +35,15 @@ def read_case(path):
     return {k: int(v) for k, v in header["__metadata__"].items() if k in ("layers", "tokens", "q_heads", "kv_heads", "head_dim")}, tensors
 
 
-def text_of(entry, tokens):
+def text_of(entry, tokens, folder):
     name, options = entry["policy"], dict(entry["options"])
+    if "heads" in options:
+        options["heads"] = str(folder / options["heads"])
     if name == "chunkkv" and tokens < int(options["chunk"]):  # kvpress then chooses single tokens
         name, options = "snapkv", {key: options[key] for key in ("window", "kernel")}
     items = ["kvpress"] if name == "chunkkv" else ["paper", "smooth=average"] if name in OBSERVING else []
-    items += [f"ratio={entry['ratio']}"] + [f"{key.replace('-', '_')}={value}" for key, value in options.items()]
+    items += [] if "streaming" in options else [f"ratio={entry['ratio']}"]
+    items += [f"{key.replace('-', '_')}={value}" for key, value in options.items()]
     return name + ":" + ",".join(items)
 
 
@@ -65,7 +68,7 @@ def main():
         sizes, tensors = read_case(path.with_suffix(".safetensors"))
         on_torch = {name: torch.from_numpy(array) for name, array in tensors.items()} if torch else tensors
         for number, entry in enumerate(json.loads(path.read_text())):
-            outcome, layer, text = "identical", None, text_of(entry, sizes["tokens"])
+            outcome, layer, text = "identical", None, text_of(entry, sizes["tokens"], path.parent)
             try:
                 for layer, kept in enumerate(kept_of(text, sizes, on_torch if number % 2 else tensors)):
                     if kept != entry["kept"][layer]:

@@ -51,6 +51,11 @@ TEST_CASE("every scorer under scorers/ keeps a scorer's promises", "[testing]") 
         tokens, unscored(2));
   check("pivot_attention", scorers::pivot_attention{.window = 3, .merged = group_merge::maximum}, none, tokens, unscored(3));
   check("recency", scorers::recency{});
+  check("recent_attention", scorers::recent_attention{.window = 3, .smooth = {}}, none, tokens, unscored(3));
+  check("recent_attention", scorers::recent_attention{.window = 2, .merged = group_merge::mean}, none, tokens, unscored(2));
+  check("redundancy", scorers::redundancy{});
+  using both = scorers::weighted_sum<scorers::last_attention, scorers::redundancy>;
+  check("weighted_sum", both{.first = {.window = 2}, .of_first = .3f, .of_second = -.7f}, none, tokens, unscored(2));
   check("window_attention", scorers::window_attention{.window = 3, .smooth = {.how = smoothing::kind::maximum, .width = 5}},
         none, tokens, unscored(3));
   check("upper_bound", scorers::upper_bound{group_merge::maximum}, pools::bounds{}, segments::pages{4});
@@ -68,6 +73,7 @@ TEST_CASE("every scorer under scorers/ keeps a scorer's promises", "[testing]") 
         sentences, scorer_options{.gathered = false});
   check("query_mean_dot", scorers::query_mean_dot{.carry = .5f}, pools::unit_mean{.spread = true}, sentences,
         scorer_options{.gathered = false});
+  checked.insert("trigonometric");           // needs moments of the one model: tests/methods/triattention_test.cpp
   checked.insert("anchor_affinity");         // makes an anchor, no scores: tests/scorers/anchor_affinity_test.cpp
   std::string const all = KVPOLICY_SCORERS;  // the headers' names, from the folder
   for (std::size_t at = 0; at < all.size();) {

@@ -9,6 +9,10 @@ head -c 3000000 "$model" >"$work/truncated.gguf"
 echo 'not a model' >"$work/text.gguf"
 python3 -c 'print("word " * 9000)' >"$work/long.txt"
 : >"$work/empty.txt"
+printf '0.5\t0.1\n0.2\n' >"$work/uneven.tsv"
+printf '0.5\tno\n' >"$work/words.tsv"
+printf '0.5\t0.1\n' >"$work/other.tsv"
+echo '{"format": "kvpolicy-moments/1"}' >"$work/short.json"
 before=$(ls "$work")
 failures=0
 
@@ -61,12 +65,11 @@ with_model 'it must have 1 to 3' --prompt x --policy chess:depth=4
 with_model 'needs a profile' --prompt x --policy heterocache
 with_model "can't be read" --prompt x --policy heterocache:profile="$work/none.json"
 with_model "give DuoAttention's file of the model" --prompt x --policy duoattention
-printf '0.5\t0.1\n0.2\n' > "$work/uneven.tsv"
 with_model "line 2 has 1 numbers, and the first has 2" --prompt x --policy duoattention:heads="$work/uneven.tsv"
-printf '0.5\tno\n' > "$work/words.tsv"
 with_model "line 1: 'no'; it must be a table of numbers" --prompt x --policy duoattention:heads="$work/words.tsv"
-printf '0.5\t0.1\n' > "$work/other.tsv"
 with_model 'a file of 2 heads for a model of' --prompt x --policy duoattention:heads="$work/other.tsv"
+with_model "make a file of their moments" --prompt x --policy triattention
+with_model "can't be read as JSON of moments" --prompt x --policy triattention:moments="$work/short.json"
 with_model 'layers from 0 on, such as 2/8/18' --prompt x --policy quest:leaders=2-8
 with_model 'of a model with 30 layers' --prompt x --policy omnikv:reuse=1,leaders=2/30
 with_model 'above 0, at most 1' --prompt x --policy twilight:mass=0

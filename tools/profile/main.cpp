@@ -1,4 +1,4 @@
-// kvpolicy-profile: how a model's heads behave on some prompts, as the profile that heterocache and duoattention need.
+// kvpolicy-profile: how a model's heads behave on some prompts, as files that heterocache, duoattention and triattention need.
 #include <kvpolicy/interop/llama.hpp>
 #include <kvpolicy/primitive/attended_set.hpp>
 #include <kvpolicy/primitive/list_attention.hpp>
@@ -10,9 +10,11 @@
 #include <optional>
 #include <string>
 
+#include "moments_file.hpp"
 #include "output_file.hpp"
 #include "profile_file.hpp"
 #include "progress.hpp"
+#include "query_recorder.hpp"
 #include "text_model.hpp"
 #include "tool_main.hpp"
 #include "waits.hpp"
@@ -33,6 +35,7 @@ struct options {
   std::int64_t sinks = 4;
   std::int64_t recent = 64;
   std::string out;
+  std::string moments;
   int threads = 1;
 };
 
@@ -123,6 +126,8 @@ class watcher {
 void profile(options const& o) {
   if (o.smooth % 2 == 0) throw invalid_value("--kernel " + std::to_string(o.smooth) + " is even; it must be odd");
   output_file file(o.out);
+  std::optional<output_file> moments;
+  if (!o.moments.empty()) moments.emplace(o.moments);
   text_model const model(o.model);
   calibration_prompts const prompts = read_prompts(model, o.prompts, o.chat, o.steps);
   cache_shape const shape = model.cache(prompts.context);
@@ -130,12 +135,15 @@ void profile(options const& o) {
   std::int64_t const heads = shape.kv_heads;
   watcher watch(o, layers, heads);
   bool on = false;
-  llama::session session(presets::full{}, {.observation_queries = 1,
-                                           .on_choice = {},
-                                           .on_queries = [&](llama_seq_id, layer_id layer, layer_table_view const& view,
-                                                             query_heads const& queries, simd_exec& exec) {
-                                             if (on) watch(layer, view, queries, exec);
-                                           }});
+  query_sums sums;
+  auto const chosen = moments ? erase<layer_table_view, simd_exec>(recording(sums))
+                              : erase<layer_table_view, simd_exec>(parts_of(presets::full{}));
+  llama::session session(chosen, {.observation_queries = 1,
+                                  .on_choice = {},
+                                  .on_queries = [&](llama_seq_id, layer_id layer, layer_table_view const& view,
+                                                    query_heads const& queries, simd_exec& exec) {
+                                    if (on) watch(layer, view, queries, exec);
+                                  }});
   llama_context_params params = model.parameters(prompts.context, o.threads, true);
   session.attach(params, model.get());
   context_ptr const context = model.context(params);
@@ -162,6 +170,15 @@ void profile(options const& o) {
                             .heads = watch.profile(),
                             .retrieval = watch.retrieval()};
   file.stream() << to_json(result) << '\n';
+  if (moments) {
+    moments->stream() << to_json(moments_file{.model = result.model,
+                                              .layers = layers,
+                                              .q_heads = shape.q_heads,
+                                              .pairs = sums.pairs(),
+                                              .moments = sums.moments()})
+                      << '\n';
+    moments->commit();
+  }
   file.commit();
   std::array<int, 4> counts{};
   for (head_profile const& head : result.heads) ++counts[static_cast<std::size_t>(head.role)];
@@ -176,8 +193,9 @@ void profile(options const& o) {
 
 int main(int argc, char** argv) {
   kvpolicy::restart_to_spin_for_a_moment(argv);
-  CLI::App app{"Profile a model's attention heads on some prompts, for the policies heterocache and duoattention.",
-               "kvpolicy-profile"};
+  CLI::App app{
+      "Profile a model's attention heads on some prompts, for the policies heterocache, duoattention and triattention.",
+      "kvpolicy-profile"};
   options o;
   app.add_option("--model", o.model, "GGUF file")->required();
   app.add_option("--prompt-file", o.prompts, "text to calibrate on, some thousand tokens; repeat for several")->required();
@@ -204,5 +222,7 @@ int main(int argc, char** argv) {
       ->check(count_from(0));
   add_threads(app, o.threads);
   app.add_option("--out", o.out, "file for the profile, JSON")->required()->check(file_name());
+  app.add_option("--moments", o.moments, "file for moments of the model's queries, JSON, which triattention needs")
+      ->check(file_name());
   return kvpolicy::tool_main(app, argc, argv, [&] { profile(o); });
 }

@@ -23,8 +23,8 @@ class eviction {
   /// `[lists, most]`, for a scorer to fill: a list's tokens in their order.
   table<float> scores(std::int64_t lists) noexcept { return {scores_.data(), lists, most_, most_}; }
 
-  /// `left` becomes the protected tokens of a list, and its others with the highest scores, `keep` in all. `scores` `[tokens of
-  /// the list]` is overwritten.
+  /// `left` becomes the protected tokens of a list, and its others with the highest scores: `keep` in all, and those beside the
+  /// budget. `scores` `[tokens of the list]` is overwritten.
   template <class Exec>
   void leave(range_list const& list, float* scores, protected_tokens const& safe, std::int64_t keep, range_list& left,
              Exec& exec) {
@@ -33,6 +33,7 @@ class eviction {
     each_token(list, [&](std::int32_t t) {
       if (t >= safe.sink_end && t < safe.recent_begin) scores[free++] = scores[count];
       ++count;
+      keep += t < safe.beside ? 1 : 0;
     });
     left.clear();
     if (keep >= count) return label(list, safe, left);

@@ -78,10 +78,10 @@ struct choice {
 /// Of protected tokens, as many as a list may keep at all: sinks first, then the most recent.
 inline protected_tokens clipped(protected_tokens safe, std::int64_t tokens, std::int64_t most) noexcept {
   if (safe.counted <= most) return safe;
-  safe.sink_end = std::min(safe.sink_end, most);
-  safe.recent_begin = std::max(safe.recent_begin, tokens - (most - safe.sink_end));
+  safe.sink_end = std::min(safe.sink_end, safe.beside + most);
+  safe.recent_begin = std::max(safe.recent_begin, tokens - (most - (safe.sink_end - safe.beside)));
   safe.open_begin = std::max(safe.open_begin, safe.recent_begin);
-  safe.counted = safe.sink_end + tokens - safe.recent_begin;
+  safe.counted = safe.sink_end - safe.beside + tokens - safe.recent_begin;
   return safe;
 }
 

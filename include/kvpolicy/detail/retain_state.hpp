@@ -29,6 +29,7 @@ class retain_state : public keep_state<Rule> {
         among_(kept_.slots(), undecided),
         revisions_(kept_.slots()),
         chosen_at_(kept_.slots()),
+        prompts_(kept_.slots()),
         pending_(kept_.slots(), false),
         eviction_(shape.kv_heads, evicts ? shape.max_tokens : 0) {
     for (layer_lists* const lists : {&kept_, &next_}) {
@@ -56,6 +57,7 @@ class retain_state : public keep_state<Rule> {
     for (range_list& list : kept_.all()) kvpolicy::truncate(list, tokens);
     for (range_list& list : next_.all()) kvpolicy::truncate(list, tokens);
     for (std::int64_t& at : chosen_at_) at = std::min(at, tokens);
+    for (std::int64_t& prompt : prompts_) prompt = std::min(prompt, tokens);
     for (std::int64_t& among : among_) among = tokens == 0 ? undecided : std::min(among, tokens);
   }
   /// Nothing is kept by the index of what is retained.
@@ -67,6 +69,7 @@ class retain_state : public keep_state<Rule> {
       return expect_resident(kept_.of(layer), prompt.resident, view.tokens());
     }
     rule_.pool.update(summaries_, view, layer, {0, shape_.kv_heads}, view.tokens(), exec);
+    prompts_[kept_.slot(layer)] = view.tokens();
     decide(view, layer, prompt, {}, exec);
   }
 
@@ -102,6 +105,11 @@ class retain_state : public keep_state<Rule> {
     }
     for (range_list& list : kept_.of(layer)) append(list, among_[at], tokens, reason::open);
     among_[at] = tokens;
+    if constexpr (base::memory_type::hears_steps) {
+      typename base::template input_type<View> const input{view,       layer,   {0, shape_.kv_heads}, tokens, prompts_[at],
+                                                           summaries_, memory_, signals.queries};
+      rule_.score.watch(input, exec);
+    }
     if constexpr (evicts) {
       if (!rule_.layers.dense(layer) && rule_.trigger.due(trigger_, layer, {0}, tokens - chosen_at_[at])) {
         evict(view, layer, signals.queries, exec);
@@ -112,7 +120,7 @@ class retain_state : public keep_state<Rule> {
 
   template <class Archive>
   void archive(Archive& a) {
-    a(kept_, next_, among_, revisions_, chosen_at_, pending_);
+    a(kept_, next_, among_, revisions_, chosen_at_, prompts_, pending_);
     this->archive_parts(a);
   }
 
@@ -123,9 +131,10 @@ class retain_state : public keep_state<Rule> {
   /// What the window protects of `tokens` tokens, within what a list of these heads may keep; and that.
   std::pair<protected_tokens, std::int64_t> protection(layer_id layer, head_range heads, std::int64_t tokens) const {
     budget_request request{.shape = shape_, .layer = layer, .heads = heads, .tokens = tokens, .prompt = tokens};
-    request.recent = rule_.window.at(tokens, tokens, rule_.budget.of(request)).recent;
+    std::int64_t const prompt = prompts_[kept_.slot(layer)];
+    request.recent = rule_.window.at(tokens, prompt, rule_.budget.of(request)).recent;
     std::int64_t const most = rule_.budget.of(request);
-    return {clipped(rule_.window.at(tokens, tokens, most), tokens, most), most};
+    return {clipped(rule_.window.at(tokens, prompt, most), tokens, most), most};
   }
 
   template <class View, class Exec>
@@ -207,8 +216,8 @@ class retain_state : public keep_state<Rule> {
     }
     std::int64_t const tokens = view.tokens();
     std::span const lists = kept_.of(layer);
-    typename base::template input_type<View> input{view,    layer,  {0, shape_.kv_heads}, tokens, tokens, summaries_,
-                                                   memory_, queries};
+    typename base::template input_type<View> input{
+        view, layer, {0, shape_.kv_heads}, tokens, prompts_[kept_.slot(layer)], summaries_, memory_, queries};
     bool const by_head = Rule::score_type::granularity == scope::head;
     table<float> const scores = eviction_.scores(by_head ? shape_.kv_heads : 1);
     rule_.score.score_kept(input, std::span<range_list const>(lists), scores, exec);
@@ -230,6 +239,7 @@ class retain_state : public keep_state<Rule> {
   std::vector<std::int64_t> among_;
   std::vector<std::int64_t> revisions_;
   std::vector<std::int64_t> chosen_at_;  ///< tokens at the last choice
+  std::vector<std::int64_t> prompts_;    ///< tokens at the last prompt's end
   std::vector<char> pending_;
   eviction eviction_;
   resident_tokens resident_;  ///< of the layer that is decided, where tokens are gone

@@ -13,6 +13,7 @@
 #include "kvpolicy/exec/host_prompt.hpp"
 #include "kvpolicy/primitive/attend.hpp"
 #include "kvpolicy/primitive/entropy.hpp"
+#include "kvpolicy/primitive/kept_scores.hpp"
 #include "kvpolicy/primitive/list_attention.hpp"
 #include "kvpolicy/primitive/pool.hpp"
 #include "kvpolicy/primitive/score.hpp"
@@ -145,6 +146,13 @@ class host_exec {
     }
   }
 
+  void key_redundancy(rows const& keys, std::span<range_list const> lists, float alike, table<float> redundancy) {
+    host::key_redundancy(keys, lists, alike, redundancy);
+  }
+  void rotated_scores(rows const& keys, std::span<range_list const> lists, rotated_queries const& queries,
+                      table<float> wanted) {
+    host::rotated_scores(keys, lists, queries, wanted);
+  }
   void row_norms(rows const& from, table<float> norms) { host::row_norms(from, norms, row_); }
   void key_similarity(rows const& keys, table<float> cosines) { host::key_similarity(keys, cosines, row_); }
   void query_moments(query_window const& queries, rotation const& rope, std::int64_t first, table<float> mean,

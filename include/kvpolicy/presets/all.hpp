@@ -16,10 +16,12 @@
 #include "kvpolicy/presets/omnikv.hpp"
 #include "kvpolicy/presets/pyramidkv.hpp"
 #include "kvpolicy/presets/quest.hpp"
+#include "kvpolicy/presets/rkv.hpp"
 #include "kvpolicy/presets/sentencekv.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
 #include "kvpolicy/presets/streaming_llm.hpp"
 #include "kvpolicy/presets/tova.hpp"
+#include "kvpolicy/presets/triattention.hpp"
 #include "kvpolicy/presets/twilight.hpp"
 
 namespace kvpolicy::presets {
@@ -38,6 +40,6 @@ struct list {
 
 /// The preset full and every published method, in the order in which text and tools list them.
 using all = list<full, chess, heterocache, sentencekv, chunkkv, streaming_llm, h2o, tova, knorm, snapkv, pyramidkv, adakv,
-                 keydiff, quest, infllm, expected_attention, lagkv, duoattention, omnikv, twilight>;
+                 keydiff, quest, infllm, expected_attention, lagkv, duoattention, omnikv, twilight, rkv, triattention>;
 
 }  // namespace kvpolicy::presets

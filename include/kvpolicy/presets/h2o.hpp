@@ -26,6 +26,7 @@ struct h2o {
   /// Sum of the weights that a token got, or their mean over the queries that saw the token.
   scorers::accumulated_attention::reduction reduce = scorers::accumulated_attention::reduction::sum;
   std::int32_t queries = all_queries;  ///< queries at the prompt's end that count
+  bool keep_prompt = false;            ///< keep the prompt, beside the budget
   layering layers{};                   ///< first layers that keep everything, and layers that share one choice
 
   template <class Self, class Visit>
@@ -34,16 +35,18 @@ struct h2o {
     visit("recent_share", p.recent_share, "share of the budget for the most recent tokens");
     visit("reduce", p.reduce, "how the queries' weights are merged: sum, or mean over the queries that see the token");
     visit("queries", p.queries, "how many of the prompt's last queries count");
+    prompt_parameters(p, visit);
     layer_parameters(p, visit);
   }
 
   constexpr auto parts() const {
-    return policy{keep{segments::tokens{}, pools::none{},
-                       scorers::accumulated_attention{.mean = reduce == scorers::accumulated_attention::reduction::mean,
-                                                      .window = queries},
-                       budgets::tokens{.count = tokens, .ratio = ratio}, selectors::top{},
-                       windows::tokens{.recent = 0, .share = recent_share}, triggers::every_step{}, layers},
-                  keep_all{}};
+    return policy{
+        keep{segments::tokens{}, pools::none{},
+             scorers::accumulated_attention{.mean = reduce == scorers::accumulated_attention::reduction::mean,
+                                            .window = queries},
+             budgets::tokens{.count = tokens, .ratio = ratio}, selectors::top{},
+             windows::tokens{.recent = 0, .share = recent_share, .prompt = keep_prompt}, triggers::every_step{}, layers},
+        keep_all{}};
   }
 };
 

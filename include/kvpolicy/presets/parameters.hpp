@@ -13,6 +13,14 @@ constexpr void budget_parameters(Preset& p, Visit visit, char const* tokens) {
   visit("ratio", p.ratio, "fraction removed, in place of tokens");
 }
 
+/// Visits the parameter `keep_prompt` of a preset that evicts while decoding.
+/// @param p  the preset
+/// @param visit  called as visit(name, member, description)
+template <class Preset, class Visit>
+constexpr void prompt_parameters(Preset& p, Visit visit) {
+  visit("keep_prompt", p.keep_prompt, "keep every prompt, beside the budget, which is then for what is generated");
+}
+
 /// Visits the parameters `dense_first`, `reuse` and `leaders`.
 /// @param p  the preset
 /// @param visit  called as visit(name, member, description)

@@ -21,16 +21,18 @@ struct streaming_llm {
   std::int32_t tokens = 512;      ///< tokens kept in all, sinks included
   std::optional<double> ratio{};  ///< fraction of the tokens removed, 0 to below 1, in place of `tokens`
   std::int32_t sinks = 4;         ///< attention sinks: first tokens, always kept
+  bool keep_prompt = false;       ///< keep the prompt, beside the budget
 
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {
     budget_parameters(p, visit, "kept in all");
     visit("sinks", p.sinks, "first tokens, always kept; part of the budget");
+    prompt_parameters(p, visit);
   }
 
   constexpr auto parts() const {
     return policy{keep{segments::tokens{}, pools::none{}, scorers::recency{}, budgets::tokens{tokens, ratio}, selectors::top{},
-                       windows::tokens{.sinks = sinks, .recent = 0}, triggers::every_step{}},
+                       windows::tokens{.sinks = sinks, .recent = 0, .prompt = keep_prompt}, triggers::every_step{}},
                   keep_all{}};
   }
 };

@@ -22,18 +22,20 @@ struct tova {
 
   std::int32_t tokens = 512;      ///< tokens that each layer keeps, beside the step's own token
   std::optional<double> ratio{};  ///< fraction of the tokens removed, 0 to below 1, in place of `tokens`
+  bool keep_prompt = false;       ///< keep the prompt, beside the budget
   layering layers{};              ///< first layers that keep everything, and layers that share one choice
 
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {
     budget_parameters(p, visit, "kept in each layer; the step's own token comes on top");
+    prompt_parameters(p, visit);
     layer_parameters(p, visit);
   }
 
   constexpr auto parts() const {
     return policy{
         keep{segments::tokens{}, pools::none{}, scorers::last_attention{}, budgets::tokens{.count = tokens, .ratio = ratio},
-             selectors::top_of_layer{}, windows::tokens{.recent = 1}, triggers::every_step{}, layers},
+             selectors::top_of_layer{}, windows::tokens{.recent = 1, .prompt = keep_prompt}, triggers::every_step{}, layers},
         keep_all{}};
   }
 };

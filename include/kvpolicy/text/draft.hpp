@@ -10,6 +10,7 @@
 
 #include "kvpolicy/head_profile.hpp"
 #include "kvpolicy/policy.hpp"
+#include "kvpolicy/scorers/trigonometric.hpp"
 #include "kvpolicy/text/suggestion.hpp"
 #include "kvpolicy/text/values.hpp"
 
@@ -22,6 +23,8 @@ struct policy_inputs {
   std::function<std::vector<head_profile>(std::string const& path)> read_profile{};
   /// Reads from a file how much each head retrieves, for budgets::by_head. Without it, policies that need that can't be named.
   std::function<std::vector<float>(std::string const& path)> read_retrieval{};
+  /// Reads moments of the model's queries from a file. Without it, policies that need them can't be named.
+  std::function<std::vector<query_moment>(std::string const& path)> read_moments{};
 };
 
 namespace text {
@@ -153,6 +156,7 @@ class draft {
     value.size();
   };
   static auto const& reader_of(std::span<head_profile const>, policy_inputs const& inputs) { return inputs.read_profile; }
+  static auto const& reader_of(std::span<query_moment const>, policy_inputs const& inputs) { return inputs.read_moments; }
   static auto const& reader_of(std::span<float const>, policy_inputs const& inputs) { return inputs.read_retrieval; }
 
   template <class T>

@@ -10,6 +10,7 @@
 #include "kvpolicy/gpu/kernel/gather.hpp"
 #include "kvpolicy/gpu/kernel/gaussian.hpp"
 #include "kvpolicy/gpu/kernel/keep_step.hpp"
+#include "kvpolicy/gpu/kernel/kept_scores.hpp"
 #include "kvpolicy/gpu/kernel/logits_tensor.hpp"
 #include "kvpolicy/gpu/kernel/page_list.hpp"
 #include "kvpolicy/gpu/kernel/page_table.hpp"
@@ -74,6 +75,8 @@
   KVPOLICY_EACH_TENSOR(X, window_statistics_tensor_body)                               \
   KVPOLICY_EACH_TENSOR(X, window_sums_tensor_body)                                     \
   KVPOLICY_EACH_TYPE(X, row_norms_body)                                                \
+  KVPOLICY_EACH_TYPE(X, key_cosines_body) X(redundancy_body)                           \
+  KVPOLICY_EACH_TYPE(X, rotated_scores_body)                                           \
   KVPOLICY_EACH_TYPE(X, direction_sums_body) X(mean_direction_body)                    \
   KVPOLICY_EACH_TYPE(X, cosines_body) KVPOLICY_EACH_TYPE(X, partition_deviation_body)     \
   KVPOLICY_EACH_TYPE(X, following_queries_body)                                        \

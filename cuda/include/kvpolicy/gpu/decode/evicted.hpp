@@ -61,7 +61,7 @@ template <class Rule, owning_device D>
   }
 
   /// What the last step evicts is decided at this one, with the last one's numbers.
-  void plan(std::int64_t sequence, std::int64_t, std::int64_t tokens) {
+  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
     Rule const& rule = context_.rule;
     cache_shape const& shape = context_.shape;
     std::int64_t& last = stepped_[static_cast<std::size_t>(sequence)];
@@ -72,10 +72,10 @@ template <class Rule, owning_device D>
       set(last_tokens, tokens == 0 || dense ? 0 : last);
       if (tokens == 0 || last == 0) continue;
       budget_request request{.shape = shape, .layer = {l}, .heads = {0, shape.kv_heads}, .tokens = last, .prompt = last};
-      request.recent = rule.window.at(last, last, rule.budget.of(request)).recent;
+      request.recent = rule.window.at(last, prompt, rule.budget.of(request)).recent;
       std::int64_t const kept = rule.budget.of(request);
-      protected_tokens const safe = clipped(rule.window.at(last, last, kept), last, kept);
-      set(most, kept);
+      protected_tokens const safe = clipped(rule.window.at(last, prompt, kept), last, kept);
+      set(most, kept + safe.beside);
       set(sink_end, safe.sink_end);
       set(recent_begin, safe.recent_begin);
     }
@@ -112,7 +112,7 @@ template <class Rule, owning_device D>
     w.keys = step.keys;
     w.lists = lists(layer, step.lengths);
     w.sequences = context_.sequences;
-    w.most_tokens = std::min(shape.max_tokens, context_.rule.budget.most_tokens(shape) + 1);  // with the step's own token
+    w.most_tokens = std::min(shape.max_tokens, longest() + 1);  // with the step's own token
     w.out = weights_.of(layer);
     w.sequence_stride = shape.kv_heads * shape.max_tokens;
     w.head_stride = shape.max_tokens;
@@ -121,11 +121,17 @@ template <class Rule, owning_device D>
 
   token_lists lists(layer_id layer, per_sequence const& lengths) const noexcept {
     if (context_.rule.layers.dense(layer)) return all_of(lengths);
-    return lists_.of(context_.rule.layers.leader(layer), number_of(layer, tail), lengths,
-                     context_.rule.budget.most_tokens(context_.shape));
+    return lists_.of(context_.rule.layers.leader(layer), number_of(layer, tail), lengths, longest());
   }
 
  private:
+  /// Tokens that a step leaves in a list at most.
+  std::int64_t longest() const noexcept {
+    if constexpr (requires { context_.rule.window.prompt; }) {
+      if (context_.rule.window.prompt) return context_.shape.max_tokens;
+    }
+    return context_.rule.budget.most_tokens(context_.shape);
+  }
   per_sequence number_of(layer_id layer, number row) const noexcept { return numbers_.of(layer.value * rows + row); }
 
   decode_context<Rule, D> context_;

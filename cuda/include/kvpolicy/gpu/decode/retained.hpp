@@ -104,10 +104,10 @@ class decode_retain<Rule, D> {
   void prefill(prompt_piece<View> const& piece, Exec&) {
     if (piece.layer.value != 0) return;
     kept_[static_cast<std::size_t>(piece.sequence)] = {};  // a prompt's end decides among all tokens, as for any retain
-    slide(piece.sequence, piece.view.tokens());
+    slide(piece.sequence, piece.view.tokens(), piece.view.tokens());
   }
-  void plan(std::int64_t sequence, std::int64_t, std::int64_t tokens) {
-    slide(sequence, tokens);
+  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
+    slide(sequence, prompt, tokens);
     window const& mine = kept_[static_cast<std::size_t>(sequence)];
     numbers_.set(tail, sequence, mine.begin);
     numbers_.set(sinks, sequence, std::min(mine.sinks, mine.begin));
@@ -134,13 +134,16 @@ class decode_retain<Rule, D> {
     std::int64_t begin = 0;          ///< of the last ones
   };
 
-  void slide(std::int64_t sequence, std::int64_t tokens) {
+  void slide(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
     cache_shape const& shape = context_.shape;
-    std::int64_t const most =
-        context_.rule.budget.of({.shape = shape, .heads = {0, shape.kv_heads}, .tokens = tokens, .prompt = tokens});
+    Rule const& rule = context_.rule;
+    std::int64_t const kept =
+        rule.budget.of({.shape = shape, .heads = {0, shape.kv_heads}, .tokens = tokens, .prompt = tokens});
+    protected_tokens const safe = rule.window.at(tokens, prompt, kept);
+    std::int64_t const most = kept + safe.beside;
     if (tokens <= most) return;
     window& mine = kept_[static_cast<std::size_t>(sequence)];
-    mine.sinks = std::min({mine.sinks, static_cast<std::int64_t>(context_.rule.window.sinks), most});
+    mine.sinks = std::min({mine.sinks, safe.sink_end, most});
     mine.begin = std::max(mine.begin, tokens - (most - mine.sinks));
   }
 

@@ -73,6 +73,37 @@ class prompt_primitives : public unit_primitives<D> {
     device_.finish();
   }
 
+  void key_redundancy(basic_rows<memory> const& keys, std::span<range_list const> lists, float alike, table<float> redundancy) {
+    call const scope(*this);
+    std::int64_t most = 0;
+    token_lists const listed = lists_of(lists, most);
+    if (most == 0) return;
+    launch_key_redundancy(device_, rows_of(keys, keys.tokens), listed, most, alike,
+                          device_.out(redundancy.data, keys.heads, most, redundancy.row_stride, true), redundancy.row_stride);
+    device_.finish();
+  }
+
+  void rotated_scores(basic_rows<memory> const& keys, std::span<range_list const> lists, rotated_queries const& queries,
+                      table<float> wanted) {
+    call const scope(*this);
+    std::int64_t most = 0;
+    token_lists const listed = lists_of(lists, most);
+    if (most == 0) return;
+    auto const group = static_cast<std::int32_t>(queries.mean.rows / keys.heads);
+    launch_rotated_scores(device_, rows_of(keys, keys.tokens), most, group, [&](auto& a) {
+      a.lists = listed;
+      a.mean = table_in(queries.mean);
+      a.mean_stride = queries.mean.row_stride;
+      a.spread = table_in(queries.spread);
+      a.spread_stride = queries.spread.row_stride;
+      a.pairs = static_cast<std::int32_t>(queries.spread.columns);
+      a.halves = queries.pairing == rotation::pairing::halves;
+      a.out = device_.out(wanted.data, queries.mean.rows, most, wanted.row_stride, true);
+      a.stride = wanted.row_stride;
+    });
+    device_.finish();
+  }
+
   void row_norms(basic_rows<memory> const& from, table<float> norms) {
     call const scope(*this);
     launch_row_norms(device_, rows_of(from, from.tokens), from.tokens,

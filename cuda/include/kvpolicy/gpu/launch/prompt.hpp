@@ -5,6 +5,7 @@
 
 #include "kvpolicy/gpu/kernel/attend_block.hpp"
 #include "kvpolicy/gpu/kernel/gaussian.hpp"
+#include "kvpolicy/gpu/kernel/kept_scores.hpp"
 #include "kvpolicy/gpu/kernel/prompt_attention.hpp"
 #include "kvpolicy/gpu/kernel/prompt_attention_tensor.hpp"
 #include "kvpolicy/gpu/kernel/row_scores.hpp"
@@ -100,6 +101,38 @@ void launch_row_norms(D& device, batch_rows const& rows, std::int64_t tokens, bu
     using body = row_norms_body<E>;
     device.template launch<body>({divided_up(tokens, rows_of_block(rows, body::threads)), rows.heads, 1},
                                  {rows, tokens, norms, stride});
+  });
+}
+
+/// How much each of at most `most` tokens of a list repeats others.
+template <device D>
+void launch_key_redundancy(D& device, batch_rows const& keys, token_lists const& lists, std::int64_t most, float alike,
+                           buffer<float> out, std::int64_t stride) {
+  expect_row("key_redundancy", keys.head_dim);
+  if (most <= 0) return;
+  scratch_scope const scope(device);
+  buffer<float> const sums = device.template scratch<float>(keys.heads * most);
+  buffer<std::int32_t> const last = device.template scratch<std::int32_t>(keys.heads * most);
+  buffer<float> const cosines = device.template scratch<float>(keys.heads * most);
+  with_type(keys.type, [&]<element_type E>() {
+    device.template launch<key_cosines_body<E>>({most, keys.heads, 1}, {keys, lists, alike, sums, last, cosines, most});
+  });
+  device.template launch<redundancy_body>({divided_up(most, redundancy_body::threads), keys.heads, 1},
+                                          {sums, last, cosines, most, lists, out, stride});
+}
+
+/// What queries to come want of at most `most` tokens of a list.
+template <device D, class Set>
+void launch_rotated_scores(D& device, batch_rows const& keys, std::int64_t most, std::int32_t group, Set set) {
+  expect_row("rotated_scores", keys.head_dim, group);
+  if (most <= 0) return;
+  with_type(keys.type, [&]<element_type E>() {
+    using body = rotated_scores_body<E>;
+    typename body::arguments a{};
+    a.keys = keys;
+    a.group = group;
+    set(a);
+    device.template launch<body>({divided_up(most, body::threads), static_cast<std::int64_t>(keys.heads) * group, 1}, a);
   });
 }
 
