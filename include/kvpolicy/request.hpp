@@ -42,7 +42,6 @@ class request {
   /// @param layer  a layer that has chosen
   /// @return the lists, valid until the next verb
   selection kept(layer_id layer) const noexcept {
-    if (!rules_.chooses(layer)) return retained(layer);
     selection const of_rules = rules_.kept(layer);
     std::span const shown = unsettled_.kept(layer);
     return shown.empty() ? of_rules : selection(of_rules.granularity(), shown, shape_.kv_heads);

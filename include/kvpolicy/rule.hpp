@@ -22,6 +22,7 @@ struct requirements {
   std::int64_t after = 0;      ///< tokens of the answer to wait for before any token is dropped or left unread
   bool fixed_indices = false;  ///< as a retrieve, does not work with a retain that evicts
   bool whole_prompts = false;  ///< as a retain, refuses to continue a prompt if rows of earlier tokens are gone
+  bool hides = false;          ///< as a retain, drops nothing: its tokens are what steps may read until the next prompt ends
   bool relative = false;       ///< keeps a share of the tokens, not a fixed number
   std::int64_t unit = 1;       ///< the most tokens of a unit; a unit that is not full takes in later tokens
   layering layers{};
@@ -162,7 +163,10 @@ requirements requirements_of(keep<Parts...> const& rule) noexcept {
   requirements made{.needs = wants_of(rule.pool) | wants_of(rule.score) | rule.trigger.wants(),
                     .granularity = type::granularity};
   if constexpr (contains(type::score_type::needs, signals::observation_queries)) made.observation_queries = rule.score.window;
-  if constexpr (waits_for_answers<type>) made.after = rule.trigger.after;
+  if constexpr (waits_for_answers<type>) {
+    made.after = rule.trigger.after;
+    made.hides = rule.trigger.hide;
+  }
   made.evicts = (evicting_scorer<typename type::score_type> && type::trigger_type::while_decoding) || made.after > 0;
   made.fixed_indices = memory_of<typename type::score_type>::by_index;
   using memory = memory_of<typename type::score_type>;

@@ -39,6 +39,7 @@ std::vector<std::string> policies(cache_shape const& shape) {
           "omnikv:tokens=30,dense_first=0,reuse=2",
           "rkv:tokens=30,keep_prompt=0,every=3",
           "twilight:tokens=40,page=8,mass=0.6",
+          "rocketkv:tokens=24,kept=60,channels=3,after=4",
           "snapkv:tokens=60,window=8+quest:tokens=24,page=4"};
 }
 

@@ -20,6 +20,7 @@ Preset small(Preset p) {
                                                                 {},
                                                                 {}}};
   if constexpr (requires { p.tokens; }) p.tokens = 40;
+  if constexpr (requires { p.kept; }) p.kept = 60, p.channels = 5;
   if constexpr (requires { p.fractions.tokens; }) p.fractions.tokens = 64;
   if constexpr (requires { p.lag; }) p.lag = 8;
   if constexpr (requires { p.block; }) p.block = 8;

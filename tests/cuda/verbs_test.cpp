@@ -209,6 +209,11 @@ TEST_CASE("every preset selects with the kernels what it selects with host_exec"
           .tokens = some(r, 20, 36), .generated = r.one_in(2), .layers = {.reuse = some(r, 2, 3), .whole = some(r, 0, 1)}};
     });
   }
+  SECTION("pages by few channels, of what was retained") {
+    but_for_rounding(26, [](random_source& r, cache_shape const&) {
+      return presets::rocketkv{.tokens = some(r, 12, 30), .kept = some(r, 30, 60), .channels = some(r, 1, 4), .after = 0};
+    });
+  }
   SECTION("pages, and of them the tokens with most attention") {
     but_for_rounding(23, [](random_source& r, cache_shape const&) {
       return presets::twilight{.tokens = some(r, 30, 60), .mass = .1 * some(r, 3, 9), .page = some(r, 1, 6)};

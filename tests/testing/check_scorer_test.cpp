@@ -59,6 +59,7 @@ TEST_CASE("every scorer under scorers/ keeps a scorer's promises", "[testing]") 
   check("window_attention", scorers::window_attention{.window = 3, .smooth = {.how = smoothing::kind::maximum, .width = 5}},
         none, tokens, unscored(3));
   check("upper_bound", scorers::upper_bound{group_merge::maximum}, pools::bounds{}, segments::pages{4});
+  check("upper_bound", scorers::upper_bound{.channels = 3}, pools::bounds{}, segments::pages{4});
   check("upper_bound", scorers::upper_bound{}, pools::bounds{pools::bounds::kind::mean_deviation}, segments::pages{5});
   // Goes by the positions of what it is given: a token's representatives are found by the queries behind it.
   check("representatives", scorers::representatives{.block = 4, .count = 2, .local = 3, .pre_rope = true}, none,

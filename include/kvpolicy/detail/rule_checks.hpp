@@ -73,8 +73,8 @@ template <class... Parts>
 void check_retrieve(keep<Parts...> const& rule, cache_shape const& shape) {
   check(rule, shape);
   if constexpr (waits_for_answers<keep<Parts...>>)
-    KVPOLICY_EXPECTS(rule.trigger.after == 0,
-                     "a retrieve can't wait for the answer's first tokens; set its trigger's `after` to 0");
+    KVPOLICY_EXPECTS(rule.trigger.after == 0 && !rule.trigger.hide,
+                     "a retrieve can't wait for the answer's first tokens, nor hide; set its trigger's `after` and `hide` to 0");
   KVPOLICY_EXPECTS(rule.window.at(shape.max_tokens, shape.max_tokens).recent_begin < shape.max_tokens,
                    "the window of a retrieve must hold the current token; give it at least 1 recent token or page");
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "kvpolicy/detail/indexed_tokens.hpp"
 #include "kvpolicy/detail/keep_all_state.hpp"
@@ -26,6 +27,7 @@ class rule_pair {
     std::int64_t const window = std::max(retain_requirements_.observation_queries, retrieve_requirements_.observation_queries);
     if (retain_requirements_.after > 0) late_ = {retain_requirements_.after, window, shape};
     if (late_.in_use() && window > 0) retain_requirements_.needs = retain_requirements_.needs | signals::queries;
+    if (retain_requirements_.hides) everything_.resize(static_cast<std::size_t>(shape.layers));
     if (!retain_requirements_.keeps_all && retrieves()) retained_ = indexed_tokens(retain_requirements_.granularity, shape);
   }
 
@@ -43,11 +45,13 @@ class rule_pair {
   bool chooses(layer_id layer) const noexcept { return retrieves() && !late_.waits(layer); }
   bool waits(layer_id layer) const noexcept { return late_.waits(layer); }
   selection kept(layer_id layer) const noexcept {
-    if (!chooses(layer)) return retained(layer);
+    if (!chooses(layer)) return {retain_requirements_.granularity, retain_.lists(layer), shape_.kv_heads};
     return {retrieve_requirements_.granularity, retrieve_.lists(layer), shape_.kv_heads};
   }
   selection retained(layer_id layer) const noexcept {
-    return {retain_requirements_.granularity, retain_.lists(layer), shape_.kv_heads};
+    if (everything_.empty()) return {retain_requirements_.granularity, retain_.lists(layer), shape_.kv_heads};
+    std::size_t const of = step_layers() == 1 ? 0 : static_cast<std::size_t>(layer.value);
+    return {scope::request, {&everything_[of], 1}, shape_.kv_heads};
   }
   std::int64_t always_read(layer_id layer, std::int64_t head) const {
     if (!chooses(layer)) return all_tokens;
@@ -56,6 +60,7 @@ class rule_pair {
 
   template <class View, class Exec>
   void prefill(View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
+    know(layer, view.tokens());
     if (late_.in_use()) wait(layer, view.tokens(), prompt);
     else decide(view, layer, prompt, exec);
   }
@@ -63,6 +68,7 @@ class rule_pair {
   template <class View, class Exec>
   void choose(View const& view, layer_id layer, step_signals const& step, Exec& exec) {
     std::int64_t const tokens = view.tokens();
+    know(layer, tokens);
     retain_.choose(view, layer, {}, step, exec);
     if (late_.waits(layer)) {
       retrieve_.wait(layer, tokens, {.first = tokens - 1, .token_ids = {&step.token_id, 1}});
@@ -84,6 +90,7 @@ class rule_pair {
   /// Forgets every token from `tokens` on. Decisions about earlier tokens stand.
   void truncate(std::int64_t tokens) {
     late_.truncate(tokens);
+    for (range_list& all : everything_) kvpolicy::truncate(all, tokens);
     retain_.truncate(tokens);
     retrieve_.truncate(tokens);
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
@@ -98,7 +105,7 @@ class rule_pair {
   }
   template <class Archive>
   void archive(Archive& a) {
-    a(retained_, late_);
+    a(retained_, late_, everything_);
     retain_.archive(a);
     retrieve_.archive(a);
   }
@@ -133,6 +140,13 @@ class rule_pair {
     late_.end(layer);
   }
 
+  /// Nothing of the first `tokens` tokens is dropped, where the retain hides.
+  void know(layer_id layer, std::int64_t tokens) {
+    if (everything_.empty()) return;
+    range_list& all = everything_[static_cast<std::size_t>(layer.value)];
+    all.clear();
+    append(all, 0, tokens, reason::open);
+  }
   /// Returns what the retain kept of a layer's first `tokens` tokens, by index.
   retained_tokens follow_retain(layer_id layer, std::int64_t tokens) {
     if (retained_.all()) return {};
@@ -145,8 +159,9 @@ class rule_pair {
   cache_shape shape_;
   decltype(start_retain(std::declval<Retain const&>(), cache_shape{})) retain_;
   decltype(start_retrieve(std::declval<Retrieve const&>(), cache_shape{}, std::int64_t{})) retrieve_;
-  indexed_tokens retained_;  ///< used if there are both rules
-  late_choice late_;         ///< used if the policy waits for the answer's first tokens
+  indexed_tokens retained_;             ///< used if there are both rules
+  std::vector<range_list> everything_;  ///< `[layers]` of all tokens, where the retain hides
+  late_choice late_;                    ///< used if the policy waits for the answer's first tokens
 };
 
 }  // namespace kvpolicy

@@ -17,6 +17,7 @@
 #include "kvpolicy/presets/pyramidkv.hpp"
 #include "kvpolicy/presets/quest.hpp"
 #include "kvpolicy/presets/rkv.hpp"
+#include "kvpolicy/presets/rocketkv.hpp"
 #include "kvpolicy/presets/sentencekv.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
 #include "kvpolicy/presets/streaming_llm.hpp"
@@ -40,6 +41,6 @@ struct list {
 
 /// The preset full and every published method, in the order in which text and tools list them.
 using all = list<full, chess, heterocache, sentencekv, chunkkv, streaming_llm, h2o, tova, knorm, snapkv, pyramidkv, adakv,
-                 keydiff, quest, infllm, expected_attention, lagkv, duoattention, omnikv, twilight, rkv, triattention>;
+                 keydiff, quest, infllm, expected_attention, lagkv, duoattention, omnikv, twilight, rkv, triattention, rocketkv>;
 
 }  // namespace kvpolicy::presets

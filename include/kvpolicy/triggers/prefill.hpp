@@ -13,6 +13,8 @@ struct prefill {
   /// Tokens of the answer that the retain waits for; a retrieve's trigger has 0. Until then everything is kept and read. Then
   /// the scorer observes the queries of these tokens too, as the last ones.
   std::int32_t after = 0;
+  /// A retain drops nothing: what it does not choose is hidden, and can be chosen when the next prompt ends (RocketKV's turns).
+  bool hide = false;
 
   static constexpr signals needs = signals::none;
   static constexpr bool while_decoding = false;

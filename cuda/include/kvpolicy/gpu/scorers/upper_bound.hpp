@@ -1,6 +1,8 @@
 // Pages by the bounds of their keys (Quest), of every sequence of a batch.
 #pragma once
 
+#include <string>
+
 #include "kvpolicy/gpu/decode/units.hpp"
 #include "kvpolicy/pools/bounds.hpp"
 #include "kvpolicy/scorers/upper_bound.hpp"
@@ -62,7 +64,11 @@ class unit_scores<Rule, D> {
       : context_(context),
         bounds_(context.shape, context.shape.layers, context.sequences, units, *context.device),
         moments_(context.template by_layer<float>(
-            context.rule.pool.how == pools::bounds::kind::mean_deviation ? context.sequences * moments_of_sequence() : 0)) {}
+            context.rule.pool.how == pools::bounds::kind::mean_deviation ? context.sequences * moments_of_sequence() : 0)) {
+    if (context.rule.score.channels == 0 || context.rule.score.channels >= context.shape.head_dim) return;
+    throw unsupported("the decoder's kernels score pages by all channels of a query, and channels is " +
+                      std::to_string(context.rule.score.channels) + "; set it to 0");
+  }
 
   /// Bounds of a prompt's pages: those of further tokens, where everything is there, and a page that was open is made anew; or
   /// of all that a retain left.
