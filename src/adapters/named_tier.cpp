@@ -1,5 +1,6 @@
 #include "named_tier.hpp"
 
+#include <kvpolicy/tiers/coded.hpp>
 #include <kvpolicy/tiers/host.hpp>
 
 #include <cstdlib>
@@ -31,14 +32,20 @@ bool is_of(std::string const& name, std::string const& kind) {
   return name.starts_with(kind + ":") && name.size() > kind.size() + 1;
 }
 std::string behind_colon(std::string const& name) { return name.substr(name.find(':') + 1); }
+/// The codec of a name "host:q8_0".
+std::optional<element_type> codec_of(std::string const& name) {
+  if (name == "host:q8_0") return element_type::q8_0;
+  if (name == "host:q4_0") return element_type::q4_0;
+  return std::nullopt;
+}
 
 }  // namespace
 
 void check_tier(std::string const& name) {
-  if (name == "host") return;
+  if (name == "host" || codec_of(name)) return;
   bool const on_disk = is_of(name, "disk");
   if (!on_disk && !is_of(name, "redis"))
-    throw invalid_value("unknown tier '" + name + "'; there are host, disk:FILE and redis:HOST:PORT");
+    throw invalid_value("unknown tier '" + name + "'; there are host, host:q8_0, host:q4_0, disk:FILE and redis:HOST:PORT");
   if (on_disk && !has_disk) throw unsupported("this kvpolicy was built without xxHash; there is host");
   if (!on_disk && !has_redis) throw unsupported("this kvpolicy was built without hiredis; there are host and disk:FILE");
 }
@@ -48,6 +55,17 @@ std::optional<tiers::any_tier> make_tier(std::string const& name, cache_shape co
   check_tier(name);
   std::int64_t const blocks = shape.layers * shape.kv_heads * shape.max_tokens;
   if (name == "host") return tiers::any_tier::of<tiers::host>(row_bytes, blocks);
+  if (auto const codec = codec_of(name)) {
+    std::int64_t const elements = 2 * shape.head_dim;  // a key and a value
+    if (elements_of_block(shape.type) != 1 || row_bytes != elements * size_of(shape.type) ||
+        shape.head_dim % tiers::coded::of_scale != 0) {
+      throw unsupported("the tier '" + name + "' codes rows of f16, bf16 or f32 whose head size is a multiple of " +
+                        std::to_string(tiers::coded::of_scale) + "; the cache has keys of " + name_of(shape.type) +
+                        " with a head size of " + std::to_string(shape.head_dim) + ", or values of another type: give host");
+    }
+    return tiers::any_tier::of<tiers::coded>(
+        tiers::any_tier::of<tiers::host>(tiers::coded::stored_bytes(elements, *codec), blocks), elements, shape.type, *codec);
+  }
 #ifdef KVPOLICY_HAS_DISK
   if (is_of(name, "disk"))
     return tiers::any_tier::of<tiers::disk>(behind_colon(name), row_bytes, blocks,

@@ -33,6 +33,7 @@ refused '--model is missing'
 with_model '--tier-async requires --tier' --prompt x --tier-async
 with_model '--tier-slots requires --tier' --prompt x --tier-slots 8
 with_model "unknown tier 'floppy'" --prompt x --policy sentencekv --tier floppy
+with_model "there are host, host:q8_0, host:q4_0, disk:FILE" --prompt x --policy sentencekv --tier host:q5_0
 with_model 'needs a profile' --prompt x --policy heterocache
 with_model 'one choice for each request' --prompt x --policy snapkv:tokens=64+chess
 refused 'does not exist' --model "$work/none.gguf" --prompt x

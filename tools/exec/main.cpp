@@ -110,9 +110,9 @@ int main(int argc, char** argv) {
   app.add_option("--drafts", drafts, "with --lossless, guess always so many tokens (default: as many as pay, up to 7)");
   app.add_option("--prompts", prompts, "the prompt policy: pages[:share=.15,...] (default: prompts read all of themselves)");
   app.add_flag("--managed-cache", managed_cache, "the library holds the cache, and frees the rows that the policy drops");
-  app.add_option(
-      "--tier", tier,
-      "where a managed cache stores the rows that steps do not read: host, disk:FILE or redis:HOST:PORT,... (default: memory)");
+  app.add_option("--tier", tier,
+                 "where a managed cache stores the rows that steps do not read: host, host:q8_0, host:q4_0, disk:FILE or "
+                 "redis:HOST:PORT,... (default: memory)");
   app.add_option("--log", log, "file for the library's messages, or none (default: standard error)");
   app.add_flag("--strict", strict, "fail if a request can't be served, instead of leaving it to the engine");
   app.add_flag("--explain", only_explain, "print the policy, and run nothing");
@@ -120,7 +120,8 @@ int main(int argc, char** argv) {
   // What is behind -- is the program's.
   char** const program_begins = std::find(argv, argv + argc, std::string_view("--"));
   return tool_main(app, static_cast<int>(program_begins - argv), argv, [&] {
-    KVPOLICY_EXPECTS(!policy.empty() || lossless, "no policy is given; full reads everything, and --help lists what else there is");
+    KVPOLICY_EXPECTS(!policy.empty() || lossless,
+                     "no policy is given; full reads everything, and --help lists what else there is");
     std::string const drafted = (lossless && !policy.empty() ? ";lossless" : "") + (drafts.empty() ? "" : ";drafts=" + drafts);
     std::string said = (policy.empty() ? "lossless" : policy) + drafted + (strict ? ";strict" : "") +
                        (managed_cache ? ";managed-cache" : "") + (prompts.empty() ? "" : ";prompts=" + prompts) +

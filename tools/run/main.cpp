@@ -73,7 +73,8 @@ void declare(CLI::App& app, arguments& a) {
       ->check(between(1, 1 << 30))
       ->needs(own);
   auto* const tier = app.add_option("--tier", a.options.tier,
-                                    "where a managed cache stores the rows that steps do not read: host, disk:FILE or "
+                                    "where a managed cache stores the rows that steps do not read: host, host:q8_0, host:q4_0, "
+                                    "disk:FILE or "
                                     "redis:HOST:PORT,... (default: memory)");
   app.add_option("--tier-slots", a.options.tier_slots,
                  "rows of the tier that each KV head also has in memory (default: twice as many as a step reads)")

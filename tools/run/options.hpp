@@ -36,7 +36,7 @@ struct run_options {
   std::string between_pieces;   ///< with a managed cache: the policy that drops rows after each piece of a prompt, or empty
   std::int64_t memory = 0;      ///< with a managed cache: bytes that its rows may take; 0: any
   std::int64_t longest = 0;     ///< with a managed cache: tokens of a sequence; 0: what is needed
-  std::string tier;             ///< with a managed cache, where its rows go: empty, host, disk:FILE or redis:HOST:PORT
+  std::string tier;             ///< with a managed cache, where its rows go: empty, or as --tier names it
   std::int64_t tier_slots = 0;  ///< of those, rows of a KV head that are in memory too; 0: twice what a step reads
   bool tier_async = false;      ///< read what is there, do not wait
   std::string load_state;       ///< file of a state that the prompt comes behind, or empty

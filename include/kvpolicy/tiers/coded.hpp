@@ -1,0 +1,185 @@
+// Tier coded: keeps rows in another tier in fewer bits, and decodes them as they come back.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvpolicy/rows.hpp"
+#include "kvpolicy/tiers/any_tier.hpp"
+
+namespace kvpolicy::tiers {
+
+/// Keeps rows in another tier as q8_0 or q4_0. Models tier_like, but a block comes back rounded: each 32 elements have one
+/// scale: the largest size among them divided by 127 (q8_0) or 8 (q4_0), as f16. An element is off by about half a scale (q4_0: by
+/// all of it, at the end of the scale that has one step fewer). Coding what came back changes nothing. An element that is no
+/// number comes back as 0, one beyond 65504 times the steps as infinity or NaN. What the other tier checks is what is stored.
+class coded {
+ public:
+  static constexpr std::int64_t of_scale = 32;  ///< elements that share a scale
+
+  /// Computes the bytes of a block in the other tier.
+  /// @param elements  of a block, a multiple of 32
+  /// @param as  q8_0 or q4_0
+  /// @return bytes, a quarter to a half of the elements' as f16
+  /// @throws invalid_value for another type, or elements that are no multiple
+  static std::int64_t stored_bytes(std::int64_t elements, element_type as) {
+    KVPOLICY_EXPECTS(as == element_type::q8_0 || as == element_type::q4_0,
+                     "a tier codes rows as q8_0 or q4_0, not as " + std::string(name_of(as)));
+    KVPOLICY_EXPECTS(
+        elements > 0 && elements % of_scale == 0,
+        "a block of " + std::to_string(elements) + " elements; a coded one has a multiple of " + std::to_string(of_scale));
+    return elements / of_scale * size_of(as);
+  }
+
+  /// Takes over a tier.
+  /// @param inner  whose blocks have stored_bytes() bytes
+  /// @param elements  of a block
+  /// @param from  the type of a block's elements: f32, f16 or bf16
+  /// @param as  how they are stored: q8_0 or q4_0
+  /// @throws invalid_value for other types, or if the tier's blocks have another size
+  coded(any_tier inner, std::int64_t elements, element_type from, element_type as)
+      : elements_(elements), from_(from), as_(as), inner_(std::move(inner)) {
+    KVPOLICY_EXPECTS(elements_of_block(from) == 1,
+                     "rows of " + std::string(name_of(from)) + " are coded already; give the tier without a codec");
+    KVPOLICY_EXPECTS(inner_.block_bytes() == stored_bytes(elements, as),
+                     "a tier of blocks of " + std::to_string(inner_.block_bytes()) + " bytes for coded ones of " +
+                         std::to_string(stored_bytes(elements, as)));
+  }
+
+  std::int64_t block_bytes() const noexcept { return elements_ * size_of(from_); }
+  std::int64_t capacity() const { return inner_.capacity(); }
+  std::string describe() const { return inner_.describe() + ", as " + name_of(as_); }
+
+  bool put(std::span<block_write const> writes) {
+    auto const bytes = static_cast<std::size_t>(inner_.block_bytes());
+    writes_.clear();
+    stored_.resize(writes.size() * bytes);
+    for (std::size_t i = 0; i < writes.size(); ++i) {
+      std::byte* const to = stored_.data() + i * bytes;
+      for (std::int64_t s = 0; s < elements_ / of_scale; ++s)
+        encode(writes[i].from + s * of_scale * size_of(from_), to + s * size_of(as_));
+      writes_.push_back({writes[i].key, to});
+    }
+    return inner_.put(writes_);
+  }
+
+  ticket get(std::span<block_read const> reads) {
+    auto const bytes = static_cast<std::size_t>(inner_.block_bytes());
+    auto one = std::make_unique<flight>();
+    one->stored.resize(reads.size() * bytes);
+    one->to.reserve(reads.size());
+    reads_.clear();
+    for (block_read const& r : reads) {
+      reads_.push_back({r.key, one->stored.data() + one->to.size() * bytes});
+      one->to.push_back(r.to);
+    }
+    flights_.reserve(flights_.size() + 1);  // so that nothing can fail once the get has begun
+    one->id = inner_.get(reads_);
+    flights_.push_back(std::move(one));
+    return flights_.back()->id;
+  }
+  status poll(ticket id) { return ended(id, inner_.poll(id)); }
+  status wait(ticket id, clock::time_point deadline) { return ended(id, inner_.wait(id, deadline)); }
+
+  void drop(std::span<block_key const> keys) { inner_.drop(keys); }
+  usage occupied() { return inner_.occupied(); }
+
+ private:
+  /// A get that has not ended.
+  struct flight {
+    ticket id = 0;
+    std::vector<std::byte> stored;
+    std::vector<std::byte*> to;
+  };
+
+  status ended(ticket id, status how) {
+    if (how == status::pending) return how;
+    auto const at = std::ranges::find(flights_, id, [](auto const& one) { return one->id; });
+    if (at == flights_.end()) return how;
+    std::unique_ptr<flight> const one = std::move(*at);
+    flights_.erase(at);
+    if (how == status::missed) return how;
+    auto const bytes = static_cast<std::size_t>(inner_.block_bytes());
+    for (std::size_t i = 0; i < one->to.size(); ++i) {
+      for (std::int64_t s = 0; s < elements_ / of_scale; ++s)
+        decode(one->stored.data() + i * bytes + s * size_of(as_), one->to[i] + s * of_scale * size_of(from_));
+    }
+    return how;
+  }
+
+  using floats = std::array<float, of_scale>;
+
+  void encode(std::byte const* from, std::byte* to) const noexcept {
+    floats x;
+    float largest = 0;  // by its size, with its sign
+    for (std::int64_t i = 0; i < of_scale; ++i) {
+      float& one = x[static_cast<std::size_t>(i)];
+      one = load(from, i);
+      if (!std::isfinite(one)) one = std::isnan(one) ? 0 : std::copysign(3e38f, one);
+      if (std::abs(one) > std::abs(largest)) largest = one;
+    }
+    std::uint16_t const half = float_to_half(as_ == element_type::q8_0 ? std::abs(largest) / 127 : largest / -8);
+    std::memcpy(to, &half, sizeof half);
+    float const scale = half_to_float(half);
+    float const by = scale == 0 ? 0 : 1 / scale;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      if (as_ == element_type::q8_0) {
+        to[2 + i] = static_cast<std::byte>(static_cast<std::int8_t>(std::clamp(std::round(x[i] * by), -127.0f, 127.0f)));
+      } else if (i < x.size() / 2) {
+        to[2 + i] = static_cast<std::byte>(nibble(x[i] * by) | nibble(x[i + x.size() / 2] * by) << 4);
+      }
+    }
+  }
+  static unsigned nibble(float steps) noexcept { return static_cast<unsigned>(std::clamp(steps + 8.5f, 0.0f, 15.0f)); }
+
+  void decode(std::byte const* from, std::byte* to) const noexcept {
+    std::uint16_t half = 0;
+    std::memcpy(&half, from, sizeof half);
+    float const scale = half_to_float(half);
+    for (std::int64_t i = 0; i < of_scale; ++i) {
+      int steps = 0;
+      if (as_ == element_type::q8_0) {
+        steps = static_cast<std::int8_t>(from[2 + i]);
+      } else {
+        auto const two = static_cast<unsigned>(from[2 + i % 16]);
+        steps = static_cast<int>(i < 16 ? two & 15 : two >> 4) - 8;
+      }
+      store(to, i, scale * static_cast<float>(steps));
+    }
+  }
+
+  float load(std::byte const* from, std::int64_t i) const noexcept {
+    float value = 0;
+    std::uint16_t half = 0;
+    if (from_ == element_type::f32) std::memcpy(&value, from + i * 4, sizeof value);
+    else std::memcpy(&half, from + i * 2, sizeof half);
+    return from_ == element_type::f32 ? value : from_ == element_type::f16 ? half_to_float(half) : bfloat_to_float(half);
+  }
+  void store(std::byte* to, std::int64_t i, float value) const noexcept {
+    if (from_ == element_type::f32) {
+      std::memcpy(to + i * 4, &value, sizeof value);
+      return;
+    }
+    std::uint16_t const half = from_ == element_type::f16 ? float_to_half(value) : float_to_bfloat(value);
+    std::memcpy(to + i * 2, &half, sizeof half);
+  }
+
+  std::int64_t elements_;
+  element_type from_;
+  element_type as_;
+  std::vector<block_write> writes_;
+  std::vector<block_read> reads_;
+  std::vector<std::byte> stored_;                 ///< what a put writes
+  std::vector<std::unique_ptr<flight>> flights_;  ///< a tier may write to them until it is gone
+  any_tier inner_;
+};
+
+static_assert(tier_like<coded>);
+
+}  // namespace kvpolicy::tiers
