@@ -1,6 +1,7 @@
 // H2O, TOVA and StreamingLLM once more, from their rules: what is there for each KV head, and what a step leaves of it.
 #pragma once
 
+#include "kvpolicy/exec/host.hpp"
 #include "kvpolicy/presets/duoattention.hpp"
 #include "kvpolicy/presets/h2o.hpp"
 #include "kvpolicy/presets/streaming_llm.hpp"
@@ -48,6 +49,36 @@ inline verdict judge_left(ints const& got, ints const& there, std::int64_t keep,
   reals const rest(scores.begin() + pinned, scores.begin() + others);
   std::int64_t const room = std::max<std::int64_t>(0, keep + pinned - size_of(forced));
   return judge(without(got, forced), names, rest, room, 1e-5 * largest_size(rest));
+}
+
+/// Follows a retain that evicts every so many steps. Calls look(layer, head, left, from, tokens, decoding) for what a prompt's
+/// end left of all, and for what each eviction left of what was there: that shows at the step behind it.
+template <class Request, class Look>
+void follow_evictions(Request& state, world const& w, std::int64_t prompt, std::int64_t every, Look look) {
+  cache_shape const& shape = w.shape;
+  host_exec exec;
+  for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, w.prompt(l, prompt), exec);
+  std::vector<ints> there;
+  for (std::int64_t l = 0; l < shape.layers; ++l) {
+    for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+      there.push_back(tokens_of(state.retained({l}).of({h})));
+      look(l, h, there.back(), range(0, prompt), prompt, false);
+    }
+  }
+  for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + 20); ++n) {
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      selection const kept = state.choose(w.view(n), {l}, w.step(l, n), exec);
+      for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+        ints const got = tokens_of(kept.of({h}));
+        ints& list = at(there, l * shape.kv_heads + h);
+        REQUIRE(got.back() == n - 1);
+        ints const left = without(got, {n - 1});
+        if (n > prompt + 1 && (n - 1 - prompt) % every == 0) look(l, h, left, list, n - 1, true);
+        else REQUIRE(left == list);
+        list = got;
+      }
+    }
+  }
 }
 
 }  // namespace kvpolicy_test::methods

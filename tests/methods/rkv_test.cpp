@@ -93,11 +93,9 @@ TEST_CASE("rkv evicts every so many steps what is neither attended to nor its ow
     if (random.one_in(3)) policy.smooth = {};
     if (policy.tokens > shape.max_tokens) policy.tokens = narrow(shape.max_tokens);
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
-    host_exec exec;
     auto state = start(policy, shape);
-    for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, w.prompt(l, prompt), exec);
-    std::vector<ints> there;
-    auto const look = [&](std::int64_t l, std::int64_t h, ints const& got, ints const& from, std::int64_t n) {
+    auto const look = [&](std::int64_t l, std::int64_t h, ints const& got, ints const& from, std::int64_t n, bool decoding) {
+      if (!decoding && prompt <= policy.window) return;
       double margin = 1;
       reals const scores = scores_of(w, policy, l, h, from, n, 0, margin);
       std::int64_t const pinned = policy.keep_prompt ? size_of(from) - size_of(without(from, range(0, prompt))) : 0;
@@ -125,27 +123,7 @@ TEST_CASE("rkv evicts every so many steps what is neither attended to nor its ow
       cases.add(v);
       evictions += size_of(got) < size_of(from) ? 1 : 0;
     };
-    for (std::int64_t l = 0; l < shape.layers; ++l) {
-      for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-        there.push_back(tokens_of(state.retained({l}).of({h})));
-        if (prompt > policy.window) look(l, h, there.back(), range(0, prompt), prompt);
-      }
-    }
-    // What an eviction left shows at the step behind it.
-    for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + 20); ++n) {
-      for (std::int64_t l = 0; l < shape.layers; ++l) {
-        selection const kept = state.choose(w.view(n), {l}, w.step(l, n), exec);
-        for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-          ints const got = tokens_of(kept.of({h}));
-          ints& list = at(there, l * shape.kv_heads + h);
-          REQUIRE(got.back() == n - 1);
-          ints const left = without(got, {n - 1});
-          if (n > prompt + 1 && (n - 1 - prompt) % policy.every == 0) look(l, h, left, list, n - 1);
-          else REQUIRE(left == list);
-          list = got;
-        }
-      }
-    }
+    follow_evictions(state, w, prompt, policy.every, look);
   }
   REQUIRE(evictions > 500);
   cases.require();

@@ -80,10 +80,7 @@ TEST_CASE("triattention evicts every so many steps what queries to come want lea
                                  .group = random.one_in(2) ? group_merge::maximum : group_merge::mean};
     if (policy.tokens > shape.max_tokens) policy.tokens = narrow(shape.max_tokens);
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
-    host_exec exec;
     auto state = start(policy, shape);
-    for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, w.prompt(l, prompt), exec);
-    std::vector<ints> there;
     auto const look = [&](std::int64_t l, std::int64_t h, ints const& got, ints const& from, std::int64_t n, bool decoding) {
       std::int64_t const first = policy.keep_prompt ? prompt : 0;
       ints const pinned = range(0, first);
@@ -107,26 +104,7 @@ TEST_CASE("triattention evicts every so many steps what queries to come want lea
       cases.add(v);
       evictions += size_of(got) < size_of(from) ? 1 : 0;
     };
-    for (std::int64_t l = 0; l < shape.layers; ++l) {
-      for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-        there.push_back(tokens_of(state.retained({l}).of({h})));
-        look(l, h, there.back(), range(0, prompt), prompt, false);
-      }
-    }
-    for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + 20); ++n) {
-      for (std::int64_t l = 0; l < shape.layers; ++l) {
-        selection const kept = state.choose(w.view(n), {l}, w.step(l, n), exec);
-        for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-          ints const got = tokens_of(kept.of({h}));
-          ints& list = at(there, l * shape.kv_heads + h);
-          REQUIRE(got.back() == n - 1);
-          ints const left = without(got, {n - 1});
-          if (n > prompt + 1 && (n - 1 - prompt) % policy.every == 0) look(l, h, left, list, n - 1, true);
-          else REQUIRE(left == list);
-          list = got;
-        }
-      }
-    }
+    follow_evictions(state, w, prompt, policy.every, look);
   }
   REQUIRE(evictions > 500);
   cases.require();

@@ -56,8 +56,8 @@ class retain_state : public keep_state<Rule> {
     for (std::int64_t l = 0; l < shape_.layers; ++l) summaries_.cut({l}, {0, shape_.kv_heads}, tokens);
     for (range_list& list : kept_.all()) kvpolicy::truncate(list, tokens);
     for (range_list& list : next_.all()) kvpolicy::truncate(list, tokens);
-    for (std::int64_t& at : chosen_at_) at = std::min(at, tokens);
-    for (std::int64_t& prompt : prompts_) prompt = std::min(prompt, tokens);
+    for (auto* const counts : {&chosen_at_, &prompts_})
+      for (std::int64_t& count : *counts) count = std::min(count, tokens);
     for (std::int64_t& among : among_) among = tokens == 0 ? undecided : std::min(among, tokens);
   }
   /// Nothing is kept by the index of what is retained.
@@ -98,18 +98,13 @@ class retain_state : public keep_state<Rule> {
     std::int64_t const tokens = view.tokens();
     std::size_t const at = kept_.slot(layer);
     if (among_[at] == undecided) return decide(view, layer, {}, signals.queries, exec);
-    if (pending_[at]) {
+    if (std::exchange(pending_[at], char{0}) != 0) {
       std::ranges::copy(next_.of(layer), kept_.of(layer).begin());
-      pending_[at] = false;
       ++revisions_[at];
     }
     for (range_list& list : kept_.of(layer)) append(list, among_[at], tokens, reason::open);
     among_[at] = tokens;
-    if constexpr (base::memory_type::hears_steps) {
-      typename base::template input_type<View> const input{view,       layer,   {0, shape_.kv_heads}, tokens, prompts_[at],
-                                                           summaries_, memory_, signals.queries};
-      rule_.score.watch(input, exec);
-    }
+    if constexpr (base::memory_type::hears_steps) rule_.score.watch(input_at(view, layer, signals.queries), exec);
     if constexpr (evicts) {
       if (!rule_.layers.dense(layer) && rule_.trigger.due(trigger_, layer, {0}, tokens - chosen_at_[at])) {
         evict(view, layer, signals.queries, exec);
@@ -204,6 +199,11 @@ class retain_state : public keep_state<Rule> {
     }
   }
 
+  template <class View>
+  auto input_at(View const& view, layer_id layer, query_heads const& queries) {
+    return typename base::template input_type<View>{
+        view, layer, {0, shape_.kv_heads}, view.tokens(), prompts_[kept_.slot(layer)], summaries_, memory_, queries};
+  }
   /// Chooses again among the tokens that are still there, the current one included.
   template <class View, class Exec>
   void evict(View const& view, layer_id layer, query_heads const& queries, Exec& exec) {
@@ -214,12 +214,9 @@ class retain_state : public keep_state<Rule> {
       if (!later) ++revisions_[kept_.slot(layer)];
       return;
     }
-    std::int64_t const tokens = view.tokens();
     std::span const lists = kept_.of(layer);
-    typename base::template input_type<View> input{
-        view, layer, {0, shape_.kv_heads}, tokens, prompts_[kept_.slot(layer)], summaries_, memory_, queries};
-    bool const by_head = Rule::score_type::granularity == scope::head;
-    table<float> const scores = eviction_.scores(by_head ? shape_.kv_heads : 1);
+    auto const input = input_at(view, layer, queries);
+    table<float> const scores = eviction_.scores(Rule::score_type::granularity == scope::head ? shape_.kv_heads : 1);
     rule_.score.score_kept(input, std::span<range_list const>(lists), scores, exec);
     for (std::int64_t h = 1; std::ssize(lists) == 1 && h < scores.rows; ++h) {
       for (std::int64_t i = 0, count = token_count(lists.front()); i < count; ++i) scores(0, i) += scores(h, i);
@@ -227,7 +224,7 @@ class retain_state : public keep_state<Rule> {
     std::span const left = next_.of(layer);
     for (std::size_t l = 0; l < lists.size(); ++l) {
       auto const list = static_cast<std::int64_t>(l);
-      auto const [safe, most] = protection(layer, lists.size() > 1 ? head_range{list, 1} : input.heads, tokens);
+      auto const [safe, most] = protection(layer, lists.size() > 1 ? head_range{list, 1} : input.heads, input.tokens);
       eviction_.leave(lists[l], scores.row(list), safe, most, left[l], exec);
       if (!Rule::score_type::after_attention) std::swap(lists[l], left[l]);
     }

@@ -40,7 +40,8 @@ struct list {
 };
 
 /// The preset full and every published method, in the order in which text and tools list them.
-using all = list<full, chess, heterocache, sentencekv, chunkkv, streaming_llm, h2o, tova, knorm, snapkv, pyramidkv, adakv,
-                 keydiff, quest, infllm, expected_attention, lagkv, duoattention, omnikv, twilight, rkv, triattention, rocketkv>;
+using all =
+    list<full, chess, heterocache, sentencekv, chunkkv, streaming_llm, h2o, tova, knorm, snapkv, pyramidkv, adakv, keydiff,
+         quest, infllm, expected_attention, lagkv, duoattention, omnikv, twilight, rkv, triattention, rocketkv>;
 
 }  // namespace kvpolicy::presets

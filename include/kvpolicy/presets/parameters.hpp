@@ -31,6 +31,18 @@ constexpr void layer_parameters(Preset& p, Visit visit) {
   visit("leaders", p.layers.leaders, "layers whose choice those behind them share, in place of reuse, such as 2/8/18");
 }
 
+/// Visits the parameters of a preset that reads pages by bounds of their keys, without budget and layers.
+/// @param p  the preset
+/// @param visit  called as visit(name, member, description)
+template <class Preset, class Visit>
+constexpr void page_parameters(Preset& p, Visit visit) {
+  visit("page", p.page, "tokens of a page");
+  visit("sink_pages", p.sink_pages, "first pages, always read");
+  visit("recent_pages", p.recent_pages, "last pages, always read; the open page is one");
+  visit("metadata", p.metadata, "summary of a page: range (minimum and maximum) or mean_deviation");
+  visit("group", p.group, "how a KV head's query heads are merged to score pages: mean or maximum");
+}
+
 /// Visits the parameter `after` of a preset that can choose late.
 /// @param p  the preset
 /// @param visit  called as visit(name, member, description)

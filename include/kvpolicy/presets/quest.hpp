@@ -43,11 +43,7 @@ struct quest {
   template <class Self, class Visit>
   static constexpr void parameters(Self& p, Visit visit) {
     budget_parameters(p, visit, "read by each KV head at each step, the open page counted as whole");
-    visit("page", p.page, "tokens of a page");
-    visit("sink_pages", p.sink_pages, "first pages, always read");
-    visit("recent_pages", p.recent_pages, "last pages, always read; the open page is one");
-    visit("metadata", p.metadata, "summary of a page: range (minimum and maximum) or mean_deviation");
-    visit("group", p.group, "how a KV head's query heads are merged: mean or maximum");
+    page_parameters(p, visit);
     layer_parameters(p, visit);
     waiting_parameters(p, visit);
   }

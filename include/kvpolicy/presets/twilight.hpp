@@ -44,11 +44,7 @@ struct twilight {
   static constexpr void parameters(Self& p, Visit visit) {
     budget_parameters(p, visit, "looked at by each KV head at each step, the open page counted as whole");
     visit("mass", p.mass, "least share of the attention to them that is read, above 0, at most 1");
-    visit("page", p.page, "tokens of a page");
-    visit("sink_pages", p.sink_pages, "first pages, always read");
-    visit("recent_pages", p.recent_pages, "last pages, always read; the open page is one");
-    visit("metadata", p.metadata, "summary of a page: range (minimum and maximum) or mean_deviation");
-    visit("group", p.group, "how a KV head's query heads are merged to score pages: mean or maximum");
+    page_parameters(p, visit);
     layer_parameters(p, visit);
   }
   template <class Visit>
