@@ -15,10 +15,11 @@
 
 namespace kvpolicy::tiers {
 
-/// Keeps rows in another tier as q8_0 or q4_0. Models tier_like, but a block comes back rounded: each 32 elements have one
-/// scale: the largest size among them divided by 127 (q8_0) or 8 (q4_0), as f16. An element is off by about half a scale (q4_0: by
-/// all of it, at the end of the scale that has one step fewer). Coding what came back changes nothing. An element that is no
-/// number comes back as 0, one beyond 65504 times the steps as infinity or NaN. What the other tier checks is what is stored.
+/// Keeps rows in another tier as q8_0 or q4_0. Models tier_like, but a block comes back rounded. Each 32 elements have one
+/// step, the largest size among them divided by 127 (q8_0) or 8 (q4_0), as f16. An element comes back within about half a step,
+/// and within the rounding of its own type; with q4_0 within a whole step where its sign is not that of the largest one. A NaN
+/// comes back as 0, and where a step is beyond 65504 all its elements as infinity or NaN. The other tier's checks are of what
+/// is stored.
 class coded {
  public:
   static constexpr std::int64_t of_scale = 32;  ///< elements that share a scale
