@@ -139,6 +139,8 @@ std::int64_t text_model::row_bytes(std::int64_t head_dim) const noexcept {
   return static_cast<std::int64_t>(ggml_row_size(types_.keys, head_dim) + ggml_row_size(types_.values, head_dim));
 }
 
+bool text_model::values_as_keys() const noexcept { return types_.keys == types_.values; }
+
 llama_context_params text_model::parameters(std::int64_t tokens, int threads, bool flash_attention) const noexcept {
   llama_context_params params = llama_context_default_params();
   params.n_ctx = static_cast<std::uint32_t>(tokens);

@@ -52,6 +52,8 @@ class text_model {
   cache_shape cache(std::int64_t tokens) const;
   /// Of a token's key and value in such a cache, of one head.
   std::int64_t row_bytes(std::int64_t head_dim) const noexcept;
+  /// Whether rows of keys and values have one type.
+  bool values_as_keys() const noexcept;
   /// What policies read of the model beside its cache.
   policy_inputs const& inputs() const noexcept { return inputs_; }
 

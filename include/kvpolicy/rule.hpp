@@ -115,6 +115,9 @@ consteval bool fits_as_retain() {
                   "after_attention or score_kept(input, lists, out, exec); use triggers::prefill");
     static_assert(contains(signals::logits, trigger::needs),
                   "the retain's trigger reads queries; only a retrieve's trigger can");
+    static_assert(!contains(score::needs, signals::queries) || contains(score::needs, signals::observation_queries),
+                  "the retain's scorer reads a step's query, and where a prompt ends there is none; use one that observes the "
+                  "prompt's queries");
     static_assert(!Rule::segment_type::ragged, "a retain's units are of one size; ragged ones are a retrieve's");
   }
   return true;

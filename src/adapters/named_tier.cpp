@@ -50,15 +50,15 @@ void check_tier(std::string const& name) {
   if (!on_disk && !has_redis) throw unsupported("this kvpolicy was built without hiredis; there are host and disk:FILE");
 }
 
-std::optional<tiers::any_tier> make_tier(std::string const& name, cache_shape const& shape, std::int64_t row_bytes) {
+std::optional<tiers::any_tier> make_tier(std::string const& name, cache_shape const& shape, std::int64_t row_bytes,
+                                         bool values_as_keys) {
   if (name.empty()) return std::nullopt;
   check_tier(name);
   std::int64_t const blocks = shape.layers * shape.kv_heads * shape.max_tokens;
   if (name == "host") return tiers::any_tier::of<tiers::host>(row_bytes, blocks);
   if (auto const codec = codec_of(name)) {
     std::int64_t const elements = 2 * shape.head_dim;  // a key and a value
-    if (elements_of_block(shape.type) != 1 || row_bytes != elements * size_of(shape.type) ||
-        shape.head_dim % tiers::coded::of_scale != 0) {
+    if (elements_of_block(shape.type) != 1 || !values_as_keys || shape.head_dim % tiers::coded::of_scale != 0) {
       throw unsupported("the tier '" + name + "' codes rows of f16, bf16 or f32 whose head size is a multiple of " +
                         std::to_string(tiers::coded::of_scale) + "; the cache has keys of " + name_of(shape.type) +
                         " with a head size of " + std::to_string(shape.head_dim) + ", or values of another type: give host");

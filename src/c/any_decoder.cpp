@@ -83,7 +83,10 @@ std::unique_ptr<any_decoder> decoder_of(std::string_view text, policy_inputs con
     });
   });
   if (!made && plus == std::string_view::npos)
-    throw unsupported("'" + std::string(text) + "' is a plugin's, which serves host memory alone; use kvpolicy_start");
+    throw unsupported(
+        "'" + std::string(text) +
+        "' has no decoder on a GPU: it is a plugin's, which serves host memory alone (use kvpolicy_start), or has no "
+        "kernels for every step (use kvpolicy_start_cuda)");
   if (!made) {
     throw unsupported("'" + std::string(text) + "' has no decoder on a GPU: the second policy has no kernels for what the " +
                       "first one leaves; use kvpolicy_start_cuda");

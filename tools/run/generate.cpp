@@ -166,7 +166,7 @@ void generate(run_options const& options) {
   host_policy between_pieces{};
   if (!options.between_pieces.empty()) between_pieces = options.known.parse(options.between_pieces, model.inputs()).policy;
   std::optional<tiers::any_tier> row_tier =
-      make_tier(options.tier, model.cache(longest), model.row_bytes(model.cache(longest).head_dim));
+      make_tier(options.tier, model.cache(longest), model.row_bytes(model.cache(longest).head_dim), model.values_as_keys());
   if (options.managed_cache) {
     llama::managed_cache cache{.longest = longest,
                                .memory = options.memory,

@@ -21,7 +21,8 @@ struct by_head {
   std::int32_t few = 320;              ///< tokens of a head that streams
   double streaming = .5;               ///< share of the heads that stream, 0 to 1
   std::int32_t count = 0;              ///< tokens of a head, mean over all heads, in place of `streaming`; 0: `streaming` says
-  std::optional<double> ratio{};       ///< fraction removed, 0 to below 1, in place of both
+  /// In place of both: this share of the heads streams, 0 to below 1, so nearly this share of the tokens is removed.
+  std::optional<double> ratio{};
 
   static bool relative() noexcept { return false; }
   static std::int64_t most_tokens(cache_shape const& shape) noexcept { return shape.max_tokens; }
@@ -51,11 +52,11 @@ struct by_head {
   /// @return the number, 0 to all; with a mean of tokens, the fewest heads that bring the mean down to it
   std::int64_t streaming_heads(std::int64_t tokens) const noexcept {
     auto const heads = static_cast<double>(retrieval.size());
-    if (!ratio && count == 0) return static_cast<std::int64_t>(std::nearbyint(heads * streaming));
+    if (ratio || count == 0) return static_cast<std::int64_t>(std::nearbyint(heads * ratio.value_or(streaming)));
     auto const saved = static_cast<double>(tokens - few);  // by each head that streams
     if (saved <= 0) return 0;
-    double const mean = ratio ? static_cast<double>(tokens) * (1 - *ratio) : static_cast<double>(count);
-    return static_cast<std::int64_t>(std::clamp(std::ceil(heads * (static_cast<double>(tokens) - mean) / saved), 0.0, heads));
+    auto const over = static_cast<double>(tokens - count);
+    return static_cast<std::int64_t>(std::clamp(std::ceil(heads * over / saved), 0.0, heads));
   }
   /// Says whether a head streams.
   /// @param head  layer * kv_heads + KV head

@@ -126,7 +126,8 @@ class retain_state : public keep_state<Rule> {
   /// What the window protects of `tokens` tokens, within what a list of these heads may keep; and that.
   std::pair<protected_tokens, std::int64_t> protection(layer_id layer, head_range heads, std::int64_t tokens) const {
     budget_request request{.shape = shape_, .layer = layer, .heads = heads, .tokens = tokens, .prompt = tokens};
-    std::int64_t const prompt = prompts_[kept_.slot(layer)];
+    std::int64_t prompt = tokens;
+    if constexpr (requires { rule_.window.prompt; }) prompt = rule_.window.prompt ? prompts_[kept_.slot(layer)] : tokens;
     request.recent = rule_.window.at(tokens, prompt, rule_.budget.of(request)).recent;
     std::int64_t const most = rule_.budget.of(request);
     return {clipped(rule_.window.at(tokens, prompt, most), tokens, most), most};
@@ -188,7 +189,9 @@ class retain_state : public keep_state<Rule> {
     protected_tokens const safe = protection(layer, {0, shape_.kv_heads}, tokens).first;
     for (std::size_t l = 0; l < lists.size(); ++l) add(l, 0, safe.sink_end, reason::sink);
     if constexpr (base::memory_type::hears_prompts) {
-      if (prompt.queries.tokens > 0 || !contains(Rule::needs, signals::observation_queries)) rule_.score.begin(input, exec);
+      auto heard = input;  // of the whole sequence, though rows may be gone
+      heard.prompt_tokens = std::max(tokens, prompts_[kept_.slot(layer)]);
+      if (prompt.queries.tokens > 0 || !contains(Rule::needs, signals::observation_queries)) rule_.score.begin(heard, exec);
     }
     rule_.select.select(rule_, scratch_, input, safe, exec, [&](std::int64_t list, std::int64_t begin, std::int64_t end) {
       add(static_cast<std::size_t>(list), begin, std::min(end, safe.recent_begin), reason::scored);
@@ -219,7 +222,11 @@ class retain_state : public keep_state<Rule> {
     table<float> const scores = eviction_.scores(Rule::score_type::granularity == scope::head ? shape_.kv_heads : 1);
     rule_.score.score_kept(input, std::span<range_list const>(lists), scores, exec);
     for (std::int64_t h = 1; std::ssize(lists) == 1 && h < scores.rows; ++h) {
-      for (std::int64_t i = 0, count = token_count(lists.front()); i < count; ++i) scores(0, i) += scores(h, i);
+      for (std::int64_t i = 0, count = token_count(lists.front()); i < count; ++i) {
+        if constexpr (requires { rule_.select.merge_heads(scores(0, i), 0); })
+          rule_.select.merge_heads(scores(0, i), scores(h, i));
+        else scores(0, i) += scores(h, i);
+      }
     }
     std::span const left = next_.of(layer);
     for (std::size_t l = 0; l < lists.size(); ++l) {

@@ -28,11 +28,12 @@ class rule_pair {
     if (retain_requirements_.after > 0) late_ = {retain_requirements_.after, window, shape};
     if (late_.in_use() && window > 0) retain_requirements_.needs = retain_requirements_.needs | signals::queries;
     if (retain_requirements_.hides) everything_.resize(static_cast<std::size_t>(shape.layers));
+    for (range_list& all : everything_) all.reserve(1);
     if (!retain_requirements_.keeps_all && retrieves()) retained_ = indexed_tokens(retain_requirements_.granularity, shape);
   }
 
   signals needs() const noexcept { return retain_requirements_.needs | retrieve_requirements_.needs; }
-  bool keeps_all() const noexcept { return retain_requirements_.keeps_all; }
+  bool keeps_all() const noexcept { return retain_requirements_.keeps_all || retain_requirements_.hides; }
   /// Layers in which a step is made: 1 where one choice stands for all.
   std::int64_t step_layers() const noexcept {
     scope const coarsest = std::max(retain_requirements_.granularity, retrieve_requirements_.granularity);
@@ -54,7 +55,7 @@ class rule_pair {
     return {scope::request, {&everything_[of], 1}, shape_.kv_heads};
   }
   std::int64_t always_read(layer_id layer, std::int64_t head) const {
-    if (!chooses(layer)) return all_tokens;
+    if (!chooses(layer) || !everything_.empty()) return all_tokens;
     return std::max(retain_.always_read(layer, head), retrieve_.always_read(layer, head));
   }
 
@@ -106,6 +107,9 @@ class rule_pair {
   template <class Archive>
   void archive(Archive& a) {
     a(retained_, late_, everything_);
+    if constexpr (Archive::reads) {
+      if (std::ssize(everything_) != (retain_requirements_.hides ? shape_.layers : 0)) Archive::refuse();
+    }
     retain_.archive(a);
     retrieve_.archive(a);
   }

@@ -22,7 +22,7 @@ struct duoattention {
 
   std::span<float const> retrieval{};  ///< `[layers * kv_heads]`, how much each head retrieves; not owned
   std::int32_t tokens = 512;           ///< tokens of a head, mean over all heads of all layers; 0: `streaming` says
-  std::optional<double> ratio{};       ///< fraction of the tokens removed, 0 to below 1, in place of `tokens`
+  std::optional<double> ratio{};       ///< share of the heads that stream, 0 to below 1, in place of `tokens`
   double streaming = .5;               ///< share of the heads that stream, where `tokens` is 0
   std::int32_t sinks = 4;              ///< first tokens that a head that streams keeps; the paper: 64 to 128
   std::int32_t recent = 64;            ///< last tokens that a head that streams keeps; the paper: 256

@@ -91,6 +91,7 @@ struct recent_attention {
     made.layers.resize(static_cast<std::size_t>(shape.layers));
     for (std::vector<float>* const buffer : {&made.weights, &made.other, &made.sums}) buffer->resize(room);
     made.before.resize(static_cast<std::size_t>(shape.kv_heads));
+    for (range_list& list : made.before) list.reserve(static_cast<std::size_t>(shape.max_tokens));
     return made;
   }
 
@@ -98,7 +99,7 @@ struct recent_attention {
   template <class Input, executor Exec>
   void begin(Input const& input, Exec&) const {
     query_window const last = last_queries(input.prompt, input.memory.window);
-    std::int64_t const first = input.tokens - last.tokens;
+    std::int64_t const first = input.prompt_tokens - last.tokens;
     for (std::int64_t t = 0; t < last.tokens; ++t)
       input.memory.add(input.layer, first + t, 0, {last.at(t, 0), last.heads, last.head_stride, last.scale});
   }

@@ -48,18 +48,21 @@ struct trigonometric {
     static constexpr bool goes_on = true;
     std::vector<float> frequency;  ///< `[pairs]`
     rotation::pairing how = rotation::pairing::halves;
-    std::vector<float> mean;       ///< `[q_heads, head_dim]`
-    std::vector<float> spread;     ///< `[q_heads, pairs]`
-    std::vector<float> wanted;     ///< `[q_heads, max_tokens]`
-    std::vector<double> turns;     ///< `[2, pairs]`: mean cosines, mean sines
-    range_list all;                ///< one range: every token that is scored
-    std::int64_t tokens = 0;       ///< max_tokens of the cache
+    std::vector<float> mean;         ///< `[q_heads, head_dim]`
+    std::vector<float> spread;       ///< `[q_heads, pairs]`
+    std::vector<float> wanted;       ///< `[q_heads, max_tokens]`
+    std::vector<double> turns;       ///< `[2, pairs]`: mean cosines, mean sines
+    std::int64_t pairs = 0;          ///< of a head in the file of moments
+    std::int64_t end_of_prompt = 0;  ///< tokens of the sequence at the last prompt's end
+    range_list all;                  ///< one range: every token that is scored
+    std::int64_t tokens = 0;         ///< max_tokens of the cache
 
     template <class Archive>
     void archive(Archive& a) {
       a(frequency, how);
+      a(end_of_prompt);
       if constexpr (Archive::reads) {
-        if (2 * frequency.size() > turns.size()) Archive::refuse();
+        if (!frequency.empty() && std::ssize(frequency) != pairs) Archive::refuse();
       }
     }
   };
@@ -82,6 +85,7 @@ struct trigonometric {
     made.frequency.reserve(most_pairs);
     made.all.resize(1);
     made.tokens = shape.max_tokens;
+    made.pairs = static_cast<std::int64_t>(moments.size() / heads);
     return made;
   }
 
@@ -89,11 +93,11 @@ struct trigonometric {
   template <class Input, executor Exec>
   void begin(Input const& input, Exec&) const {
     rotation const& rope = input.prompt->rope;
-    cache_shape const shape = input.view.shape();
-    auto const of_head = static_cast<std::int64_t>(moments.size()) / (shape.layers * shape.q_heads);
-    if (rope.pairs != of_head) {
+    input.memory.end_of_prompt = input.prompt_tokens;
+    if (rope.pairs == 0) return;  // a sequence that begins with a step
+    if (rope.pairs != input.memory.pairs) {
       throw unsupported("the model rotates " + std::to_string(rope.pairs) + " pairs of channels, and the file has moments of " +
-                        std::to_string(of_head) + "; profile this model");
+                        std::to_string(input.memory.pairs) + "; profile this model");
     }
     input.memory.frequency.assign(rope.inverse_frequency, rope.inverse_frequency + rope.pairs);
     input.memory.how = rope.how;
@@ -144,14 +148,21 @@ struct trigonometric {
   void expect_queries(Input const& input, table<float> mean, table<float> spread, std::int64_t first) const {
     memory& m = input.memory;
     auto const pairs = static_cast<std::int64_t>(m.frequency.size());
+    if (pairs == 0) {
+      throw unsupported(
+          "triattention needs the rotary embedding, which comes with a prompt, and this sequence began with a step; begin with "
+          "a "
+          "prompt");
+    }
+    // Where rows are gone, a prompt's end sees fewer tokens than there are positions.
+    std::int64_t const position = std::max(input.tokens, m.end_of_prompt);
     int distances = 0;
     for (std::int64_t d = 1; d <= farthest; d *= 2) ++distances;
     for (std::int64_t f = 0; f < pairs; ++f) {
       double cosine = 0;
       double sine = 0;
       for (std::int64_t d = 1; d <= farthest; d *= 2) {
-        double const angle =
-            static_cast<double>(input.tokens + d) * static_cast<double>(m.frequency[static_cast<std::size_t>(f)]);
+        double const angle = static_cast<double>(position + d) * static_cast<double>(m.frequency[static_cast<std::size_t>(f)]);
         cosine += std::cos(angle) / distances;
         sine += std::sin(angle) / distances;
       }

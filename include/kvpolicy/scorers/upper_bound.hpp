@@ -9,6 +9,7 @@
 
 #include "kvpolicy/concepts.hpp"
 #include "kvpolicy/primitive/score.hpp"
+#include "kvpolicy/primitive/top_k.hpp"
 
 namespace kvpolicy::scorers {
 
@@ -59,8 +60,10 @@ struct upper_bound {
         for (std::int64_t d = 0; d < dim; ++d) m.sizes[static_cast<std::size_t>(d)] += std::abs(queries.head(q)[d]);
       }
       std::iota(m.order.begin(), m.order.end(), 0);
-      std::ranges::stable_sort(m.order, [&](std::int32_t a, std::int32_t b) {
-        return m.sizes[static_cast<std::size_t>(a)] > m.sizes[static_cast<std::size_t>(b)];
+      std::ranges::sort(m.order, [&](std::int32_t a, std::int32_t b) {
+        std::uint32_t const of_a = sortable_key(m.sizes[static_cast<std::size_t>(a)]);
+        std::uint32_t const of_b = sortable_key(m.sizes[static_cast<std::size_t>(b)]);
+        return of_a != of_b ? of_a > of_b : a < b;
       });
       for (std::int64_t q = h * group; q < (h + 1) * group; ++q) {
         float* const to = m.queries.data() + q * dim;

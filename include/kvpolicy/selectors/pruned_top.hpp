@@ -25,6 +25,9 @@ struct pruned_top {
   static consteval bool fits() {
     static_assert(contains(Score::needs, signals::queries),
                   "selectors::pruned_top weighs tokens by the step's query, and this scorer asks for none");
+    static_assert(
+        !contains(Score::needs, signals::observation_queries),
+        "selectors::pruned_top weighs tokens by a step's query, and with this scorer it would choose at a prompt's end");
     return top::fits<Score, Pool, Segment, Budget>();
   }
 
@@ -55,8 +58,7 @@ struct pruned_top {
   scratch start(Keep const& keep, cache_shape const& shape) const {
     scratch made;
     made.units = top{}.start(keep, shape);
-    std::int64_t const window = keep.window.at(shape.max_tokens, shape.max_tokens, shape.max_tokens).counted;
-    made.columns = std::min(shape.max_tokens, max_ranges(keep, shape) + window);
+    made.columns = shape.max_tokens;  // a window may protect any number
     auto const lists = static_cast<std::size_t>(shape.kv_heads);
     auto const columns = static_cast<std::size_t>(made.columns);
     made.among.resize(lists);

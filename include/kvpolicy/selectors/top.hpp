@@ -55,7 +55,9 @@ struct basic_top {
         std::min(keep.budget.most_tokens(shape),
                  keep.budget.of({.shape = shape, .tokens = shape.max_tokens, .prompt = shape.max_tokens}));
     std::int64_t const budget = each / keep.segment.unit_size() * keep.segment.unit_size();
-    std::int64_t const forced = keep.window.at(shape.max_tokens, shape.max_tokens, budget).counted;
+    std::int64_t prompt = shape.max_tokens;
+    if constexpr (requires { keep.window.prompt; }) prompt = keep.window.prompt ? 0 : prompt;  // behind a kept prompt
+    std::int64_t const forced = keep.window.at(shape.max_tokens, prompt, budget).counted;
     KVPOLICY_EXPECTS(budget >= forced, "a budget of " + std::to_string(each) + " tokens can't hold the " +
                                            std::to_string(forced) +
                                            " that its window always keeps; raise the budget or shrink the window");
@@ -79,6 +81,14 @@ struct basic_top {
   std::int64_t max_ranges(Keep const& keep, cache_shape const& shape) const {
     std::int64_t const size = keep.segment.unit_size();
     return std::min((shape.max_tokens + size - 1) / size, keep.budget.most_tokens(shape) / size + 1);
+  }
+
+  /// Merges a head's score into that of the list which the heads share.
+  /// @param of_list  receives the merged score
+  /// @param of_head  the head's
+  void merge_heads(float& of_list, float of_head) const noexcept {
+    if (heads == merge::sum) of_list += of_head;
+    else if (!(of_head <= of_list)) of_list = of_head;
   }
 
   /// The units that a choice is made among.
@@ -162,8 +172,7 @@ struct basic_top {
     if (Keep::granularity != Keep::score_type::granularity) {
       for (std::int64_t h = 1; h < rows; ++h) {
         for (std::int64_t c = 0; c < scores.columns; ++c) {
-          if (heads == merge::sum) scores(0, c) += scores(h, c);
-          else if (!(scores(h, c) <= scores(0, c))) scores(0, c) = scores(h, c);
+          merge_heads(scores(0, c), scores(h, c));
         }
       }
     }

@@ -18,7 +18,7 @@ namespace kvpolicy::tiers {
 /// Keeps rows in another tier as q8_0 or q4_0. Models tier_like, but a block comes back rounded. Each 32 elements have one
 /// step, the largest size among them divided by 127 (q8_0) or 8 (q4_0), as f16. An element comes back within about half a step,
 /// and within the rounding of its own type; with q4_0 within a whole step where its sign is not that of the largest one. A NaN
-/// comes back as 0, and where a step is beyond 65504 all its elements as infinity or NaN. The other tier's checks are of what
+/// comes back as 0, and where a step is beyond 65504 all its elements as NaN. The other tier's checks are of what
 /// is stored.
 class coded {
  public:

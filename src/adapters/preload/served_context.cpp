@@ -45,7 +45,7 @@ std::optional<tiers::any_tier> tier_of(std::string const& name, llama_context_pa
   any.attach(params, model);
   cache_shape shape = any.shape();
   shape.max_tokens = std::int64_t{asked.of_sequence} * std::max(params.n_seq_max, 1u);
-  return make_tier(name, shape, bytes_of_row(before, shape.head_dim));
+  return make_tier(name, shape, bytes_of_row(before, shape.head_dim), before.type_k == before.type_v);
 }
 
 named_host_policy policy_of(settings const& how, policy_inputs const& inputs) {

@@ -38,7 +38,10 @@ template <class Rule, owning_device D>
         lists_(*context.device, context.shape.layers, context.sequences,
                Rule::granularity == scope::head ? context.shape.kv_heads : 1, context.shape.max_tokens),
         weights_(context.template by_layer<float>(context.heads() * context.shape.max_tokens)),
-        sums_(context.template by_layer<float>(sums ? context.heads() * context.shape.max_tokens : 0)) {}
+        sums_(context.template by_layer<float>(sums ? context.heads() * context.shape.max_tokens : 0)) {
+    KVPOLICY_EXPECTS(context.rule.select.heads == selectors::merge::sum,
+                     "a kernel sums the scores of heads that share a list; set the selector's `heads` to sum");
+  }
 
   template <class View, class Exec>
   void prefill(prompt_piece<View> const& piece, Exec& exec) {
@@ -61,7 +64,7 @@ template <class Rule, owning_device D>
   }
 
   /// What the last step evicts is decided at this one, with the last one's numbers.
-  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
+  void plan(std::int64_t sequence, std::int64_t of_prompt, std::int64_t tokens) {
     Rule const& rule = context_.rule;
     cache_shape const& shape = context_.shape;
     std::int64_t& last = stepped_[static_cast<std::size_t>(sequence)];
@@ -72,6 +75,7 @@ template <class Rule, owning_device D>
       set(last_tokens, tokens == 0 || dense ? 0 : last);
       if (tokens == 0 || last == 0) continue;
       budget_request request{.shape = shape, .layer = {l}, .heads = {0, shape.kv_heads}, .tokens = last, .prompt = last};
+      std::int64_t const prompt = keeps_prompt() ? of_prompt : last;
       request.recent = rule.window.at(last, prompt, rule.budget.of(request)).recent;
       std::int64_t const kept = rule.budget.of(request);
       protected_tokens const safe = clipped(rule.window.at(last, prompt, kept), last, kept);
@@ -125,11 +129,13 @@ template <class Rule, owning_device D>
   }
 
  private:
+  bool keeps_prompt() const noexcept {
+    if constexpr (requires { context_.rule.window.prompt; }) return context_.rule.window.prompt;
+    else return false;
+  }
   /// Tokens that a step leaves in a list at most.
   std::int64_t longest() const noexcept {
-    if constexpr (requires { context_.rule.window.prompt; }) {
-      if (context_.rule.window.prompt) return context_.shape.max_tokens;
-    }
+    if (keeps_prompt()) return context_.shape.max_tokens;
     return context_.rule.budget.most_tokens(context_.shape);
   }
   per_sequence number_of(layer_id layer, number row) const noexcept { return numbers_.of(layer.value * rows + row); }
