@@ -12,6 +12,7 @@
 #include "kvpolicy/scorers/accumulated_attention.hpp"
 #include "kvpolicy/scorers/last_attention.hpp"
 #include "kvpolicy/segments/tokens.hpp"
+#include "kvpolicy/selectors/top.hpp"
 #include "kvpolicy/triggers/every_step.hpp"
 #include "kvpolicy/windows/tokens.hpp"
 
