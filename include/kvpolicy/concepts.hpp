@@ -133,15 +133,23 @@ struct protected_tokens {
 
 /// Names the protected tokens of a sequence.
 /// Requires: `at(tokens, prompt, budget)`, the protected tokens of the first `tokens`, of which the first `prompt` are the
-/// prompt's (INT64_MAX: not known), where a list may keep `budget` tokens; `check(unit_size)`, which throws invalid_value for parameters that are
-/// impossible or would cut units.
-/// Semantics: sink_end <= recent_begin <= open_begin <= tokens. A retrieve's window protects the last token.
-/// Model: windows::pages. Not a model: a window that depends on scores.
+/// prompt's (INT64_MAX: not known), where a list may keep `budget` tokens; `check(unit_size)`, which throws invalid_value for
+/// parameters that are impossible or would cut units. Semantics: sink_end <= recent_begin <= open_begin <= tokens. A retrieve's
+/// window protects the last token. Model: windows::pages. Not a model: a window that depends on scores.
 template <class W>
 concept window_part = part<W> && requires(W const& window, std::int64_t tokens) {
   { window.at(tokens, tokens, tokens) } -> std::same_as<protected_tokens>;
   window.check(tokens);
 };
+
+/// Says whether a window protects a sequence's prompt while a retain evicts.
+/// @param window  the window
+/// @return its member `prompt`; false if it has none
+template <window_part W>
+constexpr bool keeps_prompt(W const& window) noexcept {
+  if constexpr (requires { window.prompt; }) return window.prompt;
+  else return false;
+}
 
 /// Decides when a rule chooses anew during decoding. (After prefill it always does.)
 /// Requires: `needs`, the signals that the trigger reads; `wants()`, the needs that these parameters use; `while_decoding`,
@@ -171,7 +179,7 @@ concept executor = requires(E& e, basic_rows<typename E::memory> r, table<float>
   {e.window_attention(query_window{}, r, smoothing{}, f)};
   {e.seen_attention(query_window{}, r, f)};
   {e.following_queries(query_window{}, std::int64_t{}, r, std::int64_t{}, std::int64_t{}, std::int64_t{}, u.data(), f)};
-  {e.list_attention(query_heads{}, r, std::span<range_list const>{}, f)};
+  {e.list_attention(query_heads{}, r, std::span<range_list const>{}, group_merge{}, f)};
   {e.key_redundancy(r, std::span<range_list const>{}, 0.0f, f)};
   {e.rotated_scores(r, std::span<range_list const>{}, rotated_queries{}, f)};
   {e.row_norms(r, f)};

@@ -193,13 +193,6 @@ struct query_heads {
   constexpr query_heads of(head_range kv, std::int64_t group) const noexcept {
     return {data + kv.first * group * head_stride, kv.count * group, head_stride, scale};
   }
-  /// Selects one query head of each KV head.
-  /// @param g  its index in the group
-  /// @param group  query heads of each KV head
-  /// @return as many query heads as there are KV heads
-  constexpr query_heads of_group(std::int64_t g, std::int64_t group) const noexcept {
-    return {head(g), heads / group, head_stride * group, scale};
-  }
 };
 
 /// The query heads of the last `tokens` tokens of a prompt or a step, `[tokens, q_heads, head_dim]` floats, oldest first.

@@ -224,7 +224,7 @@ void simd_exec::top_k(table<float const> scores, std::span<std::int32_t const> k
 }
 
 void simd_exec::list_attention(query_heads const& queries, rows const& keys, std::span<range_list const> lists,
-                               table<float> out) {
+                               group_merge merged, table<float> out) {
   workspace& w = *work_;
   w.check(keys, queries.heads);
   constexpr std::int64_t part = 256;  // tokens
@@ -268,7 +268,14 @@ void simd_exec::list_attention(query_heads const& queries, rows const& keys, std
     for (std::int64_t q = head * group; q < (head + 1) * group && count > 0; ++q) {
       float* const row = w.window.data() + q * w.shape.max_tokens;
       float const total = w.run.exponentials(row, count, w.run.maximum(row, count));
-      w.run.add_scaled(out.row(head), row, count, 1 / (total * static_cast<float>(group)));
+      if (merged == group_merge::mean) {
+        w.run.add_scaled(out.row(head), row, count, 1 / (total * static_cast<float>(group)));
+      } else {
+        for (std::int64_t i = 0; i < count; ++i) {
+          float const weight = row[i] / total;
+          if (!(weight <= out(head, i))) out(head, i) = weight;
+        }
+      }
     }
   });
 }

@@ -196,9 +196,10 @@ inline std::vector<double> seen_attention(random_rows const& keys, cache_shape c
   return sums;
 }
 
-/// One token's weights over a list, mean over KV head h's query heads.
+/// One token's weights over a list, mean or maximum over KV head h's query heads.
 inline std::vector<double> list_attention(random_rows const& keys, cache_shape const& shape, std::vector<float> const& queries,
-                                          std::int64_t h, double scale, range_list const& list) {
+                                          std::int64_t h, double scale, range_list const& list,
+                                          group_merge merged = group_merge::mean) {
   std::vector<double> result(static_cast<std::size_t>(token_count(list)), 0.0);
   if (result.empty()) return result;
   for (std::int64_t q = h * shape.group(); q < (h + 1) * shape.group(); ++q) {
@@ -209,7 +210,10 @@ inline std::vector<double> list_attention(random_rows const& keys, cache_shape c
       }
     }
     std::vector<double> const weights = softmax(logits);
-    for (std::size_t i = 0; i < weights.size(); ++i) result[i] += weights[i] / static_cast<double>(shape.group());
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      if (merged == group_merge::mean) result[i] += weights[i] / static_cast<double>(shape.group());
+      else result[i] = std::max(result[i], weights[i]);
+    }
   }
   return result;
 }

@@ -215,7 +215,7 @@ std::vector<std::pair<char const*, std::vector<float>>> all_of(rows const& keys,
     exec.following_queries(window, n - window_tokens, keys, 0, n, 4, nullptr, room("following_queries", shape.kv_heads, n));
   }
   exec.seen_attention(window, keys, room("seen_attention", shape.kv_heads, n));
-  exec.list_attention(heads, keys, lists, room("list_attention", shape.kv_heads, token_count(lists[0])));
+  exec.list_attention(heads, keys, lists, group_merge::mean, room("list_attention", shape.kv_heads, token_count(lists[0])));
   exec.row_norms(keys, room("row_norms", shape.kv_heads, n));
   exec.key_similarity(keys, room("key_similarity", shape.kv_heads, n));
   table<float const> const mean{vectors.data(), shape.q_heads, dim, dim};

@@ -110,19 +110,5 @@ TEST_CASE("triattention evicts every so many steps what queries to come want lea
   cases.require();
 }
 
-TEST_CASE("triattention may begin with a step, and needs a prompt to evict", "[methods]") {
-  random_source random(2402);
-  cache_shape const shape{1, 2, 1, 4, 40, element_type::f32};
-  world const w(shape, random);
-  std::vector<query_moment> const moments(4, query_moment{.5f, .5f, 1});
-  host_exec exec;
-  auto state = start(presets::triattention{.moments = moments, .tokens = 6, .every = 8, .recent = 2}, shape);
-  for (std::int64_t n = 1; n <= 8; ++n) REQUIRE_NOTHROW(state.choose(w.view(n), {0}, w.step(0, n), exec));
-  REQUIRE_THROWS_AS(state.choose(w.view(9), {0}, w.step(0, 9), exec), unsupported);
-  auto const of_prompt = w.prompt(0, 8);
-  REQUIRE_NOTHROW(state.prefill(w.view(8), {0}, of_prompt, exec));
-  for (std::int64_t n = 9; n <= 20; ++n) REQUIRE_NOTHROW(state.choose(w.view(n), {0}, w.step(0, n), exec));
-}
-
 }  // namespace
 }  // namespace kvpolicy_test::methods

@@ -3,7 +3,6 @@
 #include "kvpolicy/exec/host.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/presets/twilight.hpp"
-#include "kvpolicy/windows/tokens.hpp"
 #include "methods/naive_quest.hpp"
 
 namespace kvpolicy_test::methods {
@@ -141,22 +140,6 @@ TEST_CASE("twilight, worked by hand", "[methods]") {
   REQUIRE(read(.57) == ints{1, 3, 4});
   REQUIRE(read(.9) == ints{1, 2, 3, 4});
   REQUIRE(read(1) == ints{0, 1, 2, 3, 4});
-}
-
-TEST_CASE("a window that protects everything generated leaves pruned_top room for it", "[methods]") {
-  random_source random(2203);
-  cache_shape const shape{1, 2, 1, 4, 90, element_type::f32};
-  world const w(shape, random);
-  policy const wide{keep_all{},
-                    keep{segments::pages{4}, pools::bounds{}, scorers::upper_bound{}, budgets::tokens{12},
-                         selectors::pruned_top{.5}, windows::tokens{.recent = 1, .generated = true}, triggers::every_step{}}};
-  host_exec exec;
-  auto state = start(wide, shape);
-  state.prefill(w.view(10), {0}, {}, exec);
-  for (std::int64_t n = 11; n <= 90; ++n) {
-    ints const got = tokens_of(state.choose(w.view(n), {0}, w.step(0, n), exec).of({0}));
-    REQUIRE(without(range(10, n), got).empty());
-  }
 }
 
 }  // namespace

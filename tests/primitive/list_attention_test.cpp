@@ -21,7 +21,7 @@ range_list random_list(std::int64_t tokens, random_source& random) {
   return list;
 }
 
-TEMPLATE_TEST_CASE("list_attention is the softmax over a list alone, mean over the group", "[primitive]",
+TEMPLATE_TEST_CASE("list_attention is the softmax over a list alone, mean or maximum over the group", "[primitive]",
                    KVPOLICY_TEST_EXECUTORS) {
   random_source random(26);
   for (int round = 0; round < 120; ++round) {
@@ -37,14 +37,15 @@ TEMPLATE_TEST_CASE("list_attention is the softmax over a list alone, mean over t
     for (range_list const& list : lists) most = std::max(most, token_count(list));
     std::int64_t const stride = most + 1;
     std::vector<float> out(static_cast<std::size_t>(shape.kv_heads * stride), 7.0f);
+    group_merge const merged = random.one_in(2) ? group_merge::mean : group_merge::maximum;
     TestType on(shape);
     on.run([&](auto& exec) {
       list_attention({queries.data(), shape.q_heads, shape.head_dim, scale}, keys.get(), std::span<range_list const>(lists),
-                     table<float>{out.data(), shape.kv_heads, most, stride}, exec);
+                     table<float>{out.data(), shape.kv_heads, most, stride}, exec, merged);
     });
     for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
       range_list const& list = lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(h)];
-      std::vector<double> const want = naive::list_attention(keys, shape, queries, h, scale, list);
+      std::vector<double> const want = naive::list_attention(keys, shape, queries, h, scale, list, merged);
       for (std::size_t i = 0; i < want.size(); ++i) {
         INFO("round " << round << " head " << h << " place " << i << " of " << want.size());
         REQUIRE(std::abs(out[static_cast<std::size_t>(h * stride) + i] - want[i]) <= 1e-4 * want[i]);

@@ -7,11 +7,28 @@
 #include <vector>
 
 #include "kvpolicy/concepts.hpp"
+#include "kvpolicy/detail/layer_lists.hpp"
 #include "kvpolicy/primitive/top_k.hpp"
 #include "kvpolicy/selection.hpp"
 #include "kvpolicy/types.hpp"
 
 namespace kvpolicy {
+
+/// What a rule's window protects of a list, within what the list may keep beside a kept prompt.
+struct protected_list {
+  protected_tokens safe;
+  std::int64_t most = 0;
+};
+/// The same for a list of these heads, of a sequence of `tokens` tokens whose last prompt had `prompt`.
+template <class Rule>
+protected_list protection(Rule const& rule, cache_shape const& shape, layer_id layer, head_range heads, std::int64_t tokens,
+                          std::int64_t prompt) {
+  budget_request request{.shape = shape, .layer = layer, .heads = heads, .tokens = tokens, .prompt = tokens};
+  if (!keeps_prompt(rule.window)) prompt = tokens;
+  request.recent = rule.window.at(tokens, prompt, rule.budget.of(request)).recent;
+  std::int64_t const most = rule.budget.of(request);
+  return {clipped(rule.window.at(tokens, prompt, most), tokens, most), most};
+}
 
 /// The scratch of evictions from lists of at most `most` tokens: between two of them every new token is kept, with triggers
 /// that fire now and then any number.

@@ -123,16 +123,6 @@ class retain_state : public keep_state<Rule> {
   static constexpr std::int64_t undecided = -1;
   static constexpr std::int64_t beside_selected = 5;  ///< ranges of a list: the window's, and what it cuts in two
 
-  /// What the window protects of `tokens` tokens, within what a list of these heads may keep; and that.
-  std::pair<protected_tokens, std::int64_t> protection(layer_id layer, head_range heads, std::int64_t tokens) const {
-    budget_request request{.shape = shape_, .layer = layer, .heads = heads, .tokens = tokens, .prompt = tokens};
-    std::int64_t prompt = tokens;
-    if constexpr (requires { rule_.window.prompt; }) prompt = rule_.window.prompt ? prompts_[kept_.slot(layer)] : tokens;
-    request.recent = rule_.window.at(tokens, prompt, rule_.budget.of(request)).recent;
-    std::int64_t const most = rule_.budget.of(request);
-    return {clipped(rule_.window.at(tokens, prompt, most), tokens, most), most};
-  }
-
   template <class View, class Exec>
   void decide(View const& view, layer_id layer, prompt_signals const& prompt, query_heads const& queries, Exec& exec) {
     std::int64_t const tokens = view.tokens();
@@ -186,7 +176,8 @@ class retain_state : public keep_state<Rule> {
     };
     for (range_list& list : lists) list.clear();
     typename base::template input_type<Among> input{among, layer, heads, tokens, tokens, summaries_, memory_, queries, &prompt};
-    protected_tokens const safe = protection(layer, {0, shape_.kv_heads}, tokens).first;
+    protected_tokens const safe =
+        protection(rule_, shape_, layer, {0, shape_.kv_heads}, tokens, prompts_[kept_.slot(layer)]).safe;
     for (std::size_t l = 0; l < lists.size(); ++l) add(l, 0, safe.sink_end, reason::sink);
     if constexpr (base::memory_type::hears_prompts) {
       auto heard = input;  // of the whole sequence, though rows may be gone
@@ -223,15 +214,14 @@ class retain_state : public keep_state<Rule> {
     rule_.score.score_kept(input, std::span<range_list const>(lists), scores, exec);
     for (std::int64_t h = 1; std::ssize(lists) == 1 && h < scores.rows; ++h) {
       for (std::int64_t i = 0, count = token_count(lists.front()); i < count; ++i) {
-        if constexpr (requires { rule_.select.merge_heads(scores(0, i), 0); })
-          rule_.select.merge_heads(scores(0, i), scores(h, i));
-        else scores(0, i) += scores(h, i);
+        rule_.select.merge_heads(scores(0, i), scores(h, i));
       }
     }
     std::span const left = next_.of(layer);
     for (std::size_t l = 0; l < lists.size(); ++l) {
       auto const list = static_cast<std::int64_t>(l);
-      auto const [safe, most] = protection(layer, lists.size() > 1 ? head_range{list, 1} : input.heads, input.tokens);
+      head_range const heads = lists.size() > 1 ? head_range{list, 1} : input.heads;
+      auto const [safe, most] = protection(rule_, shape_, layer, heads, input.tokens, input.prompt_tokens);
       eviction_.leave(lists[l], scores.row(list), safe, most, left[l], exec);
       if (!Rule::score_type::after_attention) std::swap(lists[l], left[l]);
     }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvpolicy/exec/host_attend.hpp"
+#include "kvpolicy/exec/host_kept.hpp"
 #include "kvpolicy/exec/host_pool.hpp"
 #include "kvpolicy/exec/host_prompt.hpp"
 #include "kvpolicy/primitive/attend.hpp"
@@ -131,7 +132,8 @@ class host_exec {
     host::following_queries(queries, begin, keys, first, last, local, positions, scores, row_);
   }
 
-  void list_attention(query_heads const& queries, rows const& keys, std::span<range_list const> lists, table<float> out) {
+  void list_attention(query_heads const& queries, rows const& keys, std::span<range_list const> lists, group_merge merged,
+                      table<float> out) {
     std::int64_t const group = queries.heads / keys.heads;
     for (std::int64_t h = 0; h < keys.heads; ++h) {
       range_list const& list = lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(h)];
@@ -141,7 +143,11 @@ class host_exec {
         std::size_t i = 0;
         each_token(list, [&](token_index t) { weights[i++] = logit(queries.head(q), queries.scale, keys, {h}, t); });
         host::softmax(weights);
-        for (i = 0; i < weights.size(); ++i) out.row(h)[i] += static_cast<float>(weights[i] / static_cast<double>(group));
+        for (i = 0; i < weights.size(); ++i) {
+          float& to = out.row(h)[i];
+          if (merged == group_merge::mean) to += static_cast<float>(weights[i] / static_cast<double>(group));
+          else if (!(weights[i] <= static_cast<double>(to))) to = static_cast<float>(weights[i]);
+        }
       }
     }
   }

@@ -45,7 +45,8 @@ class simd_exec {
   void seen_attention(query_window const& queries, rows const& keys, table<float> scores);
   void following_queries(query_window const& queries, std::int64_t begin, rows const& keys, std::int64_t first,
                          std::int64_t last, std::int64_t local, std::int32_t const* positions, table<float> scores);
-  void list_attention(query_heads const& queries, rows const& keys, std::span<range_list const> lists, table<float> out);
+  void list_attention(query_heads const& queries, rows const& keys, std::span<range_list const> lists, group_merge merged,
+                      table<float> out);
   void key_redundancy(rows const& keys, std::span<range_list const> lists, float alike, table<float> redundancy);
   void rotated_scores(rows const& keys, std::span<range_list const> lists, rotated_queries const& queries, table<float> wanted);
   void row_norms(rows const& from, table<float> norms);

@@ -41,19 +41,7 @@ struct current_attention {
     append(m.all, 0, out.columns, reason::scored);
     std::span<range_list const> const all(&m.all, 1);
     table<float> const weights{m.weights.data(), out.rows, out.columns, m.tokens};
-    if (merged == group_merge::mean) {
-      list_attention(input.queries, input.keys(), all, weights, exec);
-    } else {
-      std::int64_t const group = input.queries.heads / input.heads.count;
-      for (std::int64_t g = 0; g < group; ++g) {
-        list_attention(input.queries.of_group(g, group), input.keys(), all, g == 0 ? weights : out, exec);
-        for (std::int64_t h = 0; g > 0 && h < out.rows; ++h) {
-          for (std::int64_t t = 0; t < out.columns; ++t) {
-            if (!(out(h, t) <= weights(h, t))) weights(h, t) = out(h, t);
-          }
-        }
-      }
-    }
+    list_attention(input.queries, input.keys(), all, weights, exec, merged);
     auto const count = static_cast<std::size_t>(out.columns);
     for (std::int64_t h = 0; h < out.rows; ++h)
       smooth_row(std::span<float const>(weights.row(h), count), smooth, std::span(out.row(h), count));

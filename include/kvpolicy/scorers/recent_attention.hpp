@@ -46,7 +46,6 @@ struct recent_attention {
     std::int64_t head_dim = 0;
     std::int64_t tokens = 0;         ///< max_tokens of the cache
     std::vector<float> weights;      ///< `[kv_heads, max_tokens]` of a query
-    std::vector<float> other;        ///< `[kv_heads, max_tokens]` of another head of its group
     std::vector<float> sums;         ///< `[kv_heads, max_tokens]`
     std::vector<range_list> before;  ///< the lists' tokens before the window
 
@@ -89,7 +88,7 @@ struct recent_attention {
     made.tokens = shape.max_tokens;
     made.queries.resize(static_cast<std::size_t>(shape.layers * made.window * shape.q_heads * shape.head_dim));
     made.layers.resize(static_cast<std::size_t>(shape.layers));
-    for (std::vector<float>* const buffer : {&made.weights, &made.other, &made.sums}) buffer->resize(room);
+    for (std::vector<float>* const buffer : {&made.weights, &made.sums}) buffer->resize(room);
     made.before.resize(static_cast<std::size_t>(shape.kv_heads));
     for (range_list& list : made.before) list.reserve(static_cast<std::size_t>(shape.max_tokens));
     return made;
@@ -135,7 +134,6 @@ struct recent_attention {
       return table<float>{buffer.data(), input.heads.count, m.tokens, m.tokens};
     };
     table<float> const weights = room(m.weights);
-    table<float> const other = room(m.other);
     table<float> const sums = room(m.sums);
     auto const count_of = [&](std::int64_t h) {
       return token_count(lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(h)]);
@@ -148,15 +146,7 @@ struct recent_attention {
     for (std::int64_t t = known.begin; t < known.end; ++t) {
       query_heads const of_token =
           query_heads{m.row(input.layer, t), m.q_heads, m.head_dim, known.scale}.of(input.heads, shape.group());
-      if (merged == group_merge::mean) list_attention(of_token, input.keys(), lists, weights, exec);
-      for (std::int64_t g = 0; merged == group_merge::maximum && g < shape.group(); ++g) {
-        list_attention(of_token.of_group(g, shape.group()), input.keys(), lists, g == 0 ? weights : other, exec);
-        for (std::int64_t h = 0; g > 0 && h < out.rows; ++h) {
-          for (std::int64_t i = 0; i < count_of(h); ++i) {
-            if (!(other(h, i) <= weights(h, i))) weights(h, i) = other(h, i);
-          }
-        }
-      }
+      list_attention(of_token, input.keys(), lists, weights, exec, merged);
       for (std::int64_t h = 0; h < out.rows; ++h) {
         for (std::int64_t i = 0; i < count_of(h); ++i)
           sums(h, i) += weights(h, i) / static_cast<float>(known.end - known.begin);

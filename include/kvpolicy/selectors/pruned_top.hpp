@@ -89,7 +89,9 @@ struct pruned_top {
     std::ranges::fill(s.read, 0);
     std::int64_t const group = input.queries.heads / input.heads.count;
     for (std::int64_t g = 0; g < group; ++g) {
-      list_attention(input.queries.of_group(g, group), input.keys(), std::span<range_list const>(among), weights, exec);
+      query_heads const& all = input.queries;
+      query_heads const one_of_each{all.head(g), input.heads.count, all.head_stride * group, all.scale};
+      list_attention(one_of_each, input.keys(), std::span<range_list const>(among), weights, exec);
       for (std::size_t l = 0; l < lists; ++l) {
         auto const count = static_cast<std::size_t>(token_count(among[l]));
         prune(among[l], {weights.row(static_cast<std::int64_t>(l)), count}, s.order,

@@ -55,8 +55,7 @@ struct basic_top {
         std::min(keep.budget.most_tokens(shape),
                  keep.budget.of({.shape = shape, .tokens = shape.max_tokens, .prompt = shape.max_tokens}));
     std::int64_t const budget = each / keep.segment.unit_size() * keep.segment.unit_size();
-    std::int64_t prompt = shape.max_tokens;
-    if constexpr (requires { keep.window.prompt; }) prompt = keep.window.prompt ? 0 : prompt;  // behind a kept prompt
+    std::int64_t const prompt = keeps_prompt(keep.window) ? 0 : shape.max_tokens;  // what comes after a kept prompt counts
     std::int64_t const forced = keep.window.at(shape.max_tokens, prompt, budget).counted;
     KVPOLICY_EXPECTS(budget >= forced, "a budget of " + std::to_string(each) + " tokens can't hold the " +
                                            std::to_string(forced) +

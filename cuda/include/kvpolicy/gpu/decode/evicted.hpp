@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kvpolicy/budgets/tokens.hpp"
+#include "kvpolicy/detail/eviction.hpp"
 #include "kvpolicy/gpu/decode/host_prompts.hpp"
 #include "kvpolicy/gpu/kernel/evict.hpp"
 #include "kvpolicy/gpu/launch/attend.hpp"
@@ -65,7 +66,7 @@ template <class Rule, owning_device D>
   }
 
   /// What the last step evicts is decided at this one, with the last one's numbers.
-  void plan(std::int64_t sequence, std::int64_t of_prompt, std::int64_t tokens) {
+  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
     Rule const& rule = context_.rule;
     cache_shape const& shape = context_.shape;
     std::int64_t& last = stepped_[static_cast<std::size_t>(sequence)];
@@ -75,11 +76,7 @@ template <class Rule, owning_device D>
       set(tail, tokens == 0 || dense ? 0 : tokens - 1);
       set(last_tokens, tokens == 0 || dense ? 0 : last);
       if (tokens == 0 || last == 0) continue;
-      budget_request request{.shape = shape, .layer = {l}, .heads = {0, shape.kv_heads}, .tokens = last, .prompt = last};
-      std::int64_t const prompt = keeps_prompt() ? of_prompt : last;
-      request.recent = rule.window.at(last, prompt, rule.budget.of(request)).recent;
-      std::int64_t const kept = rule.budget.of(request);
-      protected_tokens const safe = clipped(rule.window.at(last, prompt, kept), last, kept);
+      auto const [safe, kept] = protection(rule, shape, {l}, {0, shape.kv_heads}, last, prompt);
       set(most, kept + safe.beside);
       set(sink_end, safe.sink_end);
       set(recent_begin, safe.recent_begin);
@@ -130,13 +127,9 @@ template <class Rule, owning_device D>
   }
 
  private:
-  bool keeps_prompt() const noexcept {
-    if constexpr (requires { context_.rule.window.prompt; }) return context_.rule.window.prompt;
-    else return false;
-  }
   /// Tokens that a step leaves in a list at most.
   std::int64_t longest() const noexcept {
-    if (keeps_prompt()) return context_.shape.max_tokens;
+    if (keeps_prompt(context_.rule.window)) return context_.shape.max_tokens;
     return context_.rule.budget.most_tokens(context_.shape);
   }
   per_sequence number_of(layer_id layer, number row) const noexcept { return numbers_.of(layer.value * rows + row); }

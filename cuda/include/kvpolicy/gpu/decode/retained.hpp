@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "kvpolicy/detail/eviction.hpp"
 #include "kvpolicy/gpu/decode/host_prompts.hpp"
 #include "kvpolicy/pools/none.hpp"
 #include "kvpolicy/scorers/recency.hpp"
@@ -136,10 +137,7 @@ class decode_retain<Rule, D> {
 
   void slide(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
     cache_shape const& shape = context_.shape;
-    Rule const& rule = context_.rule;
-    std::int64_t const kept =
-        rule.budget.of({.shape = shape, .heads = {0, shape.kv_heads}, .tokens = tokens, .prompt = tokens});
-    protected_tokens const safe = rule.window.at(tokens, prompt, kept);
+    auto const [safe, kept] = protection(context_.rule, shape, {0}, {0, shape.kv_heads}, tokens, prompt);
     std::int64_t const most = kept + safe.beside;
     if (tokens <= most) return;
     window& mine = kept_[static_cast<std::size_t>(sequence)];

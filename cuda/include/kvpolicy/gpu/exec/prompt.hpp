@@ -58,7 +58,7 @@ class prompt_primitives : public unit_primitives<D> {
   }
 
   void list_attention(query_heads const& queries, basic_rows<memory> const& keys, std::span<range_list const> lists,
-                      table<float> out) {
+                      group_merge merged, table<float> out) {
     call const scope(*this);
     list_weights a{};
     a.queries = vectors_of(queries, keys.head_dim);
@@ -69,6 +69,7 @@ class prompt_primitives : public unit_primitives<D> {
     if (a.most_tokens == 0) return;
     a.out = device_.out(out.data, keys.heads, a.most_tokens, out.row_stride, true);
     a.head_stride = out.row_stride;
+    a.maximum = merged == group_merge::maximum;
     launch_list_weights(device_, a);
     device_.finish();
   }
