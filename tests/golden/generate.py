@@ -236,8 +236,16 @@ def recording(press, keys):
 
 
 def give_heads(press, path, rng, layers, heads):
-    """Draws how much each head retrieves into a file of DuoAttention's kind, and has the press read that one."""
-    scores = torch.tensor(rng.sample(range(2000), layers * heads), dtype=torch.float64).view(layers, heads) / 1600 - .1
+    """Draws how much each head retrieves into a file of DuoAttention's kind, and has the press read that one.
+
+    Clipping makes ties, and numpy's sort orders ties as it likes: none lies where the heads that stream end.
+    """
+    streaming = round(layers * heads * press.head_compression_ratio)
+    while True:
+        scores = torch.tensor(rng.sample(range(2000), layers * heads), dtype=torch.float64).view(layers, heads) / 1600 - .1
+        ranked = sorted(scores.clamp(0, 1).flatten().tolist())
+        if streaming in (0, len(ranked)) or ranked[streaming - 1] < ranked[streaming]:
+            break
     lines = ["\t".join(repr(score) for score in row) for row in scores.tolist()]
     path.write_text("\n".join(lines) + "\n")
     pattern = press.sink_size, press.recent_size, numpy.clip(numpy.loadtxt(path, delimiter="\t", ndmin=2), 0, 1)
@@ -250,7 +258,8 @@ class NotANumber(Exception):
 
 
 def kept_unmasked(module, heads, n):
-    dropped = {(h, t) for h, t in zip(*(indices.tolist() for indices in module.masked_key_indices[1:]))}
+    masked = module.masked_key_indices  # None: nothing
+    dropped = set(zip(*(indices.tolist() for indices in masked[1:]))) if masked else set()
     return [[t for t in range(n) if (h, t) not in dropped] for h in range(heads)]
 
 
