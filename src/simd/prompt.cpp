@@ -62,7 +62,7 @@ void simd_exec::workspace::attention_of_window(query_window const& queries, rows
   });
 }
 
-/// One KV head's scores from its query heads' rows in `window`: each smoothed, then their mean.
+/// One KV head's scores from its query heads' rows in `window`: each smoothed, then their mean; or merged first.
 void simd_exec::workspace::smooth_into(table<float> scores, std::int64_t head, std::int64_t group, std::int64_t before,
                                        smoothing how) {
   std::int64_t const reach = how.how == smoothing::kind::none ? 0 : std::min(how.width / 2, before);
@@ -70,9 +70,14 @@ void simd_exec::workspace::smooth_into(table<float> scores, std::int64_t head, s
   std::fill_n(out, before, 0.0f);
   std::array<float, 512> smoothed;
   std::int64_t const last_q = how.of_group ? head * group + 1 : (head + 1) * group;
+  bool const largest = how.of_group == group_merge::maximum;
   for (std::int64_t q = head * group + 1; how.of_group && q < (head + 1) * group; ++q) {
-    run.add_scaled(window.data() + head * group * shape.max_tokens, window.data() + q * shape.max_tokens, before, 1);
+    float* const to = window.data() + head * group * shape.max_tokens;
+    float const* const from = window.data() + q * shape.max_tokens;
+    if (largest) run.raise(to, from, before);
+    else run.add_scaled(to, from, before, 1);
   }
+  float const heads = largest ? 1.0f : static_cast<float>(group);
   for (std::int64_t q = head * group; q < last_q; ++q) {
     float const* const from = window.data() + q * shape.max_tokens;
     for (std::int64_t t = 0; t < before; t += std::ssize(smoothed)) {
@@ -87,7 +92,7 @@ void simd_exec::workspace::smooth_into(table<float> scores, std::int64_t head, s
         else run.add_scaled(smoothed.data() + low, from + t + offset + low, high - low, 1);
       }
       float const width = how.how == smoothing::kind::average ? static_cast<float>(how.width) : 1.0f;
-      run.add_scaled(out + t, smoothed.data(), count, 1 / (width * static_cast<float>(group)));
+      run.add_scaled(out + t, smoothed.data(), count, 1 / (width * heads));
     }
   }
 }

@@ -164,7 +164,9 @@ inline std::vector<double> window_attention(random_rows const& keys, cache_shape
     }
     for (std::int64_t t = 0; t < before; ++t) {
       result[static_cast<std::size_t>(t)] += smoothed(attention, t, smooth) / group;
-      of_group[static_cast<std::size_t>(t)] += attention[static_cast<std::size_t>(t)] / group;
+      double& merged = of_group[static_cast<std::size_t>(t)];
+      if (smooth.of_group == group_merge::maximum) merged = std::max(merged, attention[static_cast<std::size_t>(t)]);
+      else merged += attention[static_cast<std::size_t>(t)] / group;
     }
   }
   if (!smooth.of_group) return result;

@@ -97,7 +97,8 @@ class host_exec {
         }
         for (std::int64_t t = 0; t < before; ++t) {
           auto const at = static_cast<std::size_t>(t);
-          if (smooth.of_group) of_group[at] += of_head[at] / static_cast<double>(group);
+          if (smooth.of_group == group_merge::maximum) of_group[at] = std::max(of_group[at], of_head[at]);
+          else if (smooth.of_group) of_group[at] += of_head[at] / static_cast<double>(group);
           else scores(h, t) += static_cast<float>(host::smoothed(of_head, t, smooth) / static_cast<double>(group));
         }
       }

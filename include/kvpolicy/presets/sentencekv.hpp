@@ -33,7 +33,7 @@ struct sentencekv {
   std::int32_t sinks = 4;         ///< first tokens, always read
   std::int32_t window = 8;        ///< observing queries; as many recent tokens are always read; the paper: 32
   /// Smoothing of the attention over neighbouring tokens; the paper: maximum over 7.
-  smoothing smooth{.how = smoothing::kind::maximum, .width = 63, .of_group = true};
+  smoothing smooth{.how = smoothing::kind::maximum, .width = 63, .of_group = group_merge::mean};
   segments::sentences sentences{};  ///< boundary table, and the lengths of sentences in tokens
   bool spread = true;               ///< summarise a sentence by mean -/+ one deviation of its keys; the paper: by the mean
   float carry = .5f;                ///< share of the earlier queries' sum that counts; the paper: 1, a sum for each sentence
@@ -46,7 +46,7 @@ struct sentencekv {
   static constexpr sentencekv paper() noexcept {
     return {.keep = 2,
             .window = 32,
-            .smooth = {.how = smoothing::kind::maximum, .width = 7, .of_group = true},
+            .smooth = {.how = smoothing::kind::maximum, .width = 7, .of_group = group_merge::mean},
             .spread = false,
             .carry = 1,
             .standing = 0,

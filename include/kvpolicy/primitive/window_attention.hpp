@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <span>
 
 #include "kvpolicy/primitive/score.hpp"
@@ -20,7 +21,8 @@ struct smoothing {
   friend constexpr auto names_of(kind) noexcept { return std::array{"none", "average", "maximum"}; }
   kind how = kind::none;
   std::int64_t width = 1;  ///< tokens that are merged, odd
-  bool of_group = false;   ///< smooth the query group's mean, instead of each query head by itself
+  /// Merges the KV head's query heads before the smoothing. None: each query head is smoothed, and then their mean is taken.
+  std::optional<group_merge> of_group{};
   /// How the window's queries are merged. The mean dilutes a weight that one query of many gives. The maximum does not, and
   /// ignores queries that have a NaN.
   group_merge queries = group_merge::mean;
@@ -54,11 +56,12 @@ inline void smooth_row(std::span<float const> row, smoothing smooth, std::span<f
 
 /// Computes the attention of a prompt's last w queries to each token before them (SnapKV, section 4, as kvpress reads it).
 /// Each query's softmax is over all keys that it may see: causal, window included. Then follow the mean (or maximum) over the
-/// window, the smoothing, and the mean over the KV head's query heads. Needs 1 <= w <= n.
+/// window, the smoothing, and the mean over the KV head's query heads, or the merge that `of_group` names before the smoothing.
+/// Needs 1 <= w <= n.
 /// O(w n q_heads head_dim). Exponentials are fp32, sums at least fp32.
 /// @param queries  of the last w tokens, `[w, q_heads, head_dim]`
 /// @param keys  `[kv_heads, n, head_dim]`
-/// @param smooth  how queries and neighbours are merged
+/// @param smooth  how queries, query heads and neighbours are merged
 /// @param scores  `[kv_heads, n - w]`
 /// @param exec  the executor
 template <class Memory, class Exec>

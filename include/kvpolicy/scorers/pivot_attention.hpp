@@ -80,7 +80,11 @@ struct pivot_attention {
 
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
-    if (input.prompt != nullptr) return score_prompt(input, out, exec);
+    if (input.prompt != nullptr) {
+      window_attention seen{.window = window, .smooth = smooth};
+      if (merged == group_merge::maximum) seen.smooth.of_group = merged;
+      return seen.score(input, out, exec);
+    }
     memory& m = input.memory;
     std::int64_t const dim = input.view.shape().head_dim;
     std::int64_t const group = input.view.shape().group();
@@ -100,14 +104,6 @@ struct pivot_attention {
       }
       std::copy_n(m.smoothed.begin(), columns, out.row(i));
     }
-  }
-
- private:
-  template <class Input, class Exec>
-  void score_prompt(Input const& input, table<float> out, Exec& exec) const {
-    window_attention const seen{.window = window, .smooth = smooth};
-    if (merged == group_merge::mean) return seen.score(input, out, exec);
-    seen.score_maximum(input, out, std::span(input.memory.buffers.weights), exec);
   }
 };
 

@@ -31,7 +31,10 @@ struct window_attention {
     auto const keys = input.keys();
     std::int64_t const before = keys.tokens - queries.tokens;
     std::int64_t const wanted = out.columns;
-    expect_room(queries.tokens, before, out);
+    KVPOLICY_EXPECTS((include_window ? before >= 0 : before >= out.columns) && out.columns <= out.row_stride,
+                     "a window of " + std::to_string(queries.tokens) + " queries scores only the " + std::to_string(before) +
+                         " tokens before it, but " + std::to_string(out.columns) +
+                         " need scores; let the rule's window protect as many recent tokens as it has queries");
     out.columns = before;
     if (before > 0) kvpolicy::window_attention(queries, keys, smooth, out, exec);
     if (!include_window) return;
@@ -40,46 +43,6 @@ struct window_attention {
       for (std::int64_t t = 0; t < before; ++t) most = std::max(most, out(h, t));
     }
     for (std::int64_t h = 0; h < out.rows; ++h) std::fill(out.row(h) + before, out.row(h) + wanted, most + 1);
-  }
-
-  /// Scores as score() does, with the largest of the group's query heads in place of their mean, smoothed after the merge.
-  /// @param input  a prompt's, with its queries
-  /// @param out  `[heads.count, columns]`, receives the scores; columns at most the tokens before the window
-  /// @param buffer  `[tokens]`, overwritten
-  /// @param exec  runs the primitives
-  /// @throws unsupported if the prompt's queries were not observed
-  /// @throws invalid_value if `out` asks for tokens of the window
-  template <class Input, executor Exec>
-  void score_maximum(Input const& input, table<float> out, std::span<float> buffer, Exec& exec) const {
-    query_window const queries = last_queries(input.prompt, window).of(input.heads, input.view.shape().group());
-    auto const keys = input.keys();
-    std::int64_t const before = keys.tokens - queries.tokens;
-    std::int64_t const group = queries.heads / input.heads.count;
-    expect_room(queries.tokens, before, out);
-    for (std::int64_t h = 0; h < out.rows && before > 0; ++h) {
-      for (std::int64_t q = 0; q < group; ++q) {
-        query_window one = queries;
-        one.data = queries.at(0, h * group + q);
-        one.heads = 1;
-        float* const to = q == 0 ? out.row(h) : buffer.data();
-        kvpolicy::window_attention(one, keys.of({h, 1}), {.queries = smooth.queries}, table<float>{to, 1, before, before},
-                                   exec);
-        for (std::int64_t t = 0; q > 0 && t < before; ++t) {
-          if (!(to[t] <= out(h, t))) out(h, t) = to[t];
-        }
-      }
-      std::span const merged = buffer.first(static_cast<std::size_t>(before));
-      std::copy_n(out.row(h), before, merged.begin());
-      smooth_row(merged, smooth, std::span(out.row(h), merged.size()));
-    }
-  }
-
- private:
-  void expect_room(std::int64_t seen, std::int64_t before, table<float> const& out) const {
-    KVPOLICY_EXPECTS((include_window ? before >= 0 : before >= out.columns) && out.columns <= out.row_stride,
-                     "a window of " + std::to_string(seen) + " queries scores only the " + std::to_string(before) +
-                         " tokens before it, but " + std::to_string(out.columns) +
-                         " need scores; let the rule's window protect as many recent tokens as it has queries");
   }
 };
 

@@ -20,7 +20,8 @@ class prompt_primitives : public unit_primitives<D> {
     launch_window_attention(device_, prompt_of(queries, keys), before, smooth.queries, [&](smooth_sums_body::arguments& a) {
       a.how = static_cast<std::int32_t>(smooth.how);
       a.width = static_cast<std::int32_t>(smooth.width);
-      a.of_group = smooth.of_group;
+      a.of_group = smooth.of_group.has_value();
+      a.largest_head = smooth.of_group == group_merge::maximum;
       a.scores = device_.out(scores.data, keys.heads, before, scores.row_stride, false);
       a.score_stride = scores.row_stride;
     });

@@ -188,8 +188,9 @@ struct smooth_sums_body : no_shared {
     bool largest = false;  ///< divide by neither: they are no sums, but the largest weights
     std::int32_t how = 0;  ///< smoothing::kind
     std::int32_t width = 1;
-    bool of_group = false;
-    buffer<float> scores;  ///< `[heads, score_stride]`
+    bool of_group = false;      ///< merge the query heads before the smoothing
+    bool largest_head = false;  ///< by their maximum
+    buffer<float> scores;       ///< `[heads, score_stride]`
     std::int64_t score_stride = 0;
   };
 
@@ -209,7 +210,8 @@ struct smooth_sums_body : no_shared {
         float value = sums[(head + g) * a.stride + i];
         for (std::int32_t other = 1; a.of_group && other < a.group; ++other) {
           float const more = sums[(head + other) * a.stride + i];
-          value += more;
+          if (!a.largest_head) value += more;
+          else if (more > value) value = more;
         }
         if (a.how != 2) smoothed += value;
         else if (!(value <= smoothed)) smoothed = value;
@@ -219,7 +221,8 @@ struct smooth_sums_body : no_shared {
     std::int64_t const see_it = a.tokens - t < a.window ? a.tokens - t : a.window;
     float const queries = a.largest ? 1.0f : static_cast<float>(a.by_seen ? see_it : a.window);
     float const width = a.how == 1 ? static_cast<float>(a.width) : 1.0f;
-    block.global(a.scores)[block.y() * a.score_stride + t] = result / (static_cast<float>(a.group) * queries * width);
+    float const heads = a.largest_head ? 1.0f : static_cast<float>(a.group);
+    block.global(a.scores)[block.y() * a.score_stride + t] = result / (heads * queries * width);
   }
 };
 
