@@ -227,6 +227,8 @@ template <class Adapter, class Policy>
 concept feeds_logits = feeds<Adapter, Policy>(signals::logits);
 template <class Adapter, class Policy>
 concept feeds_token_ids = feeds<Adapter, Policy>(signals::token_ids);
+template <class Adapter, class Policy>
+concept feeds_repetition = feeds<Adapter, Policy>(signals::repetition);
 /// The adapter's attention can read lists as fine as the policy selects.
 template <class Adapter, class Policy>
 concept obeys_scope = Adapter::finest_scope >= Policy::granularity;
@@ -236,6 +238,6 @@ concept obeys_scope = Adapter::finest_scope >= Policy::granularity;
 template <class Adapter, class Policy>
 concept serves = feeds_keys<Adapter, Policy> && feeds_values<Adapter, Policy> && feeds_queries<Adapter, Policy> &&
     feeds_observation_queries<Adapter, Policy> && feeds_rotation<Adapter, Policy> && feeds_logits<Adapter, Policy> &&
-    feeds_token_ids<Adapter, Policy> && obeys_scope<Adapter, Policy>;
+    feeds_token_ids<Adapter, Policy> && feeds_repetition<Adapter, Policy> && obeys_scope<Adapter, Policy>;
 
 }  // namespace kvpolicy

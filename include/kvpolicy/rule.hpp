@@ -101,6 +101,12 @@ struct keep_all {
   static constexpr scope granularity = scope::request;
 };
 
+/// A budget that shares the tokens of all layers out.
+template <class Budget>
+concept shares_over_layers = requires {
+  Budget::across_layers;
+};
+
 /// Checks what a retain requires of its parts beyond their concepts. A part that does not fit fails a static_assert.
 /// @return true
 template <class Rule>
@@ -119,6 +125,9 @@ consteval bool fits_as_retain() {
                   "the retain's scorer reads a step's query, and where a prompt ends there is none; use one that observes the "
                   "prompt's queries");
     static_assert(!Rule::segment_type::ragged, "a retain's units are of one size; ragged ones are a retrieve's");
+    static_assert(!shares_over_layers<typename Rule::budget_type> || contains(score::needs, signals::repetition),
+                  "the budget shares tokens out to all layers, and the scorer scores one layer at a time; use "
+                  "budgets::adaptive, or scorers::repetition_attention");
   }
   return true;
 }
@@ -134,6 +143,8 @@ consteval bool fits_as_retrieve() {
                       !Rule::trigger_type::while_decoding,
                   "the retrieve's scorer reads the prompt's queries alone, and its trigger fires while decoding; use "
                   "triggers::prefill");
+    static_assert(!contains(score::needs, signals::repetition) && !shares_over_layers<typename Rule::budget_type>,
+                  "the retrieve chooses by a repetition of the prompt; only a retain can");
   }
   return true;
 }

@@ -18,10 +18,11 @@ enum class signals : unsigned {
   rotation = 1u << 4,             ///< the keys' rotary embedding, at prefill
   logits = 1u << 5,               ///< next-token logits, at observe
   token_ids = 1u << 6,            ///< vocabulary ids: the prompt's at prefill, the current token's at choose
+  repetition = 1u << 7,           ///< the queries of a repetition of earlier tokens, at prefill
 };
 
 /// Every signal.
-inline constexpr signals all_signals{(1u << 7) - 1};
+inline constexpr signals all_signals{(1u << 8) - 1};
 
 /// Unites two sets.
 /// @param a  signals
@@ -48,6 +49,14 @@ inline constexpr std::int32_t all_queries = INT32_MAX;
 /// As a number of tokens: every retained token.
 inline constexpr std::int64_t all_tokens = INT64_MAX;
 
+/// Consecutive tokens of a sequence.
+struct token_span {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  constexpr bool empty() const noexcept { return begin == end; }
+};
+
 /// The signals of a prompt, for prefill.
 struct prompt_signals {
   std::int64_t first = 0;                     ///< the first new token; 0 for a new prompt
@@ -57,6 +66,10 @@ struct prompt_signals {
   /// The tokens of this layer whose rows still exist, new tokens included: a list for each KV head, or one for all heads.
   /// Empty: every token of the view.
   std::span<range_list const> resident{};
+  /// Earlier tokens that the new tokens repeat, if the policy needs a repetition; empty: the new tokens are no repetition.
+  /// `queries` are then those of all new tokens. Pieces go on where the last one ended; the piece that ends with the last token
+  /// before `first` makes the choice. The engine removes the new tokens after each piece: the next verb begins before them.
+  token_span repeats{};
 };
 
 /// The signals of a step, for choose.

@@ -38,7 +38,8 @@ class Shape(c.Structure):
 
 class Prompt(c.Structure):
     _fields_ = [("first", c.c_int64), ("queries", c.c_void_p), ("scale", c.c_float), ("pairing", c.c_int32),
-                ("inverse_frequencies", c.c_void_p), ("token_ids", c.c_void_p)]
+                ("inverse_frequencies", c.c_void_p), ("token_ids", c.c_void_p), ("repeats_begin", c.c_int64),
+                ("repeats_end", c.c_int64)]
 
 
 class DeviceLists(c.Structure):

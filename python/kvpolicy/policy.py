@@ -17,6 +17,7 @@ class Needs(enum.IntFlag):
     ROTATION = 16  # at prefill
     LOGITS = 32  # at observe
     TOKEN_IDS = 64  # at prefill and at choose
+    REPETITION = 128  # a repetition of the prompt, at prefill
 
 
 class Policy:

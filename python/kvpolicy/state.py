@@ -75,13 +75,17 @@ class State:
         self._store = store
 
     def prefill(self, layer: int, tokens: int, *, first: int = 0, queries: Array | None = None, scale: float = 1.0,
-                inverse_frequencies: Array | None = None, neighbours: bool = False, token_ids: Array | None = None) -> None:
+                inverse_frequencies: Array | None = None, neighbours: bool = False, token_ids: Array | None = None,
+                repeats: tuple[int, int] = (0, 0)) -> None:
         """The keys of a prompt, or of a further piece of one behind `first` tokens, are written: there are `tokens` now. Every
         layer in order. queries [n, q_heads, head_dim] float32, of the last n tokens, oldest first; inverse_frequencies [pairs]
-        float32, of channels (i, i + pairs) or, with neighbours, (2 i, 2 i + 1); token_ids [tokens - first] int32."""
+        float32, of channels (i, i + pairs) or, with neighbours, (2 i, 2 i + 1); token_ids [tokens - first] int32.
+        For a policy with Needs.REPETITION, the new tokens repeat the tokens [begin, end) of `repeats`, queries are all of theirs, and
+        the caller removes them after each piece; the piece whose end is `first` makes the choice."""
         tensors = (borrowed("queries", queries), borrowed("inverse_frequencies", inverse_frequencies),
                    borrowed("token_ids", token_ids))
-        prompt = _abi.Prompt(first, tensors[0].pointer, scale, neighbours, tensors[1].pointer, tensors[2].pointer)
+        prompt = _abi.Prompt(first, tensors[0].pointer, scale, neighbours, tensors[1].pointer, tensors[2].pointer,
+                              *repeats)
         _abi.prefill(self._handle, layer, tokens, c.byref(prompt))
 
     def choose(self, layer: int, tokens: int, queries: Array | None = None, scale: float = 1.0, token_id: int = -1) -> None:

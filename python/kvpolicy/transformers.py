@@ -152,6 +152,8 @@ class PolicyCache(Cache):
                 raise UnsupportedError(f"layers of kind {kind} are not served; there are full_attention and sliding_attention")
         if self.policy_layers == 0:
             raise UnsupportedError("no layer of the model attends to all tokens: there is nothing for a policy to choose")
+        if Needs.REPETITION in self.policy.needs:
+            raise UnsupportedError("the policy has the prompt repeated, which this cache can't do; take kvpolicy.State")
         self.inverse_frequencies = self._rotation(model) if Needs.ROTATION in self.policy.needs else None
         if self.policy.needs & (Needs.TOKEN_IDS | Needs.LOGITS):
             self._listen(model)

@@ -34,7 +34,8 @@ static_assert(KVPOLICY_NEEDS_KEYS == static_cast<int>(signals::keys) &&
               KVPOLICY_NEEDS_OBSERVATION_QUERIES == static_cast<int>(signals::observation_queries) &&
               KVPOLICY_NEEDS_ROTATION == static_cast<int>(signals::rotation) &&
               KVPOLICY_NEEDS_LOGITS == static_cast<int>(signals::logits) &&
-              KVPOLICY_NEEDS_TOKEN_IDS == static_cast<int>(signals::token_ids));
+              KVPOLICY_NEEDS_TOKEN_IDS == static_cast<int>(signals::token_ids) &&
+              KVPOLICY_NEEDS_REPETITION == static_cast<int>(signals::repetition));
 
 /// The names that this process knows: the published ones, and those of the plugins that it loaded.
 struct process_policies {

@@ -52,8 +52,10 @@ template <class Backend>
 prompt_signals signals_of(kvpolicy_prompt const& prompt, requirements const& needed, cache_shape const& shape,
                           std::int64_t layer, std::int64_t tokens, Backend& backend) {
   prompt_signals made{.first = prompt.first};
-  if (contains(needed.needs, signals::observation_queries))
-    made.queries = queries_of(prompt, needed.observation_queries, shape, layer, tokens, backend);
+  made.repeats = {prompt.repeats_begin, prompt.repeats_end};
+  bool const repeats = contains(needed.needs, signals::repetition) && !made.repeats.empty();
+  if (repeats || contains(needed.needs, signals::observation_queries))
+    made.queries = queries_of(prompt, repeats ? tokens : needed.observation_queries, shape, layer, tokens, backend);
   if (contains(needed.needs, signals::rotation)) made.rope = rotation_of(prompt, shape, layer);
   if (contains(needed.needs, signals::token_ids)) {
     tensor const ids = checked(prompt.token_ids, {.name = "token ids", .dtype = int32, .dense_last = true},

@@ -88,6 +88,8 @@ int main(void) {
   FIELD(kvpolicy_prompt, pairing);
   FIELD(kvpolicy_prompt, inverse_frequencies);
   FIELD(kvpolicy_prompt, token_ids);
+  FIELD(kvpolicy_prompt, repeats_begin);
+  FIELD(kvpolicy_prompt, repeats_end);
   TYPE(kvpolicy_device_lists);
   FIELD(kvpolicy_device_lists, units);
   FIELD(kvpolicy_device_lists, named);
@@ -121,6 +123,7 @@ int main(void) {
   VALUE(KVPOLICY_NEEDS_ROTATION);
   VALUE(KVPOLICY_NEEDS_LOGITS);
   VALUE(KVPOLICY_NEEDS_TOKEN_IDS);
+  VALUE(KVPOLICY_NEEDS_REPETITION);
   VALUE(KVPOLICY_SINK);
   VALUE(KVPOLICY_SCORED);
   VALUE(KVPOLICY_RECENT);

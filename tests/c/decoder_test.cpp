@@ -169,7 +169,7 @@ void decode_beside_states(std::string const& text) {
       std::int64_t const last = first == 0 ? 50 : n;
       c_tensor const q(window.data() + first * size, c_float, {last - first, decoder_shape.q_heads, decoder_shape.head_dim});
       c_tensor const of_piece(prompt_ids.data() + first, c_int, {last - first});
-      kvpolicy_prompt const prompt{first, &q.t, scale, KVPOLICY_HALVES, &turns.t, &of_piece.t};
+      kvpolicy_prompt const prompt{first, &q.t, scale, KVPOLICY_HALVES, &turns.t, &of_piece.t, 0, 0};
       for (std::int64_t l = 0; l < decoder_shape.layers; ++l) {
         REQUIRE(kvpolicy_decoder_prefill(decoder.get(), s, l, last, &prompt) == KVPOLICY_OK);
         REQUIRE(kvpolicy_prefill(states.back().get(), l, last, &prompt) == KVPOLICY_OK);

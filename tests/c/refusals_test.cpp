@@ -55,7 +55,7 @@ struct world {
   c_tensor token_ids{ids.data(), c_int, {40}};
   c_tensor logits{vectors, {20}};
 
-  kvpolicy_prompt prompt() const { return {0, observation_queries, .5f, KVPOLICY_HALVES, frequencies, token_ids}; }
+  kvpolicy_prompt prompt() const { return {0, observation_queries, .5f, KVPOLICY_HALVES, frequencies, token_ids, 0, 0}; }
 
   c_state ready(std::string const& text) {
     c_state state = started(parsed(text), shape);

@@ -37,7 +37,7 @@ struct one_sequence {
     c_tensor const last(window.data(), c_float, {count, shape.q_heads, shape.head_dim});
     std::vector<std::int32_t> const ids(static_cast<std::size_t>(prompt), 3);
     c_tensor const told_ids(ids.data(), c_int, {prompt});
-    kvpolicy_prompt const told{0, count > 0 ? &last.t : nullptr, scale, KVPOLICY_HALVES, nullptr, &told_ids.t};
+    kvpolicy_prompt const told{0, count > 0 ? &last.t : nullptr, scale, KVPOLICY_HALVES, nullptr, &told_ids.t, 0, 0};
     for (std::int64_t l = 0; l < shape.layers; ++l) ok(kvpolicy_prefill(state.get(), l, prompt, &told));
   }
 
@@ -291,7 +291,7 @@ std::vector<std::int64_t> reads(kvpolicy_state* state, random_cache const& cache
     };
     must(kvpolicy_bind(state, l, *part(cache.keys(l, longest)), *part(cache.values(l, longest)), nullptr));
   }
-  kvpolicy_prompt const told{0, nullptr, scale, KVPOLICY_HALVES, nullptr, nullptr};
+  kvpolicy_prompt const told{0, nullptr, scale, KVPOLICY_HALVES, nullptr, nullptr, 0, 0};
   for (std::int64_t l = 0; l < s.layers; ++l) must(kvpolicy_prefill(state, l, 200, &told));
   random_source random(3);
   std::vector<std::int64_t> all;
@@ -357,7 +357,7 @@ TEST_CASE("ranks that can't be, and a sum that fails, are refused by name") {
   random_source random(9);
   random_cache const cache(shape, layout::head_major, 1, random);
   for (std::int64_t l = 0; l < shape.layers; ++l) ok(bind(state.get(), cache, l));
-  kvpolicy_prompt const told{0, nullptr, scale, KVPOLICY_HALVES, nullptr, nullptr};
+  kvpolicy_prompt const told{0, nullptr, scale, KVPOLICY_HALVES, nullptr, nullptr, 0, 0};
   for (std::int64_t l = 0; l < shape.layers; ++l) ok(kvpolicy_prefill(state.get(), l, 200, &told));
   std::vector<float> const q(static_cast<std::size_t>(shape.q_heads * shape.head_dim), 1.f);
   c_tensor const asked(q, {shape.q_heads, shape.head_dim});

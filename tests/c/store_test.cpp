@@ -41,7 +41,7 @@ class side {
     if (store_ != nullptr) append(store_, cache_, first, tokens - first);
     std::int64_t const count = std::min({kvpolicy_observation_queries(policy_.get()), tokens - first, std::int64_t{32}});
     c_tensor const last(queries.data(), c_float, {count, s.q_heads, s.head_dim});
-    kvpolicy_prompt const told{first, count > 0 ? &last.t : nullptr, scale, KVPOLICY_HALVES, nullptr, nullptr};
+    kvpolicy_prompt const told{first, count > 0 ? &last.t : nullptr, scale, KVPOLICY_HALVES, nullptr, nullptr, 0, 0};
     for (std::int64_t l = 0; l < s.layers; ++l) ok(kvpolicy_prefill(state_.get(), l, tokens, &told));
   }
 
@@ -235,7 +235,7 @@ TEST_CASE("bad calls of the store are refused by name, and change nothing") {
   says(kvpolicy_store_retain(store.get(), 0, state.get()), KVPOLICY_INVALID, "not bound to this store");
   ok(kvpolicy_bind_store(state.get(), store.get()));
   says(kvpolicy_store_retain(store.get(), 0, state.get()), KVPOLICY_INVALID, "has decided nothing yet");
-  kvpolicy_prompt const prompt{0, nullptr, scale, KVPOLICY_HALVES, nullptr, nullptr};
+  kvpolicy_prompt const prompt{0, nullptr, scale, KVPOLICY_HALVES, nullptr, nullptr, 0, 0};
   says(kvpolicy_prefill(state.get(), 0, 101, &prompt), KVPOLICY_INVALID, "the store has 100 tokens");
   CHECK(kvpolicy_store_released(nullptr) == 0);
   CHECK(kvpolicy_store_rows(nullptr) == 0);

@@ -39,6 +39,7 @@ std::vector<std::string> policies(cache_shape const& shape) {
           "omnikv:tokens=30,dense_first=0,reuse=2",
           "rkv:tokens=30,keep_prompt=0,every=3",
           "twilight:tokens=40,page=8,mass=0.6",
+          "kvzip:tokens=30,recent=2",
           "rocketkv:tokens=24,kept=60,channels=3,after=4",
           "snapkv:tokens=60,window=8+quest:tokens=24,page=4"};
 }
@@ -83,7 +84,8 @@ class twin {
     }
   }
 
-  void prefill(std::int64_t layer, std::int64_t first, std::int64_t tokens, std::int64_t queries, float scale) {
+  void prefill(std::int64_t layer, std::int64_t first, std::int64_t tokens, std::int64_t queries, float scale,
+               token_span const& repeats) {
     cache_shape const& s = cache_.shape();
     std::int64_t const row = s.q_heads * s.head_dim;
     auto const& of_layer = said_.prompt[static_cast<std::size_t>(layer)];
@@ -91,7 +93,8 @@ class twin {
         .first = first,
         .queries = {of_layer.data() + (tokens - queries) * row, queries, s.q_heads, row, s.head_dim, scale},
         .rope = {said_.frequencies.data(), std::ssize(said_.frequencies)},
-        .token_ids = std::span(said_.ids).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(tokens - first))};
+        .token_ids = std::span(said_.ids).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(tokens - first)),
+        .repeats = repeats};
     state_.prefill(view(tokens), {layer}, prompt, exec_);
   }
   /// The last tokens' queries are those of the prompt's rows.
@@ -172,23 +175,27 @@ class pair {
     policy_.reset();  // the state lives on
   }
 
-  void prefill(std::int64_t first, std::int64_t tokens) {
+  void prefill(std::int64_t first, std::int64_t tokens, token_span const& repeats = {}) {
     cache_shape const& s = cache_.shape();
     std::int64_t const row = s.q_heads * s.head_dim;
-    std::int64_t const queries = std::min(window_, tokens);
+    std::int64_t const queries = repeats.empty() ? std::min(window_, tokens) : tokens - first;
+    unsigned with_queries = KVPOLICY_NEEDS_OBSERVATION_QUERIES;
+    if (!repeats.empty()) with_queries |= KVPOLICY_NEEDS_REPETITION;
     for (std::int64_t l = 0; l < s.layers; ++l) {
       auto const& of_layer = said_.prompt[static_cast<std::size_t>(l)];
       c_tensor const q(of_layer.data() + (tokens - queries) * row, c_float, {queries, s.q_heads, s.head_dim});
       c_tensor const frequencies(said_.frequencies, {std::ssize(said_.frequencies)});
       c_tensor const ids(said_.ids.data() + first, c_int, {tokens - first});
       kvpolicy_prompt const prompt{first,
-                                   (needs_ & KVPOLICY_NEEDS_OBSERVATION_QUERIES) != 0 ? &q.t : nullptr,
+                                   (needs_ & with_queries) != 0 ? &q.t : nullptr,
                                    scale,
                                    KVPOLICY_HALVES,
                                    (needs_ & KVPOLICY_NEEDS_ROTATION) != 0 ? &frequencies.t : nullptr,
-                                   (needs_ & KVPOLICY_NEEDS_TOKEN_IDS) != 0 ? &ids.t : nullptr};
+                                   (needs_ & KVPOLICY_NEEDS_TOKEN_IDS) != 0 ? &ids.t : nullptr,
+                                   repeats.begin,
+                                   repeats.end};
       ok(kvpolicy_prefill(state_.get(), l, tokens, &prompt));
-      twin_.prefill(l, first, tokens, queries, scale);
+      twin_.prefill(l, first, tokens, queries, scale, repeats);
       compare_retained(l);
     }
   }
@@ -310,6 +317,10 @@ TEST_CASE("every policy chooses through the C ABI what it chooses through the he
       std::int64_t tokens = random.between(80, 120);
       both.prefill(0, first);
       both.prefill(first, tokens);
+      if (text.starts_with("kvzip")) {
+        both.prefill(tokens, tokens + 9, {0, first});
+        both.prefill(tokens, tokens + 12, {first, tokens});
+      }
       for (int s = 0; s < 20; ++s) {
         said.step(random);
         if (s == 9) tokens -= random.between(1, 5);  // a tail was removed

@@ -6,7 +6,7 @@ using namespace kvpolicy;
 #ifndef PROVIDES
 #define PROVIDES                                                                                                            \
   signals::keys | signals::values | signals::queries | signals::observation_queries | signals::rotation | signals::logits | \
-      signals::token_ids
+      signals::token_ids | signals::repetition
 #endif
 #ifndef FINEST
 #define FINEST scope::head

@@ -26,6 +26,14 @@ std::vector<std::vector<std::int32_t>> lists_of(Policy const& policy, world cons
     told.rope = {frequency.data(), w.shape.head_dim / 2, rotation::pairing::halves};
     state.prefill(w.view(prompt), {l}, told, exec);
   }
+  if (contains(needs_of(policy), signals::repetition)) {
+    for (token_span const piece : {token_span{0, prompt / 2}, token_span{prompt / 2, prompt}}) {
+      for (std::int64_t l = 0; l < w.shape.layers; ++l) {
+        state.prefill(w.view(prompt + 8), {l}, {.first = prompt, .queries = w.window(l, prompt, prompt + 8), .repeats = piece},
+                      exec);
+      }
+    }
+  }
   for (std::int64_t n = prompt + 1; n <= prompt + steps; ++n) {
     for (std::int64_t l = 0; l < w.shape.layers; ++l) {
       selection const kept =
@@ -201,6 +209,11 @@ TEST_CASE("every preset selects with the kernels what it selects with host_exec"
     exactly(21, [](random_source& r, cache_shape const& shape) {
       retrieval = r.reals(shape.layers * shape.kv_heads);
       return presets::duoattention{.retrieval = retrieval, .tokens = some(r, 10, 60), .sinks = 3, .recent = some(r, 2, 7)};
+    });
+  }
+  SECTION("what a repetition attends to, of all layers") {
+    but_for_rounding(27, [](random_source& r, cache_shape const&) {
+      return presets::kvzip{.tokens = some(r, 8, 30), .sinks = some(r, 0, 4), .recent = some(r, 0, 3)};
     });
   }
   SECTION("few layers choose for the others") {

@@ -2,6 +2,7 @@
 // run.
 #include <kvpolicy/compose.hpp>
 #include <kvpolicy/interop/llama/lossless.hpp>
+#include <kvpolicy/interop/llama/repetition.hpp>
 #include <kvpolicy/presets/all.hpp>
 
 namespace kv = kvpolicy;
@@ -25,6 +26,15 @@ void sequences(kv::llama::session& session, llama_context* context, llama_batch 
   session.set_batch(batch);
   llama_decode(context, batch);
   session.last_step(2).tokens_read;
+}
+
+void compressed(kv::llama::session& session, llama_context* context, llama_batch text, llama_batch question,
+                void (*decode)(llama_batch));
+void compressed(kv::llama::session& session, llama_context* context, llama_batch text, llama_batch question,
+                void (*decode)(llama_batch)) {
+  decode(text);
+  kv::llama::repeat(session, context);
+  decode(question);
 }
 
 void lossless(llama_context_params& params, llama_model* model, llama_token token, llama_token (*sample)(float const*));

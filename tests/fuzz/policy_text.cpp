@@ -71,7 +71,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
     std::vector<std::int64_t> const query_shape{window, q_heads, dim}, id_shape{prompt};
     kvpolicy_tensor const queries = tensor(values.data(), query_shape);
     kvpolicy_tensor const tokens = tensor(ids.data(), id_shape, 0);
-    kvpolicy_prompt const said{0, &queries, .4f, KVPOLICY_HALVES, &pairs, &tokens};
+    kvpolicy_prompt const said{0, &queries, .4f, KVPOLICY_HALVES, &pairs, &tokens, 0, 0};
     for (std::int64_t l = 0; l < layers; ++l) {
       if (kvpolicy_prefill(state.get(), l, prompt, &said) != KVPOLICY_OK) return 0;
     }

@@ -220,7 +220,15 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
         described& queries = make({window < known ? window : known, shape.q_heads, shape.head_dim}, f32);
         described& pairs = make({shape.head_dim / 2}, f32);
         described& ids = make({known - (first < known ? first : 0)}, i32);
-        kvpolicy_prompt const prompt{first, queries.get(), .5f, static_cast<std::int32_t>(in.below(3)), pairs.get(), ids.get()};
+        std::int64_t const repeated = in.below(4) == 0 ? in.below(shape.max_tokens) : 0;
+        kvpolicy_prompt const prompt{first,
+                                     queries.get(),
+                                     .5f,
+                                     static_cast<std::int32_t>(in.below(3)),
+                                     pairs.get(),
+                                     ids.get(),
+                                     repeated > 0 ? in.below(repeated) : 0,
+                                     repeated};
         if (of_layer != shape.layers) {
           kvpolicy_prefill(state.get(), of_layer, length, &prompt);
           break;

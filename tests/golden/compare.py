@@ -111,6 +111,22 @@ def check_adakv(want, got, scores, alpha, tolerance):
             raise Different(f"head {head}: {wrong} differ and are not near the threshold")
 
 
+def check_kvzip_total(entry, got):
+    total, found = (sum(len(kept) for heads in layers for kept in heads) for layers in (entry["kept"], got))
+    if found != total:
+        raise Different(f"{found} tokens in all layers, not {total}")
+
+
+def check_kvzip(entry, got, layer, scores_path, tolerance):
+    """One ranking of all layers' tokens."""
+    layers = [read_scores(scores_path, "kvzip", i) for i in range(len(entry["kept"]))]
+    total = sum(len(kept) for heads in entry["kept"] for kept in heads)
+    threshold = sorted((score for rows in layers for row in rows for score in row), reverse=True)[total - 1]
+    for head, (a, b, row) in enumerate(zip(entry["kept"][layer], got, layers[layer])):
+        if wrong := sorted((set(a) ^ set(b)) - near(row, threshold, tolerance)):
+            raise Different(f"head {head}: {wrong} differ and are not near the threshold")
+
+
 def check_layer(entry, layer, got, scores_path):
     """Raises Different unless layer `layer`'s sets equal kvpress's, near-ties aside. got [kv_heads][...] differs from them."""
     policy, options, want = entry["policy"], entry["options"], entry["kept"][layer]
@@ -121,6 +137,8 @@ def check_layer(entry, layer, got, scores_path):
     scores, tolerance = read_scores(scores_path, policy, layer), TOLERANCE[policy]
     if scores is None:  # R = 0
         return check_sets(want, got, [set()] * len(want))
+    if policy == "kvzip":
+        return check_kvzip(entry, got, layer, scores_path, tolerance)
     if policy == "adakv":
         return check_adakv(want, got, scores, float(options["alpha"]), tolerance)
     if policy == "chunkkv" and len(scores[0]) >= int(options["chunk"]):
@@ -135,7 +153,7 @@ def check_layer(entry, layer, got, scores_path):
 def check_entry(tool, case, entry):
     """identical, excused or different; the command and what was wrong."""
     command = [tool, str(case), "--policy", entry["policy"]]
-    if "streaming" not in entry["options"]:  # duoattention's share of the heads, in place of a share of the tokens
+    if "tokens" not in entry["options"]:  # in place of a share of the tokens
         command += ["--ratio", entry["ratio"]]
     for name, value in entry["options"].items():
         command += [f"--{name}", str(case.with_name(value)) if name == "heads" else value]
@@ -154,6 +172,8 @@ def check_entry(tool, case, entry):
             raise Different(f"not the JSON object asked for: {done.stdout[:200]!r}") from None
         if policy != entry["policy"] or len(got) != len(entry["kept"]):
             raise Different(f"policy {policy!r} with {len(got)} layers, not {entry['policy']!r} with {len(entry['kept'])}")
+        if entry["policy"] == "kvzip":
+            check_kvzip_total(entry, got)
         for layer, kept in enumerate(got):
             if kept != entry["kept"][layer]:
                 check_layer(entry, layer, kept, case.with_suffix(".scores.safetensors"))

@@ -8,6 +8,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 import pathlib
 import random
@@ -289,6 +290,31 @@ def compress(press, call, ratio, with_attention):
     return [sorted(kept) for kept in record["kept"].tolist()], scores
 
 
+def kvzip_entry(model, calls, rng, n):
+    """One choice for all layers: the tokens behind the text repeat it. kvpress keeps its sinks by giving them the score 1."""
+    sinks = rng.randint(0, min(4, (n - 1) // 2))
+    least = max(1, sinks)  # a smaller budget is refused
+    end = rng.randint(sinks + least, n - 1)
+    layers, heads = len(calls), calls[0]["keys"].shape[1]
+    kept = rng.randint(least, end - sinks)  # of the text, on the mean; the sinks come beside it
+    pruned = (end - sinks - kept) * layers * heads
+    press = kvpress.KVzipPress(compression_ratio=(pruned + 0.5) / (end * layers * heads), n_sink=sinks)
+    press.context_length, press.start_idx, press.end_idx = end, sinks, end
+    press.score_val = torch.zeros((layers, 1, heads, end), dtype=calls[0]["keys"].dtype)
+    press.score_val[..., :sinks] = 1
+    for call in calls:
+        call["module"].masked_key_indices = None
+        call["module"].config._attn_implementation = "sdpa"
+        turned = tuple(part[:, end:] for part in call["kwargs"]["position_embeddings"])
+        press.score_kvzip(call["module"], call["hidden_states"][:, end:], call["keys"], call["values"], None,
+                          call["kwargs"] | {"position_embeddings": turned})
+    scores = press.score_val.clone()
+    press.compress_post(model)
+    entry = {"policy": "kvzip", "ratio": "0", "options": {"tokens": str(kept), "sinks": str(sinks), "text": f"{sinks},{end}"},
+             "kept": [kept_unmasked(call["module"], heads, end) for call in calls]}
+    return entry, {f"kvzip.{i}": layer[0].float().contiguous() for i, layer in enumerate(scores)}
+
+
 def text(value):
     return value if isinstance(value, str) else repr(value)  # repr of a float reads back as the same double
 
@@ -321,6 +347,12 @@ def write_case(path, rng, seed, args, tally):
                         "kept": [kept for kept, _ in layers]})
         tally[policy, "entries"] += 1
 
+    if n > 2:
+        entry, scores = kvzip_entry(model, calls, rng, n)
+        entries.append(entry)
+        all_scores |= scores
+        tally["kvzip", "entries"] += 1
+
     config = model.config
     metadata = {"format": "kvpolicy-case/1", "layers": len(calls), "tokens": n, "q_heads": config.num_attention_heads,
                 "kv_heads": config.num_key_value_heads, "head_dim": config.head_dim, "rope_theta": rope["rope_theta"],
@@ -342,6 +374,7 @@ def main():
     parser.add_argument("--attention", action="store_true", help="also write attention.L where tokens <= 300")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    logging.getLogger("kvpress").setLevel(logging.ERROR)  # KVzip's press warns of its cost, each time
     torch.set_grad_enabled(False)
     args.out.mkdir(parents=True, exist_ok=True)
     tally = collections.Counter()
@@ -349,7 +382,7 @@ def main():
         seed = args.seed * 100000 + index  # a case depends on nothing but this
         torch.manual_seed(seed)
         write_case(args.out / f"case-{index:04}", random.Random(seed), seed, args, tally)
-    for policy in POLICIES:
+    for policy in [*POLICIES, "kvzip"]:
         print(f"{policy:<20}" + ", ".join(f"{what} {count}" for (name, what), count in tally.items() if name == policy))
 
 

@@ -368,7 +368,7 @@ class Binding(unittest.TestCase):
 
     def test_policies_tell_what_they_need(self):
         names = kvpolicy.policies()
-        self.assertEqual((names[0], names[-1], len(names)), ("full", "rocketkv", 23))  # kvpolicy/presets/all.hpp
+        self.assertEqual((names[0], names[-1], len(names)), ("full", "kvzip", 24))  # kvpolicy/presets/all.hpp
         self.assertIn("snapkv", names)
         policy = kvpolicy.Policy("snapkv:window=12")
         asks = kvpolicy.Needs.KEYS | kvpolicy.Needs.OBSERVATION_QUERIES

@@ -42,20 +42,26 @@ def text_of(entry, tokens, folder):
     if name == "chunkkv" and tokens < int(options["chunk"]):  # kvpress then chooses single tokens
         name, options = "snapkv", {key: options[key] for key in ("window", "kernel")}
     items = ["kvpress"] if name == "chunkkv" else ["paper", "smooth=average"] if name in OBSERVING else []
-    items += [] if "streaming" in options else [f"ratio={entry['ratio']}"]
-    items += [f"{key.replace('-', '_')}={value}" for key, value in options.items()]
+    items += [] if "tokens" in options else [f"ratio={entry['ratio']}"]
+    items += [f"{key.replace('-', '_')}={value}" for key, value in options.items() if key != "text"]
     return name + ":" + ",".join(items)
 
 
-def kept_of(text, sizes, tensors):
+def kept_of(text, sizes, tensors, repeated):
+    """`repeated`: the tokens that those behind them repeat, or None."""
     policy, tokens = kvpolicy.Policy(text), sizes["tokens"]
     state = kvpolicy.State(policy, kvpolicy.Shape(max_tokens=tokens, **{k: v for k, v in sizes.items() if k != "tokens"}))
     for layer in range(sizes["layers"]):
         keys, values = (tensors[f"{what}.{layer}"].swapaxes(0, 1) for what in ("keys", "values"))
         state.bind(layer, keys, values)
         queries = tensors[f"queries.{layer}"][max(0, tokens - policy.observation_queries):]
-        state.prefill(layer, tokens, queries=queries, scale=sizes["head_dim"]**-.5, inverse_frequencies=tensors["rope.inv_freq"])
-    return [[retained(state, layer, head) for head in range(sizes["kv_heads"])] for layer in range(sizes["layers"])]
+        known = repeated[1] if repeated else tokens
+        state.prefill(layer, known, queries=queries, scale=sizes["head_dim"]**-.5, inverse_frequencies=tensors["rope.inv_freq"])
+    for layer in range(sizes["layers"] if repeated else 0):
+        state.prefill(layer, tokens, first=known, queries=tensors[f"queries.{layer}"][known:], scale=sizes["head_dim"]**-.5,
+                      repeats=repeated)
+    return [[[t for t in retained(state, layer, head) if t < known] for head in range(sizes["kv_heads"])]
+            for layer in range(sizes["layers"])]
 
 
 def retained(state, layer, head):
@@ -69,8 +75,9 @@ def main():
         on_torch = {name: torch.from_numpy(array) for name, array in tensors.items()} if torch else tensors
         for number, entry in enumerate(json.loads(path.read_text())):
             outcome, layer, text = "identical", None, text_of(entry, sizes["tokens"], path.parent)
+            repeated = tuple(map(int, entry["options"]["text"].split(","))) if "text" in entry["options"] else None
             try:
-                for layer, kept in enumerate(kept_of(text, sizes, on_torch if number % 2 else tensors)):
+                for layer, kept in enumerate(kept_of(text, sizes, on_torch if number % 2 else tensors, repeated)):
                     if kept != entry["kept"][layer]:
                         compare.check_layer(entry, layer, kept, path.with_suffix(".scores.safetensors"))
                         outcome = "excused"

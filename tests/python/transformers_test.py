@@ -196,6 +196,8 @@ class Policies(unittest.TestCase):
 
     def test_what_can_t_be_is_refused(self):
         model, ids = llama(), prompts(2, 60)
+        with self.assertRaisesRegex(kvpolicy.UnsupportedError, "has the prompt repeated"):
+            PolicyCache(model, "kvzip")
 
         def refused(why, *arguments, cache=None, **more):
             with self.assertRaisesRegex(kvpolicy.UnsupportedError, why):

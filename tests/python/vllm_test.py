@@ -302,7 +302,8 @@ class Vllm(unittest.TestCase):
         for why, policy, more in (("did you mean 'snapkv'", "snapk", {}), ("tokens is '-1'", "snapkv:tokens=-1", {}),
                                   ("speculative decoding is not served", "full", {"speculative_config": speculation}),
                                   ("a cache in fp8", "full", {"kv_cache_dtype": "fp8", "dtype": "bfloat16"}),
-                                  ("no rotary embedding", "chess", {"model": save_opt()})):
+                                  ("no rotary embedding", "chess", {"model": save_opt()}),
+                                  ("has the prompt repeated is not served", "kvzip", {})):
             # vLLM is not itself after an engine that failed, so each has a process.
             code = (f"import kvpolicy.vllm, vllm; kvpolicy.vllm.register(); vllm.LLM(enforce_eager=True, max_model_len=512, "
                     f"skip_tokenizer_init=True, kv_cache_memory_bytes={32 << 20}, additional_config={ {'kvpolicy': policy} }, **{ {'model': model} | more })")

@@ -34,7 +34,7 @@ def unknown_settings(work):
     for said, *patterns in (("nosuch", "nosuch", "quest"), ("snapkv:tokenz=64", "tokenz", "did you mean 'tokens'"),
                             ("snapkv:tokens=many", "tokens", "many"), ("snapkv:tokens", "tokens"),
                             (" full", "did you mean 'full'"), ("snapkv:tokens=64+", "policy"),
-                            ("snapkv:tokens=64,tokens=32", "tokens")):
+                            ("snapkv:tokens=64,tokens=32", "tokens"), ("kvzip:tokens=64", "repeat a prompt", "duoattention")):
         refused(work, of.preloaded(f"KVPOLICY={said}") + serve, *patterns)
         refused(work, of.exec(said) + serve, *patterns)
     for said, *patterns in (("full;nosuch", "nosuch", "strict"), ("full;strick", "did you mean 'strict'"),

@@ -26,7 +26,7 @@ TEST_CASE("every preset keeps a policy's promises, on the oracle and on the comp
     REQUIRE_NOTHROW(check_policy(policy, options, simd_exec(options.shape)));
 #endif
   });
-  REQUIRE(presets == 23);
+  REQUIRE(presets == 24);
 }
 
 TEST_CASE("policies in a line keep a policy's promises", "[testing]") {

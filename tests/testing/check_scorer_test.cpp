@@ -74,6 +74,7 @@ TEST_CASE("every scorer under scorers/ keeps a scorer's promises", "[testing]") 
         sentences, scorer_options{.gathered = false});
   check("query_mean_dot", scorers::query_mean_dot{.carry = .5f}, pools::unit_mean{.spread = true}, sentences,
         scorer_options{.gathered = false});
+  checked.insert("repetition_attention");    // scores when it has heard a repetition: tests/methods/kvzip_test.cpp
   checked.insert("trigonometric");           // needs moments of the one model: tests/methods/triattention_test.cpp
   checked.insert("anchor_affinity");         // makes an anchor, no scores: tests/scorers/anchor_affinity_test.cpp
   std::string const all = KVPOLICY_SCORERS;  // the headers' names, from the folder

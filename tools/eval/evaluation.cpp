@@ -1,6 +1,7 @@
 #include "evaluation.hpp"
 
 #include <kvpolicy/interop/llama.hpp>
+#include <kvpolicy/interop/llama/repetition.hpp>
 #include <kvpolicy/text/prompt_policy.hpp>
 
 #include <chrono>
@@ -63,7 +64,19 @@ struct eval_case {
   eval_record const* record = nullptr;
   std::string form;
   std::vector<llama_token> tokens;
+  std::int64_t text = 0;  ///< tokens before the question; all where it is not known where the question stands
 };
+
+/// Tokens up to the first that depends on the record's question.
+std::int64_t text_tokens(std::vector<llama_token> const& tokens, eval_record record, question_form form,
+                         chat_writer const& write, text_model const& model) {
+  if (record.question.empty()) return std::ssize(tokens);
+  record.prompt.resize(record.prompt.size() - record.question.size());
+  record.question = "?";
+  record.prompt += record.question;
+  std::vector<llama_token> const other = model.tokens_of(written_as(form, record, write).value(), true);
+  return std::ranges::mismatch(tokens, other).in1 - tokens.begin();
+}
 
 std::vector<eval_case> cases_of(std::vector<eval_record> const& records, eval_options const& options, text_model const& model) {
   std::vector<question_form> forms;
@@ -73,7 +86,9 @@ std::vector<eval_case> cases_of(std::vector<eval_record> const& records, eval_op
   for (eval_record const& record : records) {
     for (question_form const form : forms) {
       std::optional<std::string> const text = written_as(form, record, write);
-      if (text) made.push_back({&record, name_of(form), model.tokens_of(*text, true)});
+      if (!text) continue;
+      std::vector<llama_token> const tokens = model.tokens_of(*text, true);
+      made.push_back({&record, name_of(form), tokens, text_tokens(tokens, record, form, write, model)});
     }
   }
   if (made.empty()) {
@@ -158,6 +173,10 @@ class evaluation {
     double prefill_ms = 0;
     std::string answer;
     llama_token token = first_token_;
+    if (v.policy && contains(needs_of(v.policy->policy), signals::repetition)) {
+      prefill_ms = repeat_text(asked);
+      if (asked.text < std::ssize(asked.tokens)) token = likeliest(last_logits(context_.get(), model_));
+    }
     for (int i = 0; i < options_.predict && !model_.ends(token); ++i) {
       answer += model_.text_of(token);
       bool const decided = i >= min_steps && score_of(answer, record.outputs) == 1;  // nothing later takes a reference away
@@ -193,6 +212,18 @@ class evaluation {
             {"prefill_ms", prefill_ms}};
   }
 
+  /// Compresses what stands before the question, and decodes the question behind it. Returns milliseconds.
+  double repeat_text(eval_case const& asked) {
+    auto const start = std::chrono::steady_clock::now();
+    llama_memory_seq_rm(llama_get_memory(context_.get()), 0, static_cast<llama_pos>(asked.text), -1);
+    llama::repeat(session_, context_.get());
+    double const ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    decode_prompt(
+        context_.get(), std::span(asked.tokens).subspan(static_cast<std::size_t>(asked.text)), [](std::size_t) {},
+        [&] { session_.check(); });
+    return ms;
+  }
+
   eval_options const& options_;
   text_model const& model_;
   std::vector<variant_of_policy> const& variants_;
@@ -223,7 +254,9 @@ void evaluate(eval_options const& options) {
     throw invalid_value("the longest record needs " + std::to_string(needed) + " tokens, the model's context has " +
                         std::to_string(model.trained_context()) + "; choose shorter records");
   }
-  std::int64_t const context = (needed + 255) / 256 * 256;
+  bool const repeats = std::ranges::any_of(
+      variants, [](auto const& v) { return v.policy && contains(needs_of(v.policy->policy), signals::repetition); });
+  std::int64_t const context = (needed + (repeats ? llama::repetition_room : 0) + 255) / 256 * 256;
   cache_shape const shape = model.cache(context);
   for (variant_of_policy const& v : variants) {
     if (v.policy) check(v.policy->policy, shape);

@@ -1,5 +1,7 @@
 #include "compare.hpp"
 
+#include <kvpolicy/interop/llama/repetition.hpp>
+
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -25,7 +27,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int rounds = 3;
 constexpr std::int64_t picture_bins = 240;
 
 double quiet_ms(std::function<void()> const& work) {
@@ -90,9 +91,9 @@ class comparison {
     std::size_t const count = policies_.size();
     std::size_t const ways = options_.lossless ? 4 : 3;
     if (options_.lossless) full_run();
-    progress_bar bar("measuring", rounds * (ways + 2 * count) + count);
+    progress_bar bar("measuring", options_.rounds * (ways + 2 * count) + count);
     std::size_t done = 0;
-    for (int round = 0; round < rounds; ++round) {  // A B C A B C: a noisy neighbour hits all alike
+    for (int round = 0; round < options_.rounds; ++round) {  // A B C A B C: a noisy neighbour hits all alike
       for (std::size_t way = 0; way < 3; ++way, bar.show(++done)) dense_timed_run(way);
       if (options_.lossless) lossless_run(round), bar.show(++done);
       for (std::size_t p = 0; p < count; ++p, bar.show(++done)) timed_run(p, round);
@@ -171,6 +172,7 @@ class comparison {
     session_.use(policy);
     restore(attached_.get());
     session_.load(saved_);
+    llama::repeat(session_, attached_.get());
   }
 
   /// Greedy decoding without a policy: the tokens and logits that all else is compared with.
@@ -385,7 +387,7 @@ ordered_json comparison::result() const {
                       {"cache_types", {options_.key_type, options_.value_type}},
                       {"left_to_the_engine", session_.report()},
                       {"predict", options_.predict},
-                      {"rounds", rounds},
+                      {"rounds", options_.rounds},
                       {"prompts", prompts_},
                       {"baseline",
                        {{"name", on <= off ? "flash attention on" : "flash attention off"},

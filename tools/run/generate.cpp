@@ -1,6 +1,7 @@
 #include "generate.hpp"
 
 #include <kvpolicy/interop/llama/lossless.hpp>
+#include <kvpolicy/interop/llama/repetition.hpp>
 #include <kvpolicy/text/prompt_policy.hpp>
 
 #include <sys/resource.h>
@@ -79,6 +80,12 @@ std::vector<llama_token> prompt_tokens(text_model const& model, run_options cons
   return tokens;
 }
 
+std::int64_t repetition_tokens(run_options const& options) {
+  bool const repeats = std::ranges::any_of(
+      options.policies, [](named_host_policy const& p) { return contains(needs_of(p.policy), signals::repetition); });
+  return repeats ? llama::repetition_room : 0;
+}
+
 std::int64_t context_tokens(text_model const& model, run_options const& options, std::size_t longest_prompt) {
   auto const needed = static_cast<std::int64_t>(longest_prompt) + options.predict;
   std::string const what = "the prompt has " + std::to_string(longest_prompt) + " tokens; with " +
@@ -100,9 +107,10 @@ std::int64_t context_tokens(text_model const& model, run_options const& options,
   if (options.context != 0 && needed > options.context) {
     throw invalid_value(what + "--ctx gives " + std::to_string(options.context) + "; raise it or shorten the prompt");
   }
-  // Room for the policies' default budgets too.
+  // Room for the policies' default budgets too, and for a repetition of the prompt.
+  std::int64_t const most = std::max(needed, static_cast<std::int64_t>(longest_prompt) + repetition_tokens(options));
   return options.context != 0 ? options.context
-                              : std::min(model.trained_context(), std::max<std::int64_t>(2048, (needed + 255) / 256 * 256));
+                              : std::min(model.trained_context(), std::max<std::int64_t>(2048, (most + 255) / 256 * 256));
 }
 
 void warn_of_idle(std::string const& policy, nlohmann::ordered_json const& at_work) {
@@ -161,7 +169,8 @@ void generate(run_options const& options) {
   };
   session_options.prompt_policy = options.prompt_policy;
   std::int64_t const context_size = context_tokens(model, options, prompt.size());
-  std::int64_t const needed = (static_cast<std::int64_t>(prompt.size()) + options.predict + 255) / 256 * 256;
+  std::int64_t const behind = std::max<std::int64_t>(options.predict, repetition_tokens(options));
+  std::int64_t const needed = (static_cast<std::int64_t>(prompt.size()) + behind + 255) / 256 * 256;
   std::int64_t const longest = options.longest != 0 ? options.longest : needed;
   host_policy between_pieces{};
   if (!options.between_pieces.empty()) between_pieces = options.known.parse(options.between_pieces, model.inputs()).policy;
@@ -199,6 +208,11 @@ void generate(run_options const& options) {
   }
   double const first_token_ms = milliseconds_since(begun);
   std::span<float const> logits = last_logits(context.get(), model);
+  std::vector<float> const of_prompt(logits.begin(), logits.end());
+  if (repetition_tokens(options) > 0 && options.load_state.empty()) {
+    llama::repeat(*session, context.get());
+    logits = of_prompt;
+  }
   nlohmann::ordered_json steps = nlohmann::ordered_json::array();
   std::string answer;
   for (int i = 0; i < options.predict; ++i) {

@@ -20,6 +20,8 @@ std::vector<llama_token> prompt_tokens(text_model const& model, run_options cons
 std::optional<std::pair<std::size_t, std::size_t>> marked_tokens(text_model const& model, run_options const& options,
                                                                  prompt_text const& prompt);
 
+/// Tokens that a repetition of the prompt may need behind it, if a policy has it repeated.
+std::int64_t repetition_tokens(run_options const& options);
 /// The context that holds the longest prompt and what is predicted. Throws invalid_value where the one asked for, or the
 /// model's, is too small.
 std::int64_t context_tokens(text_model const& model, run_options const& options, std::size_t longest_prompt);

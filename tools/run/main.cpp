@@ -47,6 +47,9 @@ void declare(CLI::App& app, arguments& a) {
       ->check(between(std::int64_t{0}, kvpolicy::most_step_tokens - 1))
       ->needs("--lossless");
   app.add_option("--predict", a.options.predict, "tokens to decode")->capture_default_str()->check(between(1, 1 << 24));
+  app.add_option("--rounds", a.options.rounds, "with --compare, how often to time each way; 1 for long answers")
+      ->capture_default_str()
+      ->check(between(1, 100));
   app.add_option("--ctx", a.options.context, "context in tokens (default: as many as prompt and prediction need)")
       ->check(between(1, 1 << 30));
   add_threads(app, a.options.threads);

@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include <kvpolicy/interop/llama/repetition.hpp>
 #include <kvpolicy/presets/full.hpp>
 
 #include "named_tier.hpp"
@@ -52,6 +53,7 @@ managed_steps managed_run::decode(host_policy const& policy, std::vector<llama_t
   llama_memory_seq_rm(memory, decoded, -1, -1);
   llama_memory_seq_cp(memory, whole, decoded, -1, -1);
   session_.copy(whole, decoded);
+  llama::repeat(session_, context_.get(), {}, decoded);
   managed_steps made;
   tiers::resident_statistics const before = session_.tier_statistics(decoded);
   for (std::size_t i = 0; i < tokens.size(); ++i) {

@@ -27,6 +27,7 @@ struct run_options {
   std::string answer_prefix;  ///< how the answer begins; part of the prompt
   std::string mark;           ///< text of the prompts whose place is told in the JSON, or empty
   int predict = 64;
+  int rounds = 3;            ///< of a comparison, in which each way is timed once
   std::int64_t context = 0;  ///< tokens; 0: as many as needed
   int threads = 1;
   std::optional<prompt_pages> prompt_policy;

@@ -18,6 +18,7 @@ struct arguments {
   std::string path;
   std::string policy;
   std::string ratio;
+  std::vector<std::int64_t> text;  ///< first token and end of a text that the tokens behind it repeat
   std::vector<std::string> plugins;
   std::vector<std::pair<std::string, std::string>> options;  ///< "window", "64"
 };
@@ -26,6 +27,9 @@ void declare(CLI::App& app, arguments& a) {
   app.add_option("CASE", a.path, "the .safetensors file")->required();
   app.add_option("--policy", a.policy, "the policy's name")->required();
   app.add_option("--ratio", a.ratio, "fraction removed, 0 <= R < 1");
+  app.add_option("--text", a.text, "BEGIN,END: the tokens from END on repeat those from BEGIN to END, for kvzip")
+      ->delimiter(',')
+      ->expected(2);
   app.add_option("--plugin", a.plugins, "shared object with your policies; repeat for several");
   app.allow_extras();
   app.footer("Every further --OPTION VALUE is a parameter of the policy (kvpolicy-run --list-policies).");
@@ -79,13 +83,18 @@ named_host_policy policy_of(arguments const& a, std::int64_t tokens) {
   return known.parse(name + (items.empty() ? "" : ":" + items), inputs_for());
 }
 
-nlohmann::json kept_of(case_file const& prompt, host_policy const& policy) {
+nlohmann::json kept_of(case_file const& prompt, host_policy const& policy, token_span const& text) {
   cache_shape const& shape = prompt.shape;
   std::int64_t const n = shape.max_tokens;
   bool const retrieves = !requirements_of(policy.retrieve).keeps_all;
   if (retrieves && n < 2) throw invalid_value("a policy that retrieves needs a prompt of at least 2 tokens");
+  bool const repeats = contains(needs_of(policy), signals::repetition);
+  if (repeats && (text.begin < 0 || text.begin >= text.end || text.end >= n)) {
+    throw invalid_value("--text " + std::to_string(text.begin) + "," + std::to_string(text.end) + " for a case of " +
+                        std::to_string(n) + " tokens; say which tokens those behind them repeat");
+  }
   // A retrieve chooses for the last token, behind a prompt of all others.
-  std::int64_t const known = retrieves ? n - 1 : n;
+  std::int64_t const known = repeats ? text.end : retrieves ? n - 1 : n;
   std::vector<rows> keys;
   std::vector<rows> values;
   for (std::int64_t l = 0; l < shape.layers; ++l) {
@@ -106,6 +115,10 @@ nlohmann::json kept_of(case_file const& prompt, host_policy const& policy) {
         .token_ids = std::span(ids).first(static_cast<std::size_t>(known))};
     state.prefill(view(known), {l}, signals, exec);
   }
+  for (std::int64_t l = 0; l < shape.layers && repeats; ++l) {
+    query_window const all{prompt.queries[static_cast<std::size_t>(l)].data(), n, shape.q_heads, row, shape.head_dim, scale};
+    state.prefill(view(n), {l}, {.first = text.end, .queries = all.last(n - text.end), .repeats = text}, exec);
+  }
   nlohmann::json layers = nlohmann::json::array();
   for (std::int64_t l = 0; l < shape.layers; ++l) {
     query_heads const last{prompt.queries[static_cast<std::size_t>(l)].data() + (n - 1) * row, shape.q_heads, shape.head_dim,
@@ -115,7 +128,7 @@ nlohmann::json kept_of(case_file const& prompt, host_policy const& policy) {
     for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
       std::vector<std::int32_t> tokens;
       for (token_range const& range : kept.of({h})) {
-        for (std::int32_t t = range.begin; t < range.end; ++t) tokens.push_back(t);
+        for (std::int32_t t = range.begin; t < range.end && (!repeats || t < text.end); ++t) tokens.push_back(t);
       }
       heads.push_back(std::move(tokens));
     }
@@ -127,7 +140,8 @@ nlohmann::json kept_of(case_file const& prompt, host_policy const& policy) {
 void run(arguments const& a) {
   case_file const prompt = read_case(a.path);
   named_host_policy const chosen = policy_of(a, prompt.shape.max_tokens);
-  nlohmann::ordered_json const result{{"policy", a.policy}, {"kept", kept_of(prompt, chosen.policy)}};
+  token_span const text = a.text.empty() ? token_span{} : token_span{a.text.front(), a.text.back()};
+  nlohmann::ordered_json const result{{"policy", a.policy}, {"kept", kept_of(prompt, chosen.policy, text)}};
   std::cout << result.dump() << '\n' << std::flush;
   if (!std::cout) throw error("standard output could not be written whole");
 }

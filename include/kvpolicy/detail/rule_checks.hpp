@@ -60,6 +60,12 @@ void check(keep<Parts...> const& rule, cache_shape const& shape) {
     KVPOLICY_EXPECTS(layers.dense_first == 0 && !layers.shares() && layers.whole == 0,
                      "the policy makes one choice for all layers; set dense_first to 0 and reuse to 1, and name no leaders");
   }
+  if constexpr (contains(keep<Parts...>::needs, signals::repetition)) {
+    KVPOLICY_EXPECTS(rule.trigger.after == 0 && !rule.trigger.hide && layers.dense_first == 0 && !layers.shares() &&
+                         layers.whole == 0 && rule.segment.unit_size() == 1,
+                     "a choice by a repetition is one of single tokens, of all layers; leave the trigger, the layering and the "
+                     "segmenter as they are made");
+  }
   rule.select.check(rule, shape);
 }
 
@@ -73,8 +79,9 @@ template <class... Parts>
 void check_retrieve(keep<Parts...> const& rule, cache_shape const& shape) {
   check(rule, shape);
   if constexpr (waits_for_answers<keep<Parts...>>)
-    KVPOLICY_EXPECTS(rule.trigger.after == 0 && !rule.trigger.hide,
-                     "a retrieve can't wait for the answer's first tokens, nor hide; set its trigger's `after` and `hide` to 0");
+    KVPOLICY_EXPECTS(
+        rule.trigger.after == 0 && !rule.trigger.hide,
+        "a retrieve can't wait for the answer's first tokens, nor hide; set its trigger's `after` and `hide` to 0");
   KVPOLICY_EXPECTS(rule.window.at(shape.max_tokens, shape.max_tokens).recent_begin < shape.max_tokens,
                    "the window of a retrieve must hold the current token; give it at least 1 recent token or page");
 }

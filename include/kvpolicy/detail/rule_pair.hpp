@@ -9,6 +9,7 @@
 #include "kvpolicy/detail/indexed_tokens.hpp"
 #include "kvpolicy/detail/keep_all_state.hpp"
 #include "kvpolicy/detail/late_choice.hpp"
+#include "kvpolicy/detail/repeated_state.hpp"
 #include "kvpolicy/detail/retain_state.hpp"
 #include "kvpolicy/detail/retrieve_state.hpp"
 

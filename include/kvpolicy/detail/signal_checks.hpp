@@ -54,6 +54,17 @@ inline void check_signals(prompt_signals const& given, signals needs, std::int64
     KVPOLICY_EXPECTS(q.tokens <= tokens, "prompt_signals::queries are of " + std::to_string(q.tokens) +
                                              " tokens; the prompt has " + std::to_string(tokens));
   }
+  if (token_span const of = given.repeats; !of.empty()) {
+    query_window const& q = given.queries;
+    KVPOLICY_EXPECTS(of.begin >= 0 && of.begin < of.end && of.end <= given.first,
+                     "prompt_signals::repeats names tokens " + std::to_string(of.begin) + ".." + std::to_string(of.end) +
+                         "; a repetition that begins at token " + std::to_string(given.first) + " repeats earlier ones");
+    if (contains(needs, signals::repetition)) {
+      check_heads(fresh > 0 ? q.data : nullptr, q.heads, q.scale, shape, "the repetition's queries", "prompt_signals::queries");
+      KVPOLICY_EXPECTS(q.tokens == fresh, "prompt_signals::queries are of " + std::to_string(q.tokens) +
+                                              " tokens; the repetition has " + std::to_string(fresh));
+    }
+  }
   std::size_t const heads = given.resident.size();
   KVPOLICY_EXPECTS(heads <= 1 || heads == static_cast<std::size_t>(shape.kv_heads),
                    "prompt_signals::resident has " + std::to_string(heads) + " lists; one for all heads, or " +

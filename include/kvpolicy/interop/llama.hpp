@@ -16,12 +16,10 @@
 
 namespace kvpolicy::llama {
 
-class lossless;
-
 /// What this adapter feeds and obeys. A policy that needs more does not compile.
 struct adapter {
   static constexpr signals provides = signals::keys | signals::values | signals::queries | signals::observation_queries |
-                                      signals::rotation | signals::logits | signals::token_ids;
+                                      signals::rotation | signals::logits | signals::token_ids | signals::repetition;
   static constexpr scope finest_scope = scope::head;
 };
 
@@ -243,6 +241,7 @@ class session {
 
  private:
   friend class lossless;
+  friend void repeat(session&, llama_context*, struct repeat_options const&, llama_seq_id);
   class engine;
   std::unique_ptr<engine> engine_;
 };

@@ -12,6 +12,7 @@
 #include "kvpolicy/presets/infllm.hpp"
 #include "kvpolicy/presets/keydiff.hpp"
 #include "kvpolicy/presets/knorm.hpp"
+#include "kvpolicy/presets/kvzip.hpp"
 #include "kvpolicy/presets/lagkv.hpp"
 #include "kvpolicy/presets/omnikv.hpp"
 #include "kvpolicy/presets/pyramidkv.hpp"
@@ -42,6 +43,6 @@ struct list {
 /// The preset full and every published method, in the order in which text and tools list them.
 using all =
     list<full, chess, heterocache, sentencekv, chunkkv, streaming_llm, h2o, tova, knorm, snapkv, pyramidkv, adakv, keydiff,
-         quest, infllm, expected_attention, lagkv, duoattention, omnikv, twilight, rkv, triattention, rocketkv>;
+         quest, infllm, expected_attention, lagkv, duoattention, omnikv, twilight, rkv, triattention, rocketkv, kvzip>;
 
 }  // namespace kvpolicy::presets

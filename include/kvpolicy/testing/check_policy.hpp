@@ -38,6 +38,11 @@ class policy_check : policy_misuse<Policy, Exec> {
       prompt(state, cache, options_.prompt / 2, options_.prompt);
       prompt(twin, cache, 0, options_.prompt / 2);
       prompt(twin, cache, options_.prompt / 2, options_.prompt);
+      if (contains(needs_, signals::repetition)) {
+        this->misuse_of_repetitions(state, cache);
+        repetition(state, cache);
+        repetition(twin, cache);
+      }
       for (std::int64_t n = options_.prompt + 1; n <= options_.prompt + options_.steps; ++n) {
         this->misuse_of_steps(state, cache, n);
         step(state, twin, cache, n);
@@ -53,6 +58,18 @@ class policy_check : policy_misuse<Policy, Exec> {
   void prompt(Request& state, random_cache const& cache, std::int64_t first, std::int64_t tokens) {
     for (std::int64_t l = 0; l < shape_.layers; ++l)
       state.prefill(cache.view(tokens), {l}, inputs_.prompt(first, tokens), exec_);
+  }
+
+  /// Repeats the prompt in two pieces.
+  template <class Request>
+  void repetition(Request& state, random_cache const& cache) {
+    for (token_span const piece : {token_span{0, options_.prompt / 2}, token_span{options_.prompt / 2, options_.prompt}}) {
+      for (std::int64_t l = 0; l < shape_.layers; ++l) {
+        prompt_signals const said = inputs_.repetition(piece, options_.prompt, options_.prompt + options_.steps);
+        state.prefill(cache.view(options_.prompt + options_.steps), {l}, said, exec_);
+      }
+    }
+    prompt(state, cache, options_.prompt, options_.prompt);  // the repetition is gone
   }
 
   /// Makes a step of both requests; a call that was refused before it must have changed nothing.

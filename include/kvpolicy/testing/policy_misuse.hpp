@@ -79,6 +79,22 @@ class policy_misuse {
   }
 
   template <class Request>
+  void misuse_of_repetitions(Request& state, random_cache const& cache) {
+    std::int64_t const n = options_.prompt;
+    std::int64_t const end = n + options_.steps;
+    auto const prefill = [&](std::string const& what, prompt_signals const& prompt) {
+      refused("a repetition " + what, true, [&] { state.prefill(cache.view(end), {0}, prompt, exec_); });
+    };
+    prefill("of tokens that are not there", inputs_.repetition({0, n + 1}, n, end));
+    prefill("that ends before it begins", inputs_.repetition({9, 4}, n, end));
+    prompt_signals few = inputs_.repetition({0, n}, n, end);
+    few.queries = few.queries.last(1);
+    prefill("without some of its queries", few);
+    few.queries = {};
+    prefill("without queries", few);
+  }
+
+  template <class Request>
   void misuse_of_steps(Request& state, random_cache const& cache, std::int64_t n) {
     auto const choose = [&](std::string const& what, auto const& view, std::int64_t layer, step_signals const& step,
                             bool must = true) {

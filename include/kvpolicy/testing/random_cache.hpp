@@ -165,6 +165,16 @@ class random_signals {
             .rope = {frequencies_.data(), std::ssize(frequencies_)},
             .token_ids = std::span(ids_).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(tokens - first))};
   }
+  /// Returns the signals of a repetition.
+  /// @param of  the tokens that are repeated
+  /// @param first,tokens  the tokens [first, tokens) that repeat them
+  /// @return the signals
+  prompt_signals repetition(token_span const& of, std::int64_t first, std::int64_t tokens) const noexcept {
+    prompt_signals made = prompt(first, tokens);
+    made.queries = made.queries.last(tokens - first);
+    made.repeats = of;
+    return made;
+  }
   /// Returns the signals of a step.
   /// @param tokens  of the sequence, the current one included
   /// @return the signals

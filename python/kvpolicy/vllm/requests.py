@@ -71,6 +71,8 @@ class Requests:
             if wrong:
                 raise UnsupportedError(f"{policy}: {what} is not served with a policy")
         self.policy = Policy(policy)
+        if Needs.REPETITION in self.policy.needs:
+            raise UnsupportedError(f"{policy}: a policy that has the prompt repeated is not served")
         if Needs.TOKEN_IDS in self.policy.needs:
             tokenizer = cached_tokenizer_from_config(config.model_config)
             self.policy = Policy(policy, sentence_ends(tokenizer.decode([i]) for i in range(len(tokenizer))))

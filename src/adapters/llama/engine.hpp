@@ -43,6 +43,8 @@ class session::engine final : graph_client {
   std::vector<std::byte> save_state(std::string const& policy, llama_seq_id of);
   void load_state(std::span<std::byte const> state, std::string const& policy, llama_seq_id of);
   void check();
+  /// See kvpolicy::llama::repeat().
+  void repeat(llama_context* context, repeat_options const& options, llama_seq_id of);
   /// Throws unsupported where lossless decoding can't be done.
   void check_lossless(bool drafts) const;
   cache_shape const& attached_shape() const noexcept { return attached_shape_; }
@@ -70,6 +72,8 @@ class session::engine final : graph_client {
   void running_again() noexcept;
   bool follows_state(llama_context* context, llama_batch const& batch);
   void check_managed(char const* what) const;
+  void repeat_piece(llama_context* context, sequence& s, std::vector<llama_token> const& tokens, token_span const& piece,
+                    std::int64_t end);
   std::string cache() const;
 
   session_options options_;

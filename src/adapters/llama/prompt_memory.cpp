@@ -17,6 +17,12 @@ void prompt_memory::reserve(cache_shape const& shape, std::int64_t queries) {
   queries_.resize(static_cast<std::size_t>(shape.layers * room_ * row()));
 }
 
+void prompt_memory::release() noexcept {
+  for (span_of_layer& kept : kept_) kept.count = 0;
+  room_ = 0;
+  queries_ = {};
+}
+
 void prompt_memory::keep(std::int64_t layer, graph_queries const& q, std::span<std::int32_t const> tokens, std::int64_t first) {
   span_of_layer& kept = kept_[static_cast<std::size_t>(layer)];
   std::int64_t const old = kept.end == first ? kept.count : 0;

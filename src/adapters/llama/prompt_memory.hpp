@@ -15,6 +15,8 @@ class prompt_memory {
  public:
   /// Room for the last `queries` queries of each layer, as many as the cache has cells at most; growing forgets.
   void reserve(cache_shape const& shape, std::int64_t queries);
+  /// No room for queries any more; what was kept of them is forgotten.
+  void release() noexcept;
 
   /// Appends the last queries of one layer, of these tokens of the micro-batch; they are the sequence's from `first` on.
   void keep(std::int64_t layer, graph_queries const& q, std::span<std::int32_t const> tokens, std::int64_t first);

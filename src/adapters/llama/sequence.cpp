@@ -200,7 +200,45 @@ void sequence::end_prompt(float scale, simd_exec& exec) {
     // The last rows stay with their queries: a policy that scores by these takes the last rows for theirs.
     rows_->drop(*pieces_, tokens() - prompt_.room());
   }
+  if (!repeated_.empty() && tokens() == repeat_end_) hear(scale, exec);
   seal();
+}
+
+void sequence::repeats(token_span const& of, std::int64_t first, std::int64_t end) {
+  repeated_ = of;
+  repeat_first_ = first;
+  repeat_end_ = end;
+  if (of.empty()) return prompt_.release(), make_room();
+  heard_ = false;
+  prompt_.reserve(shape_, end - first);
+}
+
+/// The policy learns of the prompt before the repetition, if it did not, and of the piece that was just decoded.
+void sequence::hear(float scale, simd_exec& exec) {
+  if (!left_.empty()) return;
+  rows_->bring(0, shape_.layers);
+  for (layer_id layer{0}; layer.value < shape_.layers && due_from_ < repeat_first_; ++layer.value)
+    request_->prefill(rows_->view(repeat_first_), layer, prompt_of(layer, repeat_first_, scale), exec);
+  due_from_ = repeat_first_;
+  for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
+    prompt_signals given = prompt_of(layer, tokens(), scale);
+    given.repeats = repeated_;
+    request_->prefill(rows_->view(tokens()), layer, given, exec);
+  }
+  for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) rows_->end_prompt(layer);
+  due_from_ = nothing_due;
+  std::ranges::fill(prefill_due_, 0);
+  heard_ = true;
+}
+
+void sequence::end_repetition(std::int64_t tokens) {
+  simd_exec exec(shape_);
+  for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
+    prompt_signals given{.first = tokens, .rope = rope_.embedding()};
+    if (!rows_->whole()) given.resident = rows_->resident(layer, tokens).lists();
+    request_->prefill(rows_->view(tokens), layer, given, exec);  // no token of the repetition is known any more
+  }
+  rows_->drop(*request_, tokens);
 }
 
 /// Rows are dropped when the last layer has been read: a step that fails in the middle can be made again.

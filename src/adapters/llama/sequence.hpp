@@ -96,6 +96,15 @@ class sequence {
   /// The last layer's attention of those tokens is computed.
   void end_prompt(float scale, simd_exec& exec);
 
+  /// The tokens [first, end) that come now repeat earlier ones; none: no more.
+  void repeats(token_span const& of, std::int64_t first, std::int64_t end);
+  /// Whether the policy heard the piece that repeats() announced.
+  bool heard() const noexcept { return heard_; }
+  /// All pieces were heard and removed: rows of the first `tokens` tokens that were not chosen go.
+  void end_repetition(std::int64_t tokens);
+  /// Ids of the first `tokens` tokens, or none where they are not all known.
+  std::span<std::int32_t const> known_ids(std::int64_t tokens) const noexcept { return prompt_.ids_of(0, tokens); }
+
   /// Whether tokens at these indices of a micro-batch can be a step.
   bool may_step(std::span<std::int32_t const> batch_indices) const noexcept;
   /// The graph writes a step's tokens, which read what the policy chooses, or everything.
@@ -116,6 +125,8 @@ class sequence {
   void prompt_due(std::int64_t from) noexcept;
   void seal();
   void paged_prompt(attention_node const& node, simd_exec& exec);
+  bool compressed() const noexcept;
+  selection compressed_to(layer_id layer, std::int64_t before);
   template <class Resident>
   void attend_prompt(attention_node const& node, simd_exec& exec, Resident resident) const;
   template <class Block>
@@ -125,6 +136,7 @@ class sequence {
   prompt_signals prompt_of(layer_id layer, std::int64_t tokens, float scale);
   void prefill(layer_id layer, float scale, simd_exec& exec);
   void end_step();
+  void hear(float scale, simd_exec& exec);
   void load_all(state_reader& a);
   template <class Archive>
   void archive(Archive& a);
@@ -145,9 +157,14 @@ class sequence {
   std::vector<std::int32_t> ids_;            ///< of the step that runs now; empty for embeddings
   bool everything_ = false;                  ///< whether it reads everything
   prompt_memory prompt_;
-  std::optional<saved_prompt> loaded_;  ///< before begin()
-  std::vector<std::byte> state_;        ///< the same, of a managed cache
-  std::int64_t just_loaded_ = 0;        ///< tokens
+  token_span repeated_{};  ///< what the tokens behind repeat_first_ repeat
+  std::int64_t repeat_first_ = 0;
+  std::int64_t repeat_end_ = 0;
+  bool heard_ = false;
+  std::vector<range_list> compressed_lists_;  ///< scratch
+  std::optional<saved_prompt> loaded_;        ///< before begin()
+  std::vector<std::byte> state_;              ///< the same, of a managed cache
+  std::int64_t just_loaded_ = 0;              ///< tokens
 
   std::optional<prompt_pages::state> pages_;  ///< where prompts read less than all
   prompt_statistics prompts_;

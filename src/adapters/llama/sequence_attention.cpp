@@ -90,10 +90,27 @@ void sequence::prompt(attention_node const& node, simd_exec& exec) {
   double const chosen = prompts_.choose_seconds;
   if (!left_.empty()) return dense_prompt(node, exec);
   rows_->begin_prompt(layer);
-  if (pages_ && rows_->whole() && !everything_) paged_prompt(node, exec);
+  if (compressed()) attend_prompt(node, exec, [&](std::int64_t before) { return compressed_to(layer, before); });
+  else if (pages_ && rows_->whole() && !everything_ && repeated_.empty()) paged_prompt(node, exec);
   else attend_prompt(node, exec, [&](std::int64_t before) { return rows_->resident(layer, before); });
   rows_->end_prompt(layer);
   prompts_.attend_seconds += seconds_since(start) - (prompts_.choose_seconds - chosen);
+}
+
+/// Whether a text was compressed once for all that follows, in rows that the engine still has.
+bool sequence::compressed() const noexcept {
+  return contains(requirements_.needs, signals::repetition) && rows_->whole() && due_from_ > 0 && !everything_;
+}
+/// Of a layer's first tokens, what the policy kept of those that it knows, and all others.
+selection sequence::compressed_to(layer_id layer, std::int64_t before) {
+  std::int64_t const known = std::min(due_from_, request_->tokens());
+  selection const kept = request_->retained(layer);
+  compressed_lists_.assign(kept.lists().begin(), kept.lists().end());
+  for (range_list& list : compressed_lists_) {
+    truncate(list, known);
+    append(list, known, before, reason::open);
+  }
+  return {kept.granularity(), compressed_lists_, shape_.kv_heads};
 }
 
 void sequence::paged_prompt(attention_node const& node, simd_exec& exec) {

@@ -37,7 +37,14 @@ settings parse_settings(std::string_view text) {
     return made;
   }
   made.lossless = made.policy == "lossless";
-  if (!made.lossless) known_policies().parse(made.policy, inputs_for());
+  if (!made.lossless) {
+    named_host_policy const named = known_policies().parse(made.policy, inputs_for());
+    if (contains(needs_of(named.policy), signals::repetition)) {
+      throw unsupported("'" + made.policy +
+                        "' has the model repeat a prompt, and a server's program does not; take duoattention or snapkv, or "
+                        "call kvpolicy::llama::repeat() in a program of your own");
+    }
+  }
   for (std::string_view left = text.substr(std::min(text.size(), end)); !left.empty();) {
     left.remove_prefix(1);
     std::string_view const option = left.substr(0, left.find(';'));

@@ -52,7 +52,8 @@ typedef enum kvpolicy_need {
   KVPOLICY_NEEDS_OBSERVATION_QUERIES = 8, /**< the last kvpolicy_observation_queries() of a prompt, at prefill */
   KVPOLICY_NEEDS_ROTATION = 16,           /**< at prefill */
   KVPOLICY_NEEDS_LOGITS = 32,             /**< at observe */
-  KVPOLICY_NEEDS_TOKEN_IDS = 64           /**< at prefill and at choose */
+  KVPOLICY_NEEDS_TOKEN_IDS = 64,          /**< at prefill and at choose */
+  KVPOLICY_NEEDS_REPETITION = 128         /**< a repetition of the prompt, see kvpolicy_prompt::repeats_begin */
 } kvpolicy_need;
 
 /** Why tokens are read. OPEN: their unit is not complete yet, or they came after the choice. */
@@ -110,6 +111,11 @@ typedef struct kvpolicy_prompt {
   int32_t pairing;                /**< of the rotation: a kvpolicy_pairing */
   kvpolicy_tensor const* inverse_frequencies; /**< `[pairs]` f32: pair i turns by position * inverse_frequencies[i] */
   kvpolicy_tensor const* token_ids;           /**< `[tokens - first]` int32 */
+  /** The new tokens repeat tokens [repeats_begin, repeats_end) before `first`, for a policy that needs a repetition; 0 and 0: they
+   * repeat none. `queries` are then all the new tokens'. Remove the new tokens after each piece. The piece whose repeats_end is
+   * `first` makes the choice. */
+  int64_t repeats_begin;
+  int64_t repeats_end;
 } kvpolicy_prompt;
 
 /** A group of ranks that run one model, each with a part of its KV heads. */

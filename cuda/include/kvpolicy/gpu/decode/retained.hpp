@@ -17,7 +17,7 @@ namespace kvpolicy::gpu {
 
 /// Chosen at the prompt's end: the prompt's tokens that were kept, then every token since.
 template <class Rule, owning_device D>
-  requires std::same_as<typename Rule::trigger_type, triggers::prefill>
+  requires(std::same_as<typename Rule::trigger_type, triggers::prefill> && !chooses_by_repetition<Rule>)
 class decode_retain<Rule, D> {
   static constexpr bool of_request = Rule::granularity == scope::request;
 
