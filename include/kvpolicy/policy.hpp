@@ -122,6 +122,12 @@ void check(Policy const& policy, cache_shape const& shape) {
   }
   KVPOLICY_EXPECTS(retain.layers.whole == 0, "the retain's layers have no rows to read but those they keep; set `whole` to 0");
   if (retain.keeps_all || retrieve.keeps_all) return;
+  if (contains(retain.needs, signals::repetition) && retrieve.observation_queries > 0) {
+    throw unsupported(
+        "the retain has the prompt repeated, and the retrieve reads the queries of the prompt's end; take a retrieve that "
+        "reads "
+        "each step's query, such as quest's");
+  }
   if (retain.granularity > retrieve.granularity) {
     throw unsupported(std::string("the retain keeps different tokens for each ") + name_of(retain.granularity) +
                       ", but the retrieve makes one choice for each " + name_of(retrieve.granularity) +

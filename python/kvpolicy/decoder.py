@@ -53,13 +53,11 @@ class Decoder:
         self._bound[layer] = tensors
 
     def prefill(self, sequence: int, layer: int, tokens: int, *, first: int = 0, queries: Array | None = None, scale: float = 1.0,
-                inverse_frequencies: Array | None = None, neighbours: bool = False, token_ids: Array | None = None,
-                repeats: tuple[int, int] = (0, 0)) -> None:
+                inverse_frequencies: Array | None = None, neighbours: bool = False, token_ids: Array | None = None) -> None:
         """The keys of a slot's prompt, or of a further piece of it, are written: as State.prefill. Waits for the device."""
         tensors = (borrowed("queries", queries), borrowed("inverse_frequencies", inverse_frequencies),
                    borrowed("token_ids", token_ids))
-        prompt = _abi.Prompt(first, tensors[0].pointer, scale, neighbours, tensors[1].pointer, tensors[2].pointer,
-                              *repeats)
+        prompt = _abi.Prompt(first, tensors[0].pointer, scale, neighbours, tensors[1].pointer, tensors[2].pointer)
         _abi.decoder_prefill(self._handle, sequence, layer, tokens, c.byref(prompt))
 
     def plan(self, tokens: Sequence[int]) -> bool:

@@ -71,11 +71,12 @@ void simd_exec::workspace::smooth_into(table<float> scores, std::int64_t head, s
   std::array<float, 512> smoothed;
   std::int64_t const last_q = how.of_group ? head * group + 1 : (head + 1) * group;
   bool const largest = how.of_group == group_merge::maximum;
+  float* const merged = window.data() + head * group * shape.max_tokens;
+  for (std::int64_t t = 0; largest && t < before; ++t) merged[t] = merged[t] >= 0 ? merged[t] : 0;  // NaN is ignored
   for (std::int64_t q = head * group + 1; how.of_group && q < (head + 1) * group; ++q) {
-    float* const to = window.data() + head * group * shape.max_tokens;
     float const* const from = window.data() + q * shape.max_tokens;
-    if (largest) run.raise(to, from, before);
-    else run.add_scaled(to, from, before, 1);
+    if (largest) run.raise(merged, from, before);
+    else run.add_scaled(merged, from, before, 1);
   }
   float const heads = largest ? 1.0f : static_cast<float>(group);
   for (std::int64_t q = head * group; q < last_q; ++q) {

@@ -1,4 +1,6 @@
 // A text that the model repeats: what kvzip keeps of it is what the engine's own queries attended to, and later prompts go on.
+#include "kvpolicy/interop/llama/repetition.hpp"
+
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
@@ -7,10 +9,11 @@
 
 #include "attention_probe.hpp"
 #include "decoding.hpp"
-#include "kvpolicy/interop/llama/repetition.hpp"
 #include "kvpolicy/presets/full.hpp"
 #include "kvpolicy/presets/kvzip.hpp"
+#include "kvpolicy/presets/quest.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
+#include "kvpolicy/tiers/host.hpp"
 #include "managed_cache_context.hpp"
 #include "tiny_model.hpp"
 
@@ -179,17 +182,78 @@ TEST_CASE("a repetition that can't be is refused, and the sequence goes on as it
   session ours(presets::kvzip{.tokens = 50});
   REQUIRE_THROWS_WITH(repeat(ours, nullptr, {}), ContainsSubstring("call attach() first"));
   decoder engine(model.get(), &ours, {.tokens = 512});
-  REQUIRE_THROWS_WITH(repeat(ours, engine.context(), {}), ContainsSubstring("sequence 0 has 0 tokens"));
+  REQUIRE_THROWS_WITH(repeat(ours, engine.context(), {}), ContainsSubstring("has seen no token of sequence 0"));
   engine.feed(random_tokens(300));
   REQUIRE_THROWS_WITH(repeat(ours, engine.context(), {.first = 300}), ContainsSubstring("has 300 tokens"));
   REQUIRE_THROWS_WITH(repeat(ours, engine.context(), {.piece = 0}), ContainsSubstring("a piece at least 1"));
-  REQUIRE_THROWS_WITH(repeat(ours, engine.context(), {}), ContainsSubstring("raise n_ctx, or make pieces smaller"));
-  REQUIRE(llama_memory_seq_pos_max(engine.memory(), 0) == 299);
   engine.feed(llama_token{1});
   REQUIRE(ours.last_step().tokens_read == 301);
-  repeat(ours, engine.context(), {.piece = 100});
+  repeat(ours, engine.context());  // in pieces as small as the room behind the text
+  REQUIRE(llama_memory_seq_pos_max(engine.memory(), 0) == 300);
   engine.feed(llama_token{2});
   REQUIRE(ours.last_step().tokens_read == 51);
+  engine.feed(random_tokens(205, 4));
+  REQUIRE_THROWS_WITH(repeat(ours, engine.context()), ContainsSubstring("raise n_ctx"));
+  engine.feed(llama_token{2});
+  REQUIRE(ours.last_step().tokens_read == 50 + 1 + 205 + 1);
+}
+
+TEST_CASE("a text is repeated whatever else the session keeps of the prompt, and a retrieve chooses among what is left") {
+  model_owner const model = tiny_llama(shape);
+  auto const read = [&](auto const& policy, std::int64_t queries) {
+    std::vector<made_choice> choices;
+    session ours(policy, recording(choices, queries));
+    decoder engine(model.get(), &ours, {});
+    engine.feed(random_tokens(text));
+    repeat(ours, engine.context(), {.piece = piece});
+    decode_each(engine, random_tokens(2, 3));
+    return choices;
+  };
+  auto const few = read(presets::kvzip{.tokens = 60}, 0);
+  REQUIRE(read(presets::kvzip{.tokens = 60}, all_queries) == few);
+  auto const both = read(presets::kvzip{.tokens = 60} + presets::quest{.tokens = 16}, 0);
+  REQUIRE(both.size() == few.size());
+  for (std::size_t i = 0; i < few.size(); ++i) {
+    for (std::size_t h = 0; h < few[i].lists.size(); ++h) {
+      REQUIRE(token_count(both[i].lists[h]) <= 16);
+      for (token_range const& range : both[i].lists[h]) {
+        for (std::int32_t t = range.begin; t < range.end; ++t) {
+          REQUIRE(std::ranges::any_of(few[i].lists[h], [&](token_range const& r) { return r.begin <= t && t < r.end; }));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a copy of a compressed text goes on with what was chosen, and other tokens are not taken for it") {
+  model_owner const model = tiny_llama(shape);
+  session ours(presets::kvzip{.tokens = 50});
+  decoder engine(model.get(), &ours, {.tokens = 2048, .sequences = 2});
+  engine.feed(random_tokens(300));
+  repeat(ours, engine.context());
+  llama_memory_seq_cp(engine.memory(), 0, 1, -1, -1);
+  for (llama_seq_id const of : {0, 1}) {
+    REQUIRE(engine.status_of({5}, {of}) == 0);
+    REQUIRE(ours.last_step(of).tokens_read == 51);
+  }
+  // Sequence 1 becomes another text of the same length, which the session sees when its next tokens are decoded.
+  llama_memory_seq_rm(engine.memory(), -1, -1, -1);
+  engine.feed(random_tokens(301, 11));
+  llama_memory_seq_cp(engine.memory(), 0, 1, -1, -1);
+  REQUIRE_THROWS_WITH(repeat(ours, engine.context(), {}, 1), ContainsSubstring("other tokens than the session knew"));
+  REQUIRE(llama_memory_seq_pos_max(engine.memory(), 1) == 300);
+  REQUIRE(engine.status_of({5}, {1}) == 0);
+  REQUIRE(ours.last_step(1).tokens_read == 302);
+  repeat(ours, engine.context(), {}, 1);
+  REQUIRE(engine.status_of({6}, {1}) == 0);
+  REQUIRE(ours.last_step(1).tokens_read == 51);
+}
+
+TEST_CASE("a text whose rows a tier may have is not repeated") {
+  tiers::any_tier host = tiers::any_tier::of<tiers::host>(std::int64_t{128}, std::int64_t{1} << 12);
+  owner own(presets::kvzip{.tokens = 50}, {.tokens = 512}, {.tier = &host});
+  own.feed(random_tokens(200));
+  REQUIRE_THROWS_WITH(repeat(own.own(), own.engine().context()), ContainsSubstring("leave the tier out"));
 }
 
 }  // namespace

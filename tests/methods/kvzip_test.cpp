@@ -3,6 +3,8 @@
 #include "kvpolicy/exec/host.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/presets/kvzip.hpp"
+#include "kvpolicy/scorers/recent_attention.hpp"
+#include "kvpolicy/triggers/every_step.hpp"
 #include "methods/naive_choice.hpp"
 
 namespace kvpolicy_test::methods {
@@ -167,6 +169,27 @@ TEST_CASE("a repetition that can't be one is refused, and nothing has changed", 
   REQUIRE(tokens_of(state.retained({0}).of({0})).size() + tokens_of(state.retained({0}).of({1})).size() +
               tokens_of(state.retained({1}).of({0})).size() + tokens_of(state.retained({1}).of({1})).size() ==
           4 * (8 + 5));
+}
+
+TEST_CASE("pieces of a repetition that was not completed are forgotten when something else follows", "[methods]") {
+  random_source random(2605);
+  world const w({2, 4, 2, 8, 60, element_type::f32}, random);
+  host_exec exec;
+  auto state = start(presets::kvzip{.tokens = 6, .sinks = 0}, w.shape);
+  for (std::int64_t l = 0; l < 2; ++l) state.prefill(w.view(20), {l}, {}, exec);
+  repeat(state, w, 20, {{0, 10}, 5, 0});
+  for (std::int64_t l = 0; l < 2; ++l) static_cast<void>(state.choose(w.view(21), {l}, {}, exec));
+  repeat(state, w, 21, {{15, 21}, 5, 0});                           // no gap: it is the first piece of another text
+  REQUIRE(tokens_of(state.retained({1}).of({1})) == range(0, 26));  // six of six tokens, and what came before them
+  REQUIRE_THROWS_AS(start(policy{keep{segments::tokens{}, pools::none{}, scorers::repetition_attention{-1}, budgets::global{},
+                                      selectors::top{}, windows::tokens{}, triggers::prefill{}},
+                                 keep_all{}},
+                          w.shape),
+                    invalid_value);
+  keep const observing{segments::tokens{},           pools::none{},    scorers::recent_attention{.window = 4},
+                       budgets::tokens{.count = 20}, selectors::top{}, windows::tokens{.recent = 4},
+                       triggers::every_step{}};
+  REQUIRE_THROWS_AS(start(policy{presets::kvzip{.tokens = 12}.parts().retain, observing}, w.shape), unsupported);
 }
 
 TEST_CASE("a second text is compressed behind the first, whose choice stays", "[methods]") {

@@ -129,6 +129,24 @@ TEMPLATE_TEST_CASE("a maximum of the group's mean is not the mean of the heads' 
   }
 }
 
+// Two query heads; the first one's query is NaN, the second weighs three equal keys alike.
+TEMPLATE_TEST_CASE("the maximum over a group ignores a query head that is NaN", "[primitive]", KVPOLICY_TEST_EXECUTORS) {
+  random_source random(26);
+  cache_shape const shape{1, 2, 1, 4, 3, element_type::f32};
+  random_cache const cache(shape, layout::head_major, 4, random, content::equal);
+  TestType on(shape);
+  for (std::size_t const broken : {std::size_t{0}, std::size_t{4}}) {
+    std::vector<float> queries(8, 1.0f);
+    queries[broken] = std::numeric_limits<float>::quiet_NaN();
+    std::vector<float> scores(2, -1.0f);
+    on.run([&](auto& exec) {
+      window_attention({queries.data(), 1, 2, 8, 4, 1}, cache.keys(0, 3), {.of_group = group_merge::maximum},
+                       table<float>{scores.data(), 1, 2, 2}, exec);
+    });
+    for (float const score : scores) REQUIRE(std::abs(score - 1 / 3.0) < 1e-6);
+  }
+}
+
 TEMPLATE_TEST_CASE("seen_attention is each token's mean weight over the queries that see it, and the group", "[primitive]",
                    KVPOLICY_TEST_EXECUTORS) {
   random_source random(24);

@@ -1,7 +1,7 @@
 // Budget global: shares the tokens of all layers out to the best units of any head of any layer (KVzip).
 #pragma once
 
-#include <algorithm>
+#include <span>
 
 #include "kvpolicy/budgets/adaptive.hpp"
 
@@ -16,9 +16,7 @@ struct global {
   tokens each{};  ///< tokens of a head, mean over all heads of all layers
 
   bool relative() const noexcept { return each.relative(); }
-  std::int64_t most_tokens(cache_shape const& shape) const noexcept {
-    return std::min(shape.max_tokens, shape.layers * shape.kv_heads * each.most_tokens(shape));
-  }
+  std::int64_t most_tokens(cache_shape const& shape) const noexcept { return shape.max_tokens; }
   void check(cache_shape const& shape) const { each.check(shape); }
   std::int64_t of(budget_request const& request) const noexcept { return each.of(request); }
 

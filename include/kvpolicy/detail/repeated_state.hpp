@@ -56,6 +56,8 @@ class repeated_state : public keep_state<Rule> {
       typename base::template input_type<View> const input{
           view, layer, {0, shape_.kv_heads}, view.tokens(), prompt.first, summaries_, memory_, {}, &prompt};
       rule_.score.hear(input, exec);
+    } else {
+      give_up();
     }
     extend(layer, view.tokens(), prompt.resident);
     if (!prompt.repeats.empty() && layer.value + 1 == shape_.layers && memory_.complete)
@@ -64,6 +66,7 @@ class repeated_state : public keep_state<Rule> {
   void wait(layer_id layer, std::int64_t tokens, prompt_signals const& prompt) { extend(layer, tokens, prompt.resident); }
   template <class View, class Exec>
   void choose(View const& view, layer_id layer, retained_tokens const&, step_signals const&, Exec&) {
+    give_up();
     extend(layer, view.tokens(), {});
   }
 
@@ -75,6 +78,10 @@ class repeated_state : public keep_state<Rule> {
  private:
   static constexpr std::int64_t beside_selected = 5;  ///< ranges of a list: the window's, and what it cuts in two
 
+  /// Something else follows the pieces of a repetition that was not completed: they are forgotten.
+  void give_up() noexcept {
+    if (!memory_.complete) memory_.repeated = {};
+  }
   /// Tokens that were not known are kept.
   void extend(layer_id layer, std::int64_t tokens, std::span<range_list const> resident) {
     std::int64_t& known = known_[kept_.slot(layer)];

@@ -21,7 +21,8 @@ struct smoothing {
   friend constexpr auto names_of(kind) noexcept { return std::array{"none", "average", "maximum"}; }
   kind how = kind::none;
   std::int64_t width = 1;  ///< tokens that are merged, odd
-  /// Merges the KV head's query heads before the smoothing. None: each query head is smoothed, and then their mean is taken.
+  /// Merges the KV head's query heads before the smoothing; the maximum ignores NaN. None: each query head is smoothed, and
+  /// then their mean is taken.
   std::optional<group_merge> of_group{};
   /// How the window's queries are merged. The mean dilutes a weight that one query of many gives. The maximum does not, and
   /// ignores queries that have a NaN.

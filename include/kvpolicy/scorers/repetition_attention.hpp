@@ -49,6 +49,7 @@ struct repetition_attention {
     }
   };
   memory start(cache_shape const& shape) const {
+    KVPOLICY_EXPECTS(sinks >= 0, "a softmax over " + std::to_string(sinks) + " first tokens; there can be 0 or more");
     auto const room = static_cast<std::size_t>(shape.kv_heads * shape.max_tokens);
     memory made;
     made.scores.resize(static_cast<std::size_t>(shape.layers) * room);

@@ -72,8 +72,8 @@ class session::engine final : graph_client {
   void running_again() noexcept;
   bool follows_state(llama_context* context, llama_batch const& batch);
   void check_managed(char const* what) const;
-  void repeat_piece(llama_context* context, sequence& s, std::vector<llama_token> const& tokens, token_span const& piece,
-                    std::int64_t end);
+  void repeat_piece(llama_context* context, sequence& s, std::vector<llama_token> const& text,
+                    std::vector<llama_token> const& tokens, token_span const& piece);
   std::string cache() const;
 
   session_options options_;
@@ -86,6 +86,7 @@ class session::engine final : graph_client {
   cache_shape attached_shape_{};        ///< as the parameters were at attach
   std::string passed_by_;               ///< lenient: why nothing is served
   std::string model_;                   ///< which one, for a state
+  bool whole_windows_ = false;          ///< sliding windows keep cells outside of them too
   bool hybrid_ = false;                 ///< a refused micro-batch is not undone, and no tail is cut
   std::vector<llama_seq_id> of_batch_;  ///< scratch
   std::vector<llama_pos> positions_;    ///< scratch

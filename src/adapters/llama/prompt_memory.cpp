@@ -12,9 +12,9 @@ void prompt_memory::reserve(cache_shape const& shape, std::int64_t queries) {
   ids_.reserve(static_cast<std::size_t>(shape.max_tokens));
   std::int64_t const room = std::min(queries, shape.max_tokens);
   if (room <= room_) return;
-  room_ = room;
   for (span_of_layer& kept : kept_) kept.count = 0;
-  queries_.resize(static_cast<std::size_t>(shape.layers * room_ * row()));
+  queries_.resize(static_cast<std::size_t>(shape.layers * room * row()));
+  room_ = room;
 }
 
 void prompt_memory::release() noexcept {

@@ -81,6 +81,7 @@ void sequence::forget_all() noexcept { forget(0), prompt_due(0); }
 void sequence::forget(std::int64_t tokens) noexcept {
   if (due_from_ != nothing_due) due_from_ = std::min(due_from_, tokens);
   prompt_.forget(tokens);
+  compressed_ = compressed_ && tokens > 0;
   if (pages_) pages_->cut(tokens);
 }
 
@@ -115,7 +116,14 @@ void sequence::follow(seen_cells const& now, std::span<std::unique_ptr<sequence>
     return tokens() <= rows.sealed() &&
            std::ranges::equal(here, rows.cells().known().first(static_cast<std::size_t>(tokens())));
   };
-  if (sequence const* const other = other_that(knows)) prompt_.take_over(other->prompt_, tokens());
+  sequence const* const other = other_that(knows);
+  if (other == nullptr) return;
+  prompt_.take_over(other->prompt_, tokens());
+  if (!other->compressed_ || policy_.retain != other->policy_.retain || policy_.retrieve != other->policy_.retrieve) return;
+  // A copy has no text to repeat by itself: it goes on with what was chosen.
+  request_ = other->request_;
+  compressed_ = true;
+  due_from_ = std::min(tokens(), request_->tokens());
 }
 
 /// With the same policy, what that knows is copied too.
@@ -200,32 +208,45 @@ void sequence::end_prompt(float scale, simd_exec& exec) {
     // The last rows stay with their queries: a policy that scores by these takes the last rows for theirs.
     rows_->drop(*pieces_, tokens() - prompt_.room());
   }
-  if (!repeated_.empty() && tokens() == repeat_end_) hear(scale, exec);
+  if (repeated_ && tokens() == repeated_->end) {
+    try {
+      hear(scale, exec);
+    } catch (...) {
+      refused_ = std::current_exception();  // the graph goes on: the piece is removed in any case
+    }
+  }
   seal();
 }
 
-void sequence::repeats(token_span const& of, std::int64_t first, std::int64_t end) {
-  repeated_ = of;
-  repeat_first_ = first;
-  repeat_end_ = end;
-  if (of.empty()) return prompt_.release(), make_room();
+void sequence::begin_repetition(repetition const& piece) {
+  prompt_.reserve(shape_, piece.end - std::ssize(piece.ids));
+  repeated_ = piece;
   heard_ = false;
-  prompt_.reserve(shape_, end - first);
+  refused_ = nullptr;
+}
+
+bool sequence::heard_repetition() {
+  repeated_.reset();
+  prompt_.release();
+  make_room();
+  if (refused_) std::rethrow_exception(std::exchange(refused_, nullptr));
+  return heard_;
 }
 
 /// The policy learns of the prompt before the repetition, if it did not, and of the piece that was just decoded.
 void sequence::hear(float scale, simd_exec& exec) {
-  if (!left_.empty()) return;
-  rows_->bring(0, shape_.layers);
-  for (layer_id layer{0}; layer.value < shape_.layers && due_from_ < repeat_first_; ++layer.value)
-    request_->prefill(rows_->view(repeat_first_), layer, prompt_of(layer, repeat_first_, scale), exec);
-  due_from_ = repeat_first_;
+  auto const first = std::ssize(repeated_->ids);
+  // What the caller did to the sequence shows in its graph: it may have other tokens than the session knew before.
+  if (!left_.empty() || !std::ranges::equal(prompt_.ids_of(0, first), repeated_->ids)) return;
+  for (layer_id layer{0}; layer.value < shape_.layers && due_from_ < first; ++layer.value)
+    request_->prefill(rows_->view(first), layer, prompt_of(layer, first, scale), exec);
+  due_from_ = first;
   for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
     prompt_signals given = prompt_of(layer, tokens(), scale);
-    given.repeats = repeated_;
+    given.queries = given.queries.last(tokens() - first);
+    given.repeats = repeated_->of;
     request_->prefill(rows_->view(tokens()), layer, given, exec);
   }
-  for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) rows_->end_prompt(layer);
   due_from_ = nothing_due;
   std::ranges::fill(prefill_due_, 0);
   heard_ = true;
@@ -239,6 +260,7 @@ void sequence::end_repetition(std::int64_t tokens) {
     request_->prefill(rows_->view(tokens), layer, given, exec);  // no token of the repetition is known any more
   }
   rows_->drop(*request_, tokens);
+  compressed_ = true;
 }
 
 /// Rows are dropped when the last layer has been read: a step that fails in the middle can be made again.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -96,10 +97,15 @@ class sequence {
   /// The last layer's attention of those tokens is computed.
   void end_prompt(float scale, simd_exec& exec);
 
-  /// The tokens [first, end) that come now repeat earlier ones; none: no more.
-  void repeats(token_span const& of, std::int64_t first, std::int64_t end);
-  /// Whether the policy heard the piece that repeats() announced.
-  bool heard() const noexcept { return heard_; }
+  /// A piece of a repetition: the tokens [ids, end) that come now repeat `of`, which is among the tokens with these ids.
+  struct repetition {
+    token_span of;
+    std::span<std::int32_t const> ids;
+    std::int64_t end = 0;
+  };
+  void begin_repetition(repetition const& piece);
+  /// No more of the piece comes. Whether the policy heard it; throws what the policy threw.
+  bool heard_repetition();
   /// All pieces were heard and removed: rows of the first `tokens` tokens that were not chosen go.
   void end_repetition(std::int64_t tokens);
   /// Ids of the first `tokens` tokens, or none where they are not all known.
@@ -157,10 +163,10 @@ class sequence {
   std::vector<std::int32_t> ids_;            ///< of the step that runs now; empty for embeddings
   bool everything_ = false;                  ///< whether it reads everything
   prompt_memory prompt_;
-  token_span repeated_{};  ///< what the tokens behind repeat_first_ repeat
-  std::int64_t repeat_first_ = 0;
-  std::int64_t repeat_end_ = 0;
+  std::optional<repetition> repeated_;  ///< what is decoded now
   bool heard_ = false;
+  std::exception_ptr refused_;                ///< why it was not heard
+  bool compressed_ = false;                   ///< by a repetition, for all that follows
   std::vector<range_list> compressed_lists_;  ///< scratch
   std::optional<saved_prompt> loaded_;        ///< before begin()
   std::vector<std::byte> state_;              ///< the same, of a managed cache

@@ -91,16 +91,14 @@ void sequence::prompt(attention_node const& node, simd_exec& exec) {
   if (!left_.empty()) return dense_prompt(node, exec);
   rows_->begin_prompt(layer);
   if (compressed()) attend_prompt(node, exec, [&](std::int64_t before) { return compressed_to(layer, before); });
-  else if (pages_ && rows_->whole() && !everything_ && repeated_.empty()) paged_prompt(node, exec);
+  else if (pages_ && rows_->whole() && !everything_ && !repeated_) paged_prompt(node, exec);
   else attend_prompt(node, exec, [&](std::int64_t before) { return rows_->resident(layer, before); });
   rows_->end_prompt(layer);
   prompts_.attend_seconds += seconds_since(start) - (prompts_.choose_seconds - chosen);
 }
 
-/// Whether a text was compressed once for all that follows, in rows that the engine still has.
-bool sequence::compressed() const noexcept {
-  return contains(requirements_.needs, signals::repetition) && rows_->whole() && due_from_ > 0 && !everything_;
-}
+/// Whether prompts read a text as a repetition has left it, in rows that the engine still has.
+bool sequence::compressed() const noexcept { return compressed_ && rows_->whole() && !everything_; }
 /// Of a layer's first tokens, what the policy kept of those that it knows, and all others.
 selection sequence::compressed_to(layer_id layer, std::int64_t before) {
   std::int64_t const known = std::min(due_from_, request_->tokens());

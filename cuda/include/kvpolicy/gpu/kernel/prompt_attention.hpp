@@ -208,6 +208,7 @@ struct smooth_sums_body : no_shared {
       float smoothed = a.how == 2 ? -__builtin_huge_valf() : 0;
       for (std::int64_t i = first; i < last; ++i) {
         float value = sums[(head + g) * a.stride + i];
+        if (a.largest_head && !(value >= 0)) value = 0;
         for (std::int32_t other = 1; a.of_group && other < a.group; ++other) {
           float const more = sums[(head + other) * a.stride + i];
           if (!a.largest_head) value += more;
