@@ -3,6 +3,8 @@
 
     haystack.py --words 5000 --depth 0.5 > prompt.txt
     haystack.py --words 2600 --records 20 --seed 1000 --out records    # for kvpolicy-eval: facts of several kinds
+    haystack.py --words 6000 --records 3 --questions 8 --out records   # three texts, of each eight questions (--one-chat)
+    haystack.py --words 2600 --records 40 --paraphrased --out records  # facts that are asked for in other words
 
 The text is made up from a seed: reports of a harbour town, no sentence of which mentions the fact.
 """
@@ -103,12 +105,48 @@ def record(kind: str, words: int, depth: float, seed: int) -> dict:
             "answer_prefix": prefix, "outputs": outputs}
 
 
-def write_records(folder: str, count: int, words: int, first_seed: int) -> None:
+# Facts of people, in words that their questions do not have: who (told, asked), and what (told, asked, values).
+WHO = [("The physician", "the medic"), ("The attorney", "the lawyer"), ("The aviator", "the pilot"), ("The vicar", "the priest"),
+       ("The mariner", "the seaman"), ("The tutor", "the teacher"), ("The constable", "the policeman"), ("The tailor", "the dressmaker")]
+WHAT = [("was born in {}", "Which town is the native place of {}?", CITIES),
+        ("purchased a second-hand {}", "What did {} buy?", THINGS),
+        ("is terribly afraid of every {}", "Which animal frightens {}?", ANIMALS),
+        ("always wears a {} hat", "What colour is the cap on the head of {}?", COLOURS),
+        ("earns {} crowns each month", "How large is the salary of {}?", [str(n) for n in range(310, 990, 20)])]
+
+
+def paraphrased(words: int, depth: float, number: int, seed: int) -> dict:
+    """A fact that is asked for in other words than it was told; one of 40."""
+    (told, asked), (fact, question, values) = WHO[number % len(WHO)], WHAT[number // len(WHO) % len(WHAT)]
+    rng = random.Random(f"paraphrased {number} {seed}")
+    value = rng.choice(values)
+    question = question.format(asked)
+    return {"prompt": hidden(rng, words, [(depth, f"{told} {fact.format(value)}.")]) + "\n\n" + question, "question": question,
+            "outputs": [value]}
+
+
+def questions(words: int, count: int, seed: int) -> list[dict]:
+    """Records of one text: each asks for another of its facts."""
+    rng = random.Random(f"questions {seed}")
+    cities = rng.sample(CITIES, count)
+    numbers = [str(rng.randint(1_000_000, 9_999_999)) for _ in cities]
+    facts = [((i + .5) / count, f"One of the special magic numbers for {city} is: {number}.")
+             for i, (city, number) in enumerate(zip(cities, numbers))]
+    text = introduction("numbers") + hidden(rng, words, facts) + "\n\n"
+    order = rng.sample(range(count), count)
+    asked = [f"What is the special magic number for {cities[i]} mentioned in the text?" for i in order]
+    return [{"prompt": text + question, "question": question, "outputs": [numbers[i]]} for i, question in zip(order, asked)]
+
+
+def write_lines(folder: str, name: str, lines: list[dict]) -> None:
     os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, name + ".jsonl"), "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def write_records(folder: str, count: int, words: int, first_seed: int) -> None:
     for kind in KINDS:
-        with open(os.path.join(folder, kind + ".jsonl"), "w", encoding="utf-8") as file:
-            for i in range(count):
-                file.write(json.dumps(record(kind, words, (0.1 + 0.2 * i) % 1, first_seed + i)) + "\n")
+        write_lines(folder, kind, [record(kind, words, (0.1 + 0.2 * i) % 1, first_seed + i) for i in range(count)])
 
 
 def main() -> None:
@@ -118,12 +156,24 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the text; of the first record")
     parser.add_argument("--records", type=int, default=0, help="write so many of each kind, for kvpolicy-eval, with depths .1 to .9")
     parser.add_argument("--out", help="folder for the records: " + ", ".join(k + ".jsonl" for k in KINDS))
+    parser.add_argument("--questions", type=int, default=0,
+                        help="write questions.jsonl in their place: so many facts in each text, and a record for each (at most 12)")
+    parser.add_argument("--paraphrased", action="store_true",
+                        help="write paraphrased.jsonl in their place: 40 facts, asked for in other words than they were told")
     arguments = parser.parse_args()
     if arguments.words < 1 or not 0 <= arguments.depth <= 1:
         parser.error("--words must be at least 1 and --depth in 0..1")
     if (arguments.records > 0) != (arguments.out is not None):
         parser.error("--records and --out go together, and --records is at least 1")
-    if arguments.out:
+    if not 0 <= arguments.questions <= len(CITIES):
+        parser.error(f"--questions must be in 0..{len(CITIES)}")
+    if arguments.out and arguments.questions:
+        write_lines(arguments.out, "questions", [line for i in range(arguments.records)
+                                                 for line in questions(arguments.words, arguments.questions, arguments.seed + i)])
+    elif arguments.out and arguments.paraphrased:
+        write_lines(arguments.out, "paraphrased", [paraphrased(arguments.words, (0.1 + 0.2 * i) % 1, i, arguments.seed)
+                                                   for i in range(arguments.records)])
+    elif arguments.out:
         write_records(arguments.out, arguments.records, arguments.words, arguments.seed)
     else:
         print(haystack(arguments.words, arguments.depth, arguments.seed), end="")

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "forms.hpp"
+#include "one_chat.hpp"
 #include "output_file.hpp"
 #include "progress.hpp"
 #include "published.hpp"
@@ -23,15 +24,6 @@ namespace kvpolicy {
 namespace {
 
 using nlohmann::ordered_json;
-
-/// One way to decode: a policy at a budget, or dense.
-struct variant_of_policy {
-  std::string label;        ///< as it was asked for, without the budget; "dense"
-  std::int64_t budget = 0;  ///< tokens; 0: the policy has none
-  std::optional<named_host_policy> policy{};
-};
-
-std::string parameters_of(variant_of_policy const& v) { return v.policy ? v.policy->parameters : ""; }
 
 std::vector<variant_of_policy> variants_of(eval_options const& options, host_policy_list const& known,
                                            policy_inputs const& inputs) {
@@ -64,13 +56,13 @@ struct eval_case {
   eval_record const* record = nullptr;
   std::string form;
   std::vector<llama_token> tokens;
-  std::int64_t text = 0;  ///< tokens before the question; all where it is not known where the question stands
+  std::int64_t text = 0;  ///< tokens before the question; all where it stands first, or its place is not known
 };
 
 /// Tokens up to the first that depends on the record's question.
 std::int64_t text_tokens(std::vector<llama_token> const& tokens, eval_record record, question_form form,
                          chat_writer const& write, text_model const& model) {
-  if (record.question.empty()) return std::ssize(tokens);
+  if (record.question.empty() || form == question_form::question_first) return std::ssize(tokens);
   record.prompt.resize(record.prompt.size() - record.question.size());
   record.question = "?";
   record.prompt += record.question;
@@ -256,7 +248,8 @@ void evaluate(eval_options const& options) {
   }
   bool const repeats = std::ranges::any_of(
       variants, [](auto const& v) { return v.policy && contains(needs_of(v.policy->policy), signals::repetition); });
-  std::int64_t const context = (needed + (repeats ? llama::repetition_room : 0) + 255) / 256 * 256;
+  std::int64_t const room = needed + (repeats ? llama::repetition_room : 0);
+  std::int64_t const context = std::min(model.trained_context(), (room + 255) / 256 * 256);
   cache_shape const shape = model.cache(context);
   for (variant_of_policy const& v : variants) {
     if (v.policy) check(v.policy->policy, shape);
@@ -265,11 +258,15 @@ void evaluate(eval_options const& options) {
                                      {"data", std::filesystem::path(options.data).filename().string()},
                                      {"predict", options.predict},
                                      {"prompt_policy", options.prompt_policy}});
-  evaluation run(options, model, variants, context);
   {
-    progress_bar bar("evaluating", cases.size() * variants.size());
+    progress_bar bar("evaluating", (options.one_chat ? records.size() : cases.size()) * variants.size());
     std::size_t done = 0;
-    for (eval_case const& asked : cases) run.run(asked, results, [&] { bar.show(++done); });
+    if (options.one_chat) {
+      one_chat(options, model, variants, records, results, [&] { bar.show(++done); });
+    } else {
+      evaluation run(options, model, variants, context);
+      for (eval_case const& asked : cases) run.run(asked, results, [&] { bar.show(++done); });
+    }
   }
   std::string const table = summary_table(results.lines());
   auto const write = [&](char const* name, std::string const& text) {

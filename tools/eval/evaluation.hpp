@@ -17,6 +17,7 @@ struct eval_options {
   std::vector<std::int64_t> budgets{128, 256, 512, 1024};
   std::vector<std::string> tasks;
   std::vector<std::string> forms{"chat", "instructed", "question_first", "turns", "prefix"};
+  bool one_chat = false;  ///< records that share a text are turns of one chat, in place of `forms`
   std::int64_t first = 0;
   std::int64_t records = 10;
   int predict = 64;

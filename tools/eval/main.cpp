@@ -36,6 +36,10 @@ int main(int argc, char** argv) {
          "turns (after another question and its answer); prefix (with the beginning of the answer, as benchmarks do)")
       ->delimiter(',')
       ->capture_default_str();
+  app.add_flag(
+      "--one-chat", o.one_chat,
+      "ask records that share a text one after the other in one chat, with a managed cache, in place of --forms: what a "
+      "policy drops for one question is gone for the next");
   app.add_option("--first", o.first, "first record of each task, from 0")->capture_default_str()->check(count_from(0));
   app.add_option("--records", o.records, "records of each task")->capture_default_str()->check(count_from(1));
   app.add_option("--predict", o.predict, "the most tokens to decode; decoding ends earlier once an answer has all references")
