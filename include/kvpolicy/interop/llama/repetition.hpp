@@ -22,8 +22,8 @@ inline constexpr std::int64_t repetition_room = repeat_options{}.piece + 128;
 /// Has the model repeat the text that a sequence ends with, and compresses the sequence by it.
 /// Call it once, when the text was decoded and before a question follows. It does nothing if the sequence's policy needs no
 /// repetition. It decodes the repetition behind the sequence's tokens in pieces, each an instruction and the text's own tokens,
-/// and removes each piece again. That takes about as long as the text's own prompt. The policy then chooses: later steps and
-/// prompts read what it chose of the text, and all later tokens. (With session_options::prompts false, prompts read
+/// and removes each piece again. That takes somewhat longer than the text's own prompt. The policy then chooses: later steps
+/// and prompts read what it chose of the text, and all later tokens. (With session_options::prompts false, prompts read
 /// everything.)
 /// - While it runs, it needs `layers * tokens * q_heads * head_dim` floats for a piece's queries.
 /// - Afterwards the logits of the text's last token and the queries that the session kept of the prompt are gone.
