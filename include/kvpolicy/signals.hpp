@@ -66,9 +66,10 @@ struct prompt_signals {
   /// The tokens of this layer whose rows still exist, new tokens included: a list for each KV head, or one for all heads.
   /// Empty: every token of the view.
   std::span<range_list const> resident{};
-  /// Earlier tokens that the new tokens repeat, if the policy needs a repetition; empty: the new tokens are no repetition.
-  /// `queries` are then those of all new tokens. Pieces go on where the last one ended; the piece that ends with the last token
-  /// before `first` makes the choice. The engine removes the new tokens after each piece: the next verb begins before them.
+  /// For a policy that needs a repetition: the earlier tokens that the new tokens repeat; empty: the new tokens repeat none.
+  /// The new tokens are an instruction and a copy of these tokens, and `queries` has the queries of all of them. Each piece's
+  /// `repeats` begins where the previous piece's ended. With the piece whose `repeats.end` is `first` the policy chooses. After
+  /// each piece the engine removes the new tokens, so the next verb begins at `first` again.
   token_span repeats{};
 };
 

@@ -27,9 +27,10 @@ inline constexpr std::int64_t repetition_room = repeat_options{}.piece + 128;
 /// everything.)
 /// - While it runs, it needs `layers * tokens * q_heads * head_dim` floats for a piece's queries.
 /// - Afterwards the logits of the text's last token and the queries that the session kept of the prompt are gone.
-/// - With a managed cache the engine has no cell of the sequence then: give the next tokens their positions, or use decode().
-/// - The choice is lost with what the session knows of the sequence: by use(), save() and load(), or a failed decode. A copy
-///   (llama_memory_seq_cp, session::copy()) has it too.
+/// - With a managed cache llama.cpp holds no cell of the sequence afterwards, so it can't work out the next position. Set the
+///   positions in your next batch, or call session::decode(), which sets them.
+/// - The session forgets the choice after use(), after save() and load(), and after a failed decode. A copied sequence keeps it
+///   (llama_memory_seq_cp, session::copy()), and so does a state of a managed cache (session::save_state()).
 /// @param with  the session
 /// @param context  the context that the session is attached to
 /// @param options  where the text begins, and the size of pieces
