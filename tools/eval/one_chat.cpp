@@ -94,6 +94,11 @@ void one_chat(eval_options const& options, text_model const& model, std::vector<
       std::string const opening = before.substr(0, before.rfind(text) + text.size());
       std::int64_t const turns = std::ssize(asked) * (options.predict + 256);
       std::vector<llama_token> const of_text = tokens_of(model, opening, true);
+      if (std::ssize(of_text) + turns > model.trained_context()) {
+        throw invalid_value("a chat of " + std::to_string(asked.size()) + " questions about " + std::to_string(of_text.size()) +
+                            " tokens may need " + std::to_string(std::ssize(of_text) + turns) + ", the model's context has " +
+                            std::to_string(model.trained_context()) + "; ask fewer, or lower --predict");
+      }
       chat with(model, v, std::ssize(of_text) + std::max<std::int64_t>(turns, llama::repetition_room), options.threads);
       with.read(of_text);
       with.repeat();
