@@ -17,6 +17,14 @@ struct piece {
   std::int64_t queries = 0;
 };
 
+/// A request that has seen so many tokens.
+auto prompted(presets::kvzip const& policy, world const& w, std::int64_t tokens) {
+  host_exec exec;
+  auto state = start(policy, w.shape);
+  for (std::int64_t l = 0; l < w.shape.layers; ++l) state.prefill(w.view(tokens), {l}, {}, exec);
+  return state;
+}
+
 /// Decodes a piece behind the first `context` tokens.
 template <class Request>
 void repeat(Request& state, world const& w, std::int64_t context, piece const& p) {
@@ -68,8 +76,7 @@ TEST_CASE("kvzip: the tokens of all heads and layers that a repetition attends t
     if (random.one_in(4)) policy.ratio = .25 * static_cast<double>(random.between(0, 3));
     std::vector<piece> const pieces = random_pieces(w, begin, context, random);
     host_exec exec;
-    auto state = start(policy, shape);
-    for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(context), {l}, {}, exec);
+    auto state = prompted(policy, w, context);
     for (piece const& p : pieces) {
       REQUIRE(tokens_of(state.retained({0}).of({0})) == range(0, state.tokens()));  // until the last piece came
       repeat(state, w, context, p);
@@ -153,8 +160,7 @@ TEST_CASE("a repetition that can't be one is refused, and nothing has changed", 
   random_source random(2603);
   world const w({2, 4, 2, 8, 40, element_type::f32}, random);
   host_exec exec;
-  auto state = start(presets::kvzip{.tokens = 8}, w.shape);
-  for (std::int64_t l = 0; l < 2; ++l) state.prefill(w.view(20), {l}, {}, exec);
+  auto state = prompted(presets::kvzip{.tokens = 8}, w, 20);
   auto const given = [&](token_span of, std::int64_t queries) {
     return prompt_signals{.first = 20, .queries = w.window(0, 0, queries), .repeats = of};
   };
@@ -175,8 +181,7 @@ TEST_CASE("pieces of a repetition that was not completed are forgotten when some
   random_source random(2605);
   world const w({2, 4, 2, 8, 60, element_type::f32}, random);
   host_exec exec;
-  auto state = start(presets::kvzip{.tokens = 6, .sinks = 0}, w.shape);
-  for (std::int64_t l = 0; l < 2; ++l) state.prefill(w.view(20), {l}, {}, exec);
+  auto state = prompted(presets::kvzip{.tokens = 6, .sinks = 0}, w, 20);
   repeat(state, w, 20, {{0, 10}, 5, 0});
   for (std::int64_t l = 0; l < 2; ++l) static_cast<void>(state.choose(w.view(21), {l}, {}, exec));
   repeat(state, w, 21, {{15, 21}, 5, 0});                           // no gap: it is the first piece of another text
@@ -196,8 +201,7 @@ TEST_CASE("a second text is compressed behind the first, whose choice stays", "[
   random_source random(2604);
   world const w({2, 4, 2, 8, 60, element_type::f32}, random);
   host_exec exec;
-  auto state = start(presets::kvzip{.tokens = 6, .sinks = 2}, w.shape);
-  for (std::int64_t l = 0; l < 2; ++l) state.prefill(w.view(20), {l}, {}, exec);
+  auto state = prompted(presets::kvzip{.tokens = 6, .sinks = 2}, w, 20);
   repeat(state, w, 20, {{0, 20}, 20, 0});
   ints const first = tokens_of(state.retained({1}).of({1}));
   for (std::int64_t l = 0; l < 2; ++l) state.prefill(w.view(40), {l}, {.first = 20}, exec);

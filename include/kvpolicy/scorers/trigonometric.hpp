@@ -150,9 +150,8 @@ struct trigonometric {
     auto const pairs = static_cast<std::int64_t>(m.frequency.size());
     if (pairs == 0) {
       throw unsupported(
-          "triattention needs the rotary embedding, which comes with a prompt, and this sequence began with a step; begin with "
-          "a "
-          "prompt");
+          "triattention needs the rotary embedding, which comes with a prompt, and this sequence began with a step; begin "
+          "with a prompt");
     }
     // Where rows are gone, a prompt's end sees fewer tokens than there are positions.
     std::int64_t const position = std::max(input.tokens, m.end_of_prompt);
