@@ -116,9 +116,9 @@ void check(Policy const& policy, cache_shape const& shape) {
         "after is " + std::to_string(retain.after) +
         ", but the policy needs every query of the prompt, and the request keeps only the last ones; set `after` to 0");
   }
-  if (retain.after > 0 && std::max(retain.granularity, retrieve.granularity) == scope::request) {
+  if (retain.after > 0 && !retain.keeps_all && retain.granularity == scope::request) {
     throw unsupported("after is " + std::to_string(retain.after) +
-                      ", but the policy makes one choice for all layers when a step begins, and can't wait; set `after` to 0");
+                      ", but the retain drops the same tokens in all layers, and can't wait; set `after` to 0");
   }
   KVPOLICY_EXPECTS(retain.layers.whole == 0, "the retain's layers have no rows to read but those they keep; set `whole` to 0");
   if (retain.keeps_all || retrieve.keeps_all) return;

@@ -3,6 +3,7 @@
 #include <array>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <limits>
 
 #include "conformance/random_cache.hpp"
 #include "conformance/rounds.hpp"
@@ -99,7 +100,8 @@ void waits_and_decides_as_if_the_prompt_were_longer(Policy late) {
   random_source random(20261124);
   for (int round = 0; round < rounds_of(60); ++round) {
     late.after = static_cast<std::int32_t>(random.between(1, 12));
-    if constexpr (requires { late.page; }) late.page = static_cast<std::int32_t>(random.between(2, 8));
+    if constexpr (requires { late.units; }) late.units.page = static_cast<std::int32_t>(random.between(2, 8));
+    else if constexpr (requires { late.page; }) late.page = static_cast<std::int32_t>(random.between(2, 8));
     else if constexpr (requires { late.observe; }) late.observe = static_cast<std::int32_t>(random.between(1, 8));
     else late.window = static_cast<std::int32_t>(random.between(1, 8));
     Policy at_once = late;
@@ -147,6 +149,11 @@ TEST_CASE("a retain that waits decides as if the answer's first tokens had been 
     waits_and_decides_as_if_the_prompt_were_longer(presets::chunkkv{.tokens = 40, .layers = {.reuse = 2}});
   }
   SECTION("quest, which retains everything") { waits_and_decides_as_if_the_prompt_were_longer(presets::quest{.tokens = 40}); }
+  SECTION("chess, whose one choice is made before a step's first layer") {
+    constexpr float never = std::numeric_limits<float>::infinity();
+    waits_and_decides_as_if_the_prompt_were_longer(
+        presets::chess{.fractions = {.tokens = 40}, .entropy = never, .varentropy = never, .every = 3, .pre_rope = false});
+  }
   SECTION("sentencekv, whose retrieve remembers the prompt's end") {
     static constexpr std::array<std::uint8_t, 10> boundary{0, 0, 0, 0, 1};
     waits_and_decides_as_if_the_prompt_were_longer(
@@ -245,6 +252,11 @@ TEST_CASE("a choice that fails when it is due is made again by the step that is 
   }
 }
 
+/// A window scorer that would have one list for all layers.
+struct one_list : scorers::window_attention {
+  static constexpr scope granularity = scope::request;
+};
+
 TEST_CASE("what can't wait is refused by name") {
   auto const says = [](auto const& policy, std::string const& what) {
     try {
@@ -263,9 +275,10 @@ TEST_CASE("what can't wait is refused by name") {
   CHECK(says(keydiff, "reads no queries of the answer"));
   CHECK_THROWS_WITH(check(presets::snapkv{.tokens = 20} + presets::infllm{.tokens = 40, .block = 8}, shape),
                     ContainsSubstring("every query"));
-  auto chess = presets::chess{.fractions = {.tokens = 40}}.parts();
-  chess.retain.after = 4;
-  CHECK_THROWS_WITH(check(chess, shape), ContainsSubstring("one choice for all layers"));
+  policy const same_in_all_layers{keep{segments::tokens{}, pools::none{}, one_list{}, budgets::tokens{20}, selectors::top{},
+                                       windows::tokens{.recent = 4}, triggers::prefill{4}},
+                                  keep_all{}};
+  CHECK_THROWS_WITH(check(same_in_all_layers, shape), ContainsSubstring("the same tokens in all layers"));
 }
 
 TEST_CASE("queries are kept by their tokens, a removed tail's are replaced") {

@@ -147,6 +147,19 @@ TEST_CASE("with rows in a tier, and waits, a composition's results are those of 
   check_same_results(snapkv_then_quest(), 80);
 }
 
+TEST_CASE("with rows in a tier, a choice for all layers that waited sends every layer's rows there") {
+  tiers::any_tier rows = tiers::any_tier::of<tiers::host>(block_bytes, blocks);
+  model_owner const model = tiny_llama(shape);
+  session policy(presets::chess{.fractions = {.tokens = 64}, .after = 3}, {.cache = managed_cache{.tier = &rows}});
+  decoder ours(model.get(), &policy, {.tokens = context});
+  ours.feed(random_tokens(400, 11));
+  decode_each(ours, random_tokens(2, 12));
+  CHECK(policy.tier_statistics().bytes_stored == 0);
+  decode_each(ours, random_tokens(2, 13));
+  // 402 tokens were there before the choice; the last page's rows stay.
+  CHECK(policy.tier_statistics().bytes_stored == (402 - 16) * shape.layers * shape.kv_heads * block_bytes);
+}
+
 namespace {
 
 /// A prompt, steps, a cut to each place near the prompt's end, steps: as without a tier.
@@ -174,6 +187,7 @@ void check_cuts(Policy const& preset, std::initializer_list<llama_pos> cuts) {
 TEST_CASE("with rows in a tier, a cut near the prompt's end opens a unit whose rows are there") {
   check_cuts(presets::quest{.tokens = 64, .page = 16}, {300, 396, 398, 411, 412, 413, 500});
   check_cuts(presets::chess{.fractions = {.tokens = 64}, .every = 2}, {300, 396, 398, 412, 450});
+  check_cuts(presets::chess{.fractions = {.tokens = 64}, .every = 2, .after = 3}, {300, 412, 414, 450});
   std::vector<std::uint8_t> boundary(256);
   boundary[static_cast<std::size_t>(random_tokens(412, 11).back())] = 1;  // the prompt ends a sentence
   check_cuts(presets::sentencekv{.tokens = 64, .keep = 6, .sentences = {.boundary = boundary, .longest = 24}, .after = 0},

@@ -36,16 +36,13 @@ class rule_pair {
   signals needs() const noexcept { return retain_requirements_.needs | retrieve_requirements_.needs; }
   bool keeps_all() const noexcept { return retain_requirements_.keeps_all || retain_requirements_.hides; }
   /// Layers in which a step is made: 1 where one choice stands for all.
-  std::int64_t step_layers() const noexcept {
-    scope const coarsest = std::max(retain_requirements_.granularity, retrieve_requirements_.granularity);
-    return coarsest == scope::request ? 1 : shape_.layers;
-  }
+  std::int64_t step_layers() const noexcept { return one_choice() ? 1 : shape_.layers; }
   /// See rule_state.
   bool by_steps() const noexcept { return retain_.by_steps() || retrieve_.by_steps() || late_.in_use(); }
 
   /// Whether a layer's steps read what the retrieve chooses, and not all that is retained.
-  bool chooses(layer_id layer) const noexcept { return retrieves() && !late_.waits(layer); }
-  bool waits(layer_id layer) const noexcept { return late_.waits(layer); }
+  bool chooses(layer_id layer) const noexcept { return retrieves() && !waits(layer); }
+  bool waits(layer_id layer) const noexcept { return late_.waits(one_choice() ? layer_id{0} : layer); }
   selection kept(layer_id layer) const noexcept {
     if (!chooses(layer)) return {retain_requirements_.granularity, retain_.lists(layer), shape_.kv_heads};
     return {retrieve_requirements_.granularity, retrieve_.lists(layer), shape_.kv_heads};
@@ -63,8 +60,9 @@ class rule_pair {
   template <class View, class Exec>
   void prefill(View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
     know(layer, view.tokens());
-    if (late_.in_use()) wait(layer, view.tokens(), prompt);
-    else decide(view, layer, prompt, exec);
+    if (late_.in_use() && !one_choice()) return wait(layer, view.tokens(), prompt);
+    decide(view, layer, prompt, exec);
+    if (late_.in_use()) late_.begin(layer, prompt, view.tokens());
   }
   /// A layer's choice for the view's last token.
   template <class View, class Exec>
@@ -72,12 +70,13 @@ class rule_pair {
     std::int64_t const tokens = view.tokens();
     know(layer, tokens);
     retain_.choose(view, layer, {}, step, exec);
+    if (one_choice() && layer.value != 0) return;
     if (late_.waits(layer)) {
       retrieve_.wait(layer, tokens, {.first = tokens - 1, .token_ids = {&step.token_id, 1}});
       late_.add(layer, step.queries, tokens);
     }
     if (late_.due(layer, tokens)) decide_late(view, layer, exec);
-    if (retrieves() && !late_.waits(layer)) retrieve_.choose(view, layer, follow_retain(layer, tokens), step, exec);
+    if (chooses(layer)) retrieve_.choose(view, layer, follow_retain(layer, tokens), step, exec);
   }
 
   /// Tokens [first, first + their number) were decoded, and no rule has to see the steps.
@@ -121,6 +120,9 @@ class rule_pair {
 
  private:
   bool retrieves() const noexcept { return !retrieve_requirements_.keeps_all; }
+  bool one_choice() const noexcept {
+    return std::max(retain_requirements_.granularity, retrieve_requirements_.granularity) == scope::request;
+  }
 
   template <class View, class Exec>
   void decide(View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
@@ -133,8 +135,10 @@ class rule_pair {
     retrieve_.wait(layer, tokens, prompt);
     late_.begin(layer, prompt, tokens);
   }
+  /// One choice for all layers comes in the step itself: it needs no more of the prompt than the keys, which are in.
   template <class View, class Exec>
   void decide_late(View const& view, layer_id layer, Exec& exec) {
+    if (one_choice()) return late_.end(layer);
     prompt_signals const prompt = late_.prompt(layer, view.tokens());
     try {
       decide(view, layer, prompt, exec);

@@ -34,6 +34,7 @@ struct chess {
   bool pre_rope = true;        ///< average keys before their rotary embedding; not in the paper
   bool standardised = true;    ///< rank pages by their differences from the mean page; not in the paper
   bool following = true;       ///< a page scores at least as high as the live page before it; not in the paper
+  std::int32_t after = 0;      ///< tokens of the answer that the first choice waits for, while everything is read
   bool paper_literal = false;  ///< follow Algorithm 1 to the letter, for comparison
 
   /// Returns the paper's method: pages of 32, three levels, W = 8.
@@ -82,6 +83,7 @@ struct chess {
     visit("standardised", p.standardised, "weigh each channel by its deviation over pages; not in the paper");
     visit("following", p.following, "a page scores at least as high as the page before it; not in the paper");
     visit("paper_literal", p.paper_literal, "Algorithm 1 to the letter, for comparison");
+    visit("after", p.after, "tokens of the answer before the first choice; until then every token is read");
   }
   template <class Visit>
   static constexpr void settings(Visit visit) {
@@ -94,7 +96,7 @@ struct chess {
 
   constexpr auto parts() const {
     return policy{
-        keep_all{},
+        keep_all{after},
         keep{units, pools::hierarchical_mean{.pre_rope = pre_rope},
              scorers::anchor_affinity{.recent_pages = recent_pages, .standardised = standardised}, fractions,
              selectors::cascade{.paper_literal = paper_literal, .following = following, .depth = depth},

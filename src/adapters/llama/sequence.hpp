@@ -162,6 +162,7 @@ class sequence {
   std::vector<std::int32_t> batch_indices_;  ///< of the sequence's tokens in the micro-batch that runs now
   std::vector<std::int32_t> ids_;            ///< of the step that runs now; empty for embeddings
   bool everything_ = false;                  ///< whether it reads everything
+  bool waited_ = false;                      ///< whether the step's choice waited when the step began
   prompt_memory prompt_;
   std::optional<repetition> repeated_;  ///< what is decoded now
   bool heard_ = false;

@@ -43,9 +43,10 @@ void sequence::step(attention_node const& node, simd_exec& exec) {
   query_window const queries = window_of(node, batch_indices_.front(), brought);
   layer_table_view const view = rows_->view(tokens());
   if (options_.on_queries) options_.on_queries(id_, layer, rows_->view(tokens() - brought + 1), queries.token(0), exec);
-  bool const waited = request_->waits(layer);
+  // One choice for all layers ends every layer's wait at once, in layer 0.
+  if (layer.value == 0 || requirements_.granularity != scope::request) waited_ = request_->waits(layer);
   selection const chosen = request_->choose(view, layer, step_window{brought, queries, ids_}, exec);
-  bool const decided = prompted || (waited && !request_->waits(layer));
+  bool const decided = prompted || (waited_ && !request_->waits(layer));
   statistics_.choose_seconds += seconds_since(start);
   auto const fetching = std::chrono::steady_clock::now();
   selection const wanted = everything_ ? rows_->resident(layer, tokens()) : chosen;
