@@ -32,6 +32,8 @@ way "snapkv, managed cache, keydiff:tokens=4096 between pieces" --policy snapkv 
 way "streaming_llm, managed cache" --policy streaming_llm --managed-cache
 way "quest, managed cache" --policy quest --managed-cache
 way "quest, managed cache, a host tier, an eighth in memory" --policy quest --tier host --tier-slots "$slots"
+way "quest, managed cache, a host tier with q8_0 rows, an eighth in memory" --policy quest --tier host:q8_0 --tier-slots "$slots"
+way "quest, managed cache, a host tier with q4_0 rows, an eighth in memory" --policy quest --tier host:q4_0 --tier-slots "$slots"
 python3 - "$folder" "$runs" <<'PYTHON'
 import json, statistics, sys
 folder, runs = sys.argv[1], int(sys.argv[2])
