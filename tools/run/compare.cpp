@@ -91,7 +91,7 @@ class comparison {
     std::size_t const count = policies_.size();
     std::size_t const ways = options_.lossless ? 4 : 3;
     if (options_.lossless) full_run();
-    progress_bar bar("measuring", options_.rounds * (ways + 2 * count) + count);
+    progress_bar bar("measuring", options_.rounds * (ways + 2 * count) + (prompts_.size() == 1 ? 2 : 1) * count);
     std::size_t done = 0;
     for (int round = 0; round < options_.rounds; ++round) {  // A B C A B C: a noisy neighbour hits all alike
       for (std::size_t way = 0; way < 3; ++way, bar.show(++done)) dense_timed_run(way);
@@ -100,7 +100,8 @@ class comparison {
       for (std::size_t p = 0; p < count; ++p, bar.show(++done)) own_run(p);
     }
     for (std::size_t p = 0; p < count; ++p, bar.show(++done)) free_run(p, prompt, trace);
-    if (prompts_.size() == 1) weigh();
+    if (prompts_.size() != 1) return;
+    for (std::size_t p = 0; p < count; ++p, bar.show(++done)) weigh(p);
   }
 
   ordered_json memory_of_rows() const;
@@ -304,17 +305,15 @@ class comparison {
     warn_of_idle(options_.policies[policy].name, policies_[policy].at_work);
   }
 
-  /// The dense tokens of the first prompt once more: how much of dense attention each policy reads.
-  void weigh() {
-    for (std::size_t p = 0; p < policies_.size(); ++p) {
-      use(p);
-      mass_.start();
-      for (int i = 0; i + 1 < options_.predict; ++i) {
-        decode_token(attached_.get(), dense_tokens_[static_cast<std::size_t>(i)], [&] { session_.check(); });
-      }
-      mass_.stop();
-      policies_[p].mass = mass_.result();
+  /// The dense tokens of the prompt once more: how much of dense attention a policy reads.
+  void weigh(std::size_t p) {
+    use(p);
+    mass_.start();
+    for (int i = 0; i + 1 < options_.predict; ++i) {
+      decode_token(attached_.get(), dense_tokens_[static_cast<std::size_t>(i)], [&] { session_.check(); });
     }
+    mass_.stop();
+    policies_[p].mass = mass_.result();
   }
 
   std::string text_of(std::vector<llama_token> const& tokens) const {
