@@ -44,32 +44,30 @@ def table(head, rows):
 
 
 def primitives_table(cases):
-    head = ["kernel", "batch", "context", "time", "least to most", "bytes", "GB/s", "of ceiling", "floor", "times floor", "record"]
+    head = ["kernel", "batch", "context", "time", "least to most", "bytes", "GB/s", "of ceiling", "record"]
     rows = []
     for c in cases:
         rows.append([c["name"], c["batch"], tokens(c["context"]), micros(c["us"]), f"{micros(c['us_least'])} to {micros(c['us_most'])}",
-                     amount(c["bytes"]), f"{c['gbps']:.0f}", f"{c['share_of_ceiling']:.0%}", micros(c["floor_us"]),
-                     f"{c['us'] / c['floor_us']:.1f}", record_of(c)])
+                     amount(c["bytes"]), f"{c['gbps']:.0f}", f"{c['share_of_ceiling']:.0%}", record_of(c)])
     return table(head, rows)
 
 
 def steps_table(cases):
-    head = ["policy, tokens", "batch", "context", "tokens read", "step", "dense step", "times faster", "of ceiling", "times floor",
+    head = ["policy, tokens", "batch", "context", "tokens read", "step", "dense step", "times faster", "of ceiling",
             "layers to a pool"]
     rows = []
     for c in cases:
         read = f"{c['tokens_read']:.0f}" if "tokens_read" in c else "all"
         rows.append([c["name"].removeprefix("step "), c["batch"], tokens(c["context"]), read, micros(c["us"]), micros(c["us_dense"]),
-                     f"{c['ratio_to_dense']:.2f}", f"{c['share_of_ceiling']:.0%}", f"{c['us'] / c['floor_us']:.1f}",
-                     f"{c['shared_layers']:.0f}"])
+                     f"{c['ratio_to_dense']:.2f}", f"{c['share_of_ceiling']:.0%}", f"{c['shared_layers']:.0f}"])
     return table(head, rows)
 
 
 def markdown(facts, measured, unmeasured):
     for fact in facts:
         yield (f"{fact['device']}, {fact['processors']:.0f} multiprocessors, {fact['memory_bytes'] / 2**30:.0f} GiB, driver "
-               f"{fact['driver']:.0f}, runtime {fact['runtime']:.0f}. {fact['shape']}, pages {fact['layout']}. Floors count bytes "
-               f"at {fact['floor_gbps']:.0f} GB/s; shares are of this run's streaming read.")
+               f"{fact['driver']:.0f}, runtime {fact['runtime']:.0f}. {fact['shape']}, pages {fact['layout']}. Shares "
+               "are of this run's streaming read.")
         yield ""
     primitives = [c for c in measured if not c["name"].startswith("step ")]
     steps = [c for c in measured if c["name"].startswith("step ")]

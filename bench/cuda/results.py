@@ -59,7 +59,7 @@ def measured_of(cases, names, batch, context, kind):
 
 def section(folder):
     stages = lines_of(folder, "lease.jsonl")
-    cases = [c for name in ("primitives.jsonl", "steps-128k.jsonl", "steps-32k.jsonl", "sdpa.jsonl") for c in lines_of(folder, name)]
+    cases = [c for name in ("primitives.jsonl", "steps-128k.jsonl", "steps-32k.jsonl", "steps-batch.jsonl", "sdpa.jsonl") for c in lines_of(folder, name)]
     facts = list({fact["device"]: fact for fact in cases if "device" in fact}.values())
     measured = [c for c in cases if "us" in c]
     own = [c for c in measured if "floor_us" in c]
@@ -89,7 +89,7 @@ def section(folder):
 
 
 def picture(folder):
-    cases = [c for name in ("primitives.jsonl", "steps-128k.jsonl") for c in lines_of(folder, name) if "us" in c]
+    cases = [c for name in ("primitives.jsonl", "steps-128k.jsonl", "steps-batch.jsonl") for c in lines_of(folder, name) if "us" in c]
     ceilings = [c["gbps"] * 1e9 for c in cases if c["name"] == "ceiling read"]
     shown = [c for c in cases if not c["name"].startswith("ceiling ")]
     if not ceilings or not shown:

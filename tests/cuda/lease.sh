@@ -98,7 +98,8 @@ for own in "$here/sanitizer/compute-sanitizer" "$here/../../build/sanitizer/comp
   [ -n "$sanitizer" ] || [ ! -x "$own" ] || sanitizer=$own
 done
 
-failed=0 missing=0
+outcome=$out/outcome  # of this call: a word for each stage that failed, or was not run
+: >"$outcome"
 # line STAGE STATUS SECONDS WHY
 line() {
   local why
@@ -112,7 +113,7 @@ stage() {
   if [ -n "$dry" ]; then command=$3; fi
   if grep -qs "\"stage\": \"$name\", \"status\": \"passed\"" "$lines"; then echo "$name: passed before"; return; fi
   if [ -n "$within" ] && [ $((SECONDS + seconds)) -gt "$within" ]; then
-    missing=1
+    echo missing >>"$outcome"
     echo "$name: left for a later call (it may take $seconds seconds)"
     return
   fi
@@ -121,9 +122,9 @@ stage() {
   local took=$(($(date +%s) - began))
   case $status in
     0) if [ -n "$dry" ]; then line "$name" dry "$took" ""; else line "$name" passed "$took" ""; fi ;;
-    77) missing=1; line "$name" missing "$took" "$(tail -n 1 "$out/$name.txt")" ;;
-    124 | 137) failed=1; line "$name" cut "$took" "not done after $seconds seconds" ;;
-    *) failed=1; line "$name" failed "$took" "exit $status: $(tail -n 1 "$out/$name.txt")" ;;
+    77) echo missing >>"$outcome"; line "$name" missing "$took" "$(tail -n 1 "$out/$name.txt")" ;;
+    124 | 137) echo failed >>"$outcome"; line "$name" cut "$took" "not done after $seconds seconds" ;;
+    *) echo failed >>"$outcome"; line "$name" failed "$took" "exit $status: $(tail -n 1 "$out/$name.txt")" ;;
   esac
 }
 # Where there is no such program a stage is missing, not passed.
@@ -133,41 +134,49 @@ tests=$bin/kvpolicy_gpu_tests
 starts="$tests --list-tests >/dev/null"
 stage facts 20 "uname -sr; nproc" \
   "nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,power.limit,ecc.mode.current,mig.mode.current --format=csv,noheader"
-stage suite 210 "$starts" "KVPOLICY_ROUNDS=1 $tests '~[.]' --reporter console --reporter junit::out=suite.xml"
+# Nothing is timed in the suites, so they and their checks run beside each other. A shard that the device stops takes no other along.
+stage suite 120 "$starts" "export KVPOLICY_ROUNDS=1; shards=() status=0
+  for i in 0 1 2 3; do
+    $tests '~[.]' --shard-count 4 --shard-index \$i --durations yes --reporter console --reporter junit::out=suite-\$i.xml >suite-\$i.txt 2>&1 &
+    shards+=(\$!)
+  done
+  for i in 0 1 2 3; do wait \${shards[i]} || status=\$?; tail -n 4 suite-\$i.txt; done
+  exit \$status" &
 
 # Each tool must see the bug that is planted for it, or its silence says nothing: by what it reports, as a program fails for other
 # reasons, too. What runs under it is a twentieth of the suite's random cases.
 check() {  # check TOOL REPORT [VARIABLE=VALUE]
   local look="$sanitizer --tool $1"
-  stage "$1" 90 "$(needs "$sanitizer" compute-sanitizer) $sanitizer --version" \
+  stage "$1" 120 "$(needs "$sanitizer" compute-sanitizer) $sanitizer --version" \
     "$(needs "$sanitizer" compute-sanitizer)
      $look '$tests' 'planted for $1' >planted-$1.txt 2>&1 || true
      why=\$(grep -m 1 -E 'before first instrumented API call|No attachable process|Device not supported' planted-$1.txt) &&
        { echo \"compute-sanitizer can't attach: \$why\"; exit 77; }
      grep -q '$2' planted-$1.txt || { echo 'the planted bug was not reported'; exit 1; }
-     KVPOLICY_ROUNDS=.05 ${3:-} $look --error-exitcode 9 '$tests' '[cuda]'"
+     KVPOLICY_ROUNDS=.05 ${3:-} $look --error-exitcode 9 '$tests' '[cuda]' --durations yes" &
 }
 check memcheck 'Invalid __global__ write'
 check initcheck 'Uninitialized __global__ memory read' KVPOLICY_UNPOISONED=1
 check racecheck 'Race reported'
 check synccheck 'Barrier error detected'
+wait
 
 # Without a device they end with 77, and say so: that is what a dry run sees.
 ends() { echo "{ $bin/$1 && false; } || [ \$? -eq 77 ]"; }
-stage primitives 200 "$(ends kvpolicy_cuda_primitives)" "$bin/kvpolicy_cuda_primitives --context 32768 --context 131072 --batch 1 --batch 16 --replays 9 | tee primitives.jsonl
+stage primitives 40 "$(ends kvpolicy_cuda_primitives)" "$bin/kvpolicy_cuda_primitives --context 32768 --context 131072 --batch 1 --batch 16 --replays 9 | tee primitives.jsonl
   $bin/kvpolicy_cuda_primitives --only '2048' --context 16384 --replays 9 | tee -a primitives.jsonl"
-stage steps-128k 240 "$(ends kvpolicy_cuda_steps)" "$bin/kvpolicy_cuda_steps --context 131072 --batch 1 --replays 9 | tee steps-128k.jsonl
-  $bin/kvpolicy_cuda_steps --context 131072 --batch 16 --only '1%' --replays 9 | tee -a steps-128k.jsonl"
-stage steps-32k 90 "$(ends kvpolicy_cuda_steps)" "$bin/kvpolicy_cuda_steps --context 32768 --batch 1 --replays 9 | tee steps-32k.jsonl"
+stage steps-128k 50 "$(ends kvpolicy_cuda_steps)" "$bin/kvpolicy_cuda_steps --context 131072 --batch 1 --replays 9 | tee steps-128k.jsonl"
+stage steps-32k 40 "$(ends kvpolicy_cuda_steps)" "$bin/kvpolicy_cuda_steps --context 32768 --batch 1 --replays 9 | tee steps-32k.jsonl"
 sdpa=$here/sdpa.py
 [ -e "$sdpa" ] || sdpa=$here/../../bench/cuda/sdpa.py
 python=$(command -v python3 || true)
-stage sdpa 40 "$(needs "$python" python3) $python -c 'compile(open(\"$sdpa\").read(), \"sdpa\", \"exec\")'" \
+stage sdpa 30 "$(needs "$python" python3) $python -c 'compile(open(\"$sdpa\").read(), \"sdpa\", \"exec\")'" \
   "$(needs "$python" python3) $python '$sdpa' | tee sdpa.jsonl"
+stage steps-batch 80 "$(ends kvpolicy_cuda_steps)" "$bin/kvpolicy_cuda_steps --context 131072 --batch 16 --only '1%' --replays 9 | tee steps-batch.jsonl"
 # Six kernels, each where a benchmark launches it first.
-stage ncu 90 "true" "command -v ncu >/dev/null || { echo 'no ncu here'; exit 77; }
+stage ncu 60 "true" "command -v ncu >/dev/null || { echo 'no ncu here'; exit 77; }
   while IFS=: read -r kernel only; do
-    ncu -k regex:\"\$kernel\" --kernel-name-base demangled --launch-count 1 --section SpeedOfLight --section MemoryWorkloadAnalysis --csv \\
+    ncu -k regex:\"\$kernel\" --kernel-name-base demangled --launch-count 1 --clock-control none --section SpeedOfLight --section MemoryWorkloadAnalysis --csv \\
       '$bin/kvpolicy_cuda_primitives' --only \"\$only\" --context 131072 --context 32768 --batch 1 --replays 1 >ncu-\$kernel.csv 2>&1 || {
       grep -q ERR_NVGPUCTRPERM ncu-\$kernel.csv && { echo 'ncu may not read counters here'; exit 77; }
       cat ncu-\$kernel.csv; exit 1; }
@@ -181,8 +190,8 @@ gather_rows:gather 1024
 KERNELS"
 
 if [ -n "$archive" ]; then
-  tar -C "$out" -czf "$archive.part" --exclude lock . || die "'$archive' can't be written"
+  tar -C "$out" -czf "$archive.part" --exclude lock --exclude outcome . || die "'$archive' can't be written"
   mv "$archive.part" "$archive"
 fi
-[ $failed -eq 0 ] || exit 1
-[ -z "$dry" ] && [ $missing -eq 0 ] || exit 3
+if grep -q failed "$outcome"; then exit 1; fi
+[ -z "$dry" ] && [ ! -s "$outcome" ] || exit 3
