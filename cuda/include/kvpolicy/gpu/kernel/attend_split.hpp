@@ -130,33 +130,55 @@ class attend_shared {
     }
   }
 
+  /// A warp a query, so that what all splits found is on its way at once; the splits in order.
   KVPOLICY_KERNEL static void merge(B& block, attend_arguments const& a, attend_tile const& heads) {
     auto const partial = block.global(a.partial);
+    auto const tile = block.tile();
+    auto const lane = static_cast<std::int32_t>(tile.lane());
     std::int64_t const size = a.keys.head_dim + 2;
-    for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < heads.real * a.keys.head_dim; i += B::threads) {
-      std::int32_t const g = i / a.keys.head_dim;
-      std::int32_t const d = i - g * a.keys.head_dim;
+    for (auto g = static_cast<std::int32_t>(tile.index()); g < heads.real; g += Warps) {
       std::int64_t const q = heads.row(a, block.z(), g);
       std::int64_t const at = q * a.splits * size;
       float more = no_logit;
-      KVPOLICY_UNROLL_4
-      for (std::int32_t split = 0; split < a.splits; ++split) {
+      for (std::int32_t split = lane; split < a.splits; split += 32) {
         float const m = partial[at + split * size];
         more = m > more ? m : more;
       }
-      float all = 0;
-      float sum = 0;
-      KVPOLICY_UNROLL_4
-      for (std::int32_t split = 0; split < a.splits; ++split) {
-        float const m = partial[at + split * size];
-        float const t = partial[at + split * size + 1];
-        float const weighted = partial[at + split * size + 2 + d];
-        float const kept = exp2f(m - more);
-        all += t * kept;
-        sum += weighted * kept;
+      KVPOLICY_UNROLL
+      for (unsigned mask = 1; mask < 32; mask *= 2) {
+        float const other = tile.shfl_xor(more, mask);
+        more = other > more ? other : more;
       }
-      put(block, a.out, heads.element(a, a.out, block.z(), g) + d, all == 0 ? 0.0f : sum / all);
-      if (d == 0 && a.log_sum_exp.data != nullptr) {
+      float all = 0;
+      float sum[Channels / 32] = {};
+      for (std::int32_t base = 0; base < a.splits; base += 32) {
+        float kept = 0;
+        float of_split = 0;
+        if (base + lane < a.splits) {
+          float const m = partial[at + (base + lane) * size];
+          float const t = partial[at + (base + lane) * size + 1];
+          kept = exp2f(m - more);
+          of_split = t;
+        }
+        std::int32_t const here = a.splits - base < 32 ? a.splits - base : 32;
+        KVPOLICY_UNROLL_4
+        for (std::int32_t i = 0; i < here; ++i) {
+          float const share = tile.shfl(kept, static_cast<unsigned>(i));
+          all += tile.shfl(of_split, static_cast<unsigned>(i)) * share;
+          KVPOLICY_UNROLL
+          for (int c = 0; c < Channels / 32; ++c) {
+            if (32 * c + lane >= a.keys.head_dim) continue;
+            float const weighted = partial[at + (base + i) * size + 2 + 32 * c + lane];
+            sum[c] += weighted * share;
+          }
+        }
+      }
+      KVPOLICY_UNROLL
+      for (int c = 0; c < Channels / 32; ++c) {
+        if (32 * c + lane >= a.keys.head_dim) continue;
+        put(block, a.out, heads.element(a, a.out, block.z(), g) + 32 * c + lane, all == 0 ? 0.0f : sum[c] / all);
+      }
+      if (lane == 0 && a.log_sum_exp.data != nullptr) {
         block.global(a.log_sum_exp)[q] = all == 0 ? -__builtin_huge_valf() : (more + log2f(all)) * 0.693147181f;
       }
     }

@@ -30,8 +30,8 @@ struct attend_tensor_body {
     row_reader<E, B> const values(block, a.values, block.z());
     list_reader<B> const list(block, a.lists, block.z(), heads.kv_head);
 
-    tensor_queries<E, Chunks> query;
-    query.load(block, a.queries, heads.element(a, a.queries, block.z(), g), g < heads.real, a.scale * 1.44269504f);
+    float channels[Chunks][8];
+    tensor_queries<E, Chunks>::fetch(block, a.queries, heads.element(a, a.queries, block.z(), g), g < heads.real, channels);
     std::int64_t const seen = heads.seen(block, a, list, g);
 
     float sum[Chunks][4][4] = {};
@@ -59,6 +59,8 @@ struct attend_tensor_body {
     };
     place next = {};
     if (first < last) next = place_of(first);
+    tensor_queries<E, Chunks> query;
+    query.take(tile, channels, a.scale * 1.44269504f);
     for (std::int64_t turn = first; turn < last; turn += step) {
       typename row_reader<E, B>::raw key[2][Chunks];
       typename row_reader<E, B>::raw value[2][Chunks];
@@ -69,7 +71,7 @@ struct attend_tensor_body {
         KVPOLICY_UNROLL
         for (int c = 0; c < Chunks; ++c) value[r][c] = values.load_raw(next.value[r], t + 4 * c);
       }
-      next = place_of(turn + step);
+      if (turn + step < last) next = place_of(turn + step);
 
       std::int64_t const behind = seen - turn * at_once;
       auto const left = static_cast<std::int32_t>(behind < at_once ? behind : at_once);

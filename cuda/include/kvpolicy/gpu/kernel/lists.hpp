@@ -28,12 +28,12 @@ class list_reader {
       : units_(block.global(lists.units)), unit_size_(lists.unit_size) {
     std::int64_t const list = static_cast<std::int64_t>(sequence) * lists.lists + (lists.lists == 1 ? 0 : head);
     at_ = list * lists.stride;
+    // The three are read at once: none waits for another.
     std::int64_t const tokens = lists.tokens.of(block, sequence);
-    if (lists.named.data != nullptr && tokens > 0) {
-      std::int32_t const named = block.global(lists.named)[list];
-      named_ = named;
-    }
     tail_ = lists.tail.of(block, sequence);
+    std::int32_t named = 0;
+    if (lists.named.data != nullptr) named = block.global(lists.named)[list];
+    named_ = tokens > 0 ? named : 0;
     count_ = named_ + (tokens > tail_ ? tokens - tail_ : 0);
   }
   KVPOLICY_KERNEL std::int64_t count() const { return count_; }

@@ -27,19 +27,35 @@ struct tensor_queries {
   /// Collective.
   template <class B>
   KVPOLICY_KERNEL void load(B& block, vector_rows const& queries, std::int64_t first, bool there, float factor) {
-    auto const tile = block.tile();
-    auto const t = static_cast<std::int32_t>(tile.lane()) & 3;
-    float channels[Chunks][8] = {};
-    float size = 0;
-    if (there) {
-      KVPOLICY_UNROLL
-      for (int c = 0; c < Chunks; ++c) {
+    float channels[Chunks][8];
+    fetch(block, queries, first, there, channels);
+    take(block.tile(), channels, factor);
+  }
+  /// The first half of load(): the lane's channels are on their way.
+  template <class B>
+  KVPOLICY_KERNEL static void fetch(B& block, vector_rows const& queries, std::int64_t first, bool there,
+                                    float (&channels)[Chunks][8]) {
+    auto const t = static_cast<std::int32_t>(block.tile().lane()) & 3;
+    KVPOLICY_UNROLL
+    for (int c = 0; c < Chunks; ++c) {
+      if (there) {
         get_eight(block, queries, first + 8 * (t + 4 * c), channels[c]);
+      } else {
         KVPOLICY_UNROLL
-        for (int i = 0; i < 8; ++i) {
-          channels[c][i] *= factor;
-          size = fabsf(channels[c][i]) > size ? fabsf(channels[c][i]) : size;
-        }
+        for (int i = 0; i < 8; ++i) channels[c][i] = 0;
+      }
+    }
+  }
+  /// The second half. Collective.
+  template <class Tile>
+  KVPOLICY_KERNEL void take(Tile const& tile, float (&channels)[Chunks][8], float factor) {
+    float size = 0;
+    KVPOLICY_UNROLL
+    for (int c = 0; c < Chunks; ++c) {
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        channels[c][i] *= factor;
+        size = fabsf(channels[c][i]) > size ? fabsf(channels[c][i]) : size;
       }
     }
     KVPOLICY_UNROLL
