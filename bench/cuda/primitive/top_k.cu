@@ -54,7 +54,7 @@ void top_ks(measured_gpu& on) {
       for (int left = on.copies(bytes, bytes); left > 0; --left) scores.push_back(on.floats(rows * columns));
       gpu::device_buffer<std::int32_t> const found(rows * k);
       return outcome{bytes, on.time([&](int turn) {
-                       gpu::top_k_body<1>::arguments a{};
+                       gpu::top_k_arguments a{};
                        a.scores = scores[static_cast<std::size_t>(turn) % scores.size()].get();
                        a.score_stride = columns;
                        a.columns.all = columns;

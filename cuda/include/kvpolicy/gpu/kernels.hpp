@@ -51,7 +51,7 @@
   KVPOLICY_EACH_TENSOR(X, score_bounds_tensor_body)                                    \
   KVPOLICY_EACH_BESIDE(X, f16, 2) KVPOLICY_EACH_BESIDE(X, f16, 4)                      \
   KVPOLICY_EACH_BESIDE(X, bf16, 2) KVPOLICY_EACH_BESIDE(X, bf16, 4)                    \
-  X(score_dot_body) X(top_k_body<1>) X(top_k_body<32>) X(named_tokens_body)            \
+  X(score_dot_body) X(top_k_body<true>) X(top_k_body<false>) X(named_tokens_body)        \
   X(entropy_body) X(page_trigger_body)                                                 \
   X(cascade_due_body) X(page_anchor_body) X(refresh_range_body)                        \
   X(cascade_following_body) X(cascade_children_body)                                   \

@@ -172,7 +172,7 @@ class decode_retrieve<Rule, D> {
     if (context_.rule.select.following && level == 0)
       context_.device->template launch<cascade_following_body>({context_.sequences, 1, 1},
                                                                {of_level, live, pages_, scores_.get()});
-    top_k_body<1>::arguments top{};
+    top_k_arguments top{};
     top.scores = scores_.get();
     top.score_stride = pages_;
     top.columns.values = of_level.live;

@@ -123,7 +123,7 @@ class decode_retrieve<Rule, D> {
     smoothing const averaged{.how = smoothing::kind::average, .width = rule.trigger.smooth};
     unit_scores_.weigh(step, of_window, of.looks, window_, rule.trigger.merged);
     unit_scores_.smooth(of.looks, window_, averaged, {});
-    top_k_body<1>::arguments top{};
+    top_k_arguments top{};
     top.scores = unit_scores_.scores();
     top.score_stride = shape.max_tokens;
     top.columns.values = of.looks;

@@ -108,7 +108,7 @@ template <class Rule, owning_device D>
       if (context_.rule.layers.dense(layer) || context_.rule.layers.leader(layer) != layer) return;
       unit_scores_.score(step, {number_of(layer, first), number_of(layer, count), number_of(layer, end), planned_ > 1},
                          scores_.get());
-      top_k_body<1>::arguments top{};
+      top_k_arguments top{};
       top.scores = scores_.get();
       if constexpr (Rule::granularity == scope::layer) {
         context_.device->template launch<sum_heads_body>(

@@ -116,7 +116,7 @@ class unit_primitives : public staged<D> {
     most = std::min(most, scores.columns);
     if (most <= 0) return;
     call const scope(*this);
-    top_k_body<1>::arguments a{};
+    top_k_arguments a{};
     a.scores = table_in(scores);
     a.score_stride = scores.row_stride;
     a.columns.all = scores.columns;

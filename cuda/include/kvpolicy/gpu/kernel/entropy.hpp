@@ -31,8 +31,10 @@ struct entropy_sums {
 };
 
 struct entropy_body {
-  static constexpr unsigned threads = 512;
+  static constexpr unsigned threads = 1024;
   static constexpr char const* name = "entropy";
+  static constexpr int warps = threads / 32;
+  static constexpr int at_once = 16;  ///< logits of a thread that are on their way together
   struct arguments {
     vector_rows logits;  ///< `[sequences, tokens, vocabulary]`
     std::int64_t vocabulary = 0;
@@ -43,8 +45,8 @@ struct entropy_body {
   };
   template <class B>
   struct shared {
-    typename B::template array<double, 16 * 3> sums;
-    typename B::template array<float, 16> most;
+    typename B::template array<double, warps * 3> sums;
+    typename B::template array<float, warps> most;
   };
 
   template <class B>
@@ -56,30 +58,32 @@ struct entropy_body {
     float total = 0;
     float first = 0;
     float second = 0;
-    for (std::int64_t i = block.thread(); i < a.vocabulary; i += B::threads) {
-      float const x = get(block, a.logits, from + i);
-      if (x == -__builtin_huge_valf()) continue;
-      if (x > most) {
-        float const shift = most - x;
+    for (std::int64_t base = block.thread(); base < a.vocabulary; base += at_once * B::threads) {
+      float logit[at_once];
+      load(block, a, from, base, logit);
+      float more = most;
+      KVPOLICY_UNROLL
+      for (float const x : logit) more = x > more ? x : more;
+      if (more > most) {
+        float const shift = most - more;
         float const factor = total == 0 ? 0.0f : expf(shift);
         second = total == 0 ? second : factor * (second + 2 * shift * first + shift * shift * total);
         first = total == 0 ? first : factor * (first + shift * total);
         total = total == 0 ? total : factor * total;
-        most = x;
+        most = more;
       }
-      float const below = x - most;
-      float const weight = expf(below);
-      total += weight;
-      first += weight * below;
-      second += weight * below * below;
+      KVPOLICY_UNROLL
+      for (float const x : logit) {
+        if (x == -__builtin_huge_valf()) continue;
+        float const below = x - most;
+        float const weight = expf(below);
+        total += weight;
+        first += weight * below;
+        second += weight * below * below;
+      }
     }
-    entropy_sums mine{most, total, first, second};
     auto const tile = block.tile();
-    for (unsigned mask = 16; mask > 0; mask /= 2) {
-      entropy_sums const other{tile.shfl_xor(mine.most, mask), tile.shfl_xor(mine.total, mask), tile.shfl_xor(mine.first, mask),
-                               tile.shfl_xor(mine.second, mask)};
-      mine = mine.with(other);
-    }
+    entropy_sums mine = of_warp(tile, {most, total, first, second});
     if (tile.lane() == 0) {
       s.most[tile.index()] = mine.most;
       s.sums[tile.index() * 3] = mine.total;
@@ -87,20 +91,52 @@ struct entropy_body {
       s.sums[tile.index() * 3 + 2] = mine.second;
     }
     block.sync();
+    if (tile.index() != 0) return;
+    static_assert(warps == 32);
+    float const most_of = s.most[tile.lane()];
+    double const total_of = s.sums[tile.lane() * 3];
+    double const first_of = s.sums[tile.lane() * 3 + 1];
+    double const second_of = s.sums[tile.lane() * 3 + 2];
+    mine = of_warp(tile, {most_of, total_of, first_of, second_of});
     if (block.thread() != 0) return;
-    for (unsigned w = 1; w < B::threads / 32; ++w) {
-      float const other_most = s.most[w];
-      double const other_total = s.sums[w * 3];
-      double const other_first = s.sums[w * 3 + 1];
-      double const other_second = s.sums[w * 3 + 2];
-      mine = mine.with({other_most, other_total, other_first, other_second});
-    }
     // log p = x - most - log(total): its mean is -entropy, its variance the varentropy.
     double const mean = mine.first / mine.total;
     double const variance = mine.second / mine.total - mean * mean;
     std::int64_t const at = block.y() * a.sequences + block.x();
     block.global(a.entropy)[at] = static_cast<float>(log(mine.total) - mean);
     if (a.varentropy.data != nullptr) block.global(a.varentropy)[at] = static_cast<float>(variance < 0 ? 0 : variance);
+  }
+
+ private:
+  /// Logits base, base + threads, ... of a row; -infinity past its end.
+  template <class B>
+  KVPOLICY_KERNEL static void load(B& block, arguments const& a, std::int64_t from, std::int64_t base,
+                                   float (&logit)[at_once]) {
+    if (a.logits.type == element_type::f32) {
+      auto const floats = block.global(buffer<float const>(a.logits.as<element_type::f32>()));
+      KVPOLICY_UNROLL
+      for (int i = 0; i < at_once; ++i) {
+        std::int64_t const at = base + i * B::threads;
+        logit[i] = -__builtin_huge_valf();
+        if (at < a.vocabulary) logit[i] = floats[from + at];
+      }
+      return;
+    }
+    KVPOLICY_UNROLL
+    for (int i = 0; i < at_once; ++i) {
+      std::int64_t const at = base + i * B::threads;
+      logit[i] = at < a.vocabulary ? get(block, a.logits, from + at) : -__builtin_huge_valf();
+    }
+  }
+  /// Of a warp's 32 parts of a row. Collective.
+  template <class Tile>
+  KVPOLICY_KERNEL static entropy_sums of_warp(Tile const& tile, entropy_sums mine) {
+    for (unsigned mask = 16; mask > 0; mask /= 2) {
+      entropy_sums const other{tile.shfl_xor(mine.most, mask), tile.shfl_xor(mine.total, mask), tile.shfl_xor(mine.first, mask),
+                               tile.shfl_xor(mine.second, mask)};
+      mine = mine.with(other);
+    }
+    return mine;
   }
 };
 

@@ -63,27 +63,45 @@ struct sentence_fill_body {
       std::int32_t size;
       std::uint32_t key;
     };
-    auto const unit_at = [&](std::int32_t u) {
-      unit found{0, 0, 0};
-      if (u > 0) {
-        std::int32_t const before = ends[list * a.state.most + u - 1];
-        found.begin = before;
-      }
-      found.begin = found.begin > sink_end ? found.begin : sink_end;
-      std::int32_t const behind = ends[list * a.state.most + u];
-      std::int64_t const end = behind < recent_begin ? behind : recent_begin;
+    struct stored_unit {
+      std::int32_t before;
+      std::int32_t behind;
+      float score;
+      std::uint8_t stands;
+    };
+    auto const load = [&](std::int32_t u) {
+      stored_unit found;
+      found.before = ends[list * a.state.most + (u > 0 ? u - 1 : 0)];
+      found.behind = ends[list * a.state.most + u];
+      found.score = scores[list * a.stride + u];
+      found.stands = 0;
+      if (a.stands.data != nullptr) found.stands = block.global(a.stands)[list * a.state.most + u];
+      return found;
+    };
+    auto const unit_of = [&](stored_unit const& from, std::int32_t u) {
+      unit found;
+      found.begin = u > 0 && from.before > sink_end ? from.before : sink_end;
+      std::int64_t const end = from.behind < recent_begin ? from.behind : recent_begin;
       found.size = end > found.begin ? static_cast<std::int32_t>(end - found.begin) : 0;
-      float const score = scores[list * a.stride + u];
-      found.key = key_of(score);
-      if (a.stands.data != nullptr && block.global(a.stands)[list * a.state.most + u] != 0) {
-        found.key = key_of(__builtin_huge_valf());
-      }
+      found.key = key_of(from.stands != 0 ? __builtin_huge_valf() : from.score);
       return found;
     };
     auto const each_unit = [&](auto visit) {
-      for (std::int32_t u = thread; u < units; u += B::threads) {
-        unit const mine = unit_at(u);
-        visit(mine.key, mine.size);
+      constexpr int at_once = 4;  // units of a thread that are on their way together
+      for (std::int32_t base = thread; base < units; base += at_once * static_cast<std::int32_t>(B::threads)) {
+        stored_unit found[at_once];
+        KVPOLICY_UNROLL
+        for (int i = 0; i < at_once; ++i) {
+          std::int32_t const u = base + i * static_cast<std::int32_t>(B::threads);
+          found[i] = load(u < units ? u : units - 1);
+        }
+        KVPOLICY_UNROLL
+        for (int i = 0; i < at_once; ++i) {
+          std::int32_t const u = base + i * static_cast<std::int32_t>(B::threads);
+          if (u >= units) continue;
+          unit const mine = unit_of(found[i], u);
+          visit(mine.key, mine.size);
+        }
       }
     };
     std::int32_t offered = 0;
@@ -108,7 +126,7 @@ struct sentence_fill_body {
     for (std::int32_t base = 0; base < units && wanted > 0; base += B::threads) {
       unit mine{0, 0, 0};
       bool const real = base + thread < units;
-      if (real) mine = unit_at(base + thread);
+      if (real) mine = unit_of(load(base + thread), base + thread);
       bool const tie = real && mine.key == threshold.key;
       std::int32_t all_ties = 0;
       std::int32_t const ties = ties_before + block.exclusive_sum(s.radix.ties, tie ? mine.size : 0, all_ties);

@@ -97,11 +97,9 @@ void launch_pool_beside_bounds(D& device, batch_rows const& keys, pooled_tokens 
 
 /// `max_columns` bounds every row's length.
 template <device D>
-void launch_top_k(D& device, top_k_body<1>::arguments const& a, std::int64_t rows, std::int64_t max_columns) {
-  constexpr int items = 32;
-  if (max_columns > top_k_body<items>::threads * items) return device.template launch<top_k_body<1>>({rows, 1, 1}, a);
-  device.template launch<top_k_body<items>>({rows, 1, 1}, {a.scores, a.score_stride, a.first, a.columns, a.k, a.rows_of_number,
-                                                           a.indices, a.index_stride, a.tokens, a.unit_size, a.keeps_empty});
+void launch_top_k(D& device, top_k_arguments const& a, std::int64_t rows, std::int64_t max_columns) {
+  if (max_columns <= top_k_body<true>::stretch) device.template launch<top_k_body<true>>({rows, 1, 1}, a);
+  else device.template launch<top_k_body<false>>({rows, 1, 1}, a);
 }
 
 }  // namespace kvpolicy::gpu
