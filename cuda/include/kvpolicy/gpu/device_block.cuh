@@ -138,9 +138,17 @@ class device_block {
   }
 };
 
+/// How many blocks of a body are to fit a multiprocessor: its registers are limited for that.
+template <class Body>
+inline constexpr unsigned least_blocks = [] {
+  if constexpr (requires { Body::least_blocks; }) return Body::least_blocks;
+  else return 1u;
+}();
+
 /// The kernel that runs a body.
 template <class Body>
-__global__ void __launch_bounds__(Body::threads, 1) kernel_of(__grid_constant__ typename Body::arguments const arguments) {
+__global__ void __launch_bounds__(Body::threads, least_blocks<Body>)
+    kernel_of(__grid_constant__ typename Body::arguments const arguments) {
   using block = device_block<Body::threads>;
   __shared__ typename Body::template shared<block> shared;
   block b;
