@@ -200,15 +200,14 @@ void simd_exec::score_bounds(query_heads const& queries, bounds_table const& bou
 
 void simd_exec::top_k(table<float const> scores, std::span<std::int32_t const> k, table<std::int32_t> indices) {
   workspace& w = *work_;
-  KVPOLICY_EXPECTS(scores.rows <= w.shape.kv_heads && scores.columns <= w.shape.max_tokens,
-                   "this executor ranks up to " + std::to_string(w.shape.kv_heads) + " rows of " +
-                       std::to_string(w.shape.max_tokens) + " scores, it was given " + std::to_string(scores.rows) + " of " +
-                       std::to_string(scores.columns) + "; make a larger one");
+  KVPOLICY_EXPECTS(scores.rows * scores.columns <= std::ssize(w.keys),
+                   "this executor ranks up to " + std::to_string(w.keys.size()) + " scores at once, it was given " +
+                       std::to_string(scores.rows) + " rows of " + std::to_string(scores.columns) + "; make a larger one");
   w.for_each(scores.rows, scores.rows * scores.columns / 64, [&](std::int64_t r) {
     std::int64_t const n = scores.columns;
     std::int64_t const wanted = std::min<std::int64_t>(k[static_cast<std::size_t>(r)], n);
     if (wanted == 0) return;
-    std::uint32_t* const keys = w.keys.data() + r * w.shape.max_tokens;
+    std::uint32_t* const keys = w.keys.data() + r * n;
     w.run.sortable_keys(scores.row(r), n, keys);
     std::uint32_t threshold = 0;  // becomes the wanted-th largest key, bit by bit
     for (std::uint32_t bit = 1u << 31; bit != 0; bit >>= 1) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -48,9 +47,11 @@ struct representatives {
     std::vector<float>
         vectors;  ///< `[layers, kv_heads, blocks, head_dim]` mean of the representatives' keys, as summary_type() rounds it
     std::vector<float> queries;        ///< `[layers, kv_heads, block, head_dim]` the open block's, each the query group's mean
-    std::vector<float> scores;         ///< `[block]` of one block's tokens
+    std::int64_t at_once = 0;          ///< blocks whose vectors one call makes, at most
+    std::vector<float> scores;         ///< `[at_once, block]` of those blocks' tokens
+    std::vector<std::int32_t> counts;  ///< `[at_once]` representatives of each
+    std::vector<std::int32_t> chosen;  ///< `[at_once, count]` their representatives
     std::vector<std::int32_t> all;     ///< 0, 1, 2, ...
-    std::vector<std::int32_t> chosen;  ///< `[count]` representatives of one block
     rope_table rope;                   ///< with pre_rope: the model's rotary embedding
     std::int64_t distance = 0;         ///< with pre_rope: the query's position, tokens
     std::vector<float> far;            ///< `[head_dim]` the current query at position `distance`
@@ -93,10 +94,12 @@ struct representatives {
     made.done.resize(rows);
     made.vectors.resize(rows * static_cast<std::size_t>(made.blocks) * dim);
     made.queries.resize(rows * static_cast<std::size_t>(block) * dim);
-    made.scores.resize(static_cast<std::size_t>(block));
+    made.at_once = std::max<std::int64_t>(1, std::min<std::int64_t>(made.blocks, tokens_at_once / block));
+    made.scores.resize(static_cast<std::size_t>(made.at_once * block));
+    made.counts.assign(static_cast<std::size_t>(made.at_once), count);
+    made.chosen.resize(static_cast<std::size_t>(made.at_once * count));
     made.all.resize(static_cast<std::size_t>(made.blocks));
     std::iota(made.all.begin(), made.all.end(), 0);
-    made.chosen.resize(static_cast<std::size_t>(count));
     made.rope.reserve(shape, pre_rope);
     made.distance = std::min<std::int64_t>(local, shape.max_tokens - 1);
     made.far.resize(dim);
@@ -113,8 +116,19 @@ struct representatives {
     for (std::int64_t h = input.heads.first; h < input.heads.first + input.heads.count; ++h) {
       query_window const own{queries.at(0, h * group), queries.tokens, group, queries.token_stride, queries.head_stride, 1};
       std::int64_t& done = input.memory.done_of(input.layer, h);
-      for (; (done + 1) * block <= input.tokens; ++done) represent(input, h, done, own, before, true, exec);
       auto const* const indices = input.view.keys(input.layer).of({h, 1}).indices;
+      while (done < input.tokens / block) {
+        std::int64_t const more = std::min(input.memory.at_once, input.tokens / block - done);
+        // Only the queries behind these tokens, since an executor may have to copy what it is given.
+        auto const token = [&](std::int64_t r) -> std::int64_t { return indices == nullptr ? r : indices[r]; };
+        std::int64_t const end = std::min(before + own.tokens, token((done + more) * block - 1) + 1 + local);
+        std::int64_t const from = std::clamp(token(done * block) + 1, before, std::max(before, end - 1));
+        query_window behind = own;
+        behind.data = own.at(from - before, 0);
+        behind.tokens = std::min(own.tokens, std::max<std::int64_t>(end - from, 1));
+        represent(input, h, done, more, behind, from, true, exec);
+        done += more;
+      }
       for (std::int64_t r = done * block; r < input.tokens; ++r) {
         std::int64_t const token = indices == nullptr ? r : indices[r];
         if (token >= before) keep_query(input, h, r, {own.at(token - before, 0), group, own.head_stride, 1});
@@ -132,7 +146,7 @@ struct representatives {
       std::int64_t& done = input.memory.done_of(input.layer, h);
       if ((done + 1) * block > input.tokens) continue;
       query_window const own{input.memory.query(input.layer, h, 0), block, 1, input.memory.dim, input.memory.dim, 1};
-      represent(input, h, done, own, done * block, false, exec);
+      represent(input, h, done, 1, own, done * block, false, exec);
       ++done;
     }
   }
@@ -170,31 +184,37 @@ struct representatives {
     }
   }
 
-  /// Finds a block's representatives and takes the mean of their keys. `queries` belong to the positions from `begin` on, or
-  /// without `by_position` to the indices from `begin` on.
+  /// Finds the representatives of `blocks` blocks from `which` on and takes the mean of their keys. `queries` belong to the
+  /// positions from `begin` on, or without `by_position` to the indices from `begin` on.
   template <class Input, class Exec>
-  void represent(Input const& input, std::int64_t head, std::int64_t which, query_window const& queries, std::int64_t begin,
-                 bool by_position, Exec& exec) const {
+  void represent(Input const& input, std::int64_t head, std::int64_t which, std::int64_t blocks, query_window const& queries,
+                 std::int64_t begin, bool by_position, Exec& exec) const {
     memory& m = input.memory;
     KVPOLICY_EXPECTS(!pre_rope || m.rope.known, "blocks of pre-rope keys need the rotary embedding, which comes with a prompt");
     auto keys = input.view.keys(input.layer).of({head, 1});
     std::int64_t const first = which * block;
+    std::int64_t const tokens = blocks * block;
     std::int64_t const counted = std::min<std::int64_t>(local, input.view.shape().max_tokens);
-    following_queries(queries, begin, keys, first, first + block, counted, by_position ? keys.indices : nullptr,
-                      table<float>{m.scores.data(), 1, block, block}, exec);
-    std::array const k{count};
-    top_k(table<float const>{m.scores.data(), 1, block, block}, k, table<std::int32_t>{m.chosen.data(), 1, count, count}, exec);
-    for (std::int32_t& token : m.chosen) {
-      token += static_cast<std::int32_t>(first);
+    following_queries(queries, begin, keys, first, first + tokens, counted, by_position ? keys.indices : nullptr,
+                      table<float>{m.scores.data(), 1, tokens, tokens}, exec);
+    top_k(table<float const>{m.scores.data(), blocks, block, block},
+          std::span<std::int32_t const>(m.counts).first(static_cast<std::size_t>(blocks)),
+          table<std::int32_t>{m.chosen.data(), blocks, count, count}, exec);
+    for (std::int64_t i = 0; i < blocks * count; ++i) {
+      std::int32_t& token = m.chosen[static_cast<std::size_t>(i)];
+      token += static_cast<std::int32_t>(first + i / count * block);
       if (keys.indices != nullptr) token = keys.indices[token];
     }
     keys.indices = m.chosen.data();
-    keys.tokens = count;
-    pool_mean(keys, {.unit_size = count, .first = 0, .last = count, .rotated = m.rope.get()},
-              table<float>{m.vector(input.layer, head, which), 1, m.dim, m.dim}, 0, exec);
-    for (float& x : std::span(m.vector(input.layer, head, which), static_cast<std::size_t>(m.dim)))
+    keys.tokens = blocks * count;
+    float* const vectors = m.vector(input.layer, head, which);
+    pool_mean(keys, {.unit_size = count, .first = 0, .last = blocks * count, .rotated = m.rope.get()},
+              table<float>{vectors, blocks, m.dim, m.dim}, 0, exec);
+    for (float& x : std::span(vectors, static_cast<std::size_t>(blocks * m.dim)))
       x = rounded_to(summary_type(input.view.shape().type), x);
   }
+
+  static constexpr std::int64_t tokens_at_once = 2048;  ///< of a prompt's blocks: fewer calls, and little to copy for each
 };
 
 static_assert(scorer<representatives>);
