@@ -33,7 +33,7 @@ class decode_retrieve<Rule, D> {
         boundary_size_(std::ssize(context.rule.segment.boundary)),
         boundary_(context.template array<std::uint8_t>(std::max<std::int64_t>(1, boundary_size_))),
         ends_(context.template array<std::int32_t>(context.sequences * most_)),
-        state_(context.template array<std::int32_t>(3 * context.sequences)),
+        state_(context.template array<std::int32_t>(4 * context.sequences)),
         scores_(context.template array<float>(context.heads() * most_)),
         standing_(context.rule.score.standing > 0),
         stands_(context.template by_layer<std::uint8_t>(standing_ ? context.heads() * most_ : 0)),
@@ -43,7 +43,7 @@ class decode_retrieve<Rule, D> {
                      "a window that follows the budget or the prompt has no kernel; use sinks and recent tokens");
     KVPOLICY_EXPECTS(!context.rule.layers.shares(), "sentences are chosen for each layer; set reuse to 1");
     context.device->upload(boundary_.get(), context.rule.segment.boundary.data(), boundary_size_);
-    std::vector<std::int32_t> const none(static_cast<std::size_t>(3 * context.sequences));
+    std::vector<std::int32_t> const none(static_cast<std::size_t>(4 * context.sequences));
     context.device->upload(state_.get(), none.data(), std::ssize(none));
   }
 
@@ -83,7 +83,7 @@ class decode_retrieve<Rule, D> {
     }
     if (rule.layers.dense(layer)) return;
     unit_scores_.take(step, state());
-    unit_scores_.score(layer, state().units, scores_.get());
+    unit_scores_.score(layer, state().scored, scores_.get());
     auto const heads = static_cast<std::int32_t>(context_.shape.kv_heads);
     device.template launch<sentence_fill_body>(
         {heads, context_.sequences, 1},
@@ -101,7 +101,7 @@ class decode_retrieve<Rule, D> {
  private:
   sentence_state state() const noexcept {
     auto const row = [&](std::int64_t nth) { return part_of(state_.get(), nth * context_.sequences, context_.sequences); };
-    return {ends_.get(), row(0), row(1), row(2), most_};
+    return {ends_.get(), row(0), row(1), row(2), row(3), most_};
   }
 
   /// Where the prompt's sentences end, on the host and the device.
@@ -160,7 +160,7 @@ class decode_retrieve<Rule, D> {
   std::int64_t boundary_size_;
   array_of<D, std::uint8_t> boundary_;
   array_of<D, std::int32_t> ends_;   ///< `[sequences, sentences]`
-  array_of<D, std::int32_t> state_;  ///< `[3, sequences]`: sentences, first token of the open one, whether it closes
+  array_of<D, std::int32_t> state_;  ///< `[4, sequences]`: as sentence_state
   array_of<D, float> scores_;        ///< `[sequences, kv_heads, sentences]`
   bool standing_;
   layer_array<D, std::uint8_t> stands_;  ///< `[sequences, kv_heads, sentences]`

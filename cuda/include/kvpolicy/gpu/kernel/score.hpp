@@ -99,6 +99,11 @@ struct score_bounds_body {
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
+    row_lanes const share(a.bounds.parts());
+    std::int64_t const of_block = B::threads / 32 * share.rows_of_warp();
+    unsigned const number = a.number(block);
+    std::int64_t const count = a.count.of(block, number);
+    if (block.x() * of_block >= count) return;
     for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < a.group * a.head_dim; i += B::threads) {
       std::int32_t const g = i / a.head_dim;
       s.queries[i] =
@@ -107,13 +112,10 @@ struct score_bounds_body {
     }
     block.sync();
     auto const tile = block.tile();
-    row_lanes const share(a.bounds.parts());
     auto const lane = static_cast<std::int32_t>(tile.lane());
     auto const part = lane & (share.lanes - 1);
-    std::int64_t const nth =
-        (static_cast<std::int64_t>(block.x()) * (B::threads / 32) + tile.index()) * share.rows_of_warp() + lane / share.lanes;
-    unsigned const number = a.number(block);
-    bool const there = nth < a.count.of(block, number);
+    std::int64_t const nth = block.x() * of_block + tile.index() * share.rows_of_warp() + lane / share.lanes;
+    bool const there = nth < count;
     std::int64_t const unit = a.first.of(block, number) + nth;
     float high[8] = {};
     float low[8] = {};

@@ -14,6 +14,7 @@ struct sentence_state {
   buffer<std::int32_t> units;
   buffer<std::int32_t> open_begin;
   buffer<std::int32_t> closes;  ///< whether the last token ends a sentence
+  buffer<std::int32_t> scored;  ///< `units` of a sequence that steps, 0 of one that pauses
   std::int64_t most = 0;
 };
 
@@ -36,18 +37,20 @@ struct sentence_step_body : no_shared {
     std::int64_t const s = index_in_grid(block);
     if (s >= a.sequences) return;
     auto const tokens = static_cast<std::int32_t>(a.tokens.of(block, static_cast<unsigned>(s)));
+    block.global(a.state.scored)[s] = 0;
     if (tokens == 0) return;
     auto const open_begin = block.global(a.state.open_begin);
     auto const closes = block.global(a.state.closes);
     std::int32_t begin = open_begin[s];
     std::int32_t const closed = closes[s];
-    std::int32_t const units = block.global(a.state.units)[s];
+    std::int32_t units = block.global(a.state.units)[s];
     if (closed != 0 && tokens - 1 > begin && units < a.state.most) {
       block.global(a.state.ends)[s * a.state.most + units] = tokens - 1;
-      block.global(a.state.units)[s] = units + 1;
+      block.global(a.state.units)[s] = ++units;
       begin = tokens - 1;
       open_begin[s] = begin;
     }
+    block.global(a.state.scored)[s] = units;
     std::int32_t const id = block.global(a.ids)[s];
     std::int32_t const length = tokens - begin;
     bool ends = length >= a.longest;

@@ -32,6 +32,10 @@ struct list_logits_body {
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
     std::int32_t const dim = a.keys.head_dim;
+    row_lanes const share(a.keys.parts());
+    list_reader<B> const list(block, a.lists, block.z(), block.y());
+    std::int64_t const of_block = B::threads / 32 * share.rows_of_warp();
+    if (a.first + block.x() * of_block >= list.count()) return;
     for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < a.group * dim; i += B::threads) {
       std::int32_t const g = i / dim;
       s.queries[i] = a.scale * get(block, a.queries,
@@ -40,13 +44,10 @@ struct list_logits_body {
     }
     block.sync();
     auto const tile = block.tile();
-    row_lanes const share(a.keys.parts());
     auto const lane = static_cast<std::int32_t>(tile.lane());
     std::int32_t const part = lane & (share.lanes - 1);
     row_reader<E, B> const keys(block, a.keys, block.z());
-    list_reader<B> const list(block, a.lists, block.z(), block.y());
-    std::int64_t const i =
-        (static_cast<std::int64_t>(block.x()) * (B::threads / 32) + tile.index()) * share.rows_of_warp() + lane / share.lanes;
+    std::int64_t const i = block.x() * of_block + tile.index() * share.rows_of_warp() + lane / share.lanes;
     bool const there = a.first + i < list.count();
     float key[8] = {};
     if (there && part < a.keys.parts()) keys.load(keys.offset(block.y(), list.token(a.first + i)), part, key);
@@ -72,6 +73,7 @@ struct list_logits_body {
 struct softmax_rows_body {
   static constexpr unsigned threads = 512;
   static constexpr char const* name = "softmax_rows";
+  static constexpr int at_once = 8;  ///< logits of a thread that are on their way together
   struct arguments {
     buffer<float const> logits;  ///< `[rows, stride]`
     std::int64_t stride = 0;
@@ -95,20 +97,29 @@ struct softmax_rows_body {
     if (list.count() <= a.first) return;
     std::int64_t const row = static_cast<std::int64_t>(block.y()) * a.q_heads + q;
     auto const logits = block.global(a.logits);
+    std::int64_t const count = list.count() - a.first;
+    auto const each = [&](auto visit) {
+      for (std::int64_t base = block.thread(); base < count; base += at_once * B::threads) {
+        float logit[at_once];
+        KVPOLICY_UNROLL
+        for (int i = 0; i < at_once; ++i) {
+          std::int64_t const at = base + i * B::threads;
+          logit[i] = logits[row * a.stride + (at < count ? at : count - 1)];
+        }
+        KVPOLICY_UNROLL
+        for (int i = 0; i < at_once; ++i) {
+          if (base + i * B::threads < count) visit(logit[i]);
+        }
+      }
+    };
     float most = -__builtin_huge_valf();
-    for (std::int64_t i = block.thread(); i < list.count() - a.first; i += B::threads) {
-      float const x = logits[row * a.stride + i];
-      most = x > most ? x : most;
-    }
+    each([&](float x) { most = x > most ? x : most; });
     most = block.reduce(s.most, most, [](float x, float y) { return x > y ? x : y; });
     if (block.thread() == 0) s.found[0] = most;
     block.sync();
     most = s.found[0];
     float total = 0;
-    for (std::int64_t i = block.thread(); i < list.count() - a.first; i += B::threads) {
-      float const x = logits[row * a.stride + i];
-      total += expf(x - most);
-    }
+    each([&](float x) { total += expf(x - most); });
     total = block.reduce(s.total, total, [](float x, float y) { return x + y; });
     if (block.thread() != 0) return;
     auto const statistics = block.global(a.statistics);
