@@ -119,7 +119,9 @@ TEMPLATE_TEST_CASE("top_k takes each row's own k, and strides wider than the row
       want.push_back(naive::top_k(row, k.back()));
     }
     std::vector<std::int32_t> indices(static_cast<std::size_t>(rows * n), -7);
-    TestType on({1, rows, rows, 1, n, element_type::f32});
+    bool const many = round % 2 == 1;  // rows, for an executor that was made for one
+    TestType on(many ? cache_shape{1, 1, 1, 1, rows * n, element_type::f32}
+                     : cache_shape{1, rows, rows, 1, n, element_type::f32});
     on.run([&](auto& exec) {
       top_k(table<float const>{scores.data(), rows, n, stride}, k, table<std::int32_t>{indices.data(), rows, n, n}, exec);
     });
