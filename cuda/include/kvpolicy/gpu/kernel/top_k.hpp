@@ -125,7 +125,7 @@ struct top_k_arguments {
 };
 
 /// indices(r, :) = [0, first), then the k[r] highest of row r's candidates, ascending. A row's keys stay in registers if they
-/// fit; those of longer rows are read again for each of the four digits.
+/// fit; those of longer rows are read again for each of the three digits.
 template <bool InRegisters>
 struct top_k_body {
   static constexpr unsigned threads = 512;
