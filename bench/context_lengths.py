@@ -4,7 +4,7 @@
     python3 bench/context_lengths.py measure build/release/tools/kvpolicy-run MODEL.gguf docs/results/context_lengths.json
     python3 bench/context_lengths.py draw docs/results/context_lengths.json docs/results/context_lengths.svg
 
-Measuring takes an hour on two cores: most of it is the engine's own prompt of 32,000 tokens, with flash attention and without.
+Measuring takes 35 minutes to an hour on two cores: most of it is the engine's own prompt of 32,000 tokens, with flash attention and without.
 """
 import argparse
 import json
