@@ -78,7 +78,7 @@ def section(folder):
         yield from ["", "| stage | status | seconds | |", "| --- | --- | ---: | --- |"]
         yield from (f"| {line['stage']} | {line['status']} | {line['seconds']} | {line['why']} |" for line in stages.values())
     if own:
-        yield from ["", "![Bytes against time; the line is the run's streaming read](gpu.svg)", ""]
+        yield from ["", "![Kernels: bytes against time; the line is the run's streaming read](gpu.svg)", ""]
         yield from report.markdown(facts, own, [c for c in cases if "skipped" in c or "failed" in c])
     others = [c for c in measured if c not in own]
     if others:
@@ -89,7 +89,7 @@ def section(folder):
 
 
 def picture(folder):
-    cases = [c for name in ("primitives.jsonl", "steps-128k.jsonl", "steps-batch.jsonl") for c in lines_of(folder, name) if "us" in c]
+    cases = [c for c in lines_of(folder, "primitives.jsonl") if "us" in c]
     ceilings = [c["gbps"] * 1e9 for c in cases if c["name"] == "ceiling read"]
     shown = [c for c in cases if not c["name"].startswith("ceiling ")]
     if not ceilings or not shown:
