@@ -172,7 +172,7 @@ sdpa=$here/sdpa.py
 python=$(command -v python3 || true)
 stage sdpa 30 "$(needs "$python" python3) $python -c 'compile(open(\"$sdpa\").read(), \"sdpa\", \"exec\")'" \
   "$(needs "$python" python3) $python '$sdpa' | tee sdpa.jsonl"
-stage steps-batch 80 "$(ends kvpolicy_cuda_steps)" "$bin/kvpolicy_cuda_steps --context 131072 --batch 16 --only '1%' --replays 9 | tee steps-batch.jsonl"
+stage steps-batch 180 "$(ends kvpolicy_cuda_steps)" "$bin/kvpolicy_cuda_steps --context 131072 --batch 16 --only '1%' --replays 9 | tee steps-batch.jsonl"
 # Six kernels, each where a benchmark launches it first.
 stage ncu 60 "true" "command -v ncu >/dev/null || { echo 'no ncu here'; exit 77; }
   while IFS=: read -r kernel only; do
