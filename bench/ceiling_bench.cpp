@@ -17,7 +17,7 @@ std::uint64_t sum_of(std::uint64_t const* words, std::int64_t count) {
 void streaming_read(benchmark::State& state, int threads) {
   constexpr std::int64_t piece = smollm2::layer_bytes / 8;
   crew members(threads);
-  auto const* const words = reinterpret_cast<std::uint64_t const*>(smollm2::cache().key_base);
+  auto const* const words = static_cast<std::uint64_t const*>(smollm2::cache().key_base.address);
   for (auto _ : state) {
     members.threads().lead([&] {
       members.threads().for_each(smollm2::ring_bytes / piece,

@@ -56,7 +56,9 @@ struct chooser {
   template <class View>
   kv::selection choose(engine const& e, View const& view) {
     states.push_back(kv::start(policy, kv::shape_of(view)));
-    states.back().prefill(view, layer, {}, exec);
+    View before = view;  // the last token is the step's
+    --before.token_count;
+    states.back().prefill(before, layer, {}, exec);
     return states.back().choose(view, layer, {e.queries}, exec);
   }
   chooser() { states.reserve(requests); }

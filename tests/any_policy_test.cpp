@@ -1,5 +1,6 @@
 #include "kvpolicy/any_policy.hpp"
 
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 
 #include "conformance/history.hpp"
@@ -19,13 +20,15 @@ std::vector<lists_copy> lists_of(Policy const& policy, random_cache const& cache
   host_exec exec;
   auto state = start(policy, shape);
   auto const prompt = [&](std::int64_t first, std::int64_t tokens) {
-    std::vector<float> const queries = random.reals(9 * shape.q_heads * shape.head_dim);
-    query_window const window{queries.data(), 9, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, .5f};
+    std::int64_t const count = std::max<std::int64_t>(9, std::min(observation_queries(policy), tokens - first));
+    std::vector<float> const queries = random.reals(count * shape.q_heads * shape.head_dim);
+    query_window const window{queries.data(), count, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, .5f};
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       state.prefill(own_view{&cache, tokens}, {l}, {.first = first, .queries = window}, exec);
     }
   };
   auto const steps = [&](std::int64_t first, std::int64_t last) {
+    state.cut(first - 1);
     for (std::int64_t n = first; n <= last; ++n) {
       std::vector<float> const queries = random.reals(shape.q_heads * shape.head_dim);
       for (std::int64_t l = 0; l < shape.layers; ++l) {
@@ -102,7 +105,7 @@ TEST_CASE("what a rule refuses, and what a pair does, is refused of those chosen
   REQUIRE_THROWS_AS(check(pair(snapkv, quest(64, 2)), shape), unsupported);
   REQUIRE_NOTHROW(check(pair(keep_all{}, quest(64, 2)), shape));
   REQUIRE_THROWS_AS(check(pair(snapkv, quest(0, 1)), shape), invalid_value);
-  REQUIRE_THROWS_AS(start(pair(presets::snapkv{.tokens = 1000, .after = 0}.parts().retain, keep_all{}), shape), invalid_value);
+  REQUIRE_THROWS_AS(start(pair(presets::snapkv{.tokens = 4, .after = 0}.parts().retain, keep_all{}), shape), invalid_value);
 }
 
 TEST_CASE("what a rule that is chosen at run time may need is everything; what it does need is its own", "[any_policy]") {

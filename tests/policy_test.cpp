@@ -43,9 +43,10 @@ TEMPLATE_TEST_CASE("choose reads no key that is not written yet", "[policy]", qu
         }
       }
     }
-    std::vector<float> const queries = random.reals(shape.q_heads * shape.head_dim);
+    std::int64_t const observed = std::max<std::int64_t>(1, std::min(observation_queries(policy), prompt));
+    std::vector<float> const queries = random.reals(observed * shape.q_heads * shape.head_dim);
     query_heads const heads{queries.data(), shape.q_heads, shape.head_dim, 1};
-    query_window const window{queries.data(), 1, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, 1};
+    query_window const window{queries.data(), observed, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, 1};
     host_exec exec;
     auto want = start(policy, shape);
     auto got = start(policy, shape);
@@ -89,9 +90,10 @@ TEMPLATE_TEST_CASE("prefill may come layer by layer, each right before the layer
       }
     }
     std::int64_t const prompt = random.between(1, shape.max_tokens - 8);
-    std::vector<float> const queries = random.reals(shape.q_heads * shape.head_dim);
+    std::int64_t const observed = std::max<std::int64_t>(1, std::min(observation_queries(policy), prompt));
+    std::vector<float> const queries = random.reals(observed * shape.q_heads * shape.head_dim);
     query_heads const heads{queries.data(), shape.q_heads, shape.head_dim, 1};
-    query_window const window{queries.data(), 1, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, 1};
+    query_window const window{queries.data(), observed, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, 1};
     host_exec exec;
     auto before = start(policy, shape);
     auto between = start(policy, shape);
@@ -196,8 +198,9 @@ TEMPLATE_TEST_CASE("quest on what another policy retains reads what it would of 
     host_exec exec;
     auto state = start(both, shape);
     std::int64_t const prompt = random.between(1, shape.max_tokens - 12);
-    std::vector<float> const window = random.reals(shape.q_heads * shape.head_dim);
-    query_window const last{window.data(), 1, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, 1};
+    std::int64_t const observed = std::max<std::int64_t>(1, std::min(observation_queries(both), prompt));
+    std::vector<float> const window = random.reals(observed * shape.q_heads * shape.head_dim);
+    query_window const last{window.data(), observed, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, 1};
     for (std::int64_t l = 0; l < 2; ++l) state.prefill(own_view{&cache, prompt}, {l}, {.queries = last}, exec);
     for (std::int64_t n = prompt + 1; n <= prompt + 12; ++n) {
       std::vector<float> const queries = random.reals(shape.q_heads * shape.head_dim);
@@ -279,12 +282,18 @@ TEST_CASE("a choice that is due every few steps stays so after a tail was remove
   host_exec exec;
   auto state = start(policy, shape);
   state.prefill(own_view{&cache, 199}, {0}, {}, exec);
-  state.choose(own_view{&cache, 200}, {0}, {}, exec);
+  auto const step = [&](std::int64_t n) {
+    lists_copy const here = copy_of(state.choose(own_view{&cache, n}, {0}, {}, exec));
+    state.observe({.logits = {}, .entropy = 0.0f}, exec);
+    return here;
+  };
+  step(200);
+  state.cut(100);
   cache.fill(100, 300, random);
-  for (std::int64_t n = 101; n <= 104; ++n) state.choose(own_view{&cache, n}, {0}, {}, exec);
+  for (std::int64_t n = 101; n <= 104; ++n) step(n);
   int same = 0;
   for (std::int64_t n = 105; n <= 108; ++n) {
-    lists_copy const here = copy_of(state.choose(own_view{&cache, n}, {0}, {}, exec));
+    lists_copy const here = step(n);
     auto fresh = start(policy, shape);
     fresh.prefill(own_view{&cache, n - 1}, {0}, {}, exec);
     same += copy_of(fresh.choose(own_view{&cache, n}, {0}, {}, exec)) == here ? 1 : 0;

@@ -90,7 +90,7 @@ void add(char const* name, Policy const& policy) {
 
 /// A layer's keys read once and nothing else: less than any of these can take.
 void reading(benchmark::State& state, element_type type) {
-  auto const* const words = reinterpret_cast<std::uint64_t const*>(prompt_of(type).view().key_base);
+  auto const* const words = static_cast<std::uint64_t const*>(prompt_of(type).view().key_base.address);
   std::int64_t const count = shape_of(type).kv_heads * tokens * head_dim * size_of(type) / 8;
   for (auto _ : state) {
     std::uint64_t sums[16] = {};

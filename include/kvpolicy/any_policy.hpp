@@ -15,7 +15,8 @@ class any_state {
   struct model {
     virtual ~model() = default;
     virtual std::span<range_list const> lists(layer_id layer) const noexcept = 0;
-    virtual std::int64_t max_ranges() const = 0;
+    virtual std::int64_t max_ranges() const noexcept = 0;
+    virtual void reserve(std::int64_t tokens, std::int64_t ranges) = 0;
     virtual std::int64_t revision(layer_id layer) const noexcept = 0;
     virtual std::int64_t always_read(layer_id layer, std::int64_t head) const = 0;
     virtual bool by_steps() const noexcept = 0;
@@ -34,7 +35,8 @@ class any_state {
   struct model_of final : model {
     explicit model_of(State made) : at_work(std::move(made)) {}
     std::span<range_list const> lists(layer_id layer) const noexcept override { return at_work.lists(layer); }
-    std::int64_t max_ranges() const override { return at_work.max_ranges(); }
+    std::int64_t max_ranges() const noexcept override { return at_work.max_ranges(); }
+    void reserve(std::int64_t tokens, std::int64_t ranges) override { at_work.reserve(tokens, ranges); }
     std::int64_t revision(layer_id layer) const noexcept override { return at_work.revision(layer); }
     std::int64_t always_read(layer_id layer, std::int64_t head) const override { return at_work.always_read(layer, head); }
     bool by_steps() const noexcept override { return at_work.by_steps(); }
@@ -72,7 +74,8 @@ class any_state {
   any_state& operator=(any_state&&) noexcept = default;
 
   std::span<range_list const> lists(layer_id layer) const noexcept { return model_->lists(layer); }
-  std::int64_t max_ranges() const { return model_->max_ranges(); }
+  std::int64_t max_ranges() const noexcept { return model_->max_ranges(); }
+  void reserve(std::int64_t tokens, std::int64_t ranges) { model_->reserve(tokens, ranges); }
   std::int64_t revision(layer_id layer) const noexcept { return model_->revision(layer); }
   std::int64_t always_read(layer_id layer, std::int64_t head) const { return model_->always_read(layer, head); }
   bool by_steps() const noexcept { return model_->by_steps(); }
@@ -104,7 +107,7 @@ class any_rule {
     virtual ~model() = default;
     virtual requirements required() const = 0;
     virtual void check(cache_shape const& shape) const = 0;
-    virtual any_state<View, Exec> start(cache_shape const& shape, std::int64_t retained) const = 0;
+    virtual any_state<View, Exec> start(cache_shape const& shape) const = 0;
   };
   template <class Rule, bool Retrieves>
   struct model_of final : model {
@@ -114,8 +117,8 @@ class any_rule {
       if constexpr (Retrieves) check_retrieve(rule, shape);
       else kvpolicy::check(rule, shape);
     }
-    any_state<View, Exec> start(cache_shape const& shape, std::int64_t retained) const override {
-      if constexpr (Retrieves) return any_state<View, Exec>(start_retrieve(rule, shape, retained));
+    any_state<View, Exec> start(cache_shape const& shape) const override {
+      if constexpr (Retrieves) return any_state<View, Exec>(start_retrieve(rule, shape));
       else return any_state<View, Exec>(start_retain(rule, shape));
     }
     Rule rule;
@@ -147,11 +150,9 @@ class any_rule {
   friend requirements requirements_of(any_rule const& any) { return any.model_->required(); }
   friend void check(any_rule const& any, cache_shape const& shape) { any.model_->check(shape); }
   friend void check_retrieve(any_rule const& any, cache_shape const& shape) { any.model_->check(shape); }
-  friend any_state<View, Exec> start_retain(any_rule const& any, cache_shape const& shape) {
-    return any.model_->start(shape, 0);
-  }
-  friend any_state<View, Exec> start_retrieve(any_rule const& any, cache_shape const& shape, std::int64_t retained) {
-    return any.model_->start(shape, retained);
+  friend any_state<View, Exec> start_retain(any_rule const& any, cache_shape const& shape) { return any.model_->start(shape); }
+  friend any_state<View, Exec> start_retrieve(any_rule const& any, cache_shape const& shape) {
+    return any.model_->start(shape);
   }
 
  private:

@@ -37,6 +37,16 @@ struct no_memory {
   void cut(layer_id, head_range, std::int64_t) noexcept {}
 };
 
+/// Makes room in a part's memory for a sequence of so many tokens, if the memory has reserve(tokens).
+/// A memory with it takes nothing that depends on the sequence's length when it is started: it grows with the sequence. One
+/// without it is started for the longest sequence.
+/// @param memory  what start() of a scorer, a pool or a trigger returned
+/// @param tokens  tokens of the sequence
+template <class Memory>
+void make_room(Memory& memory, std::int64_t tokens) {
+  if constexpr (requires { memory.reserve(tokens); }) memory.reserve(tokens);
+}
+
 /// The kind of a statistic: a count is visited once, a series once for each of its values, in order.
 enum class statistic : std::uint8_t { count, series };
 /// Receives what a policy did: the kind, the name and a value of each statistic.
@@ -45,7 +55,7 @@ using statistic_visitor = std::function<void(statistic, char const* what, double
 /// Cuts a sequence into units of consecutive tokens.
 /// Requires: `unit_size()`, the tokens of each unit but the last, or of the longest unit if units are ragged; `ragged`, whether
 /// units differ in length; `check()`, which throws invalid_value for impossible parameters. A ragged segmenter also has
-/// `ends(token_id, length)`: whether a unit ends with this token, its `length`-th.
+/// `behind(before, token_id, length)`: what is known behind a token, its unit's `length`-th; mark_ends: the unit ends.
 /// Model: segments::pages; segments::sentences (ragged). Not a model: a splitter that looks at text.
 template <class S>
 concept segmenter = part<S> && requires(S const& segment) {
@@ -58,8 +68,8 @@ concept segmenter = part<S> && requires(S const& segment) {
 /// Requires: `needs`, the signals that the pool reads; `start(shape, segment)`, which returns the summaries, a state with
 /// `cut(layer, heads, tokens)`; `update(state, view, layer, heads, tokens, exec)`, which adds the view's new tokens. A pool may
 /// have `begin(state, prompt)`, called for each prompt before `update`, and `wants()`, the needs that these parameters use.
-/// Semantics: only `start` allocates; a second `update` changes nothing; `cut` forgets every token from `tokens` on.
-/// Model: pools::bounds. Not a model: a pool that reads queries (it scores).
+/// Semantics: only `start`, and the state's `reserve(tokens)` where it has one, allocate; a second `update` changes nothing;
+/// `cut` forgets every token from `tokens` on. Model: pools::bounds. Not a model: a pool that reads queries (it scores).
 template <class P, class Segment>
 concept pooler = part<P> && requires(P const& pool, cache_shape const& shape, Segment const& segment) {
   { P::needs } -> std::convertible_to<signals>;
@@ -101,9 +111,13 @@ struct budget_request {
   head_range heads{};          ///< the KV heads whose lists are asked for; none: the one that gets the fewest
   std::int64_t tokens = 0;     ///< tokens among which the choice is made
   std::int64_t prompt = 0;     ///< tokens of the prompt
+  std::int64_t gone = 0;       ///< tokens whose rows are gone, beside `tokens`
   std::int64_t forced = 0;     ///< tokens of the budget that the protected tokens take
   std::int64_t recent = 0;     ///< recent tokens that the window names
   std::int64_t unit_size = 1;  ///< tokens
+
+  /// Tokens of the sequence, also those that are gone: a ratio is a share of these.
+  std::int64_t seen() const noexcept { return tokens + gone; }
 };
 
 /// Decides how many tokens a list may keep, protected tokens included.

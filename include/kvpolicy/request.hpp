@@ -15,8 +15,10 @@ namespace kvpolicy {
 
 /// A policy at work on one sequence, made by start().
 /// A request owns its policy's rules and their state: what the retain kept, and what the retrieve chose of that. It is not
-/// thread-safe. A copy is independent of its source. Only construction and copying allocate. Two exceptions: the first steps of
-/// a copy, and a prefill after tokens were dropped.
+/// thread-safe. A copy is independent of its source.
+/// Its memory grows with the sequence: a verb that finds too little room makes room for half as many tokens again. Within
+/// that room, or what reserve() made, verbs do not allocate, but for the first steps of a copy, and a prefill after tokens
+/// were dropped.
 /// Every verb checks its input before it reads or writes anything. It throws invalid_value for an impossible shape, layer,
 /// number of tokens or order of calls, and unsupported if a signal that the policy needs is missing. A verb that throws, in
 /// these checks or later, does not count: the prompt or the step may begin again at layer 0.
@@ -31,17 +33,28 @@ class request {
       : shape_(shape), rules_(retain, retrieve, shape), order_(shape.layers, rules_.step_layers(), shape.max_tokens) {}
 
   cache_shape const& shape() const noexcept { return shape_; }
-  /// Tokens of the sequence at the last verb, a step's own tokens included.
+  /// Tokens of the sequence at the last verb, a step's own tokens included; what was cut since is among them.
   std::int64_t tokens() const noexcept { return order_.tokens(); }
   /// What was called last, and the checks of what may come next, for callers that check more before a verb.
   call_order const& order() const noexcept { return order_; }
   /// The signals that the verbs need.
   signals needs() const noexcept { return rules_.needs(); }
 
+  /// Makes room for a sequence, so that no verb allocates until it is longer.
+  /// @param tokens  tokens of the sequence; above max_tokens: that many
+  void reserve(std::int64_t tokens) {
+    tokens = std::min(tokens, shape_.max_tokens);
+    if (tokens <= room_) return;
+    rules_.reserve(tokens);
+    room_ = tokens;
+  }
+
   /// Returns what the current step reads.
-  /// @param layer  a layer that has chosen
+  /// @param layer  a layer that has chosen in this step
   /// @return the lists, valid until the next verb
-  selection kept(layer_id layer) const noexcept {
+  /// @throws invalid_value for a layer that has not
+  selection kept(layer_id layer) const {
+    order_.check_chosen(layer);
     selection const of_rules = rules_.kept(layer);
     std::span const shown = unsettled_.kept(layer);
     return shown.empty() ? of_rules : selection(of_rules.granularity(), shown, shape_.kv_heads);
@@ -49,7 +62,9 @@ class request {
   /// Returns which tokens exist, whether a step reads them or not.
   /// @param layer  a layer that was prefilled
   /// @return the lists, valid until the next verb
-  selection retained(layer_id layer) const noexcept {
+  /// @throws invalid_value for a layer that there is not
+  selection retained(layer_id layer) const {
+    order_.check_layer(layer);
     selection const of_rules = rules_.retained(layer);
     std::span const shown = unsettled_.retained(layer);
     return shown.empty() ? of_rules : selection(of_rules.granularity(), shown, shape_.kv_heads);
@@ -72,6 +87,18 @@ class request {
   /// @return the number of tokens; all_tokens for every one
   std::int64_t always_read(layer_id layer, std::int64_t head) const { return rules_.always_read(layer, head); }
 
+  /// Says whether a cut undoes a choice that waited for tokens of the answer. An engine that has kept every row may then call
+  /// prefill() with no new tokens, so that the new choice is made among all of them, and not among those that were retained.
+  /// @param tokens  tokens that the cut would leave
+  /// @return whether a layer's choice was made by later tokens
+  bool undoes_choice(std::int64_t tokens) const noexcept { return rules_.undoes_choice(tokens); }
+  /// Says that the engine removed tokens from the end, and the next step begins behind those that are left. prefill() needs no
+  /// such call: it says by `first` where it begins. Drafts of the last step that did not stay need none either. A choice that
+  /// waited for tokens which are gone now waits again.
+  /// @param tokens  tokens that are left; as many as are known, or more, change nothing
+  /// @throws invalid_value if `tokens` is negative
+  void cut(std::int64_t tokens) { order_.cut(tokens); }
+
   /// Takes in a layer's new rows of a prompt, or of a further piece of one, and decides what to retain.
   /// Call it for every layer, in order, once the layer's keys are written. The layer's choose() may follow at once. The request
   /// forgets everything from `prompt.first` on, so a shortened or replaced tail needs no special call. The retain decides among
@@ -88,11 +115,13 @@ class request {
     std::int64_t const tokens = view.tokens();
     order_.check_prompt(layer, prompt.first, tokens);
     check_view(view, layer, needs(), shape_);
-    check_signals(prompt, needs(), tokens, shape_);
+    if (contains(needs(), signals::keys)) check_layer_apart(view, layer, first_keys_);
+    check_signals(prompt, needs(), rules_.observation_queries(), tokens, shape_);
     if (rules_.keeps_all() && !prompt.resident.empty()) {
       throw unsupported("the policy keeps every token, but rows of some were dropped; begin with an empty sequence");
     }
     if (layer.value == 0) {
+      make_room(tokens);
       settle(view, prompt.first, exec);
       rules_.truncate(prompt.first);
       order_.begin_prompt(prompt.first, tokens);
@@ -100,13 +129,13 @@ class request {
     }
     rules_.prefill(view, layer, prompt, exec);
     order_.prefilled_one();
+    if (!prompt.repeats.empty() && layer.value + 1 == shape_.layers) order_.cut(prompt.first);  // the engine removes them
   }
 
   /// Chooses what one token's attention reads in a layer. The token is the view's last.
   /// Call it for every layer, in order, before attention. The token's key must be written in `layer`; later layers may lack it.
   /// A policy that makes one choice for the whole request makes it at layer 0, from the tokens before this one; further layers
-  /// may then be left out. If the engine removes tokens from the end, so that the view has no more tokens than at the last
-  /// call, the request forgets them too. Without a prompt, a sequence begins with a step on one token.
+  /// may then be left out. Without a prompt, a sequence begins with a step on one token.
   /// @param view  the cache, the current token included
   /// @param layer  the layer
   /// @param step  the signals that the policy needs
@@ -118,7 +147,9 @@ class request {
   selection choose(View const& view, layer_id layer, step_signals const& step, Exec& exec) {
     std::int64_t const tokens = view.tokens();
     order_.check_step(layer, tokens);
+    check_observed(layer);
     check_view(view, layer, needs(), shape_);
+    if (contains(needs(), signals::keys)) check_layer_apart(view, layer, first_keys_);
     check_signals(step, needs(), shape_);
     if (layer.value == 0) begin_step(view, {}, exec);
     rules_.choose(view, layer, step, exec);
@@ -143,7 +174,9 @@ class request {
                      "a step of " + std::to_string(step.tokens) + " tokens; it can have 1 to " +
                          std::to_string(most_step_tokens) + ": prefill more");
     order_.check_step(layer, view.tokens(), step.tokens);
+    check_observed(layer);
     check_view(view, layer, needs(), shape_);
+    if (contains(needs(), signals::keys)) check_layer_apart(view, layer, first_keys_);
     check_signals(step, needs(), shape_);
     if (layer.value == 0) begin_step(view, step, exec);
     rules_.choose(view.first(view.tokens() - step.tokens + 1), layer, step.first(), exec);
@@ -164,24 +197,33 @@ class request {
   void observe(step_outcome const& outcome, Exec& exec) {
     order_.check_outcome();
     check_signals(outcome, needs());
+    if constexpr (std::same_as<typename Exec::memory, host_memory>) {
+      if (contains(needs(), signals::logits)) check_logits(outcome.logits);
+    }
     if (order_.observed() == 0) rules_.observe(settled(), outcome, exec);
     else if (contains(needs(), signals::logits))
       unsettled_.observe(outcome.entropy ? *outcome.entropy : entropy(outcome.logits, exec).entropy);
     order_.observed_one();
+    silent_ = 0;
   }
 
   /// Reports what the rules did since the request started.
   /// @param visit  called for each statistic
   void visit_statistics(statistic_visitor const& visit) const { rules_.visit_statistics(visit); }
 
-  /// Writes or reads everything that the request remembers. A request of the same policy and shape that reads it continues as
-  /// this one would. A request whose reading threw can't be used any more.
+  /// Writes or reads everything that the request remembers. A request of the same policy and shape that was just started, and
+  /// reads it, continues as this one would. A request whose reading threw can't be used any more.
   /// @param a  a state_writer or a state_reader
   /// @throws unsupported if a part's memory lasts and has no archive()
   /// @throws invalid_value if the bytes that `a` reads do not fit
   template <class Archive>
   void archive(Archive& a) {
-    a(order_);
+    std::int64_t room = room_;
+    a(order_, room);
+    if constexpr (Archive::reads) {
+      if (room < room_ || room > shape_.max_tokens) Archive::refuse();
+      reserve(room);
+    }
     unsettled_.archive(a, shape_);
     rules_.archive(a);
   }
@@ -193,6 +235,16 @@ class request {
   auto& retrieve() noexcept { return rules_.retrieve(); }
 
  private:
+  /// A policy that reads every step's logits was not left without them for a whole unit.
+  void check_observed(layer_id layer) {
+    if (layer.value != 0 || !contains(needs(), signals::logits)) return;
+    KVPOLICY_EXPECTS(silent_ < rules_.unit(), std::to_string(silent_) +
+                                                  " steps were made and none was observed, but the policy reads the logits of "
+                                                  "each; call observe() after every step, or choose a trigger that reads none");
+  }
+  void make_room(std::int64_t tokens) {
+    if (tokens > room_) reserve(tokens + tokens / 2 + 64);
+  }
   /// Tokens that the rules have seen.
   std::int64_t settled() const noexcept { return unsettled_.first(); }
 
@@ -200,9 +252,11 @@ class request {
   template <class View, class Exec>
   void begin_step(View const& view, step_window const& step, Exec& exec) {
     std::int64_t const before = view.tokens() - step.tokens;
+    make_room(view.tokens());
     settle(view, before, exec);
     if (before < settled()) rules_.truncate(before);
     order_.begin_step(view.tokens(), step.tokens);
+    ++silent_;
     unsettled_.begin(before, step);
   }
 
@@ -233,6 +287,9 @@ class request {
   rule_pair<Retain, Retrieve> rules_;
   call_order order_;
   unsettled_tokens unsettled_;
+  std::int64_t room_ = 0;             ///< tokens
+  std::int64_t silent_ = 0;           ///< steps since the last one that was observed
+  void const* first_keys_ = nullptr;  ///< layer 0's, of the last verb
 };
 
 }  // namespace kvpolicy

@@ -31,7 +31,8 @@ struct requirements {
 /// Chooses units by their scores, within a budget.
 /// Requires: `coarsest`, the finest scope at which it chooses; `fits<Score, Pool, Segment, Budget>()`, which fails to compile,
 /// with a message, if a part lacks what the selector calls; `check(rule, shape)`, which throws invalid_value;
-/// `max_ranges(rule, shape)`, the most ranges of a list; `start(rule, shape)`, which returns its scratch memory;
+/// `max_ranges(rule, shape)`, the most ranges of a list; `start(rule, shape)`, which returns its scratch memory for sequences
+/// of up to shape.max_tokens tokens, and is called again when a sequence outgrows it (once, if it has a member `one_size`);
 /// `select(rule, scratch, input, protected, exec, emit)`, which calls emit(list, begin, end) for what it takes, ascending.
 /// Model: selectors::top. Not a model: a selector that reads keys.
 template <class S, class Rule>

@@ -23,6 +23,7 @@ struct score_input {
   Memory& memory;                  ///< the scorer's
   query_heads queries{};           ///< during decoding: the current token's, of `heads` alone
   prompt_signals const* prompt{};  ///< at prefill: the prompt's signals, of all heads
+  std::int64_t gone = 0;           ///< of a retain at prefill: tokens whose rows are gone, beside `tokens`
 
   /// The keys of `heads`, `[heads.count, tokens, head_dim]`.
   auto keys() const noexcept { return sliced(view.keys(layer)); }

@@ -111,7 +111,11 @@ class selection {
   /// Returns the tokens that a KV head reads.
   /// @param head  the KV head
   /// @return its list
-  range_list const& of(head_id head) const noexcept {
+  /// @throws invalid_value for a head that is none of the lists'
+  range_list const& of(head_id head) const {
+    KVPOLICY_EXPECTS(head.value >= 0 && (scope_ != scope::head || head.value < std::ssize(lists_)) && !lists_.empty(),
+                     "KV head " + std::to_string(head.value) + " of " + std::to_string(lists_.size()) +
+                         " lists; query head h reads KV head h / (q_heads / kv_heads)");
     return lists_[scope_ == scope::head ? static_cast<std::size_t>(head.value) : 0];
   }
 

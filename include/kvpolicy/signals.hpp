@@ -57,10 +57,11 @@ struct token_span {
   constexpr bool empty() const noexcept { return begin == end; }
 };
 
-/// The signals of a prompt, for prefill.
+/// The signals of a prompt, for prefill. Queries are what the engine's attention multiplies with the cached keys: after the
+/// rotary embedding, if keys are cached after theirs.
 struct prompt_signals {
   std::int64_t first = 0;                     ///< the first new token; 0 for a new prompt
-  query_window queries{};                     ///< the last queries, if the policy needs them
+  query_window queries{};                     ///< the last queries, if the policy needs them; as many as it looks at
   rotation rope{};                            ///< the keys' rotary embedding, if the policy needs it
   std::span<std::int32_t const> token_ids{};  ///< `[tokens - first]`, if the policy needs them
   /// The tokens of this layer whose rows still exist, new tokens included: a list for each KV head, or one for all heads.
@@ -71,9 +72,10 @@ struct prompt_signals {
   /// `repeats` begins where the previous piece's ended. With the piece whose `repeats.end` is `first` the policy chooses. After
   /// each piece the engine removes the new tokens, so the next verb begins at `first` again.
   token_span repeats{};
+  std::int64_t unobserved = 0;  ///< of the new tokens, the first ones whose queries nobody kept (steps of gpu::decoder)
 };
 
-/// The signals of a step, for choose.
+/// The signals of a step, for choose. Queries are as in prompt_signals.
 struct step_signals {
   query_heads queries{};       ///< the current token's, in this layer, if the policy needs them
   std::int32_t token_id = -1;  ///< the current token's, if the policy needs it

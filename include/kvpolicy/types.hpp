@@ -5,6 +5,8 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <string>
 #include <type_traits>
 
 #include "kvpolicy/error.hpp"
@@ -175,12 +177,15 @@ struct head_range {
   std::int64_t count = 0;
 };
 
+/// A scale that the caller forgot: NaN, which every verb refuses.
+inline constexpr float unset_scale = std::numeric_limits<float>::quiet_NaN();
+
 /// The query heads of one token, `[q_heads, head_dim]` floats. Head h reads KV head h / (q_heads / kv_heads).
 struct query_heads {
   float const* data = nullptr;
   std::int64_t heads = 0;
   std::int64_t head_stride = 0;  ///< floats
-  float scale = 1;               ///< factor of q.k; 1 / sqrt(head_dim) in most models
+  float scale = unset_scale;     ///< factor of q.k; 1 / sqrt(head_dim) in most models
 
   /// Returns one query.
   /// @param h  the query head
@@ -195,6 +200,16 @@ struct query_heads {
   }
 };
 
+/// Checks a scale.
+/// @param scale  the factor of q.k
+/// @param of  whose it is, for the message
+/// @throws invalid_value if it was not set, is not finite or not above 0
+inline void check_scale(float scale, char const* of) {
+  KVPOLICY_EXPECTS(scale > 0 && scale <= std::numeric_limits<float>::max(),
+                   std::string(of) + ".scale is " + (scale != scale ? "not set" : std::to_string(scale)) +
+                       "; set it to the factor of q.k, in most models 1 / sqrt(head_dim)");
+}
+
 /// The query heads of the last `tokens` tokens of a prompt or a step, `[tokens, q_heads, head_dim]` floats, oldest first.
 struct query_window {
   float const* data = nullptr;
@@ -202,7 +217,7 @@ struct query_window {
   std::int64_t heads = 0;
   std::int64_t token_stride = 0;  ///< floats
   std::int64_t head_stride = 0;   ///< floats
-  float scale = 1;                ///< factor of q.k
+  float scale = unset_scale;      ///< factor of q.k; 1 / sqrt(head_dim) in most models
 
   /// Returns one query.
   /// @param t  the token, 0 for the oldest

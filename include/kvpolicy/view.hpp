@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <string>
 #include <type_traits>
 
@@ -29,6 +30,33 @@ concept kv_cache_view = std::is_trivially_copyable_v<V> && requires(V const& vie
 template <class V>
 concept shortened_view = kv_cache_view<V> && requires(V const& view, std::int64_t n) {
   { view.first(n) } -> std::same_as<V>;
+};
+
+/// The address of a cache's first element. It remembers the size of the elements that it was made for, so that floats are not
+/// read as halves: a float const* is for f32, a pointer to two bytes for f16 or bf16. Other pointers may be to anything.
+struct element_pointer {
+  void const* address = nullptr;
+  std::int64_t element = 0;  ///< bytes of an element; 0: not known
+
+  constexpr element_pointer() = default;
+  constexpr element_pointer(std::nullptr_t) noexcept {}
+  template <class T>
+  constexpr element_pointer(T const* to) noexcept : address(to) {
+    if constexpr (!std::is_void_v<T>) element = sizeof(T) > 1 && !std::is_class_v<T> ? std::int64_t{sizeof(T)} : 0;
+  }
+  constexpr operator void const*() const noexcept { return address; }
+  /// Returns the address so many bytes behind this one.
+  constexpr element_pointer behind(std::int64_t bytes) const noexcept {
+    element_pointer made = *this;
+    if (address != nullptr) made.address = static_cast<std::byte const*>(address) + bytes;
+    return made;
+  }
+  /// Says whether elements of a type can be there.
+  /// @param type  the type
+  /// @return false for a pointer to elements of another size; blocks can be anywhere
+  constexpr bool fits(element_type type) const noexcept {
+    return element == 0 || (elements_of_block(type) == 1 && element == size_of(type));
+  }
 };
 
 /// Bytes between neighbours along each axis of a cache tensor, for keys or for values.
@@ -73,8 +101,8 @@ struct strided_view {
 
   cache_shape cache{};
   std::int64_t token_count = 0;
-  void const* key_base = nullptr;    ///< layer 0's first element
-  void const* value_base = nullptr;  ///< layer 0's first element
+  element_pointer key_base{};    ///< layer 0's first element
+  element_pointer value_base{};  ///< layer 0's first element
   byte_strides key_strides{};
   byte_strides value_strides{};
 
@@ -123,8 +151,8 @@ struct paged_view {
 
   cache_shape cache{};
   std::int64_t token_count = 0;
-  void const* key_base = nullptr;    ///< page 0 of layer 0
-  void const* value_base = nullptr;  ///< page 0 of layer 0
+  element_pointer key_base{};    ///< page 0 of layer 0
+  element_pointer value_base{};  ///< page 0 of layer 0
   byte_strides key_strides{};
   byte_strides value_strides{};
   std::int64_t page_size = 0;                 ///< tokens

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import operator
 import os
 import pathlib
 from typing import Any, Callable
@@ -71,20 +72,40 @@ def _load() -> c.CDLL:
 _library = _load()
 
 
+handle, i64, i32 = c.c_void_p, c.c_int64, c.c_int32
+
+
 def _must(status: int, *_: Any) -> None:
     if status != 0:
         raise _errors.get(status, Error)(message().decode())
 
 
+def integer(value: Any, bits: int = 64) -> int:
+    """The value, where it is an integer of so many bits: ctypes would cut others off. Raises InvalidError, TypeError."""
+    number = operator.index(value)
+    if not -(1 << bits - 1) <= number < 1 << bits - 1:
+        raise InvalidError(f"{number} is no integer of {bits} bits")
+    return number
+
+
+class _Integer:
+    """As an argument's type."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind, self.bits = kind, 8 * c.sizeof(kind)
+
+    def from_param(self, value: Any) -> Any:
+        return self.kind(integer(value, self.bits))
+
+
 def _declare(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
     function = getattr(_library, "kvpolicy_" + name)
-    function.restype, function.argtypes = result, arguments
+    function.restype, function.argtypes = result, [_Integer(kind) if kind in (i64, i32) else kind for kind in arguments]
     if result is c.c_int:
         function.errcheck = _must
     return function  # type: ignore[no-any-return]
 
 
-handle, i64, i32 = c.c_void_p, c.c_int64, c.c_int32
 _status, _out = c.c_int, c.POINTER(handle)
 _list_arguments = (handle, i64, i64, c.POINTER(c.POINTER(Range)), c.POINTER(i64))
 
@@ -94,13 +115,16 @@ policies = _declare("policies", c.POINTER(c.c_char_p))
 plugin_load = _declare("plugin_load", _status, c.c_char_p)
 policy_parse = _declare("policy_parse", _status, c.c_char_p, c.c_char_p, i64, _out)
 ends_sentence = _declare("ends_sentence", c.c_uint8, c.c_char_p, i64)
+sentence_mark = _declare("sentence_mark", c.c_uint8, c.c_char_p, i64)
 policy_free = _declare("policy_free", None, handle)
 policy_needs = _declare("policy_needs", c.c_uint32, handle)
 observation_queries = _declare("observation_queries", i64, handle)
 start = _declare("start", _status, handle, c.POINTER(Shape), _out)
 start_cuda = _declare("start_cuda", _status, handle, c.POINTER(Shape), i32, handle, _out)
 start_ranked = _declare("start_ranked", _status, handle, c.POINTER(Shape), c.POINTER(Ranks), _out)
+state_copy = _declare("state_copy", _status, handle, _out)
 state_free = _declare("state_free", None, handle)
+cut = _declare("cut", _status, handle, i64)
 bind = _declare("bind", _status, handle, i64, handle, handle, handle)
 prefill = _declare("prefill", _status, handle, i64, i64, c.POINTER(Prompt))
 choose = _declare("choose", _status, handle, i64, i64, handle, c.c_float, i32)

@@ -41,7 +41,7 @@ class Batch:
     each has an Arena of its own."""
 
     def __init__(self, states: Sequence[State], threads: Threads | None = None) -> None:
-        self.states, self.threads = list(states), threads
+        self.states, self.threads = tuple(states), threads
         self._handles = (_abi.handle * len(self.states))(*(state._handle for state in self.states))
         self.read = (_abi.i64 * len(self.states))()
 

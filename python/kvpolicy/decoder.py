@@ -52,12 +52,12 @@ class Decoder:
         _abi.decoder_bind(self._handle, layer, *(t.pointer for t in tensors))
         self._bound[layer] = tensors
 
-    def prefill(self, sequence: int, layer: int, tokens: int, *, first: int = 0, queries: Array | None = None, scale: float = 1.0,
+    def prefill(self, sequence: int, layer: int, tokens: int, *, first: int = 0, queries: Array | None = None, scale: float = 0.0,
                 inverse_frequencies: Array | None = None, neighbours: bool = False, token_ids: Array | None = None) -> None:
         """The keys of a slot's prompt, or of a further piece of it, are written: as State.prefill. Waits for the device."""
         tensors = (borrowed("queries", queries), borrowed("inverse_frequencies", inverse_frequencies),
                    borrowed("token_ids", token_ids))
-        prompt = _abi.Prompt(first, tensors[0].pointer, scale, neighbours, tensors[1].pointer, tensors[2].pointer)
+        prompt = _abi.Prompt(_abi.integer(first), tensors[0].pointer, scale, neighbours, tensors[1].pointer, tensors[2].pointer)
         _abi.decoder_prefill(self._handle, sequence, layer, tokens, c.byref(prompt))
 
     def plan(self, tokens: Sequence[int]) -> bool:
@@ -70,7 +70,7 @@ class Decoder:
         _abi.decoder_plan(self._handle, (_abi.i32 * self.sequences)(*(min(n, 2**31 - 1) for n in tokens)), c.byref(idle))
         return idle.value != 0
 
-    def choose(self, layer: int, queries: Array | None = None, scale: float = 1.0, token_ids: Array | None = None) -> DeviceLists:
+    def choose(self, layer: int, queries: Array | None = None, scale: float = 0.0, token_ids: Array | None = None) -> DeviceLists:
         """Enqueues the choice of a layer, before its attention; every sequence's current key is written. queries [sequences, q_heads,
         head_dim] float32, float16 or bfloat16, token_ids [sequences] int32. The lists are valid until the next step."""
         tensors = borrowed("queries", queries), borrowed("token_ids", token_ids)

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import enum
-from typing import Iterable
+import re
+from typing import Any, Iterator
 
 from kvpolicy import _abi
 
@@ -24,7 +25,7 @@ class Policy:
     """A policy from text: NAME[:key=value,...][+NAME...], "snapkv:tokens=512+quest:tokens=128" for instance. It does not change,
     and threads may share it.
 
-    boundary: for sentencekv, a byte for each id of the vocabulary, not 0 where it ends a sentence.
+    boundary: for sentencekv, a byte for each id of the vocabulary: sentence_ends(tokenizer).
     Raises InvalidError that says what exists, and suggests the nearest."""
 
     def __init__(self, text: str, boundary: bytes = b"") -> None:
@@ -49,10 +50,30 @@ class Policy:
         return int(_abi.observation_queries(self._handle))
 
 
-def sentence_ends(pieces: Iterable[str]) -> bytes:
-    """A boundary table for Policy: of each token of a vocabulary, in the order of ids, what it reads as."""
-    encoded = (piece.encode() for piece in pieces)
-    return bytes(_abi.ends_sentence(piece, len(piece)) for piece in encoded)
+def sentence_ends(vocabulary: Any) -> bytes:
+    """A boundary table for Policy. vocabulary: a tokenizer of transformers, or the bytes of each token in the order of ids. Where
+    a tokenizer splits a mark into bytes, str is not enough: its pieces are no text."""
+    if isinstance(vocabulary, dict):
+        raise TypeError("a dict is in no order of ids; give the tokenizer, or the bytes of each token in the order of ids")
+    pieces = _bytes_of_tokens(vocabulary) if hasattr(vocabulary, "convert_ids_to_tokens") else vocabulary
+    encoded = (piece.encode() if isinstance(piece, str) else piece for piece in pieces)
+    return bytes(_abi.sentence_mark(piece, len(piece)) for piece in encoded)
+
+
+def _bytes_of_tokens(tokenizer: Any) -> Iterator[bytes]:
+    """Of each token. Pieces of characters are named <0xE3>, or by a character for each byte, as GPT-2's vocabulary has them."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (b for b in range(256) if b not in printable)
+    byte_of = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+    for token_id in range(len(tokenizer)):
+        text = tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
+        name = tokenizer.convert_ids_to_tokens(token_id)
+        if "\ufffd" not in text or not name:
+            yield text.encode()
+        elif match := re.fullmatch("<0x([0-9A-Fa-f]{2})>", name):
+            yield bytes([int(match[1], 16)])
+        else:
+            yield bytes(byte_of[character] for character in name if character in byte_of)
 
 
 def policies() -> list[str]:

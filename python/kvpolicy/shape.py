@@ -21,4 +21,4 @@ class Shape(NamedTuple):
     def _struct(self) -> _abi.Shape:
         if self.dtype not in _types:
             raise ValueError(f"dtype is {self.dtype!r}; there are {', '.join(_types)}")
-        return _abi.Shape(*self[:5], _types.index(self.dtype))
+        return _abi.Shape(*map(_abi.integer, self[:5]), _types.index(self.dtype))

@@ -74,31 +74,46 @@ class State:
         _abi.bind_store(self._handle, store._handle)
         self._store = store
 
-    def prefill(self, layer: int, tokens: int, *, first: int = 0, queries: Array | None = None, scale: float = 1.0,
+    def copy(self) -> State:
+        """Another state that goes on as this one would. Tensors stay bound; a store does not: bind a fork of it. UnsupportedError
+        on a device, or of ranks."""
+        made = State.__new__(State)
+        made.policy, made.shape, made._bound, made._store = self.policy, self.shape, dict(self._bound), None
+        made._handle = _abi.handle()
+        _abi.state_copy(self._handle, c.byref(made._handle))
+        return made
+
+    def cut(self, tokens: int) -> None:
+        """The sequence's last tokens were removed; `tokens` are left. Before the step behind them. A prompt needs no such call,
+        its `first` says it; nor does a store's truncate."""
+        _abi.cut(self._handle, tokens)
+
+    def prefill(self, layer: int, tokens: int, *, first: int = 0, queries: Array | None = None, scale: float = 0.0,
                 inverse_frequencies: Array | None = None, neighbours: bool = False, token_ids: Array | None = None,
                 repeats: tuple[int, int] = (0, 0)) -> None:
         """The keys of a prompt, or of a further piece of one behind `first` tokens, are written: there are `tokens` now. Every
-        layer in order. queries [n, q_heads, head_dim] float32, of the last n tokens, oldest first; inverse_frequencies [pairs]
+        layer in order. queries [n, q_heads, head_dim] float32, of the last n tokens, oldest first, with their scale, the factor of
+        q.k, in most models head_dim ** -.5; inverse_frequencies [pairs]
         float32, of channels (i, i + pairs) or, with neighbours, (2 i, 2 i + 1); token_ids [tokens - first] int32.
         For a policy with Needs.REPETITION, the new tokens repeat the tokens [begin, end) of `repeats`, queries are all of theirs, and
         the caller removes them after each piece; the piece whose end is `first` makes the choice."""
         tensors = (borrowed("queries", queries), borrowed("inverse_frequencies", inverse_frequencies),
                    borrowed("token_ids", token_ids))
-        prompt = _abi.Prompt(first, tensors[0].pointer, scale, neighbours, tensors[1].pointer, tensors[2].pointer,
-                              *repeats)
+        prompt = _abi.Prompt(_abi.integer(first), tensors[0].pointer, scale, neighbours, tensors[1].pointer, tensors[2].pointer,
+                              *map(_abi.integer, repeats))
         _abi.prefill(self._handle, layer, tokens, c.byref(prompt))
 
-    def choose(self, layer: int, tokens: int, queries: Array | None = None, scale: float = 1.0, token_id: int = -1) -> None:
+    def choose(self, layer: int, tokens: int, queries: Array | None = None, scale: float = 0.0, token_id: int = -1) -> None:
         """Before attention of one token, the last of `tokens`, whose key is written in this layer. Every layer in order. queries
-        [q_heads, head_dim] float32."""
+        [q_heads, head_dim] float32, with their scale."""
         tensor = borrowed("queries", queries)
         _abi.choose(self._handle, layer, tokens, tensor.pointer, scale, token_id)
 
-    def choose_several(self, layer: int, tokens: int, brought: int, queries: Array | None = None, scale: float = 1.0,
+    def choose_several(self, layer: int, tokens: int, brought: int, queries: Array | None = None, scale: float = 0.0,
                        token_ids: Sequence[int] = ()) -> None:
         """Before attention of the last `brought` of `tokens`, 1 to 16: a token that was sampled, and drafts of those behind it. All
         of them read what the first one chooses, and themselves. The next prefill or choose shows by where it begins how many stayed.
-        Every layer in order. queries [brought, q_heads, head_dim] float32."""
+        Every layer in order. queries [brought, q_heads, head_dim] float32, with their scale."""
         tensor = borrowed("queries", queries)
         if len(token_ids) not in (0, brought):
             raise _abi.InvalidError(f"{len(token_ids)} token ids for {brought} tokens")

@@ -68,7 +68,7 @@ class gpu_decoder final : public kvpolicy_decoder {
                                kvpolicy_tensor const* ids) override {
     check_room(layer, planned_);
     gpu::vector_rows heads{};
-    if (contains(needed_.needs, signals::queries)) heads = heads_of(queries, "queries", layer, false);
+    if (contains(needed_.needs, signals::queries)) heads = heads_of(queries, "queries", layer);
     check_scale(scale);
     gpu::buffer<std::int32_t const> current{};
     if (contains(needed_.needs, signals::token_ids)) {
@@ -85,8 +85,7 @@ class gpu_decoder final : public kvpolicy_decoder {
     KVPOLICY_EXPECTS(chosen.lists > 0 && chosen.tokens.values.data != nullptr,
                      "layer " + std::to_string(layer) + " has chosen nothing yet; call kvpolicy_decoder_choose first");
     check_scale(scale);
-    steps_->attend(view(), {layer}, chosen, heads_of(queries, "queries", layer, false), scale,
-                   heads_of(out, "out", layer, true));
+    steps_->attend(view(), {layer}, chosen, heads_of(queries, "queries", layer), scale, heads_of(out, "out", layer));
   }
 
   void observe(kvpolicy_tensor const* given) override {
@@ -115,11 +114,12 @@ class gpu_decoder final : public kvpolicy_decoder {
   gpu::batch_rows bound(kvpolicy_tensor const* given, char const* name, std::int64_t layer, kvpolicy_tensor const* pages,
                         std::int64_t& tokens) const {
     bool const paged = pages != nullptr;
-    tensor const t = checked(given, {.name = name, .layer = layer, .dtype = dtype_of(shape_.type), .where = backend_.rows},
-                             {{paged ? "pages" : "sequences", paged ? axis::any : sequences_},
-                              {"kv_heads", shape_.kv_heads},
-                              {paged ? "page_size" : "tokens"},
-                              {"head_dim", shape_.head_dim}});
+    tensor const t =
+        checked(given, {.name = name, .layer = layer, .dtype = dtype_of(shape_.type), .where = backend_.rows, .apart = true},
+                {{paged ? "pages" : "sequences", paged ? axis::any : sequences_},
+                 {"kv_heads", shape_.kv_heads},
+                 {paged ? "page_size" : "tokens"},
+                 {"head_dim", shape_.head_dim}});
     basic_rows<device_memory> one{.base = t.data,
                                   .type = shape_.type,
                                   .heads = shape_.kv_heads,
@@ -165,10 +165,10 @@ class gpu_decoder final : public kvpolicy_decoder {
     bool const half = given != nullptr && given->dtype.bits == 16 && (given->dtype.code == 2 || given->dtype.code == 4);
     return half ? kvpolicy_dtype{given->dtype.code, 16, 1} : float32;
   }
-  gpu::vector_rows heads_of(kvpolicy_tensor const* given, char const* name, std::int64_t layer, bool written) const {
+  gpu::vector_rows heads_of(kvpolicy_tensor const* given, char const* name, std::int64_t layer) const {
     tensor const t = checked(
         given,
-        {.name = name, .layer = layer, .dtype = type_of(given), .where = backend_.rows, .dense_last = true, .written = written},
+        {.name = name, .layer = layer, .dtype = type_of(given), .where = backend_.rows, .dense_last = true, .apart = true},
         {{"sequences", sequences_}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
     return vectors(t, given, t.stride[1]);
   }

@@ -1,6 +1,7 @@
 // kvpolicy.h's functions: arguments are checked, C++ is called, what it throws becomes a status.
 #include "kvpolicy.h"
 
+#include <concepts>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -157,6 +158,10 @@ uint8_t kvpolicy_ends_sentence(char const* piece, int64_t bytes) {
   return piece != nullptr && bytes > 0 && segments::ends_sentence({piece, static_cast<std::size_t>(bytes)}) ? 1 : 0;
 }
 
+uint8_t kvpolicy_sentence_mark(char const* piece, int64_t bytes) {
+  return piece != nullptr && bytes > 0 ? segments::sentence_mark({piece, static_cast<std::size_t>(bytes)}) : std::uint8_t{0};
+}
+
 void kvpolicy_policy_free(kvpolicy_policy* policy) { delete policy; }
 
 uint32_t kvpolicy_policy_needs(kvpolicy_policy const* policy) {
@@ -201,6 +206,15 @@ kvpolicy_status kvpolicy_start_ranked(kvpolicy_policy const* policy, kvpolicy_sh
   });
 }
 
+kvpolicy_status kvpolicy_state_copy(kvpolicy_state const* state, kvpolicy_state** copy) {
+  return on_state(state, [&](auto& of) {
+    required(copy, "copy");
+    using one = std::remove_cvref_t<decltype(of)>;
+    if constexpr (std::copy_constructible<one>) *copy = new kvpolicy_state(std::in_place_type<one>, std::as_const(of));
+    else throw unsupported("a state on a device, or of ranks, can't be copied; prefill another one");
+  });
+}
+
 void kvpolicy_state_free(kvpolicy_state* state) { delete state; }
 
 kvpolicy_status kvpolicy_bind(kvpolicy_state* state, int64_t layer, kvpolicy_tensor const* keys, kvpolicy_tensor const* values,
@@ -224,6 +238,10 @@ kvpolicy_status kvpolicy_store_retain(kvpolicy_store* store, int64_t layer, kvpo
 
 kvpolicy_status kvpolicy_prefill(kvpolicy_state* state, int64_t layer, int64_t tokens, kvpolicy_prompt const* prompt) {
   return on_state(state, [&](auto& sequence) { sequence.prefill(layer, tokens, prompt); });
+}
+
+kvpolicy_status kvpolicy_cut(kvpolicy_state* state, int64_t tokens) {
+  return on_state(state, [&](auto& sequence) { sequence.cut(tokens); });
 }
 
 kvpolicy_status kvpolicy_choose(kvpolicy_state* state, int64_t layer, int64_t tokens, kvpolicy_tensor const* queries,

@@ -11,7 +11,8 @@
 namespace kvpolicy::c {
 
 inline void check_scale(float scale) {
-  KVPOLICY_EXPECTS(std::isfinite(scale), "scale is " + std::to_string(scale) + "; it must be a finite number");
+  KVPOLICY_EXPECTS(scale > 0 && std::isfinite(scale),
+                   "scale is " + std::to_string(scale) + "; set it to the factor of q.k, in most models 1 / sqrt(head_dim)");
 }
 inline void check_layer(std::int64_t layer, cache_shape const& shape) {
   KVPOLICY_EXPECTS(layer >= 0 && layer < shape.layers,
@@ -21,9 +22,10 @@ inline void check_layer(std::int64_t layer, cache_shape const& shape) {
 template <class Backend>
 query_window queries_of(kvpolicy_prompt const& prompt, std::int64_t least, cache_shape const& shape, std::int64_t layer,
                         std::int64_t tokens, Backend& backend) {
-  tensor t = checked(prompt.queries,
-                     {.name = "prompt queries", .layer = layer, .dtype = float32, .where = backend.vectors, .dense_last = true},
-                     {{"tokens"}, {"q_heads", shape.q_heads}, {"head_dim", shape.head_dim}});
+  tensor t = checked(
+      prompt.queries,
+      {.name = "prompt queries", .layer = layer, .dtype = float32, .where = backend.vectors, .dense_last = true, .apart = true},
+      {{"tokens"}, {"q_heads", shape.q_heads}, {"head_dim", shape.head_dim}});
   least = std::min(least, tokens - prompt.first);
   KVPOLICY_EXPECTS(t.extent[0] >= least && t.extent[0] <= tokens,
                    "prompt queries of layer " + std::to_string(layer) + ": axis 0 (tokens) has " + std::to_string(t.extent[0]) +

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <memory>
 #include <span>
 #include <string>
@@ -43,9 +44,24 @@ class sequence {
         prompted_(keys_.size()),
         resident_(static_cast<std::size_t>(shape.kv_heads)) {}
 
+  /// Goes on as the other one would, on its own; tensors stay bound, a store does not.
+  sequence(sequence const& other) requires std::constructible_from<Backend, cache_shape const&>
+      : policy_(other.policy_),
+        requirements_(other.requirements_),
+        shape_(other.shape_),
+        backend_(other.shape_),
+        request_(other.request_),
+        keys_(other.store_ == nullptr ? other.keys_ : std::vector<rows>(other.keys_.size())),
+        values_(other.store_ == nullptr ? other.values_ : std::vector<rows>(other.values_.size())),
+        room_(other.room_),
+        prompted_(other.prompted_),
+        brought_(other.brought_),
+        resident_(other.resident_) {}
+
   void bind(std::int64_t layer, kvpolicy_tensor const* keys, kvpolicy_tensor const* values, kvpolicy_tensor const* pages) {
     backend_.enter();
     check_layer(layer);
+    KVPOLICY_EXPECTS(store_ == nullptr, "the state is bound to a store, which holds its rows; bind tensors to another state");
     room space;
     rows paged;
     if (pages != nullptr) {
@@ -75,6 +91,9 @@ class sequence {
       KVPOLICY_EXPECTS(of.layers == shape_.layers && of.kv_heads == shape_.kv_heads && of.head_dim == shape_.head_dim &&
                            of.type == shape_.type,
                        "the store is of " + text_of(of) + ", the state of " + text_of(shape_));
+      KVPOLICY_EXPECTS(of.max_tokens >= shape_.max_tokens, "the store is for " + std::to_string(of.max_tokens) +
+                                                               " tokens, the state for " + std::to_string(shape_.max_tokens) +
+                                                               "; start the store for as many");
       for (std::int64_t l = 0; l < shape_.layers; ++l) {
         auto const at = static_cast<std::size_t>(l);
         keys_[at] = store.view(0).keys({l});
@@ -99,6 +118,7 @@ class sequence {
     check_layer(layer);
     required(prompt, "prompt");
     std::int64_t const first = prompt->first;
+    check_stored(layer, tokens);
     request_.order().check_prompt({layer}, first, tokens);
     prompt_signals given = signals_of(*prompt, requirements_, shape_, layer, tokens, backend_);
     check_rows(layer, tokens, contains(requirements_.needs, signals::keys), contains(requirements_.needs, signals::values));
@@ -113,9 +133,12 @@ class sequence {
     prompted_[static_cast<std::size_t>(layer)] = 1;
   }
 
+  void cut(std::int64_t tokens) { request_.cut(tokens); }
+
   void choose(std::int64_t layer, std::int64_t tokens, kvpolicy_tensor const* queries, float scale, std::int32_t token_id) {
     backend_.enter();
     check_layer(layer);
+    follow_store(layer, tokens, 1);
     request_.order().check_step({layer}, tokens);
     step_signals given{{}, token_id};
     if (contains(requirements_.needs, signals::queries)) given.queries = queries_of(queries, layer, scale, true);
@@ -131,6 +154,7 @@ class sequence {
       KVPOLICY_EXPECTS(brought >= 1 && brought <= most_step_tokens, "a step of " + std::to_string(brought) +
                                                                         " tokens; it can have 1 to " +
                                                                         std::to_string(most_step_tokens) + ": prefill more");
+      follow_store(layer, tokens, brought);
       request_.order().check_step({layer}, tokens, brought);
       step_window given{.tokens = brought, .queries = {}, .token_ids = {}};
       if (contains(requirements_.needs, signals::queries)) given.queries = window_of(queries, "queries", layer, brought, scale);
@@ -152,6 +176,7 @@ class sequence {
       throw unsupported("steps of several sequences are made in host memory alone, and the state is on a device");
     } else {
       std::int64_t const tokens = store_->tokens(layer) + 1;
+      if (layer.value == 0) request_.cut(tokens - 1);
       request_.order().check_step(layer, tokens);
       store_->append(layer, key, value);
       try {
@@ -203,7 +228,7 @@ class sequence {
                                         " tokens: queries and out must be [tokens, q_heads, head_dim]");
     query_heads const heads = queries_of(queries, layer, scale, false);
     tensor const to = checked(
-        out, {.name = "out", .layer = layer, .dtype = float32, .where = backend_.vectors, .dense_last = true, .written = true},
+        out, {.name = "out", .layer = layer, .dtype = float32, .where = backend_.vectors, .dense_last = true, .apart = true},
         {{"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
     check_rows(layer, request_.tokens(), true, true);
     view const cache = view_of(request_.tokens());
@@ -219,15 +244,16 @@ class sequence {
           "attention of prompts is computed in host memory alone, and the state is on a device; use the engine's");
     } else {
       check_layer(layer);
-      tensor const from = checked(queries, {.name = "queries", .layer = layer, .dtype = float32, .dense_last = true},
-                                  {{"tokens"}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
+      tensor const from =
+          checked(queries, {.name = "queries", .layer = layer, .dtype = float32, .dense_last = true, .apart = true},
+                  {{"tokens"}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
       std::int64_t const count = from.extent[0];
       KVPOLICY_EXPECTS(count >= 1 && count <= tokens && tokens <= shape_.max_tokens,
                        "queries of " + std::to_string(count) + " tokens, the last of " + std::to_string(tokens) +
                            "; there must be 1 query at least, of at most as many tokens, and at most " +
                            std::to_string(shape_.max_tokens) + " of these");
       check_scale(scale);
-      tensor const to = checked(out, {.name = "out", .layer = layer, .dtype = float32, .dense_last = true, .written = true},
+      tensor const to = checked(out, {.name = "out", .layer = layer, .dtype = float32, .dense_last = true, .apart = true},
                                 {{"tokens", count}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
       KVPOLICY_EXPECTS(count == 1 || to.stride[0] == shape_.q_heads * to.stride[1],
                        "out of layer " + std::to_string(layer) + " is not dense: a token's heads must lie behind one another");
@@ -263,7 +289,7 @@ class sequence {
   };
 
   rows bound(kvpolicy_tensor const* given, char const* name, std::int64_t layer, rows const& paged, room& space) const {
-    tensor_rule const rule{.name = name, .layer = layer, .dtype = dtype_of(shape_.type), .where = backend_.rows};
+    tensor_rule const rule{.name = name, .layer = layer, .dtype = dtype_of(shape_.type), .where = backend_.rows, .apart = true};
     axis const heads{"kv_heads", shape_.kv_heads};
     axis const dims{"head_dim", shape_.head_dim};
     rows made = paged;
@@ -294,10 +320,24 @@ class sequence {
     return made;
   }
 
+  /// A store has a layer's rows of these tokens, the new ones included, and no others.
+  void check_stored(std::int64_t layer, std::int64_t tokens) const {
+    KVPOLICY_EXPECTS(store_ == nullptr || store_->tokens({layer}) == tokens,
+                     "the store has rows of " + std::to_string(store_ == nullptr ? 0 : store_->tokens({layer})) +
+                         " tokens in layer " + std::to_string(layer) + ", the call is on " + std::to_string(tokens) +
+                         "; append the new tokens' rows first, once");
+  }
+  /// Where a store's rows were truncated, the state has as many tokens as are left before the step's own, which are in.
+  void follow_store(std::int64_t layer, std::int64_t tokens, std::int64_t brought) {
+    check_stored(layer, tokens);
+    if (layer == 0 && store_ != nullptr) request_.cut(std::max<std::int64_t>(0, tokens - brought));
+  }
+
   query_heads queries_of(kvpolicy_tensor const* given, std::int64_t layer, float scale, bool on_host) {
-    tensor t =
-        checked(given, {.name = "queries", .layer = layer, .dtype = float32, .where = backend_.vectors, .dense_last = true},
-                {{"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
+    tensor t = checked(
+        given,
+        {.name = "queries", .layer = layer, .dtype = float32, .where = backend_.vectors, .dense_last = true, .apart = true},
+        {{"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
     check_scale(scale);
     if (on_host) t = backend_.on_host(t, 2);
     return {reinterpret_cast<float const*>(t.data), shape_.q_heads, t.stride[0] / 4, scale};
@@ -316,7 +356,7 @@ class sequence {
 
   query_window window_of(kvpolicy_tensor const* given, char const* name, std::int64_t layer, std::int64_t tokens,
                          float scale) const {
-    tensor const t = checked(given, {.name = name, .layer = layer, .dtype = float32, .dense_last = true},
+    tensor const t = checked(given, {.name = name, .layer = layer, .dtype = float32, .dense_last = true, .apart = true},
                              {{"tokens", tokens}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
     check_scale(scale);
     return {reinterpret_cast<float const*>(t.data), tokens, shape_.q_heads, t.stride[0] / 4, t.stride[1] / 4, scale};
@@ -324,7 +364,7 @@ class sequence {
 
   void attend_several(std::int64_t layer, kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* out) {
     query_window const window = window_of(queries, "queries", layer, brought_, scale);
-    tensor const to = checked(out, {.name = "out", .layer = layer, .dtype = float32, .dense_last = true, .written = true},
+    tensor const to = checked(out, {.name = "out", .layer = layer, .dtype = float32, .dense_last = true, .apart = true},
                               {{"tokens", brought_}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
     KVPOLICY_EXPECTS(brought_ == 1 || to.stride[0] == shape_.q_heads * to.stride[1],
                      "out of layer " + std::to_string(layer) + " is not dense: a token's heads must lie behind one another");

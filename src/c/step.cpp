@@ -1,7 +1,6 @@
 // kvpolicy.h's steps of several sequences.
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <exception>
 #include <mutex>
 #include <span>
@@ -27,15 +26,15 @@ class step_tensors {
       : layer_{layer}, shape_(shape), scale_(scale) {
     KVPOLICY_EXPECTS(layer >= 0 && layer < shape.layers,
                      "layer " + std::to_string(layer) + "; there are 0 to " + std::to_string(shape.layers - 1));
-    KVPOLICY_EXPECTS(std::isfinite(scale), "scale is " + std::to_string(scale) + "; it must be a finite number");
-    auto const of = [&](kvpolicy_tensor const* t, char const* name, kvpolicy_dtype dtype, std::int64_t heads, bool written) {
-      return checked(t, {.name = name, .layer = layer, .dtype = dtype, .dense_last = true, .written = written},
+    check_scale(scale);
+    auto const of = [&](kvpolicy_tensor const* t, char const* name, kvpolicy_dtype dtype, std::int64_t heads) {
+      return checked(t, {.name = name, .layer = layer, .dtype = dtype, .dense_last = true, .apart = true},
                      {{"sequences", count}, {"heads", heads}, {"head_dim", shape.head_dim}});
     };
-    keys_ = of(keys, "keys", dtype_of(shape.type), shape.kv_heads, false);
-    values_ = of(values, "values", dtype_of(shape.type), shape.kv_heads, false);
-    queries_ = of(queries, "queries", float32, shape.q_heads, false);
-    out_ = of(out, "out", float32, shape.q_heads, true);
+    keys_ = of(keys, "keys", dtype_of(shape.type), shape.kv_heads);
+    values_ = of(values, "values", dtype_of(shape.type), shape.kv_heads);
+    queries_ = of(queries, "queries", float32, shape.q_heads);
+    out_ = of(out, "out", float32, shape.q_heads);
     KVPOLICY_EXPECTS(shape.q_heads == 1 || out_.stride[1] == shape.head_dim * 4,
                      "out of layer " + std::to_string(layer) + " is not dense: a sequence's heads must lie behind one another");
     if (token_ids != nullptr)
@@ -137,6 +136,10 @@ kvpolicy_status kvpolicy_step(kvpolicy_state* const* states, int64_t count, int6
       return ranked != nullptr && ranked->chooses_for_request();
     });
     check_stores(all, shape, threads != nullptr && !in_order);
+    for (std::size_t i = 1; layer == 0 && i < all.size(); ++i) {
+      KVPOLICY_EXPECTS(std::ranges::find(all.first(i), all[i]) == all.begin() + static_cast<std::ptrdiff_t>(i),
+                       "state " + std::to_string(i) + " is there twice; a sequence makes one step at a time");
+    }
     step_tensors const given(count, layer, shape, keys, values, queries, scale, token_ids, out);
     each_of(count, in_order ? nullptr : threads, [&](std::int64_t i) {
       read[i] = std::visit([&](auto& of) { return given.step(of, i, leave_whole != 0); }, all[static_cast<std::size_t>(i)]->of);

@@ -115,7 +115,11 @@ tensor checked(kvpolicy_tensor const* given, tensor_rule const& rule, std::initi
     refuse("its data begins at " + std::string(text) + ", which is not aligned to its elements of " + std::to_string(size) +
            " bytes");
   }
-  if (rule.written && overlaps(found, last + 1, size)) refuse("its elements overlap; what is written can't share a place");
+  if (rule.apart && !empty && overlaps(found, last + 1, size)) {
+    std::string strides;
+    for (std::size_t i = 0; i <= last; ++i) strides += (i == 0 ? "" : ", ") + std::to_string(found.stride[i] / size);
+    refuse("its strides of " + strides + " elements let elements overlap; each axis must step over those inside it");
+  }
   found.data = reinterpret_cast<std::byte*>(begin);
   return found;
 }

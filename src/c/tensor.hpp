@@ -33,7 +33,7 @@ struct tensor_rule {
   kvpolicy_dtype dtype{};
   place where{};
   bool dense_last = false;  ///< elements of the last axis must be neighbours
-  bool written = false;     ///< no two elements may share a place
+  bool apart = false;       ///< no two elements may share a place
 
   std::string named() const { return layer < 0 ? std::string(name) : std::string(name) + " of layer " + std::to_string(layer); }
 };

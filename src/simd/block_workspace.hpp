@@ -33,6 +33,19 @@ inline raw_room raw_bytes(std::int64_t size) {
   return raw_room(static_cast<std::byte*>(::operator new[](static_cast<std::size_t>(size), std::align_val_t{64})));
 }
 
+/// Elements that are written before they are read.
+template <class T>
+class unset_array {
+ public:
+  explicit unset_array(std::int64_t size) : bytes_(raw_bytes(size * std::int64_t{sizeof(T)})), size_(size) {}
+  T* data() noexcept { return reinterpret_cast<T*>(bytes_.get()); }
+  std::int64_t size() const noexcept { return size_; }
+
+ private:
+  raw_room bytes_;
+  std::int64_t size_;
+};
+
 class block_workspace {
  public:
   block_kernels const& kernels = best_block_kernels();

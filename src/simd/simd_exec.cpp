@@ -200,7 +200,7 @@ void simd_exec::score_bounds(query_heads const& queries, bounds_table const& bou
 
 void simd_exec::top_k(table<float const> scores, std::span<std::int32_t const> k, table<std::int32_t> indices) {
   workspace& w = *work_;
-  KVPOLICY_EXPECTS(scores.rows * scores.columns <= std::ssize(w.keys),
+  KVPOLICY_EXPECTS(scores.rows * scores.columns <= w.keys.size(),
                    "this executor ranks up to " + std::to_string(w.keys.size()) + " scores at once, it was given " +
                        std::to_string(scores.rows) + " rows of " + std::to_string(scores.columns) + "; make a larger one");
   w.for_each(scores.rows, scores.rows * scores.columns / 64, [&](std::int64_t r) {

@@ -103,18 +103,19 @@ void each_token(range_list const& list, std::int64_t first, std::int64_t last, V
 
 }  // namespace simd
 
-/// All scratch. Its sizes follow from the shape alone; items index it by what they work on, so no two share a place.
+/// All scratch. Its sizes follow from the shape alone; items index it by what they work on, so no two share a place. What
+/// grows with the tokens is not filled: its memory is there when as many tokens came.
 struct simd_exec::workspace {
   cache_shape shape;
   team* threads;
   simd::kernels const& run = simd::best_kernels();
-  simd::raw_room partial;            ///< floats `[parts, most_step_tokens * q_heads, head_dim + 2]`: sums, maximum, total
-  std::vector<float> window;         ///< `[q_heads, max_tokens]`
-  std::vector<float> strips;         ///< `[window_workers, strip_queries, max_tokens]`
-  std::vector<float> bound_queries;  ///< `[q_heads, 2 head_dim]`
-  std::vector<std::uint32_t> keys;   ///< `[kv_heads, max_tokens]`
-  std::vector<float> bounds;         ///< `[max_parts, kv_heads, 2, head_dim]`
-  std::vector<float> rope;           ///< `[block_rows, head_dim]`: cosines and sines of a block's positions
+  simd::raw_room partial;                 ///< floats `[parts, most_step_tokens * q_heads, head_dim + 2]`: sums, maximum, total
+  simd::unset_array<float> window;        ///< `[q_heads, max_tokens]`
+  simd::unset_array<float> strips;        ///< `[window_workers, strip_queries, max_tokens]`
+  std::vector<float> bound_queries;       ///< `[q_heads, 2 head_dim]`
+  simd::unset_array<std::uint32_t> keys;  ///< `[kv_heads, max_tokens]`
+  simd::unset_array<float> bounds;        ///< `[max_parts, kv_heads, 2, head_dim]`
+  std::vector<float> rope;                ///< `[block_rows, head_dim]`: cosines and sines of a block's positions
   simd::block_workspace tiled;
 
   workspace(cache_shape const& s, team* t)
@@ -122,11 +123,11 @@ struct simd_exec::workspace {
         threads(t),
         partial(simd::raw_bytes(std::max(simd::parts_of(s.max_tokens), simd::max_parts) * most_step_tokens * s.q_heads *
                                 partial_size() * 4)),
-        window(static_cast<std::size_t>(s.q_heads * s.max_tokens)),
-        strips(static_cast<std::size_t>(window_workers() * simd::strip_queries * s.max_tokens)),
+        window(s.q_heads * s.max_tokens),
+        strips(window_workers() * simd::strip_queries * s.max_tokens),
         bound_queries(static_cast<std::size_t>(s.q_heads * 2 * s.head_dim)),
-        keys(static_cast<std::size_t>(s.kv_heads * s.max_tokens)),
-        bounds(static_cast<std::size_t>(simd::max_parts * s.kv_heads * 2 * s.head_dim)),
+        keys(s.kv_heads * s.max_tokens),
+        bounds(simd::max_parts * s.kv_heads * 2 * s.head_dim),
         rope(static_cast<std::size_t>(simd::block_rows * s.head_dim)),
         tiled(s) {}
 

@@ -105,15 +105,15 @@ std::string to_json(profile_file const& profile) {
   return json.dump(1);
 }
 
-std::vector<float> read_retrieval(std::string const& path) { return parse_retrieval(read_file(path), path); }
+owned_head_values<float> read_retrieval(std::string const& path) { return parse_retrieval(read_file(path), path); }
 
-std::vector<float> parse_retrieval(std::string const& file, std::string const& name) {
+owned_head_values<float> parse_retrieval(std::string const& file, std::string const& name) {
   std::size_t const first = file.find_first_not_of(" \t\r\n");
   if (first != std::string::npos && file[first] == '{') {
-    std::vector<float> of_profile = parse_profile(file, name).retrieval;
-    if (of_profile.empty())
+    profile_file const profile = parse_profile(file, name);
+    if (profile.retrieval.empty())
       throw invalid_value("profile '" + name + "' does not say how much heads retrieve; make one with this kvpolicy-profile");
-    return of_profile;
+    return {profile.retrieval, profile.kv_heads};
   }
   std::vector<float> all;
   std::size_t heads = 0;
@@ -138,7 +138,7 @@ std::vector<float> parse_retrieval(std::string const& file, std::string const& n
     }
   }
   if (all.empty()) throw invalid_value("'" + name + "' is empty; it must have a number for each head, a line for each layer");
-  return all;
+  return {all, static_cast<std::int64_t>(heads)};
 }
 
 }  // namespace kvpolicy

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kvpolicy/head_profile.hpp>
+#include <kvpolicy/head_values.hpp>
 
 #include <cstdint>
 #include <string>
@@ -27,8 +28,8 @@ std::string to_json(profile_file const& profile);
 
 /// How much each head retrieves, `[layers * kv_heads]`: of a profile, or of a table with a line for each layer and a number for
 /// each KV head, which is clipped to 0..1 (DuoAttention's full_attention_heads.tsv). Throws invalid_value as parse_profile().
-std::vector<float> parse_retrieval(std::string const& file, std::string const& name);
+owned_head_values<float> parse_retrieval(std::string const& file, std::string const& name);
 
-std::vector<float> read_retrieval(std::string const& path);
+owned_head_values<float> read_retrieval(std::string const& path);
 
 }  // namespace kvpolicy

@@ -17,8 +17,8 @@ namespace {
 
 /// A file is read once, whatever becomes of it: the policy may be made again, for another executor.
 template <class Of>
-auto once(std::vector<Of> (*read)(std::string const& path)) {
-  return [read, seen = std::make_shared<std::map<std::string, std::vector<Of>>>()](std::string const& path) {
+auto once(owned_head_values<Of> (*read)(std::string const& path)) {
+  return [read, seen = std::make_shared<std::map<std::string, owned_head_values<Of>>>()](std::string const& path) {
     auto const known = seen->find(path);
     return known != seen->end() ? known->second : seen->emplace(path, read(path)).first->second;
   };
@@ -28,9 +28,15 @@ auto once(std::vector<Of> (*read)(std::string const& path)) {
 
 policy_inputs inputs_for(std::vector<std::uint8_t> boundary) {
   policy_inputs inputs{.boundary = {},
-                       .read_profile = once<head_profile>([](std::string const& path) { return read_profile(path).heads; }),
+                       .read_profile = once<head_profile>([](std::string const& path) {
+                         profile_file const file = read_profile(path);
+                         return owned_head_values<head_profile>{file.heads, file.kv_heads};
+                       }),
                        .read_retrieval = once<float>(read_retrieval),
-                       .read_moments = once<query_moment>([](std::string const& path) { return read_moments(path).moments; })};
+                       .read_moments = once<query_moment>([](std::string const& path) {
+                         moments_file const file = read_moments(path);
+                         return owned_head_values<query_moment>{file.moments, file.q_heads};
+                       })};
   if (!boundary.empty()) inputs.boundary = std::make_shared<std::vector<std::uint8_t> const>(std::move(boundary));
   return inputs;
 }

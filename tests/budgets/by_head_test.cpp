@@ -64,7 +64,7 @@ TEST_CASE("by_head: scores of another model, no number or an impossible budget a
   CHECK_NOTHROW((budgets::by_head{.retrieval = retrieval}.check(shape)));
   CHECK_THROWS_WITH((budgets::by_head{}.check(shape)), ContainsSubstring("give DuoAttention's file"));
   CHECK_THROWS_WITH((budgets::by_head{.retrieval = std::span(retrieval).first(4)}.check(shape)),
-                    ContainsSubstring("4 heads for a model of 6"));
+                    ContainsSubstring("a file of 2 layers x 2 heads for a model of 3 x 2"));
   std::array<float, 6> broken = retrieval;
   broken[3] = std::numeric_limits<float>::quiet_NaN();
   CHECK_THROWS_AS((budgets::by_head{.retrieval = broken}.check(shape)), invalid_value);

@@ -316,7 +316,7 @@ TEST_CASE("a decoder behind the C ABI refuses what it can't take, and says why",
   says(why(kvpolicy_decoder_attend(d, 0, &q.t, scale, &q.t), KVPOLICY_INVALID), "has chosen nothing yet");
   says(why(kvpolicy_decoder_choose(d, 0, &narrow.t, scale, nullptr, nullptr), KVPOLICY_INVALID), "head_dim");
   says(why(kvpolicy_decoder_choose(d, 0, nullptr, scale, nullptr, nullptr), KVPOLICY_INVALID), "queries");
-  says(why(kvpolicy_decoder_choose(d, 0, &q.t, std::nanf(""), nullptr, nullptr), KVPOLICY_INVALID), "finite");
+  says(why(kvpolicy_decoder_choose(d, 0, &q.t, std::nanf(""), nullptr, nullptr), KVPOLICY_INVALID), "scale is nan; set it");
   REQUIRE(kvpolicy_decoder_choose(d, 0, &q.t, scale, nullptr, nullptr) == KVPOLICY_OK);
   says(why(kvpolicy_decoder_standing(d, 0, nullptr), KVPOLICY_INVALID), "not idle");
   c_tensor const few = there(memory.tables, c_int, {sequences, 2});

@@ -102,7 +102,6 @@ TEST_CASE("shapes and policies that can't be together are refused at the start",
   refused(with([](auto& s) { s.q_heads = 5; }), "5 query heads are no multiple of 2");
   refused(with([](auto& s) { s.max_tokens = 0; }), "max_tokens is 0");
   refused(with([](auto& s) { s.max_tokens = INT64_MAX; }), "max_tokens is 9223372036854775807");
-  refused(with([](auto& s) { s.max_tokens = 16; }), "a budget of 32 tokens");
   refused(with([](auto& s) { s.layers = std::int64_t{1} << 40; }), "that there may be");
   refused(with([](auto& s) { s.q_heads = s.kv_heads = s.head_dim = 65536; }), "that there may be");
   refused(with([](auto& s) { s.type = 3; }), "type is 3");
@@ -161,6 +160,10 @@ TEST_CASE("every fault of a tensor is refused with the tensor's name", "[c]") {
   refused(bad_keys([](auto&, auto& c) { c.shape[1] = -1; }), "keys of layer 1: axis 1 (tokens) has -1 elements");
   refused(bad_keys([](auto&, auto& c) { c.strides[1] = -8; }),
           "keys of layer 1: the stride of tokens is -8; it can't be negative");
+  refused(bad_keys([](auto&, auto& c) { c.strides[0] = 0; }),
+          "keys of layer 1: its strides of 0, 8, 1 elements let elements overlap");
+  refused(bad_keys([](auto&, auto& c) { c.strides[1] = 7; }),
+          "keys of layer 1: its strides of 512, 7, 1 elements let elements overlap");
   for (std::int64_t const far : {INT64_MAX, INT64_MAX / 4, INT64_MAX / 200}) {
     refused(bad_keys([&](auto&, auto& c) { c.strides[1] = far; }),
             "keys of layer 1: its strides or byte offset reach past the end");
@@ -332,12 +335,22 @@ TEST_CASE("steps out of order are refused, and what they ask for by its name", "
   refused(kvpolicy_observe(state.get(), w.logits), "observe after 0 of 2 layers of a step");
   refused(kvpolicy_choose(state.get(), 1, 41, w.queries, 1, -1), "choose for layer 1 on 41 tokens, after 0 layers");
   refused(kvpolicy_choose(state.get(), 0, 42, w.queries, 1, -1),
-          "a step on 42 tokens, the current one included, where 40 are known; it may be up to 41");
+          "a step on 42 tokens, the current one included, where 40 are known; it must be on 41: prefill what else came");
   refused(kvpolicy_choose(state.get(), 0, 0, w.queries, 1, -1), "a step on 0 tokens");
   refused(kvpolicy_choose(state.get(), 0, 41, nullptr, 1, -1), "queries of layer 0: no tensor was given");
   refused(kvpolicy_choose(state.get(), 0, 41, w.observation_queries, 1, -1),
           "queries of layer 0: 3 axes; it must have 2: [q_heads, head_dim]");
-  refused(kvpolicy_choose(state.get(), 0, 41, w.queries, std::numeric_limits<float>::infinity(), -1), "scale is inf");
+  for (float const scale : {0.f, -1.f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    refused(kvpolicy_choose(state.get(), 0, 41, w.queries, scale, -1), "scale is ");
+    refused(kvpolicy_choose(state.get(), 0, 41, w.queries, scale, -1),
+            "; set it to the factor of q.k, in most models 1 / sqrt");
+  }
+  refused(
+      kvpolicy_choose(state.get(), 0, 40, w.queries, 1, -1),
+      "a step on 40 tokens, the current one included, where 40 are known; it must be on 41: count the step's own tokens, or "
+      "call cut() after");
+  refused(kvpolicy_cut(state.get(), -1), "a cut to -1 tokens; it can't be negative");
+  refused(kvpolicy_cut(nullptr, 10), "state is NULL");
   REQUIRE(kvpolicy_choose(state.get(), 0, 41, w.queries, 1, -1) == KVPOLICY_OK);
   refused(kvpolicy_choose(state.get(), 1, 40, w.queries, 1, -1),
           "choose for layer 1 on 40 tokens, after 1 layers of a step on 41");
@@ -351,11 +364,30 @@ TEST_CASE("steps out of order are refused, and what they ask for by its name", "
   refused(kvpolicy_page_table(state.get(), 0, 0, nullptr, 8, &count, &last), "room for 8 pages at NULL");
   refused(kvpolicy_attend(state.get(), 0, w.queries, 1, nullptr), "out of layer 0: no tensor was given");
   c_tensor const shared(w.outputs, {4, 8}, {0, 1});
-  refused(kvpolicy_attend(state.get(), 0, w.queries, 1, shared), "out of layer 0: its elements overlap");
+  refused(kvpolicy_attend(state.get(), 0, w.queries, 1, shared),
+          "out of layer 0: its strides of 0, 1 elements let elements overlap");
   c_tensor const close(w.outputs, {4, 8}, {7, 1});
-  refused(kvpolicy_attend(state.get(), 0, w.queries, 1, close), "out of layer 0: its elements overlap");
+  refused(kvpolicy_attend(state.get(), 0, w.queries, 1, close),
+          "out of layer 0: its strides of 7, 1 elements let elements overlap");
   REQUIRE(kvpolicy_bind(state.get(), 0, w.keys, nullptr, nullptr) == KVPOLICY_OK);
   refused(kvpolicy_attend(state.get(), 0, w.queries, 1, w.out), "values of layer 0: none are bound");
+}
+
+TEST_CASE("a cut lets a step begin behind what is left, and a copy goes on by itself", "[c]") {
+  world w;
+  c_state const state = w.ready("tova:tokens=20");
+  kvpolicy_state* made = nullptr;
+  refused(kvpolicy_state_copy(nullptr, &made), "state is NULL");
+  refused(kvpolicy_state_copy(state.get(), nullptr), "NULL");
+  REQUIRE(kvpolicy_state_copy(state.get(), &made) == KVPOLICY_OK);
+  c_state const copy(made);
+  for (kvpolicy_state* const one : {state.get(), copy.get()}) {
+    for (std::int64_t l = 0; l < 2; ++l) REQUIRE(kvpolicy_choose(one, l, 41, w.queries, 1, -1) == KVPOLICY_OK);
+  }
+  REQUIRE(kvpolicy_cut(copy.get(), 30) == KVPOLICY_OK);
+  for (std::int64_t l = 0; l < 2; ++l) REQUIRE(kvpolicy_choose(copy.get(), l, 31, w.queries, 1, -1) == KVPOLICY_OK);
+  for (std::int64_t l = 0; l < 2; ++l) REQUIRE(kvpolicy_choose(state.get(), l, 42, w.queries, 1, -1) == KVPOLICY_OK);
+  refused(kvpolicy_choose(copy.get(), 0, 42, w.queries, 1, -1), "where 31 are known");
 }
 
 TEST_CASE("a state that refused a hundred calls goes on as its twin that was asked none of them", "[c]") {

@@ -25,6 +25,11 @@ struct place {
       : random(seed), cache(shape, layout::head_major, 1, random), arena(arena_of(shape)), store(store_of(arena, shape)) {}
 };
 
+void says(kvpolicy_status got, kvpolicy_status wanted, char const* why) {
+  CHECK(got == wanted);
+  CHECK_THAT(std::string(kvpolicy_message()), ContainsSubstring(why));
+}
+
 /// One sequence, on a store or on the cache itself.
 class side {
  public:
@@ -106,10 +111,31 @@ TEST_CASE("on a store, through the C ABI, policies choose and attend as on tenso
     bool const drops = text != "full" && text != "quest:tokens=32,page=4";
     CHECK((kvpolicy_store_rows(store.get()) < whole) == drops);
     // A tail is removed from both.
-    ok(kvpolicy_store_truncate(store.get(), 229));
+    ok(kvpolicy_store_truncate(store.get(), 229));  // whose state follows by itself
+    ok(kvpolicy_cut(on_cache.state(), 229));
     std::vector<float> const q = random_floats(random, shape.q_heads * shape.head_dim);
     REQUIRE(on_store.step(230, q) == on_cache.step(230, q));
   }
+}
+
+TEST_CASE("a step whose row was not appended, or twice, is refused, and then made as if it had not been asked for") {
+  place here(7, {.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 8, .max_tokens = longest, .type = element_type::f32});
+  place other(7, here.cache.shape());
+  side one("tova:tokens=30", here.cache, here.store.get());
+  side twin("tova:tokens=30", other.cache, other.store.get());
+  std::vector<float> const q = random_floats(here.random, 2 * 8);
+  one.prompt(0, 100, q);
+  twin.prompt(0, 100, q);
+  c_tensor const queries(q, {2, 8});
+  says(kvpolicy_choose(one.state(), 0, 101, queries, scale, 7), KVPOLICY_INVALID, "append the new tokens' rows first, once");
+  CHECK(one.step(101, q) == twin.step(101, q));
+  append(here.store.get(), here.cache, 101, 1);
+  append(here.store.get(), here.cache, 102, 1);
+  says(kvpolicy_choose(one.state(), 0, 102, queries, scale, 7), KVPOLICY_INVALID, "rows of 103 tokens");
+  ok(kvpolicy_store_truncate(here.store.get(), 101));
+  CHECK(one.step(102, q) == twin.step(102, q));
+  c_tensor const rows(q, {2, 64, 8});
+  says(kvpolicy_bind(one.state(), 0, rows, rows, nullptr), KVPOLICY_INVALID, "bound to a store");
 }
 
 TEST_CASE("a prompt that goes on is decided among the rows that are left") {
@@ -205,10 +231,6 @@ TEST_CASE("bad calls of the store are refused by name, and change nothing") {
   cache_shape const shape{
       .layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 8, .max_tokens = 300, .type = element_type::f32};
   random_cache const cache(shape, layout::head_major, 1, random);
-  auto const says = [](kvpolicy_status got, kvpolicy_status wanted, char const* why) {
-    CHECK(got == wanted);
-    CHECK_THAT(std::string(kvpolicy_message()), ContainsSubstring(why));
-  };
   kvpolicy_shape const sizes = c_shape(shape);
   kvpolicy_arena* no_arena = nullptr;
   kvpolicy_store* none = nullptr;
@@ -236,7 +258,8 @@ TEST_CASE("bad calls of the store are refused by name, and change nothing") {
   ok(kvpolicy_bind_store(state.get(), store.get()));
   says(kvpolicy_store_retain(store.get(), 0, state.get()), KVPOLICY_INVALID, "has decided nothing yet");
   kvpolicy_prompt const prompt{0, nullptr, scale, KVPOLICY_HALVES, nullptr, nullptr, 0, 0};
-  says(kvpolicy_prefill(state.get(), 0, 101, &prompt), KVPOLICY_INVALID, "the store has 100 tokens");
+  says(kvpolicy_prefill(state.get(), 0, 101, &prompt), KVPOLICY_INVALID,
+       "the store has rows of 100 tokens in layer 0, the call is on 101");
   CHECK(kvpolicy_store_released(nullptr) == 0);
   CHECK(kvpolicy_store_rows(nullptr) == 0);
   CHECK(kvpolicy_arena_bytes(nullptr) == 0);

@@ -88,6 +88,7 @@ struct quest_model {
   }
   static bool like_fresh(moment const&) { return true; }
   static std::string fault(preset const& p, cache_shape const& shape, range_list const& list, moment const& at) {
+    if (p.tokens > shape.max_tokens) return token_count(list) == at.tokens ? "" : "not everything";
     std::int64_t const pages = (at.tokens + p.page - 1) / p.page;
     std::int64_t const budget = std::max<std::int64_t>(1, std::min<std::int64_t>(p.tokens, shape.max_tokens) / p.page);
     std::int64_t const open = pages * p.page - at.tokens;
@@ -415,6 +416,8 @@ class history {
     }
     std::optional<state_type>& fresh = stepwise<Model> ? twin_ : once;
     if (compared && !fresh) return "no state to compare with";
+    state_->cut(tokens_ - 1);
+    if (compared) fresh->cut(tokens_ - 1);
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
       at_.layer = l;
       selection const kept = state_->choose(view, {l}, {heads}, exec_);

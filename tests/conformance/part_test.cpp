@@ -135,7 +135,7 @@ TEST_CASE("a budget of tokens is what it says, within the context", "[part]") {
   REQUIRE(budgets::tokens{101}.most_tokens(shape) == 100);
   REQUIRE_NOTHROW(budgets::tokens{1}.check(shape));
   REQUIRE_NOTHROW(budgets::tokens{100}.check(shape));
-  for (std::int32_t const wrong : {0, -1, 101}) REQUIRE_THROWS_AS(budgets::tokens{wrong}.check(shape), invalid_value);
+  for (std::int32_t const wrong : {0, -1}) REQUIRE_THROWS_AS(budgets::tokens{wrong}.check(shape), invalid_value);
 }
 
 TEST_CASE("fractions are above 0 and at most 1, each of them, NaN none", "[part]") {

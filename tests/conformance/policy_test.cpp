@@ -117,10 +117,12 @@ TEMPLATE_TEST_CASE("a tail that is removed between the prompt and the first step
     auto state = start(policy, shape);
     state.prefill(own_view{&cache, 40}, {0}, {}, exec);
     cache.fill(16, 48, random);  // the tail from 16 on is replaced, token by token
+    state.cut(16);
     lists_copy got;
     for (std::int64_t n = 17; n <= 30; ++n) {
       if constexpr (std::is_same_v<TestType, chess_model>) state.retrieve().forget_choice();
       got = copy_of(state.choose(own_view{&cache, n}, {0}, {heads}, exec));
+      state.observe({.logits = {}, .entropy = 0.0f}, exec);
     }
     auto fresh = start(policy, shape);
     fresh.prefill(own_view{&cache, 29}, {0}, {}, exec);

@@ -109,7 +109,7 @@ struct sentence_model {
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
         add_bytes(made, from.index_ends({l}, h), from.units());
-        if (!from.spreads.empty()) {
+        if (from.spread) {
           bounds_table const spreads = from.bounds({l});
           add_bytes(made, spreads.unit(h, 0), spreads.unit(h, from.units()) - spreads.unit(h, 0));
           continue;

@@ -94,7 +94,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: chess with a par
   };
   SECTION("a number of tokens") {
     run_changed_chess(31, [&](random_source& random, auto const& of) {
-      return with(of, budgets::tokens{.count = narrow(random.between(4 * of.segment.page, 70)), .at_most = true}, of.trigger);
+      return with(of, budgets::tokens{.count = narrow(random.between(4 * of.segment.page, 70))}, of.trigger);
     });
   }
   SECTION("renewed every so many steps") {

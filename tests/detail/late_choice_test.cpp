@@ -1,5 +1,6 @@
 #include "kvpolicy/detail/late_choice.hpp"
 
+#include <algorithm>
 #include <array>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
@@ -56,6 +57,7 @@ struct sequence {
   template <class State, class Exec>
   std::vector<std::vector<range_list>> step(State& state, std::int64_t tokens, Exec& on) {
     std::vector<std::vector<range_list>> all;
+    state.cut(tokens - 1);
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       query_window const one = window(l, 1, tokens);
       selection const kept =
@@ -279,6 +281,58 @@ TEST_CASE("what can't wait is refused by name") {
                                        windows::tokens{.recent = 4}, triggers::prefill{4}},
                                   keep_all{}};
   CHECK_THROWS_WITH(check(same_in_all_layers, shape), ContainsSubstring("the same tokens in all layers"));
+}
+
+/// A choice that was made by tokens of an answer waits again where the answer is cut: the same answer again reads the same.
+template <class Policy>
+void waits_again(Policy const& policy, bool drops) {
+  random_source random(20261125);
+  for (int round = 0; round < rounds_of(20); ++round) {
+    sequence of(random);
+    auto state = start(policy, shape);
+    std::int64_t const prompt = random.between(60, 100);
+    of.prefill(state, prompt);
+    std::vector<std::vector<std::vector<std::int32_t>>> first;
+    for (std::int64_t t = prompt + 1; t <= prompt + 20; ++t) first.push_back(tokens_of(of.step(state, t)));
+    REQUIRE_FALSE(state.waits({0}));
+    std::int64_t const there = state.retained({1}).tokens() / shape.kv_heads;
+    REQUIRE((there < prompt + 20) == drops);
+    REQUIRE(state.undoes_choice(prompt + 7));
+    REQUIRE_FALSE(state.undoes_choice(prompt + 8));
+    state.cut(prompt);
+    static_cast<void>(of.step(state, prompt + 1));
+    REQUIRE(state.waits({0}));
+    // Rows that were dropped are gone: all that is left is read.
+    REQUIRE(state.kept({1}).tokens() == state.retained({1}).tokens());
+    if (drops) of.prefill(state, prompt, prompt);  // the engine has them still, and says so
+    for (std::int64_t t = prompt + 1; t <= prompt + 20; ++t)
+      REQUIRE(tokens_of(of.step(state, t)) == first[static_cast<std::size_t>(t - prompt - 1)]);
+  }
+}
+
+TEST_CASE("a choice that waited waits again where the answer is cut") {
+  SECTION("a retain") { waits_again(presets::snapkv{.tokens = 40, .after = 8}, true); }
+  SECTION("a retrieve") { waits_again(presets::quest{.tokens = 24, .page = 4, .after = 8}, false); }
+  SECTION("both") { waits_again(presets::snapkv{.tokens = 40, .after = 8} + presets::quest{.tokens = 24, .page = 4}, true); }
+  SECTION("chosen at run time") { waits_again(erase<own_view, host_exec>(presets::snapkv{.tokens = 40, .after = 8}), true); }
+}
+
+TEST_CASE("a choice that is made of what an earlier one left knows of no more") {
+  random_source random(20261126);
+  sequence of(random);
+  auto state = start(presets::snapkv{.tokens = 40, .after = 8}, shape);
+  of.prefill(state, 90);
+  for (std::int64_t t = 91; t <= 100; ++t) of.step(state, t);
+  std::vector<range_list> const left(state.retained({1}).lists().begin(), state.retained({1}).lists().end());
+  for (std::int64_t t = 91; t <= 105; ++t) of.step(state, t);
+  for (std::size_t h = 0; h < left.size(); ++h) {
+    range_list const& now = state.retained({1}).lists()[h];
+    for (token_range const& range : now) {
+      for (std::int32_t t = range.begin; t < std::min(range.end, 90); ++t) {
+        REQUIRE(std::ranges::any_of(left[h], [&](token_range const& r) { return r.begin <= t && t < r.end; }));
+      }
+    }
+  }
 }
 
 TEST_CASE("queries are kept by their tokens, a removed tail's are replaced") {

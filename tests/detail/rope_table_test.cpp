@@ -15,7 +15,7 @@ bool close(float a, float b) { return std::abs(a - b) < 1e-6f; }
 
 TEST_CASE("an embedding is known once it was told, and taken again only where it is another") {
   rope_table rope;
-  rope.reserve(shape, true);
+  rope.reserve(shape.max_tokens);
   REQUIRE_FALSE(rope.known);
   REQUIRE(rope.get().angles == nullptr);
   REQUIRE(rope.take({frequency.data(), 2}));
@@ -29,9 +29,19 @@ TEST_CASE("an embedding is known once it was told, and taken again only where it
   REQUIRE(close(rope.get().angles[8 * 2 + 1], std::sin(8.f)));
 }
 
+TEST_CASE("an embedding that is known has angles of more tokens when there are more") {
+  rope_table rope;
+  rope.reserve(2);
+  rope.take({frequency.data(), 2});
+  rope.reserve(9);
+  REQUIRE(close(rope.get().angles[8 * 4], std::cos(8.f)));
+  rope.reserve(3);  // none are taken away
+  REQUIRE(rope.room == 9);
+}
+
 TEST_CASE("keys without an embedding are not rotated") {
   rope_table rope;
-  rope.reserve(shape, true);
+  rope.reserve(shape.max_tokens);
   REQUIRE(rope.take({}));
   REQUIRE(rope.known);
   REQUIRE(rope.get().angles == nullptr);
@@ -40,7 +50,7 @@ TEST_CASE("keys without an embedding are not rotated") {
 TEST_CASE("a row is turned as its pairs say, and back") {
   for (rotation::pairing const how : {rotation::pairing::halves, rotation::pairing::neighbours}) {
     rope_table rope;
-    rope.reserve(shape, true);
+    rope.reserve(shape.max_tokens);
     rope.take({frequency.data(), 2, how});
     std::vector<float> const given{1, 2, 3, 4, 5, 6};
     std::vector<float> row = given;

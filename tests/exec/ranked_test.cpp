@@ -165,6 +165,7 @@ TEST_CASE("a sum that fails leaves the choice that stood, and the step can be ma
     for (std::size_t i = 0; i < r.steps.size(); ++i) {
       range_list const before = state.kept({0}).of({0});
       bool threw = false;
+      state.cut(r.steps[i] - 1);
       try {
         state.choose(r.view(r.steps[i]), {0}, {}, exec);
       } catch (ranks_error const&) {
@@ -175,6 +176,7 @@ TEST_CASE("a sum that fails leaves the choice that stood, and the step can be ma
         REQUIRE(state.kept({0}).of({0}) == before);
         state.choose(r.view(r.steps[i]), {0}, {}, exec);
       }
+      state.observe({.logits = {}, .entropy = 0.0f}, exec);
       REQUIRE(state.kept({0}).of({0}) == want[i]);
     }
     REQUIRE(failed == 1);
@@ -190,11 +192,18 @@ TEST_CASE("a step whose sum failed is made again before the next, and the choice
   ranked<host_exec, alone> exec(link);
   auto state = start(r.policy, r.shape);
   for (std::int64_t l = 0; l < 4; ++l) state.prefill(r.view(40), {l}, r.told(), exec);
-  for (std::int64_t n = 41; n <= 44; ++n) state.choose(r.view(n), {0}, {}, exec);
+  auto const observed = [&] { state.observe({.logits = {}, .entropy = 0.0f}, exec); };
+  for (std::int64_t n = 41; n <= 44; ++n) {
+    state.choose(r.view(n), {0}, {}, exec);
+    observed();
+  }
   REQUIRE_THROWS_AS(state.choose(r.view(45), {0}, {}, exec), ranks_error);
   REQUIRE(state.kept({0}).of({0}) == want[3]);
   REQUIRE_THROWS_AS(state.choose(r.view(46), {0}, {}, exec), invalid_value);
-  for (std::int64_t n = 45; n <= 48; ++n) REQUIRE_NOTHROW(state.choose(r.view(n), {0}, {}, exec));
+  for (std::int64_t n = 45; n <= 48; ++n) {
+    REQUIRE_NOTHROW(state.choose(r.view(n), {0}, {}, exec));
+    observed();
+  }
   REQUIRE(link.sums.size() == 3);
   REQUIRE_NOTHROW(state.choose(r.view(49), {0}, {}, exec));
   REQUIRE(link.sums.size() == 4);
@@ -287,7 +296,10 @@ std::vector<std::string> run_pipeline(request const& r, bool chooses_first, mill
     auto state = start(r.policy, r.view_of(rank, 0).shape());
     state.prefill(r.view_of(rank, r.prompt), {0}, r.told(), exec);
     for (std::size_t i = 0; i < r.steps.size(); ++i) {
-      auto const decide = [&] { state.choose(r.view_of(rank, r.steps[i]), {0}, {}, exec); };
+      auto const decide = [&] {
+        state.cut(r.steps[i] - 1);
+        state.choose(r.view_of(rank, r.steps[i]), {0}, {}, exec);
+      };
       if (chooses_first) decide();
       if (rank > 0 && !from[rank]->take(deadline)) throw error("no activations came");
       if (!chooses_first) decide();

@@ -48,9 +48,9 @@ TEST_CASE("the allocation counter counts", "[simd]") {
 }
 
 // Teams allocate for their threads, not for their loops: the count is taken within the leader's work.
-TEMPLATE_TEST_CASE("after start nothing allocates: not prefill, choose, observe or attend", "[simd]", full_model, quest_model,
-                   streaming_model, snapkv_model, chess_model, layered_quest_model, adakv_model, chunkkv_model, h2o_model,
-                   tova_model, snapkv_quest_model) {
+TEMPLATE_TEST_CASE("within the room that was made nothing allocates: not prefill, choose, observe or attend", "[simd]",
+                   full_model, quest_model, streaming_model, snapkv_model, chess_model, layered_quest_model, adakv_model,
+                   chunkkv_model, h2o_model, tova_model, snapkv_quest_model) {
   random_source random(161);
   for (int round = 0; round < 40; ++round) {
     cache_shape shape = random_shape(random, 400, 2);
@@ -68,16 +68,21 @@ TEMPLATE_TEST_CASE("after start nothing allocates: not prefill, choose, observe 
       }
     }
     std::int64_t const prompt = random.between(15, shape.max_tokens - 50);
-    std::vector<float> const queries = random.reals(14 * shape.q_heads * shape.head_dim);
+    std::int64_t const observed = std::max<std::int64_t>(14, std::min(observation_queries(policy), prompt + 40));
+    std::vector<float> const queries = random.reals(observed * shape.q_heads * shape.head_dim);
     std::vector<float> const logits = random.reals(3000);
     std::vector<float> out(static_cast<std::size_t>(shape.q_heads * shape.head_dim));
     std::vector<float> sums(static_cast<std::size_t>(shape.q_heads));
     query_heads const heads{queries.data(), shape.q_heads, shape.head_dim, .5f};
-    query_window const window{queries.data(), 14, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, .5f};
+    auto const window_of = [&](std::int64_t tokens) -> query_window {
+      return {queries.data(), std::min(observed, tokens), shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, .5f};
+    };
     auto state = start(policy, shape);
+    state.reserve(shape.max_tokens);
     auto const request = [&](simd_exec& exec) {
       std::int64_t const before = allocations;
       auto const steps = [&](std::int64_t first, std::int64_t last) {
+        state.cut(first - 1);
         for (std::int64_t n = first; n <= last; ++n) {
           for (std::int64_t l = 0; l < 2; ++l) {
             own_view const view{&cache, n};
@@ -88,10 +93,11 @@ TEMPLATE_TEST_CASE("after start nothing allocates: not prefill, choose, observe 
           state.observe({logits}, exec);
         }
       };
-      for (std::int64_t l = 0; l < 2; ++l) state.prefill(own_view{&cache, prompt}, {l}, {0, window}, exec);
+      for (std::int64_t l = 0; l < 2; ++l) state.prefill(own_view{&cache, prompt}, {l}, {0, window_of(prompt)}, exec);
       steps(prompt + 1, prompt + 30);
       steps(prompt + 11, prompt + 20);  // a tail was removed
-      for (std::int64_t l = 0; l < 2; ++l) state.prefill(own_view{&cache, prompt + 40}, {l}, {prompt + 20, window}, exec);
+      for (std::int64_t l = 0; l < 2; ++l)
+        state.prefill(own_view{&cache, prompt + 40}, {l}, {prompt + 20, window_of(prompt + 40)}, exec);
       steps(prompt + 41, prompt + 50);
       return allocations - before;
     };
@@ -116,6 +122,7 @@ TEST_CASE("a retrieve that reads what a retain broke up allocates nothing", "[si
   simd_exec exec(shape);
   std::vector<float> const queries = random.reals(1000 * 16);
   auto state = start(both, shape);
+  state.reserve(shape.max_tokens);
   std::int64_t const before = allocations;
   state.prefill(own_view{&cache, 600}, {0}, {.queries = {queries.data(), 1, 2, 16, 8, 1}}, exec);
   std::size_t most = 0;

@@ -10,7 +10,7 @@
 extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size) {
   using namespace kvpolicy;
   try {
-    for (float const score : parse_retrieval({reinterpret_cast<char const*>(data), size}, "fuzzed")) {
+    for (float const score : parse_retrieval({reinterpret_cast<char const*>(data), size}, "fuzzed").all) {
       if (!(score >= 0 && score <= 1)) std::abort();
     }
   } catch (error const&) {

@@ -1,6 +1,7 @@
 // What a caller does with one context over its life: new prompts, other policies, tails removed, threads changed.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -15,6 +16,8 @@
 
 namespace kvpolicy::llama::testing {
 namespace {
+
+using Catch::Matchers::ContainsSubstring;
 
 constexpr presets::quest small_quest{.tokens = 64, .page = 8};
 constexpr presets::snapkv small_snapkv{.tokens = 64, .smooth = {.width = 5}, .after = 0};
@@ -310,6 +313,51 @@ TEST_CASE("quest learns the keys anew after llama_memory_seq_add turned them") {
   fresh.engine.restore(shifted.engine.state());
   fresh.policy.load({.tokens = 256});
   check_alike(shifted, fresh, random_tokens(10, 4));
+}
+
+// As a server does: the prompt is there but for its last token, and that comes alone.
+template <class Preset>
+void reads_the_same_again(Preset const& preset) {
+  model_owner const model = tiny_llama();
+  attached again(model.get(), preset);
+  token_list const prompt = random_tokens(250);
+  std::vector<double> first;
+  for (int request = 0; request < 3; ++request) {
+    if (request == 0) again.engine.feed(prompt);
+    else {
+      REQUIRE(again.engine.cut(249));
+      again.engine.feed(prompt.back());
+    }
+    std::vector<double> read;
+    for (llama_token const token : random_tokens(25, 3)) {
+      again.engine.feed(token);
+      read.push_back(again.policy.last_step().tokens_read);
+    }
+    if (request == 0) first = read;
+    else CHECK(read == first);
+  }
+  CHECK(first[5] == 256);  // while it waits it reads everything
+  CHECK(first[20] < 128);
+}
+
+TEST_CASE("a request that comes again waits again for its answer's first tokens") {
+  SECTION("quest") { reads_the_same_again(presets::quest{.tokens = 64, .after = 16}); }
+  SECTION("snapkv") { reads_the_same_again(presets::snapkv{.tokens = 64, .after = 16}); }
+  SECTION("both") { reads_the_same_again(presets::snapkv{.tokens = 96, .after = 16} + presets::quest{.tokens = 48}); }
+  SECTION("chess") {
+    presets::chess waiting = small_chess;
+    waiting.after = 16;
+    reads_the_same_again(waiting);
+  }
+}
+
+TEST_CASE("tokens that see those behind them are refused by their name") {
+  model_owner const model = tiny_llama();
+  attached seeing(model.get(), small_quest);
+  seeing.engine.feed(random_tokens(100));
+  llama_set_causal_attn(seeing.engine.context(), false);
+  CHECK_THROWS_WITH(seeing.engine.feed(random_tokens(10, 4)), ContainsSubstring("see those behind them"));
+  llama_set_causal_attn(seeing.engine.context(), true);
 }
 
 TEST_CASE("a prompt of one token is a step like any other") {

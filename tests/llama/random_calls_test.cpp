@@ -24,7 +24,7 @@ constexpr struct {
   char const* says;
   bool (*may)(modelled const&);
 } refusals[] = {
-    {"positions have holes (llama_memory_seq_rm from the middle)", [](modelled const& s) { return s.hole != never; }},
+    {"positions have holes (llama_memory_seq_rm from the middle, ", [](modelled const& s) { return s.hole != never; }},
     {"holds a token that it did not see written", [](modelled const& s) { return s.blind != never; }},
     {"need the prompt's last queries", [](modelled const& s) { return !s.prompted; }},
     {"needs the prompt's last queries", [](modelled const& s) { return !s.prompted; }},
@@ -79,6 +79,7 @@ class checked_calls : public random_calls {
         std::int64_t const row = shape.q_heads * shape.head_dim;
         float const* const first = seen.queries.data() + l * seen.window * row;
         signals.queries = {first, seen.window, shape.q_heads, row, shape.head_dim, scale_};
+        signals.unobserved = std::max<std::int64_t>(0, prompt.tokens() - it.due - seen.window);
       }
       it.request.prefill(prompt, {l}, signals, *exec_);
     }
@@ -208,6 +209,7 @@ class checked_calls : public random_calls {
       // Whether it was told of a prompt that ended before the cut can't be known.
       s.unsure = s.unsure || (same < std::ssize(s.known) && it.due != never);
       if (same < std::ssize(s.tokens)) it.due = std::min(it.due, same);
+      it.request.cut(same);
     }
     if (s.replaced) take_over(s, of_sequence(of).others);
     if (exec_ && (anew || s.replaced)) begin_anew(of_sequence(of));

@@ -134,9 +134,6 @@ TEST_CASE("attach and use refuse budgets that can't be") {
   };
   SECTION("nothing") { refused(presets::quest{.tokens = 0}, "a budget of 0 tokens keeps nothing"); }
   SECTION("less than nothing") { refused(presets::snapkv{.tokens = -3, .after = 0}, "a budget of -3 tokens"); }
-  SECTION("more than the context") {
-    refused(presets::quest{.tokens = 2048}, "a budget of 2048 tokens is above the context of 1024");
-  }
   SECTION("less than the window") { refused(presets::snapkv{.tokens = 7, .after = 0}, "its window always keeps"); }
   SECTION("a fraction of nothing") { refused(presets::chess{.fractions = {.grids = 0}}, "a fraction of 0"); }
 }

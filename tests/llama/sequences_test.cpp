@@ -399,15 +399,6 @@ TEST_CASE("a batch that was set for a decode that did not take place is not the 
   CHECK(policy.steps(0) == 1);
 }
 
-TEST_CASE("streams are checked against a budget for one stream's cells") {
-  model_owner const model = tiny_llama();
-  session policy(presets::quest{.tokens = 1500});
-  llama_context_params params = parameters({.tokens = 2048, .sequences = 2});
-  CHECK_THROWS_AS(policy.attach(params, model.get()), invalid_value);
-  params.kv_unified = true;
-  CHECK_NOTHROW(policy.attach(params, model.get()));
-}
-
 TEST_CASE("a sequence that a policy can't serve stops the batch, and the engine stays as it was") {
   model_owner const model = tiny_llama();
   context_options const options{.tokens = 1024, .sequences = 2, .unified = true};

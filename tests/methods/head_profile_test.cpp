@@ -1,7 +1,9 @@
 #include "kvpolicy/head_profile.hpp"
 
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 
+#include "kvpolicy/kvpolicy.hpp"
 #include "methods/naive_heterocache.hpp"
 
 namespace kvpolicy_test::methods {
@@ -191,6 +193,29 @@ TEST_CASE("lengths by role, worked by hand", "[methods]") {
   // 10 a head: 40 for the pivot, nothing for the others.
   budgets::by_head_role const spent{.heads = heads, .count = 10, .least = 1, .full_share = 1};
   REQUIRE_THROWS_AS(spent.lengths(40, lengths), invalid_value);
+}
+
+TEST_CASE("a file of another model's heads is refused by its shape, though it has as many", "[methods]") {
+  std::vector<float> const retrieval(256, .5f);
+  std::vector<head_profile> const roles(256);
+  std::vector<query_moment> const moments(256 * 4);
+  cache_shape const model{.layers = 16, .q_heads = 16, .kv_heads = 16, .head_dim = 8, .max_tokens = 1024};
+  auto const with = [&](std::int64_t heads) {
+    check(presets::duoattention{.retrieval = {retrieval, heads}}, model);
+    check(presets::heterocache{.heads = {roles, heads}}, model);
+    static_cast<void>(start(presets::triattention{.moments = {moments, heads}, .tokens = 300}, model));
+  };
+  REQUIRE_NOTHROW(with(16));
+  REQUIRE_NOTHROW(with(0));  // not said
+  for (std::int64_t const heads : {4, 8, 32}) {
+    using Catch::Matchers::ContainsSubstring;
+    std::string const theirs = std::to_string(256 / heads) + " layers x " + std::to_string(heads) + " heads";
+    REQUIRE_THROWS_WITH((check(presets::duoattention{.retrieval = {retrieval, heads}}, model)),
+                        ContainsSubstring(theirs) && ContainsSubstring("a model of 16 x 16"));
+    REQUIRE_THROWS_WITH((check(presets::heterocache{.heads = {roles, heads}}, model)), ContainsSubstring(theirs));
+    REQUIRE_THROWS_WITH(start(presets::triattention{.moments = {moments, heads}, .tokens = 300}, model),
+                        ContainsSubstring(theirs));
+  }
 }
 
 }  // namespace

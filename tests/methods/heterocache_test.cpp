@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
+#include <iterator>
 #include <map>
 #include <string>
 
@@ -334,9 +336,10 @@ TEST_CASE("heterocache's heads follow an answer that moves through the text", "[
     }
     return made;
   };
-  std::vector<float> const last = queries_at(0);
+  std::vector<float> last;
+  for (int i = 0; i < 8; ++i) std::ranges::copy(queries_at(0), std::back_inserter(last));
   for (std::int64_t l = 0; l < 30; ++l) {
-    state.prefill(own_view{&cache, prompt}, {l}, {.queries = {last.data(), 1, 3, 12, 4, 1}}, exec);
+    state.prefill(own_view{&cache, prompt}, {l}, {.queries = {last.data(), 8, 3, 12, 4, 1}}, exec);
   }
   std::vector<ints> first(heads.size());
   std::int64_t moved = 0;

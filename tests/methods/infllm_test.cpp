@@ -21,7 +21,7 @@ presets::infllm random_infllm(cache_shape const& shape, random_source& random) {
     if (random.one_in(4)) policy.ratio = .25 * static_cast<double>(random.between(0, 3));
     try {
       check(policy, shape);
-      return policy;
+      if (policy.ratio || policy.tokens <= shape.max_tokens) return policy;  // else all is read
     } catch (invalid_value const&) {
     }
   }

@@ -10,7 +10,7 @@ namespace {
 bool allowed(presets::quest const& policy, cache_shape const& shape) {
   try {
     check(policy, shape);
-    return true;
+    return policy.ratio || policy.tokens <= shape.max_tokens;  // else all is read
   } catch (invalid_value const&) {
     return false;
   }

@@ -12,7 +12,7 @@ namespace {
 bool allowed(presets::rocketkv const& policy, cache_shape const& shape) {
   try {
     check(policy, shape);
-    return true;
+    return policy.tokens <= shape.max_tokens;  // else all is read
   } catch (invalid_value const&) {
     return false;
   }

@@ -209,35 +209,5 @@ TEST_CASE("a prompt in two pieces is read as the prompt in one", "[methods]") {
   REQUIRE(compared == 1200);
 }
 
-TEST_CASE("a token ends a sentence by its text", "[methods]") {
-  using segments::ends_sentence;
-  for (char const* const text :
-       {".",    "!",   "?",   "...", " end.", ".\n",           "\n",           "\n\n",
-        " \n ", "?\"", ".)",  "!'",  ".]",    ".\xe2\x80\x9d", "\xe2\x80\xa6", "\xe2\x80\xa6\xe2\x80\x9d",
-        "?)\"", ". ",  "!  ", ".\")"}) {
-    INFO("text '" << text << "'");
-    REQUIRE(ends_sentence(text));
-  }
-  for (char const* const text :
-       {"", " ", "a", ",", ";", ":", "\"", "'", ")", " )", "a\"", ".a", "1.5", "e.g", "-", "\t", "\xe2\x80\x9d"}) {
-    INFO("text '" << text << "'");
-    REQUIRE_FALSE(ends_sentence(text));
-  }
-  for (char const* const text : {".", "!", "?", "\n"}) REQUIRE(ends_sentence(text, true));
-  for (char const* const text : {".\n", " end.", "?\"", ". ", "\n\n", ""}) REQUIRE_FALSE(ends_sentence(text, true));
-}
-
-TEST_CASE("a sentence ends at a boundary that is not too early, and at its longest", "[methods]") {
-  std::vector<std::uint8_t> const boundary{0, 1};
-  segments::sentences const by{.boundary = boundary, .longest = 6, .shortest = 3};
-  REQUIRE_FALSE(by.ends(1, 2));
-  REQUIRE(by.ends(1, 3));
-  REQUIRE_FALSE(by.ends(0, 5));
-  REQUIRE(by.ends(0, 6));
-  REQUIRE_FALSE(by.ends(2, 5));
-  REQUIRE_FALSE(by.ends(-1, 5));
-  REQUIRE(by.ends(-1, 6));
-}
-
 }  // namespace
 }  // namespace kvpolicy_test::methods

@@ -288,6 +288,7 @@ TEST_CASE("a choice that keeps nothing takes the place of one that kept pages", 
   auto state = start(policy, view(0).shape());
   state.prefill(view(7), {0}, {}, exec);
   REQUIRE(token_count(state.choose(view(8), {0}, {}, exec).of({0})) == 4);
+  state.observe({.logits = {}, .entropy = 0.f}, exec);
   REQUIRE(token_count(state.choose(view(9), {0}, {}, exec).of({0})) == 2);
 }
 

@@ -66,6 +66,11 @@ class Engine:
         return weights / weights.sum(-1, keepdims=True) @ self.values[layer, head, tokens]
 
 
+def overlapping(array):
+    """All entries of its first axis are the first one."""
+    return np.lib.stride_tricks.as_strided(array, strides=(0, *array.strides[1:]))
+
+
 def of_device(kind):
     """A DLPack capsule, 1x1x1 f32, that says it is on such a device."""
 
@@ -362,6 +367,48 @@ class Binding(unittest.TestCase):
         with self.assertRaisesRegex(kvpolicy.InvalidError, "no_such.so"):
             kvpolicy.load_plugin("no_such.so")
         engine.prompt(100).step()  # nothing of that left a trace
+
+    def test_a_first_user_s_slips_are_refused(self):
+        engine = Engine("quest:tokens=32,page=8").bind().prompt(100)
+        queries = engine.floats(sizes.q_heads, sizes.head_dim)
+        for tokens, given, words in ((100, (queries, scale), "must be on 101"), (101, (queries,), "scale is 0"),
+                                     (101, (queries, float("nan")), "scale is nan")):
+            with self.assertRaisesRegex(kvpolicy.InvalidError, words):
+                engine.state.choose(0, tokens, *given)
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "let elements overlap"):
+            engine.state.choose(0, 101, overlapping(queries), scale)
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "let elements overlap"):
+            engine.state.bind(0, overlapping(engine.keys[0]), engine.values[0])
+        for tokens in (2**64 + 101, 101.0):
+            with self.assertRaises((c.ArgumentError, TypeError)):
+                engine.state.choose(0, tokens, queries, scale)
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "no integer of 64 bits"):
+            engine.state.prefill(0, 100, first=2**64)
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "no integer of 64 bits"):
+            kvpolicy.State(kvpolicy.Policy("full"), sizes._replace(head_dim=2**64 + 8))
+        with self.assertRaisesRegex(TypeError, "in no order of ids"):
+            kvpolicy.sentence_ends({".": 0})
+        with self.assertRaises(AttributeError):
+            kvpolicy.Batch([engine.state]).states.append(engine.state)
+        engine.step()  # nothing of that left a trace
+
+    def test_removed_tokens_are_said_and_a_state_is_copied(self):
+        one, other = (Engine("tova:tokens=40").bind().prompt(100) for _ in range(2))
+        for engine in (one, other):
+            for _ in range(5):
+                engine.step()
+        copy = one.state.copy()
+        one.state.cut(102)
+        one.tokens = 102
+        one.step()
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "where 103 are known; it must be on 104"):
+            one.state.choose(0, 106, one.queries[0], scale)
+        one.state, one.tokens = copy, 105
+        for layer in range(sizes.layers):
+            one.state.bind(layer, one.keys[layer], one.values[layer])
+        one.draw = np.random.default_rng(9)
+        other.draw = np.random.default_rng(9)
+        np.testing.assert_array_equal(one.step(), other.step())
 
     def test_tokens_that_end_sentences_are_told_by_their_text(self):
         self.assertEqual(kvpolicy.sentence_ends(["a", ".", " x.", "?", "", "b c"]), bytes([0, 1, 1, 1, 0, 0]))

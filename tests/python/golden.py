@@ -20,7 +20,8 @@ sys.path.insert(0, str(pathlib.Path(sys.argv[1]).parent))
 import compare
 import kvpolicy
 
-OBSERVING = "snapkv", "pyramidkv", "adakv"  # their published settings are what kvpress's options change
+OBSERVING = "snapkv", "adakv"  # their published settings are what kvpress's options change
+OF_KVPRESS = "chunkkv", "pyramidkv"  # these have settings that are kvpress's
 
 
 def read_case(path):
@@ -41,7 +42,7 @@ def text_of(entry, tokens, folder):
         options["heads"] = str(folder / options["heads"])
     if name == "chunkkv" and tokens < int(options["chunk"]):  # kvpress then chooses single tokens
         name, options = "snapkv", {key: options[key] for key in ("window", "kernel")}
-    items = ["kvpress"] if name == "chunkkv" else ["paper", "smooth=average"] if name in OBSERVING else []
+    items = ["kvpress"] if name in OF_KVPRESS else ["paper", "smooth=average"] if name in OBSERVING else []
     items += [] if "tokens" in options else [f"ratio={entry['ratio']}"]
     items += [f"{key.replace('-', '_')}={value}" for key, value in options.items() if key != "text"]
     return name + ":" + ",".join(items)

@@ -83,6 +83,7 @@ choices run(request const& r, std::optional<std::size_t> rank, Exec& exec) {
   for (std::int64_t l = 0; l < layers; ++l) state.prefill(view(r.prompt), {l}, r.told(), exec);
   choices made;
   for (std::size_t i = 0; i < r.steps.size(); ++i) {
+    state.cut(r.steps[i] - 1);
     for (std::int64_t l = 0; l < layers; ++l) state.choose(view(r.steps[i]), {l}, {}, exec);
     made.push_back(state.kept({0}).of({0}));
     host_exec once;

@@ -52,6 +52,8 @@ class pair_of_requests {
 
   void step(std::int64_t tokens) {
     store_.truncate(tokens - 1);
+    dense_.cut(tokens - 1);
+    owned_.cut(tokens - 1);
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       append(l, tokens);
       selection const expected = dense_.choose(cache_.view(tokens), {l}, told_.step(tokens), exec_);

@@ -26,6 +26,16 @@ class forgiving {
   void observe(step_outcome const& outcome, host_exec& exec) {
     pass([&] { real_.observe(outcome, exec); });
   }
+  selection kept(layer_id layer) {
+    selection made;
+    pass([&] { made = real_.kept(layer); });
+    return made;
+  }
+  selection retained(layer_id layer) {
+    selection made;
+    pass([&] { made = real_.retained(layer); });
+    return made;
+  }
   int refused() const noexcept { return refused_; }
 
  private:

@@ -53,7 +53,6 @@ with_model "did you mean 'tokens'" --prompt x --policy quest:token=5
 with_model 'there are none' --prompt x --policy full:tokens=5
 with_model "it must be a whole number" --prompt x --policy quest:tokens=many
 with_model 'a budget of 0 tokens' --prompt x --policy quest:tokens=0
-with_model 'above the context' --prompt x --policy snapkv:tokens=100000
 with_model 'raise the budget or shrink the window' --prompt x --policy snapkv:tokens=7
 with_model 'a page size of 0 tokens' --prompt x --policy quest:page=0
 with_model "did you mean 'paper'" --prompt x --policy snapkv:papr
@@ -68,7 +67,7 @@ with_model "can't be read" --prompt x --policy heterocache:profile="$work/none.j
 with_model "give DuoAttention's file of the model" --prompt x --policy duoattention
 with_model "line 2 has 1 numbers, and the first has 2" --prompt x --policy duoattention:heads="$work/uneven.tsv"
 with_model "line 1: 'no'; it must be a table of numbers" --prompt x --policy duoattention:heads="$work/words.tsv"
-with_model 'a file of 2 heads for a model of' --prompt x --policy duoattention:heads="$work/other.tsv"
+with_model 'a file of 1 layers x 2 heads for a model of' --prompt x --policy duoattention:heads="$work/other.tsv"
 with_model "make a file of their moments" --prompt x --policy triattention
 with_model "can't be read as JSON of moments" --prompt x --policy triattention:moments="$work/short.json"
 with_model 'layers from 0 on, such as 2/8/18' --prompt x --policy quest:leaders=2-8
@@ -99,7 +98,7 @@ with_model 'exclude each other' --prompt x --prompt-file "$work/long.txt"
 with_model 'need --compare' --prompt x --policy quest --policy full
 with_model 'too few to compare' --prompt x --compare --predict 2
 with_model 'not expected' --prompt x --no-such-option
-with_model 'above the context' --prompt x --compare --predict 3 --policy quest:tokens=100000 --json "$work/half.json"
+with_model 'keeps nothing' --prompt x --compare --predict 3 --policy quest:tokens=0 --json "$work/half.json"
 
 rm -f "$work/.out" "$work/.err"
 if [ "$(ls "$work")" != "$before" ]; then

@@ -15,11 +15,11 @@ TEST_CASE("what a satellite was given at the prompt's end stands until its pivot
   std::array const heads{head_profile{.role = head_role::pivot}, head_profile{.role = head_role::satellite, .pivot = 0}};
   presets::heterocache const policy{.heads = heads, .tokens = 60, .full_share = 1, .drift = 0, .after = 0};
   host_exec exec;
-  std::vector<float> const last = random.reals(32);
+  std::vector<float> const last = random.reals(8 * 32);
   lists_copy first;
   for (int request = 0; request < 2; ++request) {  // with other queries after the same prompt
     auto state = start(policy, shape);
-    state.prefill(own_view{&cache, 100}, {0}, {.queries = {last.data(), 1, 4, 32, 8, 1}}, exec);
+    state.prefill(own_view{&cache, 100}, {0}, {.queries = {last.data(), 8, 4, 32, 8, 1}}, exec);
     for (std::int64_t n = 101; n <= 130; ++n) {
       std::vector<float> const queries = random.reals(32);
       range_list read = state.choose(own_view{&cache, n}, {0}, {queries.data(), 4, 8, 1}, exec).of({1});

@@ -88,10 +88,9 @@ static_assert(scorer<query_recorder>);
 
 /// Keeps everything, and records the prompt's queries.
 inline auto recording(query_sums& sums) {
-  return policy{
-      keep{segments::tokens{}, pools::none{}, query_recorder{&sums}, budgets::tokens{.count = INT32_MAX, .at_most = true},
-           selectors::top_of_layer{}, windows::tokens{}, triggers::prefill{}},
-      keep_all{}};
+  return policy{keep{segments::tokens{}, pools::none{}, query_recorder{&sums}, budgets::tokens{.count = INT32_MAX},
+                     selectors::top_of_layer{}, windows::tokens{}, triggers::prefill{}},
+                keep_all{}};
 }
 
 }  // namespace kvpolicy

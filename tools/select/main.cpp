@@ -72,7 +72,7 @@ named_host_policy policy_of(arguments const& a, std::int64_t tokens) {
                                 tokens < std::strtoll(value_of("chunk").c_str(), nullptr, 10);
   if (short_of_a_chunk) name = "snapkv";
   bool const observes = known.has_parameter(name, "smooth") && name != "sentencekv" && name != "heterocache";
-  if (name == "chunkkv") items = "kvpress";
+  if (name == "chunkkv" || name == "pyramidkv") items = "kvpress";
   else if (observes) items = value_of("smooth").empty() ? "paper,smooth=average" : "paper";
   else if (known.has_parameter(name, "after")) items = "after=0";
   if (!a.ratio.empty()) items += (items.empty() ? "ratio=" : ",ratio=") + a.ratio;

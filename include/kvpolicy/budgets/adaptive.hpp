@@ -19,6 +19,7 @@ struct adaptive {
   double safe = .2;  ///< alpha: share of `each` that every head spends on its best units, 0 to 1
 
   bool relative() const noexcept { return each.relative(); }
+  bool covers(cache_shape const& shape) const noexcept { return each.covers(shape); }
   std::int64_t most_tokens(cache_shape const& shape) const noexcept {
     return std::min(shape.max_tokens, shape.kv_heads * each.most_tokens(shape));
   }

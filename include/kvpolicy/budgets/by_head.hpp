@@ -9,6 +9,7 @@
 #include <string>
 
 #include "kvpolicy/concepts.hpp"
+#include "kvpolicy/head_values.hpp"
 
 namespace kvpolicy::budgets {
 
@@ -17,10 +18,10 @@ namespace kvpolicy::budgets {
 struct by_head {
   static constexpr bool reads_scores = false;
 
-  std::span<float const> retrieval{};  ///< `[layers * kv_heads]`, larger: keeps every token rather; not owned
-  std::int32_t few = 320;              ///< tokens of a head that streams
-  double streaming = .5;               ///< share of the heads that stream, 0 to 1
-  std::int32_t count = 0;              ///< tokens of a head, mean over all heads, in place of `streaming`; 0: `streaming` says
+  head_values<float> retrieval{};  ///< `[layers * kv_heads]`, larger: keeps every token rather; not owned
+  std::int32_t few = 320;          ///< tokens of a head that streams
+  double streaming = .5;           ///< share of the heads that stream, 0 to 1
+  std::int32_t count = 0;          ///< tokens of a head, mean over all heads, in place of `streaming`; 0: `streaming` says
   /// In place of both: this share of the heads streams, 0 to below 1, so nearly this share of the tokens is removed.
   std::optional<double> ratio{};
 
@@ -28,12 +29,10 @@ struct by_head {
   static std::int64_t most_tokens(cache_shape const& shape) noexcept { return shape.max_tokens; }
 
   void check(cache_shape const& shape) const {
-    auto const wanted = static_cast<std::size_t>(shape.layers * shape.kv_heads);
     KVPOLICY_EXPECTS(!retrieval.empty(),
                      "duoattention needs to know how much each head retrieves; give DuoAttention's file of the model, or make "
                      "one with kvpolicy-profile");
-    KVPOLICY_EXPECTS(retrieval.size() == wanted, "a file of " + std::to_string(retrieval.size()) + " heads for a model of " +
-                                                     std::to_string(wanted) + "; give this model's");
+    check_heads_of(retrieval, 1, shape.layers, shape.kv_heads, "a file");
     KVPOLICY_EXPECTS(std::ranges::none_of(retrieval, [](float score) { return std::isnan(score); }),
                      "a head's retrieval score is NaN; profile the model again");
     KVPOLICY_EXPECTS(few > 0 && count >= 0 && streaming >= 0 && streaming <= 1,

@@ -10,6 +10,7 @@
 #include "kvpolicy/concepts.hpp"
 #include "kvpolicy/detail/share_out.hpp"
 #include "kvpolicy/head_profile.hpp"
+#include "kvpolicy/head_values.hpp"
 
 namespace kvpolicy::budgets {
 
@@ -24,12 +25,12 @@ struct by_head_role {
   /// step reads, so satellites fetch theirs.
   enum class of_rule : std::uint8_t { retain, retrieve };
 
-  std::span<head_profile const> heads{};  ///< `[layers * kv_heads]`, not owned
-  of_rule rule = of_rule::retain;         ///< the rule that the lengths are for
-  std::int32_t count = 512;               ///< tokens of a head, mean over all heads of all layers; rho is count / prompt
-  std::optional<double> ratio{};          ///< fraction removed, 0 to below 1, in place of `count`; 1 - rho
-  float floor = .05f;                     ///< least stability that counts: a head below it gets no more
-  std::int32_t least = 16;                ///< fewest tokens that any head keeps
+  head_values<head_profile> heads{};  ///< `[layers * kv_heads]`, not owned
+  of_rule rule = of_rule::retain;     ///< the rule that the lengths are for
+  std::int32_t count = 512;           ///< tokens of a head, mean over all heads of all layers; rho is count / prompt
+  std::optional<double> ratio{};      ///< fraction removed, 0 to below 1, in place of `count`; 1 - rho
+  float floor = .05f;                 ///< least stability that counts: a head below it gets no more
+  std::int32_t least = 16;            ///< fewest tokens that any head keeps
   /// Most of the budget that whole heads may take, 0 to 1. The least useful whole heads beyond it are compressed: shifting
   /// heads before pivots, stable ones first. 1: the paper; base() refuses a budget that whole heads alone spend.
   double full_share = .5;
@@ -46,11 +47,10 @@ struct by_head_role {
   std::int64_t of(budget_request const& request) const noexcept { return request.tokens; }
 
   void check(cache_shape const& shape) const {
-    auto const wanted = static_cast<std::size_t>(shape.layers * shape.kv_heads);
     KVPOLICY_EXPECTS(!heads.empty(), "heterocache needs a profile of the model's heads; make one with kvpolicy-profile");
-    KVPOLICY_EXPECTS(heads.size() == wanted && wanted <= max_heads,
-                     "a profile of " + std::to_string(heads.size()) + " heads for a model of " + std::to_string(wanted) +
-                         "; profile this model (at most " + std::to_string(max_heads) + " heads)");
+    check_heads_of(heads, 1, shape.layers, shape.kv_heads, "a profile");
+    KVPOLICY_EXPECTS(heads.size() <= max_heads,
+                     "a profile of " + std::to_string(heads.size()) + " heads; it may have " + std::to_string(max_heads));
     for (std::size_t h = 0; h < heads.size(); ++h) {
       if (heads[h].role != head_role::satellite) continue;
       bool const there = heads[h].pivot >= 0 && heads[h].pivot < shape.kv_heads;

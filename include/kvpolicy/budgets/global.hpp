@@ -16,6 +16,7 @@ struct global {
   tokens each{};  ///< tokens of a head, mean over all heads of all layers
 
   bool relative() const noexcept { return each.relative(); }
+  bool covers(cache_shape const& shape) const noexcept { return each.covers(shape); }
   std::int64_t most_tokens(cache_shape const& shape) const noexcept { return shape.max_tokens; }
   void check(cache_shape const& shape) const { each.check(shape); }
   std::int64_t of(budget_request const& request) const noexcept { return each.of(request); }

@@ -10,7 +10,8 @@
 
 namespace kvpolicy {
 
-/// Follows prompts and steps. A prompt and the step behind it may go side by side, as long as a layer's prompt comes first; a
+/// Follows prompts and steps. A step brings tokens behind all those that are known; an engine that removed tokens from the end
+/// says so first, by cut(). A prompt and the step behind it may go side by side, as long as a layer's prompt comes first; a
 /// prompt that was left in the middle is forgotten by a step behind what came before it.
 /// A verb that throws is not counted: the prompt, or the step, may then be begun again at its layer 0.
 class call_order {
@@ -60,14 +61,17 @@ class call_order {
     if (layer.value == 0) {
       bool const with_prompt = side_by_side() && tokens > known_ + brought;
       std::int64_t const before = with_prompt ? prompt_ : known_;
-      std::int64_t const most = std::min(before + brought, max_tokens_);
-      KVPOLICY_EXPECTS(tokens >= (with_prompt ? before + brought : brought) && tokens <= most,
-                       "a step on " + std::to_string(tokens) + " tokens, " +
-                           (brought == 1 ? "the current one" : "the " + std::to_string(brought) + " that it brings") +
-                           " included, where " + std::to_string(before) + " are known; it may be up to " +
-                           std::to_string(most) + ": prefill what else came, or start a request of more than " +
-                           std::to_string(max_tokens_));
-      return;
+      std::int64_t const loose = with_prompt ? 0 : drafts();  // of the step before, that need not have stayed
+      if (tokens <= max_tokens_ && tokens <= before + brought && tokens >= before - loose + brought) return;
+      throw invalid_value(
+          "a step on " + std::to_string(tokens) + " tokens, " +
+          (brought == 1 ? "the current one" : "the " + std::to_string(brought) + " that it brings") + " included, where " +
+          std::to_string(before) + " are known" +
+          (tokens > max_tokens_
+               ? "; the request was started for " + std::to_string(max_tokens_) + ": start one of more"
+               : "; it must be on " + std::to_string(before + brought) +
+                     (tokens > before ? ": prefill what else came"
+                                      : ": count the step's own tokens, or call cut() after you removed tokens from the end")));
     }
     KVPOLICY_EXPECTS(layer.value == chosen_ && tokens == step_ && brought == brought_,
                      "choose for layer " + std::to_string(layer.value) + " on " + std::to_string(tokens) + " tokens, " +
@@ -77,6 +81,13 @@ class call_order {
                          "; layers go in order, with the same tokens, from layer 0");
   }
 
+  /// The layer has chosen in the last step; where that failed before anything was chosen, in the one before. Throws
+  /// invalid_value.
+  void check_chosen(layer_id layer) const {
+    check_layer(layer);
+    KVPOLICY_EXPECTS(layer.value < chosen_ || chosen_ >= step_layers_ || (chosen_ == 0 && step_ > 0),
+                     "layer " + std::to_string(layer.value) + " has chosen nothing in this step; call choose() first");
+  }
   /// A step has been made in every layer, and not all of its tokens were observed before. Throws invalid_value.
   void check_outcome() const {
     KVPOLICY_EXPECTS(chosen_ >= step_layers_, "observe after " + std::to_string(chosen_) + " of " +
@@ -84,6 +95,15 @@ class call_order {
                                                   " layers of a step; choose for every layer first");
     KVPOLICY_EXPECTS(observed_ < brought_, "all outcomes of a step on " + std::to_string(step_) +
                                                " tokens were observed already; call observe() once for each token");
+  }
+
+  /// The engine removed the tokens from `tokens` on; the next step begins behind those that are left.
+  void cut(std::int64_t tokens) {
+    KVPOLICY_EXPECTS(tokens >= 0, "a cut to " + std::to_string(tokens) + " tokens; it can't be negative");
+    if (side_by_side() && tokens < prompt_) prefilled_ = 0;
+    if (tokens >= known_) return;
+    known_ = tokens;
+    if (chosen_ < step_layers_) chosen_ = 0;  // a step that was left in the middle begins again
   }
 
   /// Layer 0's checks have passed.
@@ -112,6 +132,8 @@ class call_order {
   std::int64_t observed() const noexcept { return observed_; }
 
  private:
+  /// Tokens behind the first one of the last step, where that was made in every layer and nothing came since.
+  std::int64_t drafts() const noexcept { return chosen_ >= step_layers_ && known_ == step_ ? brought_ - 1 : 0; }
   /// A prompt has further layers to come.
   bool side_by_side() const noexcept { return prefilled_ > 0 && prefilled_ < layers_; }
   static std::string piece(std::int64_t first, std::int64_t tokens) {

@@ -8,6 +8,7 @@
 
 #include "kvpolicy/concepts.hpp"
 #include "kvpolicy/detail/layer_lists.hpp"
+#include "kvpolicy/detail/token_table.hpp"
 #include "kvpolicy/primitive/top_k.hpp"
 #include "kvpolicy/selection.hpp"
 #include "kvpolicy/types.hpp"
@@ -19,26 +20,30 @@ struct protected_list {
   protected_tokens safe;
   std::int64_t most = 0;
 };
-/// The same for a list of these heads, of a sequence of `tokens` tokens whose last prompt had `prompt`.
+/// The same for a list of these heads, of a sequence of `tokens` tokens whose last prompt had `prompt`; rows of `gone` more
+/// tokens are gone.
 template <class Rule>
 protected_list protection(Rule const& rule, cache_shape const& shape, layer_id layer, head_range heads, std::int64_t tokens,
-                          std::int64_t prompt) {
-  budget_request request{.shape = shape, .layer = layer, .heads = heads, .tokens = tokens, .prompt = tokens};
+                          std::int64_t prompt, std::int64_t gone = 0) {
+  budget_request request{.shape = shape, .layer = layer, .heads = heads, .tokens = tokens, .prompt = tokens, .gone = gone};
   if (!keeps_prompt(rule.window)) prompt = tokens;
   request.recent = rule.window.at(tokens, prompt, rule.budget.of(request)).recent;
   std::int64_t const most = rule.budget.of(request);
   return {clipped(rule.window.at(tokens, prompt, most), tokens, most), most};
 }
 
-/// The scratch of evictions from lists of at most `most` tokens: between two of them every new token is kept, with triggers
-/// that fire now and then any number.
+/// The scratch of evictions: between two of them every new token is kept, with triggers that fire now and then any number.
 class eviction {
  public:
-  eviction(std::int64_t lists, std::int64_t most)
-      : most_(most), scores_(static_cast<std::size_t>(lists * most)), chosen_(static_cast<std::size_t>(most)) {}
+  explicit eviction(std::int64_t lists) : scores_(lists, 1) {}
 
+  /// Makes room for lists of so many tokens.
+  void reserve(std::int64_t most) {
+    scores_.reserve(most);
+    chosen_.resize(static_cast<std::size_t>(scores_.room()));
+  }
   /// `[lists, most]`, for a scorer to fill: a list's tokens in their order.
-  table<float> scores(std::int64_t lists) noexcept { return {scores_.data(), lists, most_, most_}; }
+  table<float> scores(std::int64_t lists) noexcept { return scores_.rows(0, lists, scores_.room()); }
 
   /// `left` becomes the protected tokens of a list, and its others with the highest scores: `keep` in all, and those beside the
   /// budget. `scores` `[tokens of the list]` is overwritten.
@@ -55,8 +60,8 @@ class eviction {
     left.clear();
     if (keep >= count) return label(list, safe, left);
     std::array const wanted{static_cast<std::int32_t>(std::clamp<std::int64_t>(keep - (count - free), 0, free))};
-    table<std::int32_t> const chosen{chosen_.data(), 1, most_, most_};
-    top_k(table<float const>{scores, 1, free, most_}, wanted, chosen, exec);
+    table<std::int32_t> const chosen{chosen_.data(), 1, scores_.room(), scores_.room()};
+    top_k(table<float const>{scores, 1, free, scores_.room()}, wanted, chosen, exec);
     std::int32_t at = 0;
     std::int32_t next = 0;
     each_token(list, [&](std::int32_t t) {
@@ -93,8 +98,7 @@ class eviction {
     }
   }
 
-  std::int64_t most_;
-  std::vector<float> scores_;
+  token_table<float> scores_;
   std::vector<std::int32_t> chosen_;
 };
 

@@ -19,7 +19,12 @@ class indexed_tokens {
         shape_(shape),
         layers_(static_cast<std::size_t>(granularity == scope::request ? 1 : shape.layers)) {
     std::size_t const lists = granularity == scope::head ? static_cast<std::size_t>(shape.kv_heads) : 1;
-    for (of_layer& one : layers_) one.lists.resize(lists, shape.max_tokens);
+    for (of_layer& one : layers_) one.lists = indexed_lists(lists);
+  }
+
+  /// Makes room for a sequence of so many tokens.
+  void reserve(std::int64_t tokens) {
+    for (of_layer& one : layers_) one.lists.reserve(tokens);
   }
 
   bool all() const noexcept { return layers_.empty(); }

@@ -13,6 +13,7 @@ class keep_all_state {
   std::span<range_list const> lists(layer_id) const noexcept { return {&kept_, 1}; }
   std::int64_t revision(layer_id) const noexcept { return 0; }
   std::int64_t max_ranges() const noexcept { return 1; }
+  void reserve(std::int64_t, std::int64_t) const noexcept {}
   std::int64_t always_read(layer_id, std::int64_t) const noexcept { return 0; }
   bool by_steps() const noexcept { return false; }
   void truncate(std::int64_t tokens) { kvpolicy::truncate(kept_, tokens); }
@@ -39,7 +40,7 @@ class keep_all_state {
 };
 
 inline keep_all_state start_retain(keep_all const&, cache_shape const&) { return {}; }
-inline keep_all_state start_retrieve(keep_all const&, cache_shape const&, std::int64_t) { return {}; }
+inline keep_all_state start_retrieve(keep_all const&, cache_shape const&) { return {}; }
 
 static_assert(rule_state<keep_all_state, archetype::view, archetype::executor>);
 

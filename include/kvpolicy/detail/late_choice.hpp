@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "kvpolicy/detail/observed_queries.hpp"
@@ -18,12 +20,16 @@ class late_choice {
   late_choice(std::int64_t after, std::int64_t window, cache_shape const& shape)
       : after_(after),
         window_(window),
-        observed_(shape.layers, window == 0 ? 0 : window + after, shape),
+        observed_(shape.layers, window == 0 ? 0 : window + after + 1, shape),
         waits_(static_cast<std::size_t>(shape.layers)),
         resident_(static_cast<std::size_t>(shape.layers)) {
     frequency_.reserve(static_cast<std::size_t>(shape.head_dim / 2));
   }
 
+  /// Allocates.
+  void reserve() {
+    if (in_use()) observed_.reserve();
+  }
   bool in_use() const noexcept { return after_ > 0; }
   bool waits(layer_id layer) const noexcept { return in_use() && waits_[at(layer)] != 0; }
   bool due(layer_id layer, std::int64_t tokens) const noexcept { return waits(layer) && tokens >= due_at_; }
@@ -37,7 +43,7 @@ class late_choice {
       pairing_ = prompt.rope.how;
     }
     waits_[at(layer)] = 1;
-    due_at_ = tokens + after_;
+    if (prompt.first < tokens || !lacks_last(tokens)) due_at_ = tokens + after_;
   }
   /// The layer waits, and the last of its `tokens` tokens has these queries.
   void add(layer_id layer, query_heads const& queries, std::int64_t tokens) {
@@ -54,12 +60,28 @@ class late_choice {
   /// The choice was made.
   void end(layer_id layer) noexcept { waits_[at(layer)] = 0; }
 
-  /// Forgets every token from `tokens` on: what of the prompt is left waits for as many as before.
-  void truncate(std::int64_t tokens) {
-    due_at_ = std::min(due_at_, tokens + after_);
-    if (tokens == 0) std::ranges::fill(waits_, 0);
+  /// Whether a choice was made that a cut to `tokens` undoes.
+  bool undone_by(std::int64_t tokens) const noexcept {
+    return tokens < due_at_ && std::ranges::any_of(waits_, [](char waits) { return waits == 0; });
+  }
+  /// Forgets every token from `tokens` on. What of the prompt is left waits for as many as before, also where the choice was
+  /// made by tokens that are forgotten now: then calls again(layer), which returns the tokens that are left, as in
+  /// prompt_signals::resident. A prompt that lacks its last token alone waits as the whole one did: servers decode that token
+  /// again, for its logits.
+  template <class Again>
+  void truncate(std::int64_t tokens, Again again) {
+    bool const undone = tokens < due_at_;
+    if (tokens == 0) due_at_ = 0;
+    else if (!lacks_last(tokens)) due_at_ = std::min(due_at_, tokens + after_);
     for (std::vector<range_list>& lists : resident_) {
       for (range_list& list : lists) kvpolicy::truncate(list, tokens);
+    }
+    for (std::size_t l = 0; l < waits_.size(); ++l) {
+      if (tokens == 0) waits_[l] = 0;
+      else if (undone && std::exchange(waits_[l], char{1}) == 0) {
+        std::span<range_list const> const left = again(layer_id{static_cast<std::int64_t>(l)});
+        resident_[l].assign(left.begin(), left.end());
+      }
     }
   }
 
@@ -69,6 +91,8 @@ class late_choice {
   }
 
  private:
+  /// Whether so many tokens are the prompt without its last.
+  bool lacks_last(std::int64_t tokens) const noexcept { return tokens + 1 == due_at_ - after_; }
   static std::size_t at(layer_id layer) noexcept { return static_cast<std::size_t>(layer.value); }
 
   std::int64_t after_ = 0;   ///< tokens

@@ -12,12 +12,10 @@ namespace kvpolicy {
 /// A number of lists for each layer, or for the request: as many as a scope asks for.
 class layer_lists {
  public:
-  layer_lists(scope granularity, cache_shape const& shape, std::size_t ranges)
+  layer_lists(scope granularity, cache_shape const& shape)
       : granularity_(granularity),
         lists_(static_cast<std::size_t>(granularity == scope::head ? shape.kv_heads : 1)),
-        all_(lists_ * static_cast<std::size_t>(granularity == scope::request ? 1 : shape.layers)) {
-    for (range_list& list : all_) list.reserve(ranges);
-  }
+        all_(lists_ * static_cast<std::size_t>(granularity == scope::request ? 1 : shape.layers)) {}
   std::size_t slot(layer_id layer) const noexcept {
     return granularity_ == scope::request ? 0 : static_cast<std::size_t>(layer.value);
   }

@@ -26,16 +26,15 @@ class observed_queries {
  public:
   observed_queries() = default;
   observed_queries(std::int64_t layers, std::int64_t room, cache_shape const& shape)
-      : room_(room),
-        heads_(shape.q_heads),
-        dim_(shape.head_dim),
-        data_(static_cast<std::size_t>(layers * room * shape.q_heads * shape.head_dim)),
-        layers_(static_cast<std::size_t>(layers)) {}
+      : room_(room), heads_(shape.q_heads), dim_(shape.head_dim), layers_(static_cast<std::size_t>(layers)) {}
 
-  bool empty() const noexcept { return data_.empty(); }
+  bool empty() const noexcept { return layers_.empty(); }
+  /// Allocates.
+  void reserve() { data_.resize(layers_.size() * static_cast<std::size_t>(room_ * heads_ * dim_)); }
 
   /// The layer's queries are these, of the last of the first `tokens` tokens; others are forgotten.
   void begin(std::size_t layer, query_window const& last, std::int64_t tokens) {
+    reserve();
     layers_[layer] = {.first = tokens - last.tokens, .end = tokens, .scale = last.scale};
     for (std::int64_t t = 0; t < last.tokens; ++t) {
       for (std::int64_t h = 0; h < heads_; ++h) std::copy_n(last.at(t, h), dim_, row(layer, t) + h * dim_);
@@ -48,6 +47,7 @@ class observed_queries {
     one.first = std::min(one.first, tokens);
     KVPOLICY_EXPECTS(tokens - one.first < room_, "token " + std::to_string(tokens) + " is more than " + std::to_string(room_) +
                                                      " behind the first whose queries are kept; begin with the prompt");
+    reserve();
     for (std::int64_t h = 0; h < heads_; ++h) std::copy_n(queries.head(h), dim_, row(layer, tokens - one.first) + h * dim_);
     one.end = tokens + 1;
   }

@@ -28,16 +28,18 @@ class repeated_state : public keep_state<Rule> {
 
  public:
   repeated_state(Rule const& rule, cache_shape const& shape)
-      : base(rule, shape, beside_selected),
+      : base(rule, shape),
         known_(kept_.slots()),
         revisions_(kept_.slots()),
-        units_(static_cast<std::size_t>(shape.layers * shape.kv_heads)),
-        chosen_(static_cast<std::size_t>(shape.max_tokens)) {
-    for (range_list& list : kept_.all()) list.reserve(static_cast<std::size_t>(max_ranges()));
+        units_(static_cast<std::size_t>(shape.layers * shape.kv_heads)) {}
+
+  /// Makes room for a sequence of so many tokens.
+  void reserve(std::int64_t tokens, std::int64_t) {
+    base::reserve(tokens, beside_selected);
+    if (std::ssize(chosen_) < tokens) chosen_.resize(static_cast<std::size_t>(tokens));
   }
 
   std::int64_t revision(layer_id layer) const noexcept { return revisions_[kept_.slot(layer)]; }
-  std::int64_t max_ranges() const { return rule_.select.max_ranges(rule_, shape_) + beside_selected; }
   std::int64_t always_read(layer_id, std::int64_t) const noexcept { return 0; }
   bool by_steps() const noexcept { return false; }
 
@@ -106,7 +108,7 @@ class repeated_state : public keep_state<Rule> {
     request.forced = first - begin + end - last;
     request.recent = safe.recent;
     std::int64_t const lists = shape_.layers * shape_.kv_heads;
-    table<float const> const scores{memory_.scores.data() + first, lists, last - first, shape_.max_tokens};
+    table<float const> const scores{memory_.scores.data() + first, lists, last - first, memory_.scores.stride()};
     std::int64_t const at_once = shares_over_layers<typename Rule::budget_type> ? lists : shape_.kv_heads;
     for (std::int64_t row = 0; row < lists; row += at_once) {
       request.layer = {row / shape_.kv_heads};
@@ -119,7 +121,7 @@ class repeated_state : public keep_state<Rule> {
       auto const wanted =
           static_cast<std::int32_t>(std::clamp<std::int64_t>(units_[static_cast<std::size_t>(row)], 0, last - first));
       top_k({scores.row(row), 1, scores.columns, scores.row_stride}, std::array{wanted},
-            table<std::int32_t>{chosen_.data(), 1, wanted, shape_.max_tokens}, exec);
+            table<std::int32_t>{chosen_.data(), 1, wanted, wanted}, exec);
       kvpolicy::truncate(list, begin);
       append(list, begin, first, reason::sink);
       for (std::int32_t i = 0; i < wanted; ++i) {
@@ -135,7 +137,7 @@ class repeated_state : public keep_state<Rule> {
   std::vector<std::int64_t> known_;  ///< tokens of each layer that were kept or chosen from
   std::vector<std::int64_t> revisions_;
   std::vector<std::int32_t> units_;   ///< `[layers * kv_heads]` tokens that each list gets
-  std::vector<std::int32_t> chosen_;  ///< `[max_tokens]`
+  std::vector<std::int32_t> chosen_;  ///< `[tokens]`
 };
 
 template <class... Parts>

@@ -16,13 +16,14 @@ namespace kvpolicy {
 class resident_tokens {
  public:
   /// `resident`: one list for each head, or one for all. Throws unsupported where heads differ and the rule's list is one.
-  void list(std::span<range_list const> resident, std::size_t lists, std::int64_t max_tokens) {
+  void list(std::span<range_list const> resident, std::size_t lists, std::int64_t tokens) {
     if (resident.size() > lists &&
         !std::ranges::all_of(resident, [&](range_list const& list) { return list == resident.front(); })) {
       throw unsupported(
           "heads have other tokens each, and the policy keeps the same ones in all; begin with an empty sequence");
     }
-    lists_.resize(lists, max_tokens);
+    if (lists_.count() != lists) lists_ = indexed_lists(lists);
+    lists_.reserve(tokens);
     for (std::size_t l = 0; l < lists; ++l) lists_.assign(l, resident[resident.size() == 1 ? 0 : l]);
   }
 

@@ -24,23 +24,24 @@ class retain_state : public keep_state<Rule> {
 
  public:
   retain_state(Rule const& rule, cache_shape const& shape)
-      : base(rule, shape, beside_selected),
+      : base(rule, shape),
         next_(kept_),
         among_(kept_.slots(), undecided),
         revisions_(kept_.slots()),
         chosen_at_(kept_.slots()),
         prompts_(kept_.slots()),
         pending_(kept_.slots(), false),
-        eviction_(shape.kv_heads, evicts ? shape.max_tokens : 0) {
-    for (layer_lists* const lists : {&kept_, &next_}) {
-      for (range_list& list : lists->all()) list.reserve(static_cast<std::size_t>(max_ranges()));
-    }
+        eviction_(shape.kv_heads) {}
+
+  /// Makes room for a sequence of so many tokens.
+  void reserve(std::int64_t tokens, std::int64_t) {
+    base::reserve(tokens, beside_selected);
+    for (range_list& list : next_.all()) list.reserve(static_cast<std::size_t>(this->max_ranges()));
+    if (evicts) eviction_.reserve(tokens);
   }
 
   /// Changes where tokens of the layer's lists were dropped.
   std::int64_t revision(layer_id layer) const noexcept { return revisions_[kept_.slot(layer)]; }
-  /// The most ranges of a list: the window may cut it into as many more.
-  std::int64_t max_ranges() const { return rule_.select.max_ranges(rule_, shape_) + beside_selected; }
 
   /// What evicts weighs all that it keeps.
   std::int64_t always_read(layer_id layer, std::int64_t) const noexcept {
@@ -160,7 +161,7 @@ class retain_state : public keep_state<Rule> {
           "the policy looks at every token of the sequence when a prompt goes on, and rows of some are gone; begin with an "
           "empty sequence");
     }
-    resident_.list(prompt.resident, lists, shape_.max_tokens);
+    resident_.list(prompt.resident, lists, tokens);
   }
 
   /// Decides for these heads among the tokens of a view, which are those that are there, or all.
@@ -175,9 +176,11 @@ class retain_state : public keep_state<Rule> {
                           [&](auto from, auto to) { append(lists[list], from, to, why); });
     };
     for (range_list& list : lists) list.clear();
-    typename base::template input_type<Among> input{among, layer, heads, tokens, tokens, summaries_, memory_, queries, &prompt};
+    std::int64_t const gone = among_[kept_.slot(layer)] - tokens;
+    typename base::template input_type<Among> input{among,      layer,   heads,   tokens,  tokens,
+                                                    summaries_, memory_, queries, &prompt, gone};
     protected_tokens const safe =
-        protection(rule_, shape_, layer, {0, shape_.kv_heads}, tokens, prompts_[kept_.slot(layer)]).safe;
+        protection(rule_, shape_, layer, {0, shape_.kv_heads}, tokens, prompts_[kept_.slot(layer)], gone).safe;
     for (std::size_t l = 0; l < lists.size(); ++l) add(l, 0, safe.sink_end, reason::sink);
     if constexpr (base::memory_type::hears_prompts) {
       auto heard = input;  // of the whole sequence, though rows may be gone

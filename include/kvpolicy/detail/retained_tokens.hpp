@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "kvpolicy/detail/token_table.hpp"
 #include "kvpolicy/selection.hpp"
 #include "kvpolicy/view.hpp"
 
@@ -35,13 +36,12 @@ struct retained_tokens {
 /// A layer's lists of tokens by index.
 class indexed_lists {
  public:
-  /// Makes room for as many lists of as many tokens.
-  void resize(std::size_t lists, std::int64_t max_tokens) {
-    ids_.resize(lists * static_cast<std::size_t>(max_tokens));
-    counts_.resize(lists);
-    stride_ = max_tokens;
-  }
-  retained_tokens tokens() const noexcept { return {ids_.data(), stride_, counts_}; }
+  indexed_lists() = default;
+  explicit indexed_lists(std::size_t lists) : ids_(static_cast<std::int64_t>(lists), 1), counts_(lists) {}
+
+  /// Makes room for so many tokens in each list.
+  void reserve(std::int64_t tokens) { ids_.reserve(tokens); }
+  retained_tokens tokens() const noexcept { return {ids_.row(0), ids_.stride(), counts_}; }
   std::size_t count() const noexcept { return counts_.size(); }
   std::int64_t count(std::size_t list) const noexcept { return counts_[list]; }
   /// How many of a list's tokens come before `token`.
@@ -81,12 +81,11 @@ class indexed_lists {
   }
 
  private:
-  std::int32_t* of(std::size_t list) noexcept { return ids_.data() + static_cast<std::int64_t>(list) * stride_; }
-  std::int32_t const* of(std::size_t list) const noexcept { return ids_.data() + static_cast<std::int64_t>(list) * stride_; }
+  std::int32_t* of(std::size_t list) noexcept { return ids_.row(static_cast<std::int64_t>(list)); }
+  std::int32_t const* of(std::size_t list) const noexcept { return ids_.row(static_cast<std::int64_t>(list)); }
 
-  std::vector<std::int32_t> ids_;     ///< `[lists, stride]`
+  token_table<std::int32_t> ids_;     ///< `[lists, tokens]`
   std::vector<std::int64_t> counts_;  ///< `[lists]`
-  std::int64_t stride_ = 0;           ///< tokens
 };
 
 /// Calls work(view of the tokens that are there, KV heads) for all heads at once where they see the same, else for each.

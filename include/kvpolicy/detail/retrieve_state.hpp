@@ -21,14 +21,14 @@ class retrieve_state : public keep_state<Rule> {
   static constexpr bool by_head = Rule::granularity == scope::head;
 
  public:
-  /// `retained`: the most ranges that its retain breaks a list up into.
-  retrieve_state(Rule const& rule, cache_shape const& shape, std::int64_t retained)
-      : base(rule, shape, beside_selected + retained), choices_(kept_.all().size()) {
-    for (choice& c : choices_) c.ranges.reserve(static_cast<std::size_t>(max_ranges()));
-    if (for_request) renewed_at_.reserve(static_cast<std::size_t>(shape.max_tokens));
-  }
+  retrieve_state(Rule const& rule, cache_shape const& shape) : base(rule, shape), choices_(kept_.all().size()) {}
 
-  std::int64_t max_ranges() const { return rule_.select.max_ranges(rule_, shape_) + beside_selected; }
+  /// Makes room for a sequence of so many tokens, whose retain breaks a list up into so many ranges.
+  void reserve(std::int64_t tokens, std::int64_t retained) {
+    base::reserve(tokens, beside_selected + retained);
+    for (choice& c : choices_) c.ranges.reserve(static_cast<std::size_t>(this->max_ranges()));
+    if (for_request) renewed_at_.reserve(static_cast<std::size_t>(tokens));
+  }
   std::int64_t revision(layer_id) const noexcept { return 0; }
   /// Units are scored by their summaries once they are full, tokens by their keys.
   std::int64_t always_read(layer_id layer, std::int64_t head) const {
@@ -272,8 +272,8 @@ class retrieve_state : public keep_state<Rule> {
 };
 
 template <class... Parts>
-retrieve_state<keep<Parts...>> start_retrieve(keep<Parts...> const& rule, cache_shape const& shape, std::int64_t retained) {
-  return {rule, shape, retained};
+retrieve_state<keep<Parts...>> start_retrieve(keep<Parts...> const& rule, cache_shape const& shape) {
+  return {rule, shape};
 }
 
 }  // namespace kvpolicy

@@ -11,15 +11,16 @@ namespace kvpolicy {
 
 struct rope_table {
   std::vector<float> frequency;  ///< `[pairs]`
-  std::vector<float> angles;     ///< `[max_tokens, 2, pairs]`, what rope_angles reads
+  std::vector<float> angles;     ///< `[tokens, 2, pairs]`, what rope_angles reads
   rotation::pairing how = rotation::pairing::halves;
   bool known = false;
+  std::int64_t room = 0;  ///< tokens
 
-  /// Room for a cache's tokens; nothing where keys stay as they are.
-  void reserve(cache_shape const& shape, bool wanted) {
-    if (!wanted) return;
-    frequency.reserve(static_cast<std::size_t>(shape.head_dim / 2));
-    angles.resize(static_cast<std::size_t>(shape.max_tokens * shape.head_dim));
+  /// Angles of so many tokens. O(new tokens x head_dim).
+  void reserve(std::int64_t tokens) {
+    if (tokens <= room) return;
+    room = tokens;
+    if (known) write();
   }
 
   /// Whether this is the embedding that is known.
@@ -28,15 +29,14 @@ struct rope_table {
     return known && how == rope.how && std::ranges::equal(frequency, given);
   }
 
-  /// Takes an embedding, and returns whether it is another one than before. O(max_tokens x head_dim) then.
+  /// Takes an embedding, and returns whether it is another one than before. O(tokens x head_dim) then.
   bool take(rotation const& rope) {
     if (is(rope)) return false;
     std::span const given(rope.inverse_frequency, static_cast<std::size_t>(rope.pairs));
-    std::int64_t const tokens = std::ssize(angles) / std::max<std::int64_t>(1, 2 * rope.pairs);
     frequency.assign(given.begin(), given.end());
     how = rope.how;
     known = true;
-    write_rope_angles(rope, std::span(angles).first(static_cast<std::size_t>(2 * rope.pairs * tokens)));
+    write();
     return true;
   }
 
@@ -52,6 +52,12 @@ struct rope_table {
   rope_angles get() const noexcept {
     if (frequency.empty()) return {};
     return {angles.data(), std::ssize(frequency), how};
+  }
+
+ private:
+  void write() {
+    angles.resize(static_cast<std::size_t>(2 * std::ssize(frequency) * room));
+    write_rope_angles({.inverse_frequency = frequency.data(), .pairs = std::ssize(frequency), .how = how}, angles);
   }
 };
 

@@ -24,8 +24,8 @@ class rule_pair {
         retrieve_requirements_(requirements_of(retrieve)),
         shape_(shape),
         retain_(start_retain(retain, shape)),
-        retrieve_(start_retrieve(retrieve, shape, retain_.max_ranges())) {
-    std::int64_t const window = std::max(retain_requirements_.observation_queries, retrieve_requirements_.observation_queries);
+        retrieve_(start_retrieve(retrieve, shape)) {
+    std::int64_t const window = observation_queries();
     if (retain_requirements_.after > 0) late_ = {retain_requirements_.after, window, shape};
     if (late_.in_use() && window > 0) retain_requirements_.needs = retain_requirements_.needs | signals::queries;
     if (retain_requirements_.hides) everything_.resize(static_cast<std::size_t>(shape.layers));
@@ -33,7 +33,21 @@ class rule_pair {
     if (!retain_requirements_.keeps_all && retrieves()) retained_ = indexed_tokens(retain_requirements_.granularity, shape);
   }
 
+  /// Makes room for a sequence of so many tokens.
+  void reserve(std::int64_t tokens) {
+    retain_.reserve(tokens, 0);
+    retrieve_.reserve(tokens, retain_.max_ranges());
+    retained_.reserve(tokens);
+    late_.reserve();
+  }
+
   signals needs() const noexcept { return retain_requirements_.needs | retrieve_requirements_.needs; }
+  /// How many of a prompt's last queries the rules look at.
+  std::int64_t observation_queries() const noexcept {
+    return std::max(retain_requirements_.observation_queries, retrieve_requirements_.observation_queries);
+  }
+  /// The most tokens of a unit.
+  std::int64_t unit() const noexcept { return std::max(retain_requirements_.unit, retrieve_requirements_.unit); }
   bool keeps_all() const noexcept { return retain_requirements_.keeps_all || retain_requirements_.hides; }
   /// Layers in which a step is made: 1 where one choice stands for all.
   std::int64_t step_layers() const noexcept { return one_choice() ? 1 : shape_.layers; }
@@ -43,6 +57,7 @@ class rule_pair {
   /// Whether a layer's steps read what the retrieve chooses, and not all that is retained.
   bool chooses(layer_id layer) const noexcept { return retrieves() && !waits(layer); }
   bool waits(layer_id layer) const noexcept { return late_.waits(one_choice() ? layer_id{0} : layer); }
+  bool undoes_choice(std::int64_t tokens) const noexcept { return late_.undone_by(tokens); }
   selection kept(layer_id layer) const noexcept {
     if (!chooses(layer)) return {retain_requirements_.granularity, retain_.lists(layer), shape_.kv_heads};
     return {retrieve_requirements_.granularity, retrieve_.lists(layer), shape_.kv_heads};
@@ -90,9 +105,14 @@ class rule_pair {
   }
   /// Forgets every token from `tokens` on. Decisions about earlier tokens stand.
   void truncate(std::int64_t tokens) {
-    late_.truncate(tokens);
     for (range_list& all : everything_) kvpolicy::truncate(all, tokens);
     retain_.truncate(tokens);
+    late_.truncate(tokens, [&](layer_id layer) -> std::span<range_list const> {
+      if (retain_requirements_.keeps_all) return {};
+      if (!retain_requirements_.hides) return retain_.lists(layer);
+      retain_.wait(layer, tokens, {});  // nothing was dropped: steps read everything again
+      return {};
+    });
     retrieve_.truncate(tokens);
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
       if (retained_.all()) retrieve_.cut({l}, {0, shape_.kv_heads}, tokens);
@@ -167,7 +187,7 @@ class rule_pair {
   requirements retrieve_requirements_;
   cache_shape shape_;
   decltype(start_retain(std::declval<Retain const&>(), cache_shape{})) retain_;
-  decltype(start_retrieve(std::declval<Retrieve const&>(), cache_shape{}, std::int64_t{})) retrieve_;
+  decltype(start_retrieve(std::declval<Retrieve const&>(), cache_shape{})) retrieve_;
   indexed_tokens retained_;             ///< used if there are both rules
   std::vector<range_list> everything_;  ///< `[layers]` of all tokens, where the retain hides
   late_choice late_;                    ///< used if the policy waits for the answer's first tokens

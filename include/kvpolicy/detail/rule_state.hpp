@@ -12,7 +12,8 @@
 namespace kvpolicy {
 
 /// What a request asks of its retain and of its retrieve; each owns its rule.
-/// Requires: `lists(layer)`, what is kept of a layer; `max_ranges()`, the most ranges of a list; `revision(layer)`, another
+/// Requires: `lists(layer)`, what is kept of a layer; `reserve(tokens, ranges)`, room for a sequence of so many tokens, whose
+/// retain breaks a list up into so many ranges; `max_ranges()`, the most ranges of a list then; `revision(layer)`, another
 /// number whenever tokens of those lists were dropped; `truncate(tokens)`: those behind are gone, and triggers begin afresh;
 /// `cut(layer, heads, indices)`, the same of what is retained, by index; `prefill`, `choose` and `observe`, as the verbs, with
 /// what is retained where it is a retrieve; `wait(layer, tokens, prompt)`, as prefill, where the choice comes
@@ -29,6 +30,7 @@ concept rule_state = requires(S& s, S const& c, View const& view, layer_id layer
                               state_writer& writer, state_reader& reader) {
   { c.lists(layer) } -> std::same_as<std::span<range_list const>>;
   { c.max_ranges() } -> std::same_as<std::int64_t>;
+  s.reserve(n, n);
   { c.revision(layer) } -> std::same_as<std::int64_t>;
   { c.always_read(layer, n) } -> std::same_as<std::int64_t>;
   { c.by_steps() } -> std::same_as<bool>;

@@ -2,28 +2,51 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 #include <utility>
 
+#include "kvpolicy/detail/row_checks.hpp"
 #include "kvpolicy/signals.hpp"
 #include "kvpolicy/view.hpp"
 
 namespace kvpolicy {
 
-/// Throws unsupported: a needed signal is missing.
-[[noreturn]] inline void missing(char const* signal, char const* field) {
-  throw unsupported(std::string("the policy needs ") + signal + ", and was given none: set " + field);
+/// Heads of queries. Throws unsupported where there are none, invalid_value where they are another model's.
+template <class Queries>
+void check_heads(Queries const& queries, cache_shape const& shape, char const* what, char const* field) {
+  if (queries.data == nullptr) missing(what, field);
+  KVPOLICY_EXPECTS(queries.heads == shape.q_heads, std::string(field) + " has " + std::to_string(queries.heads) +
+                                                       " heads; the model has " + std::to_string(shape.q_heads));
+  check_scale(queries.scale, field);
+  check_query_strides(queries, shape.head_dim, field);
 }
 
-/// Heads of queries. Throws unsupported where there are none, invalid_value where they are another model's.
-inline void check_heads(float const* data, std::int64_t heads, float scale, cache_shape const& shape, char const* what,
-                        char const* field) {
-  if (data == nullptr) missing(what, field);
-  KVPOLICY_EXPECTS(heads == shape.q_heads, std::string(field) + " has " + std::to_string(heads) + " heads; the model has " +
-                                               std::to_string(shape.q_heads));
-  KVPOLICY_EXPECTS(std::isfinite(scale),
-                   std::string(field) + ".scale is " + std::to_string(scale) + "; it must be a finite number");
+/// A view's pointers are to elements of its type, where they say so. Throws invalid_value.
+template <kv_cache_view View>
+void check_elements(View const& view, cache_shape const& shape) {
+  if constexpr (requires { view.key_base.element; }) {
+    for (element_pointer const& base : std::array<element_pointer, 2>{view.key_base, view.value_base}) {
+      KVPOLICY_EXPECTS(base.fits(shape.type), "a view of " + std::string(name_of(shape.type)) + " elements at a pointer to " +
+                                                  std::to_string(base.element) +
+                                                  " bytes each; set cache_shape::type to what the cache holds");
+    }
+  }
+}
+
+/// Of a view of which each layer has one, the address: it must differ from layer 0's. Throws invalid_value.
+template <kv_cache_view View>
+void check_layer_apart(View const& view, layer_id layer, void const*& of_first) {
+  if constexpr (requires { view.key_strides.layer; }) {
+    if (layer.value == 0) of_first = view.key_base;
+    KVPOLICY_EXPECTS(
+        layer.value == 0 || view.key_base != of_first ||
+            (view.key_strides.layer != 0 && (view.value_base == nullptr || view.value_strides.layer != 0)),
+        "layer " + std::to_string(layer.value) +
+            " has layer 0's keys or values: byte_strides::layer is 0; set it to the bytes from one layer to the next, or "
+            "give each layer a view of its own");
+  }
 }
 
 /// The view is the started request's cache, and has the rows that the policy reads. Throws invalid_value, unsupported.
@@ -39,28 +62,45 @@ void check_view(View const& view, layer_id layer, signals needs, cache_shape con
         std::string(what) + " of layer " + std::to_string(layer.value) + " are " + std::to_string(given_rows.heads) +
             " heads x " + std::to_string(given_rows.tokens) + " tokens x " + std::to_string(given_rows.head_dim) +
             "; the view has " + text_of(shape) + " and " + std::to_string(view.tokens()) + " tokens");
+    check_strides(given_rows, what, layer.value);
   };
+  check_elements(view, shape);
   if (contains(needs, signals::keys)) check_rows(view.keys(layer), "the view's keys");
   if (contains(needs, signals::values)) check_rows(view.values(layer), "the view's values");
 }
 
-/// Of a prompt's queries there may be fewer than the policy looks at, but not none. Throws unsupported, invalid_value.
-inline void check_signals(prompt_signals const& given, signals needs, std::int64_t tokens, cache_shape const& shape) {
+/// No id is negative. Throws invalid_value.
+inline void check_ids(std::span<std::int32_t const> ids, char const* field) {
+  auto const wrong = std::ranges::find_if(ids, [](std::int32_t id) { return id < 0; });
+  KVPOLICY_EXPECTS(wrong == ids.end(), std::string(field) + " has id " + std::to_string(wrong == ids.end() ? 0 : *wrong) +
+                                           " at " + std::to_string(wrong - ids.begin()) + "; ids are 0 or more");
+}
+
+/// Of a prompt's queries there are as many as the policy looks at, or all new ones. Throws unsupported, invalid_value.
+inline void check_signals(prompt_signals const& given, signals needs, std::int64_t observed, std::int64_t tokens,
+                          cache_shape const& shape) {
   std::int64_t const fresh = tokens - given.first;
   if (contains(needs, signals::observation_queries) && fresh > 0) {
     query_window const& q = given.queries;
-    check_heads(q.tokens > 0 ? q.data : nullptr, q.heads, q.scale, shape, "the prompt's last queries",
-                "prompt_signals::queries");
+    if (q.tokens < 1) missing("the prompt's last queries", "prompt_signals::queries");
+    check_heads(q, shape, "the prompt's last queries", "prompt_signals::queries");
     KVPOLICY_EXPECTS(q.tokens <= tokens, "prompt_signals::queries are of " + std::to_string(q.tokens) +
                                              " tokens; the prompt has " + std::to_string(tokens));
+    std::int64_t const wanted = std::min(observed, fresh - given.unobserved);
+    KVPOLICY_EXPECTS(q.tokens >= wanted, "prompt_signals::queries are of " + std::to_string(q.tokens) +
+                                             " tokens; the policy reads those of the last " + std::to_string(wanted) +
+                                             " (observation_queries(policy)), all heads of each");
   }
   if (token_span const of = given.repeats; !of.empty()) {
     query_window const& q = given.queries;
     KVPOLICY_EXPECTS(of.begin >= 0 && of.begin < of.end && of.end <= given.first,
                      "prompt_signals::repeats names tokens " + std::to_string(of.begin) + ".." + std::to_string(of.end) +
                          "; a repetition that begins at token " + std::to_string(given.first) + " repeats earlier ones");
-    if (contains(needs, signals::repetition)) {
-      check_heads(fresh > 0 ? q.data : nullptr, q.heads, q.scale, shape, "the repetition's queries", "prompt_signals::queries");
+    if (!contains(needs, signals::repetition)) {
+      throw unsupported("prompt_signals::repeats names tokens, and the policy needs no repetition; leave it empty");
+    } else {
+      if (fresh < 1) missing("the repetition's queries", "prompt_signals::queries");
+      check_heads(q, shape, "the repetition's queries", "prompt_signals::queries");
       KVPOLICY_EXPECTS(q.tokens == fresh, "prompt_signals::queries are of " + std::to_string(q.tokens) +
                                               " tokens; the repetition has " + std::to_string(fresh));
     }
@@ -76,6 +116,9 @@ inline void check_signals(prompt_signals const& given, signals needs, std::int64
     KVPOLICY_EXPECTS(ascends && end <= tokens,
                      "prompt_signals::resident has a list that is empty, does not ascend, or names tokens behind the view's " +
                          std::to_string(tokens));
+    KVPOLICY_EXPECTS(fresh == 0 || end == tokens, "prompt_signals::resident has a list that ends at token " +
+                                                      std::to_string(end) + " of " + std::to_string(tokens) +
+                                                      "; the new tokens' rows are there too");
   }
   if (contains(needs, signals::rotation)) {
     rotation const& r = given.rope;
@@ -83,19 +126,25 @@ inline void check_signals(prompt_signals const& given, signals needs, std::int64
     KVPOLICY_EXPECTS(r.pairs >= 0 && 2 * r.pairs <= shape.head_dim,
                      "prompt_signals::rope has " + std::to_string(r.pairs) + " pairs; rows of " +
                          std::to_string(shape.head_dim) + " channels have at most " + std::to_string(shape.head_dim / 2));
+    for (std::int64_t i = 0; i < r.pairs; ++i) {
+      KVPOLICY_EXPECTS(std::isfinite(r.inverse_frequency[i]), "prompt_signals::rope has the inverse frequency " +
+                                                                  std::to_string(r.inverse_frequency[i]) + " at " +
+                                                                  std::to_string(i) + "; give radians a position");
+    }
   }
   if (contains(needs, signals::token_ids)) {
     if (given.token_ids.empty() && fresh > 0) missing("the tokens' ids", "prompt_signals::token_ids");
     KVPOLICY_EXPECTS(std::ssize(given.token_ids) == fresh, "prompt_signals::token_ids are " +
                                                                std::to_string(given.token_ids.size()) + "; the prompt has " +
                                                                std::to_string(fresh) + " new tokens");
+    check_ids(given.token_ids, "prompt_signals::token_ids");
   }
 }
 
 inline void check_signals(step_signals const& given, signals needs, cache_shape const& shape) {
   if (contains(needs, signals::queries)) {
     query_heads const& q = given.queries;
-    check_heads(q.data, q.heads, q.scale, shape, "the current token's queries", "step_signals::queries");
+    check_heads(q, shape, "the current token's queries", "step_signals::queries");
   }
   if (contains(needs, signals::token_ids) && given.token_id < 0) missing("the current token's id", "step_signals::token_id");
 }
@@ -103,7 +152,7 @@ inline void check_signals(step_signals const& given, signals needs, cache_shape 
 inline void check_signals(step_window const& given, signals needs, cache_shape const& shape) {
   if (contains(needs, signals::queries)) {
     query_window const& q = given.queries;
-    check_heads(q.data, q.heads, q.scale, shape, "the step's queries", "step_window::queries");
+    check_heads(q, shape, "the step's queries", "step_window::queries");
     KVPOLICY_EXPECTS(q.tokens == given.tokens, "step_window::queries are of " + std::to_string(q.tokens) +
                                                    " tokens; the step has " + std::to_string(given.tokens));
   }
@@ -111,12 +160,25 @@ inline void check_signals(step_window const& given, signals needs, cache_shape c
   KVPOLICY_EXPECTS(given.token_ids.empty() || std::ssize(given.token_ids) == given.tokens,
                    "step_window::token_ids are " + std::to_string(given.token_ids.size()) + "; the step has " +
                        std::to_string(given.tokens) + " tokens");
+  check_ids(given.token_ids, "step_window::token_ids");
 }
 
 inline void check_signals(step_outcome const& given, signals needs) {
-  if (contains(needs, signals::logits) && given.logits.empty() && !given.entropy) {
-    missing("the next token's logits", "step_outcome::logits (or ::entropy)");
+  if (!contains(needs, signals::logits)) return;
+  if (given.logits.empty() && !given.entropy) missing("the next token's logits", "step_outcome::logits (or ::entropy)");
+  KVPOLICY_EXPECTS(!given.entropy || *given.entropy >= 0,
+                   "step_outcome::entropy is " + std::to_string(given.entropy.value_or(0)) + " nats; it is 0 or more");
+}
+/// Logits that the host reads are no probabilities. Throws invalid_value.
+inline void check_logits(std::span<float const> logits) {
+  float sum = 0;
+  for (float const x : logits) {
+    if (!(x >= 0 && x <= 1)) return;  // soon, of logits
+    sum += x;
   }
+  KVPOLICY_EXPECTS(
+      logits.size() < 2 || std::abs(sum - 1) > 1e-3f,
+      "step_outcome::logits are probabilities: they are from 0 to 1, and their sum is 1; give what the softmax gets");
 }
 
 }  // namespace kvpolicy

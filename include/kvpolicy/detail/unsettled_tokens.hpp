@@ -39,7 +39,10 @@ class unsettled_tokens {
   }
   /// A layer's queries of them, if the policy needs queries.
   void add(layer_id layer, query_window const& of_step, cache_shape const& shape) {
-    if (queries_.empty()) queries_ = observed_queries(shape.layers, most_step_tokens, shape);
+    if (queries_.empty()) {
+      queries_ = observed_queries(shape.layers, most_step_tokens, shape);
+      queries_.reserve();
+    }
     queries_.begin(at(layer), of_step.last(count_), first_ + count_);
   }
   /// What the rules chose and retain for the step's first token, in a layer.
@@ -94,6 +97,7 @@ class unsettled_tokens {
       kept_.clear();
       retained_.clear();
       queries_ = with_queries ? observed_queries(shape.layers, most_step_tokens, shape) : observed_queries();
+      queries_.reserve();
     }
     if (with_queries) a(queries_);
   }

@@ -16,15 +16,15 @@ namespace hugging_face {
 /// @param layer_stride  bytes from one layer to the next
 /// @return a view of 0 tokens; the caller sets `token_count`
 template <class Memory = host_memory>
-constexpr strided_view<Memory> view(cache_shape const& cache, std::int64_t room, void const* keys, void const* values,
+constexpr strided_view<Memory> view(cache_shape const& cache, std::int64_t room, element_pointer keys, element_pointer values,
                                     std::int64_t item = 0, std::int64_t layer_stride = 0) noexcept {
   std::int64_t const size = size_of(cache.type);
   std::int64_t const head = room * cache.head_dim * size;
   std::int64_t const first = item * cache.kv_heads * head;
   byte_strides const strides{.layer = layer_stride, .head = head, .token = cache.head_dim * size, .dim = size};
   return {.cache = cache,
-          .key_base = static_cast<std::byte const*>(keys) + first,
-          .value_base = static_cast<std::byte const*>(values) + first,
+          .key_base = keys.behind(first),
+          .value_base = values.behind(first),
           .key_strides = strides,
           .value_strides = strides};
 }
@@ -43,7 +43,7 @@ namespace llama_cpp {
 /// @param layer_stride  bytes from one layer to the next
 /// @return a view of 0 tokens; the caller sets `token_count`
 template <class Memory = host_memory>
-constexpr strided_view<Memory> view(cache_shape const& cache, std::int64_t cells, void const* keys, void const* values,
+constexpr strided_view<Memory> view(cache_shape const& cache, std::int64_t cells, element_pointer keys, element_pointer values,
                                     bool transposed, std::int64_t layer_stride = 0) noexcept {
   std::int64_t const size = size_of(cache.type);
   std::int64_t const row = bytes_of(cache.type, cache.head_dim);

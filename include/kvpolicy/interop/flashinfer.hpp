@@ -14,8 +14,8 @@ namespace kvpolicy::flashinfer {
 /// @param layer_stride  bytes from one layer to the next; 0 if each layer has a view of its own
 /// @return a view of 0 tokens; the caller sets `pages` and `token_count`
 template <class Memory = host_memory>
-constexpr paged_view<Memory> view(page_layout how, cache_shape const& cache, std::int64_t page_size, void const* keys,
-                                  void const* values, std::int64_t layer_stride = 0) noexcept {
+constexpr paged_view<Memory> view(page_layout how, cache_shape const& cache, std::int64_t page_size, element_pointer keys,
+                                  element_pointer values, std::int64_t layer_stride = 0) noexcept {
   byte_strides const strides = strides_of(how, cache, page_size, layer_stride);
   return {.cache = cache,
           .key_base = keys,
@@ -33,10 +33,10 @@ constexpr paged_view<Memory> view(page_layout how, cache_shape const& cache, std
 /// @param layer_stride  bytes from one layer to the next; 0 if each layer has a view of its own
 /// @return a view of 0 tokens; the caller sets `pages` and `token_count`
 template <class Memory = host_memory>
-constexpr paged_view<Memory> packed_view(page_layout how, cache_shape const& cache, std::int64_t page_size, void const* pool,
-                                         std::int64_t layer_stride = 0) noexcept {
+constexpr paged_view<Memory> packed_view(page_layout how, cache_shape const& cache, std::int64_t page_size,
+                                         element_pointer pool, std::int64_t layer_stride = 0) noexcept {
   paged_view<Memory> made = view<Memory>(how, cache, page_size, pool, pool, layer_stride);
-  made.value_base = static_cast<std::byte const*>(pool) + made.key_strides.page;
+  made.value_base = pool.behind(made.key_strides.page);
   made.key_strides.page *= 2;
   made.value_strides.page *= 2;
   return made;

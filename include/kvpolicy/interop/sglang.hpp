@@ -12,7 +12,7 @@ namespace kvpolicy::sglang {
 /// @param layer_stride  bytes from one layer to the next
 /// @return a view of 0 tokens; the caller sets `token_count`, and `pages` to the request's row of req_to_token
 template <class Memory = host_memory>
-constexpr paged_view<Memory> view(cache_shape const& cache, void const* keys, void const* values,
+constexpr paged_view<Memory> view(cache_shape const& cache, element_pointer keys, element_pointer values,
                                   std::int64_t layer_stride = 0) noexcept {
   byte_strides const strides = strides_of(page_layout::nhd, cache, 1, layer_stride);
   return {

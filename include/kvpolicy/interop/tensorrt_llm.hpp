@@ -15,7 +15,7 @@ namespace kvpolicy::tensorrt_llm {
 ///        block offsets `[2, max_blocks]`
 /// @throws invalid_value if `tokens_per_block` is not a power of two
 template <class Memory = host_memory>
-constexpr paged_view<Memory> view(cache_shape const& cache, std::int64_t tokens_per_block, void const* pool,
+constexpr paged_view<Memory> view(cache_shape const& cache, std::int64_t tokens_per_block, element_pointer pool,
                                   std::int64_t layer_stride = 0) {
   KVPOLICY_EXPECTS(tokens_per_block >= 1 && (tokens_per_block & (tokens_per_block - 1)) == 0,
                    "blocks of " + std::to_string(tokens_per_block) + " tokens; TensorRT-LLM's are powers of two");

@@ -13,7 +13,7 @@ namespace kvpolicy::vllm {
 /// @param layer_stride  bytes from one layer to the next
 /// @return a view of 0 tokens; the caller sets `pages` and `token_count`
 template <class Memory = host_memory>
-constexpr paged_view<Memory> view(cache_shape const& cache, std::int64_t block_size, void const* pool,
+constexpr paged_view<Memory> view(cache_shape const& cache, std::int64_t block_size, element_pointer pool,
                                   std::int64_t layer_stride = 0) noexcept {
   std::int64_t const size = size_of(cache.type);
   std::int64_t const row = 2 * cache.head_dim * size;
@@ -21,7 +21,7 @@ constexpr paged_view<Memory> view(cache_shape const& cache, std::int64_t block_s
       .layer = layer_stride, .head = block_size * row, .token = row, .dim = size, .page = cache.kv_heads * block_size * row};
   return {.cache = cache,
           .key_base = pool,
-          .value_base = static_cast<std::byte const*>(pool) + cache.head_dim * size,
+          .value_base = pool.behind(cache.head_dim * size),
           .key_strides = strides,
           .value_strides = strides,
           .page_size = block_size};
@@ -36,8 +36,8 @@ constexpr paged_view<Memory> view(cache_shape const& cache, std::int64_t block_s
 /// @return a view of 0 tokens; the caller sets `pages` and `token_count`
 /// @throws invalid_value if `x` does not divide the head size
 template <class Memory = host_memory>
-constexpr paged_view<Memory> x_packed_view(cache_shape const& cache, std::int64_t block_size, std::int64_t x, void const* keys,
-                                           void const* values, std::int64_t layer_stride = 0) {
+constexpr paged_view<Memory> x_packed_view(cache_shape const& cache, std::int64_t block_size, std::int64_t x,
+                                           element_pointer keys, element_pointer values, std::int64_t layer_stride = 0) {
   KVPOLICY_EXPECTS(x >= 1 && cache.head_dim % x == 0, "runs of " + std::to_string(x) + " channels in rows of " +
                                                           std::to_string(cache.head_dim) + "; x divides the head size");
   std::int64_t const size = size_of(cache.type);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kvpolicy/concepts.hpp"
+#include "kvpolicy/detail/token_table.hpp"
 #include "kvpolicy/segments/pages.hpp"
 
 namespace kvpolicy::pools {
@@ -23,9 +24,10 @@ struct bounds {
   struct summaries {
     std::int64_t unit_size = 1;      ///< tokens
     std::int64_t heads = 0;          ///< KV heads of a layer
-    bounds_table layout;             ///< of one layer; of() sets `data`
-    std::vector<std::byte> storage;  ///< `[layers, kv_heads, units, 2, head_dim]`
-    std::vector<float> moments;  ///< kind::mean_deviation: `[layers, kv_heads, units, 2, head_dim]`, see pool_mean_deviation
+    bounds_table layout;             ///< of one layer; of() sets `data` and `units`
+    token_table<std::byte> storage;  ///< `[layers, kv_heads, units, 2, head_dim]`
+    token_table<float> moments;  ///< kind::mean_deviation: `[layers, kv_heads, units, 2, head_dim]`, see pool_mean_deviation
+    bool with_moments = false;
     std::vector<std::int64_t> folded;  ///< `[layers, kv_heads]` tokens that are in
 
     template <class Archive>
@@ -38,8 +40,14 @@ struct bounds {
     /// @return `[kv_heads, units, 2, head_dim]`
     bounds_table of(layer_id layer) noexcept {
       bounds_table result = layout;
-      result.data = storage.data() + layer.value * layout.bytes();
+      result.data = storage.row(layer.value * heads);
+      result.units = storage.room();
       return result;
+    }
+    /// Makes room for the bounds of so many tokens.
+    void reserve(std::int64_t tokens) {
+      storage.reserve((tokens + unit_size - 1) / unit_size);
+      if (with_moments) moments.reserve(storage.room());
     }
     void cut(layer_id layer, head_range few, std::int64_t tokens) noexcept {
       for (std::int64_t h = few.first; h < few.first + few.count; ++h) {
@@ -54,15 +62,12 @@ struct bounds {
     summaries made;
     made.unit_size = segment.unit_size();
     made.heads = shape.kv_heads;
-    made.layout = {.type = summary_type(shape.type),
-                   .heads = shape.kv_heads,
-                   .units = (shape.max_tokens + made.unit_size - 1) / made.unit_size,
-                   .head_dim = shape.head_dim};
-    made.storage.resize(static_cast<std::size_t>(shape.layers * made.layout.bytes()));
-    made.folded.resize(static_cast<std::size_t>(shape.layers * shape.kv_heads));
-    if (how == kind::mean_deviation) {
-      made.moments.resize(static_cast<std::size_t>(shape.layers * shape.kv_heads * made.layout.units * 2 * shape.head_dim));
-    }
+    made.layout = {.type = summary_type(shape.type), .heads = shape.kv_heads, .head_dim = shape.head_dim};
+    std::int64_t const rows = shape.layers * shape.kv_heads;
+    made.storage = {rows, 2 * shape.head_dim * size_of(made.layout.type)};
+    made.moments = {rows, 2 * shape.head_dim};
+    made.with_moments = how == kind::mean_deviation;
+    made.folded.resize(static_cast<std::size_t>(rows));
     return made;
   }
 
@@ -71,14 +76,14 @@ struct bounds {
   void update(summaries& into, View const& view, layer_id layer, head_range heads, std::int64_t tokens, Exec& exec) const {
     std::int64_t* const folded = into.folded.data() + layer.value * into.heads;
     if (folded[heads.first] >= tokens) return;
+    into.reserve(tokens);
     pooling const what{.unit_size = into.unit_size, .first = folded[heads.first], .last = tokens};
     auto const keys = view.keys(layer).of(heads);
     bounds_table const table_of = into.of(layer).of(heads);
     if (how == kind::range) {
       pool_bounds(keys, what, table_of, exec);
     } else {
-      std::int64_t const row = into.layout.units * 2 * into.layout.head_dim;
-      pool_mean_deviation(keys, what, into.moments.data() + (layer.value * into.heads + heads.first) * row, table_of, exec);
+      pool_mean_deviation(keys, what, into.moments.row(layer.value * into.heads + heads.first), table_of, exec);
     }
     std::fill_n(folded + heads.first, heads.count, tokens);
   }

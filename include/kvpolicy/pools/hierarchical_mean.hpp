@@ -51,6 +51,15 @@ struct hierarchical_mean {
     void archive(Archive& a) {
       a(folded, levels[0], levels[1], levels[2], anchor, moments, spread, rope);
     }
+    /// Makes room for the means of so many tokens.
+    void reserve(std::int64_t tokens) {
+      std::int64_t units = tokens;
+      for (level& one : levels) {
+        units = (units + one.fan_out - 1) / one.fan_out;
+        if (std::ssize(one.means) < units * dims) one.means.resize(static_cast<std::size_t>(units * dims));
+      }
+      rope.reserve(tokens);
+    }
     /// Tokens that are in for every layer.
     std::int64_t tokens() const noexcept { return *std::ranges::min_element(folded); }
     /// Returns the number of units of a level, the open one included.
@@ -87,18 +96,12 @@ struct hierarchical_mean {
     made.anchor.resize(static_cast<std::size_t>(made.dims));
     made.moments.resize(static_cast<std::size_t>(2 * shape.kv_heads * shape.head_dim));
     made.spread.resize(made.moments.size() * sizeof(float));
-    made.rope.reserve(shape, pre_rope);
-    std::int64_t units = shape.max_tokens;
     std::array const fan_out{segment.page, segment.pages_per_chunk, segment.chunks_per_grid};
-    for (std::size_t l = 0; l < made.levels.size(); ++l) {
-      units = (units + fan_out[l] - 1) / fan_out[l];
-      made.levels[l].fan_out = fan_out[l];
-      made.levels[l].means.resize(static_cast<std::size_t>(units * made.dims));
-    }
+    for (std::size_t l = 0; l < made.levels.size(); ++l) made.levels[l].fan_out = fan_out[l];
     return made;
   }
 
-  /// Takes the prompt's rotary embedding, with pre_rope. O(max_tokens x head_dim) for each new embedding.
+  /// Takes the prompt's rotary embedding, with pre_rope. O(tokens x head_dim) for each new embedding.
   void begin(summaries& into, prompt_signals const& prompt) const {
     if (pre_rope) into.rope.take(prompt.rope);
   }
@@ -112,6 +115,7 @@ struct hierarchical_mean {
     KVPOLICY_EXPECTS(!pre_rope || into.rope.known || tokens == 1,
                      "pre_rope needs the rotary embedding; call prefill with prompt_signals::rope first");
     auto const keys = view.keys(layer);
+    into.reserve(keys.at({0}, {tokens - 1}).value + 1);
     table<float> const pages{into.levels[0].means.data(), (tokens + into.page - 1) / into.page, into.dims, into.dims};
     pool_mean(keys, {.unit_size = into.page, .first = folded, .last = tokens, .rotated = into.rope.get()}, pages,
               layer.value * keys.heads * keys.head_dim, exec);

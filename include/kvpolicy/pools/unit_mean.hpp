@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kvpolicy/concepts.hpp"
+#include "kvpolicy/detail/token_table.hpp"
 #include "kvpolicy/segments/sentences.hpp"
 
 namespace kvpolicy::pools {
@@ -23,12 +24,13 @@ struct unit_mean {
     std::int64_t layers = 0;
     std::int64_t heads = 0;
     std::int64_t dim = 0;
-    std::vector<std::int64_t> folded;     ///< `[layers, heads]` sentences that are in
-    std::vector<float> means;             ///< `[layers, heads, most, dim]`, as summary_type() rounds them; empty with `spread`
-    bounds_table layout{};                ///< of one layer's spreads, in the cache's own type or f16; bounds() sets `data`
-    std::vector<std::byte> spreads;       ///< `[layers, heads, most, 2, dim]`; empty without `spread`
+    std::vector<std::int64_t> folded;  ///< `[layers, heads]` sentences that are in
+    bool spread = false;
+    token_table<float> means;             ///< `[layers, heads, units, dim]`, as summary_type() rounds them; empty with `spread`
+    bounds_table layout{};                ///< of one layer's spreads, in the cache's own type or f16; bounds() sets the rest
+    token_table<std::byte> spreads;       ///< `[layers, heads, units, 2, dim]`; empty without `spread`
     std::vector<float> moments;           ///< `[2, dim]`, scratch for one sentence
-    std::vector<std::int32_t> index_end;  ///< `[layers, heads, most]` index after each sentence's last retained token
+    token_table<std::int32_t> index_end;  ///< `[layers, heads, units]` index after each sentence's last retained token
 
     template <class Archive>
     void archive(Archive& a) {
@@ -41,28 +43,34 @@ struct unit_mean {
     /// Returns a head's means.
     /// @param layer, head  layer and KV head
     /// @return `[units, dim]`
-    table<float> of(layer_id layer, std::int64_t head) noexcept {
-      return {means.data() + at(layer, head) * most * dim, units(), dim, dim};
-    }
+    table<float> of(layer_id layer, std::int64_t head) noexcept { return {means.row(at(layer, head)), units(), dim, dim}; }
     /// Returns the spreads of one layer.
     /// @param layer  the layer
-    /// @return `[heads, most, 2, dim]`
+    /// @return `[heads, units, 2, dim]`
     bounds_table bounds(layer_id layer) noexcept {
       bounds_table result = layout;
-      result.data = spreads.data() + layer.value * layout.bytes();
+      result.data = spreads.row(layer.value * heads);
+      result.units = spreads.room();
       return result;
     }
     /// Returns where each sentence of a head ends among its retained tokens.
     /// @param layer, head  layer and KV head
-    /// @return `[most]` indices after each sentence's last retained token
-    std::int32_t const* index_ends(layer_id layer, std::int64_t head) const noexcept {
-      return index_end.data() + at(layer, head) * most;
+    /// @return `[units]` indices after each sentence's last retained token
+    std::int32_t const* index_ends(layer_id layer, std::int64_t head) const noexcept { return index_end.row(at(layer, head)); }
+
+    /// Makes room for the sentences of so many tokens.
+    void reserve(std::int64_t count) {
+      sentence_marks::reserve(count);
+      index_end.reserve(most);
+      if (spread) spreads.reserve(most);
+      else means.reserve(most);
     }
 
     /// Takes the ids of new tokens and drops the summaries of sentences that they change.
     /// @param segment, first, ids  as in sentence_marks::extend
     void extend(segments::sentences const& segment, std::int64_t first, std::span<std::int32_t const> ids) {
       truncate(first);
+      reserve(first + std::ssize(ids));
       sentence_marks::extend(segment, first, ids);
     }
     /// Drops every token from a position on, and the sentences that held any.
@@ -81,17 +89,19 @@ struct unit_mean {
   };
 
   summaries start(cache_shape const& shape, segments::sentences const& segment) const {
-    summaries made{{segment, shape.max_tokens}, shape.layers, shape.kv_heads, shape.head_dim, {}, {}, {}, {}, {}, {}};
-    auto const rows = static_cast<std::size_t>(shape.layers * shape.kv_heads);
-    made.folded.resize(rows);
-    if (spread) {
-      made.layout = {.type = summary_type(shape.type), .heads = shape.kv_heads, .units = made.most, .head_dim = shape.head_dim};
-      made.spreads.resize(static_cast<std::size_t>(shape.layers * made.layout.bytes()));
-      made.moments.resize(static_cast<std::size_t>(2 * made.dim));
-    } else {
-      made.means.resize(rows * static_cast<std::size_t>(made.most * made.dim));
-    }
-    made.index_end.resize(rows * static_cast<std::size_t>(made.most));
+    std::int64_t const rows = shape.layers * shape.kv_heads;
+    summaries made;
+    made.shortest = segment.shortest;
+    made.layers = shape.layers;
+    made.heads = shape.kv_heads;
+    made.dim = shape.head_dim;
+    made.folded.resize(static_cast<std::size_t>(rows));
+    made.spread = spread;
+    made.means = {rows, made.dim};
+    made.layout = {.type = summary_type(shape.type), .heads = shape.kv_heads, .head_dim = shape.head_dim};
+    made.spreads = {rows, 2 * made.dim * size_of(made.layout.type)};
+    made.moments.resize(static_cast<std::size_t>(spread ? 2 * made.dim : 0));
+    made.index_end = {rows, 1};
     return made;
   }
 
@@ -102,7 +112,7 @@ struct unit_mean {
       std::int64_t& folded = into.folded[static_cast<std::size_t>(into.at(layer, h))];
       if (folded >= into.units()) continue;
       auto const keys = view.keys(layer).of({h, 1});
-      std::int32_t* const ends = into.index_end.data() + into.at(layer, h) * into.most;
+      std::int32_t* const ends = into.index_end.row(into.at(layer, h));
       for (; folded < into.units(); ++folded) {
         std::int32_t const behind = into.ends[static_cast<std::size_t>(folded)];
         std::int64_t const begin = folded == 0 ? 0 : ends[folded - 1];

@@ -20,12 +20,12 @@ struct duoattention {
   static constexpr char const* source =
       "every token for heads that retrieve, sinks and recent ones for others (Xiao et al. 2024, arXiv 2410.10819)";
 
-  std::span<float const> retrieval{};  ///< `[layers * kv_heads]`, how much each head retrieves; not owned
-  std::int32_t tokens = 512;           ///< tokens of a head, mean over all heads of all layers; 0: `streaming` says
-  std::optional<double> ratio{};       ///< share of the heads that stream, 0 to below 1, in place of `tokens`
-  double streaming = .5;               ///< share of the heads that stream, where `tokens` is 0
-  std::int32_t sinks = 4;              ///< first tokens that a head that streams keeps; the paper: 64 to 128
-  std::int32_t recent = 64;            ///< last tokens that a head that streams keeps; the paper: 256
+  head_values<float> retrieval{};  ///< `[layers * kv_heads]`, how much each head retrieves; not owned
+  std::int32_t tokens = 512;       ///< tokens of a head, mean over all heads of all layers; 0: `streaming` says
+  std::optional<double> ratio{};   ///< share of the heads that stream, 0 to below 1, in place of `tokens`
+  double streaming = .5;           ///< share of the heads that stream, where `tokens` is 0
+  std::int32_t sinks = 4;          ///< first tokens that a head that streams keeps; the paper: 64 to 128
+  std::int32_t recent = 64;        ///< last tokens that a head that streams keeps; the paper: 256
 
   /// Returns the published setting: half of the heads stream, with 128 sinks and 256 recent tokens.
   static constexpr duoattention paper() noexcept { return {.tokens = 0, .sinks = 128, .recent = 256}; }

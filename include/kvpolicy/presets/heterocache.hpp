@@ -22,10 +22,10 @@ struct heterocache {
   static constexpr char const* name = "heterocache";
   static constexpr char const* source = "each head by its role, fetching when its pivot drifts (HeteroCache, Shi et al.)";
 
-  std::span<head_profile const> heads{};  ///< `[layers * kv_heads]`, the model's profile by kvpolicy-profile; not owned
-  std::int32_t tokens = 512;              ///< tokens of a KV head, mean over all heads of all layers; rho is tokens / prompt
-  std::optional<double> ratio{};          ///< fraction of the prompt's tokens removed, in place of `tokens`; 1 - rho
-  double full_share = .25;                ///< most of the budget that whole heads may take, 0 to 1; the paper: 1
+  head_values<head_profile> heads{};  ///< `[layers * kv_heads]`, the model's profile by kvpolicy-profile; not owned
+  std::int32_t tokens = 512;          ///< tokens of a KV head, mean over all heads of all layers; rho is tokens / prompt
+  std::optional<double> ratio{};      ///< fraction of the prompt's tokens removed, in place of `tokens`; 1 - rho
+  double full_share = .25;            ///< most of the budget that whole heads may take, 0 to 1; the paper: 1
   /// Whose attention is watched: whole pivots' (the paper), or also compressed pivots' and volatile heads'.
   budgets::by_head_role::watched watch = budgets::by_head_role::watched::all;
   bool own = false;                       ///< heads fetch by their own attention in place of their pivot's

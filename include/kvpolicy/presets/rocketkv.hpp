@@ -64,7 +64,7 @@ struct rocketkv {
 
   constexpr auto parts() const {
     return policy{keep{segments::tokens{}, pools::none{}, scorers::window_attention{.window = window, .smooth = smooth},
-                       budgets::tokens{.count = kept, .at_most = true}, selectors::top{}, windows::tokens{.recent = window},
+                       budgets::tokens{.count = kept}, selectors::top{}, windows::tokens{.recent = window},
                        triggers::prefill{.after = after, .hide = hide}},
                   keep{segments::pages{page}, pools::bounds{}, scorers::upper_bound{group, channels},
                        budgets::tokens{.count = tokens}, selectors::top{},

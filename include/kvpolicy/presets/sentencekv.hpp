@@ -83,7 +83,7 @@ struct sentencekv {
     budgets::tokens const read{.count = tokens, .ratio = ratio};
     return policy{
         kvpolicy::keep{segments::tokens{}, pools::none{}, scorers::window_attention{.window = window, .smooth = smooth},
-                       budgets::tokens{.count = many, .ratio = rest, .at_most = true}, selectors::top{},
+                       budgets::tokens{.count = many, .ratio = rest}, selectors::top{},
                        windows::tokens{.sinks = sinks, .recent = window}, triggers::prefill{after}, layers},
         kvpolicy::keep{sentences, pools::unit_mean{.spread = spread},
                        scorers::query_mean_dot{.carry = carry, .standing = standing, .window = window, .budget = read}, read,

@@ -26,7 +26,8 @@ struct snapkv {
   std::int32_t window = 8;        ///< queries of the observation window, whose tokens are always kept
   /// Smoothing of the attention over neighbouring tokens; `width` is the paper's kernel size.
   smoothing smooth{.how = smoothing::kind::maximum, .width = 63};
-  double taper = 0;         ///< PyramidKV's beta: early layers keep more; 0: all layers alike
+  double taper = 0;                                           ///< PyramidKV's beta: early layers keep more; 0: all layers alike
+  budgets::taper_rule tapers = budgets::taper_rule::authors;  ///< whose arithmetic a taper follows
   layering layers{};        ///< first layers that keep everything, and layers that share one choice
   std::int32_t after = 16;  ///< tokens of the answer that the choice waits for; the paper: 0
 
@@ -48,7 +49,7 @@ struct snapkv {
 
   constexpr auto parts() const {
     return policy{keep{segments::tokens{}, pools::none{}, scorers::window_attention{.window = window, .smooth = smooth},
-                       budgets::tokens{.count = tokens, .ratio = ratio, .taper = taper}, selectors::top{},
+                       budgets::tokens{.count = tokens, .ratio = ratio, .taper = taper, .tapers = tapers}, selectors::top{},
                        windows::tokens{.sinks = sinks, .recent = window}, triggers::prefill{after}, layers},
                   keep_all{}};
   }

@@ -20,12 +20,12 @@ struct triattention {
   static constexpr char const* source =
       "what queries to come want at any distance, for long reasoning (TriAttention, WeianMao/triattention)";
 
-  std::span<query_moment const> moments{};  ///< `[layers, q_heads, pairs]`, the model's, by kvpolicy-profile; not owned
-  std::int32_t tokens = 512;                ///< tokens that each KV head keeps at an eviction; `every` more come until the next
-  bool keep_prompt = true;                  ///< keep the prompt, beside the budget
-  std::int32_t every = 128;                 ///< steps from one eviction to the next
-  std::int32_t recent = 64;                 ///< last tokens, always kept; the paper: 0
-  std::int32_t farthest = 65536;            ///< largest distance of the queries to come
+  head_values<query_moment> moments{};  ///< `[layers, q_heads, pairs]`, the model's, by kvpolicy-profile; not owned
+  std::int32_t tokens = 512;            ///< tokens that each KV head keeps at an eviction; `every` more come until the next
+  bool keep_prompt = true;              ///< keep the prompt, beside the budget
+  std::int32_t every = 128;             ///< steps from one eviction to the next
+  std::int32_t recent = 64;             ///< last tokens, always kept; the paper: 0
+  std::int32_t farthest = 65536;        ///< largest distance of the queries to come
   group_merge group = group_merge::maximum;  ///< merges the query heads of a KV head
   layering layers{};                         ///< first layers that keep everything, and layers that share one choice
 

@@ -6,12 +6,59 @@
 #include <span>
 #include <string>
 
+#include "kvpolicy/detail/row_checks.hpp"
 #include "kvpolicy/error.hpp"
 #include "kvpolicy/primitive/attention_terms.hpp"
 #include "kvpolicy/selection.hpp"
 #include "kvpolicy/view.hpp"
 
 namespace kvpolicy {
+
+/// Checks what the two attention primitives are given.
+/// @param queries, keys, values, kept, terms, out  as in attend() and attend_block()
+/// @throws invalid_value for a scale that is not set; pointers that are null; heads, channels or strides that do not fit; lists
+///         that end behind the rows; a table of another size; impossible terms
+template <class Memory>
+void check_attention(query_window const& queries, basic_rows<Memory> const& keys, basic_rows<Memory> const& values,
+                     selection const& kept, attention_terms const& terms, table<float> out) {
+  check_scale(queries.scale, "the queries");
+  KVPOLICY_EXPECTS(
+      keys.heads > 0 && queries.heads % keys.heads == 0 && values.heads == keys.heads && values.tokens >= keys.tokens,
+      std::to_string(queries.heads) + " query heads over " + std::to_string(keys.heads) + " heads of " +
+          std::to_string(keys.tokens) + " keys and " + std::to_string(values.heads) + " of " + std::to_string(values.tokens) +
+          " values; each key needs a value, each KV head as many query heads");
+  KVPOLICY_EXPECTS(queries.data != nullptr && out.data != nullptr && keys.base != nullptr && values.base != nullptr,
+                   std::string("the pointer to the ") +
+                       (queries.data == nullptr ? "queries"
+                        : out.data == nullptr   ? "output"
+                        : keys.base == nullptr  ? "keys"
+                                                : "values") +
+                       " is null");
+  KVPOLICY_EXPECTS(keys.head_dim == values.head_dim, "keys of " + std::to_string(keys.head_dim) + " channels and values of " +
+                                                         std::to_string(values.head_dim) +
+                                                         "; pad the narrower ones with zeros");
+  KVPOLICY_EXPECTS(queries.tokens <= keys.tokens, std::to_string(queries.tokens) + " tokens' queries over " +
+                                                      std::to_string(keys.tokens) + " rows; each has a row of its own");
+  check_query_strides(queries, keys.head_dim, "the queries");
+  check_strides(keys, "the keys");
+  check_strides(values, "the values");
+  KVPOLICY_EXPECTS(terms.window >= 0 && terms.soft_cap >= 0, "a window of " + std::to_string(terms.window) +
+                                                                 " and a soft_cap of " + std::to_string(terms.soft_cap) +
+                                                                 "; each is above 0, or 0 for none");
+  std::size_t const lists = kept.granularity() == scope::head ? static_cast<std::size_t>(keys.heads) : 1;
+  KVPOLICY_EXPECTS(kept.lists().size() >= lists, "a selection of " + std::to_string(kept.lists().size()) + " lists for " +
+                                                     std::to_string(keys.heads) + " KV heads; it is of another layer or cache");
+  for (range_list const& list : kept.lists().first(lists)) {
+    KVPOLICY_EXPECTS(list.empty() || list.back().end <= keys.tokens,
+                     "a selection of tokens up to " + std::to_string(list.back().end) + " over " + std::to_string(keys.tokens) +
+                         " rows; give the rows that it was chosen from");
+  }
+  KVPOLICY_EXPECTS(
+      out.rows >= queries.tokens * queries.heads && out.columns >= values.head_dim && out.row_stride >= out.columns,
+      "a table of " + std::to_string(out.rows) + " x " + std::to_string(out.columns) + " for " +
+          std::to_string(queries.tokens * queries.heads) + " queries' results of " + std::to_string(values.head_dim) +
+          " channels");
+}
 
 /// The queries of a step: of several tokens, or of one.
 template <class Q>
@@ -33,7 +80,8 @@ inline constexpr std::int64_t most_step_tokens = 16;
 /// @param out  `[w * q_heads, head_dim]`
 /// @param log_sum_exp  `[w * q_heads]`, or empty: the log of each softmax's denominator, for merging partial results
 /// @param exec  the executor
-/// @throws invalid_value for more tokens than most_step_tokens, or than rows
+/// @throws invalid_value for more tokens than most_step_tokens, or than rows; a scale that is not set; lists, or tables, of
+///         other sizes
 /// @throws unsupported on a GPU, if `terms` adds anything and `log_sum_exp` is not empty
 template <step_queries Queries, class Memory, class Exec>
 void attend(Queries const& queries, basic_rows<Memory> const& keys, basic_rows<Memory> const& values, selection const& kept,
@@ -45,6 +93,10 @@ void attend(Queries const& queries, basic_rows<Memory> const& keys, basic_rows<M
                      "a step of " + std::to_string(queries.tokens) + " tokens over " + std::to_string(keys.tokens) +
                          " rows; it has 1 to " + std::to_string(most_step_tokens) +
                          ", each with a row of its own (attend_block takes more)");
+    check_attention(queries, keys, values, kept, terms, out);
+    KVPOLICY_EXPECTS(log_sum_exp.empty() || std::ssize(log_sum_exp) >= queries.tokens * queries.heads,
+                     "log_sum_exp has " + std::to_string(log_sum_exp.size()) + " elements for " +
+                         std::to_string(queries.tokens * queries.heads) + " queries; give one for each, or none");
     exec.attend(queries, keys, values, kept, terms, out, log_sum_exp);
   }
 }

@@ -1,9 +1,7 @@
 // Primitive attend_block: causal attention of a block of neighbouring tokens, such as a prompt's, over selected rows.
 #pragma once
 
-#include "kvpolicy/primitive/attention_terms.hpp"
-#include "kvpolicy/selection.hpp"
-#include "kvpolicy/view.hpp"
+#include "kvpolicy/primitive/attend.hpp"
 
 namespace kvpolicy {
 
@@ -20,9 +18,11 @@ namespace kvpolicy {
 /// @param terms  what the model adds to logits and sums, and how many rows a token sees
 /// @param out  `[w * q_heads, head_dim]`
 /// @param exec  the executor
+/// @throws invalid_value as attend() does for a scale, lists and tables
 template <class Memory, class Exec>
 void attend_block(query_window const& queries, basic_rows<Memory> const& keys, basic_rows<Memory> const& values,
                   selection const& kept, attention_terms const& terms, table<float> out, Exec& exec) {
+  check_attention(queries, keys, values, kept, terms, out);
   exec.attend_block(queries, keys, values, kept, terms, out);
 }
 

@@ -22,9 +22,17 @@ struct attended_set_scratch {
 
   /// Allocates all buffers.
   /// @param tokens  the longest sequence that they serve
-  explicit attended_set_scratch(std::int64_t tokens = 0)
-      : weights(static_cast<std::size_t>(tokens)), smoothed(weights.size()), set(weights.size()) {
+  explicit attended_set_scratch(std::int64_t tokens = 0) {
     all.reserve(1);
+    reserve(tokens);
+  }
+  /// Makes room for longer sequences.
+  /// @param tokens  the longest sequence that they serve then
+  void reserve(std::int64_t tokens) {
+    auto const size = std::max(weights.size(), static_cast<std::size_t>(tokens));
+    weights.resize(size);
+    smoothed.resize(size);
+    set.resize(size);
   }
 };
 

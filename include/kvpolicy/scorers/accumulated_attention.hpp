@@ -5,6 +5,7 @@
 #include <array>
 #include <vector>
 
+#include "kvpolicy/detail/token_table.hpp"
 #include "kvpolicy/score_input.hpp"
 #include "kvpolicy/scorers/window_attention.hpp"
 
@@ -28,39 +29,35 @@ struct accumulated_attention {
   /// The sums of attention weights that the tokens received.
   struct memory : no_memory {
     static constexpr bool hears_prompts = true;
-    std::vector<float> sums;       ///< `[layers, kv_heads, max_tokens]`
+    token_table<float> sums;       ///< `[layers, kv_heads, tokens]`
+    std::int64_t lists = 0;        ///< layers * kv_heads
     std::int64_t heads = 0;        ///< KV heads of a layer
-    std::int64_t tokens = 0;       ///< max_tokens of the cache
     std::int64_t first_query = 0;  ///< token of the first query that counts
 
     template <class Archive>
     void archive(Archive& a) {
       a(sums, first_query);
     }
-    /// Returns the sums of one KV head, `[max_tokens]`.
-    float* row(layer_id layer, std::int64_t head) noexcept { return sums.data() + (layer.value * heads + head) * tokens; }
+    void reserve(std::int64_t tokens) { sums.reserve(tokens); }
+    /// Returns the sums of one KV head, `[tokens]`.
+    float* row(layer_id layer, std::int64_t head) noexcept { return sums.row(layer.value * heads + head); }
     /// Sets the sums of every token from `from` on to 0.
     void truncate(std::int64_t from) noexcept {
-      for (std::size_t i = 0; i < sums.size(); i += static_cast<std::size_t>(tokens)) {
-        std::fill(sums.begin() + static_cast<std::ptrdiff_t>(i) + from, sums.begin() + static_cast<std::ptrdiff_t>(i) + tokens,
-                  0.0f);
-      }
+      for (std::int64_t i = 0; i < lists && from < sums.room(); ++i) std::fill(sums.entry(i, from), sums.row(i + 1), 0.0f);
     }
   };
   memory start(cache_shape const& shape) const {
-    return {{},
-            std::vector<float>(static_cast<std::size_t>(shape.layers * shape.kv_heads * shape.max_tokens)),
-            shape.kv_heads,
-            shape.max_tokens,
-            0};
+    std::int64_t const lists = shape.layers * shape.kv_heads;
+    return {{}, {lists, 1}, lists, shape.kv_heads, 0};
   }
 
   /// Computes every token's sum over the prompt's counted queries, at the prompt's end.
   template <class Input, executor Exec>
   void begin(Input const& input, Exec& exec) const {
     query_window const queries = last_queries(input.prompt, window).of(input.heads, input.view.shape().group());
+    input.memory.reserve(input.tokens);
     table<float> const sums{input.memory.row(input.layer, input.heads.first), input.heads.count, input.tokens,
-                            input.memory.tokens};
+                            input.memory.sums.stride()};
     seen_attention(queries, input.keys(), sums, exec);
     input.memory.first_query = input.tokens - queries.tokens;
     for (std::int64_t h = 0; h < sums.rows; ++h) {
@@ -80,6 +77,7 @@ struct accumulated_attention {
   template <class Input, executor Exec>
   void score_kept(Input const& input, std::span<range_list const> lists, table<float> out, Exec& exec) const {
     list_attention(input.queries, input.keys(), lists, out, exec);
+    input.memory.reserve(input.tokens);
     for (std::int64_t h = 0; h < out.rows; ++h) {
       float* const sums = input.memory.row(input.layer, input.heads.first + h);
       std::int64_t i = 0;

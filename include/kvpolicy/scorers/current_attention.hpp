@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "kvpolicy/detail/token_table.hpp"
 #include "kvpolicy/primitive/list_attention.hpp"
 #include "kvpolicy/primitive/score.hpp"
 #include "kvpolicy/primitive/window_attention.hpp"
@@ -24,14 +25,12 @@ struct current_attention {
 
   /// Buffers of one call.
   struct memory : no_memory {
-    std::vector<float> weights;  ///< `[kv_heads, max_tokens]`
-    std::int64_t tokens = 0;     ///< max_tokens of the cache
+    token_table<float> weights;  ///< `[kv_heads, tokens]`
     range_list all;              ///< one range: every token that is scored
+
+    void reserve(std::int64_t tokens) { weights.reserve(tokens); }
   };
-  memory start(cache_shape const& shape) const {
-    return {
-        {}, std::vector<float>(static_cast<std::size_t>(shape.kv_heads * shape.max_tokens)), shape.max_tokens, range_list(1)};
-  }
+  memory start(cache_shape const& shape) const { return {{}, {shape.kv_heads, 1}, range_list(1)}; }
 
   /// The softmax is over the scored tokens only.
   template <class Input, executor Exec>
@@ -40,7 +39,8 @@ struct current_attention {
     m.all.clear();
     append(m.all, 0, out.columns, reason::scored);
     std::span<range_list const> const all(&m.all, 1);
-    table<float> const weights{m.weights.data(), out.rows, out.columns, m.tokens};
+    m.reserve(out.columns);
+    table<float> const weights = m.weights.rows(0, out.rows, out.columns);
     list_attention(input.queries, input.keys(), all, weights, exec, merged);
     auto const count = static_cast<std::size_t>(out.columns);
     for (std::int64_t h = 0; h < out.rows; ++h)

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kvpolicy/detail/token_table.hpp"
 #include "kvpolicy/score_input.hpp"
 #include "kvpolicy/scorers/window_attention.hpp"
 
@@ -29,21 +30,27 @@ struct expected_attention {
 
   /// Buffers of one call.
   struct memory : no_memory {
-    std::vector<float> mean;            ///< `[q_heads, head_dim]`
-    std::vector<float> covariance;      ///< `[q_heads, head_dim, head_dim]`
+    token_table<float> mean;            ///< `[q_heads, head_dim]`
+    token_table<float> covariance;      ///< `[q_heads, head_dim, head_dim]`
     std::vector<double> mean_rotation;  ///< `[head_dim]`: mean cosines of the future rotation, then mean sines
-    std::vector<float> norms;           ///< `[kv_heads, max_tokens]`, of the values
+    token_table<float> norms;           ///< `[kv_heads, tokens]`, of the values
+
+    void reserve(std::int64_t tokens) {
+      mean.reserve(1);
+      covariance.reserve(1);
+      norms.reserve(tokens);
+    }
   };
   memory start(cache_shape const& shape) const {
     constexpr std::int32_t farthest = 1 << 20;
     KVPOLICY_EXPECTS(future >= 0 && future <= farthest,
                      "future is " + std::to_string(future) + " positions; it must be 0 to " + std::to_string(farthest));
-    auto const sizes = static_cast<std::size_t>(shape.q_heads * shape.head_dim);
-    return {{},
-            std::vector<float>(sizes),
-            std::vector<float>(covariance ? sizes * static_cast<std::size_t>(shape.head_dim) : 0),
-            std::vector<double>(static_cast<std::size_t>(shape.head_dim)),
-            std::vector<float>(value_norm ? static_cast<std::size_t>(shape.kv_heads * shape.max_tokens) : 0)};
+    memory made;
+    made.mean = {shape.q_heads, shape.head_dim};
+    made.covariance = {covariance ? shape.q_heads * shape.head_dim : 0, shape.head_dim};
+    made.mean_rotation.resize(static_cast<std::size_t>(shape.head_dim));
+    made.norms = {value_norm ? shape.kv_heads : 0, 1};
+    return made;
   }
 
   template <class Input, executor Exec>
@@ -52,6 +59,7 @@ struct expected_attention {
     query_window const queries = last_queries(input.prompt, window).of(input.heads, shape.group());
     rotation const& rope = input.prompt->rope;
     std::int64_t const n = input.tokens;
+    input.memory.reserve(n);
     std::int64_t const first = std::min<std::int64_t>(sinks, n);
     std::int64_t const skipped = std::max<std::int64_t>(0, first - (n - queries.tokens));
     table<float> const mean{input.memory.mean.data(), queries.heads, shape.head_dim, shape.head_dim};
@@ -95,7 +103,7 @@ struct expected_attention {
     gaussian_attention(input.keys(), {.mean = mean, .covariance = spread, .scale = queries.scale}, first,
                        table<float>{out.data + first, out.rows, n - first, out.row_stride}, exec);
     if (!value_norm) return;
-    table<float> const norms{input.memory.norms.data(), out.rows, n, shape.max_tokens};
+    table<float> const norms = input.memory.norms.rows(0, out.rows, n);
     row_norms(input.values(), norms, exec);
     for (std::int64_t h = 0; h < out.rows; ++h) {
       for (std::int64_t t = first; t < n; ++t) out(h, t) = (out(h, t) + static_cast<float>(epsilon)) * norms(h, t);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kvpolicy/concepts.hpp"
+#include "kvpolicy/detail/token_table.hpp"
 
 namespace kvpolicy::scorers {
 
@@ -25,12 +26,12 @@ struct lag {
 
   /// Buffers of one call.
   struct memory : no_memory {
-    std::vector<float> spread;        ///< `[kv_heads, max_tokens]`, of the values
+    token_table<float> spread;        ///< `[kv_heads, tokens]`, of the values
     std::vector<std::int32_t> order;  ///< `[size]`, a partition's tokens by rising score
   };
   memory start(cache_shape const& shape) const {
     return {{},
-            std::vector<float>(static_cast<std::size_t>(shape.kv_heads * shape.max_tokens)),
+            {shape.kv_heads, 1},
             std::vector<std::int32_t>(static_cast<std::size_t>(std::min<std::int64_t>(size, shape.max_tokens)))};
   }
 
@@ -42,7 +43,8 @@ struct lag {
     if (count == 0) return;
     partitions const cut{.first = sinks, .size = size, .count = count};
     table<float> const scores{out.data + sinks, out.rows, count * size, out.row_stride};
-    table<float> const values{input.memory.spread.data(), out.rows, count * size, count * size};
+    input.memory.spread.reserve(count * size);
+    table<float> const values = input.memory.spread.rows(0, out.rows, count * size);
     partition_deviation(input.keys(), cut, scores, exec);
     partition_deviation(input.values(), cut, values, exec);
     for (std::int64_t h = 0; h < out.rows; ++h) {

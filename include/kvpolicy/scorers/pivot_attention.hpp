@@ -33,8 +33,13 @@ struct pivot_attention {
     std::int64_t kv_heads = 0;    ///< of a layer
     float scale = 1;              ///< multiplies q.k
     std::int64_t held = -1;       ///< the KV head whose attention `smoothed` holds; -1: none
-    std::vector<float> smoothed;  ///< `[max_tokens]`
+    std::vector<float> smoothed;  ///< `[tokens]`
     attended_set_scratch buffers;
+
+    void reserve(std::int64_t tokens) {
+      buffers.reserve(tokens);
+      smoothed.resize(buffers.weights.size());
+    }
 
     /// Archives nothing: the memory lasts for one step only.
     template <class Archive>
@@ -46,8 +51,6 @@ struct pivot_attention {
     memory made;
     made.queries.resize(static_cast<std::size_t>(shape.q_heads * shape.head_dim));
     made.kv_heads = shape.kv_heads;
-    made.buffers = attended_set_scratch(shape.max_tokens);
-    made.smoothed.resize(made.buffers.weights.size());
     return made;
   }
 
@@ -96,6 +99,7 @@ struct pivot_attention {
           own || roles.heads.empty() ? roles.nobody : roles.leader(of_model, input.prompt_tokens, m.kv_heads);
       std::int64_t const leader = followed == roles.nobody ? head : followed;
       if (std::exchange(m.held, leader) != leader) {
+        m.reserve(out.columns);
         // Both have all of the prompt, so their indices are the same.
         std::span const weights =
             group_attention({m.queries.data() + leader * group * dim, group, dim, m.scale},

@@ -9,6 +9,7 @@
 
 #include "kvpolicy/budgets/tokens.hpp"
 #include "kvpolicy/concepts.hpp"
+#include "kvpolicy/detail/token_table.hpp"
 #include "kvpolicy/primitive/score.hpp"
 #include "kvpolicy/primitive/standing_units.hpp"
 
@@ -42,10 +43,21 @@ struct query_mean_dot {
     std::vector<std::int64_t> count;   ///< `[layers, kv_heads]` queries in each sum
     std::vector<float> anchor;         ///< `[head_dim]` the sum over a query group
     std::vector<std::int32_t> all;     ///< 0, 1, 2, ...
-    std::int64_t most = 0;             ///< most sentences; 0 where none can stand
+    bool any_stand = false;            ///< sentences can stand
     std::int64_t known = 0;            ///< tokens of the prompt that were not removed since
-    std::vector<std::uint8_t> stands;  ///< `[layers, kv_heads, most]` 1: the sentence stands
+    token_table<std::uint8_t> stands;  ///< `[layers, kv_heads, units]` 1: the sentence stands
     standing_units_scratch of_prompt;
+
+    void reserve(std::int64_t tokens) {
+      sums.resize(count.size() * static_cast<std::size_t>(group * dim));
+      if (std::ssize(all) <= tokens) {
+        all.resize(static_cast<std::size_t>(tokens) + 1);
+        std::iota(all.begin(), all.end(), 0);
+      }
+      if (!any_stand || tokens <= stands.room()) return;
+      stands.reserve(tokens);
+      of_prompt = standing_units_scratch(tokens, tokens);
+    }
 
     template <class Archive>
     void archive(Archive& a) {
@@ -57,10 +69,9 @@ struct query_mean_dot {
     std::int64_t& queries(layer_id layer, std::int64_t head) noexcept {
       return count[static_cast<std::size_t>(layer.value * heads + head)];
     }
-    /// Returns the marks of one KV head's standing sentences, `[most]`.
+    /// Returns the marks of one KV head's standing sentences, `[units]`.
     std::span<std::uint8_t> standing(layer_id layer, std::int64_t head) noexcept {
-      return std::span(stands).subspan(static_cast<std::size_t>((layer.value * heads + head) * most),
-                                       static_cast<std::size_t>(most));
+      return {stands.row(layer.value * heads + head), static_cast<std::size_t>(stands.room())};
     }
     /// Starts every sum again: a sum does not say which of its queries are gone.
     void truncate(std::int64_t tokens) noexcept {
@@ -75,17 +86,11 @@ struct query_mean_dot {
     made.heads = shape.kv_heads;
     made.group = shape.group();
     made.dim = shape.head_dim;
-    made.sums.resize(rows * static_cast<std::size_t>(made.group * made.dim));
     made.count.resize(rows);
     made.anchor.resize(static_cast<std::size_t>(made.dim));
-    made.all.resize(static_cast<std::size_t>(shape.max_tokens) + 1);
-    std::iota(made.all.begin(), made.all.end(), 0);
     KVPOLICY_EXPECTS(standing >= 0 && standing <= 1, "standing is " + std::to_string(standing) + "; it must be 0 to 1");
-    if (standing > 0) {
-      made.most = shape.max_tokens;
-      made.stands.resize(rows * static_cast<std::size_t>(made.most));
-      made.of_prompt = standing_units_scratch(shape.max_tokens, made.most);
-    }
+    made.any_stand = standing > 0;
+    made.stands = {static_cast<std::int64_t>(rows), 1};
     return made;
   }
 
@@ -110,6 +115,7 @@ struct query_mean_dot {
           "standing sentences need the prompt's last queries, and none were observed; prefill with the policy attached");
     }
     memory& m = input.memory;
+    m.reserve(input.prompt_tokens);
     m.known = input.prompt_tokens;
     query_window const last = input.prompt->queries.last(std::min<std::int64_t>(input.prompt->queries.tokens, window));
     for (std::int64_t i = 0; i < input.heads.count; ++i) {
@@ -127,6 +133,7 @@ struct query_mean_dot {
   template <class Input, executor Exec>
   void watch(Input const& input, Exec&) const {
     memory& m = input.memory;
+    m.reserve(input.summaries.tokens);
     bool const boundary = carry == 1 && input.summaries.tokens - input.summaries.open_begin() == 1;
     for (std::int64_t h = 0; h < input.heads.count; ++h) {
       float* const sum = m.sum(input.layer, input.heads.first + h);
@@ -148,7 +155,8 @@ struct query_mean_dot {
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
     memory& m = input.memory;
-    if (!input.summaries.spreads.empty()) {
+    m.reserve(input.summaries.tokens);
+    if (input.summaries.spread) {
       query_heads const sums{m.sum(input.layer, input.heads.first), input.heads.count * m.group, m.dim, 1};
       score_bounds(sums, input.summaries.bounds(input.layer).of(input.heads), out.columns, group_merge::mean, out, exec);
     } else {
@@ -158,7 +166,7 @@ struct query_mean_dot {
     for (std::int64_t h = 0; h < input.heads.count; ++h) {
       std::span const stands = m.standing(input.layer, input.heads.first + h);
       for (std::int64_t u = 0;
-           u < std::min(out.columns, m.most) && input.summaries.ends[static_cast<std::size_t>(u)] <= m.known; ++u) {
+           u < std::min(out.columns, m.stands.room()) && input.summaries.ends[static_cast<std::size_t>(u)] <= m.known; ++u) {
         if (stands[static_cast<std::size_t>(u)] != 0) out(h, u) = std::numeric_limits<float>::infinity();
       }
     }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kvpolicy/detail/observed_queries.hpp"
+#include "kvpolicy/detail/token_table.hpp"
 #include "kvpolicy/primitive/list_attention.hpp"
 #include "kvpolicy/primitive/score.hpp"
 #include "kvpolicy/primitive/window_attention.hpp"
@@ -45,8 +46,8 @@ struct recent_attention {
     std::int64_t q_heads = 0;
     std::int64_t head_dim = 0;
     std::int64_t tokens = 0;         ///< max_tokens of the cache
-    std::vector<float> weights;      ///< `[kv_heads, max_tokens]` of a query
-    std::vector<float> sums;         ///< `[kv_heads, max_tokens]`
+    token_table<float> weights;      ///< `[kv_heads, tokens]` of a query
+    token_table<float> sums;         ///< `[kv_heads, tokens]`
     std::vector<range_list> before;  ///< the lists' tokens before the window
 
     template <class Archive>
@@ -58,6 +59,12 @@ struct recent_attention {
         }
       }
     }
+    void reserve(std::int64_t room) {
+      queries.resize(layers.size() * static_cast<std::size_t>(window * q_heads * head_dim));
+      weights.reserve(room);
+      sums.reserve(room);
+      for (range_list& list : before) list.reserve(static_cast<std::size_t>(room));
+    }
     /// Forgets the queries of every token from `from` on.
     void truncate(std::int64_t from) noexcept {
       for (known& one : layers) {
@@ -66,7 +73,8 @@ struct recent_attention {
       }
     }
     /// Takes queries of a token, of query heads from `first` on; those of tokens behind it are forgotten.
-    void add(layer_id layer, std::int64_t token, std::int64_t first, query_heads const& of_token) noexcept {
+    void add(layer_id layer, std::int64_t token, std::int64_t first, query_heads const& of_token) {
+      if (queries.empty()) reserve(1);
       known& one = layers[static_cast<std::size_t>(layer.value)];
       if (one.end != token && one.end != token + 1) one.begin = token;
       one.end = token + 1;
@@ -80,17 +88,14 @@ struct recent_attention {
     }
   };
   memory start(cache_shape const& shape) const {
-    auto const room = static_cast<std::size_t>(shape.kv_heads * shape.max_tokens);
     memory made;
     made.window = std::clamp<std::int64_t>(window, 1, shape.max_tokens);
     made.q_heads = shape.q_heads;
     made.head_dim = shape.head_dim;
     made.tokens = shape.max_tokens;
-    made.queries.resize(static_cast<std::size_t>(shape.layers * made.window * shape.q_heads * shape.head_dim));
     made.layers.resize(static_cast<std::size_t>(shape.layers));
-    for (std::vector<float>* const buffer : {&made.weights, &made.sums}) buffer->resize(room);
+    made.weights = made.sums = {shape.kv_heads, 1};
     made.before.resize(static_cast<std::size_t>(shape.kv_heads));
-    for (range_list& list : made.before) list.reserve(static_cast<std::size_t>(shape.max_tokens));
     return made;
   }
 
@@ -130,11 +135,9 @@ struct recent_attention {
   void weigh(Input const& input, std::span<range_list const> lists, table<float> out, Exec& exec) const {
     memory& m = input.memory;
     cache_shape const shape = input.view.shape();
-    auto const room = [&](std::vector<float>& buffer) {
-      return table<float>{buffer.data(), input.heads.count, m.tokens, m.tokens};
-    };
-    table<float> const weights = room(m.weights);
-    table<float> const sums = room(m.sums);
+    m.reserve(std::max(input.tokens, out.columns));
+    table<float> const weights = m.weights.rows(0, input.heads.count, m.weights.room());
+    table<float> const sums = m.sums.rows(0, input.heads.count, m.sums.room());
     auto const count_of = [&](std::int64_t h) {
       return token_count(lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(h)]);
     };

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kvpolicy/detail/token_table.hpp"
 #include "kvpolicy/primitive/window_attention.hpp"
 #include "kvpolicy/score_input.hpp"
 
@@ -25,16 +26,22 @@ struct repetition_attention {
 
   /// What was repeated, and the scores of these tokens.
   struct memory : no_memory {
-    std::vector<float> scores;       ///< `[layers, kv_heads, max_tokens]`
-    std::vector<float> weights;      ///< `[kv_heads, max_tokens]`, of one call
-    std::vector<std::int32_t> rows;  ///< `[max_tokens]`, of one call: tokens whose keys a softmax reads
+    token_table<float> scores;       ///< `[layers, kv_heads, tokens]`
+    token_table<float> weights;      ///< `[kv_heads, tokens]`, of one call
+    std::vector<std::int32_t> rows;  ///< `[tokens]`, of one call: tokens whose keys a softmax reads
     std::int64_t heads = 0;          ///< KV heads of a layer
     std::int64_t tokens = 0;         ///< max_tokens of the cache
     token_span repeated{};           ///< in all layers
     bool complete = false;           ///< whether the last piece came
 
-    /// Returns the scores of one KV head, `[max_tokens]`.
-    float* row(layer_id layer, std::int64_t head) noexcept { return scores.data() + (layer.value * heads + head) * tokens; }
+    /// Makes room for a repetition in a sequence of so many tokens: a policy that hears none needs none.
+    void hold(std::int64_t count) {
+      scores.reserve(count);
+      weights.reserve(count);
+      if (std::ssize(rows) < count) rows.resize(static_cast<std::size_t>(count));
+    }
+    /// Returns the scores of one KV head, `[tokens]`.
+    float* row(layer_id layer, std::int64_t head) noexcept { return scores.row(layer.value * heads + head); }
 
     template <class Archive>
     void archive(Archive& a) {
@@ -50,11 +57,9 @@ struct repetition_attention {
   };
   memory start(cache_shape const& shape) const {
     KVPOLICY_EXPECTS(sinks >= 0, "a softmax over " + std::to_string(sinks) + " first tokens; there can be 0 or more");
-    auto const room = static_cast<std::size_t>(shape.kv_heads * shape.max_tokens);
     memory made;
-    made.scores.resize(static_cast<std::size_t>(shape.layers) * room);
-    made.weights.resize(room);
-    made.rows.resize(static_cast<std::size_t>(shape.max_tokens));
+    made.scores = {shape.layers * shape.kv_heads, 1};
+    made.weights = {shape.kv_heads, 1};
     made.heads = shape.kv_heads;
     made.tokens = shape.max_tokens;
     return made;
@@ -75,12 +80,13 @@ struct repetition_attention {
     std::int64_t const first = std::min<std::int64_t>(sinks, piece.begin);
     std::int64_t const before = first + piece.end - piece.begin;
     std::int64_t const fresh = input.tokens - input.prompt->first;
+    m.hold(input.tokens);
     auto const at = m.rows.begin();
     std::iota(at, at + first, 0);
     std::iota(at + first, at + before, static_cast<std::int32_t>(piece.begin));
     std::iota(at + before, at + before + fresh, static_cast<std::int32_t>(input.prompt->first));
     indexed_view const read{input.view, before + fresh, m.rows.data(), 0};
-    table<float> const weights{m.weights.data(), input.heads.count, before, m.tokens};
+    table<float> const weights = m.weights.rows(0, input.heads.count, before);
     kvpolicy::window_attention(input.prompt->queries.of(input.heads, input.view.shape().group()),
                                read.keys(input.layer).of(input.heads),
                                {.of_group = group_merge::maximum, .queries = group_merge::maximum}, weights, exec);

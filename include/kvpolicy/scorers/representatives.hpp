@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kvpolicy/detail/rope_table.hpp"
+#include "kvpolicy/detail/token_table.hpp"
 #include "kvpolicy/primitive/score.hpp"
 #include "kvpolicy/score_input.hpp"
 #include "kvpolicy/scorers/window_attention.hpp"
@@ -22,6 +23,8 @@ struct representatives {
   static constexpr scope granularity = scope::head;
   static constexpr scored of = scored::units;
   static constexpr std::int32_t window = all_queries;  ///< every query of the prompt counts
+
+  static constexpr std::int64_t tokens_at_once = 2048;  ///< of a prompt's blocks: fewer calls, and little to copy for each
 
   std::int32_t block = 128;  ///< tokens of a block, as the segmenter's
   std::int32_t count = 4;    ///< representative tokens of a block
@@ -41,10 +44,10 @@ struct representatives {
     static constexpr bool hears_steps = true;
     std::int64_t heads = 0;          ///< KV heads of a layer
     std::int64_t dim = 0;            ///< head_dim
-    std::int64_t blocks = 0;         ///< most blocks of a head
     std::int64_t block = 0;          ///< tokens of a block
+    std::int64_t count = 0;          ///< representatives of a block
     std::vector<std::int64_t> done;  ///< `[layers, kv_heads]` blocks that have a vector
-    std::vector<float>
+    token_table<float>
         vectors;  ///< `[layers, kv_heads, blocks, head_dim]` mean of the representatives' keys, as summary_type() rounds it
     std::vector<float> queries;        ///< `[layers, kv_heads, block, head_dim]` the open block's, each the query group's mean
     std::int64_t at_once = 0;          ///< blocks whose vectors one call makes, at most
@@ -60,6 +63,19 @@ struct representatives {
     void archive(Archive& a) {
       a(done, vectors, queries, rope);
     }
+    void reserve(std::int64_t tokens) {
+      std::int64_t const blocks = tokens / block + 1;
+      rope.reserve(std::max(tokens, distance + 1));
+      if (blocks <= vectors.room()) return;
+      vectors.reserve(blocks);
+      queries.resize(done.size() * static_cast<std::size_t>(block * dim));
+      at_once = std::max<std::int64_t>(1, std::min<std::int64_t>(blocks, tokens_at_once / block));
+      scores.resize(static_cast<std::size_t>(at_once * block));
+      counts.assign(static_cast<std::size_t>(at_once), static_cast<std::int32_t>(count));
+      chosen.resize(static_cast<std::size_t>(at_once * count));
+      all.resize(static_cast<std::size_t>(blocks));
+      std::iota(all.begin(), all.end(), 0);
+    }
     /// Returns the number of a KV head among all layers' heads.
     std::int64_t row(layer_id layer, std::int64_t head) const noexcept { return layer.value * heads + head; }
     /// Returns how many blocks of a KV head have a vector.
@@ -68,7 +84,7 @@ struct representatives {
     }
     /// Returns a block's vector, `[head_dim]`.
     float* vector(layer_id layer, std::int64_t head, std::int64_t which) noexcept {
-      return vectors.data() + (row(layer, head) * blocks + which) * dim;
+      return vectors.entry(row(layer, head), which);
     }
     /// Returns the query of a token of the open block, `[head_dim]`.
     float* query(layer_id layer, std::int64_t head, std::int64_t token) noexcept {
@@ -84,31 +100,23 @@ struct representatives {
                      "blocks of " + std::to_string(block) + " tokens with " + std::to_string(count) + " representatives from " +
                          std::to_string(local) +
                          " queries; each must be at least 1, and a block has at least as many tokens as representatives");
-    auto const rows = static_cast<std::size_t>(shape.layers * shape.kv_heads);
-    auto const dim = static_cast<std::size_t>(shape.head_dim);
+    std::int64_t const rows = shape.layers * shape.kv_heads;
     memory made;
     made.heads = shape.kv_heads;
     made.dim = shape.head_dim;
-    made.blocks = shape.max_tokens / block + 1;
     made.block = block;
-    made.done.resize(rows);
-    made.vectors.resize(rows * static_cast<std::size_t>(made.blocks) * dim);
-    made.queries.resize(rows * static_cast<std::size_t>(block) * dim);
-    made.at_once = std::max<std::int64_t>(1, std::min<std::int64_t>(made.blocks, tokens_at_once / block));
-    made.scores.resize(static_cast<std::size_t>(made.at_once * block));
-    made.counts.assign(static_cast<std::size_t>(made.at_once), count);
-    made.chosen.resize(static_cast<std::size_t>(made.at_once * count));
-    made.all.resize(static_cast<std::size_t>(made.blocks));
-    std::iota(made.all.begin(), made.all.end(), 0);
-    made.rope.reserve(shape, pre_rope);
+    made.count = count;
+    made.done.resize(static_cast<std::size_t>(rows));
+    made.vectors = {rows, shape.head_dim};
     made.distance = std::min<std::int64_t>(local, shape.max_tokens - 1);
-    made.far.resize(dim);
+    made.far.resize(static_cast<std::size_t>(shape.head_dim));
     return made;
   }
 
   /// Makes the vectors of the prompt's whole blocks, and keeps the open block's queries.
   template <class Input, executor Exec>
   void begin(Input const& input, Exec& exec) const {
+    input.memory.reserve(input.prompt_tokens);
     if (pre_rope) input.memory.rope.take(input.prompt->rope);
     query_window const queries = last_queries(input.prompt, window);
     std::int64_t const group = queries.heads / input.view.shape().kv_heads;
@@ -139,6 +147,7 @@ struct representatives {
   /// Keeps the current token's queries. If the token fills its block, makes the block's vector.
   template <class Input, executor Exec>
   void watch(Input const& input, Exec& exec) const {
+    input.memory.reserve(input.tokens);
     std::int64_t const group = input.queries.heads / input.heads.count;
     for (std::int64_t i = 0; i < input.heads.count; ++i) {
       std::int64_t const h = input.heads.first + i;
@@ -158,10 +167,12 @@ struct representatives {
       std::int64_t const h = input.heads.first + i;
       std::int64_t const now = input.view.tokens() - 1;
       std::span<float const> query(input.memory.query(input.layer, h, now), static_cast<std::size_t>(input.memory.dim));
+      std::int64_t const position = input.view.keys(input.layer).of({h, 1}).at({0}, {now}).value;
+      input.memory.rope.reserve(position + 1);
       rope_angles const rope = input.memory.rope.get();
       if (rope.angles != nullptr) {
         std::ranges::copy(query, input.memory.far.begin());
-        rope.undo(input.view.keys(input.layer).of({h, 1}).at({0}, {now}).value, input.memory.far.data());
+        rope.undo(position, input.memory.far.data());
         rope.redo(input.memory.distance, input.memory.far.data());
         query = input.memory.far;
       }
@@ -213,8 +224,6 @@ struct representatives {
     for (float& x : std::span(vectors, static_cast<std::size_t>(blocks * m.dim)))
       x = rounded_to(summary_type(input.view.shape().type), x);
   }
-
-  static constexpr std::int64_t tokens_at_once = 2048;  ///< of a prompt's blocks: fewer calls, and little to copy for each
 };
 
 static_assert(scorer<representatives>);

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "kvpolicy/detail/token_table.hpp"
+#include "kvpolicy/head_values.hpp"
 #include "kvpolicy/primitive/kept_scores.hpp"
 #include "kvpolicy/primitive/score.hpp"
 #include "kvpolicy/score_input.hpp"
@@ -37,7 +39,7 @@ struct trigonometric {
   static constexpr scored of = scored::tokens;
   static constexpr bool after_attention = true;
 
-  std::span<query_moment const> moments{};    ///< `[layers, q_heads, pairs]`, the model's, by kvpolicy-profile; not owned
+  head_values<query_moment> moments{};        ///< `[layers, q_heads, pairs]`, the model's, by kvpolicy-profile; not owned
   std::int32_t farthest = 65536;              ///< the largest distance, 1 to 2^20
   bool generated = true;                      ///< the tokens behind the prompt compete, not the prompt's
   group_merge merged = group_merge::maximum;  ///< merges the query heads of a KV head
@@ -50,12 +52,13 @@ struct trigonometric {
     rotation::pairing how = rotation::pairing::halves;
     std::vector<float> mean;         ///< `[q_heads, head_dim]`
     std::vector<float> spread;       ///< `[q_heads, pairs]`
-    std::vector<float> wanted;       ///< `[q_heads, max_tokens]`
+    token_table<float> wanted;       ///< `[q_heads, tokens]`
     std::vector<double> turns;       ///< `[2, pairs]`: mean cosines, mean sines
     std::int64_t pairs = 0;          ///< of a head in the file of moments
     std::int64_t end_of_prompt = 0;  ///< tokens of the sequence at the last prompt's end
     range_list all;                  ///< one range: every token that is scored
-    std::int64_t tokens = 0;         ///< max_tokens of the cache
+
+    void reserve(std::int64_t tokens) { wanted.reserve(tokens); }
 
     template <class Archive>
     void archive(Archive& a) {
@@ -77,14 +80,14 @@ struct trigonometric {
     KVPOLICY_EXPECTS(moments.size() % heads == 0 && moments.size() / heads <= most_pairs,
                      "a file of " + std::to_string(moments.size()) + " moments for a model of " + std::to_string(heads) +
                          " query heads with at most " + std::to_string(most_pairs) + " pairs each; profile this model");
+    check_heads_of(moments, static_cast<std::int64_t>(moments.size() / heads), shape.layers, shape.q_heads, "moments");
     memory made;
     made.mean.resize(static_cast<std::size_t>(shape.q_heads * shape.head_dim));
     made.spread.resize(static_cast<std::size_t>(shape.q_heads) * most_pairs);
-    made.wanted.resize(static_cast<std::size_t>(shape.q_heads * shape.max_tokens));
+    made.wanted = {shape.q_heads, 1};
     made.turns.resize(2 * most_pairs);
     made.frequency.reserve(most_pairs);
     made.all.resize(1);
-    made.tokens = shape.max_tokens;
     made.pairs = static_cast<std::int64_t>(moments.size() / heads);
     return made;
   }
@@ -119,7 +122,8 @@ struct trigonometric {
     table<float> const mean{m.mean.data(), heads, shape.head_dim, shape.head_dim};
     table<float> const spread{m.spread.data(), heads, pairs, pairs};
     expect_queries(input, mean, spread, first);
-    table<float> const wanted{m.wanted.data(), heads, m.tokens, m.tokens};
+    m.reserve(std::max(input.tokens, out.columns));
+    table<float> const wanted = m.wanted.rows(0, heads, m.wanted.room());
     rotated_scores(input.keys(), lists, {.mean = mean, .spread = spread, .pairing = m.how}, wanted, exec);
     for (std::int64_t h = 0; h < out.rows; ++h) {
       range_list const& list = lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(h)];

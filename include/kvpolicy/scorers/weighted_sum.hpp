@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kvpolicy/detail/token_table.hpp"
 #include "kvpolicy/score_input.hpp"
 
 namespace kvpolicy::scorers {
@@ -42,8 +43,13 @@ struct weighted_sum {
         (of_first::goes_on || !of_first::hears_prompts) && (of_second::goes_on || !of_second::hears_prompts);
     of_first first;
     of_second second;
-    std::vector<float> scores;  ///< `[kv_heads, max_tokens]`, the second's
-    std::int64_t tokens = 0;    ///< max_tokens of the cache
+    token_table<float> scores;  ///< `[kv_heads, tokens]`, the second's
+
+    void reserve(std::int64_t tokens) {
+      scores.reserve(tokens);
+      make_room(first, tokens);
+      make_room(second, tokens);
+    }
 
     template <class Archive>
     void archive(Archive& a) {
@@ -63,8 +69,7 @@ struct weighted_sum {
     memory made;
     made.first = first.start(shape);
     made.second = second.start(shape);
-    made.scores.resize(static_cast<std::size_t>(shape.kv_heads * shape.max_tokens));
-    made.tokens = shape.max_tokens;
+    made.scores = {shape.kv_heads, 1};
     return made;
   }
 
@@ -81,7 +86,8 @@ struct weighted_sum {
 
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
-    table<float> const other{input.memory.scores.data(), out.rows, out.columns, input.memory.tokens};
+    input.memory.scores.reserve(std::max(out.columns, input.tokens));
+    table<float> const other = input.memory.scores.rows(0, out.rows, out.columns);
     first.score(with(input, input.memory.first), out, exec);
     second.score(with(input, input.memory.second), other, exec);
     add(out, other);
@@ -91,7 +97,8 @@ struct weighted_sum {
     std::int64_t most = 0;
     for (range_list const& list : lists) most = std::max(most, token_count(list));
     out.columns = most;
-    table<float> const other{input.memory.scores.data(), out.rows, most, input.memory.tokens};
+    input.memory.scores.reserve(most);
+    table<float> const other = input.memory.scores.rows(0, out.rows, most);
     first.score_kept(with(input, input.memory.first), lists, out, exec);
     second.score_kept(with(input, input.memory.second), lists, other, exec);
     add(out, other);
@@ -106,7 +113,7 @@ struct weighted_sum {
   template <class View, class Summaries, class Own, class Memory>
   static score_input<View, Summaries, Memory> with(score_input<View, Summaries, Own> const& input, Memory& memory) {
     return {input.view,      input.layer, input.heads,   input.tokens, input.prompt_tokens,
-            input.summaries, memory,      input.queries, input.prompt};
+            input.summaries, memory,      input.queries, input.prompt, input.gone};
   }
   void add(table<float> out, table<float const> other) const {
     for (std::int64_t h = 0; h < out.rows; ++h) {

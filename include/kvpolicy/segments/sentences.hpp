@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "kvpolicy/concepts.hpp"
+#include "kvpolicy/segments/sentence_mark.hpp"
 
 namespace kvpolicy::segments {
 
@@ -16,7 +16,7 @@ namespace kvpolicy::segments {
 struct sentences {
   static constexpr bool ragged = true;
 
-  std::span<std::uint8_t const> boundary{};  ///< `[vocabulary]`, not 0 for a token that ends a sentence; not owned
+  std::span<std::uint8_t const> boundary{};  ///< `[vocabulary]`, each token's sentence_mark(); not owned
   std::int32_t longest = 256;                ///< tokens; a sentence of this length ends in any case
   std::int32_t shortest = 4;                 ///< tokens; a shorter sentence does not end
 
@@ -31,30 +31,38 @@ struct sentences {
         "(in C: the second argument of kvpolicy_policy_parse)");
   }
 
-  /// Returns whether a token ends its sentence. An id outside of the table ends none before `longest`.
-  /// @param token_id  the token's id
+  /// Returns what is known of a sentence behind a token: whether it ends there, and else the bytes of a mark that has begun.
+  /// @param before  the same behind the token before; 0 for the first
+  /// @param token_id  the token's id; one outside of the table ends no sentence before `longest`
   /// @param length  tokens of the sentence, this one included
-  /// @return true if the sentence ends
-  constexpr bool ends(std::int32_t token_id, std::int64_t length) const noexcept {
-    if (length >= longest) return true;
+  /// @return mark_ends, or the bytes of a mark's beginning, or 0
+  constexpr std::uint16_t behind(std::uint16_t before, std::int32_t token_id, std::int64_t length) const noexcept {
+    if (length >= longest) return mark_ends;
     auto const at = static_cast<std::size_t>(token_id);
-    return token_id >= 0 && at < boundary.size() && boundary[at] != 0 && length >= shortest;
+    if (token_id < 0 || at >= boundary.size()) return 0;
+    std::uint16_t const now = joined_mark(before, fragment_of_mark(boundary[at]));
+    return now == mark_ends && length < shortest ? std::uint16_t{0} : now;
   }
 };
 
 /// The ends of a sequence's sentences. A sentence closes when the next token arrives.
 struct sentence_marks {
-  std::int64_t most = 0;             ///< capacity, in sentences
-  std::vector<std::int32_t> ends;    ///< first token after each closed sentence
-  std::int64_t tokens = 0;           ///< tokens whose ids are known
-  std::vector<std::uint8_t> closes;  ///< `[max_tokens]` 1 if the token ends a sentence, which closes with the next token
+  std::int64_t shortest = 1;          ///< tokens of the shortest sentence
+  std::int64_t most = 0;              ///< sentences that there is room for
+  std::vector<std::int32_t> ends;     ///< first token after each closed sentence
+  std::int64_t tokens = 0;            ///< tokens whose ids are known
+  std::vector<std::uint16_t> closes;  ///< `[room]` of each token what sentences::behind() says; mark_ends: it ends a sentence
 
   sentence_marks() = default;
-  /// Allocates for one sequence.
-  /// @param segment  the rule; its shortest sentence sets `most`
-  /// @param max_tokens  the longest sequence
-  sentence_marks(sentences const& segment, std::int64_t max_tokens)
-      : most(max_tokens / segment.shortest + 1), closes(static_cast<std::size_t>(max_tokens)) {
+  /// Marks of an empty sequence.
+  /// @param segment  the rule
+  explicit sentence_marks(sentences const& segment) : shortest(segment.shortest) {}
+
+  /// Makes room for so many tokens.
+  void reserve(std::int64_t count) {
+    if (count <= std::ssize(closes)) return;
+    most = count / shortest + 1;
+    closes.resize(static_cast<std::size_t>(count));
     ends.reserve(static_cast<std::size_t>(most));
   }
 
@@ -62,8 +70,10 @@ struct sentence_marks {
   std::int64_t open_begin() const noexcept { return ends.empty() ? 0 : ends.back(); }
   /// The number of closed sentences.
   std::int64_t units() const noexcept { return std::ssize(ends); }
+  /// What sentences::behind() says of the last token.
+  std::uint16_t last() const noexcept { return tokens > 0 ? closes[static_cast<std::size_t>(tokens - 1)] : std::uint16_t{0}; }
   /// Whether the last token ends its sentence.
-  bool last_closes() const noexcept { return tokens > 0 && closes[static_cast<std::size_t>(tokens - 1)] != 0; }
+  bool last_closes() const noexcept { return last() == mark_ends; }
 
   /// Takes the ids of the tokens from `first` on. Tokens that were known from `first` on are forgotten before, with the
   /// sentences that held any of them.
@@ -72,10 +82,12 @@ struct sentence_marks {
   /// @param ids  their ids
   void extend(sentences const& segment, std::int64_t first, std::span<std::int32_t const> ids) {
     forget(first);
+    reserve(first + std::ssize(ids));
     for (std::int32_t const id : ids) {
-      if (tokens > open_begin() && last_closes() && units() < most) ends.push_back(static_cast<std::int32_t>(tokens));
+      if (tokens > open_begin() && last_closes()) ends.push_back(static_cast<std::int32_t>(tokens));
+      std::uint16_t const before = last();
       ++tokens;
-      closes[static_cast<std::size_t>(tokens - 1)] = segment.ends(id, tokens - open_begin()) ? 1 : 0;
+      closes[static_cast<std::size_t>(tokens - 1)] = segment.behind(before, id, tokens - open_begin());
     }
   }
   /// Forgets every token from a position on, and the sentences that held any.
@@ -85,35 +97,6 @@ struct sentence_marks {
     while (!ends.empty() && ends.back() > from) ends.pop_back();
   }
 };
-
-/// Returns whether a token with this text ends a sentence. The text ends one if it holds a line's end, or if it ends with a
-/// mark: . ! ? or an ellipsis, full-width and ideographic forms included. Closing quotes and brackets may follow the mark, and
-/// blanks may follow those.
-/// @param text  of one token, UTF-8
-/// @param exact  only a text that is one mark, or one line feed, ends a sentence, as in the method's public code; that code
-///               misses `.\n` and the like
-/// @return true if the token ends a sentence
-constexpr bool ends_sentence(std::string_view text, bool exact = false) noexcept {
-  // . ! ? and the ellipsis; the ideographic full stop, and its half-width form; full-width ! and ?
-  constexpr std::string_view marks[] = {".",           "!", "?", "\xe2\x80\xa6", "\xe3\x80\x82", "\xef\xbd\xa1", "\xef\xbc\x81",
-                                        "\xef\xbc\x9f"};
-  // Quotes and brackets; the corner brackets, and the full-width parenthesis.
-  constexpr std::string_view closing[] = {
-      "\"", "'", ")", "]", "\xe2\x80\x9d", "\xe2\x80\x99", "\xc2\xbb", "\xe3\x80\x8d", "\xe3\x80\x8f", "\xef\xbc\x89"};
-  if (exact) return text == "\n" || std::ranges::find(marks, text) != std::end(marks);
-  if (text.find('\n') != std::string_view::npos) return true;
-  while (!text.empty() && (text.back() == ' ' || text.back() == '\t' || text.back() == '\r')) text.remove_suffix(1);
-  for (bool more = true; more;) {
-    more = false;
-    for (std::string_view const mark : closing) {
-      if (text.size() > mark.size() && text.ends_with(mark)) {
-        text.remove_suffix(mark.size());
-        more = true;
-      }
-    }
-  }
-  return std::ranges::any_of(marks, [&](std::string_view mark) { return text.ends_with(mark); });
-}
 
 static_assert(segmenter<sentences>);
 

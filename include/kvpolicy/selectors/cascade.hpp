@@ -20,6 +20,7 @@ namespace kvpolicy::selectors {
 /// A unit is live if its parent was kept. The children of dropped units are never scored. Protected pages are no candidates.
 struct cascade {
   static constexpr scope coarsest = scope::request;
+  static constexpr bool one_size = true;  ///< buffers are for the longest sequence at once: ranks add them up
 
   template <class Score, class Pool, class Segment, class Budget>
   static consteval bool fits() {

@@ -54,6 +54,7 @@ struct basic_top {
     std::int64_t const each =
         std::min(keep.budget.most_tokens(shape),
                  keep.budget.of({.shape = shape, .tokens = shape.max_tokens, .prompt = shape.max_tokens}));
+    if (covers(keep, shape)) return;
     std::int64_t const budget = each / keep.segment.unit_size() * keep.segment.unit_size();
     std::int64_t const prompt = keeps_prompt(keep.window) ? 0 : shape.max_tokens;  // what comes after a kept prompt counts
     std::int64_t const forced = keep.window.at(shape.max_tokens, prompt, budget).counted;
@@ -110,7 +111,8 @@ struct basic_top {
     request.unit_size = size;
     std::int64_t const first = safe.sink_end / size;
     std::int64_t const count = std::max<std::int64_t>(0, (safe.recent_begin + size - 1) / size - first);
-    return {request, first, count, count > 0 && (safe.counted == 0 || keep.budget.of(request) > safe.counted)};
+    bool const room = safe.counted == 0 || covers(keep, request.shape) || keep.budget.of(request) > safe.counted;
+    return {request, first, count, count > 0 && room};
   }
   /// Writes how many candidates each list takes.
   /// @param keep  the rule
@@ -122,7 +124,8 @@ struct basic_top {
   template <class Keep, class Exec>
   void allot(Keep const& keep, candidates const& among, table<float const> scores, std::span<std::int32_t> units,
              Exec& exec) const {
-    keep.budget.allocate(among.request, scores, units, exec);
+    if (covers(keep, among.request.shape)) std::ranges::fill(units, static_cast<std::int32_t>(among.count));
+    else keep.budget.allocate(among.request, scores, units, exec);
     std::int64_t const most = std::min(among.count, max_ranges(keep, among.request.shape));
     for (std::int32_t& taken : units) taken = static_cast<std::int32_t>(std::min<std::int64_t>(taken, most));
   }
@@ -133,8 +136,12 @@ struct basic_top {
     std::int64_t const size = keep.segment.unit_size();
     std::int64_t const lists = Keep::granularity == scope::head ? input.heads.count : 1;
     cache_shape const shape = input.view.shape();
-    budget_request const request{
-        .shape = shape, .layer = input.layer, .heads = input.heads, .tokens = input.tokens, .prompt = input.prompt_tokens};
+    budget_request const request{.shape = shape,
+                                 .layer = input.layer,
+                                 .heads = input.heads,
+                                 .tokens = input.tokens,
+                                 .prompt = input.prompt_tokens,
+                                 .gone = input.gone};
     candidates const among = candidates_of(keep, request, safe);
     if (!among.any) return;
     table<float> scores{};
@@ -148,6 +155,7 @@ struct basic_top {
         scores = scored_units(keep, s, input, among, safe, exec);
       }
     }
+    for (std::int32_t& units : k) units = static_cast<std::int32_t>(std::min<std::int64_t>(units, s.most));
     table<std::int32_t> const indices{s.indices.data(), lists, s.most, s.most};
     if (scores.data != nullptr) top_k(table<float const>(scores), k, indices, exec);
     for (std::int64_t list = 0; list < lists; ++list) {
@@ -159,6 +167,12 @@ struct basic_top {
   }
 
  private:
+  /// Whether the budget holds the longest sequence: then lists keep all of it.
+  template <class Keep>
+  static bool covers(Keep const& keep, cache_shape const& shape) noexcept {
+    if constexpr (requires { keep.budget.covers(shape); }) return keep.budget.covers(shape);
+    else return false;
+  }
   /// Returns the candidates' scores, `[lists, candidates]`.
   template <class Keep, class Input, executor Exec>
   table<float> scored_units(Keep const& keep, scratch& s, Input& input, candidates const& among, protected_tokens const& safe,

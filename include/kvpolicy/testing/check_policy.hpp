@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <concepts>
 #include <string>
 #include <vector>
 
@@ -48,7 +50,10 @@ class policy_check : policy_misuse<Policy, Exec> {
         step(state, twin, cache, n);
       }
       std::int64_t const cut = options_.prompt + options_.steps / 2;  // a tail is removed
+      state.cut(cut - 1);
+      twin.cut(cut - 1);
       for (std::int64_t n = cut; n < cut + 4; ++n) step(state, twin, cache, n);
+      twin.reserve(shape_.max_tokens);  // more room changes nothing
       for (std::int64_t n = cut + 4; n + most_step_tokens <= shape_.max_tokens;) n += several(state, twin, cache, n);
     }
   }
@@ -92,6 +97,10 @@ class policy_check : policy_misuse<Policy, Exec> {
       }
     }
     refused("observe() without what the triggers need", contains(needs_, signals::logits), [&] { state.observe({}, exec_); });
+    std::array const shares{.25f, .5f, .25f};
+    refused("observe() with probabilities",
+            contains(needs_, signals::logits) && std::same_as<typename Exec::memory, host_memory>,
+            [&] { state.observe({.logits = shares}, exec_); });
     state.observe(inputs_.outcome(n), exec_);
     twin.observe(inputs_.outcome(n), exec_);
     refused("a step that is observed twice", true, [&] { state.observe(inputs_.outcome(n), exec_); });

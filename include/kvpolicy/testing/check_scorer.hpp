@@ -102,6 +102,8 @@ class scorer_check {
                                                  random_signals const& inputs, bool at_prompt) {
     summaries_type summaries = pool_.start(shape_, segment_);
     memory_type memory = score_.start(shape_);
+    make_room(summaries, shape_.max_tokens);
+    make_room(memory, shape_.max_tokens);
     prompt_signals const prompt = inputs.prompt(0, view.tokens());
     if constexpr (Segment::ragged) summaries.extend(segment_, 0, prompt.token_ids);
     for (std::int64_t piece = choosing / 2; piece <= choosing; piece += std::max<std::int64_t>(1, choosing - choosing / 2)) {

@@ -1,6 +1,7 @@
 // What check_policy() asks of every misuse of a policy's verbs: that it is refused.
 #pragma once
 
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,6 +58,8 @@ class policy_misuse {
     behind.first = n + 1;
     prefill("that begins behind its end", cache.view(n), 0, behind);
     for (auto const& [what, view] : other_views(cache, n)) prefill("of " + what, view, 0, inputs_.prompt(0, n));
+    for (auto const& [what, view] : unreadable_views(cache, n))
+      prefill("of " + what, view, 0, inputs_.prompt(0, n), contains(needs_, signals::keys));
     prompt_signals few = inputs_.prompt(0, n);
     few.queries = {};
     prefill("without the prompt's queries", cache.view(n), 0, few, contains(needs_, signals::observation_queries));
@@ -64,11 +67,37 @@ class policy_misuse {
     few.queries.heads += 1;
     prefill("with queries of other heads", cache.view(n), 0, few, contains(needs_, signals::observation_queries));
     few = inputs_.prompt(0, n);
+    few.queries = few.queries.last(std::min(observation_queries(policy_), n) - 1);
+    prefill("with too few queries", cache.view(n), 0, few, contains(needs_, signals::observation_queries));
+    few = inputs_.prompt(0, n);
+    few.queries.scale = unset_scale;
+    prefill("with queries without a scale", cache.view(n), 0, few, contains(needs_, signals::observation_queries));
+    few = inputs_.prompt(0, n);
     few.rope = {};
     prefill("without the rotary embedding", cache.view(n), 0, few, contains(needs_, signals::rotation));
     few = inputs_.prompt(0, n);
     few.token_ids = {};
     prefill("without token ids", cache.view(n), 0, few, contains(needs_, signals::token_ids));
+    few = inputs_.prompt(0, n);
+    few.queries.head_stride = 0;
+    prefill("with queries whose heads lie in one place", cache.view(n), 0, few, contains(needs_, signals::observation_queries));
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(n));
+    ids.back() = -1;
+    few = inputs_.prompt(0, n);
+    few.token_ids = ids;
+    prefill("with a negative token id", cache.view(n), 0, few, contains(needs_, signals::token_ids));
+    std::vector<float> const frequencies(static_cast<std::size_t>(shape_.head_dim / 2),
+                                         std::numeric_limits<float>::quiet_NaN());
+    few = inputs_.prompt(0, n);
+    few.rope.inverse_frequency = frequencies.data();
+    few.rope.pairs = std::ssize(frequencies);
+    prefill("with frequencies that are no numbers", cache.view(n), 0, few, contains(needs_, signals::rotation));
+    std::vector<range_list> const earlier{{{0, static_cast<std::int32_t>(n - 1), reason::open}}};
+    few = inputs_.prompt(0, n);
+    few.resident = earlier;
+    prefill("with resident lists that lack a new token", cache.view(n), 0, few);
+    refused("kept() of a layer that has not chosen", true, [&] { static_cast<void>(state.kept({0})); });
+    refused("retained() of a layer too many", true, [&] { static_cast<void>(state.retained({shape_.layers})); });
     refused("observe() before any step", true, [&] { state.observe(inputs_.outcome(1), exec_); });
     refused("choose() that jumps over a prompt", true, [&] { state.choose(cache.view(n), {0}, inputs_.step(n), exec_); });
     state.prefill(cache.view(n), {0}, inputs_.prompt(0, n), exec_);
@@ -105,13 +134,25 @@ class policy_misuse {
     choose("that begins with layer 2", cache.view(n), 2, inputs_.step(n));
     choose("that jumps over a token", cache.view(n + 1), 0, inputs_.step(n + 1));
     choose("on no tokens", cache.view(0), 0, inputs_.step(n));
+    choose("on as many tokens as are known", cache.view(n - 1), 0, inputs_.step(n - 1));
+    choose("on fewer tokens than are known", cache.view(n - 2), 0, inputs_.step(n - 2));
     for (auto const& [what, view] : other_views(cache, n)) choose("on " + what, view, 0, inputs_.step(n));
+    for (auto const& [what, view] : unreadable_views(cache, n))
+      choose("on " + what, view, 0, inputs_.step(n), contains(needs_, signals::keys));
     step_signals few = inputs_.step(n);
     few.queries = {};
     choose("without queries", cache.view(n), 0, few, contains(needs_, signals::queries));
     few = inputs_.step(n);
     few.queries.heads = 1;
     choose("with queries of other heads", cache.view(n), 0, few, contains(needs_, signals::queries));
+    for (float const scale : {unset_scale, 0.0f, -1.0f, std::numeric_limits<float>::infinity()}) {
+      few = inputs_.step(n);
+      few.queries.scale = scale;
+      choose("with a scale of " + std::to_string(scale), cache.view(n), 0, few, contains(needs_, signals::queries));
+    }
+    few = inputs_.step(n);
+    few.queries.head_stride = shape_.head_dim - 1;
+    choose("with queries that overlap", cache.view(n), 0, few, contains(needs_, signals::queries));
     few = inputs_.step(n);
     few.token_id = -1;
     choose("without the token's id", cache.view(n), 0, few, contains(needs_, signals::token_ids));
@@ -129,6 +170,18 @@ class policy_misuse {
     made[2].second.cache.layers -= 1;
     made[3].first = "a cache of another type";
     made[3].second.cache.type = element_type::f16;
+    return made;
+  }
+
+  /// Views whose strides lead from a row into itself, or into another.
+  static std::vector<std::pair<std::string, strided_view<>>> unreadable_views(random_cache const& cache, std::int64_t n) {
+    std::vector<std::pair<std::string, strided_view<>>> made(3, {"rows without strides", cache.view(n)});
+    made[0].second.key_strides = {};
+    made[1].first = "rows whose strides are in elements";
+    byte_strides& of = made[1].second.key_strides;
+    of = {.layer = of.layer / 4, .head = of.head / 4, .token = of.token / 4, .dim = of.dim / 4};
+    made[2].first = "heads whose rows are each other's";
+    made[2].second.key_strides.head = made[2].second.key_strides.token;
     return made;
   }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvpolicy/head_profile.hpp"
+#include "kvpolicy/head_values.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/scorers/trigonometric.hpp"
 #include "kvpolicy/text/suggestion.hpp"
@@ -20,11 +21,11 @@ namespace kvpolicy {
 struct policy_inputs {
   std::shared_ptr<std::vector<std::uint8_t> const> boundary{};  ///< `[vocabulary]`, see segments::sentences
   /// Reads a head profile from a file. Without this function, policies that need a profile can't be named.
-  std::function<std::vector<head_profile>(std::string const& path)> read_profile{};
+  std::function<owned_head_values<head_profile>(std::string const& path)> read_profile{};
   /// Reads from a file how much each head retrieves, for budgets::by_head. Without it, policies that need that can't be named.
-  std::function<std::vector<float>(std::string const& path)> read_retrieval{};
+  std::function<owned_head_values<float>(std::string const& path)> read_retrieval{};
   /// Reads moments of the model's queries from a file. Without it, policies that need them can't be named.
-  std::function<std::vector<query_moment>(std::string const& path)> read_moments{};
+  std::function<owned_head_values<query_moment>(std::string const& path)> read_moments{};
 };
 
 namespace text {
@@ -155,9 +156,9 @@ class draft {
     value.data();
     value.size();
   };
-  static auto const& reader_of(std::span<head_profile const>, policy_inputs const& inputs) { return inputs.read_profile; }
-  static auto const& reader_of(std::span<query_moment const>, policy_inputs const& inputs) { return inputs.read_moments; }
-  static auto const& reader_of(std::span<float const>, policy_inputs const& inputs) { return inputs.read_retrieval; }
+  static auto const& reader_of(head_values<head_profile> const&, policy_inputs const& inputs) { return inputs.read_profile; }
+  static auto const& reader_of(head_values<query_moment> const&, policy_inputs const& inputs) { return inputs.read_moments; }
+  static auto const& reader_of(head_values<float> const&, policy_inputs const& inputs) { return inputs.read_retrieval; }
 
   template <class T>
   void assign(std::string const& key, std::string_view text, T& value, policy_inputs const& inputs) {
@@ -166,9 +167,9 @@ class draft {
       if (!read || text.empty())
         throw invalid_value("policy " + name_ + ": " + key + " is '" + std::string(text) + "'; it must be a file's name");
       file_ = text;
-      auto const heads = std::make_shared<std::vector<typename T::value_type> const>(read(file_));
+      auto const heads = std::make_shared<owned_head_values<typename T::value_type> const>(read(file_));
       owned.push_back(heads);
-      value = *heads;
+      value = heads->values();
     } else if (!parse(text, value)) {
       throw invalid_value("policy " + name_ + ": " + key + " is '" + std::string(text) + "'; it must be " + wanted(value));
     }

@@ -23,6 +23,10 @@ struct any_of {
   struct state {
     decltype(std::declval<A const&>().start(cache_shape{})) first;
     decltype(std::declval<B const&>().start(cache_shape{})) second;
+    void reserve(std::int64_t tokens) {
+      make_room(first, tokens);
+      make_room(second, tokens);
+    }
     void restart() noexcept {
       first.restart();
       second.restart();

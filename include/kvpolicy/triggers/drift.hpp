@@ -41,6 +41,8 @@ struct drift {
     std::int64_t looks = 0;                           ///< looks of watched heads, in all
     std::int64_t drifts = 0;                          ///< looks that found a drift, in all
     std::int64_t fetches = 0;                         ///< heads that became due, in all
+    std::int64_t window = 0;                          ///< queries of a look
+    std::vector<char> may_watch;                      ///< `[layers, kv_heads]` pivots and shifting heads
     std::vector<float> queries;                       ///< `[layers, kv_heads, window, group, head_dim]`
     std::vector<std::int32_t> seen;                   ///< `[layers, kv_heads]` steps since the last look
     std::vector<std::vector<std::int32_t>> baseline;  ///< `[layers, kv_heads]` ascending tokens; empty: not watched
@@ -50,6 +52,13 @@ struct drift {
     template <class Archive>
     void archive(Archive& a) {
       a(now, looks, drifts, fetches, queries, seen, baseline, fired);
+    }
+    void reserve(std::int64_t tokens) {
+      queries.resize(seen.size() * static_cast<std::size_t>(window * group_size));
+      buffers.reserve(tokens);
+      for (std::size_t i = 0; i < baseline.size(); ++i) {
+        if (may_watch[i] != 0) baseline[i].reserve(static_cast<std::size_t>(tokens));
+      }
     }
     /// Returns the index of a KV head in the vectors.
     std::size_t at(layer_id layer, std::int64_t head) const noexcept {
@@ -69,19 +78,17 @@ struct drift {
     KVPOLICY_EXPECTS(smooth >= 1 && smooth % 2 == 1,
                      "smooth is " + std::to_string(smooth) + " tokens; it must be odd, and at least 1");
     auto const rows = static_cast<std::size_t>(shape.layers * shape.kv_heads);
-    auto const tokens = static_cast<std::size_t>(shape.max_tokens);
     state made;
     made.kv_heads = shape.kv_heads;
     made.group_size = shape.group() * shape.head_dim;
-    made.queries.resize(rows * static_cast<std::size_t>(window * made.group_size));
+    made.window = window;
     made.seen.resize(rows);
     made.baseline.resize(rows);
+    made.may_watch.resize(rows);
     for (std::size_t i = 0; i < rows && i < roles.heads.size(); ++i) {
-      if (roles.heads[i].role == head_role::pivot || roles.heads[i].role == head_role::shifting)
-        made.baseline[i].reserve(tokens);
+      made.may_watch[i] = roles.heads[i].role == head_role::pivot || roles.heads[i].role == head_role::shifting ? 1 : 0;
     }
     made.fired.resize(rows, -1);
-    made.buffers = attended_set_scratch(shape.max_tokens);
     return made;
   }
 
@@ -95,6 +102,7 @@ struct drift {
   template <class Input, executor Exec>
   void begin(state& s, Input const& input, std::int64_t prompt, Exec& exec) const {
     s.now = 0;
+    s.reserve(input.prompt_tokens);
     for (std::int64_t h = input.heads.first; h < input.heads.first + input.heads.count; ++h) {
       std::size_t const at = s.at(input.layer, h);
       s.fired[at] = -1;

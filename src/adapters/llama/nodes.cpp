@@ -145,7 +145,14 @@ graph_mask::graph_mask(ggml_tensor const* attention)
       per_stream_(attention->src[0]->ne[1]),
       biased_(attention->op == GGML_OP_FLASH_ATTN_EXT && attention_parameters(attention).max_bias != 0) {
   // The engine may convert its F32 input to F16 first, which is not computed yet.
-  while (input_->op != GGML_OP_NONE && input_->src[0] != nullptr) input_ = input_->src[0];
+  auto const copies = [](ggml_op op) {
+    return op == GGML_OP_CPY || op == GGML_OP_DUP || op == GGML_OP_CONT || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE;
+  };
+  while (copies(input_->op) && input_->src[0] != nullptr) input_ = input_->src[0];
+  if (input_->op != GGML_OP_NONE) {
+    throw unsupported(std::string("the model computes its attention mask (") + ggml_op_name(input_->op) +
+                      "): only causal masks and windows that the engine sets are supported");
+  }
   if (input_->data == nullptr || (input_->type != GGML_TYPE_F32 && input_->type != GGML_TYPE_F16)) {
     throw unsupported("this llama.cpp masks its attention in a way that kvpolicy does not know; 0.5 to 0.7 are known");
   }

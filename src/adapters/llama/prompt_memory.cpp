@@ -13,14 +13,14 @@ void prompt_memory::reserve(cache_shape const& shape, std::int64_t queries) {
   std::int64_t const room = std::min(queries, shape.max_tokens);
   if (room <= room_) return;
   for (span_of_layer& kept : kept_) kept.count = 0;
-  queries_.resize(static_cast<std::size_t>(shape.layers * room * row()));
+  queries_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(shape.layers * room * row()));
   room_ = room;
 }
 
 void prompt_memory::release() noexcept {
   for (span_of_layer& kept : kept_) kept.count = 0;
   room_ = 0;
-  queries_ = {};
+  queries_ = nullptr;
 }
 
 void prompt_memory::keep(std::int64_t layer, graph_queries const& q, std::span<std::int32_t const> tokens, std::int64_t first) {
@@ -28,7 +28,7 @@ void prompt_memory::keep(std::int64_t layer, graph_queries const& q, std::span<s
   std::int64_t const old = kept.end == first ? kept.count : 0;
   std::int64_t const fresh = std::min<std::int64_t>(std::ssize(tokens), room_);
   std::int64_t const left = std::min(old, room_ - fresh);
-  float* const window = queries_.data() + layer * room_ * row();
+  float* const window = queries_.get() + layer * room_ * row();
   if (left < old) std::memmove(window, window + (old - left) * row(), static_cast<std::size_t>(left * row()) * sizeof(float));
   float* to = window + left * row();
   for (std::int32_t const token : tokens.last(static_cast<std::size_t>(fresh))) {
@@ -47,7 +47,7 @@ void prompt_memory::keep_id(std::int64_t token, std::int32_t id) {
 
 query_window prompt_memory::window_of(std::int64_t layer, std::int64_t end, float scale) const noexcept {
   if (kept_.empty() || kept_[static_cast<std::size_t>(layer)].end != end) return {};
-  return {.data = queries_.data() + layer * room_ * row(),
+  return {.data = queries_.get() + layer * room_ * row(),
           .tokens = kept_[static_cast<std::size_t>(layer)].count,
           .heads = shape_.q_heads,
           .token_stride = row(),
@@ -79,7 +79,7 @@ prompt_memory::span_of_layer prompt_memory::of_all_layers(std::int64_t until) co
 
 float const* prompt_memory::last_queries(std::int64_t layer, std::int64_t count, std::int64_t end) const noexcept {
   span_of_layer const& kept = kept_[static_cast<std::size_t>(layer)];
-  return queries_.data() + (layer * room_ + kept.count - (kept.end - end) - count) * row();
+  return queries_.get() + (layer * room_ + kept.count - (kept.end - end) - count) * row();
 }
 
 saved_prompt prompt_memory::save(std::int64_t until) const {
@@ -99,7 +99,7 @@ void prompt_memory::take_over(prompt_memory const& other, std::int64_t until) {
   auto const [window, tokens] = other.of_all_layers(until);
   std::int64_t const count = std::min(window, room_);
   for (std::int64_t l = 0; l < shape_.layers; ++l) {
-    if (count > 0) std::copy_n(other.last_queries(l, count, tokens), count * row(), queries_.begin() + l * room_ * row());
+    if (count > 0) std::copy_n(other.last_queries(l, count, tokens), count * row(), queries_.get() + l * room_ * row());
     kept_[static_cast<std::size_t>(l)] = {count, tokens};
   }
   ids_.assign(other.ids_.begin(), other.ids_.begin() + std::min(until, std::ssize(other.ids_)));
@@ -123,7 +123,7 @@ void prompt_memory::load(saved_prompt const& saved) {
   for (std::int64_t l = 0; l < shape_.layers; ++l) {
     if (count > 0)
       std::copy_n(saved.queries.data() + ((l + 1) * saved.window - count) * row(), count * row(),
-                  queries_.begin() + l * room_ * row());
+                  queries_.get() + l * room_ * row());
     kept_[static_cast<std::size_t>(l)] = {count, saved.tokens};
   }
   ids_ = saved.ids;

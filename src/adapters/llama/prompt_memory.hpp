@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -52,7 +53,7 @@ class prompt_memory {
 
   cache_shape shape_{};
   std::int64_t room_ = 0;
-  std::vector<float> queries_;  ///< `[layers, room, q_heads, head_dim]`, oldest first
+  std::unique_ptr<float[]> queries_;  ///< `[layers, room, q_heads, head_dim]`, oldest first; written before it is read
   std::vector<span_of_layer> kept_;
   std::vector<std::int32_t> ids_;
 };

@@ -13,7 +13,7 @@ std::vector<std::uint8_t> sentence_ends(llama_model const* model) {
   for (std::size_t id = 0; id < ends.size(); ++id) {
     std::int32_t const size = llama_token_to_piece(vocab, static_cast<llama_token>(id), piece.data(),
                                                    static_cast<std::int32_t>(piece.size()), 0, false);
-    ends[id] = size > 0 && segments::ends_sentence({piece.data(), static_cast<std::size_t>(size)}) ? 1 : 0;
+    if (size > 0) ends[id] = segments::sentence_mark({piece.data(), static_cast<std::size_t>(size)});
   }
   return ends;
 }

@@ -80,6 +80,8 @@ void sequence::forget_all() noexcept { forget(0), prompt_due(0); }
 /// Tokens from `tokens` on are gone; the policy learns it when it next runs.
 void sequence::forget(std::int64_t tokens) noexcept {
   if (due_from_ != nothing_due) due_from_ = std::min(due_from_, tokens);
+  // The choice waits again, and all rows are there for it.
+  else if (request_ && rows_->whole() && request_->undoes_choice(tokens)) prompt_due(tokens);
   prompt_.forget(tokens);
   compressed_ = compressed_ && tokens > 0;
   if (pages_) pages_->cut(tokens);
@@ -279,6 +281,8 @@ prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float sc
                         .queries = prompt_.window_of(layer.value, tokens, scale),
                         .rope = rope_.embedding(),
                         .token_ids = prompt_.ids_of(due_from_, tokens)};
+  // Of a prompt whose end was cut away the queries of its last tokens may be all that are known.
+  if (prompt.queries.tokens > 0) prompt.unobserved = std::max<std::int64_t>(0, tokens - due_from_ - prompt.queries.tokens);
   if (!rows_->whole()) prompt.resident = rows_->resident(layer, tokens).lists();
   if (contains(needs, signals::token_ids) && std::ssize(prompt.token_ids) != tokens - due_from_) {
     throw unsupported(

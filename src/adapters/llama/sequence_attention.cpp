@@ -45,6 +45,7 @@ void sequence::step(attention_node const& node, simd_exec& exec) {
   if (options_.on_queries) options_.on_queries(id_, layer, rows_->view(tokens() - brought + 1), queries.token(0), exec);
   // One choice for all layers ends every layer's wait at once, in layer 0.
   if (layer.value == 0 || requirements_.granularity != scope::request) waited_ = request_->waits(layer);
+  if (layer.value == 0) request_->cut(tokens() - brought);  // which tokens there are is the engine's to say
   selection const chosen = request_->choose(view, layer, step_window{brought, queries, ids_}, exec);
   bool const decided = prompted || (waited_ && !request_->waits(layer));
   statistics_.choose_seconds += seconds_since(start);

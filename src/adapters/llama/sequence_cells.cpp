@@ -64,8 +64,8 @@ void sequence_cells::order(seen_cells const& now) {
         trusted ? now.position - static_cast<std::int32_t>(count - std::ssize(ordered_)) : table_.position(now.stream, cell);
     if (position == cell_table::unknown) {
       refuse("cell " + std::to_string(cell) +
-             " holds a token that it did not see written; after the engine's state was "
-             "restored, call load() with what save() gave");
+             " holds a token that it did not see written; after the engine's state was restored, call load() with what save() "
+             "gave");
     }
     ordered_.push_back({position, cell});
   }
@@ -74,8 +74,8 @@ void sequence_cells::order(seen_cells const& now) {
   for (placed_token const& t : ordered_) {
     if (t.position != next++) {
       refuse(
-          "their positions have holes (llama_memory_seq_rm from the middle), or the batch has several sequences in one "
-          "unified cache and set_batch() was not called");
+          "their positions have holes (llama_memory_seq_rm from the middle, or llama_memory_seq_div), or the batch has several "
+          "sequences in one unified cache and set_batch() was not called");
     }
   }
   cells_.clear();

@@ -170,6 +170,11 @@ void sequences::add(llama_seq_id id, graph_mask const& mask, graph_tokens const&
   std::int32_t const first = batch_indices_.front();
   see_cells(mask, first);
   if (std::erase(seen_, graph.cell(first)) != 1) throw unsupported("attention is not causal: a token does not see itself");
+  if (batch_indices_.size() > 1 && mask.visible(first, graph.cell(batch_indices_[1]))) {
+    throw unsupported("tokens of sequence " + std::to_string(id) +
+                      " see those behind them, as an image's do, or after llama_set_causal_attn(context, false): only causal "
+                      "attention is supported");
+  }
   auto const visible = std::ssize(seen_);
   seen_cells const now{mask, first, graph.cell(first), graph.stream(first), graph.position(first), seen_};
   try {

@@ -9,6 +9,9 @@
 
 namespace kvpolicy::preload {
 
+/// A line of the adapter's, which speaks to who writes programs on libllama, as their users set the same: by options.
+std::string in_options(std::string_view line);
+
 /// Thread-safe. Lines are written whole, and behind what the file has.
 class log {
  public:
@@ -17,7 +20,8 @@ class log {
   log(log const&) = delete;
   log& operator=(log const&) = delete;
 
-  void say(std::string_view line);
+  /// Says a line in_options().
+  void say(std::string_view said);
   /// What was said before is not said again.
   void say_once(std::string const& line);
 

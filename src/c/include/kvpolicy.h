@@ -154,15 +154,19 @@ KVPOLICY_API kvpolicy_status kvpolicy_plugin_load(char const* path);
 
 /** Makes a policy from text, as on the command line. Reads a profile that the text names at once.
  * @param text  `NAME[:key=value,...][+NAME...]`
- * @param boundary,vocabulary  `[vocabulary]`, not 0 where a token ends a sentence, for sentencekv; copied. Else NULL and 0
+ * @param boundary,vocabulary  `[vocabulary]`, kvpolicy_sentence_mark() of each token, for sentencekv; copied. Else NULL and 0
  * @param policy  receives the policy
  * @return INVALID for text that is no policy */
 KVPOLICY_API kvpolicy_status kvpolicy_policy_parse(char const* text, uint8_t const* boundary, int64_t vocabulary,
                                                    kvpolicy_policy** policy);
-/** Says whether a token ends a sentence, for a boundary table.
+/** Says whether a token ends a sentence by itself. A boundary table made of these misses marks that a tokenizer splits.
  * @param piece,bytes  the bytes that the token reads as
  * @return 1 or 0 */
 KVPOLICY_API uint8_t kvpolicy_ends_sentence(char const* piece, int64_t bytes);
+/** Returns a token's entry in a boundary table, pieces of marks included that a tokenizer splits into bytes.
+ * @param piece,bytes  the bytes that the token reads as, not replaced where they are no whole characters
+ * @return 1 where the token ends a sentence, 2 and more for a piece of a mark, else 0 */
+KVPOLICY_API uint8_t kvpolicy_sentence_mark(char const* piece, int64_t bytes);
 /** Frees a policy, or does nothing for NULL. States that were started with it live on. */
 KVPOLICY_API void kvpolicy_policy_free(kvpolicy_policy* policy);
 
@@ -197,6 +201,12 @@ KVPOLICY_API kvpolicy_status kvpolicy_start_cuda(kvpolicy_policy const* policy, 
  * @return INVALID also for a plugin's policy */
 KVPOLICY_API kvpolicy_status kvpolicy_start_ranked(kvpolicy_policy const* policy, kvpolicy_shape const* shape,
                                                    kvpolicy_ranks const* ranks, kvpolicy_state** state);
+/** Copies a state in host memory: what it knows of its sequence. Tensors that are bound stay so in the copy. A store does not:
+ * bind the copy to a store of its own, such as kvpolicy_store_fork makes.
+ * @param state  the state
+ * @param copy  receives the copy
+ * @return UNSUPPORTED for a state on a device, or of ranks */
+KVPOLICY_API kvpolicy_status kvpolicy_state_copy(kvpolicy_state const* state, kvpolicy_state** copy);
 /** Frees a state, or does nothing for NULL. */
 KVPOLICY_API void kvpolicy_state_free(kvpolicy_state* state);
 
@@ -221,13 +231,21 @@ KVPOLICY_API kvpolicy_status kvpolicy_prefill(kvpolicy_state* state, int64_t lay
 /** Chooses what one token reads, before its attention. For every layer, in order; layer 0 begins a step.
  * The token is the last of `tokens`, and its key is written in this layer.
  * @param state,layer  which layer
- * @param tokens  one more than before; or as many or fewer, if the sequence's last tokens were removed
+ * @param tokens  one more than before; after kvpolicy_cut, one more than were left
  * @param queries  `[q_heads, head_dim]` f32, if the policy needs them
  * @param scale  multiplies q.k
  * @param token_id  the token's id, if the policy needs it
  * @return INVALID for a jump, a layer out of order or without rows, or missing queries; UNSUPPORTED for a missing id */
 KVPOLICY_API kvpolicy_status kvpolicy_choose(kvpolicy_state* state, int64_t layer, int64_t tokens,
                                              kvpolicy_tensor const* queries, float scale, int32_t token_id);
+
+/** Tells a state that the engine removed tokens from the sequence's end, before the step behind those that are left. A prompt
+ * says by `first` where it begins, and drafts that did not stay need no call. A state that is bound to a store follows
+ * kvpolicy_store_truncate by itself.
+ * @param state  the state
+ * @param tokens  tokens that are left; as many as the state knows, or more, change nothing
+ * @return INVALID for a negative number */
+KVPOLICY_API kvpolicy_status kvpolicy_cut(kvpolicy_state* state, int64_t tokens);
 
 /** Lists the tokens that a KV head reads in this step, after the layer's choose.
  * @param state,layer,kv_head  which head

@@ -45,6 +45,9 @@ class decoder {
   decoder(Policy const& policy, cache_shape const& shape, std::int64_t sequences, D& device, std::int64_t step_tokens = 1)
       : decoder((kvpolicy::check(policy, shape), refuse_waiting(requirements_of(policy)), parts_of(policy)),
                 decode_slots(shape, sequences, step_tokens), shape, sequences, device) {
+    requirements const wanted = requirements_of(policy);
+    needs_ = wanted.needs;
+    observed_ = wanted.observation_queries;
     expect_row("a decode step", shape.head_dim, shape.group());
   }
 
@@ -62,9 +65,11 @@ class decoder {
   template <batch_view V, class Exec>
   void prefill(std::int64_t sequence, V const& view, std::int64_t tokens, layer_id layer, prompt_signals const& prompt,
                Exec& exec) {
+    check_signals(prompt, needs_, observed_, tokens, shape_);
     slots_.begin_prompt(sequence, layer, prompt.first, tokens);
     prompt_signals from = prompt;
     from.first = slots_.settled(sequence);  // tokens that stayed of a step of several are new to the policy
+    from.unobserved += prompt.first - from.first;
     sequence_view<V, typename Exec::memory> const one{view, shape_, sequence, tokens};
     prompt_piece<sequence_view<V, typename Exec::memory>> piece{sequence, one, view.keys(layer), layer, from};
     retain_.prefill(piece, exec);
@@ -122,6 +127,7 @@ class decoder {
   template <batch_view V>
   void settle(V const& view, float scale) {
     if constexpr (!by_lengths) {
+      check_scale(scale, "the queries");
       plan_.each_settled([&](std::int64_t nth) {
         for (std::int64_t l = 0; l < shape_.layers; ++l) {
           decode_step step{{l}, view.keys({l}), {}, scale, plan_.lengths(), {}};
@@ -165,6 +171,7 @@ class decoder {
   /// @param layer  the layer
   /// @return the lists, as choose() would
   token_lists standing(layer_id layer) const {
+    slots_.check_layer(layer);
     return plan_.with_later(retrieve_.lists(layer, retain_.lists(layer, plan_.lengths())));
   }
 
@@ -176,12 +183,14 @@ class decoder {
   /// @param scale  multiplies q.k
   /// @param ids  `[sequences, step_tokens]` ids of the new tokens, if the policy needs them
   /// @return the lists, on the device; valid until the next step
-  /// @throws invalid_value without ids that the policy needs
+  /// @throws invalid_value without ids that the policy needs, or a scale
   template <batch_view V>
   token_lists choose(V const& view, layer_id layer, vector_rows const& queries, float scale,
                      buffer<std::int32_t const> ids = {}) {
     KVPOLICY_EXPECTS(ids.data != nullptr || !contains(parts_type::needs, signals::token_ids),
                      "the policy needs the current tokens' ids, and was given none");
+    check_scale(scale, "the queries");
+    slots_.check_layer(layer);
     decode_step step{layer, view.keys(layer), queries, scale, plan_.lengths(), ids};
     kept_.keep(step, plan_.brought());
     kept_.show(0, step);
@@ -206,6 +215,8 @@ class decoder {
   template <batch_view V>
   void attend(V const& view, layer_id layer, token_lists const& lists, vector_rows const& queries, float scale,
               vector_rows const& out) {
+    check_scale(scale, "the queries");
+    slots_.check_layer(layer);
     launch_attend(*device_, {.queries = queries,
                              .scale = scale,
                              .group = static_cast<std::int32_t>(shape_.group()),
@@ -238,6 +249,8 @@ class decoder {
 
   cache_shape shape_;
   std::int64_t sequences_;
+  signals needs_ = signals::none;
+  std::int64_t observed_ = 0;  ///< queries of a prompt
   D* device_;
   decode_slots slots_;
   step_plan<D> plan_;  ///< the parts point to its turns

@@ -31,7 +31,7 @@ class decode_retrieve<Rule, D> {
         budgets_(context.numbers(context.shape.layers + 1)),
         marks_(static_cast<std::size_t>(context.sequences)),
         boundary_size_(std::ssize(context.rule.segment.boundary)),
-        boundary_(context.template array<std::uint8_t>(std::max<std::int64_t>(1, boundary_size_))),
+        boundary_(context.template array<std::uint16_t>(std::max<std::int64_t>(1, boundary_size_))),
         ends_(context.template array<std::int32_t>(context.sequences * most_)),
         state_(context.template array<std::int32_t>(4 * context.sequences)),
         scores_(context.template array<float>(context.heads() * most_)),
@@ -42,7 +42,9 @@ class decode_retrieve<Rule, D> {
     KVPOLICY_EXPECTS(context.rule.window.share == 0 && !context.rule.window.generated,
                      "a window that follows the budget or the prompt has no kernel; use sinks and recent tokens");
     KVPOLICY_EXPECTS(!context.rule.layers.shares(), "sentences are chosen for each layer; set reuse to 1");
-    context.device->upload(boundary_.get(), context.rule.segment.boundary.data(), boundary_size_);
+    std::vector<std::uint16_t> fragments;
+    for (std::uint8_t const entry : context.rule.segment.boundary) fragments.push_back(segments::fragment_of_mark(entry));
+    context.device->upload(boundary_.get(), fragments.data(), boundary_size_);
     std::vector<std::int32_t> const none(static_cast<std::size_t>(4 * context.sequences));
     context.device->upload(state_.get(), none.data(), std::ssize(none));
   }
@@ -112,12 +114,12 @@ class decode_retrieve<Rule, D> {
                          " on, behind decoded tokens: which of them ended a "
                          "sentence is known on the device alone, after " +
                          std::to_string(marks.tokens) + " tokens of the prompt; begin the sequence anew with first = 0");
-    if (prompt.first == 0) marks = segments::sentence_marks(context_.rule.segment, context_.shape.max_tokens);
+    if (prompt.first == 0) marks = segments::sentence_marks(context_.rule.segment);
     marks.extend(context_.rule.segment, prompt.first, prompt.token_ids);
     context_.device->upload(part_of(ends_.get(), sequence * most_, most_), marks.ends.data(), std::ssize(marks.ends));
     context_.put(state().units, sequence, static_cast<std::int32_t>(marks.units()));
     context_.put(state().open_begin, sequence, static_cast<std::int32_t>(marks.open_begin()));
-    context_.put(state().closes, sequence, marks.last_closes() ? 1 : 0);
+    context_.put(state().closes, sequence, std::int32_t{marks.last()});
   }
 
   /// The prompt's sentences that stand, of one head: chosen on the host, as the verb does.
@@ -158,7 +160,7 @@ class decode_retrieve<Rule, D> {
   step_numbers<D> budgets_;  ///< of each layer; then the prompts' tokens
   std::vector<segments::sentence_marks> marks_;
   std::int64_t boundary_size_;
-  array_of<D, std::uint8_t> boundary_;
+  array_of<D, std::uint16_t> boundary_;
   array_of<D, std::int32_t> ends_;   ///< `[sequences, sentences]`
   array_of<D, std::int32_t> state_;  ///< `[4, sequences]`: as sentence_state
   array_of<D, float> scores_;        ///< `[sequences, kv_heads, sentences]`

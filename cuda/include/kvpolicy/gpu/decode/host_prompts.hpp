@@ -31,6 +31,7 @@ class host_prompts {
     prompt_signals all = piece.prompt;  // tokens of the steps since are new to the host's request
     if (piece.layer.value == 0) known_[s] = std::min(piece.prompt.first, states_[s]->tokens());
     all.first = known_[s];
+    all.unobserved += piece.prompt.first - all.first;
     states_[s]->prefill(piece.view, piece.layer, all, exec);
     return *states_[s];
   }

@@ -15,7 +15,7 @@ class device_rope_table {
   device_rope_table(cache_shape const& shape, bool wanted, D& device)
       : angles_(device.template allocate<float>(wanted ? shape.max_tokens * shape.head_dim : 1)),
         how_(device.template allocate<std::int32_t>(batch_rope_angles::facts)) {
-    host_.reserve(shape, wanted);
+    host_.reserve(wanted ? shape.max_tokens : 0);
     upload_facts(device);
   }
 

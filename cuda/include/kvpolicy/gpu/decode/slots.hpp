@@ -20,15 +20,20 @@ class decode_slots {
   /// @param shape  of each sequence's cache
   /// @param sequences  slots
   /// @param step_tokens  that a sequence brings to a step at most
-  /// @throws invalid_value unless a step may bring 1 to most_step_tokens
+  /// @throws invalid_value without a slot, and unless a step may bring 1 to most_step_tokens
   decode_slots(cache_shape const& shape, std::int64_t sequences, std::int64_t step_tokens)
-      : shape_(shape), step_tokens_(step_tokens), all_(static_cast<std::size_t>(sequences), empty(shape)) {
+      : shape_(shape), step_tokens_(step_tokens), all_(count_of(sequences), empty(shape)) {
     KVPOLICY_EXPECTS(step_tokens >= 1 && step_tokens <= most_step_tokens,
                      "a decoder for steps of up to " + std::to_string(step_tokens) + " tokens; it can be 1 to " +
                          std::to_string(most_step_tokens));
   }
 
   std::int64_t step_tokens() const noexcept { return step_tokens_; }
+  /// Throws invalid_value for a layer that there is not.
+  void check_layer(layer_id layer) const {
+    KVPOLICY_EXPECTS(layer.value >= 0 && layer.value < shape_.layers,
+                     "layer " + std::to_string(layer.value) + "; there are 0 to " + std::to_string(shape_.layers - 1));
+  }
   /// Tokens of a slot's prompt.
   std::int64_t prompt(std::int64_t slot) const noexcept { return at(slot).prompt; }
   /// Tokens that the policy has seen: the prompt, and each step's first one with what stayed of the step before.
@@ -93,6 +98,10 @@ class decode_slots {
   }
 
  private:
+  static std::size_t count_of(std::int64_t sequences) {
+    KVPOLICY_EXPECTS(sequences >= 1, "a decoder of " + std::to_string(sequences) + " slots; give it 1 at least");
+    return static_cast<std::size_t>(sequences);
+  }
   struct one {
     call_order order;
     std::int64_t prompt = 0;

@@ -111,8 +111,8 @@ struct sentence_fill_body {
     block.sync();
     offered = s.total[0];
     std::int32_t const closes = block.global(a.state.closes)[block.y()];
-    bool const at_boundary =
-        sequence_tokens - open_begin == 1 || closes != 0 || sequence_tokens == a.prompt.of(block, block.y()) + 1;
+    bool const at_boundary = sequence_tokens - open_begin == 1 || closes == segments::mark_ends ||
+                             sequence_tokens == a.prompt.of(block, block.y()) + 1;
     if (a.all_after_boundary && at_boundary) budget = offered;
     std::int32_t const wanted = budget < 0 ? 0 : budget < offered ? static_cast<std::int32_t>(budget) : offered;
     radix_threshold threshold{0xffffffffu, 0};

@@ -5,6 +5,7 @@
 
 #include "kvpolicy/gpu/kernel/lists.hpp"
 #include "kvpolicy/gpu/kernel/pool.hpp"
+#include "kvpolicy/segments/sentence_mark.hpp"
 
 namespace kvpolicy::gpu {
 
@@ -13,7 +14,7 @@ struct sentence_state {
   buffer<std::int32_t> ends;  ///< `[sequences, most]` token behind each closed sentence
   buffer<std::int32_t> units;
   buffer<std::int32_t> open_begin;
-  buffer<std::int32_t> closes;  ///< whether the last token ends a sentence
+  buffer<std::int32_t> closes;  ///< what sentences::behind() says of the last token
   buffer<std::int32_t> scored;  ///< `units` of a sequence that steps, 0 of one that pauses
   std::int64_t most = 0;
 };
@@ -27,7 +28,7 @@ struct sentence_step_body : no_shared {
     per_sequence tokens;
     buffer<std::int32_t const> ids;  ///< `[sequences]`
     std::int64_t sequences = 0;
-    buffer<std::uint8_t const> boundary;  ///< `[vocabulary]`
+    buffer<std::uint16_t const> boundary;  ///< `[vocabulary]` fragment_of_mark() of each token's entry
     std::int32_t longest = 1;
     std::int32_t shortest = 1;
   };
@@ -42,9 +43,9 @@ struct sentence_step_body : no_shared {
     auto const open_begin = block.global(a.state.open_begin);
     auto const closes = block.global(a.state.closes);
     std::int32_t begin = open_begin[s];
-    std::int32_t const closed = closes[s];
+    std::int32_t const before = closes[s];
     std::int32_t units = block.global(a.state.units)[s];
-    if (closed != 0 && tokens - 1 > begin && units < a.state.most) {
+    if (before == segments::mark_ends && tokens - 1 > begin && units < a.state.most) {
       block.global(a.state.ends)[s * a.state.most + units] = tokens - 1;
       block.global(a.state.units)[s] = ++units;
       begin = tokens - 1;
@@ -53,12 +54,13 @@ struct sentence_step_body : no_shared {
     block.global(a.state.scored)[s] = units;
     std::int32_t const id = block.global(a.ids)[s];
     std::int32_t const length = tokens - begin;
-    bool ends = length >= a.longest;
-    if (!ends && id >= 0 && id < a.boundary.size && length >= a.shortest) {
-      std::uint8_t const mark = block.global(a.boundary)[id];
-      ends = mark != 0;
+    std::uint16_t now = length >= a.longest ? segments::mark_ends : std::uint16_t{0};
+    if (now == 0 && id >= 0 && id < a.boundary.size) {
+      std::uint16_t const fragment = block.global(a.boundary)[id];
+      now = segments::joined_mark(static_cast<std::uint16_t>(before), fragment);
+      if (now == segments::mark_ends && length < a.shortest) now = 0;
     }
-    closes[s] = ends ? 1 : 0;
+    closes[s] = now;
   }
 };
 

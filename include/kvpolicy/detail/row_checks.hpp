@@ -1,0 +1,69 @@
+// Whether rows and queries lie as they can: what a forgotten or mistaken stride would otherwise read in silence.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "kvpolicy/rows.hpp"
+
+namespace kvpolicy {
+
+/// Throws unsupported: a needed signal is missing.
+[[noreturn]] inline void missing(char const* signal, char const* field) {
+  throw unsupported(std::string("the policy needs ") + signal + ", and was given none: set " + field);
+}
+
+/// Queries do not overlap. Throws invalid_value.
+template <class Queries>
+void check_query_strides(Queries const& queries, std::int64_t head_dim, char const* field) {
+  auto const refuse_below = [&](std::int64_t count, std::int64_t stride, char const* which) {
+    KVPOLICY_EXPECTS(count <= 1 || stride >= head_dim, std::string(field) + "." + which + " is " + std::to_string(stride) +
+                                                           " floats; it must be at least head_dim, " +
+                                                           std::to_string(head_dim));
+  };
+  refuse_below(queries.heads, queries.head_stride, "head_stride");
+  if constexpr (requires { queries.token_stride; }) refuse_below(queries.tokens, queries.token_stride, "token_stride");
+}
+
+/// The distances between rows are such that no two elements share an address. Throws invalid_value.
+template <class Memory>
+void check_strides(basic_rows<Memory> const& given, char const* what, std::int64_t layer = -1) {
+  auto const refuse = [&](char const* which, std::int64_t bytes, std::int64_t least, char const* why) {
+    throw invalid_value(what + (layer < 0 ? "" : " of layer " + std::to_string(layer)) + ": byte_strides::" + which + " is " +
+                        std::to_string(bytes) + " bytes; it must be at least " + std::to_string(least) + why +
+                        " (strides are in bytes)");
+  };
+  std::int64_t const element = size_of(given.type);
+  if (given.pages == nullptr && given.page_size != 0) missing("the view's page table", "paged_view::pages");
+  KVPOLICY_EXPECTS(given.pages == nullptr || given.page_size > 0,
+                   std::string(what) + " have pages of " + std::to_string(given.page_size) +
+                       " tokens; set paged_view::page_size to the tokens of a page");
+  if (given.dim_stride < element) refuse("dim", given.dim_stride, element, ", an element's size");
+  bool const whole = given.contiguous();
+  bool const paged = given.pages != nullptr;
+  struct axis {
+    char const* name;
+    std::int64_t count;
+    std::int64_t stride;
+  };
+  std::array<axis, 3> axes{axis{"token", paged ? std::min(given.tokens, given.page_size) : given.tokens, given.token_stride},
+                           axis{"head", given.page_table_stride == 0 ? given.heads : 1, given.head_stride},
+                           axis{"page", paged ? (given.tokens + given.page_size - 1) / given.page_size : 1, given.page_stride}};
+  if (paged && axes[2].count > 1) axes[0].count = given.page_size;
+  // From the smallest stride on, each axis steps over all that those before it reach. Rows that are no single run may
+  // interleave.
+  std::int64_t reach = whole ? bytes_of(given.type, given.head_dim) : element;
+  char const* why = whole ? ", a row's size" : ", an element's size";
+  std::ranges::sort(axes, {}, &axis::stride);
+  for (axis const& one : axes) {
+    if (one.count <= 1) continue;
+    if (one.stride < reach) refuse(one.name, one.stride, reach, why);
+    if (!whole) continue;
+    reach += one.stride * (one.count - 1);
+    why = ", what lies within";
+  }
+}
+
+}  // namespace kvpolicy

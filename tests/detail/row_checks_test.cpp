@@ -1,0 +1,109 @@
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+#include <limits>
+#include <vector>
+
+#include "kvpolicy/detail/row_checks.hpp"
+#include "kvpolicy/exec/host.hpp"
+#include "kvpolicy/primitive/attend_block.hpp"
+
+namespace kvpolicy {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+
+/// 2 KV heads of 40 rows of 8 floats, head by head.
+struct rows_of_floats {
+  std::vector<float> data = std::vector<float>(2 * 40 * 8, .5f);
+  rows at{.base = reinterpret_cast<std::byte const*>(data.data()),
+          .type = element_type::f32,
+          .heads = 2,
+          .tokens = 40,
+          .head_dim = 8,
+          .head_stride = 40 * 8 * 4,
+          .token_stride = 8 * 4,
+          .dim_stride = 4};
+};
+
+TEST_CASE("rows may lie in any order, and no two in one place") {
+  rows_of_floats const of;
+  std::vector<std::int32_t> const table{3, 1, 0};
+  rows token_major = of.at;
+  token_major.head_stride = 8 * 4;
+  token_major.token_stride = 2 * 8 * 4;
+  rows paged = of.at;
+  paged.pages = table.data();
+  paged.page_size = 16;
+  paged.head_stride = 16 * 8 * 4;
+  paged.page_stride = 2 * 16 * 8 * 4;
+  rows pages_within_heads = paged;
+  pages_within_heads.page_stride = 16 * 8 * 4;
+  pages_within_heads.head_stride = 4 * 16 * 8 * 4;
+  for (rows const& good : {of.at, token_major, paged, pages_within_heads}) CHECK_NOTHROW(check_strides(good, "keys", 3));
+
+  auto const refused = [](rows bad, auto change, char const* why) {
+    change(bad);
+    CHECK_THROWS_WITH(check_strides(bad, "keys", 3), ContainsSubstring("keys") && ContainsSubstring(why));
+  };
+  refused(
+      of.at, [](rows& r) { r.token_stride = 0; }, "of layer 3: byte_strides::token is 0 bytes; it must be at least 32");
+  refused(
+      of.at, [](rows& r) { r.dim_stride = 1; }, "byte_strides::dim is 1 bytes");
+  refused(
+      of.at, [](rows& r) { r.head_stride = r.token_stride; }, "it must be at least");
+  refused(
+      of.at, [](rows& r) { r.head_stride = 20 * 8 * 4; }, "byte_strides::head is 640 bytes; it must be at least 1280");
+  refused(
+      token_major, [](rows& r) { r.token_stride = 8 * 4; }, "it must be at least");
+  refused(
+      paged, [](rows& r) { r.page_stride = 16 * 8 * 4; }, "it must be at least");
+  refused(
+      paged, [](rows& r) { r.page_size = 0; }, "pages of 0 tokens; set paged_view::page_size");
+  rows forgotten = paged;
+  forgotten.pages = nullptr;
+  CHECK_THROWS_AS(check_strides(forgotten, "keys"), unsupported);
+}
+
+TEST_CASE("attention is refused what it can't read or write, before it does") {
+  rows_of_floats const keys;
+  rows_of_floats const values;
+  std::vector<float> const q(2 * 4 * 8, 1);
+  std::vector<range_list> const lists(2, range_list{{0, 40, reason::scored}});
+  std::vector<float> to(2 * 4 * 8 + 64, -7);
+  query_window const window{q.data(), 2, 4, 4 * 8, 8, .25f};
+  selection const kept(scope::head, lists, 2);
+  table<float> const out{to.data(), 2 * 4, 8, 8};
+  host_exec exec;
+  auto const refused = [&](char const* why, query_window const& queries, rows const& k, rows const& v, table<float> result,
+                           attention_terms const& terms = {}) {
+    CHECK_THROWS_WITH(attend(queries, k, v, kept, terms, result, {}, exec), ContainsSubstring(why));
+    CHECK_THROWS_WITH(attend_block(queries, k, v, kept, terms, result, exec), ContainsSubstring(why));
+    for (float const x : to) REQUIRE(x == -7);
+  };
+  rows narrow = values.at;
+  narrow.head_dim = 4;
+  refused("keys of 8 channels and values of 4", window, keys.at, narrow, {to.data(), 8, 4, 4});
+  rows nowhere = values.at;
+  nowhere.base = nullptr;
+  refused("the pointer to the values is null", window, keys.at, nowhere, out);
+  refused("the pointer to the output is null", window, keys.at, values.at, {nullptr, 8, 8, 8});
+  refused("the pointer to the queries is null", {nullptr, 2, 4, 32, 8, .25f}, keys.at, values.at, out);
+  refused("head_stride is 0 floats", {q.data(), 2, 4, 32, 0, .25f}, keys.at, values.at, out);
+  refused("token_stride is 7 floats", {q.data(), 2, 4, 7, 8, .25f}, keys.at, values.at, out);
+  refused("scale is not set", {q.data(), 2, 4, 32, 8}, keys.at, values.at, out);
+  refused("a table of 4 x 8 for 8", window, keys.at, values.at, {to.data(), 4, 8, 8});
+  rows overlapping = values.at;
+  overlapping.head_stride = 8 * 4;
+  refused("the values: byte_strides::", window, keys.at, overlapping, out);
+  refused("a soft_cap of -50", window, keys.at, values.at, out, {.soft_cap = -50});
+  refused("a window of -8", window, keys.at, values.at, out, {.window = -8});
+  rows short_keys = keys.at;
+  short_keys.tokens = 1;
+  CHECK_THROWS_WITH(attend_block(window, short_keys, values.at, kept, {}, out, exec),
+                    ContainsSubstring("2 tokens' queries over 1"));
+  CHECK_THROWS_AS(kept.of({2}), invalid_value);
+  CHECK_THROWS_AS(kept.of({-1}), invalid_value);
+}
+
+}  // namespace
+}  // namespace kvpolicy
