@@ -155,6 +155,14 @@ def asked_twice(work):
             s.chat("The secret word is banana. What is the secret word?", 6)
         lines = s.requests(2)
         expect(len(lines) == 2, f"two requests, one behind the other: {lines}")
+    for policy in ("snapkv:tokens=64,after=16", "quest:tokens=64,after=16"):
+        with server(work, of, of.exec(policy), "-c", "1024", "-np", "1") as s:
+            for _ in range(3):
+                s.complete(pattern * 4, 40)
+            first, *again = s.requests(3)
+            expect(first.read > .3 * first.tokens, f"{policy} does not wait: {first}")
+            for line in again:  # one step more: the prompt's last token
+                expect(abs(line.read - first.read) < .05 * first.tokens, f"{policy}, the first time {first}, then {line}")
 
 
 def clients(work, *how):

@@ -269,7 +269,10 @@ class comparison {
   void judge(measured& into, int i, llama::step_statistics const& step, double ms, std::span<float const> logits) {
     std::vector<float> const& dense = dense_logits_[static_cast<std::size_t>(i)];
     double const kl = divergence(dense, logits);
-    bool const agrees = likeliest(logits) == likeliest(dense);
+    auto const ours = static_cast<std::size_t>(likeliest(logits));
+    auto const theirs = static_cast<std::size_t>(likeliest(dense));
+    bool const agrees = ours == theirs;
+    into.gap = std::max(into.gap, static_cast<double>(dense[theirs]) - dense[ours]);
     into.kl += kl;
     into.agreed += agrees ? 1 : 0;
     ++into.compared;
@@ -427,6 +430,7 @@ ordered_json comparison::result() const {
                   {"tokens_read", m.read / compared},
                   {"cache_share", m.share / compared},
                   {"top1_agreement", static_cast<double>(m.agreed) / compared},
+                  {"largest_top1_gap", m.gap},
                   {"kl", m.kl / compared},
                   {"attention_mass", m.mass},
                   {"managed_cache", managed_json(m.managed, best, prompt_bytes_)},

@@ -24,6 +24,7 @@ struct measured {
   double kl = 0;
   managed_steps managed;
   std::int64_t agreed = 0;
+  double gap = 0;  ///< of steps that did not agree: how far below the best the dense logits have the policy's token, at most
   std::int64_t compared = 0;
   std::vector<double> prefill_ms;
   std::vector<double> first_ms;
