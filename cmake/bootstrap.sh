@@ -12,6 +12,7 @@
 #   nvdisasm      NVIDIA's disassembler, under build/nvdisasm: a test counts the kernels' instructions with it
 #   sanitizer     NVIDIA's compute-sanitizer, under build/sanitizer: tests/cuda/lease.sh takes it along to a GPU
 #   kvpress       kvpress and torch, in a Python venv under build/kvpress (6 GB); some Python tests skip without it
+#   transformers  the newest transformers that is tested, beside kvpress's torch, under build/transformers (0.3 GB more)
 #   rivals        OpenVINO GenAI, in a Python venv under build/rivals, for bench/rivals/run.sh (0.3 GB)
 #   vllm          vLLM for CPUs, in a Python venv under build/vllm (6 GB); the tests of vLLM skip without it
 #
@@ -23,6 +24,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 llama_cpp_python=0.3.36   # carries llama.cpp v0.5.0
 kvpress=0.5.5
+transformers=5.24.0
 nccl=2.32.3               # nvidia-nccl-cu13
 nvdisasm=13.5.37
 sanitizer=13.5.25         # nvidia-cuda-sanitizer-api
@@ -248,6 +250,20 @@ kvpress_venv() {
   printf %s "kvpress==$kvpress" > $venv/stamp
 }
 
+# kvpress needs an older one.
+transformers_venv() {
+  local venv=build/transformers
+  kvpress_venv
+  [ "$(cat $venv/stamp 2>/dev/null || true)" = "transformers==$transformers" ] && return 0
+  begin "transformers $transformers, under build/transformers (0.3 GB)" || return 0
+  rm -rf $venv
+  python3 -m venv $venv
+  $venv/bin/python -m pip install --quiet --only-binary=:all: "transformers==$transformers" numpy >&2
+  build/kvpress/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+    >"$($venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-of-kvpress.pth"
+  printf %s "transformers==$transformers" > $venv/stamp
+}
+
 # It reads GGUF files by itself.
 openvino_venv() {
   local venv=build/rivals/openvino stamp="openvino-genai==$openvino_genai"
@@ -282,7 +298,7 @@ PY
 }
 
 usage() {
-  say "usage: cmake/bootstrap.sh [list] STEP...; steps: packages all-packages engine programs nccl nvdisasm sanitizer kvpress rivals vllm"
+  say "usage: cmake/bootstrap.sh [list] STEP...; steps: packages all-packages engine programs nccl nvdisasm sanitizer kvpress transformers rivals vllm"
   exit 2
 }
 
@@ -298,6 +314,7 @@ for step; do
     nvdisasm) nvidia_tool nvdisasm nvidia-cuda-nvdisasm "$nvdisasm" bin/nvdisasm ;;
     sanitizer) nvidia_tool sanitizer nvidia-cuda-sanitizer-api "$sanitizer" compute-sanitizer/compute-sanitizer ;;
     kvpress) kvpress_venv ;;
+    transformers) transformers_venv ;;
     rivals) openvino_venv ;;
     vllm) vllm_venv ;;
     *) usage ;;

@@ -31,6 +31,7 @@ import kvpolicy.vllm
 from kvpolicy.vllm.packed import Packing
 
 layers, kv_heads, vocabulary = 3, 2, 300
+near_tie = .01  # of logits that deviate by .17
 chess = "chess:tokens=96,page=8,sink_pages=1,recent_pages=2"
 heard = []
 
@@ -137,20 +138,29 @@ def engine(policy=None, **more):
 
 
 def in_transformers(policy, prompt, tokens):
-    """What a policy chooses behind this prompt and all but the last of these tokens; and what comes of each."""
+    """What a policy chooses behind this prompt and all but the last of these tokens; and by how much the worst of them misses the best
+    logit, 0 where each is the best."""
     network = transformers.AutoModelForCausalLM.from_pretrained(model, attn_implementation="kvpolicy", dtype=torch.float32).eval()
-    cache, ids, next_ids = kvpolicy.transformers.PolicyCache(network, policy, max_tokens=1024), torch.tensor([prompt]), []
+    cache, ids, loss = kvpolicy.transformers.PolicyCache(network, policy, max_tokens=1024), torch.tensor([prompt]), 0.
     with torch.no_grad():
         for token in tokens:
-            next_ids.append(int(network(ids, past_key_values=cache).logits[0, -1].argmax()))
+            logits = network(ids, past_key_values=cache).logits[0, -1]
+            loss = max(loss, float(logits.max() - logits[token]))
             ids = torch.tensor([[token]])
     state = cache.sequences[0].state
-    return [[state.tokens(layer, head) for head in range(kv_heads)] for layer in range(layers)], next_ids
+    return [[state.tokens(layer, head) for head in range(kv_heads)] for layer in range(layers)], loss
 
 
 class Vllm(unittest.TestCase):
     def setUp(self):
         heard.clear()
+
+    def same(self, ids, made, expected):
+        """Tokens; where two kernels part, at a near-tie."""
+        for prompt, here, there in zip(ids, made, expected, strict=True):
+            apart = next((n for n, (a, b) in enumerate(zip(here, there)) if a != b), None)
+            for tokens in () if apart is None else (here, there):
+                self.assertLess(in_transformers("full", prompt, tokens[:apart + 1])[1], near_tie)
 
     def test_full_gives_the_engine_s_tokens(self):
         ids = prompts(300, 5, 190, 64, 33, 128)
@@ -159,7 +169,7 @@ class Vllm(unittest.TestCase):
                 with engine(**more) as alone:
                     expected = alone.run(ids, late=2)
                 with engine("full", **more) as with_policy:
-                    self.assertEqual(with_policy.run(ids, late=2), expected)
+                    self.same(ids, with_policy.run(ids, late=2), expected)
                     self.assertEqual(with_policy.call(left_alone), [[]])
 
     def test_what_is_chosen_is_what_is_chosen_in_transformers(self):
@@ -173,9 +183,9 @@ class Vllm(unittest.TestCase):
                     self.assertEqual(len(choices), len(ids), choices.keys())
                     for prompt, tokens, (name, lists) in zip(ids, made, sorted(choices.items())):
                         steps = next(n for n in range(1, len(tokens)) if lists[0][0][-1] + 1 == len(prompt) + n)
-                        expected, next_ids = in_transformers(policy, prompt, tokens[:steps + 1])
+                        expected, loss = in_transformers(policy, prompt, tokens[:steps + 1])
                         self.assertEqual(lists, expected, name)
-                        self.assertEqual(tokens[:len(next_ids)], next_ids)
+                        self.assertLess(loss, near_tie)
                         if len(prompt) > 100:
                             self.assertLess(max(len(head) for layer in lists for head in layer), len(prompt) * .6)
                     if policy == chess:
@@ -245,8 +255,8 @@ class Vllm(unittest.TestCase):
             again += len(seen) - 1
             # The last time, all that there was by then came as its prompt.
             whole = prompt + tokens
-            _, next_ids = in_transformers(policy, whole[:seen[-1]], whole[seen[-1]:])
-            self.assertEqual(whole[seen[-1]:], next_ids)
+            _, loss = in_transformers(policy, whole[:seen[-1]], whole[seen[-1]:])
+            self.assertLess(loss, near_tie)
         self.assertGreater(again, 0, heard)
 
     def test_a_request_that_fails_goes_on_alone(self):
@@ -283,7 +293,7 @@ class Vllm(unittest.TestCase):
                 with engine(policy) as one, engine(policy, tensor_parallel_size=2, distributed_executor_backend="mp") as two:
                     made = two.run(ids), one.run(ids)
                     if policy == "full":
-                        self.assertEqual(made[0], expected)
+                        self.same(ids, made[0], expected)
                     if policy in (None, "full"):
                         expected = made[0]
                         continue

@@ -75,7 +75,7 @@ class Requests:
             raise UnsupportedError(f"{policy}: a policy that has the prompt repeated is not served")
         if Needs.TOKEN_IDS in self.policy.needs:
             tokenizer = cached_tokenizer_from_config(config.model_config)
-            self.policy = Policy(policy, sentence_ends(tokenizer.decode([i]) for i in range(len(tokenizer))))
+            self.policy = Policy(policy, sentence_ends(tokenizer))
         self.config = config
         self.runner: Any = None
         self.all: dict[str, Request] = {}
@@ -191,7 +191,7 @@ class Requests:
               out: torch.Tensor) -> list[Part]:
         """One layer's attention of requests that make a step, into out; returns those whose rows it did not fill: what reads all
         that there is is the engine's own work, to the bit."""
-        states = [part.request.state for part in parts]
+        states = tuple(part.request.state for part in parts)
         if self.batch.states != states:
             self.batch = Batch(states, self.threads)
         at = torch.tensor([part.first for part in parts])

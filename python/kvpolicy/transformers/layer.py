@@ -1,0 +1,166 @@
+"""A layer of a PolicyCache, and the attention function that reads it."""
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.cache_utils import CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from kvpolicy import UnsupportedError
+
+if TYPE_CHECKING:
+    from kvpolicy.transformers.cache import PolicyCache, Sequence
+
+# Words that some models give their attention function, and that this one and sdpa's would ignore.
+_not_served = ("softcap", "s_aux", "position_bias", "head_mask")
+
+
+class _Waiting(threading.local):
+    """The layer whose new rows were given to the cache, and not attended to yet: attention comes next in the same thread. Models may
+    make new tensors of what update() returned, so it is the layer that is followed."""
+
+    layer: PolicyLayer | None = None
+
+
+waiting = _Waiting()
+
+
+@torch.compiler.disable
+def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+              attention_mask: torch.Tensor | None, scaling: float | None = None, **more: Any) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: query [batch, q_heads, n, head_dim]; out [batch, n, q_heads, head_dim]."""
+    layer, waiting.layer = waiting.layer, None
+    position = getattr(module, "layer_idx", None)
+    if layer is None:
+        _refuse_words({name: more.get(name) for name in ("softcap", "s_aux")}, position)
+        cache = PolicyLayer.running()
+        if cache is not None and getattr(module, "is_causal", False) and position in cache.policy_positions:
+            raise UnsupportedError(f"layer {position} attends again, or without new rows of its own: such layers are not served")
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
+    _refuse_words({name: more.get(name) for name in _not_served}, position)
+    if not getattr(module, "is_causal", True) or more.get("is_causal") is False:
+        raise UnsupportedError(f"layer {position} is not causal: cross-attention and encoders are not served")
+    if more.get("dropout"):
+        raise UnsupportedError("a policy's cache is for inference: call model.eval()")
+    if any(tensor.requires_grad for tensor in (query, key, value)):
+        raise UnsupportedError("a policy's cache keeps no gradients: call the model under torch.no_grad()")
+    if query.shape[2] != layer.fresh or key.shape[2] != layer.fresh:
+        raise UnsupportedError(f"layer {position} was given {layer.fresh} new rows, and attends with {query.shape[2]} queries over "
+                               f"{key.shape[2]} rows: models that keep rows themselves are not served")
+    window = more.get("sliding_window")
+    if window is not None and layer.tokens + layer.fresh > window:
+        raise UnsupportedError(f"layer {position} has a window of {window} tokens, and the model's configuration none")
+    if scaling is None and (getattr(module, "scale_attn_by_inverse_layer_idx", False) or not getattr(module, "scale_attn_weights", True)):
+        raise UnsupportedError(f"layer {position} scales its logits by itself (scale_attn_weights), and does not say by what")
+    scale = query.shape[-1] ** -.5 if scaling is None else scaling
+    return layer.attend(module, query, key, value, attention_mask, scale), None
+
+
+def _refuse_words(given: dict[str, Any], position: int | None) -> None:
+    for name, what in given.items():
+        if what is not None:
+            raise UnsupportedError(f"layer {position} has {name}, which is not served; use attn_implementation='eager' with another cache")
+
+
+class PolicyLayer(CacheLayerMixin):
+    """A layer that attends to all tokens, by its policy's choice."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, cache: PolicyCache, index: int, position: int) -> None:
+        super().__init__()
+        self._cache = weakref.ref(cache)
+        self.index = index  # of those that the policy acts on
+        self.position = position  # in the model
+        self.tokens = 0  # with padding
+        self.fresh = 0  # rows that update() was given and attention has not seen
+
+    @staticmethod
+    def running() -> PolicyCache | None:
+        """The cache of this thread's forward."""
+        cache = getattr(waiting, "cache", None)
+        return None if cache is None else cache()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PolicyLayer:
+        raise UnsupportedError("a layer of a policy's cache can't be copied alone; models that copy layers of a cache are not served")
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.is_initialized = True
+
+    @torch.compiler.disable
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The new rows as they are: attention comes next, and takes them into the store."""
+        if waiting.layer is not None:
+            waiting.layer.unattended()
+        cache = self._cache()
+        assert cache is not None
+        if self.index == 0 and any(layer.tokens != self.tokens for layer in cache.policy_layers):
+            raise UnsupportedError("a forward ended in the middle, and layers have different numbers of tokens; call crop() or reset()")
+        self.is_initialized, self.fresh, waiting.layer = True, key_states.shape[2], self
+        return key_states, value_states
+
+    def unattended(self) -> None:
+        """Raises UnsupportedError: nobody has attended to this layer's new rows."""
+        waiting.layer = None
+        cache = self._cache()
+        how, name = ("kvpolicy", "the model") if cache is None else cache.model_runs()
+        raise UnsupportedError(
+            f"layer {self.position}'s new rows were attended to by something else: "
+            + (f"{name} computes attention by itself; use another cache" if how == "kvpolicy" else
+               f"{name} runs attn_implementation={how!r}; call model.set_attn_implementation('kvpolicy'), or use another cache where "
+               "the model knows no other attention"))
+
+    def attend(self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+               mask: torch.Tensor | None, scale: float) -> torch.Tensor:
+        cache = self._cache()
+        assert cache is not None
+        if self.index == 0:
+            cache.see(query, key, value, mask)
+        before, channels, width = self.tokens, value.shape[3], cache.head_dim
+        self.tokens, self.fresh = before + query.shape[2], 0
+        exact = sdpa_attention_forward(module, query, key, value, mask, scaling=scale)[0] if before == 0 else None
+        query, key, value = (torch.nn.functional.pad(rows, (0, width - rows.shape[3])) for rows in (query, key, value))
+        out = torch.zeros(query.shape[0], query.shape[2], query.shape[1], width)
+        stepping = [row for row in cache.sequences if row.steps]
+        if stepping:
+            rows = torch.tensor([row.place for row in stepping])
+            made = torch.empty(len(stepping), *query.shape[1::2])
+            cache.batch(stepping).step(self.index, key[rows, :, -1], value[rows, :, -1], query[rows, :, -1].float(), scale, made,
+                                       cache.last_ids(rows))
+            out[rows, -1] = made
+        for row in cache.sequences:
+            if row.fresh > 0 and not row.steps:
+                self._prompt(cache, row, query[row.place], key[row.place], value[row.place], scale,
+                             out[row.place] if exact is None else None)
+        return (out[..., :channels].to(query.dtype) if exact is None else exact)
+
+    def _prompt(self, cache: PolicyCache, row: Sequence, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float,
+                out: torch.Tensor | None) -> None:
+        """A prompt of one row, or a piece of one. What the policy drops of it goes with the step behind its last piece."""
+        queries = query[:, row.columns].transpose(0, 1).float().contiguous()
+        row.store.append(self.index, key[:, row.columns], value[:, row.columns])
+        if out is not None:
+            made = torch.empty_like(queries)
+            row.state.attend_prompt(self.index, row.tokens, queries, scale, made)
+            out[row.columns] = made
+        row.state.prefill(self.index, row.tokens, first=row.tokens - row.fresh, scale=scale, queries=cache.observed(row, self.index, queries),
+                          inverse_frequencies=cache.inverse_frequencies, neighbours=cache.neighbours, token_ids=cache.token_ids(row))
+
+    def get_seq_length(self) -> int:
+        return self.tokens
+
+    def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
+        # transformers 5.2 gives the positions instead.
+        return self.tokens + (query_length.shape[0] if isinstance(query_length, torch.Tensor) else query_length), 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # its name in transformers 5.2
+
+    def reset(self) -> None:
+        self.tokens = self.fresh = 0
