@@ -338,6 +338,18 @@ TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cud
   REQUIRE_THROWS_AS(plan(quest, {13, gpu::paused}), invalid_value);  // nobody is there to pause
   plan(quest, {gpu::paused, 0});
   plan(quest, {13, 0});
+  REQUIRE_THROWS_AS(quest.choose(cache.view(), {2}, {}, 1), invalid_value);
+  REQUIRE_THROWS_AS(quest.choose(cache.view(), {-1}, {}, 1), invalid_value);
+  REQUIRE_THROWS_AS(quest.choose(cache.view(), {0}, {}, unset_scale), invalid_value);
+  REQUIRE_THROWS_AS(quest.standing({2}), invalid_value);
+  auto of_others = cache.view();
+  of_others.pool.cache.kv_heads += 1;
+  REQUIRE_THROWS_AS(quest.prefill(1, of_others, 10, {0}, {}, exec), invalid_value);
+  auto in_one_place = cache.view();
+  in_one_place.pool.key_strides.token = in_one_place.pool.key_strides.head = 0;
+  REQUIRE_THROWS_AS(quest.prefill(1, in_one_place, 10, {0}, {}, exec), invalid_value);
+  auto chess = made(presets::chess{.fractions = {.tokens = 30}, .units = {.page = 4}});
+  REQUIRE_THROWS_AS(chess.prefill(0, cache.view(), 10, {0}, {}, exec), unsupported);  // no rotary embedding
 
   REQUIRE_THROWS_AS(made(presets::chess{.paper_literal = true}), unsupported);
   cache_shape wide = shape;
@@ -346,6 +358,9 @@ TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cud
   std::vector<std::uint8_t> const boundary{0, 1};
   presets::sentencekv const sentences{.tokens = 30, .sentences = {.boundary = boundary}, .after = 0};
   auto by_sentence = made(sentences);
+  REQUIRE_THROWS_AS(by_sentence.prefill(0, cache.view(), 10, {0}, {}, exec), unsupported);  // neither ids nor queries
+  REQUIRE_THROWS_AS((gpu::decoder<presets::full, test_device>(presets::full{}, shape, 0, device)), invalid_value);
+  REQUIRE_THROWS_AS((gpu::decoder<presets::full, test_device>(presets::full{}, shape, -1, device)), invalid_value);
   REQUIRE_THROWS_AS(by_sentence.choose(cache.view(), {0}, {}, 1), invalid_value);  // no ids
 }
 

@@ -65,12 +65,14 @@ class decoder {
   template <batch_view V, class Exec>
   void prefill(std::int64_t sequence, V const& view, std::int64_t tokens, layer_id layer, prompt_signals const& prompt,
                Exec& exec) {
+    slots_.check_prompt(sequence, layer, prompt.first, tokens);
+    sequence_view<V, typename Exec::memory> const one{view, shape_, sequence, tokens};
+    check_view(one, layer, needs_ | signals::keys, shape_);
     check_signals(prompt, needs_, observed_, tokens, shape_);
     slots_.begin_prompt(sequence, layer, prompt.first, tokens);
     prompt_signals from = prompt;
     from.first = slots_.settled(sequence);  // tokens that stayed of a step of several are new to the policy
     from.unobserved += prompt.first - from.first;
-    sequence_view<V, typename Exec::memory> const one{view, shape_, sequence, tokens};
     prompt_piece<sequence_view<V, typename Exec::memory>> piece{sequence, one, view.keys(layer), layer, from};
     retain_.prefill(piece, exec);
     if constexpr (!std::same_as<decltype(parts_type::retrieve), keep_all>) {

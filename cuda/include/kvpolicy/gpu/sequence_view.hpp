@@ -37,7 +37,7 @@ struct sequence_view {
             .token_stride = mine.token_stride * size,
             .dim_stride = mine.dim_stride * size,
             .pages = mine.pages.data,
-            .page_size = mine.page_size,
+            .page_size = mine.pages.data == nullptr ? 0 : mine.page_size,
             .page_stride = mine.page_stride * size};
   }
 };

@@ -39,11 +39,14 @@ class decode_slots {
   /// Tokens that the policy has seen: the prompt, and each step's first one with what stayed of the step before.
   std::int64_t settled(std::int64_t slot) const noexcept { return at(slot).settled; }
 
-  /// A layer of a prompt, or of a piece, comes. Throws invalid_value before anything has changed.
-  void begin_prompt(std::int64_t slot, layer_id layer, std::int64_t first, std::int64_t tokens) {
+  /// A layer of a prompt, or of a piece, may come. Throws invalid_value.
+  void check_prompt(std::int64_t slot, layer_id layer, std::int64_t first, std::int64_t tokens) const {
     check_slot(slot);
+    at(slot).order.check_prompt(layer, first, tokens);
+  }
+  /// It comes.
+  void begin_prompt(std::int64_t slot, layer_id layer, std::int64_t first, std::int64_t tokens) noexcept {
     one& mine = all_[static_cast<std::size_t>(slot)];
-    mine.order.check_prompt(layer, first, tokens);
     if (layer.value != 0) return;
     mine.order.begin_prompt(first, tokens);
     mine.settled = std::min(mine.settled, first);
