@@ -10,6 +10,7 @@
 #include "conformance/rounds.hpp"
 #include "kvpolicy/exec/host_attend.hpp"
 #include "kvpolicy/primitive/attention_terms.hpp"
+#include "primitive/inputs.hpp"
 
 namespace kvpolicy_test {
 namespace {
@@ -254,7 +255,6 @@ TEMPLATE_TEST_CASE("attend_block over rows by index is attend_block over those r
 
 TEMPLATE_TEST_CASE("attend_block's NaN reaches whom it is seen by, and nobody else", "[primitive]", KVPOLICY_TEST_EXECUTORS) {
   random_source random(48);
-  constexpr float inf = std::numeric_limits<float>::infinity();
   for (int round = 0; round < rounds_on<TestType>(24); ++round) {
     cache_shape const shape{1,   4,
                             2,   random.pick(std::array<std::int64_t, 3>{8, 20, 64}),

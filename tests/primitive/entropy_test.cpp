@@ -5,12 +5,11 @@
 
 #include "conformance/executors.hpp"
 #include "conformance/naive.hpp"
+#include "primitive/inputs.hpp"
 
 namespace kvpolicy_test {
 namespace {
 
-constexpr float inf = std::numeric_limits<float>::infinity();
-constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 constexpr cache_shape tiny{1, 1, 1, 1, 1, element_type::f32};
 
 template <class On>

@@ -2,15 +2,12 @@
 
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
-#include <limits>
 
 #include "conformance/random_cache.hpp"
+#include "primitive/inputs.hpp"
 
 namespace kvpolicy_test {
 namespace {
-
-constexpr float inf = std::numeric_limits<float>::infinity();
-constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 
 /// By sorting: higher first, NaN last, then the smaller index; each takes what is left.
 std::vector<std::int32_t> by_sorting(std::vector<float> const& scores, std::vector<std::int32_t> const& sizes,

@@ -6,20 +6,10 @@
 
 #include "conformance/executors.hpp"
 #include "conformance/naive.hpp"
+#include "primitive/inputs.hpp"
 
 namespace kvpolicy_test {
 namespace {
-
-range_list random_list(std::int64_t tokens, random_source& random) {
-  range_list list;
-  if (random.one_in(8)) return list;
-  for (std::int64_t at = random.one_in(2) ? 0 : random.between(0, tokens - 1); at < tokens;) {
-    std::int64_t const end = std::min(tokens, at + random.between(1, random.one_in(3) ? tokens : 9));
-    append(list, at, end, random.pick(std::array{reason::sink, reason::scored, reason::open}));
-    at = end + random.between(0, 7);
-  }
-  return list;
-}
 
 TEMPLATE_TEST_CASE("list_attention is the softmax over a list alone, mean or maximum over the group", "[primitive]",
                    KVPOLICY_TEST_EXECUTORS) {

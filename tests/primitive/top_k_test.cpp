@@ -7,12 +7,10 @@
 #include "conformance/executors.hpp"
 #include "conformance/naive.hpp"
 #include "conformance/rounds.hpp"
+#include "primitive/inputs.hpp"
 
 namespace kvpolicy_test {
 namespace {
-
-constexpr float inf = std::numeric_limits<float>::infinity();
-constexpr float nan = std::numeric_limits<float>::quiet_NaN();
 
 /// Scores of one hostile kind.
 std::vector<float> hostile(std::int64_t n, std::int64_t kind, random_source& random) {
