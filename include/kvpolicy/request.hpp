@@ -115,7 +115,7 @@ class request {
     std::int64_t const tokens = view.tokens();
     order_.check_prompt(layer, prompt.first, tokens);
     check_view(view, layer, needs(), shape_);
-    if (contains(needs(), signals::keys)) check_layer_apart(view, layer, first_keys_);
+    check_layer_rows(view, layer);
     check_signals(prompt, needs(), rules_.observation_queries(), tokens, shape_);
     if (rules_.keeps_all() && !prompt.resident.empty()) {
       throw unsupported("the policy keeps every token, but rows of some were dropped; begin with an empty sequence");
@@ -149,7 +149,7 @@ class request {
     order_.check_step(layer, tokens);
     check_observed(layer);
     check_view(view, layer, needs(), shape_);
-    if (contains(needs(), signals::keys)) check_layer_apart(view, layer, first_keys_);
+    check_layer_rows(view, layer);
     check_signals(step, needs(), shape_);
     if (layer.value == 0) begin_step(view, {}, exec);
     rules_.choose(view, layer, step, exec);
@@ -176,7 +176,7 @@ class request {
     order_.check_step(layer, view.tokens(), step.tokens);
     check_observed(layer);
     check_view(view, layer, needs(), shape_);
-    if (contains(needs(), signals::keys)) check_layer_apart(view, layer, first_keys_);
+    check_layer_rows(view, layer);
     check_signals(step, needs(), shape_);
     if (layer.value == 0) begin_step(view, step, exec);
     rules_.choose(view.first(view.tokens() - step.tokens + 1), layer, step.first(), exec);
@@ -241,6 +241,15 @@ class request {
     KVPOLICY_EXPECTS(silent_ < rules_.unit(), std::to_string(silent_) +
                                                   " steps were made and none was observed, but the policy reads the logits of "
                                                   "each; call observe() after every step, or choose a trigger that reads none");
+  }
+  /// The layer has rows of its own, and the last tokens a page of their own.
+  template <class View>
+  void check_layer_rows(View const& view, layer_id layer) {
+    if (!contains(needs(), signals::keys)) return;
+    check_layer_apart(view, layer, first_keys_);
+    if constexpr (std::same_as<typename View::memory, host_memory>) {
+      if (layer.value == 0) check_last_page(view.keys(layer));
+    }
   }
   void make_room(std::int64_t tokens) {
     if (tokens > room_) reserve(tokens + tokens / 2 + 64);

@@ -307,6 +307,34 @@ TEST_CASE("the sequences of a decoder share one rotary embedding", "[cuda]") {
   prefill(1, {first.data(), 4});
 }
 
+TEST_CASE("a decoder whose policy reads logits asks for observe() after a unit of steps", "[cuda]") {
+  written_batch batch(1);
+  auto& [shape, cache, device, exec] = batch;
+  std::vector<float> const frequencies{1, .3f, .1f, .03f};
+  shared_vector<float> const written(2 * 8, .5f);
+  gpu::vector_rows logits{};
+  logits.base = on_device(written).data;
+  logits.elements = std::ssize(written);
+  logits.sequence_stride = 8;
+  device.send();
+  auto const steps = [&](bool observe_once) {
+    presets::chess const policy{.fractions = {.tokens = 30}, .units = {.page = 4}};
+    gpu::decoder<presets::chess, test_device> decoder(policy, shape, 2, device);
+    prompt_signals prompt{};
+    prompt.rope = {frequencies.data(), 4};
+    decoder.prefill(0, cache.view(), 1, {0}, prompt, exec);
+    std::int32_t tokens = 1;
+    while (tokens < 40) {
+      decoder.plan(std::vector<std::int32_t>{++tokens, 0});
+      // As in a captured step, which calls it once on the host.
+      if (observe_once && tokens == 2) decoder.observe(logits, 8);
+    }
+    return tokens;
+  };
+  CHECK(steps(true) == 40);
+  CHECK_THROWS_AS(steps(false), invalid_value);
+}
+
 TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cuda]") {
   written_batch batch(2);
   auto& [shape, cache, device, exec] = batch;

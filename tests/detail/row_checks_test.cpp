@@ -64,6 +64,23 @@ TEST_CASE("rows may lie in any order, and no two in one place") {
   CHECK_THROWS_AS(check_strides(forgotten, "keys"), unsupported);
 }
 
+TEST_CASE("a page table that names the last tokens' page twice is refused") {
+  rows_of_floats const of;
+  std::vector<std::int32_t> const table{3, 1, 0, 0};
+  rows paged = of.at;
+  paged.pages = table.data();
+  paged.page_size = 16;
+  CHECK_NOTHROW(check_last_page(of.at));
+  CHECK_NOTHROW(check_last_page(paged));
+  paged.tokens = 49;
+  CHECK_THROWS_WITH(check_last_page(paged), ContainsSubstring("names page 0 at entries 2 and 3"));
+  paged.tokens = 20;
+  paged.page_table_stride = 2;
+  CHECK_THROWS_WITH(check_last_page(paged), ContainsSubstring("names page 0 at entries 0 and 1"));
+  paged.heads = 1;
+  CHECK_NOTHROW(check_last_page(paged));
+}
+
 TEST_CASE("attention is refused what it can't read or write, before it does") {
   rows_of_floats const keys;
   rows_of_floats const values;

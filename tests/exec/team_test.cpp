@@ -114,6 +114,13 @@ TEST_CASE("the same followers serve session after session", "[team]") {
   REQUIRE(runs == std::vector<int>(10, sessions / 4 * (0 + 1 + 2 + 3)));
 }
 
+TEST_CASE("a loop outside lead() is refused: nobody follows, and it would never end", "[team]") {
+  team threads(3);
+  CHECK_THROWS_AS(threads.for_each(20, [](std::int64_t) {}), kvpolicy::invalid_value);
+  session(threads, [&] { threads.for_each(20, [](std::int64_t) {}); });
+  CHECK_THROWS_AS(threads.for_each(20, [](std::int64_t) {}), kvpolicy::invalid_value);
+}
+
 TEST_CASE("alone, the leader runs every body itself, also after an exception", "[team]") {
   team threads(4);  // nobody follows: a loop that waited for followers would never end
   std::vector<int> runs(20, 0);

@@ -66,4 +66,18 @@ void check_strides(basic_rows<Memory> const& given, char const* what, std::int64
   }
 }
 
+/// The last page holds the last tokens alone, as it does not in a table that was not filled to its end. Earlier entries may
+/// repeat: an engine may put one page where all rows were dropped. Throws invalid_value.
+inline void check_last_page(basic_rows<host_memory> const& given) {
+  if (given.pages == nullptr || given.indices != nullptr || given.tokens < 1) return;
+  std::int64_t const last = (given.tokens - 1) / given.page_size;
+  for (std::int64_t head = 0; head < (given.page_table_stride == 0 ? 1 : given.heads); ++head) {
+    std::int32_t const* const table = given.pages + head * given.page_table_stride;
+    std::int32_t const* const same = std::find(table, table + last, table[last]);
+    KVPOLICY_EXPECTS(same == table + last, "the view's page table names page " + std::to_string(table[last]) + " at entries " +
+                                               std::to_string(same - table) + " and " + std::to_string(last) +
+                                               "; the page of the last tokens holds no others");
+  }
+}
+
 }  // namespace kvpolicy

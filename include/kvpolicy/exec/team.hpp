@@ -39,8 +39,12 @@ class team {
   void lead(Work&& work) {
     struct closing {
       team& self;
-      ~closing() { self.publish(nullptr, nullptr, 0); }
+      ~closing() {
+        self.leading_ = false;
+        self.publish(nullptr, nullptr, 0);
+      }
     } const at_exit{*this};
+    leading_ = true;
     std::forward<Work>(work)();
   }
 
@@ -74,12 +78,15 @@ class team {
   /// Runs body(i) for i in [0, count) on all threads, and returns when all are done. Only within lead() or lead_alone().
   /// @param count  number of bodies
   /// @param body  runs on any thread of the team; must not throw
+  /// @throws invalid_value outside lead() and lead_alone(), where the loop would wait for followers that do not come
   template <class Body>
   void for_each(std::int64_t count, Body&& body) {
     if (threads_ == 1 || count <= 1 || alone_) {
       for (std::int64_t i = 0; i < count; ++i) body(i);
       return;
     }
+    KVPOLICY_EXPECTS(leading_, "a loop of a team of " + std::to_string(threads_) +
+                                   " threads outside lead(); call the executor inside team::lead(), or lead_alone()");
     publish([](void* what, std::int64_t i) { (*static_cast<std::remove_reference_t<Body>*>(what))(i); },
             const_cast<void*>(static_cast<void const*>(std::addressof(body))), count);
   }
@@ -132,6 +139,7 @@ class team {
 
   int threads_;
   bool alone_ = false;
+  bool leading_ = false;  ///< of the leader's thread alone
   body_function body_ = nullptr;
   void* what_ = nullptr;
   std::int64_t count_ = 0;

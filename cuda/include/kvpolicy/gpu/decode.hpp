@@ -48,6 +48,7 @@ class decoder {
     requirements const wanted = requirements_of(policy);
     needs_ = wanted.needs;
     observed_ = wanted.observation_queries;
+    unit_ = wanted.unit;
     expect_row("a decode step", shape.head_dim, shape.group());
   }
 
@@ -97,9 +98,15 @@ class decoder {
   /// @param brought  `[sequences]`: how many of them are decoded now, 1 to the constructor's `step_tokens`; none: one of each.
   ///        The tokens before them say how many of the last step's stayed: at least its first one does
   /// @throws invalid_value, before anything has changed, if a sequence has other tokens than those of its prompt or last step
-  ///        and the new ones, if an empty slot is paused, or if `tokens` or `brought` has another length
+  ///        and the new ones, if an empty slot is paused, if `tokens` or `brought` has another length, or if a policy that
+  ///        reads logits has gone a whole unit of steps without observe()
   void plan(std::span<std::int32_t const> tokens, std::span<std::int32_t const> brought = {}) {
     slots_.check(tokens, brought);
+    KVPOLICY_EXPECTS(heard_ || !contains(needs_, signals::logits) || silent_ < unit_,
+                     std::to_string(silent_) +
+                         " steps were planned and observe() was never called, but the policy reads the logits of each; call it "
+                         "after each step's attention, or within the captured step");
+    ++silent_;
     plan_.begin();
     for (std::size_t s = 0; s < tokens.size(); ++s) {
       auto const sequence = static_cast<std::int64_t>(s);
@@ -207,6 +214,7 @@ class decoder {
     if constexpr (contains(parts_type::needs, signals::logits)) {
       retrieve_.read(logits, vocabulary, plan_.brought());
       retrieve_.observe(0, plan_.lengths());
+      heard_ = true;
     }
   }
 
@@ -253,6 +261,9 @@ class decoder {
   std::int64_t sequences_;
   signals needs_ = signals::none;
   std::int64_t observed_ = 0;  ///< queries of a prompt
+  std::int64_t unit_ = 0;      ///< steps that a policy of logits may be without them
+  std::int64_t silent_ = 0;    ///< planned
+  bool heard_ = false;         ///< observe() was called; in a captured step it is called once
   D* device_;
   decode_slots slots_;
   step_plan<D> plan_;  ///< the parts point to its turns
