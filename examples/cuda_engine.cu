@@ -1,7 +1,7 @@
 // A GPU engine's decode step: its paged cache as it is, pages chosen by CHESS, sentences by SentenceKV or tokens by a scorer of
 // its own on the device, the whole step captured in one CUDA graph and replayed while sequences grow.
 #include <kvpolicy/compose.hpp>
-#include <kvpolicy/gpu/decode.hpp>
+#include <kvpolicy/gpu/decoder.hpp>
 #include <kvpolicy/gpu/gpu_exec.hpp>
 #include <kvpolicy/gpu/score_tokens.cuh>
 #include <kvpolicy/interop/flashinfer.hpp>

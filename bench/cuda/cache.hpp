@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "gpu.hpp"
-#include "kvpolicy/gpu/batch.hpp"
-#include "kvpolicy/gpu/kernel/attend.hpp"
+#include "kvpolicy/gpu/attention/attend.hpp"
+#include "kvpolicy/gpu/base/batch.hpp"
 #include "kvpolicy/interop/flashinfer.hpp"
 
 namespace kvpolicy::bench {

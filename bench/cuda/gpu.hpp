@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvpolicy/gpu/stream_device.hpp"
+#include "kvpolicy/gpu/base/stream_device.hpp"
 #include "llama_8b.hpp"
 
 namespace kvpolicy::bench {

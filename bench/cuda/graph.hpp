@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "kvpolicy/gpu/stream_device.hpp"
+#include "kvpolicy/gpu/base/stream_device.hpp"
 
 namespace kvpolicy::bench {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kvpolicy/gpu/launch/device.hpp"
+#include "kvpolicy/gpu/base/device.hpp"
 #include "kvpolicy/view.hpp"
 
 namespace kvpolicy::bench::llama_8b {

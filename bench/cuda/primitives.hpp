@@ -1,4 +1,4 @@
-// The benchmarks of single kernels: each prints the cases of one file of primitive/.
+// The benchmarks of single kernels: each prints the cases of one file of the folders here.
 #pragma once
 
 #include "gpu.hpp"

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "cache.hpp"
-#include "kvpolicy/gpu/decode.hpp"
+#include "kvpolicy/gpu/decoder.hpp"
 #include "kvpolicy/gpu/gpu_exec.hpp"
 #include "kvpolicy/kvpolicy.hpp"
 
@@ -63,7 +63,7 @@ struct situation {
 
 void dense(situation const& at, gpu::stream_device& device) {
   for (std::int64_t l = 0; l < layers; ++l) {
-    gpu::decode_attention a{};
+    gpu::detail::decode_attention a{};
     a.queries = at.queries_of(l);
     a.scale = scale;
     a.group = q_heads / kv_heads;
@@ -73,7 +73,7 @@ void dense(situation const& at, gpu::stream_device& device) {
     a.sequences = at.batch;
     a.most_tokens = at.context;
     a.out = at.outputs();
-    gpu::launch_attend(device, a);
+    gpu::detail::launch_attend(device, a);
   }
 }
 

@@ -1,7 +1,7 @@
 // The benchmarks' own kernels: random content, and the plainest reading and copying there is.
 #pragma once
 
-#include "kvpolicy/gpu/stream_device.hpp"
+#include "kvpolicy/gpu/base/stream_device.hpp"
 
 namespace kvpolicy::bench {
 

@@ -1,5 +1,5 @@
 // Memory, copies and errors of a stream_device.
-#include "kvpolicy/gpu/stream_device.hpp"
+#include "kvpolicy/gpu/base/stream_device.hpp"
 
 #include <cuda_runtime.h>
 
@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string>
 
-#include "kvpolicy/gpu/device_launch.cuh"
+#include "kvpolicy/gpu/base/device_launch.cuh"
 
 namespace kvpolicy::gpu {
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvpolicy/gpu/decode.hpp"
+#include "kvpolicy/gpu/decoder.hpp"
 #include "kvpolicy/presets/all.hpp"
 
 namespace kvpolicy::c {

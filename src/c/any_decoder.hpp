@@ -5,8 +5,8 @@
 #include <span>
 #include <string_view>
 
+#include "kvpolicy/gpu/attention/lists.hpp"
 #include "kvpolicy/gpu/gpu_exec.hpp"
-#include "kvpolicy/gpu/kernel/lists.hpp"
 #include "kvpolicy/text/draft.hpp"
 
 namespace kvpolicy::c {

@@ -8,7 +8,7 @@
 
 #include "any_decoder.hpp"
 #include "gpu_backend.hpp"
-#include "kvpolicy/gpu/batch.hpp"
+#include "kvpolicy/gpu/base/batch.hpp"
 #include "prompt.hpp"
 
 namespace kvpolicy::c {

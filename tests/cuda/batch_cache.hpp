@@ -7,7 +7,7 @@
 
 #include "conformance/random_cache.hpp"
 #include "cuda/test_device.hpp"
-#include "kvpolicy/gpu/batch.hpp"
+#include "kvpolicy/gpu/base/batch.hpp"
 #include "kvpolicy/interop/flashinfer.hpp"
 
 namespace kvpolicy_test {

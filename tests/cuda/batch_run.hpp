@@ -16,9 +16,11 @@
 #include "cuda/batch_cache.hpp"
 #include "cuda/test_device.hpp"
 #include "kvpolicy/exec/host.hpp"
-#include "kvpolicy/gpu/decode.hpp"
+#include "kvpolicy/gpu/decoder.hpp"
 
 namespace kvpolicy_test {
+
+constexpr std::int32_t narrow(std::int64_t n) { return static_cast<std::int32_t>(n); }
 
 /// What list `head` of a sequence names, read as kernels read it.
 inline std::vector<std::int64_t> tokens_of(test_device const& device, gpu::token_lists const& lists, std::int64_t sequence,

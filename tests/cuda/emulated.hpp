@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "cuda/emulator/emulated_kernels.hpp"
-#include "kvpolicy/gpu/basic_exec.hpp"
+#include "kvpolicy/gpu/exec/basic_exec.hpp"
 
 namespace kvpolicy_test {
 
 using namespace kvpolicy;
 
-/// Models gpu::staging_device on the GPU emulator.
+/// Models gpu::detail::staging_device on the GPU emulator.
 class emulated_device {
  public:
   using memory = host_memory;

@@ -6,7 +6,7 @@
 
 #include "cuda/batch_cache.hpp"
 #include "cuda/emulated.hpp"
-#include "kvpolicy/gpu/decode.hpp"
+#include "kvpolicy/gpu/decoder.hpp"
 #include "kvpolicy/kvpolicy.hpp"
 
 namespace kvpolicy_test {

@@ -1,7 +1,7 @@
 // What a user writes to have a kernel of his own: a body over the block concept.
 #pragma once
 
-#include "kvpolicy/gpu/block.hpp"
+#include "kvpolicy/gpu/base/block.hpp"
 
 namespace kvpolicy_test {
 

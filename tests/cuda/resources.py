@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-GROUPS = ("unit", "attend", "prompt")
+GROUPS = ("step", "attention", "prompt")
 # Instructions for 512 bytes: what a kernel may not go above. docs/kernels.md says of each what it is aimed at.
 LIMITS = {
     "attend_tensor<bf16,2>": 90, "attend_tensor<bf16,4>": 60, "attend_tensor<f16,2>": 90, "attend_tensor<f16,4>": 60,
@@ -98,7 +98,7 @@ def demangled(names):
 
 def short(name):
     body = re.search(r"kernel_of<(.*?)>\(", name).group(1)
-    body = body.replace("kvpolicy::gpu::", "").replace("kvpolicy::", "")
+    body = body.replace("kvpolicy::gpu::detail::", "").replace("kvpolicy::gpu::", "").replace("kvpolicy::", "")
     for number, type_name in enumerate(("f32", "f16", "bf16")):
         body = body.replace(f"(element_type){number}", type_name)
     return re.sub(r"\s+", "", body).replace("_body", "")

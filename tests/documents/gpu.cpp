@@ -1,7 +1,7 @@
 // Snippets of docs/cuda.md, as the page has them: compiled, not run.
-#include <kvpolicy/gpu/decode.hpp>
+#include <kvpolicy/gpu/decoder.hpp>
 #include <kvpolicy/gpu/gpu_exec.hpp>
-#include <kvpolicy/gpu/resident_rows.hpp>
+#include <kvpolicy/gpu/offload/resident_rows.hpp>
 #include <kvpolicy/kvpolicy.hpp>
 
 namespace kv = kvpolicy;

@@ -1,2 +1,2 @@
-#include "kvpolicy/gpu/decode.hpp"
+#include "kvpolicy/gpu/decoder.hpp"
 #include "kvpolicy/gpu/gpu_exec.hpp"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cuda/emulator/state.hpp"
-#include "kvpolicy/gpu/rows.hpp"
+#include "kvpolicy/gpu/base/rows.hpp"
 
 namespace kvpolicy_test {
 

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "kvpolicy/gpu/device_launch.cuh"
+#include "kvpolicy/gpu/base/device_launch.cuh"
 
 namespace kvpolicy_test {
 

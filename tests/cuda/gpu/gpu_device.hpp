@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <new>
 
-#include "kvpolicy/gpu/basic_exec.hpp"
-#include "kvpolicy/gpu/stream_device.hpp"
+#include "kvpolicy/gpu/base/stream_device.hpp"
+#include "kvpolicy/gpu/exec/basic_exec.hpp"
 
 namespace kvpolicy_test {
 
@@ -42,7 +42,8 @@ struct shared_allocator {
   }
 };
 
-/// Models gpu::staging_device and gpu::owning_device. Its rows are the host's, so that suites written for the host run on it.
+/// Models gpu::detail::staging_device and gpu::owning_device. Its rows are the host's, so that suites written for the host run
+/// on it.
 class gpu_device : public gpu::stream_device {
  public:
   using memory = host_memory;

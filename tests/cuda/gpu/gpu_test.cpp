@@ -5,7 +5,7 @@
 #include "cuda/batch_run.hpp"
 #include "cuda/gpu/gpu_device.hpp"
 #include "cuda/gpu/own_scorer.hpp"
-#include "kvpolicy/gpu/launch/attend.hpp"
+#include "kvpolicy/gpu/attention/launch_attend.hpp"
 #include "kvpolicy/presets/quest.hpp"
 
 namespace kvpolicy_test {
@@ -33,9 +33,9 @@ TEST_CASE("an engine's own workspace is used, and refused by name where it is no
 
 TEST_CASE("a grid beyond the device's limits is refused by the kernel's name", "[gpu]") {
   gpu_device device;
-  gpu::sum_heads_body::arguments a{};
+  gpu::detail::sum_heads_body::arguments a{};
   try {
-    device.launch<gpu::sum_heads_body>({1, 70000, 1}, a);
+    device.launch<gpu::detail::sum_heads_body>({1, 70000, 1}, a);
     FAIL("70,000 blocks in y were launched");
   } catch (gpu::device_error const& e) {
     REQUIRE(std::string(e.what()).find("sum_heads on 1 x 70000 x 1") != std::string::npos);
@@ -128,7 +128,7 @@ TEST_CASE("attention reaches rows above 2^31", "[gpu]") {
   device.upload(list.get(), listed.data(), 4);
   device.upload(named.get(), &four, 1);
   device.upload(queries.get(), query.data(), dim);
-  gpu::decode_attention a{};
+  gpu::detail::decode_attention a{};
   a.queries.base = queries.get().data;
   a.queries.elements = dim;
   a.queries.sequence_stride = a.queries.head_stride = dim;
@@ -146,7 +146,7 @@ TEST_CASE("attention reaches rows above 2^31", "[gpu]") {
   a.most_tokens = 4;
   a.out = a.queries;
   a.out.base = out.get().data;
-  gpu::launch_attend(device, a);
+  gpu::detail::launch_attend(device, a);
   for (float const x : device.read(out.get(), 0, dim)) REQUIRE(std::abs(x - 34.0f / 15) <= 1e-4f);
 }
 

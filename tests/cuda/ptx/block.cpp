@@ -39,7 +39,7 @@ std::string readable(std::string const& mangled) {
   else if (std::size_t const arguments = name.find('<'); arguments != name.npos)  // a library's, whose arguments fill pages
     name = name.substr(0, arguments).substr(name.rfind(':', arguments) + 1);
   if (name.ends_with(' ')) name.pop_back();
-  for (std::string_view const space : {"kvpolicy::gpu::", "kvpolicy::", "(element_type)"})
+  for (std::string_view const space : {"kvpolicy::gpu::detail::", "kvpolicy::gpu::", "kvpolicy::", "(element_type)"})
     for (std::size_t at = name.find(space); at != name.npos; at = name.find(space)) name.erase(at, space.size());
   return name;
 }

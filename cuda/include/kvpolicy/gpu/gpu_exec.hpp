@@ -1,8 +1,8 @@
 // The executor for GPU engines. Compiled: link kvpolicy::gpu.
 #pragma once
 
-#include "kvpolicy/gpu/basic_exec.hpp"
-#include "kvpolicy/gpu/stream_device.hpp"
+#include "kvpolicy/gpu/base/stream_device.hpp"
+#include "kvpolicy/gpu/exec/basic_exec.hpp"
 
 namespace kvpolicy {
 

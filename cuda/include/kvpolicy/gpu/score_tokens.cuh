@@ -5,8 +5,8 @@
 #include <thrust/iterator/counting_iterator.h>
 #include <thrust/transform.h>
 
-#include "kvpolicy/gpu/launch/device.hpp"
-#include "kvpolicy/gpu/row_iterator.hpp"
+#include "kvpolicy/gpu/base/device.hpp"
+#include "kvpolicy/gpu/base/row_iterator.hpp"
 #include "kvpolicy/score_input.hpp"
 
 namespace kvpolicy::gpu {

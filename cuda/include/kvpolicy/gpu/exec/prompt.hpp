@@ -3,7 +3,7 @@
 
 #include "kvpolicy/gpu/exec/units.hpp"
 
-namespace kvpolicy::gpu {
+namespace kvpolicy::gpu::detail {
 
 template <staging_device D>
 class prompt_primitives : public unit_primitives<D> {
@@ -179,4 +179,4 @@ class prompt_primitives : public unit_primitives<D> {
   using typename base::call;
 };
 
-}  // namespace kvpolicy::gpu
+}  // namespace kvpolicy::gpu::detail

@@ -6,12 +6,15 @@
 #include <vector>
 
 #include "kvpolicy/concepts.hpp"
-#include "kvpolicy/gpu/extent.hpp"
-#include "kvpolicy/gpu/launch/attend.hpp"
-#include "kvpolicy/gpu/launch/prompt.hpp"
-#include "kvpolicy/gpu/launch/units.hpp"
+#include "kvpolicy/gpu/attention/launch_attend.hpp"
+#include "kvpolicy/gpu/attention/launch_prompt.hpp"
+#include "kvpolicy/gpu/base/extent.hpp"
+#include "kvpolicy/gpu/base/top_k.hpp"
+#include "kvpolicy/gpu/pooling/launch_pool.hpp"
+#include "kvpolicy/gpu/pooling/score_dot.hpp"
+#include "kvpolicy/gpu/retain/launch_scores.hpp"
 
-namespace kvpolicy::gpu {
+namespace kvpolicy::gpu::detail {
 
 /// A device that also reaches what lies on the host.
 /// Requires, beside device: `memory`, of the rows that it reads; `in(pointer, count)` and `out(pointer, rows, columns, stride,
@@ -158,4 +161,4 @@ class staged {
   std::vector<std::int32_t> ends_;
 };
 
-}  // namespace kvpolicy::gpu
+}  // namespace kvpolicy::gpu::detail

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "kvpolicy/gpu/exec/staged.hpp"
-#include "kvpolicy/gpu/kernel/entropy.hpp"
+#include "kvpolicy/gpu/hierarchy/entropy.hpp"
 
-namespace kvpolicy::gpu {
+namespace kvpolicy::gpu::detail {
 
 template <staging_device D>
 class unit_primitives : public staged<D> {
@@ -152,4 +152,4 @@ class unit_primitives : public staged<D> {
   using typename base::call;
 };
 
-}  // namespace kvpolicy::gpu
+}  // namespace kvpolicy::gpu::detail

@@ -1,0 +1,189 @@
+// What the bodies of decode attention share: their arguments, a block's query heads, and what a split of a list comes to.
+#pragma once
+
+#include <cmath>
+
+#include "kvpolicy/gpu/attention/lists.hpp"
+#include "kvpolicy/gpu/attention/softmax_state.hpp"
+
+namespace kvpolicy::gpu::detail {
+
+/// What an attention over splits of lists is given.
+struct attend_arguments {
+  vector_rows queries;  ///< `[sequences, step, q_heads, head_dim]`
+  float scale = 1;
+  std::int32_t group = 1;  ///< query heads of a KV head
+  std::int32_t step = 1;   ///< tokens that a sequence brings at most
+  per_sequence brought;    ///< tokens that it brings: its last ones
+  std::int32_t tiles = 1;  ///< that a KV head's queries are worked on in
+  batch_rows keys;
+  batch_rows values;
+  token_lists lists;
+  std::int32_t splits = 1;
+  vector_rows out;                ///< `[sequences, step, q_heads, head_dim]`; 0 of tokens that are not brought
+  buffer<float> log_sum_exp;      ///< `[sequences, step, q_heads]`, or none
+  buffer<float> partial;          ///< `[sequences, step, q_heads, splits, head_dim + 2]`, where there are several splits
+  buffer<std::int32_t> counters;  ///< `[sequences, kv_heads tiles]` zeros, where there are more
+};
+
+/// The queries of a block's tile, `most` to each tile but the last: of a KV head's, the first token's heads, the second's and
+/// so on.
+struct attend_tile {
+  unsigned kv_head;
+  std::int32_t first;
+  std::int32_t real;  ///< queries
+
+  template <class B>
+  KVPOLICY_KERNEL attend_tile(B& block, attend_arguments const& a, std::int32_t most)
+      : kv_head(block.y() / static_cast<unsigned>(a.tiles)) {
+    std::int32_t const nth = static_cast<std::int32_t>(block.y()) - static_cast<std::int32_t>(kv_head) * a.tiles;
+    first = nth * most;
+    real = a.step * a.group - first < most ? a.step * a.group - first : most;
+  }
+
+  /// A query's token among those of the step.
+  KVPOLICY_KERNEL std::int32_t token(attend_arguments const& a, std::int32_t g) const {
+    return a.step == 1 ? 0 : (first + g) / a.group;
+  }
+  KVPOLICY_KERNEL std::int32_t q_head(attend_arguments const& a, std::int32_t g) const {
+    return static_cast<std::int32_t>(kv_head) * a.group + first + g - token(a, g) * a.group;
+  }
+  /// Its first element among vectors.
+  KVPOLICY_KERNEL std::int64_t element(attend_arguments const& a, vector_rows const& of, unsigned sequence,
+                                       std::int32_t g) const {
+    return sequence * of.sequence_stride + token(a, g) * of.token_stride + q_head(a, g) * of.head_stride;
+  }
+  /// Its row among those of a batch.
+  KVPOLICY_KERNEL std::int64_t row(attend_arguments const& a, unsigned sequence, std::int32_t g) const {
+    std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
+    return (static_cast<std::int64_t>(sequence) * a.step + token(a, g)) * q_heads + q_head(a, g);
+  }
+  /// How many of its list's tokens a query sees: those up to its own. The tokens behind it are at the list's end.
+  template <class B>
+  KVPOLICY_KERNEL std::int64_t seen(B& block, attend_arguments const& a, list_reader<B> const& list, std::int32_t g) const {
+    std::int64_t count = list.count();
+    if (a.step == 1) return count;
+    std::int64_t const brought = a.brought.of(block, block.z());
+    if (token(a, g) >= brought) return 0;
+    std::int64_t const own = a.lists.tokens.of(block, block.z()) - brought + token(a, g);
+    while (count > 0 && list.token(count - 1) > own) --count;
+    return count;
+  }
+};
+
+/// What the warps of a block come to, each by itself.
+template <class B, int Heads, int Warps, int Channels>
+class attend_shared {
+ public:
+  typename B::template array<float, Heads * Channels> sums;  ///< of the warps' values
+  typename B::template array<float, Warps * Heads> most;
+  typename B::template array<float, Warps * Heads> total;
+  typename B::last_storage last;
+
+  /// The largest logit that any warp saw of a head.
+  KVPOLICY_KERNEL float largest(int head) {
+    float more = no_logit;
+    for (int v = 0; v < Warps; ++v) {
+      float const m = most[v * Heads + head];
+      more = m > more ? m : more;
+    }
+    return more;
+  }
+
+  /// A list's result from all warps' sums; of a split its part, which the last one to come puts together.
+  KVPOLICY_KERNEL void finish(B& block, attend_arguments const& a, attend_tile const& heads) {
+    write(block, a, heads);
+    std::int64_t const list = static_cast<std::int64_t>(block.z()) * a.keys.heads * a.tiles + block.y();
+    if (a.splits > 1 && block.last_of(last, a.counters, list, a.splits)) merge(block, a, heads);
+  }
+
+ private:
+  KVPOLICY_KERNEL static float log_sum_exp(float most, float total) {
+    return total == 0 ? -__builtin_huge_valf() : (most + log2f(total)) * 0.693147181f;
+  }
+
+  KVPOLICY_KERNEL void write(B& block, attend_arguments const& a, attend_tile const& heads) {
+    for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < heads.real * a.keys.head_dim; i += B::threads) {
+      std::int32_t const g = i / a.keys.head_dim;
+      std::int32_t const d = i - g * a.keys.head_dim;
+      float const more = largest(g);
+      float all = 0;
+      for (int v = 0; v < Warps; ++v) {
+        float const m = most[v * Heads + g];
+        float const t = total[v * Heads + g];
+        all += t * powers_of_two::of(m - more);
+      }
+      float const weighted = sums[g * Channels + d];
+      std::int64_t const q = heads.row(a, block.z(), g);
+      if (a.splits == 1) {
+        put(block, a.out, heads.element(a, a.out, block.z(), g) + d, all == 0 ? 0.0f : weighted / all);
+        if (d == 0 && a.log_sum_exp.data != nullptr) {
+          block.global(a.log_sum_exp)[q] = log_sum_exp(more, all);
+        }
+      } else {
+        auto const partial = block.global(a.partial);
+        std::int64_t const at = (q * a.splits + block.x()) * (a.keys.head_dim + 2);
+        partial[at + 2 + d] = weighted;
+        if (d == 0) {
+          partial[at] = more;
+          partial[at + 1] = all;
+        }
+      }
+    }
+  }
+
+  /// A warp a query, so that what all splits found is on its way at once; the splits in order.
+  KVPOLICY_KERNEL static void merge(B& block, attend_arguments const& a, attend_tile const& heads) {
+    auto const partial = block.global(a.partial);
+    auto const tile = block.tile();
+    auto const lane = static_cast<std::int32_t>(tile.lane());
+    std::int64_t const size = a.keys.head_dim + 2;
+    for (auto g = static_cast<std::int32_t>(tile.index()); g < heads.real; g += Warps) {
+      std::int64_t const q = heads.row(a, block.z(), g);
+      std::int64_t const at = q * a.splits * size;
+      softmax_state<powers_of_two, Channels / 32> state;
+      for (std::int32_t split = lane; split < a.splits; split += 32) {
+        float const m = partial[at + split * size];
+        state.most = fmaxf(state.most, m);
+      }
+      KVPOLICY_UNROLL
+      for (unsigned mask = 1; mask < 32; mask *= 2) {
+        float const other = tile.shfl_xor(state.most, mask);
+        state.most = fmaxf(state.most, other);
+      }
+      for (std::int32_t base = 0; base < a.splits; base += 32) {
+        float kept = 0;
+        float of_split = 0;
+        if (base + lane < a.splits) {
+          float const m = partial[at + (base + lane) * size];
+          float const t = partial[at + (base + lane) * size + 1];
+          kept = state.weight(m);
+          of_split = t;
+        }
+        std::int32_t const here = a.splits - base < 32 ? a.splits - base : 32;
+        KVPOLICY_UNROLL_4
+        for (std::int32_t i = 0; i < here; ++i) {
+          float const share = tile.shfl(kept, static_cast<unsigned>(i));
+          state.total += tile.shfl(of_split, static_cast<unsigned>(i)) * share;
+          KVPOLICY_UNROLL
+          for (int c = 0; c < Channels / 32; ++c) {
+            if (32 * c + lane >= a.keys.head_dim) continue;
+            float const weighted = partial[at + (base + i) * size + 2 + 32 * c + lane];
+            state.sum[c] += weighted * share;
+          }
+        }
+      }
+      KVPOLICY_UNROLL
+      for (int c = 0; c < Channels / 32; ++c) {
+        if (32 * c + lane >= a.keys.head_dim) continue;
+        put(block, a.out, heads.element(a, a.out, block.z(), g) + 32 * c + lane,
+            state.total == 0 ? 0.0f : state.sum[c] / state.total);
+      }
+      if (lane == 0 && a.log_sum_exp.data != nullptr) {
+        block.global(a.log_sum_exp)[q] = log_sum_exp(state.most, state.total);
+      }
+    }
+  }
+};
+
+}  // namespace kvpolicy::gpu::detail

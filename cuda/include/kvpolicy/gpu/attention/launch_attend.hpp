@@ -1,0 +1,153 @@
+// Launches of decode attention, and of the weights that it gives.
+#pragma once
+
+#include <algorithm>
+
+#include "kvpolicy/gpu/attention/attend.hpp"
+#include "kvpolicy/gpu/attention/attend_tensor.hpp"
+#include "kvpolicy/gpu/attention/list_weights.hpp"
+#include "kvpolicy/gpu/attention/logits_tensor.hpp"
+#include "kvpolicy/gpu/base/device.hpp"
+
+namespace kvpolicy::gpu::detail {
+
+/// The attention of a step's tokens of every sequence of a batch, in one layer.
+struct decode_attention {
+  vector_rows queries;  ///< `[sequences, step, q_heads, head_dim]`
+  float scale = 1;
+  std::int32_t group = 1;
+  std::int32_t step = 1;        ///< tokens that a sequence brings at most
+  per_sequence brought{{}, 1};  ///< tokens that it brings: its last ones; the others' output is 0
+  batch_rows keys;
+  batch_rows values;
+  token_lists lists;
+  std::int64_t sequences = 1;
+  std::int64_t most_tokens = 0;  ///< of any list
+  vector_rows out;
+  buffer<float> log_sum_exp{};  ///< `[sequences, step, q_heads]`, or none
+};
+
+/// How many blocks share a list: as many as the device runs at once, none with less than 64 tokens to read.
+inline std::int32_t splits_of(decode_attention const& a, std::int64_t blocks_wanted) noexcept {
+  std::int64_t const lists = std::max<std::int64_t>(1, a.sequences * a.keys.heads);
+  std::int64_t const tokens = a.lists.about > 0 ? std::min(a.lists.about, a.most_tokens) : a.most_tokens;
+  std::int64_t const useful = std::max<std::int64_t>(1, tokens / 64);
+  return static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks_wanted / lists, 1, std::min<std::int64_t>(useful, 256)));
+}
+
+/// Splits of each list, tiles of `most` queries at most.
+template <class Body, device D>
+void launch_attend_splits(D& device, decode_attention const& a, std::int64_t most) {
+  auto const tiles = static_cast<std::int32_t>(divided_up(a.group * a.step, most));
+  std::int64_t const blocks = a.sequences * a.keys.heads * tiles;  // of one split
+  buffer<std::int32_t> const counters = device.counters();
+  std::int32_t const splits = blocks > counters.size ? 1 : splits_of(a, device.template blocks_wanted<Body>());
+  std::int64_t const queries = a.sequences * a.step * a.keys.heads * a.group;
+  scratch_scope const scope(device);
+  buffer<float> const partial =
+      splits > 1 ? device.template scratch<float>(queries * splits * (a.keys.head_dim + 2)) : buffer<float>{};
+  device.template launch<Body>({splits, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences},
+                               {a.queries, a.scale, a.group, a.step, a.brought, tiles, a.keys, a.values, a.lists, splits, a.out,
+                                a.log_sum_exp, partial, counters});
+}
+
+template <int Group, bool Packed = true, device D>
+void launch_attend_tiles(D& device, decode_attention const& a) {
+  with_type(a.keys.type, [&]<element_type E>() { launch_attend_splits<attend_body<E, Group, Packed>>(device, a, Group); });
+}
+
+inline void expect_alike(char const* kernel, batch_rows const& keys, batch_rows const& values) {
+  if (values.type == keys.type && values.head_dim == keys.head_dim && values.heads == keys.heads) return;
+  throw unsupported(std::string(kernel) + " reads values of the keys' type, heads and head size; got " +
+                    std::to_string(values.heads) + " x " + std::to_string(values.head_dim) + " beside " +
+                    std::to_string(keys.heads) + " x " + std::to_string(keys.head_dim));
+}
+
+template <device D>
+void launch_attend(D& device, decode_attention const& a) {
+  expect_row("attend", a.keys.head_dim);
+  expect_alike("attend", a.keys, a.values);
+  bool const packed = a.keys.packed && a.values.packed;
+  if (packed && with_tensor_rows(a.keys, [&]<element_type E, int Chunks>() {
+        launch_attend_splits<attend_tensor_body<E, Chunks>>(device, a, 8);
+      })) {
+    return;
+  }
+  if (!packed) launch_attend_tiles<1, false>(device, a);
+  else if (a.group * a.step == 1) launch_attend_tiles<1>(device, a);
+  else if (a.group * a.step == 2) launch_attend_tiles<2>(device, a);
+  else if (a.group * a.step <= 4) launch_attend_tiles<4>(device, a);
+  else launch_attend_tiles<8>(device, a);
+}
+
+/// out(s, h, i): the mean over KV head h's query heads of the softmax weight of the (first + i)-th token of its list.
+struct list_weights {
+  vector_rows queries;
+  float scale = 1;
+  std::int32_t group = 1;
+  batch_rows keys;
+  token_lists lists;
+  std::int64_t first = 0;
+  std::int64_t sequences = 1;
+  std::int64_t most_tokens = 0;  ///< of any list, from `first` on
+  std::int32_t window = 1;       ///< rows of query groups of each KV head: queries are (s, h, w, g), out is (s, h, w, i)
+  buffer<float> out;
+  std::int64_t sequence_stride = 0;
+  std::int64_t head_stride = 0;
+  bool maximum = false;  ///< of the query heads, not their mean
+};
+
+/// Softmax of logits `[sequences, kv_heads, window, group, stride]`, and its mean over query groups.
+template <device D>
+void launch_group_weights(D& device, buffer<float const> logits, std::int64_t stride, list_weights const& a) {
+  std::int32_t const rows_of_head = a.group * a.window;
+  std::int32_t const rows = a.keys.heads * rows_of_head;
+  buffer<float> const statistics = device.template scratch<float>(a.sequences * rows * 2);
+  device.template launch<softmax_rows_body>({rows, a.sequences, 1},
+                                            {logits, stride, a.lists, a.first, rows, rows_of_head, statistics});
+  std::int32_t const heads = a.keys.heads * a.window;
+  std::int32_t const blocks =
+      blocks_of_row<group_weights_body>(device, a.most_tokens, group_weights_body::threads, heads * a.sequences);
+  device.template launch<group_weights_body>({blocks, heads, a.sequences},
+                                             {logits, stride, statistics, a.lists, a.first, a.group, heads, a.window, a.out,
+                                              a.sequence_stride, a.head_stride, a.maximum, blocks});
+}
+
+/// scale q.k of the listed tokens: `[sequences, kv_heads, window, group, most_tokens]`. Keys are read once for as many queries
+/// as fit in shared memory.
+template <device D>
+void launch_list_logits(D& device, list_weights const& a, buffer<float> logits) {
+  std::int32_t const rows = a.group * a.window;
+  bool const on_tensors = with_tensor_rows(a.keys, [&]<element_type E, int Chunks>() {
+    using body = list_logits_tensor_body<E, Chunks>;
+    auto const tiles = static_cast<std::int32_t>(divided_up(rows, 8));
+    std::int32_t const blocks =
+        blocks_of_row<body>(device, a.most_tokens, body::threads / 4, a.sequences * a.keys.heads * tiles);
+    device.template launch<body>({blocks, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences},
+                                 {a.queries, a.scale, rows, tiles, a.keys, a.lists, a.first, logits, a.most_tokens, blocks});
+  });
+  if (on_tensors) return;
+  std::int32_t const at_once = 16 * max_head_dim / a.keys.head_dim;
+  with_type(a.keys.type, [&]<element_type E>() {
+    using body = list_logits_body<E>;
+    std::int64_t const tokens_of_block = body::threads / 32 * row_lanes(a.keys.parts()).rows_of_warp();
+    for (std::int32_t first = 0; first < rows; first += at_once) {
+      device.template launch<body>(
+          {divided_up(a.most_tokens, tokens_of_block), a.keys.heads, a.sequences},
+          {a.queries, a.scale, std::min(at_once, rows - first), rows, first, a.keys, a.lists, a.first, logits, a.most_tokens});
+    }
+  });
+}
+
+template <device D>
+void launch_list_weights(D& device, list_weights const& a) {
+  expect_row("list_attention", a.keys.head_dim, a.group);
+  if (a.most_tokens <= 0) return;
+  scratch_scope const scope(device);
+  std::int64_t const rows = static_cast<std::int64_t>(a.keys.heads) * a.group * a.window;
+  buffer<float> const logits = device.template scratch<float>(a.sequences * rows * a.most_tokens);
+  launch_list_logits(device, a, logits);
+  launch_group_weights(device, logits, a.most_tokens, a);
+}
+
+}  // namespace kvpolicy::gpu::detail

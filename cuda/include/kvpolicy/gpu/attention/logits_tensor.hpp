@@ -1,0 +1,68 @@
+// Logits of listed tokens on tensor cores: 8 rows a warp and turn, blocks that take what there is in turns.
+#pragma once
+
+#include "kvpolicy/gpu/attention/list_weights.hpp"
+#include "kvpolicy/gpu/attention/lists.hpp"
+#include "kvpolicy/gpu/base/tensor_queries.hpp"
+
+namespace kvpolicy::gpu::detail {
+
+/// As list_logits_body, for rows of 32 Chunks halves; a tile has 8 query rows of a KV head.
+template <element_type E, int Chunks>
+struct list_logits_tensor_body : no_shared {
+  static constexpr unsigned threads = 128;
+  static constexpr char const* name = "list_logits_tensor";
+  struct arguments {
+    vector_rows queries;
+    float scale = 1;
+    std::int32_t rows_of_head = 1;  ///< of the queries and the logits
+    std::int32_t tiles = 1;         ///< that these are
+    batch_rows keys;
+    token_lists lists;
+    std::int64_t first = 0;  ///< of the list; logits begin there
+    buffer<float> logits;    ///< `[sequences, q_heads, stride]`
+    std::int64_t stride = 0;
+    std::int32_t blocks = 1;  ///< that share a list
+  };
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
+    unsigned const head = block.y() / static_cast<unsigned>(a.tiles);
+    std::int32_t const row = 8 * (static_cast<std::int32_t>(block.y()) - static_cast<std::int32_t>(head) * a.tiles);
+    auto const tile = block.tile();
+    auto const g = static_cast<std::int32_t>(tile.lane()) >> 2;
+    auto const t = static_cast<std::int32_t>(tile.lane()) & 3;
+    list_reader<B> const list(block, a.lists, block.z(), head);
+    std::int64_t const count = list.count() - a.first;
+    constexpr std::int64_t warps = B::threads / 32;
+    std::int64_t at = 8 * (static_cast<std::int64_t>(block.x()) * warps + tile.index());
+    if (at >= count) return;
+    row_reader<E, B> const keys(block, a.keys, block.z());
+    std::int32_t const real = a.rows_of_head - row < 8 ? a.rows_of_head - row : 8;
+    std::int64_t const first_q = static_cast<std::int64_t>(head) * a.rows_of_head + row;
+    tensor_queries<E, Chunks> query;
+    query.load(block, a.queries, block.z() * a.queries.sequence_stride + (first_q + g) * a.queries.head_stride, g < real,
+               a.scale);
+    auto const place_of = [&](std::int64_t from) {
+      std::int64_t const i = from + g < count ? from + g : count - 1;
+      return keys.offset(head, list.token(a.first + i));
+    };
+    std::int64_t next = place_of(at);
+    for (std::int64_t const step = 8 * warps * a.blocks; at < count; at += step) {
+      typename row_reader<E, B>::raw key[Chunks];
+      KVPOLICY_UNROLL
+      for (int c = 0; c < Chunks; ++c) key[c] = keys.load_raw(next, t + 4 * c);
+      next = place_of(at + step);
+      float product[4] = {};
+      query.multiply(tile, key, product);
+      std::int64_t const q = static_cast<std::int64_t>(block.z()) * a.keys.heads * a.rows_of_head + first_q + g;
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        if (g < real && at + 2 * t + i < count)
+          block.global(a.logits)[q * a.stride + at + 2 * t + i] = (product[i] + product[2 + i]) * query.unit;
+      }
+    }
+  }
+};
+
+}  // namespace kvpolicy::gpu::detail

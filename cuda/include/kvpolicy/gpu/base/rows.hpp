@@ -1,0 +1,249 @@
+// Key and value rows of a batch, as kernels read them: any strides, page tables and indices, 8 channels at a time.
+#pragma once
+
+#include "kvpolicy/gpu/base/block.hpp"
+#include "kvpolicy/gpu/base/element.hpp"
+
+namespace kvpolicy::gpu {
+
+/// One layer's rows of every sequence of a batch. Strides are in elements.
+/// Row (s, h, t) begins at `s sequence_stride + h head_stride + t token_stride`. With pages it is row `t % page_size` of page
+/// `pages[s page_table_stride + t / page_size]`. With indices, "token" t of head h is token
+/// `indices[s index_sequence_stride + h index_stride + t]`.
+struct batch_rows {
+  void const* base = nullptr;
+  std::int64_t elements = 0;  ///< from base on, for the GPU emulator
+  element_type type = element_type::f16;
+  bool packed = false;  ///< 8 channels of any row are 16-byte loads: contiguous, aligned, head_dim a multiple of 8
+  std::int32_t heads = 0;
+  std::int32_t head_dim = 0;
+  std::int64_t sequence_stride = 0;
+  std::int64_t head_stride = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t dim_stride = 1;
+
+  buffer<std::int32_t const> pages;
+  std::int64_t page_table_stride = 0;
+  std::int32_t page_size = 1;
+  std::int32_t page_shift = -1;  ///< log2(page_size) of a power of two, else -1
+  std::int64_t page_stride = 0;
+
+  buffer<std::int32_t const> indices;
+  std::int64_t index_sequence_stride = 0;
+  std::int64_t index_stride = 0;
+
+  /// Returns the groups of 8 channels in a row.
+  constexpr std::int32_t parts() const noexcept { return (head_dim + 7) / 8; }
+};
+
+/// A number for each sequence of a batch, on the device; or one number for all of them.
+struct per_sequence {
+  buffer<std::int32_t const> values;  ///< `[sequences]`; none: `all` counts
+  std::int64_t all = 0;
+
+  /// Returns a sequence's number.
+  /// @param block  the thread's block
+  /// @param sequence  the sequence
+  template <class B>
+  KVPOLICY_KERNEL std::int64_t of(B& block, unsigned sequence) const {
+    if (values.data == nullptr) return all;
+    std::int32_t const value = block.global(values)[sequence];
+    return value;
+  }
+};
+
+/// Reads the rows of one sequence.
+/// @tparam E  the type of the rows' elements
+/// @tparam B  the block
+template <element_type E, class B>
+class row_reader {
+  using element = stored<E> const;
+
+ public:
+  /// Begins reading.
+  /// @param block  the thread's block
+  /// @param rows  the rows; must outlive the reader
+  /// @param sequence  the sequence
+  KVPOLICY_KERNEL row_reader(B& block, batch_rows const& rows, unsigned sequence)
+      : rows_(rows),
+        data_(block.global(buffer<element>{static_cast<element*>(rows.base), rows.elements})),
+        pages_(block.global(rows.pages)),
+        indices_(block.global(rows.indices)),
+        sequence_(sequence) {}
+
+  KVPOLICY_KERNEL bool packed() const { return rows_.packed; }
+  /// Returns the sequence's token of a row.
+  /// @param head,token  the row
+  KVPOLICY_KERNEL std::int64_t at(std::int64_t head, std::int64_t token) const {
+    if (rows_.indices.data == nullptr) return token;
+    std::int32_t const ranked = indices_[sequence_ * rows_.index_sequence_stride + head * rows_.index_stride + token];
+    return ranked;
+  }
+
+  /// Returns the offset of a row's first element, in elements.
+  /// @param head,token  the row
+  KVPOLICY_KERNEL std::int64_t offset(std::int64_t head, std::int64_t token) const {
+    token = at(head, token);
+    std::int64_t at = sequence_ * rows_.sequence_stride + head * rows_.head_stride;
+    if (rows_.pages.data != nullptr) {
+      auto const t = static_cast<std::int32_t>(token);
+      std::int32_t const page = rows_.page_shift >= 0 ? t >> rows_.page_shift : t / rows_.page_size;
+      std::int32_t const physical = pages_[sequence_ * rows_.page_table_stride + page];
+      at += physical * rows_.page_stride;
+      token = t - page * rows_.page_size;
+    }
+    return at + token * rows_.token_stride;
+  }
+
+  /// 8 channels of a packed row as they lie, in one or two packs.
+  struct raw {
+    pack word[E == element_type::f32 ? 2 : 1];
+  };
+  /// Loads channels [8 part, 8 part + 8) of a packed row.
+  /// @param offset  of the row
+  /// @param part  which 8 channels
+  KVPOLICY_KERNEL raw load_raw(std::int64_t offset, std::int32_t part) const {
+    raw made;
+    made.word[0] = data_.load(offset + part * 8);
+    if constexpr (E == element_type::f32) made.word[1] = data_.load(offset + part * 8 + 4);
+    return made;
+  }
+  /// Converts 8 channels to floats.
+  /// @param from  the channels
+  /// @param x  receives the floats
+  KVPOLICY_KERNEL static void widen(raw const& from, float (&x)[8]) {
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (E == element_type::f32) {
+        x[i] = __builtin_bit_cast(float, from.word[0].word[i]);
+        x[i + 4] = __builtin_bit_cast(float, from.word[1].word[i]);
+      } else {
+        x[2 * i] = widened<E>(static_cast<std::uint16_t>(from.word[0].word[i]));
+        x[2 * i + 1] = widened<E>(static_cast<std::uint16_t>(from.word[0].word[i] >> 16));
+      }
+    }
+  }
+
+  /// Loads channels [8 part, 8 part + 8) of any row; zeros past head_dim.
+  /// @param offset  of the row
+  /// @param part  which 8 channels
+  /// @param x  receives the channels
+  KVPOLICY_KERNEL void load(std::int64_t offset, std::int32_t part, float (&x)[8]) const {
+    if (rows_.packed) return widen(load_raw(offset, part), x);
+    load_apart(offset, part, x);
+  }
+  /// Loads one channel of a row.
+  /// @param offset  of the row
+  /// @param channel  which channel
+  KVPOLICY_KERNEL float one(std::int64_t offset, std::int32_t channel) const {
+    stored<E> const element_at = data_[offset + channel * rows_.dim_stride];
+    return widened<E>(element_at);
+  }
+  /// Loads 8 channels as load() does, element by element.
+  /// @param offset  of the row
+  /// @param part  which 8 channels
+  /// @param x  receives the channels
+  KVPOLICY_KERNEL void load_apart(std::int64_t offset, std::int32_t part, float (&x)[8]) const {
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      x[i] = 0;
+      if (part * 8 + i < rows_.head_dim) {
+        stored<E> const element_at = data_[offset + (part * 8 + i) * rows_.dim_stride];
+        x[i] = widened<E>(element_at);
+      }
+    }
+  }
+
+ private:
+  batch_rows const& rows_;
+  decltype(std::declval<B&>().global(buffer<element>{})) data_;
+  decltype(std::declval<B&>().global(buffer<std::int32_t const>{})) pages_;
+  decltype(std::declval<B&>().global(buffer<std::int32_t const>{})) indices_;
+  std::int64_t sequence_;
+};
+
+/// Queries or outputs: vectors of floats or 16-bit elements, which are read or written once.
+struct vector_rows {
+  void* base = nullptr;
+  std::int64_t elements = 0;  ///< from base on, for the GPU emulator
+  element_type type = element_type::f32;
+  std::int64_t sequence_stride = 0;  ///< elements
+  std::int64_t token_stride = 0;     ///< elements
+  std::int64_t head_stride = 0;      ///< elements
+
+  /// Returns the elements as a buffer of their type.
+  template <element_type E>
+  constexpr buffer<stored<E>> as() const noexcept {
+    return {static_cast<stored<E>*>(base), elements};
+  }
+};
+
+/// Reads element i of vectors.
+/// @param block  the thread's block
+/// @param from  the vectors
+/// @param i  which element
+template <class B>
+KVPOLICY_KERNEL float get(B& block, vector_rows const& from, std::int64_t i) {
+  if (from.type == element_type::f32) return block.global(buffer<float const>(from.as<element_type::f32>()))[i];
+  std::uint16_t const half = block.global(buffer<std::uint16_t const>(from.as<element_type::f16>()))[i];
+  return from.type == element_type::f16 ? widened<element_type::f16>(half) : widened<element_type::bf16>(half);
+}
+
+/// Reads eight elements of vectors: as get(), but the type is looked at once.
+/// @param block  the thread's block
+/// @param from  the vectors
+/// @param first  the first element
+/// @param x  where they go
+template <class B>
+KVPOLICY_KERNEL void get_eight(B& block, vector_rows const& from, std::int64_t first, float (&x)[8]) {
+  if (from.type == element_type::f32) {
+    auto const floats = block.global(buffer<float const>(from.as<element_type::f32>()));
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 8; ++i) x[i] = floats[first + i];
+    return;
+  }
+  auto const halves = block.global(buffer<std::uint16_t const>(from.as<element_type::f16>()));
+  KVPOLICY_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    std::uint16_t const half = halves[first + i];
+    x[i] = from.type == element_type::f16 ? widened<element_type::f16>(half) : widened<element_type::bf16>(half);
+  }
+}
+
+/// Writes element i of vectors.
+/// @param block  the thread's block
+/// @param to  the vectors
+/// @param i  which element
+/// @param value  the element
+template <class B>
+KVPOLICY_KERNEL void put(B& block, vector_rows const& to, std::int64_t i, float value) {
+  if (to.type == element_type::f32) block.global(to.as<element_type::f32>())[i] = value;
+  else if (to.type == element_type::f16) block.global(to.as<element_type::f16>())[i] = narrowed<element_type::f16>(value);
+  else block.global(to.as<element_type::bf16>())[i] = narrowed<element_type::bf16>(value);
+}
+
+/// How many threads of a warp share a row: a power of two that holds the row's parts, at most 32.
+struct row_lanes {
+  std::int32_t lanes = 32;
+
+  /// Chooses the threads for rows of a size.
+  /// @param parts  groups of 8 channels in a row
+  constexpr explicit row_lanes(std::int32_t parts) noexcept {
+    lanes = 1;
+    while (lanes < parts && lanes < 32) lanes *= 2;
+  }
+  constexpr std::int32_t rows_of_warp() const noexcept { return 32 / lanes; }
+};
+
+/// Adds up a value over the lanes that share a row.
+/// @param tile  the warp
+/// @param value  the lane's value
+/// @param lanes  how many share a row
+/// @return the sum, in every lane
+template <class Tile>
+KVPOLICY_KERNEL float lane_sum(Tile const& tile, float value, std::int32_t lanes) {
+  for (std::int32_t mask = lanes / 2; mask > 0; mask /= 2) value += tile.shfl_xor(value, static_cast<unsigned>(mask));
+  return value;
+}
+
+}  // namespace kvpolicy::gpu

@@ -1,0 +1,95 @@
+// Which policies have kernels for every step, by their parts.
+#pragma once
+
+#include <concepts>
+#include <string>
+#include <type_traits>
+
+#include "kvpolicy/gpu/drift/pivot_attention.hpp"
+#include "kvpolicy/gpu/drift/step.hpp"
+#include "kvpolicy/gpu/hierarchy/anchor_affinity.hpp"
+#include "kvpolicy/gpu/hierarchy/step.hpp"
+#include "kvpolicy/gpu/pages/representatives.hpp"
+#include "kvpolicy/gpu/pages/step.hpp"
+#include "kvpolicy/gpu/pages/upper_bound.hpp"
+#include "kvpolicy/gpu/retain/evicted.hpp"
+#include "kvpolicy/gpu/retain/retained.hpp"
+#include "kvpolicy/gpu/sentences/query_mean_dot.hpp"
+#include "kvpolicy/gpu/sentences/step.hpp"
+#include "kvpolicy/policy.hpp"
+
+namespace kvpolicy::gpu {
+
+/// Whether a retain, or a retrieve, has kernels for every step.
+template <class Rule, class D>
+concept decodable_retain = requires {
+  sizeof(detail::decode_retain<Rule, D>);
+};
+template <class Rule, class D>
+concept decodable_retrieve = requires {
+  sizeof(detail::decode_retrieve<Rule, D>);
+};
+/// Whether the retrieve sees what the retain left by index, and a prompt's end fixes that for good.
+template <class Retain, class Retrieve, class D>
+inline constexpr bool indexed_for_good = std::conjunction_v<std::bool_constant<detail::decode_retain<Retain, D>::stays>,
+                                                            std::bool_constant<detail::decode_retrieve<Retrieve, D>::by_index>>;
+/// Whether the retrieve can choose among what the retain left.
+template <class Retain, class Retrieve, class D>
+concept decodable_together =
+    std::same_as<Retain, keep_all> || std::same_as<Retrieve, keep_all> || indexed_for_good<Retain, Retrieve, D>;
+
+/// Whether a policy's rules have kernels for every step. Others run by the four verbs with gpu_exec, which waits.
+template <class Policy, class D>
+concept decodable =
+    decodable_retain<decltype(parts_t<Policy>::retain), D> && decodable_retrieve<decltype(parts_t<Policy>::retrieve), D> &&
+    decodable_together<decltype(parts_t<Policy>::retain), decltype(parts_t<Policy>::retrieve), D>;
+
+/// One static_assert for each part that can lack kernels.
+template <class Parts, class D>
+consteval bool fits_on_device() {
+  using retain = decltype(Parts::retain);
+  using retrieve = decltype(Parts::retrieve);
+  static_assert(decodable_retain<retain, D>,
+                "the retain's trigger and scorer have no kernels for every step: use triggers::prefill, or the four verbs with "
+                "gpu_exec");
+  if constexpr (!std::same_as<retrieve, keep_all>) {
+    static_assert(scores_on_device<retrieve, D>,
+                  "the retrieve's pool and scorer have no kernels: specialise gpu::unit_scores for them, or use the four verbs "
+                  "with gpu_exec");
+    static_assert(budgets_on_device<retrieve>, "the retrieve's budget reads scores, which the device alone has");
+    static_assert(triggers_on_device<retrieve> || decodable_retrieve<retrieve, D>,
+                  "the retrieve's trigger has no kernels: give it an on_device(), or use the four verbs with gpu_exec");
+    static_assert(decodable_retrieve<retrieve, D>,
+                  "the retrieve's selector has no kernels with this segmenter, window and trigger");
+  }
+  static_assert(
+      !decodable_retain<retain, D> || !decodable_retrieve<retrieve, D> || decodable_together<retain, retrieve, D>,
+      "the retrieve can't choose among what this retain leaves: its kernels go by index, and need a choice that stands");
+  return true;
+}
+
+/// Throws unsupported for a policy that would choose after the prompt.
+inline void refuse_waiting(requirements const& of) {
+  if (of.after == 0) return;
+  throw unsupported("the decoder on a GPU chooses in prefill(), and the policy waits for " + std::to_string(of.after) +
+                    " tokens of the answer; set its after to 0, and call prefill() when the answer has that many");
+}
+
+/// Whether a rule's lists follow from lengths alone, at every step.
+template <class State>
+concept never_chooses = requires {
+  requires std::bool_constant<State::idle()>::value;
+};
+
+/// Whether the host knows, when a step is planned, how many tokens each of its lists will name (decoder::listed).
+template <class State>
+concept counts_lists = requires(State const& state) {
+  state.listed(layer_id{}, std::int64_t{}, head_id{}, std::int64_t{});
+};
+template <class Policy, class D>
+concept known_counts = decodable<Policy, D> &&
+    (std::same_as<decltype(parts_t<Policy>::retrieve), keep_all>
+         ? counts_lists<detail::decode_retain<decltype(parts_t<Policy>::retain), D>>
+         : counts_lists<detail::decode_retrieve<decltype(parts_t<Policy>::retrieve), D>>);
+
+}  // namespace kvpolicy::gpu

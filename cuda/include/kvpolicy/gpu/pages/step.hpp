@@ -1,0 +1,181 @@
+// Units that are scored at every step, the best ones listed (Quest, InfLLM), of every sequence of a batch.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <optional>
+
+#include "kvpolicy/exec/host.hpp"
+#include "kvpolicy/gpu/base/top_k.hpp"
+#include "kvpolicy/gpu/pages/represent.hpp"
+#include "kvpolicy/gpu/step/context.hpp"
+#include "kvpolicy/segments/pages.hpp"
+#include "kvpolicy/selectors/top.hpp"
+#include "kvpolicy/triggers/every_step.hpp"
+#include "kvpolicy/windows/pages.hpp"
+
+namespace kvpolicy::gpu {
+
+/// Of each sequence, or of each of its heads: candidates [first, end), `count` of them.
+struct unit_candidates {
+  per_sequence first;
+  per_sequence count;
+  per_sequence end;
+  bool by_head = false;
+};
+
+template <class Select>
+inline constexpr bool is_top = false;
+template <scope Finest>
+inline constexpr bool is_top<selectors::basic_top<Finest>> = true;
+
+template <class Rule>
+concept lists_top_units = Rule::granularity != scope::request&& is_top<typename Rule::select_type>;
+
+/// The best units of each step (Quest, InfLLM). A window of whole pages: behind another one a page could be listed and reach
+/// into it.
+template <class Rule, class D>
+concept lists_best_pages = lists_top_units<Rule> && std::same_as<typename Rule::segment_type, segments::pages> &&
+    std::same_as<typename Rule::window_type, windows::pages> &&
+    std::same_as<typename Rule::trigger_type, triggers::every_step> && scores_on_device<Rule, D> && budgets_on_device<Rule>;
+
+namespace detail {
+
+/// A choice at every step. `unit_scores` is made from the units that a sequence has at most, and has `prefill(piece, exec)`;
+/// `score(step, among, scores)`, which takes the step's token in and writes `[sequences, kv_heads, units]`; `by_index`, whether
+/// units may be of what a retain left.
+template <class Rule, owning_device D>
+  requires lists_best_pages<Rule, D>
+class decode_retrieve<Rule, D> {
+  /// Rows of each layer's numbers.
+  enum number { first, count, taken, tail, end, resident, rows };
+
+ public:
+  static constexpr bool by_index = unit_scores<Rule, D>::by_index;
+
+  explicit decode_retrieve(decode_context<Rule, D> const& context)
+      : context_(context),
+        units_(divided_up(context.shape.max_tokens, context.rule.segment.unit_size())),
+        planned_(context.retained_lists > 1 ? context.shape.kv_heads : 1),
+        numbers_(context.numbers(context.shape.layers * rows, context.sequences * planned_)),
+        unit_scores_(context, units_),
+        scores_(context.template array<float>(context.heads() * units_)),
+        summed_(context.template array<float>(Rule::granularity == scope::layer ? context.sequences * units_ : 1)),
+        lists_(*context.device, context.shape.layers, context.sequences,
+               Rule::granularity == scope::head ? context.shape.kv_heads : 1, units_, context.rule.segment.unit_size()) {
+    KVPOLICY_EXPECTS(context.rule.select.heads == selectors::merge::sum,
+                     "a kernel sums the scores of heads that share a list; set the selector's `heads` to sum");
+    if (context.retained_lists > 0) {
+      // What the window protects beyond a share, and an open unit, come on top of the budget.
+      std::int64_t const most =
+          (context.rule.select.max_ranges(context.rule, context.shape) + 1) * context.rule.segment.unit_size() +
+          context.rule.window.at(context.shape.max_tokens, context.shape.max_tokens).counted;
+      tokens_.emplace(*context.device, context.shape.layers, context.sequences, context.shape.kv_heads,
+                      std::min(context.shape.max_tokens, most));
+    }
+  }
+
+  template <class View, class Exec>
+  void prefill(prompt_piece<View> const& piece, Exec& exec) {
+    unit_scores_.prefill(piece, exec);
+  }
+
+  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens, auto const& retained) {
+    Rule const& rule = context_.rule;
+    for (std::int64_t i = 0; i < context_.shape.layers * planned_; ++i) {
+      layer_id const layer{i / planned_};
+      head_id const head{i % planned_};
+      auto const set = [&](number row, std::int64_t value) {
+        numbers_.set(layer.value * rows + row, sequence * planned_ + head.value, value);
+      };
+      for (number const row : {first, count, taken, tail, end, resident}) set(row, 0);
+      if (tokens == 0) continue;
+      std::int64_t const mine = retained(layer, head);
+      set(resident, mine);
+      if (rule.layers.dense(layer)) continue;
+      protected_tokens const safe = rule.window.at(mine, mine - (tokens - prompt));  // every token since the prompt is there
+      budget_request const request{.shape = context_.shape,
+                                   .layer = layer,
+                                   .heads = {head.value, planned_ > 1 ? 1 : context_.shape.kv_heads},
+                                   .tokens = mine,
+                                   .prompt = prompt};
+      auto const among = rule.select.candidates_of(rule, request, safe);
+      std::array<std::int32_t, 1> units{};
+      host_exec none;
+      if (among.any) rule.select.allot(rule, among, {}, units, none);
+      set(first, among.first);
+      set(count, among.count);
+      set(end, among.first + among.count);
+      set(taken, units[0]);
+      set(tail, safe.recent_begin);
+    }
+  }
+  void upload() const { numbers_.upload(*context_.device); }
+
+  void choose(decode_step const& step) {
+    layer_id const layer = step.layer;
+    if (context_.rule.layers.dense(layer) || context_.rule.layers.leader(layer) != layer) return;
+    unit_scores_.score(step, {number_of(layer, first), number_of(layer, count), number_of(layer, end), planned_ > 1},
+                       scores_.get());
+    top_k_arguments top{};
+    top.scores = scores_.get();
+    if constexpr (Rule::granularity == scope::layer) {
+      context_.device->template launch<sum_heads_body>(
+          {divided_up(units_, sum_heads_body::threads), context_.sequences, 1},
+          {scores_.get(), units_, static_cast<std::int32_t>(context_.shape.kv_heads), number_of(layer, end), summed_.get()});
+      top.scores = summed_.get();
+    }
+    top.score_stride = units_;
+    top.first = number_of(layer, first);
+    top.columns = number_of(layer, count);
+    top.k = number_of(layer, taken);
+    top.rows_of_number = static_cast<std::int32_t>(lists_.lists() / planned_);
+    top.indices = lists_.units(layer);
+    top.index_stride = units_;
+    top.tokens = lists_.named(layer);
+    top.unit_size = static_cast<std::int32_t>(context_.rule.segment.unit_size());
+    launch_top_k(*context_.device, top, lists_.rows(), units_);
+    if (!tokens_) return;
+    context_.device->template launch<named_tokens_body>(
+        {context_.shape.kv_heads, context_.sequences, 1},
+        {lists_.units(layer), units_, lists_.named(layer), top.unit_size, number_of(layer, tail), top.rows_of_number,
+         step.retained, tokens_->units(layer), tokens_->stride(), tokens_->named(layer),
+         static_cast<std::int32_t>(context_.shape.kv_heads)});
+  }
+
+  std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t) const noexcept {
+    auto const get = [&](layer_id of, number row) {
+      return numbers_.get(of.value * rows + row, sequence * planned_ + (planned_ > 1 ? head.value : 0));
+    };
+    if (context_.rule.layers.reads_all(layer)) return get(layer, resident);
+    layer_id const leader = context_.rule.layers.leader(layer);
+    return (get(leader, first) + get(leader, taken)) * context_.rule.segment.unit_size() + get(layer, resident) -
+           get(layer, tail);
+  }
+
+  token_lists lists(layer_id layer, token_lists const& retained) const noexcept {
+    if (context_.rule.layers.reads_all(layer)) return retained;
+    if (tokens_) {
+      return tokens_->of(context_.rule.layers.leader(layer), {{}, token_lists::no_tail}, retained.tokens,
+                         context_.rule.budget.most_tokens(context_.shape));
+    }
+    return lists_.of(context_.rule.layers.leader(layer), number_of(layer, tail), retained.tokens,
+                     context_.rule.budget.most_tokens(context_.shape));
+  }
+
+ private:
+  per_sequence number_of(layer_id layer, number row) const noexcept { return numbers_.of(layer.value * rows + row); }
+
+  decode_context<Rule, D> context_;
+  std::int64_t units_;    ///< of a sequence, at most
+  std::int64_t planned_;  ///< numbers of a sequence and layer: one for all lists, or, where a retain left unequal ones, each
+  step_numbers<D> numbers_;
+  unit_scores<Rule, D> unit_scores_;
+  array_of<D, float> scores_;            ///< `[sequences, kv_heads, units]`
+  array_of<D, float> summed_;            ///< `[sequences, units]`, of a layer's list
+  list_store<D> lists_;                  ///< of units
+  std::optional<list_store<D>> tokens_;  ///< where units are of what a retain left
+};
+
+}  // namespace detail
+}  // namespace kvpolicy::gpu

@@ -1,0 +1,157 @@
+// What retains left, of every sequence of a batch, where no kernel runs at a step.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include "kvpolicy/detail/eviction.hpp"
+#include "kvpolicy/gpu/step/host_prompts.hpp"
+#include "kvpolicy/pools/none.hpp"
+#include "kvpolicy/scorers/recency.hpp"
+#include "kvpolicy/segments/tokens.hpp"
+#include "kvpolicy/selectors/top.hpp"
+#include "kvpolicy/triggers/every_step.hpp"
+#include "kvpolicy/triggers/prefill.hpp"
+
+namespace kvpolicy::gpu::detail {
+
+/// Chosen at the prompt's end: the prompt's tokens that were kept, then every token since.
+template <class Rule, owning_device D>
+  requires(std::same_as<typename Rule::trigger_type, triggers::prefill> && !chooses_by_repetition<Rule>)
+class decode_retain<Rule, D> {
+  static constexpr bool of_request = Rule::granularity == scope::request;
+
+ public:
+  static constexpr bool stays = true;
+
+  explicit decode_retain(decode_context<Rule, D> const& context)
+      : context_(context),
+        prompts_({context.rule, keep_all{}}, context.shape, context.sequences),
+        tails_(*context.device, context.shape.layers, context.sequences),
+        lists_(*context.device, context.shape.layers, context.sequences,
+               Rule::granularity == scope::head ? context.shape.kv_heads : 1, context.shape.max_tokens),
+        counts_(static_cast<std::size_t>(context.shape.layers * lists_.rows())) {}
+
+  /// Decides by the four verbs' own parts, on the host, with the device's primitives.
+  template <class View, class Exec>
+  void prefill(prompt_piece<View> const& piece, Exec& exec) {
+    auto& state = prompts_.prefill(piece, exec);
+    bool const dense = context_.rule.layers.dense(piece.layer);
+    tails_.set(piece.layer.value, piece.sequence, dense ? 0 : piece.view.tokens());
+    std::span<range_list const> lists = state.retain().lists(piece.layer);
+    std::vector<range_list> const none(lists.size());
+    if (dense) lists = none;
+    lists_.upload(piece.layer, piece.sequence, lists, *context_.device);
+    for (std::size_t l = 0; l < lists.size(); ++l) counts_[place(piece.layer, piece.sequence, l)] = token_count(lists[l]);
+  }
+
+  void plan(std::int64_t, std::int64_t, std::int64_t) const noexcept {}
+  void upload() const { tails_.upload(*context_.device); }
+  std::span<range_list const> kept(std::int64_t sequence, layer_id layer) const noexcept {
+    return prompts_[sequence].retain().lists(layer);
+  }
+  token_lists kept_lists(std::int64_t sequence, layer_id layer, std::int64_t tokens) const noexcept {
+    if (context_.rule.layers.dense(layer)) return all_of({{}, tokens});
+    return lists_.of_sequence(layer, sequence, tokens);
+  }
+  std::int64_t retained_lists() const noexcept { return lists_.lists(); }
+  static constexpr bool idle() noexcept { return true; }
+  void choose(decode_step const&) const noexcept {}
+
+  std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t tokens) const {
+    if (context_.rule.layers.dense(layer)) return tokens;
+    std::int64_t const since = tokens - tails_.get(deciding(layer).value, sequence);
+    return counts_[place(deciding(layer), sequence, lists_.lists() == 1 ? 0 : static_cast<std::size_t>(head.value))] + since;
+  }
+
+  token_lists lists(layer_id layer, per_sequence const& lengths) const noexcept {
+    // Every token since the prompt comes on top: a thousand are reckoned with.
+    std::int64_t const about = context_.rule.layers.dense(layer) ? 0 : context_.rule.budget.most_tokens(context_.shape) + 1024;
+    return lists_.of(deciding(layer), tails_.of(deciding(layer).value), lengths, about);
+  }
+
+ private:
+  static layer_id deciding(layer_id layer) noexcept { return of_request ? layer_id{0} : layer; }
+  std::size_t place(layer_id layer, std::int64_t sequence, std::size_t list) const noexcept {
+    return static_cast<std::size_t>(layer.value * lists_.rows() + sequence * lists_.lists()) + list;
+  }
+
+  decode_context<Rule, D> context_;
+  host_prompts<policy<Rule, keep_all>> prompts_;
+  step_numbers<D> tails_;
+  list_store<D> lists_;
+  std::vector<std::int64_t> counts_;  ///< `[layers, sequences, lists]` tokens of the prompt
+};
+
+template <class Rule>
+concept keeps_recent =
+    std::same_as<typename Rule::score_type, scorers::recency> && std::same_as<typename Rule::select_type, selectors::top> &&
+    std::same_as<typename Rule::trigger_type, triggers::every_step> && budgets_on_device<Rule>;
+
+/// The first tokens and the last ones (StreamingLLM). What has left the window does not come back.
+template <class Rule, owning_device D>
+  requires keeps_recent<Rule>
+class decode_retain<Rule, D> {
+  enum number { tail, sinks, rows };
+
+ public:
+  static constexpr bool stays = false;
+  static constexpr std::int64_t retained_lists() noexcept { return 0; }
+
+  explicit decode_retain(decode_context<Rule, D> const& context)
+      : context_(context),
+        numbers_(context.numbers(rows)),
+        kept_(static_cast<std::size_t>(context.sequences)),
+        ids_(counted(*context.device, context.shape.max_tokens)) {}
+
+  template <class View, class Exec>
+  void prefill(prompt_piece<View> const& piece, Exec&) {
+    if (piece.layer.value != 0) return;
+    kept_[static_cast<std::size_t>(piece.sequence)] = {};  // a prompt's end decides among all tokens, as for any retain
+    slide(piece.sequence, piece.view.tokens(), piece.view.tokens());
+  }
+  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
+    slide(sequence, prompt, tokens);
+    window const& mine = kept_[static_cast<std::size_t>(sequence)];
+    numbers_.set(tail, sequence, mine.begin);
+    numbers_.set(sinks, sequence, std::min(mine.sinks, mine.begin));
+  }
+  void upload() const { numbers_.upload(*context_.device); }
+  static constexpr bool idle() noexcept { return true; }
+  void choose(decode_step const&) const noexcept {}
+
+  std::int64_t listed(layer_id, std::int64_t sequence, head_id, std::int64_t tokens) const noexcept {
+    return numbers_.get(sinks, sequence) + tokens - numbers_.get(tail, sequence);
+  }
+
+  token_lists lists(layer_id, per_sequence const& lengths) const noexcept {
+    return {.units = ids_.get(),
+            .named = numbers_.of(sinks).values,
+            .tail = numbers_.of(tail),
+            .tokens = lengths,
+            .about = context_.rule.budget.most_tokens(context_.shape)};
+  }
+
+ private:
+  struct window {
+    std::int64_t sinks = INT32_MAX;  ///< first tokens that are still there
+    std::int64_t begin = 0;          ///< of the last ones
+  };
+
+  void slide(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
+    cache_shape const& shape = context_.shape;
+    auto const [safe, kept] = protection(context_.rule, shape, {0}, {0, shape.kv_heads}, tokens, prompt);
+    std::int64_t const most = kept + safe.beside;
+    if (tokens <= most) return;
+    window& mine = kept_[static_cast<std::size_t>(sequence)];
+    mine.sinks = std::min({mine.sinks, safe.sink_end, most});
+    mine.begin = std::max(mine.begin, tokens - (most - mine.sinks));
+  }
+
+  decode_context<Rule, D> context_;
+  step_numbers<D> numbers_;
+  std::vector<window> kept_;
+  array_of<D, std::int32_t> ids_;  ///< 0, 1, 2, ...
+};
+
+}  // namespace kvpolicy::gpu::detail

@@ -1,0 +1,153 @@
+// A step's list of sentences: the fill of a token budget.
+#pragma once
+
+#include "kvpolicy/gpu/base/top_k.hpp"
+#include "kvpolicy/gpu/sentences/buckets.hpp"
+
+namespace kvpolicy::gpu::detail {
+
+/// Whole sentences by falling score until the budget is spent, the last one cut; with sinks, recent tokens and the open
+/// sentence that is a step's list. One block a head and sequence.
+struct sentence_fill_body {
+  static constexpr unsigned threads = 512;
+  static constexpr char const* name = "sentence_fill";
+  struct arguments {
+    buffer<float const> scores;  ///< `[sequences, kv_heads, stride]`
+    std::int64_t stride = 0;
+    sentence_state state;
+    sentence_units units;
+    buffer<std::uint8_t const> stands;  ///< `[sequences, kv_heads, most]`, not 0: ranks first; or none
+    token_lists retained;
+    std::int32_t heads = 1;
+    per_sequence budget;  ///< tokens
+    std::int32_t sinks = 0;
+    std::int32_t recent = 1;
+    bool all_after_boundary = false;
+    per_sequence prompt;        ///< tokens
+    buffer<std::int32_t> list;  ///< `[sequences, kv_heads, list_stride]` tokens
+    std::int64_t list_stride = 0;
+    buffer<std::int32_t> named;  ///< `[sequences, kv_heads]`
+  };
+  template <class B>
+  struct shared {
+    radix_shared<B> radix;
+    typename B::template reduce_storage<std::int32_t> reduce;
+    typename B::template array<std::int32_t, 1> total;
+  };
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
+    std::int64_t const list = static_cast<std::int64_t>(block.y()) * a.heads + block.x();
+    list_reader<B> const retained(block, a.retained, block.y(), block.x());
+    std::int64_t const indices = retained.count();
+    auto const thread = static_cast<std::int32_t>(block.thread());
+    if (indices == 0) {
+      if (thread == 0) block.global(a.named)[list] = 0;
+      return;
+    }
+    // windows::tokens, by index.
+    std::int64_t const recent_begin = indices > a.recent ? indices - a.recent : 0;
+    std::int64_t const sink_end = a.sinks < recent_begin ? a.sinks : recent_begin;
+    std::int64_t const sequence_tokens = a.retained.tokens.of(block, block.y());
+    std::int32_t const open_begin = block.global(a.state.open_begin)[block.y()];
+    std::int64_t const open = index_of(retained, open_begin);
+    std::int64_t tail = open < recent_begin ? open : recent_begin;
+    tail = tail > sink_end ? tail : sink_end;
+    std::int32_t const units = block.global(a.state.units)[block.y()];
+    std::int64_t budget = a.budget.of(block, block.y()) - (sink_end + indices - recent_begin);
+    auto const ends = block.global(a.units.index_end);
+    auto const scores = block.global(a.scores);
+
+    struct unit {
+      std::int64_t begin;
+      std::int32_t size;
+      std::uint32_t key;
+    };
+    struct stored_unit {
+      std::int32_t before;
+      std::int32_t behind;
+      float score;
+      std::uint8_t stands;
+    };
+    auto const load = [&](std::int32_t u) {
+      stored_unit found;
+      found.before = ends[list * a.state.most + (u > 0 ? u - 1 : 0)];
+      found.behind = ends[list * a.state.most + u];
+      found.score = scores[list * a.stride + u];
+      found.stands = 0;
+      if (a.stands.data != nullptr) found.stands = block.global(a.stands)[list * a.state.most + u];
+      return found;
+    };
+    auto const unit_of = [&](stored_unit const& from, std::int32_t u) {
+      unit found;
+      found.begin = u > 0 && from.before > sink_end ? from.before : sink_end;
+      std::int64_t const end = from.behind < recent_begin ? from.behind : recent_begin;
+      found.size = end > found.begin ? static_cast<std::int32_t>(end - found.begin) : 0;
+      found.key = sortable_key(from.stands != 0 ? __builtin_huge_valf() : from.score);
+      return found;
+    };
+    auto const each_unit = [&](auto visit) {
+      constexpr int at_once = 4;  // units of a thread that are on their way together
+      for (std::int32_t base = thread; base < units; base += at_once * static_cast<std::int32_t>(B::threads)) {
+        stored_unit found[at_once];
+        KVPOLICY_UNROLL
+        for (int i = 0; i < at_once; ++i) {
+          std::int32_t const u = base + i * static_cast<std::int32_t>(B::threads);
+          found[i] = load(u < units ? u : units - 1);
+        }
+        KVPOLICY_UNROLL
+        for (int i = 0; i < at_once; ++i) {
+          std::int32_t const u = base + i * static_cast<std::int32_t>(B::threads);
+          if (u >= units) continue;
+          unit const mine = unit_of(found[i], u);
+          visit(mine.key, mine.size);
+        }
+      }
+    };
+    std::int32_t offered = 0;
+    each_unit([&](std::uint32_t, std::int32_t size) { offered += size; });
+    offered = block.reduce(s.reduce, offered, [](std::int32_t x, std::int32_t y) { return x + y; });
+    if (thread == 0) s.total[0] = offered;
+    block.sync();
+    offered = s.total[0];
+    std::int32_t const closes = block.global(a.state.closes)[block.y()];
+    bool const at_boundary = sequence_tokens - open_begin == 1 || closes == segments::mark_ends ||
+                             sequence_tokens == a.prompt.of(block, block.y()) + 1;
+    if (a.all_after_boundary && at_boundary) budget = offered;
+    std::int32_t const wanted = budget < 0 ? 0 : budget < offered ? static_cast<std::int32_t>(budget) : offered;
+    radix_threshold threshold{0xffffffffu, 0};
+    if (wanted > 0) threshold = select_threshold(block, s.radix, wanted, each_unit);
+
+    auto const out = block.global(a.list);
+    std::int64_t const at = list * a.list_stride;
+    for (std::int64_t r = thread; r < sink_end; r += B::threads) out[at + r] = static_cast<std::int32_t>(retained.token(r));
+    std::int64_t written = sink_end;
+    std::int32_t ties_before = 0;
+    for (std::int32_t base = 0; base < units && wanted > 0; base += B::threads) {
+      unit mine{0, 0, 0};
+      bool const real = base + thread < units;
+      if (real) mine = unit_of(load(base + thread), base + thread);
+      bool const tie = real && mine.key == threshold.key;
+      std::int32_t all_ties = 0;
+      std::int32_t const ties = ties_before + block.exclusive_sum(s.radix.ties, tie ? mine.size : 0, all_ties);
+      std::int32_t const left = threshold.ties - ties;
+      std::int32_t taken = real && mine.key > threshold.key ? mine.size : 0;
+      if (tie && left > 0) taken = left < mine.size ? left : mine.size;
+      // What the open sentence or the window covers is in the tail.
+      std::int64_t const behind = mine.begin + taken < tail ? mine.begin + taken : tail;
+      std::int32_t const count = taken > 0 && behind > mine.begin ? static_cast<std::int32_t>(behind - mine.begin) : 0;
+      std::int32_t all = 0;
+      std::int64_t const to = written + block.exclusive_sum(s.radix.scan, count, all);
+      for (std::int32_t i = 0; i < count; ++i) out[at + to + i] = static_cast<std::int32_t>(retained.token(mine.begin + i));
+      written += all;
+      ties_before += all_ties;
+      block.sync();
+    }
+    for (std::int64_t r = tail + thread; r < indices; r += B::threads) {
+      out[at + written + (r - tail)] = static_cast<std::int32_t>(retained.token(r));
+    }
+    if (thread == 0) block.global(a.named)[list] = static_cast<std::int32_t>(written + indices - tail);
+  }
+};
+
+}  // namespace kvpolicy::gpu::detail

@@ -1,0 +1,161 @@
+#include "kvpolicy/gpu/decoder.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+
+#include "cuda/batch_run.hpp"
+#include "cuda/written_batch.hpp"
+#include "kvpolicy/compose.hpp"
+#include "kvpolicy/kvpolicy.hpp"
+
+namespace kvpolicy_test {
+namespace {
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: full", "[cuda]") {
+  run_batches<presets::full>(1, 6, [](random_source&, cache_shape const&) { return presets::full{}; });
+}
+
+TEST_CASE("the sequences of a decoder share one rotary embedding", "[cuda]") {
+  written_batch batch(1);
+  auto& [shape, cache, device, exec] = batch;
+  gpu::decoder<presets::chess, test_device> decoder(presets::chess{.fractions = {.tokens = 30}, .units = {.page = 4}}, shape, 2,
+                                                    device);
+  std::vector<float> const first{1, .3f, .1f, .03f};
+  std::vector<float> const other{1, .5f, .2f, .1f};
+  device.send();
+  auto const prefill = [&](std::int64_t sequence, rotation const& rope) {
+    prompt_signals prompt{};
+    prompt.rope = rope;
+    decoder.prefill(sequence, cache.view(), 20, {0}, prompt, exec);
+  };
+  prefill(0, {first.data(), 4});
+  prefill(1, {first.data(), 4});
+  REQUIRE_THROWS_AS(prefill(1, {other.data(), 4}), invalid_value);
+  REQUIRE_THROWS_AS(prefill(1, {first.data(), 3}), invalid_value);
+  REQUIRE_THROWS_AS(prefill(1, {first.data(), 4, rotation::pairing::neighbours}), invalid_value);
+  decoder.plan(std::vector<std::int32_t>{21, 0});  // the other sequence goes on
+  prefill(1, {first.data(), 4});
+}
+
+TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cuda]") {
+  written_batch batch(2);
+  auto& [shape, cache, device, exec] = batch;
+  auto const made = [&](auto const& policy) {
+    return gpu::decoder<std::decay_t<decltype(policy)>, test_device>(policy, shape, 2, device);
+  };
+  device.send();
+  auto quest = made(presets::quest{.tokens = 24});
+  auto const prefill = [&](auto& decoder, std::int64_t first, std::int64_t tokens, std::int64_t layer) {
+    prompt_signals prompt{};
+    prompt.first = first;
+    decoder.prefill(0, cache.view(), tokens, {layer}, prompt, exec);
+  };
+  auto const plan = [&](auto& decoder, std::vector<std::int32_t> const& tokens) { decoder.plan(tokens); };
+  REQUIRE_THROWS_AS(plan(quest, {5, 0}), invalid_value);  // no prompt
+  REQUIRE_THROWS_AS(prefill(quest, 0, 41, 0), invalid_value);
+  REQUIRE_THROWS_AS(prefill(quest, 5, 4, 0), invalid_value);
+  REQUIRE_THROWS_AS(prefill(quest, 0, 10, 1), invalid_value);  // layer 0 is first
+  prefill(quest, 0, 10, 0);
+  REQUIRE_THROWS_AS(plan(quest, {11, 0}), invalid_value);  // a layer is missing
+  prefill(quest, 0, 10, 1);
+  REQUIRE_THROWS_AS(prefill(quest, 0, 10, 2), invalid_value);
+  REQUIRE_THROWS_AS(plan(quest, {12, 0}), invalid_value);
+  REQUIRE_THROWS_AS(plan(quest, {11}), invalid_value);
+  REQUIRE_THROWS_AS(plan(quest, {11, 1}), invalid_value);
+  plan(quest, {11, 0});
+  plan(quest, {12, 0});
+  REQUIRE_THROWS_AS(plan(quest, {12, 0}), invalid_value);
+  REQUIRE_THROWS_AS(plan(quest, {13, gpu::paused}), invalid_value);  // nobody is there to pause
+  plan(quest, {gpu::paused, 0});
+  plan(quest, {13, 0});
+  REQUIRE_THROWS_AS(quest.choose(cache.view(), {2}, {}, 1), invalid_value);
+  REQUIRE_THROWS_AS(quest.choose(cache.view(), {-1}, {}, 1), invalid_value);
+  REQUIRE_THROWS_AS(quest.choose(cache.view(), {0}, {}, unset_scale), invalid_value);
+  REQUIRE_THROWS_AS(quest.standing({2}), invalid_value);
+  auto of_others = cache.view();
+  of_others.pool.cache.kv_heads += 1;
+  REQUIRE_THROWS_AS(quest.prefill(1, of_others, 10, {0}, {}, exec), invalid_value);
+  auto in_one_place = cache.view();
+  in_one_place.pool.key_strides.token = in_one_place.pool.key_strides.head = 0;
+  REQUIRE_THROWS_AS(quest.prefill(1, in_one_place, 10, {0}, {}, exec), invalid_value);
+  auto chess = made(presets::chess{.fractions = {.tokens = 30}, .units = {.page = 4}});
+  REQUIRE_THROWS_AS(chess.prefill(0, cache.view(), 10, {0}, {}, exec), unsupported);  // no rotary embedding
+
+  REQUIRE_THROWS_AS(made(presets::chess{.paper_literal = true}), unsupported);
+  cache_shape wide = shape;
+  wide.q_heads = 17;
+  REQUIRE_THROWS_AS((gpu::decoder<presets::full, test_device>(presets::full{}, wide, 1, device)), unsupported);
+  std::vector<std::uint8_t> const boundary{0, 1};
+  presets::sentencekv const sentences{.tokens = 30, .sentences = {.boundary = boundary}, .after = 0};
+  auto by_sentence = made(sentences);
+  REQUIRE_THROWS_AS(by_sentence.prefill(0, cache.view(), 10, {0}, {}, exec), unsupported);  // neither ids nor queries
+  REQUIRE_THROWS_AS((gpu::decoder<presets::full, test_device>(presets::full{}, shape, 0, device)), invalid_value);
+  REQUIRE_THROWS_AS((gpu::decoder<presets::full, test_device>(presets::full{}, shape, -1, device)), invalid_value);
+  REQUIRE_THROWS_AS(by_sentence.choose(cache.view(), {0}, {}, 1), invalid_value);  // no ids
+}
+
+TEST_CASE("a plan says how many of the last step's tokens stayed: at least one, at most all", "[cuda]") {
+  written_batch batch(2);
+  auto& [shape, cache, device, exec] = batch;
+  auto const made = [&](std::int64_t most) {
+    return gpu::decoder<presets::full, test_device>(presets::full{}, shape, 2, device, most);
+  };
+  REQUIRE_THROWS_AS(made(0), invalid_value);
+  REQUIRE_THROWS_AS(made(most_step_tokens + 1), invalid_value);
+  device.send();
+  auto decoder = made(4);
+  for (std::int64_t l = 0; l < 2; ++l) decoder.prefill(0, cache.view(), 10, {l}, {}, exec);
+  auto const plan = [&](std::int32_t tokens, std::int32_t brought) {
+    decoder.plan(std::vector<std::int32_t>{tokens, 0}, std::vector<std::int32_t>{brought, 1});
+  };
+  REQUIRE_THROWS_AS(plan(15, 5), invalid_value);  // more than a step may bring
+  REQUIRE_THROWS_AS(plan(10, 0), invalid_value);
+  REQUIRE_THROWS_AS(plan(13, 4), invalid_value);  // the prompt has 10
+  REQUIRE_THROWS_AS(plan(15, 4), invalid_value);
+  REQUIRE_THROWS_AS(decoder.plan(std::vector<std::int32_t>{14, 0}, std::vector<std::int32_t>{4}), invalid_value);
+  plan(14, 4);
+  REQUIRE_THROWS_AS(plan(12, 2), invalid_value);  // the step's first token stays
+  REQUIRE_THROWS_AS(plan(16, 1), invalid_value);
+  plan(gpu::paused, 0);
+  plan(13, 2);  // one of the four stayed
+  plan(17, 4);  // both did
+
+  decoder.cut(0, 12);
+  plan(13, 1);
+  REQUIRE_THROWS_AS(decoder.cut(0, 9), invalid_value);  // of the prompt
+  REQUIRE_THROWS_AS(decoder.cut(0, 14), invalid_value);
+  REQUIRE_THROWS_AS(decoder.cut(1, 0), invalid_value);  // nobody is there
+  REQUIRE_THROWS_AS(decoder.cut(2, 0), invalid_value);
+  decoder.prefill(0, cache.view(), 11, {0}, {.first = 11}, exec);
+  REQUIRE_THROWS_AS(plan(12, 1), invalid_value);  // a layer is missing
+  decoder.prefill(0, cache.view(), 11, {1}, {.first = 11}, exec);
+  plan(12, 1);
+}
+
+// What is known at compile time: which policies have kernels for every step.
+template <class Retain, class Retrieve>
+constexpr bool served = gpu::decodable<policy<Retain, Retrieve>, test_device>;
+using snapkv_retain = decltype(presets::snapkv{.after = 0}.parts().retain);
+using h2o_retain = decltype(presets::h2o{}.parts().retain);
+using sentence_retrieve = decltype(presets::sentencekv{}.parts().retrieve);
+using infllm_retrieve = decltype(presets::infllm{}.parts().retrieve);
+using quest_retrieve = decltype(presets::quest{}.parts().retrieve);
+static_assert(served<keep_all, keep_all> && served<snapkv_retain, keep_all> && served<keep_all, quest_retrieve>);
+static_assert(served<snapkv_retain, sentence_retrieve> && served<snapkv_retain, quest_retrieve>);
+// Why not, by name: infllm's host asks every token; h2o's indices change at every step.
+static_assert(gpu::decodable_retain<snapkv_retain, test_device> && gpu::decodable_retrieve<infllm_retrieve, test_device>);
+static_assert(!gpu::decodable_together<snapkv_retain, infllm_retrieve, test_device>);
+using pages_behind_tokens = decltype(keep{segments::pages{}, pools::bounds{}, scorers::upper_bound{}, budgets::tokens{},
+                                          selectors::top{}, windows::tokens{}, triggers::every_step{}});
+static_assert(!gpu::decodable_retrieve<pages_behind_tokens, test_device>);  // a window that cuts through a listed page
+static_assert(!gpu::decodable_together<h2o_retain, sentence_retrieve, test_device>);
+static_assert(!gpu::decodable_together<h2o_retain, quest_retrieve, test_device>);
+// Which policies learn nothing from steps, so that drafts can be taken back.
+template <class Policy>
+constexpr bool can_cut = requires(gpu::decoder<Policy, test_device>& decoder) {
+  decoder.cut(0, 0);
+};
+static_assert(can_cut<presets::full> && can_cut<presets::snapkv>);
+static_assert(!can_cut<presets::streaming_llm> && !can_cut<presets::quest> && !can_cut<presets::tova>);
+
+}  // namespace
+}  // namespace kvpolicy_test

@@ -1,5 +1,0 @@
-#include "cuda/emulator/emulated_launch.hpp"
-
-namespace kvpolicy_test {
-KVPOLICY_ATTEND_KERNELS(KVPOLICY_EMULATE)
-}  // namespace kvpolicy_test

@@ -1,0 +1,111 @@
+#include "kvpolicy/gpu/pages/step.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+
+#include "cuda/batch_run.hpp"
+#include "kvpolicy/compose.hpp"
+#include "kvpolicy/gpu/decoder.hpp"
+#include "kvpolicy/kvpolicy.hpp"
+
+namespace kvpolicy_test {
+namespace {
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: quest", "[cuda]") {
+  run_batches<presets::quest>(4, 24, [](random_source& random, cache_shape const& shape) {
+    presets::quest made = random.one_in(2) ? presets::quest::paper() : presets::quest{};
+    made.page = static_cast<std::int32_t>(random.between(1, 12));
+    made.tokens = static_cast<std::int32_t>(random.between(3 * made.page, 60));
+    made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, 1)),
+                   .reuse = static_cast<std::int32_t>(random.between(1, 2))};
+    made.metadata = pools::bounds::kind::range;  // exact; spreads are not
+    made.recent_pages = static_cast<std::int32_t>(random.between(1, 2));
+    if (random.one_in(4)) made.ratio = .5;
+    static_cast<void>(shape);
+    return made;
+  });
+}
+
+#if !defined(KVPOLICY_TEST_GPU)  // a scorer of one function reads rows on the host
+/// As examples/own_policy: a scorer of one function, and quest's pages of what it retains.
+TEST_CASE("a decoder's steps choose what the four verbs choose: a scorer of one's own", "[cuda]") {
+  static constexpr auto value_recency =
+      score_tokens([](auto, auto value, auto age) { return norm(value) * std::exp(-static_cast<float>(age) / 512.f); });
+  auto const made = [](std::int32_t tokens, std::int32_t read) {
+    return retain(value_recency, {.tokens = tokens, .sinks = 4}) + presets::quest{.tokens = read, .page = 4};
+  };
+  run_batches<decltype(made(0, 0))>(35, 12, [&](random_source& random, cache_shape const&) {
+    return made(narrow(random.between(40, 80)), narrow(random.between(16, 40)));
+  });
+}
+#endif
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: infllm", "[cuda]") {
+  run_batches<presets::infllm>(
+      12, 20,
+      [](random_source& random, cache_shape const& shape) {
+        presets::infllm made{};
+        made.block = static_cast<std::int32_t>(random.between(2, 7));
+        made.representatives = static_cast<std::int32_t>(random.between(1, made.block));
+        made.local = static_cast<std::int32_t>(random.between(1, 9));
+        made.pre_rope = random.one_in(2);
+        made.tokens = static_cast<std::int32_t>(random.between(5 * made.block, 60));
+        made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers - 1)),
+                       .reuse = static_cast<std::int32_t>(random.between(1, 2))};
+        return made;
+      },
+      false, false, true);
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: quest by mean and spread", "[cuda]") {
+  run_batches<presets::quest>(
+      11, 12,
+      [](random_source& random, cache_shape const&) {
+        return presets::quest{.tokens = static_cast<std::int32_t>(random.between(24, 60))};
+      },
+      false);
+}
+
+TEST_CASE("quest scores pages on tensor cores, beside the pooling of a step's key", "[cuda]") {
+  auto const how = GENERATE(pools::bounds::kind::range, pools::bounds::kind::mean_deviation);
+  auto const type = GENERATE(element_type::f16, element_type::bf16);
+  std::int64_t const dim = GENERATE(64, 128);  // rows that the tensor cores' kernels take
+  CAPTURE(how, type, dim);
+  random_source random(31);
+  presets::quest policy{.tokens = 40};
+  policy.metadata = how;
+  cache_shape const shape{.layers = 1, .q_heads = 4, .kv_heads = 2, .head_dim = dim, .max_tokens = 120, .type = type};
+  batch_run<presets::quest> run(policy, shape, 2, false, random);
+  REQUIRE(run.step().empty());
+  run.begin(0, 90);
+  run.begin(1, 61);
+  for (int step = 0; step < 6; ++step) REQUIRE(run.step() == "");
+}
+
+/// Quest's pages of what another method retained, each head's own or a layer's.
+template <class Retain>
+void run_quest_over(std::uint64_t seed) {
+  using pair = decltype(policy{Retain{}.parts().retain, presets::quest{}.parts().retrieve});
+  run_batches<pair>(seed, 10, [](random_source& random, cache_shape const& shape) {
+    Retain retain{};
+    retain.after = 0;
+    retain.tokens = static_cast<std::int32_t>(random.between(40, 80));
+    retain.layers.dense_first = static_cast<std::int32_t>(random.between(0, 1));
+    presets::quest made = random.one_in(2) ? presets::quest::paper() : presets::quest{};
+    made.page = static_cast<std::int32_t>(random.between(1, 7));
+    made.tokens = static_cast<std::int32_t>(random.between(3 * made.page, 36));
+    made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers - 1))};
+    made.metadata = pools::bounds::kind::range;
+    return policy{retain.parts().retain, made.parts().retrieve};
+  });
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: quest over what is retained", "[cuda]") {
+  SECTION("snapkv, a list for each head") { run_quest_over<presets::snapkv>(13); }
+  SECTION("adakv, lists of unequal length") { run_quest_over<presets::adakv>(14); }
+  SECTION("pyramidkv, layers of unequal length") { run_quest_over<presets::pyramidkv>(15); }
+  SECTION("chunkkv, a list for the layer") { run_quest_over<presets::chunkkv>(16); }
+}
+
+}  // namespace
+}  // namespace kvpolicy_test
