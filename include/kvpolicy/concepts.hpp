@@ -180,7 +180,10 @@ concept trigger_part = part<T> && requires(T const& trigger, cache_shape const& 
   { trigger.wants() } -> std::convertible_to<signals>;
 };
 
-/// Implements the primitives, whose contracts are in primitive/.
+/// Implements the primitives that most policies read by; their contracts are in primitive/.
+/// The others (row_norms, key_similarity, query_moments, gaussian_attention, partition_deviation, seen_attention,
+/// following_queries, key_redundancy, rotated_scores) run by their definitions where rows are on the host and the executor has
+/// no member of that name. Where rows are on a device, a policy that needs one does not compile, and the error names it.
 /// Model: host_exec, simd_exec. Not a model: a thread pool.
 template <class E>
 concept executor = requires(E& e, basic_rows<typename E::memory> r, table<float> f, table<float const> c, table<std::int32_t> i,
@@ -191,16 +194,7 @@ concept executor = requires(E& e, basic_rows<typename E::memory> r, table<float>
   {e.score_dot(v, c, u, s)};
   {e.score_bounds(query_heads{}, bounds_table{}, std::int64_t{}, group_merge{}, f)};
   {e.window_attention(query_window{}, r, smoothing{}, f)};
-  {e.seen_attention(query_window{}, r, f)};
-  {e.following_queries(query_window{}, std::int64_t{}, r, std::int64_t{}, std::int64_t{}, std::int64_t{}, u.data(), f)};
   {e.list_attention(query_heads{}, r, std::span<range_list const>{}, group_merge{}, f)};
-  {e.key_redundancy(r, std::span<range_list const>{}, 0.0f, f)};
-  {e.rotated_scores(r, std::span<range_list const>{}, rotated_queries{}, f)};
-  {e.row_norms(r, f)};
-  {e.key_similarity(r, f)};
-  {e.query_moments(query_window{}, rotation{}, std::int64_t{}, f, f)};
-  {e.gaussian_attention(r, gaussian_queries{}, std::int64_t{}, f)};
-  {e.partition_deviation(r, partitions{}, f)};
   {e.top_k(c, u, i)};
   {e.attend(query_window{}, r, r, selection{}, attention_terms{}, f, s)};
   {e.attend_block(query_window{}, r, r, selection{}, attention_terms{}, f)};

@@ -51,16 +51,7 @@ struct executor {
   void score_dot(auto&&...);
   void score_bounds(auto&&...);
   void window_attention(auto&&...);
-  void seen_attention(auto&&...);
-  void following_queries(auto&&...);
   void list_attention(auto&&...);
-  void key_redundancy(auto&&...);
-  void rotated_scores(auto&&...);
-  void row_norms(auto&&...);
-  void key_similarity(auto&&...);
-  void query_moments(auto&&...);
-  void gaussian_attention(auto&&...);
-  void partition_deviation(auto&&...);
   void top_k(auto&&...);
   void attend(auto&&...);
   void attend_block(auto&&...);

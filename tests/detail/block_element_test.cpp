@@ -212,16 +212,16 @@ std::vector<std::pair<char const*, std::vector<float>>> all_of(rows const& keys,
   exec.pool_mean_deviation(keys, {unit, 0, n}, moments.data, bounds);
   if (n > window_tokens) {
     exec.window_attention(window, keys, {}, room("window_attention", shape.kv_heads, n - window_tokens));
-    exec.following_queries(window, n - window_tokens, keys, 0, n, 4, nullptr, room("following_queries", shape.kv_heads, n));
+    following_queries(window, n - window_tokens, keys, 0, n, 4, nullptr, room("following_queries", shape.kv_heads, n), exec);
   }
-  exec.seen_attention(window, keys, room("seen_attention", shape.kv_heads, n));
+  seen_attention(window, keys, room("seen_attention", shape.kv_heads, n), exec);
   exec.list_attention(heads, keys, lists, group_merge::mean, room("list_attention", shape.kv_heads, token_count(lists[0])));
-  exec.row_norms(keys, room("row_norms", shape.kv_heads, n));
-  exec.key_similarity(keys, room("key_similarity", shape.kv_heads, n));
+  row_norms(keys, room("row_norms", shape.kv_heads, n), exec);
+  key_similarity(keys, room("key_similarity", shape.kv_heads, n), exec);
   table<float const> const mean{vectors.data(), shape.q_heads, dim, dim};
-  exec.gaussian_attention(keys, {.mean = mean, .covariance = {}, .scale = .2f}, 0,
-                          room("gaussian_attention", shape.kv_heads, n));
-  if (n >= 4) exec.partition_deviation(values, {0, 1, n / 2}, room("partition_deviation", shape.kv_heads, n / 2));
+  gaussian_attention(keys, {.mean = mean, .covariance = {}, .scale = .2f}, 0, room("gaussian_attention", shape.kv_heads, n),
+                     exec);
+  if (n >= 4) partition_deviation(values, {0, 1, n / 2}, room("partition_deviation", shape.kv_heads, n / 2), exec);
   exec.attend(window, keys, values, kept, {}, room("attend", window_tokens * shape.q_heads, dim), {});
   exec.attend_block(window, keys, values, kept, {}, room("attend_block", window_tokens * shape.q_heads, dim));
   return made;

@@ -5,7 +5,6 @@
 
 #include "conformance/executors.hpp"
 #include "conformance/naive.hpp"
-#include "kvpolicy/exec/host_prompt.hpp"
 
 namespace kvpolicy_test {
 namespace {

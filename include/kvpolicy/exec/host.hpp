@@ -9,12 +9,10 @@
 #include <vector>
 
 #include "kvpolicy/exec/host_attend.hpp"
-#include "kvpolicy/exec/host_kept.hpp"
 #include "kvpolicy/exec/host_pool.hpp"
-#include "kvpolicy/exec/host_prompt.hpp"
+#include "kvpolicy/exec/host_row.hpp"
 #include "kvpolicy/primitive/attend.hpp"
 #include "kvpolicy/primitive/entropy.hpp"
-#include "kvpolicy/primitive/kept_scores.hpp"
 #include "kvpolicy/primitive/list_attention.hpp"
 #include "kvpolicy/primitive/pool.hpp"
 #include "kvpolicy/primitive/score.hpp"
@@ -107,32 +105,6 @@ class host_exec {
     }
   }
 
-  void seen_attention(query_window const& queries, rows const& keys, table<float> scores) {
-    std::int64_t const before = keys.tokens - queries.tokens;
-    std::int64_t const group = queries.heads / keys.heads;
-    std::span const weights = scratch(weights_, keys.tokens);
-    std::span const sums = scratch(mean_, keys.tokens);
-    for (std::int64_t h = 0; h < keys.heads; ++h) {
-      std::ranges::fill(sums, 0.0);
-      for (std::int64_t q = h * group; q < (h + 1) * group; ++q) {
-        for (std::int64_t w = 0; w < queries.tokens; ++w) {
-          std::span const seen = weights.first(static_cast<std::size_t>(before + w + 1));
-          softmax_row(queries.at(w, q), queries.scale, keys, {h}, seen);
-          for (std::size_t t = 0; t < seen.size(); ++t) sums[t] += seen[t] / static_cast<double>(group);
-        }
-      }
-      for (std::int64_t t = 0; t < keys.tokens; ++t) {
-        auto const see_it = static_cast<double>(std::min(queries.tokens, keys.tokens - t));
-        scores(h, t) = static_cast<float>(sums[static_cast<std::size_t>(t)] / see_it);
-      }
-    }
-  }
-
-  void following_queries(query_window const& queries, std::int64_t begin, rows const& keys, std::int64_t first,
-                         std::int64_t last, std::int64_t local, std::int32_t const* positions, table<float> scores) {
-    host::following_queries(queries, begin, keys, first, last, local, positions, scores, row_);
-  }
-
   void list_attention(query_heads const& queries, rows const& keys, std::span<range_list const> lists, group_merge merged,
                       table<float> out) {
     std::int64_t const group = queries.heads / keys.heads;
@@ -142,7 +114,9 @@ class host_exec {
       std::fill_n(out.row(h), weights.size(), 0.0f);
       for (std::int64_t q = h * group; q < (h + 1) * group && !weights.empty(); ++q) {
         std::size_t i = 0;
-        each_token(list, [&](token_index t) { weights[i++] = logit(queries.head(q), queries.scale, keys, {h}, t); });
+        each_token(list, [&](token_index t) {
+          weights[i++] = host::logit(queries.head(q), queries.scale, keys, {h}, t, scratch(key_, keys.head_dim));
+        });
         host::softmax(weights);
         for (i = 0; i < weights.size(); ++i) {
           float& to = out.row(h)[i];
@@ -151,26 +125,6 @@ class host_exec {
         }
       }
     }
-  }
-
-  void key_redundancy(rows const& keys, std::span<range_list const> lists, float alike, table<float> redundancy) {
-    host::key_redundancy(keys, lists, alike, redundancy);
-  }
-  void rotated_scores(rows const& keys, std::span<range_list const> lists, rotated_queries const& queries,
-                      table<float> wanted) {
-    host::rotated_scores(keys, lists, queries, wanted);
-  }
-  void row_norms(rows const& from, table<float> norms) { host::row_norms(from, norms, row_); }
-  void key_similarity(rows const& keys, table<float> cosines) { host::key_similarity(keys, cosines, row_); }
-  void query_moments(query_window const& queries, rotation const& rope, std::int64_t first, table<float> mean,
-                     table<float> covariance) {
-    host::query_moments(queries, rope, first, mean, covariance);
-  }
-  void gaussian_attention(rows const& keys, gaussian_queries const& queries, std::int64_t first, table<float> scores) {
-    host::gaussian_attention(keys, queries, first, scores, row_);
-  }
-  void partition_deviation(rows const& from, partitions const& cut, table<float> spread) {
-    host::partition_deviation(from, cut, spread);
   }
 
   void top_k(table<float const> scores, std::span<std::int32_t const> k, table<std::int32_t> indices) {
@@ -216,18 +170,8 @@ class host_exec {
     }
   }
 
-  double logit(float const* query, float scale, rows const& keys, head_id head, token_index token) {
-    std::span const key = scratch(key_, keys.head_dim);
-    keys.load(head, token, key);
-    double sum = 0;
-    for (std::size_t i = 0; i < key.size(); ++i) sum += static_cast<double>(query[i]) * key[i];
-    return sum * scale;
-  }
-
   void softmax_row(float const* query, float scale, rows const& keys, head_id head, std::span<double> weights) {
-    for (std::size_t t = 0; t < weights.size(); ++t)
-      weights[t] = logit(query, scale, keys, head, {static_cast<std::int64_t>(t)});
-    host::softmax(weights);
+    host::softmax_row(query, scale, keys, head, weights, scratch(key_, keys.head_dim));
   }
 
   std::vector<float> row_;

@@ -7,9 +7,10 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <vector>
 
+#include "kvpolicy/detail/host_rows.hpp"
 #include "kvpolicy/primitive/score.hpp"
-#include "kvpolicy/view.hpp"
 
 namespace kvpolicy {
 
@@ -71,6 +72,30 @@ void window_attention(query_window const& queries, basic_rows<Memory> const& key
   exec.window_attention(queries, keys, smooth, scores);
 }
 
+namespace host {
+inline void seen_attention(query_window const& queries, rows const& keys, table<float> scores) {
+  std::int64_t const before = keys.tokens - queries.tokens;
+  std::int64_t const group = queries.heads / keys.heads;
+  std::vector<float> key(static_cast<std::size_t>(keys.head_dim));
+  std::vector<double> weights(static_cast<std::size_t>(keys.tokens));
+  std::vector<double> sums(weights.size());
+  for (std::int64_t h = 0; h < keys.heads; ++h) {
+    std::ranges::fill(sums, 0.0);
+    for (std::int64_t q = h * group; q < (h + 1) * group; ++q) {
+      for (std::int64_t w = 0; w < queries.tokens; ++w) {
+        std::span const seen = std::span(weights).first(static_cast<std::size_t>(before + w + 1));
+        softmax_row(queries.at(w, q), queries.scale, keys, {h}, seen, key);
+        for (std::size_t t = 0; t < seen.size(); ++t) sums[t] += seen[t] / static_cast<double>(group);
+      }
+    }
+    for (std::int64_t t = 0; t < keys.tokens; ++t) {
+      auto const see_it = static_cast<double>(std::min(queries.tokens, keys.tokens - t));
+      scores(h, t) = static_cast<float>(sums[static_cast<std::size_t>(t)] / see_it);
+    }
+  }
+}
+}  // namespace host
+
 /// Computes the mean softmax weight of each token, over the queries that see it and the KV head's query heads. With w = n this
 /// is H2O's accumulated attention. Needs 1 <= w <= n. O(w n q_heads head_dim).
 /// @param queries  of the last w tokens, `[w, q_heads, head_dim]`
@@ -79,8 +104,34 @@ void window_attention(query_window const& queries, basic_rows<Memory> const& key
 /// @param exec  the executor
 template <class Memory, class Exec>
 void seen_attention(query_window const& queries, basic_rows<Memory> const& keys, table<float> scores, Exec& exec) {
-  exec.seen_attention(queries, keys, scores);
+  if constexpr (requires { exec.seen_attention(queries, keys, scores); }) exec.seen_attention(queries, keys, scores);
+  else if constexpr (on_host<Exec>) host::seen_attention(queries, keys, scores);
+  else
+    static_assert(on_host<Exec>, "the executor has no seen_attention(queries, keys, scores), and its rows are not on the host");
 }
+
+namespace host {
+inline void following_queries(query_window const& queries, std::int64_t begin, rows const& keys, std::int64_t first,
+                              std::int64_t last, std::int64_t local, std::int32_t const* positions, table<float> scores) {
+  std::vector<float> buffer(static_cast<std::size_t>(keys.head_dim));
+  std::int64_t const group = queries.heads / keys.heads;
+  for (std::int64_t h = 0; h < keys.heads; ++h) {
+    for (std::int64_t m = first; m < last; ++m) {
+      keys.load({h}, {m}, buffer);
+      std::int64_t const next = 1 + (positions == nullptr ? m : positions[m]);
+      std::int64_t const from = std::max(next, begin);
+      std::int64_t const to = std::min(next + local, begin + queries.tokens);
+      double sum = 0;
+      for (std::int64_t t = from; t < to; ++t) {
+        for (std::int64_t q = h * group; q < (h + 1) * group; ++q) {
+          sum += dot(std::span(queries.at(t - begin, q), buffer.size()), buffer);
+        }
+      }
+      scores(h, m - first) = static_cast<float>(from < to ? sum / static_cast<double>((to - from) * group) : 0);
+    }
+  }
+}
+}  // namespace host
 
 /// Computes the mean unscaled q.k of each token's key and the queries right after it, over the KV head's query heads. Token m
 /// gets the queries of tokens m + 1 to m + local, as far as these are given. Without any, its score is 0.
@@ -96,7 +147,13 @@ void seen_attention(query_window const& queries, basic_rows<Memory> const& keys,
 template <class Memory, class Exec>
 void following_queries(query_window const& queries, std::int64_t begin, basic_rows<Memory> const& keys, std::int64_t first,
                        std::int64_t last, std::int64_t local, std::int32_t const* positions, table<float> scores, Exec& exec) {
-  exec.following_queries(queries, begin, keys, first, last, local, positions, scores);
+  if constexpr (requires { exec.following_queries(queries, begin, keys, first, last, local, positions, scores); })
+    exec.following_queries(queries, begin, keys, first, last, local, positions, scores);
+  else if constexpr (on_host<Exec>) host::following_queries(queries, begin, keys, first, last, local, positions, scores);
+  else
+    static_assert(on_host<Exec>,
+                  "the executor has no following_queries(queries, begin, keys, first, last, local, positions, scores), and its "
+                  "rows are not on the host");
 }
 
 }  // namespace kvpolicy

@@ -1,4 +1,4 @@
-#include "kvpolicy/exec/host_kept.hpp"
+#include "kvpolicy/primitive/kept_scores.hpp"
 
 #include <array>
 #include <catch2/catch_test_macros.hpp>
@@ -10,12 +10,12 @@
 namespace kvpolicy_test {
 namespace {
 
-constexpr cache_shape shape{1, 2, 1, 2, 4, element_type::f32};
+constexpr cache_shape shape_of_four{1, 2, 1, 2, 4, element_type::f32};
 
 /// Four keys of two channels.
 struct four_keys {
   explicit four_keys(std::array<std::array<float, 2>, 4> const& of)
-      : random(2801), cache(shape, layout::head_major, 4, random) {
+      : random(2801), cache(shape_of_four, layout::head_major, 4, random) {
     for (std::int64_t t = 0; t < 4; ++t) {
       for (std::int64_t i = 0; i < 2; ++i) {
         cache.set_key(0, 0, t, i, of[static_cast<std::size_t>(t)][static_cast<std::size_t>(i)]);
