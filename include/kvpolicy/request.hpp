@@ -8,26 +8,21 @@
 
 #include "kvpolicy/detail/call_order.hpp"
 #include "kvpolicy/detail/rule_pair.hpp"
-#include "kvpolicy/detail/signal_checks.hpp"
 #include "kvpolicy/detail/unsettled_tokens.hpp"
+#include "kvpolicy/detail/verb_checks.hpp"
 
 namespace kvpolicy {
 
-/// A policy at work on one sequence, made by start().
-/// A request owns its policy's rules and their state: what the retain kept, and what the retrieve chose of that. It is not
-/// thread-safe. A copy is independent of its source.
-/// Its memory grows with the sequence: a verb that finds too little room makes room for half as many tokens again. Within
-/// that room, or what reserve() made, verbs do not allocate, but for the first steps of a copy, and a prefill after tokens
-/// were dropped.
-/// Every verb checks its input before it reads or writes anything. It throws invalid_value for an impossible shape, layer,
-/// number of tokens or order of calls, and unsupported if a signal that the policy needs is missing. A verb that throws, in
-/// these checks or later, does not count: the prompt or the step may begin again at layer 0.
+/// A policy at work on one sequence, made by start(). Not thread-safe. A copy is independent of its source.
+/// Its memory grows with the sequence, by half as much again. Within the room that it has, or that reserve() made, verbs do not
+/// allocate, but for the first steps of a copy, and a prefill after tokens were dropped.
+/// Every verb checks its input before it reads or writes anything. A verb that throws, in these checks or later, does not
+/// count: the prompt or the step may begin again at layer 0.
 template <class Retain, class Retrieve>
 class request {
  public:
   /// Starts both rules without checking them. Call start(), which checks first.
-  /// @param retain  which tokens stay
-  /// @param retrieve  which of them a step reads
+  /// @param retain, retrieve  which tokens stay, and which of them a step reads
   /// @param shape  the sequence's cache
   request(Retain const& retain, Retrieve const& retrieve, cache_shape const& shape)
       : shape_(shape), rules_(retain, retrieve, shape), order_(shape.layers, rules_.step_layers(), shape.max_tokens) {}
@@ -35,9 +30,8 @@ class request {
   cache_shape const& shape() const noexcept { return shape_; }
   /// Tokens of the sequence at the last verb, a step's own tokens included; what was cut since is among them.
   std::int64_t tokens() const noexcept { return order_.tokens(); }
-  /// What was called last, and the checks of what may come next, for callers that check more before a verb.
+  /// What was called last, and the checks of what may come next.
   call_order const& order() const noexcept { return order_; }
-  /// The signals that the verbs need.
   signals needs() const noexcept { return rules_.needs(); }
 
   /// Makes room for a sequence, so that no verb allocates until it is longer.
@@ -55,9 +49,7 @@ class request {
   /// @throws invalid_value for a layer that has not
   selection kept(layer_id layer) const {
     order_.check_chosen(layer);
-    selection const of_rules = rules_.kept(layer);
-    std::span const shown = unsettled_.kept(layer);
-    return shown.empty() ? of_rules : selection(of_rules.granularity(), shown, shape_.kv_heads);
+    return shown(rules_.kept(layer), unsettled_.kept(layer));
   }
   /// Returns which tokens exist, whether a step reads them or not.
   /// @param layer  a layer that was prefilled
@@ -65,23 +57,20 @@ class request {
   /// @throws invalid_value for a layer that there is not
   selection retained(layer_id layer) const {
     order_.check_layer(layer);
-    selection const of_rules = rules_.retained(layer);
-    std::span const shown = unsettled_.retained(layer);
-    return shown.empty() ? of_rules : selection(of_rules.granularity(), shown, shape_.kv_heads);
+    return shown(rules_.retained(layer), unsettled_.retained(layer));
   }
 
   /// Says whether a layer's choice still waits for tokens of the answer. Until then steps read every retained token.
   /// @param layer  the layer
-  /// @return whether it waits
+  /// @return true if so
   bool waits(layer_id layer) const noexcept { return rules_.waits(layer); }
   /// Returns a number that changes whenever the retain drops tokens of a layer.
   /// @param layer  the layer
   /// @return the number
   std::int64_t revision(layer_id layer) const noexcept { return rules_.retain().revision(layer); }
 
-  /// Returns how many of a head's last retained tokens every step looks at, whatever it chooses.
-  /// These are the tokens of a unit that may not be full, or all tokens, if steps score keys one by one or read everything that
-  /// is retained. The rows of the other tokens may be elsewhere until a step chooses them.
+  /// Returns how many of a head's last retained tokens every step looks at, whatever it chooses: those of a unit that may not
+  /// be full, or all, if steps score keys one by one. The rows of the others may be elsewhere until a step chooses them.
   /// @param layer  a layer that was prefilled
   /// @param head  a KV head
   /// @return the number of tokens; all_tokens for every one
@@ -92,18 +81,17 @@ class request {
   /// @param tokens  tokens that the cut would leave
   /// @return whether a layer's choice was made by later tokens
   bool undoes_choice(std::int64_t tokens) const noexcept { return rules_.undoes_choice(tokens); }
-  /// Says that the engine removed tokens from the end, and the next step begins behind those that are left. prefill() needs no
-  /// such call: it says by `first` where it begins. Drafts of the last step that did not stay need none either. A choice that
-  /// waited for tokens which are gone now waits again.
+  /// Says that the engine removed tokens from the end. A choice that waited for tokens which are gone now waits again.
+  /// prefill() needs no such call, because it says by `first` where it begins; nor do drafts of the last step that did not
+  /// stay.
   /// @param tokens  tokens that are left; as many as are known, or more, change nothing
   /// @throws invalid_value if `tokens` is negative
   void cut(std::int64_t tokens) { order_.cut(tokens); }
 
   /// Takes in a layer's new rows of a prompt, or of a further piece of one, and decides what to retain.
   /// Call it for every layer, in order, once the layer's keys are written. The layer's choose() may follow at once. The request
-  /// forgets everything from `prompt.first` on, so a shortened or replaced tail needs no special call. The retain decides among
-  /// all rows of the view, or among `prompt.resident`. A policy that waits for the answer's first tokens decides later, in the
-  /// choose() of the last of them.
+  /// forgets everything from `prompt.first` on. The retain decides among all rows of the view, or among `prompt.resident`. A
+  /// policy that waits for the answer's first tokens decides in the choose() of the last of them.
   /// @param view  the cache, with every token so far
   /// @param layer  the layer
   /// @param prompt  the first new token, and the signals that the policy needs
@@ -114,8 +102,7 @@ class request {
   void prefill(View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
     std::int64_t const tokens = view.tokens();
     order_.check_prompt(layer, prompt.first, tokens);
-    check_view(view, layer, needs(), shape_);
-    check_layer_rows(view, layer);
+    checks_.rows(view, layer, needs(), shape_);
     check_signals(prompt, needs(), rules_.observation_queries(), tokens, shape_);
     if (rules_.keeps_all() && !prompt.resident.empty()) {
       throw unsupported("the policy keeps every token, but rows of some were dropped; begin with an empty sequence");
@@ -145,12 +132,7 @@ class request {
   /// @throws unsupported if a needed signal is missing, or if a choice that waited needs rows that are gone
   template <kv_cache_view View, executor_for<View> Exec>
   selection choose(View const& view, layer_id layer, step_signals const& step, Exec& exec) {
-    std::int64_t const tokens = view.tokens();
-    order_.check_step(layer, tokens);
-    check_observed(layer);
-    check_view(view, layer, needs(), shape_);
-    check_layer_rows(view, layer);
-    check_signals(step, needs(), shape_);
+    check_step(view, layer, 1, step);
     if (layer.value == 0) begin_step(view, {}, exec);
     rules_.choose(view, layer, step, exec);
     order_.chosen_one();
@@ -159,31 +141,20 @@ class request {
 
   /// Chooses what several tokens' attention reads in a layer: the token that was sampled and drafts of those behind it, the
   /// view's last. What the first of them chooses is read by all, and so are all of them, each up to its own row.
-  /// The next verb shows how many of these tokens stayed, by where it begins; at least the first must. The others are
-  /// forgotten, and the request continues as if those that stayed had been chosen for one by one; statistics of choices that
-  /// nobody read may lack.
-  /// @param view  the cache, these tokens included
-  /// @param layer  the layer
+  /// The next verb shows how many of these tokens stayed, by where it begins; at least the first must. The request continues as
+  /// if those that stayed had been chosen for one by one; statistics of choices that nobody read may lack.
+  /// @param view, layer  the cache, these tokens included, and the layer
   /// @param step  the number of tokens, and the signals that the policy needs
   /// @param exec  the executor
   /// @return the tokens to read, valid until the next verb
   /// @throws invalid_value, unsupported  as for one token, and for more than most_step_tokens
   template <shortened_view View, std::same_as<step_window> Step, executor_for<View> Exec>
   selection choose(View const& view, layer_id layer, Step const& step, Exec& exec) {
-    KVPOLICY_EXPECTS(step.tokens >= 1 && step.tokens <= most_step_tokens,
-                     "a step of " + std::to_string(step.tokens) + " tokens; it can have 1 to " +
-                         std::to_string(most_step_tokens) + ": prefill more");
-    order_.check_step(layer, view.tokens(), step.tokens);
-    check_observed(layer);
-    check_view(view, layer, needs(), shape_);
-    check_layer_rows(view, layer);
-    check_signals(step, needs(), shape_);
+    check_tokens(step);
+    check_step(view, layer, step.tokens, step);
     if (layer.value == 0) begin_step(view, step, exec);
     rules_.choose(view.first(view.tokens() - step.tokens + 1), layer, step.first(), exec);
-    if (unsettled_.any()) {
-      if (contains(needs(), signals::queries)) unsettled_.add(layer, step.queries, shape_);
-      unsettled_.show(layer, rules_.kept(layer), rules_.retained(layer), shape_);
-    }
+    if (unsettled_.any()) unsettled_.show(layer, step.queries, rules_, shape_);
     order_.chosen_one();
     return kept(layer);
   }
@@ -196,15 +167,12 @@ class request {
   template <executor Exec>
   void observe(step_outcome const& outcome, Exec& exec) {
     order_.check_outcome();
-    check_signals(outcome, needs());
-    if constexpr (std::same_as<typename Exec::memory, host_memory>) {
-      if (contains(needs(), signals::logits)) check_logits(outcome.logits);
-    }
+    check_signals<Exec>(outcome, needs());
     if (order_.observed() == 0) rules_.observe(settled(), outcome, exec);
     else if (contains(needs(), signals::logits))
       unsettled_.observe(outcome.entropy ? *outcome.entropy : entropy(outcome.logits, exec).entropy);
     order_.observed_one();
-    silent_ = 0;
+    checks_.step_observed();
   }
 
   /// Reports what the rules did since the request started.
@@ -231,25 +199,18 @@ class request {
   /// The states of the rules, for decoders that continue where the prompt ended (gpu::decoder).
   auto& retain() noexcept { return rules_.retain(); }
   auto const& retain() const noexcept { return rules_.retain(); }
-  /// The same for the retrieve.
   auto& retrieve() noexcept { return rules_.retrieve(); }
 
  private:
-  /// A policy that reads every step's logits was not left without them for a whole unit.
-  void check_observed(layer_id layer) {
-    if (layer.value != 0 || !contains(needs(), signals::logits)) return;
-    KVPOLICY_EXPECTS(silent_ < rules_.unit(), std::to_string(silent_) +
-                                                  " steps were made and none was observed, but the policy reads the logits of "
-                                                  "each; call observe() after every step, or choose a trigger that reads none");
+  template <class View, class Step>
+  void check_step(View const& view, layer_id layer, std::int64_t tokens, Step const& step) {
+    order_.check_step(layer, view.tokens(), tokens);
+    checks_.outcomes(layer, needs(), rules_.unit());
+    checks_.rows(view, layer, needs(), shape_);
+    check_signals(step, needs(), shape_);
   }
-  /// The layer has rows of its own, and the last tokens a page of their own.
-  template <class View>
-  void check_layer_rows(View const& view, layer_id layer) {
-    if (!contains(needs(), signals::keys)) return;
-    check_layer_apart(view, layer, first_keys_);
-    if constexpr (std::same_as<typename View::memory, host_memory>) {
-      if (layer.value == 0) check_last_page(view.keys(layer));
-    }
+  selection shown(selection const& of_rules, std::span<range_list const> lists) const {
+    return lists.empty() ? of_rules : selection(of_rules.granularity(), lists, shape_.kv_heads);
   }
   void make_room(std::int64_t tokens) {
     if (tokens > room_) reserve(tokens + tokens / 2 + 64);
@@ -265,7 +226,7 @@ class request {
     settle(view, before, exec);
     if (before < settled()) rules_.truncate(before);
     order_.begin_step(view.tokens(), step.tokens);
-    ++silent_;
+    checks_.step_begins();
     unsettled_.begin(before, step);
   }
 
@@ -273,32 +234,17 @@ class request {
   template <class View, class Exec>
   void settle(View const& view, std::int64_t tokens, Exec& exec) {
     std::int64_t const stay = std::clamp<std::int64_t>(tokens - settled(), 0, unsettled_.count());
-    std::int64_t const seen = settled();
-    if constexpr (!shortened_view<View>) {
-      if (stay > 0) throw unsupported("a view that can't be shortened comes after a step of several tokens; give it first(n)");
-    } else {
-      if (!rules_.by_steps()) {
-        if (stay > 0) rules_.skip(seen, unsettled_.ids().first(static_cast<std::size_t>(stay)));
-        unsettled_.pass(stay);
-        return;
-      }
-      unsettled_.settle(
-          stay, [&] { rules_.truncate(settled()); },
-          [&](std::int64_t now) {
-            for (layer_id l{0}; l.value < order_.step_layers(); ++l.value)
-              rules_.choose(view.first(now), l, unsettled_.signals_of(l), exec);
-          },
-          [&](std::int64_t now, float nats) { rules_.observe(now, {.logits = {}, .entropy = nats}, exec); });
-    }
+    if constexpr (shortened_view<View>) unsettled_.settle(stay, rules_, order_.step_layers(), view, exec);
+    else if (stay > 0)
+      throw unsupported("a view that can't be shortened comes after a step of several tokens; give it first(n)");
   }
 
   cache_shape shape_;
   rule_pair<Retain, Retrieve> rules_;
   call_order order_;
   unsettled_tokens unsettled_;
-  std::int64_t room_ = 0;             ///< tokens
-  std::int64_t silent_ = 0;           ///< steps since the last one that was observed
-  void const* first_keys_ = nullptr;  ///< layer 0's, of the last verb
+  verb_checks checks_;
+  std::int64_t room_ = 0;  ///< tokens
 };
 
 }  // namespace kvpolicy

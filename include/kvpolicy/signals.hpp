@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 
+#include "kvpolicy/queries.hpp"
 #include "kvpolicy/selection.hpp"
 
 namespace kvpolicy {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <span>
 
+#include "kvpolicy/queries.hpp"
 #include "kvpolicy/view.hpp"
 
 namespace kvpolicy {

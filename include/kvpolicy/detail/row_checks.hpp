@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kvpolicy/queries.hpp"
 #include "kvpolicy/rows.hpp"
 
 namespace kvpolicy {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kvpolicy/detail/row_checks.hpp"
+#include "kvpolicy/primitive/attend.hpp"
 #include "kvpolicy/signals.hpp"
 #include "kvpolicy/view.hpp"
 
@@ -149,6 +150,13 @@ inline void check_signals(step_signals const& given, signals needs, cache_shape 
   if (contains(needs, signals::token_ids) && given.token_id < 0) missing("the current token's id", "step_signals::token_id");
 }
 
+/// Throws invalid_value for a step of too many tokens.
+inline void check_tokens(step_window const& given) {
+  KVPOLICY_EXPECTS(given.tokens >= 1 && given.tokens <= most_step_tokens,
+                   "a step of " + std::to_string(given.tokens) + " tokens; it can have 1 to " +
+                       std::to_string(most_step_tokens) + ": prefill more");
+}
+
 inline void check_signals(step_window const& given, signals needs, cache_shape const& shape) {
   if (contains(needs, signals::queries)) {
     query_window const& q = given.queries;
@@ -163,12 +171,6 @@ inline void check_signals(step_window const& given, signals needs, cache_shape c
   check_ids(given.token_ids, "step_window::token_ids");
 }
 
-inline void check_signals(step_outcome const& given, signals needs) {
-  if (!contains(needs, signals::logits)) return;
-  if (given.logits.empty() && !given.entropy) missing("the next token's logits", "step_outcome::logits (or ::entropy)");
-  KVPOLICY_EXPECTS(!given.entropy || *given.entropy >= 0,
-                   "step_outcome::entropy is " + std::to_string(given.entropy.value_or(0)) + " nats; it is 0 or more");
-}
 /// Logits that the host reads are no probabilities. Throws invalid_value.
 inline void check_logits(std::span<float const> logits) {
   float sum = 0;
@@ -179,6 +181,15 @@ inline void check_logits(std::span<float const> logits) {
   KVPOLICY_EXPECTS(
       logits.size() < 2 || std::abs(sum - 1) > 1e-3f,
       "step_outcome::logits are probabilities: they are from 0 to 1, and their sum is 1; give what the softmax gets");
+}
+
+template <class Exec>
+void check_signals(step_outcome const& given, signals needs) {
+  if (!contains(needs, signals::logits)) return;
+  if (given.logits.empty() && !given.entropy) missing("the next token's logits", "step_outcome::logits (or ::entropy)");
+  KVPOLICY_EXPECTS(!given.entropy || *given.entropy >= 0,
+                   "step_outcome::entropy is " + std::to_string(given.entropy.value_or(0)) + " nats; it is 0 or more");
+  if constexpr (std::same_as<typename Exec::memory, host_memory>) check_logits(given.logits);
 }
 
 }  // namespace kvpolicy

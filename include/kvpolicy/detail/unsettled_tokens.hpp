@@ -37,18 +37,13 @@ class unsettled_tokens {
     for (std::vector<range_list>& lists : kept_) lists.clear();
     for (std::vector<range_list>& lists : retained_) lists.clear();
   }
-  /// A layer's queries of them, if the policy needs queries.
-  void add(layer_id layer, query_window const& of_step, cache_shape const& shape) {
-    if (queries_.empty()) {
-      queries_ = observed_queries(shape.layers, most_step_tokens, shape);
-      queries_.reserve();
-    }
-    queries_.begin(at(layer), of_step.last(count_), first_ + count_);
-  }
-  /// What the rules chose and retain for the step's first token, in a layer.
-  void show(layer_id layer, selection const& kept, selection const& retained, cache_shape const& shape) {
-    show_in(kept_, layer, kept.lists(), shape);
-    show_in(retained_, layer, retained.lists(), shape);
+  /// Shows, in a layer, what the rules chose and retain for the step's first token; keeps the others' queries, if the rules
+  /// need queries.
+  template <class Rules>
+  void show(layer_id layer, query_window const& of_step, Rules const& rules, cache_shape const& shape) {
+    if (contains(rules.needs(), signals::queries)) add(layer, of_step, shape);
+    show_in(kept_, layer, rules.kept(layer).lists(), shape);
+    show_in(retained_, layer, rules.retained(layer).lists(), shape);
   }
   /// What was shown of a layer; empty where nothing was.
   std::span<range_list const> kept(layer_id layer) const noexcept { return shown(kept_, layer); }
@@ -59,29 +54,21 @@ class unsettled_tokens {
     if (observed_ < entropies_.size()) entropies_[observed_++] = entropy;
   }
 
-  /// Settles some of them, one by one: step(tokens with it), then outcome(the same, entropy) if that was observed. `again` is
-  /// called before a step that threw when it was tried before.
-  template <class Again, class Step, class Outcome>
-  void settle(std::int64_t stay, Again again, Step step, Outcome outcome) {
+  /// Settles the first `stay` of them: the rules learn from each as if it had come alone, and of its outcome if that was
+  /// observed. A token whose choice threw before is forgotten first.
+  template <class Rules, class View, class Exec>
+  void settle(std::int64_t stay, Rules& rules, std::int64_t layers, View const& view, Exec& exec) {
+    if (!rules.by_steps()) {
+      if (stay > 0) rules.skip(first_, ids().first(static_cast<std::size_t>(stay)));
+      return pass(stay);
+    }
     for (; stay > 0; --stay) {
-      if (std::exchange(tried_, true)) again();
-      step(first_ + 1);
-      if (settled_ < observed_) outcome(first_ + 1, entropies_[settled_]);
+      if (std::exchange(tried_, true)) rules.truncate(first_);
+      std::int64_t const tokens = first_ + 1;
+      for (layer_id l{0}; l.value < layers; ++l.value) rules.choose(view.first(tokens), l, signals_of(l), exec);
+      if (settled_ < observed_) rules.observe(tokens, {.logits = {}, .entropy = entropies_[settled_]}, exec);
       pass(1);
     }
-  }
-  /// Takes some of them away from the front.
-  void pass(std::int64_t tokens) noexcept {
-    tried_ = false;
-    settled_ += static_cast<std::size_t>(tokens);
-    first_ += tokens;
-    count_ -= tokens;
-  }
-  /// The front one's signals in a layer.
-  step_signals signals_of(layer_id layer) {
-    step_signals made{.queries = {}, .token_id = ids_[settled_]};
-    if (!queries_.empty()) made.queries = queries_.last(at(layer), most_step_tokens).token(static_cast<std::int64_t>(settled_));
-    return made;
   }
 
   /// What is shown of the step that was saved is not read back: the next verb follows.
@@ -106,6 +93,26 @@ class unsettled_tokens {
   using lists_of_layers = std::vector<std::vector<range_list>>;
 
   static std::size_t at(layer_id layer) noexcept { return static_cast<std::size_t>(layer.value); }
+  void add(layer_id layer, query_window const& of_step, cache_shape const& shape) {
+    if (queries_.empty()) {
+      queries_ = observed_queries(shape.layers, most_step_tokens, shape);
+      queries_.reserve();
+    }
+    queries_.begin(at(layer), of_step.last(count_), first_ + count_);
+  }
+  /// Takes some of them away from the front.
+  void pass(std::int64_t tokens) noexcept {
+    tried_ = false;
+    settled_ += static_cast<std::size_t>(tokens);
+    first_ += tokens;
+    count_ -= tokens;
+  }
+  /// The front one's signals in a layer.
+  step_signals signals_of(layer_id layer) {
+    step_signals made{.queries = {}, .token_id = ids_[settled_]};
+    if (!queries_.empty()) made.queries = queries_.last(at(layer), most_step_tokens).token(static_cast<std::int64_t>(settled_));
+    return made;
+  }
   void show_in(lists_of_layers& all, layer_id layer, std::span<range_list const> lists, cache_shape const& shape) const {
     all.resize(static_cast<std::size_t>(shape.layers));
     all[at(layer)].assign(lists.begin(), lists.end());

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "kvpolicy/adapter.hpp"
 #include "kvpolicy/exec/host_policy.hpp"
 #include "kvpolicy/interop/llama/options.hpp"
 #include "kvpolicy/interop/llama/statistics.hpp"

@@ -68,11 +68,16 @@ consteval bool fits_on_device() {
   return true;
 }
 
-/// Throws unsupported for a policy that would choose after the prompt.
-inline void refuse_waiting(requirements const& of) {
-  if (of.after == 0) return;
-  throw unsupported("the decoder on a GPU chooses in prefill(), and the policy waits for " + std::to_string(of.after) +
-                    " tokens of the answer; set its after to 0, and call prefill() when the answer has that many");
+/// The parts of a policy that a decoder can run, in a cache of a shape. Throws invalid_value, unsupported.
+template <class Policy>
+parts_t<Policy> decodable_parts_of(Policy const& policy, cache_shape const& shape) {
+  kvpolicy::check(policy, shape);
+  if (std::int64_t const after = requirements_of(policy).after; after != 0) {
+    throw unsupported("the decoder on a GPU chooses in prefill(), and the policy waits for " + std::to_string(after) +
+                      " tokens of the answer; set its after to 0, and call prefill() when the answer has that many");
+  }
+  expect_row("a decode step", shape.head_dim, shape.group());
+  return parts_of(policy);
 }
 
 /// Whether a rule's lists follow from lengths alone, at every step.

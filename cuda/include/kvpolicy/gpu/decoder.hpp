@@ -3,13 +3,12 @@
 
 #include <algorithm>
 #include <span>
-#include <string>
-#include <type_traits>
 #include <utility>
 
 #include "kvpolicy/gpu/attention/launch_attend.hpp"
 #include "kvpolicy/gpu/base/sequence_view.hpp"
 #include "kvpolicy/gpu/decodable.hpp"
+#include "kvpolicy/gpu/step/asked_signals.hpp"
 #include "kvpolicy/gpu/step/kept_step.hpp"
 #include "kvpolicy/gpu/step/slots.hpp"
 #include "kvpolicy/gpu/step/step_plan.hpp"
@@ -17,11 +16,10 @@
 
 namespace kvpolicy::gpu {
 
-/// A policy's state for a batch of sequences, on the device. The engine owns it. Not thread-safe.
-/// The constructor allocates, prefill() waits, and plan() copies numbers to the device. choose() enqueues kernels whose
-/// arguments are the same at every step: capture a step once, and replay it after each plan().
-/// @tparam Policy  one that is decodable
-/// @tparam D  the device
+/// A policy's state for a batch of sequences, on the device. Not thread-safe. The constructor allocates, prefill() waits, and
+/// plan() copies numbers to the device. choose() enqueues kernels whose arguments are the same at every step: capture a step
+/// once, and replay it after each plan().
+/// @tparam Policy, D  a decodable policy, and the device
 template <policy_like Policy, owning_device D>
 class decoder {
   using parts_type = parts_t<Policy>;
@@ -33,43 +31,31 @@ class decoder {
 
  public:
   /// Makes the state of a batch. Allocates all device memory that it will use.
-  /// @param policy  the policy
-  /// @param shape  the shape of each sequence's cache
+  /// @param policy, shape  the policy, and the shape of each sequence's cache
   /// @param sequences  slots: each may hold any request, one after the other
   /// @param device  the device; must outlive the decoder
   /// @param step_tokens  tokens that a sequence may bring to a step, 1 to most_step_tokens
   /// @throws invalid_value as start() does, and for impossible `step_tokens`
-  /// @throws unsupported as start() does; for a policy that waits for tokens of the answer; past the kernels' head sizes and
-  ///        groups
+  /// @throws unsupported as start() does, for a policy that waits for tokens of the answer, and past the kernels' head sizes
   /// @throws device_memory_exceeded if the device has too little memory
   decoder(Policy const& policy, cache_shape const& shape, std::int64_t sequences, D& device, std::int64_t step_tokens = 1)
-      : decoder((kvpolicy::check(policy, shape), refuse_waiting(requirements_of(policy)), parts_of(policy)),
-                detail::decode_slots(shape, sequences, step_tokens), shape, sequences, device) {
-    requirements const wanted = requirements_of(policy);
-    needs_ = wanted.needs;
-    observed_ = wanted.observation_queries;
-    unit_ = wanted.unit;
-    expect_row("a decode step", shape.head_dim, shape.group());
-  }
+      : decoder(decodable_parts_of(policy, shape), detail::asked_signals(requirements_of(policy)),
+                detail::decode_slots(shape, sequences, step_tokens), shape, sequences, device) {}
 
   /// Takes in a layer's keys of a prompt, or of a further piece, once they are written; as request::prefill(). Waits.
-  /// @param sequence  the slot
+  /// @param sequence, tokens  the slot, and its sequence's tokens now
   /// @param view  the batch's caches
-  /// @param tokens  tokens of the sequence now
-  /// @param layer  the layer; call it for every layer, in order
-  /// @param prompt  the prompt
+  /// @param layer, prompt  the layer, and the prompt; call it for every layer, in order
   /// @param exec  runs the primitives, on the same device
   /// @throws invalid_value for an invalid slot, layer or number of tokens, a gap, or a layer out of order: nothing has changed.
-  ///         For what the policy itself refuses (another rotary embedding, say) the slot has no step until its prompt was given
-  ///         again
+  ///         After what the policy itself refuses (another rotary embedding, say) the slot needs its prompt again
   /// @throws unsupported for a missing signal
   template <batch_view V, class Exec>
   void prefill(std::int64_t sequence, V const& view, std::int64_t tokens, layer_id layer, prompt_signals const& prompt,
                Exec& exec) {
     slots_.check_prompt(sequence, layer, prompt.first, tokens);
     sequence_view<V, typename Exec::memory> const one{view, shape_, sequence, tokens};
-    check_view(one, layer, needs_ | signals::keys, shape_);
-    check_signals(prompt, needs_, observed_, tokens, shape_);
+    asked_.check_prompt(one, layer, prompt, shape_);
     slots_.begin_prompt(sequence, layer, prompt.first, tokens);
     prompt_signals from = prompt;
     from.first = slots_.settled(sequence);  // tokens that stayed of a step of several are new to the policy
@@ -84,8 +70,8 @@ class decoder {
     slots_.prefilled(sequence, tokens);
   }
 
-  /// Takes back a sequence's last tokens: an engine drafted them step by step, and decodes others in their place. Only of
-  /// policies that learn nothing from steps; of others, let a step bring several tokens.
+  /// Takes back a sequence's last tokens, which an engine drafted step by step. Policies that learn from steps lack it: let a
+  /// step bring several tokens.
   /// @param sequence,tokens  the slot, and how many it has left
   /// @throws invalid_value for an empty slot, for fewer tokens than its prompt, and for more than it has
   void cut(std::int64_t sequence, std::int64_t tokens) requires(by_lengths&& retain_state::stays) {
@@ -95,18 +81,14 @@ class decoder {
   /// Plans a step: each sequence that is not paused gets new tokens. Call it before each step, outside a captured graph.
   /// @param tokens  `[sequences]`: each sequence's tokens, with those that are decoded now; 0 for an empty slot; `paused` if
   ///        the sequence has no token at this step. Empty and paused slots read nothing, and their output is 0
-  /// @param brought  `[sequences]`: how many of them are decoded now, 1 to the constructor's `step_tokens`; none: one of each.
-  ///        The tokens before them say how many of the last step's stayed: at least its first one does
+  /// @param brought  `[sequences]`: how many of them are decoded now, 1 to `step_tokens`; none: one of each. The tokens before
+  ///        them say how many of the last step's stayed: at least its first one does
   /// @throws invalid_value, before anything has changed, if a sequence has other tokens than those of its prompt or last step
   ///        and the new ones, if an empty slot is paused, if `tokens` or `brought` has another length, or if a policy that
   ///        reads logits has gone a whole unit of steps without observe()
   void plan(std::span<std::int32_t const> tokens, std::span<std::int32_t const> brought = {}) {
     slots_.check(tokens, brought);
-    KVPOLICY_EXPECTS(heard_ || !contains(needs_, signals::logits) || silent_ < unit_,
-                     std::to_string(silent_) +
-                         " steps were planned and observe() was never called, but the policy reads the logits of each; call it "
-                         "after each step's attention, or within the captured step");
-    ++silent_;
+    asked_.plan();
     plan_.begin();
     for (std::size_t s = 0; s < tokens.size(); ++s) {
       auto const sequence = static_cast<std::int64_t>(s);
@@ -130,8 +112,8 @@ class decoder {
   /// Returns whether settle() has something to do before this step.
   bool unsettled() const noexcept { return plan_.unsettled() && !by_lengths; }
 
-  /// Enqueues the steps of the tokens that came with the last one behind its first, and that stayed: the policy learns from
-  /// each as if it had come alone. Call it after plan() and before choose(), if unsettled(). It may be captured, too.
+  /// Enqueues the steps of the last one's later tokens that stayed: the policy learns from each as if it had come alone. Call
+  /// it after plan() and before choose(), if unsettled(). It may be captured, too.
   /// @param view,scale  as choose(); the final keys of these tokens are written in every layer
   template <batch_view V>
   void settle(V const& view, float scale) {
@@ -148,13 +130,12 @@ class decoder {
     }
   }
 
-  /// Returns the tokens of each sequence at this step, on the device, for the engine's own kernels.
+  /// The tokens of each sequence at this step, and how many of them it brought, on the device, for the engine's own kernels.
   per_sequence lengths() const noexcept { return plan_.tokens(); }
-  /// Returns how many of them each sequence brought, on the device.
   per_sequence brought() const noexcept { return plan_.brought(); }
 
-  /// Returns how many tokens a KV head reads at the planned step, for an engine that plans its attention on the host. Only of
-  /// policies whose counts follow from lengths and prompts; of others, only the device knows the count.
+  /// Returns how many tokens a KV head reads at the planned step, for an engine that plans its attention on the host: of
+  /// policies whose counts follow from lengths and prompts. Of others only the device knows.
   /// @param layer,sequence,head  which list
   /// @return tokens
   std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head) const requires known_counts<Policy, D> {
@@ -166,9 +147,8 @@ class decoder {
     else return retrieve_.listed(layer, sequence, head, tokens) + later;
   }
 
-  /// Returns whether the lists of the planned step follow from its lengths alone, so that standing() may take choose()'s place:
-  /// always for policies that choose only when a prompt ends, or never, and between HeteroCache's looks. choose() remains
-  /// right.
+  /// Returns whether standing() may take choose()'s place at the planned step: always for policies that choose only when a
+  /// prompt ends, or never, and between HeteroCache's looks. choose() remains right.
   bool idle() const noexcept {
     if constexpr (by_lengths) return true;
     else if constexpr (requires { retain_.idle(), retrieve_.idle(); })
@@ -176,9 +156,9 @@ class decoder {
     else return false;
   }
 
-  /// Returns a layer's lists at an idle step. Enqueues nothing.
+  /// Returns a layer's lists at an idle step, as choose() would. Enqueues nothing.
   /// @param layer  the layer
-  /// @return the lists, as choose() would
+  /// @return the lists
   token_lists standing(layer_id layer) const {
     slots_.check_layer(layer);
     return plan_.with_later(retrieve_.lists(layer, retain_.lists(layer, plan_.lengths())));
@@ -186,8 +166,7 @@ class decoder {
 
   /// Enqueues the choice of a layer, before its attention. Each sequence's new keys must be written. A sequence's first new
   /// token chooses; all of them read that, and the new ones up to their own.
-  /// @param view  the batch's caches
-  /// @param layer  the layer
+  /// @param view, layer  the batch's caches, and the layer
   /// @param queries  `[sequences, step_tokens, q_heads, head_dim]`
   /// @param scale  multiplies q.k
   /// @param ids  `[sequences, step_tokens]` ids of the new tokens, if the policy needs them
@@ -196,8 +175,7 @@ class decoder {
   template <batch_view V>
   token_lists choose(V const& view, layer_id layer, vector_rows const& queries, float scale,
                      buffer<std::int32_t const> ids = {}) {
-    KVPOLICY_EXPECTS(ids.data != nullptr || !contains(parts_type::needs, signals::token_ids),
-                     "the policy needs the current tokens' ids, and was given none");
+    asked_.check_step(ids);
     check_scale(scale, "the queries");
     slots_.check_layer(layer);
     decode_step step{layer, view.keys(layer), queries, scale, plan_.lengths(), ids};
@@ -208,13 +186,12 @@ class decoder {
   }
 
   /// Enqueues what triggers do after a step. Does nothing for a policy that needs no logits.
-  /// @param logits  next-token logits `[sequences, step_tokens, vocabulary]`
-  /// @param vocabulary  logits of a sequence
+  /// @param logits, vocabulary  next-token logits `[sequences, step_tokens, vocabulary]`
   void observe(vector_rows const& logits, std::int64_t vocabulary) {
     if constexpr (contains(parts_type::needs, signals::logits)) {
       retrieve_.read(logits, vocabulary, plan_.brought());
       retrieve_.observe(0, plan_.lengths());
-      heard_ = true;
+      asked_.observed();
     }
   }
 
@@ -241,10 +218,12 @@ class decoder {
   }
 
  private:
-  decoder(parts_type const& parts, detail::decode_slots slots, cache_shape const& shape, std::int64_t sequences, D& device)
+  decoder(parts_type const& parts, detail::asked_signals asked, detail::decode_slots slots, cache_shape const& shape,
+          std::int64_t sequences, D& device)
       : shape_(shape),
         sequences_(sequences),
         device_(&device),
+        asked_(asked),
         slots_(std::move(slots)),
         plan_(device, sequences, slots_.step_tokens()),
         kept_(device, shape, sequences, plan_.step_tokens(), by_lengths ? signals::none : parts_type::needs),
@@ -259,12 +238,8 @@ class decoder {
 
   cache_shape shape_;
   std::int64_t sequences_;
-  signals needs_ = signals::none;
-  std::int64_t observed_ = 0;  ///< queries of a prompt
-  std::int64_t unit_ = 0;      ///< steps that a policy of logits may be without them
-  std::int64_t silent_ = 0;    ///< planned
-  bool heard_ = false;         ///< observe() was called; in a captured step it is called once
   D* device_;
+  detail::asked_signals asked_;
   detail::decode_slots slots_;
   detail::step_plan<D> plan_;  ///< the parts point to its turns
   detail::kept_step<D> kept_;

@@ -29,37 +29,44 @@ struct attend_block_body {
     typename B::template array<float, tile_rows * tile_keys> weights;
   };
 
+  /// The keys that any row of a tile sees, and those that all of them see.
+  struct tile_sees {
+    std::int64_t any_begin;
+    std::int64_t any_end = 0;
+    std::int64_t all_begin = 0;
+    std::int64_t all_end;
+
+    template <class B>
+    KVPOLICY_KERNEL tile_sees(B& block, arguments const& a, std::int64_t list, std::int64_t first_row)
+        : any_begin(a.what.tokens), all_end(a.what.tokens) {
+      auto const begins = block.global(a.what.listed.begins);
+      auto const ends = block.global(a.what.listed.ends);
+      for (std::int64_t row = first_row; row < first_row + tile_rows && row < a.what.rows(); ++row) {
+        std::int64_t const at = list * a.what.window + row % a.what.window;
+        std::int32_t const begin = begins[at];
+        std::int32_t const end = ends[at];
+        any_begin = begin < any_begin ? begin : any_begin;
+        any_end = end > any_end ? end : any_end;
+        all_begin = begin > all_begin ? begin : all_begin;
+        all_end = end < all_end ? end : all_end;
+      }
+    }
+  };
+
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
     auto const tile = block.tile();
     auto const lane = static_cast<std::int32_t>(tile.lane());
     unsigned const head = block.y();
     std::int64_t const first_row = static_cast<std::int64_t>(block.x()) * tile_rows;
-    std::int64_t const rows = a.what.rows();
     std::int64_t const row0 = first_row + tile.index() * 4;
-    auto const begins = block.global(a.what.listed.begins);
-    auto const ends = block.global(a.what.listed.ends);
     auto const tokens = block.global(a.what.listed.tokens);
     std::int64_t const list = a.what.listed.of(head);
     row_reader<E, B> const values(block, a.values, 0);
 
-    // What any row of the tile sees, and what all of them do.
-    std::int64_t any_begin = a.what.tokens;
-    std::int64_t any_end = 0;
-    std::int64_t all_begin = 0;
-    std::int64_t all_end = a.what.tokens;
-    for (std::int64_t row = first_row; row < first_row + tile_rows && row < rows; ++row) {
-      std::int64_t const at = list * a.what.window + row % a.what.window;
-      std::int32_t const begin = begins[at];
-      std::int32_t const end = ends[at];
-      any_begin = begin < any_begin ? begin : any_begin;
-      any_end = end > any_end ? end : any_end;
-      all_begin = begin > all_begin ? begin : all_begin;
-      all_end = end < all_end ? end : all_end;
-    }
-
+    tile_sees const sees(block, a, list, first_row);
     softmax_state<powers_of_e, 8> states[4];
-    for (std::int64_t key = any_begin / tile_keys * tile_keys; key < any_end; key += tile_keys) {
+    for (std::int64_t key = sees.any_begin / tile_keys * tile_keys; key < sees.any_end; key += tile_keys) {
       float logits[4][2];
       logit_tile<E>(block, s.tile, a.what, head, first_row, key, logits);
       KVPOLICY_UNROLL
@@ -87,7 +94,7 @@ struct attend_block_body {
         for (int c = 0; c < 8; ++c) states[r].sum[c] *= kept;
       }
       tile.sync();
-      bool const seen_by_all = key >= all_begin && key + tile_keys <= all_end;
+      bool const seen_by_all = key >= sees.all_begin && key + tile_keys <= sees.all_end;
       KVPOLICY_UNROLL
       for (int chunk = 0; chunk < 4; ++chunk) {
         if (chunk * tile_channels >= a.values.head_dim) break;
@@ -96,7 +103,7 @@ struct attend_block_body {
           std::int32_t const k = i / parts;
           std::int32_t const part = chunk * parts + (i - k * parts);
           float x[8] = {};
-          if (key + k < any_end && part * 8 < a.values.head_dim) {
+          if (key + k < sees.any_end && part * 8 < a.values.head_dim) {
             std::int32_t const token = tokens[list * a.what.listed.stride + key + k];
             values.load(values.offset(head, token), part, x);
           }
@@ -118,11 +125,19 @@ struct attend_block_body {
         block.sync();
       }
     }
+    write(block, a, row0, states);
+  }
+
+ private:
+  template <class B>
+  KVPOLICY_KERNEL static void write(B& block, arguments const& a, std::int64_t row0,
+                                    softmax_state<powers_of_e, 8> (&states)[4]) {
+    auto const lane = static_cast<std::int32_t>(block.tile().lane());
     KVPOLICY_UNROLL
     for (int r = 0; r < 4; ++r) {
       std::int64_t const row = row0 + r;
-      if (row >= rows) continue;
-      std::int64_t const q_head = head * a.what.group + row / a.what.window;
+      if (row >= a.what.rows()) continue;
+      std::int64_t const q_head = block.y() * a.what.group + row / a.what.window;
       if (a.sinks.data != nullptr) {
         float const sink = block.global(a.sinks)[q_head];
         states[r].merge(sink, 1);
@@ -137,7 +152,6 @@ struct attend_block_body {
     }
   }
 
- private:
   template <class B>
   KVPOLICY_KERNEL static float with_terms(B& block, arguments const& a, unsigned head, std::int64_t row, std::int64_t key,
                                           float logit) {

@@ -22,30 +22,69 @@ struct attend_tensor_body {
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
-    attend_tile const heads(block, a, heads_of_tile);
-    auto const tile = block.tile();
-    auto const g = static_cast<std::int32_t>(tile.lane()) >> 2;
-    auto const t = static_cast<std::int32_t>(tile.lane()) & 3;
-    row_reader<E, B> const keys(block, a.keys, block.z());
-    row_reader<E, B> const values(block, a.values, block.z());
-    list_reader<B> const list(block, a.lists, block.z(), heads.kv_head);
-
+    warp_rows<B> const rows(block, a);
     float channels[Chunks][8];
-    tensor_queries<E, Chunks>::fetch(block, a.queries, heads.element(a, a.queries, block.z(), g), g < heads.real, channels);
-    std::int64_t const seen = heads.seen(block, a, list, g);
-
+    tensor_queries<E, Chunks>::fetch(block, a.queries, rows.heads.element(a, a.queries, block.z(), rows.g),
+                                     rows.g < rows.heads.real, channels);
+    std::int64_t const seen = rows.heads.seen(block, a, rows.list, rows.g);
     float sum[Chunks][4][4] = {};
     softmax_state<powers_of_two> state;
     // Splits take turns, too: which of them reads a token does not depend on the tokens behind it, nor does a query's result.
-    std::int64_t const last = (list.count() + at_once - 1) / at_once;
+    std::int64_t const last = (rows.list.count() + at_once - 1) / at_once;
     std::int64_t const step = static_cast<std::int64_t>(warps) * a.splits;
-    std::int64_t const first = static_cast<std::int64_t>(block.x()) * warps + tile.index();
-    struct place {
-      std::int64_t key[2];
-      std::int64_t value[2];
-    };
-    // Behind the list's end the last token is read again, and weighs nothing.
-    auto const place_of = [&](std::int64_t turn) {
+    std::int64_t const first = static_cast<std::int64_t>(block.x()) * warps + rows.tile.index();
+    place next = {};
+    if (first < last) next = rows.place_of(first);
+    tensor_queries<E, Chunks> query;
+    query.take(rows.tile, channels, a.scale * 1.44269504f);
+    for (std::int64_t turn = first; turn < last; turn += step) {
+      turn_rows<B> const mine = rows.fetch(next);
+      if (turn + step < last) next = rows.place_of(turn + step);
+      std::int64_t const behind = seen - turn * at_once;
+      rows.consume(mine, static_cast<std::int32_t>(behind < at_once ? behind : at_once), query, state, sum);
+    }
+    rows.merge_block(s, state, sum);
+    s.finish(block, a, rows.heads);
+  }
+
+ private:
+  struct place {
+    std::int64_t key[2];
+    std::int64_t value[2];
+  };
+  /// Two keys and two values of a lane, as they were read.
+  template <class B>
+  struct turn_rows {
+    typename row_reader<E, B>::raw key[2][Chunks];
+    typename row_reader<E, B>::raw value[2][Chunks];
+  };
+
+  /// What a warp reads, and what its lane does of that.
+  template <class B>
+  struct warp_rows {
+    B& block;
+    arguments const& a;
+    attend_tile heads;
+    decltype(std::declval<B&>().tile()) tile;
+    std::int32_t g;
+    std::int32_t t;
+    row_reader<E, B> keys;
+    row_reader<E, B> values;
+    list_reader<B> list;
+
+    KVPOLICY_KERNEL warp_rows(B& of, arguments const& given)
+        : block(of),
+          a(given),
+          heads(of, given, heads_of_tile),
+          tile(of.tile()),
+          g(static_cast<std::int32_t>(tile.lane()) >> 2),
+          t(static_cast<std::int32_t>(tile.lane()) & 3),
+          keys(of, given.keys, of.z()),
+          values(of, given.values, of.z()),
+          list(of, given.lists, of.z(), heads.kv_head) {}
+
+    /// Behind the list's end the last token is read again, and weighs nothing.
+    KVPOLICY_KERNEL place place_of(std::int64_t turn) const {
       place made;
       KVPOLICY_UNROLL
       for (int r = 0; r < 2; ++r) {
@@ -55,30 +94,28 @@ struct attend_tensor_body {
         made.value[r] = values.offset(heads.kv_head, token);
       }
       return made;
-    };
-    place next = {};
-    if (first < last) next = place_of(first);
-    tensor_queries<E, Chunks> query;
-    query.take(tile, channels, a.scale * 1.44269504f);
-    for (std::int64_t turn = first; turn < last; turn += step) {
-      typename row_reader<E, B>::raw key[2][Chunks];
-      typename row_reader<E, B>::raw value[2][Chunks];
+    }
+
+    KVPOLICY_KERNEL turn_rows<B> fetch(place const& at) const {
+      turn_rows<B> made;
       KVPOLICY_UNROLL
       for (int r = 0; r < 2; ++r) {
         KVPOLICY_UNROLL
-        for (int c = 0; c < Chunks; ++c) key[r][c] = keys.load_raw(next.key[r], t + 4 * c);
+        for (int c = 0; c < Chunks; ++c) made.key[r][c] = keys.load_raw(at.key[r], t + 4 * c);
         KVPOLICY_UNROLL
-        for (int c = 0; c < Chunks; ++c) value[r][c] = values.load_raw(next.value[r], t + 4 * c);
+        for (int c = 0; c < Chunks; ++c) made.value[r][c] = values.load_raw(at.value[r], t + 4 * c);
       }
-      if (turn + step < last) next = place_of(turn + step);
+      return made;
+    }
 
-      std::int64_t const behind = seen - turn * at_once;
-      auto const left = static_cast<std::int32_t>(behind < at_once ? behind : at_once);
+    /// Adds a turn's rows, of which the lane's query sees the first `left`.
+    KVPOLICY_KERNEL void consume(turn_rows<B> const& rows, std::int32_t left, tensor_queries<E, Chunks> const& query,
+                                 softmax_state<powers_of_two>& state, float (&sum)[Chunks][4][4]) const {
       float logit[4];
       KVPOLICY_UNROLL
       for (int r = 0; r < 2; ++r) {
         float product[4] = {};
-        query.multiply(tile, key[r], product);
+        query.multiply(tile, rows.key[r], product);
         KVPOLICY_UNROLL
         for (int i = 0; i < 2; ++i) {
           logit[2 * r + i] = 8 * r + 2 * t + i < left ? (product[i] + product[2 + i]) * query.unit : 2 * no_logit;
@@ -116,42 +153,44 @@ struct attend_tensor_body {
       for (int c = 0; c < Chunks; ++c) {
         KVPOLICY_UNROLL
         for (int w = 0; w < 4; ++w) {
-          std::uint32_t const turned[2] = {tile.transpose(value[0][c].word[0].word[w]),
-                                           tile.transpose(value[1][c].word[0].word[w])};
+          std::uint32_t const turned[2] = {tile.transpose(rows.value[0][c].word[0].word[w]),
+                                           tile.transpose(rows.value[1][c].word[0].word[w])};
           tile.template multiply<E>(weights, turned, sum[c][w]);
         }
       }
     }
 
-    // The warps in order.
-    KVPOLICY_UNROLL
-    for (unsigned mask = 1; mask < 4; mask *= 2) state.total += tile.shfl_xor(state.total, mask);
-    if (t == 0) {
-      s.most[tile.index() * heads_of_tile + g] = state.most;
-      s.total[tile.index() * heads_of_tile + g] = state.total;
-    }
-    block.sync();
-    float const mine = powers_of_two::of(state.most - s.largest(g));
-    for (int v = 0; v < warps; ++v) {
-      if (static_cast<int>(tile.index()) == v) {
-        KVPOLICY_UNROLL
-        for (int c = 0; c < Chunks; ++c) {
+    /// Adds the sums of the warps, in order.
+    KVPOLICY_KERNEL void merge_block(shared<B>& s, softmax_state<powers_of_two>& state,
+                                     float const (&sum)[Chunks][4][4]) const {
+      KVPOLICY_UNROLL
+      for (unsigned mask = 1; mask < 4; mask *= 2) state.total += tile.shfl_xor(state.total, mask);
+      if (t == 0) {
+        s.most[tile.index() * heads_of_tile + g] = state.most;
+        s.total[tile.index() * heads_of_tile + g] = state.total;
+      }
+      block.sync();
+      float const mine = powers_of_two::of(state.most - s.largest(g));
+      for (int v = 0; v < warps; ++v) {
+        if (static_cast<int>(tile.index()) == v) {
           KVPOLICY_UNROLL
-          for (int w = 0; w < 4; ++w) {
+          for (int c = 0; c < Chunks; ++c) {
             KVPOLICY_UNROLL
-            for (int i = 0; i < 2; ++i) {
-              std::int32_t const at = g * 32 * Chunks + 8 * (t + 4 * c) + 2 * w + i;
-              float before = 0;
-              if (v > 0) before = s.sums[at];
-              s.sums[at] = before + mine * (sum[c][w][i] + sum[c][w][2 + i]);
+            for (int w = 0; w < 4; ++w) {
+              KVPOLICY_UNROLL
+              for (int i = 0; i < 2; ++i) {
+                std::int32_t const at = g * 32 * Chunks + 8 * (t + 4 * c) + 2 * w + i;
+                float before = 0;
+                if (v > 0) before = s.sums[at];
+                s.sums[at] = before + mine * (sum[c][w][i] + sum[c][w][2 + i]);
+              }
             }
           }
         }
+        block.sync();
       }
-      block.sync();
     }
-    s.finish(block, a, heads);
-  }
+  };
 };
 
 }  // namespace kvpolicy::gpu::detail

@@ -110,6 +110,41 @@ KVPOLICY_KERNEL radix_threshold select_threshold(B& block, radix_shared<B>& s, s
   return {prefix, wanted};
 }
 
+/// One of the items that keep_in_order() goes through.
+struct ordered_item {
+  std::int32_t value = 0;  ///< what is written of it
+  bool kept = false;       ///< whatever its key
+  bool candidate = false;  ///< kept by its key
+  std::uint32_t key = 0;
+};
+
+/// Calls `write(value, nth)` for the items of [0, count) that are kept: those that are in any case, and of the candidates those
+/// above the threshold, with the first ones at it. What it writes may lie where earlier items were read. Collective.
+/// @return how many are kept
+template <class B, class Item, class Write>
+KVPOLICY_KERNEL std::int32_t keep_in_order(B& block, radix_shared<B>& s, std::int32_t count, radix_threshold const& threshold,
+                                           Item item_at, Write write) {
+  std::int32_t written = 0;
+  std::int32_t ties_before = 0;
+  for (std::int32_t base = 0; base < count; base += B::threads) {
+    std::int32_t const i = base + static_cast<std::int32_t>(block.thread());
+    ordered_item mine;
+    if (i < count) mine = item_at(i);
+    bool const tie = mine.candidate && mine.key == threshold.key;
+    std::int32_t all_ties = 0;
+    std::int32_t const ties = ties_before + block.exclusive_sum(s.ties, tie ? 1 : 0, all_ties);
+    bool const kept = mine.kept || (mine.candidate && mine.key > threshold.key) || (tie && ties < threshold.ties);
+    std::int32_t all = 0;
+    std::int32_t const nth = written + block.exclusive_sum(s.scan, kept ? 1 : 0, all);
+    block.sync();  // this stretch is read; what is written lies before what is still to be read
+    if (kept) write(mine.value, nth);
+    written += all;
+    ties_before += all_ties;
+    block.sync();
+  }
+  return written;
+}
+
 /// What a top-k is given: candidates [first, first + columns) of each row.
 struct top_k_arguments {
   buffer<float const> scores;
@@ -142,27 +177,47 @@ struct top_k_body {
   };
   static_assert(warps * items == threads && stretch <= 1 << 15);  // a thread scans one of the counts, two numbers in each
 
+  /// A row's candidates, and how many of them are wanted.
+  struct row_of_scores {
+    std::int32_t first;
+    std::int32_t columns;
+    std::int32_t k;
+    std::int64_t from;
+    std::int64_t to;
+
+    template <class B>
+    KVPOLICY_KERNEL row_of_scores(B& block, arguments const& a) {
+      unsigned const number = block.x() / static_cast<unsigned>(a.rows_of_number);
+      first = static_cast<std::int32_t>(a.first.of(block, number));
+      columns = static_cast<std::int32_t>(a.columns.of(block, number));
+      auto const wanted = static_cast<std::int32_t>(a.k.of(block, number));
+      k = wanted < 0 ? 0 : wanted < columns ? wanted : columns;
+      from = block.x() * a.score_stride + first;
+      to = block.x() * a.index_stride + first;
+    }
+
+    /// Writes what no score decides. Returns whether scores decide anything.
+    template <class B>
+    KVPOLICY_KERNEL bool begin(B& block, arguments const& a) const {
+      if (columns == 0 && a.keeps_empty) return false;
+      auto const indices = block.global(a.indices);
+      auto const thread = static_cast<std::int32_t>(block.thread());
+      if (a.tokens.data != nullptr && thread == 0) block.global(a.tokens)[block.x()] = (first + k) * a.unit_size;
+      for (std::int32_t i = thread; i < first; i += B::threads) indices[to - first + i] = i;
+      bool const all = k == columns;
+      for (std::int32_t i = thread; all && i < columns; i += B::threads) indices[to + i] = first + i;
+      return k > 0 && !all;
+    }
+  };
+
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
-    unsigned const row = block.x();
-    unsigned const number = row / static_cast<unsigned>(a.rows_of_number);
-    auto const first = static_cast<std::int32_t>(a.first.of(block, number));
-    auto const columns = static_cast<std::int32_t>(a.columns.of(block, number));
-    auto k = static_cast<std::int32_t>(a.k.of(block, number));
-    if (columns == 0 && a.keeps_empty) return;
-    k = k < 0 ? 0 : k < columns ? k : columns;
+    row_of_scores const row(block, a);
+    if (!row.begin(block, a)) return;
+    std::int32_t const columns = row.columns;
     auto const scores = block.global(a.scores);
     auto const indices = block.global(a.indices);
-    std::int64_t const from = row * a.score_stride + first;
-    std::int64_t const to = row * a.index_stride + first;
     auto const thread = static_cast<std::int32_t>(block.thread());
-    if (a.tokens.data != nullptr && thread == 0) block.global(a.tokens)[row] = (first + k) * a.unit_size;
-    for (std::int32_t i = thread; i < first; i += B::threads) indices[to - first + i] = i;
-    if (k == 0) return;
-    if (k == columns) {
-      for (std::int32_t i = thread; i < columns; i += B::threads) indices[to + i] = first + i;
-      return;
-    }
     // Of a stretch, thread t has every 512th candidate from t on, so that a warp's loads are of neighbours. Behind a row's end
     // keys are 0, as of NaN: these come last, and ties go to what is before them.
     std::uint32_t keys[items];
@@ -171,7 +226,7 @@ struct top_k_body {
       KVPOLICY_UNROLL
       for (int i = 0; i < items; ++i) {  // all are on their way before one is looked at
         std::int32_t const c = base + i * static_cast<std::int32_t>(B::threads) + thread;
-        score[i] = scores[from + (c < columns ? c : columns - 1)];
+        score[i] = scores[row.from + (c < columns ? c : columns - 1)];
       }
       KVPOLICY_UNROLL
       for (int i = 0; i < items; ++i) {
@@ -185,7 +240,7 @@ struct top_k_body {
       }
     };
     if constexpr (InRegisters) read(0);
-    radix_threshold const threshold = select_threshold(block, s.radix, k, [&](auto visit) {
+    radix_threshold const threshold = select_threshold(block, s.radix, row.k, [&](auto visit) {
       for (std::int32_t base = 0; base < columns; base += stretch) {
         if constexpr (!InRegisters) read(base);
         each_item(base, [&](int i) { visit(keys[i], 1); });
@@ -221,7 +276,7 @@ struct top_k_body {
         std::int32_t const at = higher_before + (before >> 16) + __builtin_popcount(any & ~equal & lower_lanes) +
                                 (ties < threshold.ties ? ties : threshold.ties);
         if (keys[i] > threshold.key || (keys[i] == threshold.key && ties < threshold.ties)) {
-          indices[to + at] = first + base + i * static_cast<std::int32_t>(B::threads) + thread;
+          indices[row.to + at] = row.first + base + i * static_cast<std::int32_t>(B::threads) + thread;
         }
       });
       higher_before += all >> 16;

@@ -85,27 +85,16 @@ struct resolve_slots_body {
       radix_threshold const threshold = select_threshold(block, s.radix, absent, [&](auto visit) {
         for (std::int32_t slot = thread; slot < slots; slot += B::threads) visit(age(slot), 1);
       });
-      std::int32_t chosen = 0;
-      std::int32_t ties_before = 0;
-      for (std::int32_t base = 0; base < slots; base += B::threads) {
-        std::int32_t const slot = base + thread;
-        std::uint32_t mine = 0;
-        if (slot < slots) mine = age(slot);
-        bool const tie = slot < slots && mine == threshold.key;
-        std::int32_t all_ties = 0;
-        std::int32_t const ties = ties_before + block.exclusive_sum(s.radix.ties, tie ? 1 : 0, all_ties);
-        bool const taken = slot < slots && (mine > threshold.key || (tie && ties < threshold.ties));
-        std::int32_t all = 0;
-        std::int32_t const nth = chosen + block.exclusive_sum(s.radix.scan, taken ? 1 : 0, all);
-        if (taken) {
-          victims[at + nth] = slot;
-          std::int32_t const old = token_of[at + slot];
-          if (old >= 0) slot_of[tokens_at + old] = -1;
-        }
-        chosen += all;
-        ties_before += all_ties;
-        block.sync();
-      }
+      keep_in_order(
+          block, s.radix, slots, threshold,
+          [&](std::int32_t slot) {
+            return ordered_item{slot, false, true, age(slot)};
+          },
+          [&](std::int32_t slot, std::int32_t nth) {
+            victims[at + nth] = slot;
+            std::int32_t const old = token_of[at + slot];
+            if (old >= 0) slot_of[tokens_at + old] = -1;
+          });
       for (std::int32_t i = thread; i < count; i += B::threads) {
         std::int32_t const before = named[at + i];
         if (before >= 0) continue;

@@ -95,33 +95,14 @@ struct evict_body {
         }
       });
     }
-    std::int32_t written = 0;
-    std::int32_t ties_before = 0;
-    for (std::int32_t base = 0; base < count; base += B::threads) {
-      std::int32_t const i = base + thread;
-      std::int32_t token = 0;
-      bool kept = false;
-      bool tie = false;
-      if (i < count) {
-        token = token_at(i);
-        kept = !is_free(token);
-        if (!kept && wanted > 0) {
-          std::uint32_t const key = key_at(i, token);
-          kept = key > threshold.key;
-          tie = key == threshold.key;
-        }
-      }
-      std::int32_t all_ties = 0;
-      std::int32_t const ties = ties_before + block.exclusive_sum(s.radix.ties, tie ? 1 : 0, all_ties);
-      kept = kept || (tie && ties < threshold.ties);
-      std::int32_t all = 0;
-      std::int32_t const to = written + block.exclusive_sum(s.radix.scan, kept ? 1 : 0, all);
-      block.sync();  // this stretch is read; what is written lies before what is still to be read
-      if (kept) ids[at + to] = token;
-      written += all;
-      ties_before += all_ties;
-      block.sync();
-    }
+    std::int32_t const written = keep_in_order(
+        block, s.radix, count, threshold,
+        [&](std::int32_t i) {
+          std::int32_t const token = token_at(i);
+          bool const candidate = is_free(token) && wanted > 0;
+          return ordered_item{token, !is_free(token), candidate, candidate ? key_at(i, token) : 0};
+        },
+        [&](std::int32_t token, std::int32_t nth) { ids[at + nth] = token; });
     if (thread == 0) block.global(a.named)[list] = written;
   }
 };

@@ -35,6 +35,69 @@ struct sentence_fill_body {
     typename B::template array<std::int32_t, 1> total;
   };
 
+  /// A sentence as far as the window leaves it: its first index, how many are behind that, and its rank.
+  struct unit {
+    std::int64_t begin;
+    std::int32_t size;
+    std::uint32_t key;
+  };
+  struct stored_unit {
+    std::int32_t before;
+    std::int32_t behind;
+    float score;
+    std::uint8_t stands;
+  };
+  /// The sentences of one head.
+  template <class B>
+  struct candidates {
+    B& block;
+    arguments const& a;
+    std::int64_t list;
+    std::int32_t units;
+    std::int64_t sink_end;
+    std::int64_t recent_begin;
+
+    KVPOLICY_KERNEL stored_unit load(std::int32_t u) const {
+      auto const ends = block.global(a.units.index_end);
+      stored_unit found;
+      found.before = ends[list * a.state.most + (u > 0 ? u - 1 : 0)];
+      found.behind = ends[list * a.state.most + u];
+      found.score = block.global(a.scores)[list * a.stride + u];
+      found.stands = 0;
+      if (a.stands.data != nullptr) found.stands = block.global(a.stands)[list * a.state.most + u];
+      return found;
+    }
+    KVPOLICY_KERNEL unit unit_of(stored_unit const& from, std::int32_t u) const {
+      unit found;
+      found.begin = u > 0 && from.before > sink_end ? from.before : sink_end;
+      std::int64_t const end = from.behind < recent_begin ? from.behind : recent_begin;
+      found.size = end > found.begin ? static_cast<std::int32_t>(end - found.begin) : 0;
+      found.key = sortable_key(from.stands != 0 ? __builtin_huge_valf() : from.score);
+      return found;
+    }
+    /// Calls visit(key, size) for this thread's sentences.
+    template <class Visit>
+    KVPOLICY_KERNEL void each(Visit visit) const {
+      constexpr int at_once = 4;  // units of a thread that are on their way together
+      for (auto base = static_cast<std::int32_t>(block.thread()); base < units;
+           base += at_once * static_cast<std::int32_t>(B::threads)) {
+        stored_unit found[at_once];
+        KVPOLICY_UNROLL
+        for (int i = 0; i < at_once; ++i) {
+          std::int32_t const u = base + i * static_cast<std::int32_t>(B::threads);
+          found[i] = load(u < units ? u : units - 1);
+        }
+        KVPOLICY_UNROLL
+        for (int i = 0; i < at_once; ++i) {
+          std::int32_t const u = base + i * static_cast<std::int32_t>(B::threads);
+          if (u >= units) continue;
+          unit const mine = unit_of(found[i], u);
+          visit(mine.key, mine.size);
+        }
+      }
+    }
+  };
+
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
     std::int64_t const list = static_cast<std::int64_t>(block.y()) * a.heads + block.x();
@@ -55,57 +118,9 @@ struct sentence_fill_body {
     tail = tail > sink_end ? tail : sink_end;
     std::int32_t const units = block.global(a.state.units)[block.y()];
     std::int64_t budget = a.budget.of(block, block.y()) - (sink_end + indices - recent_begin);
-    auto const ends = block.global(a.units.index_end);
-    auto const scores = block.global(a.scores);
-
-    struct unit {
-      std::int64_t begin;
-      std::int32_t size;
-      std::uint32_t key;
-    };
-    struct stored_unit {
-      std::int32_t before;
-      std::int32_t behind;
-      float score;
-      std::uint8_t stands;
-    };
-    auto const load = [&](std::int32_t u) {
-      stored_unit found;
-      found.before = ends[list * a.state.most + (u > 0 ? u - 1 : 0)];
-      found.behind = ends[list * a.state.most + u];
-      found.score = scores[list * a.stride + u];
-      found.stands = 0;
-      if (a.stands.data != nullptr) found.stands = block.global(a.stands)[list * a.state.most + u];
-      return found;
-    };
-    auto const unit_of = [&](stored_unit const& from, std::int32_t u) {
-      unit found;
-      found.begin = u > 0 && from.before > sink_end ? from.before : sink_end;
-      std::int64_t const end = from.behind < recent_begin ? from.behind : recent_begin;
-      found.size = end > found.begin ? static_cast<std::int32_t>(end - found.begin) : 0;
-      found.key = sortable_key(from.stands != 0 ? __builtin_huge_valf() : from.score);
-      return found;
-    };
-    auto const each_unit = [&](auto visit) {
-      constexpr int at_once = 4;  // units of a thread that are on their way together
-      for (std::int32_t base = thread; base < units; base += at_once * static_cast<std::int32_t>(B::threads)) {
-        stored_unit found[at_once];
-        KVPOLICY_UNROLL
-        for (int i = 0; i < at_once; ++i) {
-          std::int32_t const u = base + i * static_cast<std::int32_t>(B::threads);
-          found[i] = load(u < units ? u : units - 1);
-        }
-        KVPOLICY_UNROLL
-        for (int i = 0; i < at_once; ++i) {
-          std::int32_t const u = base + i * static_cast<std::int32_t>(B::threads);
-          if (u >= units) continue;
-          unit const mine = unit_of(found[i], u);
-          visit(mine.key, mine.size);
-        }
-      }
-    };
+    candidates<B> const of{block, a, list, units, sink_end, recent_begin};
     std::int32_t offered = 0;
-    each_unit([&](std::uint32_t, std::int32_t size) { offered += size; });
+    of.each([&](std::uint32_t, std::int32_t size) { offered += size; });
     offered = block.reduce(s.reduce, offered, [](std::int32_t x, std::int32_t y) { return x + y; });
     if (thread == 0) s.total[0] = offered;
     block.sync();
@@ -116,7 +131,7 @@ struct sentence_fill_body {
     if (a.all_after_boundary && at_boundary) budget = offered;
     std::int32_t const wanted = budget < 0 ? 0 : budget < offered ? static_cast<std::int32_t>(budget) : offered;
     radix_threshold threshold{0xffffffffu, 0};
-    if (wanted > 0) threshold = select_threshold(block, s.radix, wanted, each_unit);
+    if (wanted > 0) threshold = select_threshold(block, s.radix, wanted, [&](auto visit) { of.each(visit); });
 
     auto const out = block.global(a.list);
     std::int64_t const at = list * a.list_stride;
@@ -126,7 +141,7 @@ struct sentence_fill_body {
     for (std::int32_t base = 0; base < units && wanted > 0; base += B::threads) {
       unit mine{0, 0, 0};
       bool const real = base + thread < units;
-      if (real) mine = unit_of(load(base + thread), base + thread);
+      if (real) mine = of.unit_of(of.load(base + thread), base + thread);
       bool const tie = real && mine.key == threshold.key;
       std::int32_t all_ties = 0;
       std::int32_t const ties = ties_before + block.exclusive_sum(s.radix.ties, tie ? mine.size : 0, all_ties);
