@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kvpolicy/gpu/attention/lists.hpp"
-#include "kvpolicy/gpu/base/top_k.hpp"
+#include "kvpolicy/gpu/base/radix.hpp"
 
 namespace kvpolicy::gpu::detail {
 

@@ -2,7 +2,7 @@
 // scores summed over heads.
 #pragma once
 
-#include "kvpolicy/gpu/base/top_k.hpp"
+#include "kvpolicy/gpu/base/radix.hpp"
 #include "kvpolicy/gpu/pooling/rope_reader.hpp"
 
 namespace kvpolicy::gpu::detail {

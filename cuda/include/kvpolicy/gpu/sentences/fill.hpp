@@ -1,7 +1,7 @@
 // A step's list of sentences: the fill of a token budget.
 #pragma once
 
-#include "kvpolicy/gpu/base/top_k.hpp"
+#include "kvpolicy/gpu/base/radix.hpp"
 #include "kvpolicy/gpu/sentences/buckets.hpp"
 
 namespace kvpolicy::gpu::detail {
