@@ -37,15 +37,25 @@ void check_launch(char const* kernel, grid_size const& grid, cudaError_t result)
                      " x " + std::to_string(grid.z) + " blocks: " + cudaGetErrorString(result));
 }
 
-device_array::device_array(std::int64_t bytes) : bytes_(bytes) {
-  if (bytes == 0) return;
-  void* data = nullptr;
-  check(cudaMalloc(&data, static_cast<std::size_t>(bytes)), "allocating " + std::to_string(bytes) + " bytes on the device");
-  data_ = static_cast<std::byte*>(data);
+device_allocator& cuda_allocator() noexcept {
+  struct cuda final : device_allocator {
+    void* allocate(std::int64_t bytes, stream) override {
+      void* data = nullptr;
+      check(cudaMalloc(&data, static_cast<std::size_t>(bytes)), "allocating " + std::to_string(bytes) + " bytes on the device");
+      return data;
+    }
+    void release(void* data, std::int64_t, stream) noexcept override { cudaFree(data); }
+  };
+  static cuda& only = *new cuda;  // memory may be released when statics are gone
+  return only;
+}
+
+device_array::device_array(std::int64_t bytes, stream on, device_allocator& from) : bytes_(bytes), stream_(on), from_(&from) {
+  if (bytes > 0) data_ = static_cast<std::byte*>(from.allocate(bytes, on));
 }
 
 device_array::~device_array() {
-  if (data_ != nullptr) cudaFree(data_);
+  if (data_ != nullptr) from_->release(data_, bytes_, stream_);
 }
 
 pinned_memory::pinned_memory(void* data, std::int64_t bytes, std::int64_t piece) {
@@ -113,15 +123,16 @@ void upload_ring::copy(void* to, void const* from, std::int64_t bytes, stream on
   }
 }
 
-stream_device::stream_device(stream on, std::int64_t workspace_bytes) : stream_device(on, device_array(workspace_bytes)) {}
+stream_device::stream_device(stream on, std::int64_t workspace_bytes, device_allocator& from)
+    : stream_device(on, device_array(workspace_bytes, on, from), from) {}
 
-stream_device::stream_device(stream on, device_array workspace)
-    : stream_device(on, buffer<std::byte>{workspace.data(), workspace.bytes()}) {
+stream_device::stream_device(stream on, device_array workspace, device_allocator& from)
+    : stream_device(on, buffer<std::byte>{workspace.data(), workspace.bytes()}, from) {
   own_workspace_ = std::move(workspace);
 }
 
-stream_device::stream_device(stream on, buffer<std::byte> workspace)
-    : stream_(on), workspace_(workspace), counters_(std::int64_t{1} << 12) {
+stream_device::stream_device(stream on, buffer<std::byte> workspace, device_allocator& from)
+    : stream_(on), from_(&from), workspace_(workspace), counters_(std::int64_t{1} << 12, on, from) {
   if (reinterpret_cast<std::uintptr_t>(workspace.data) % 256 != 0)
     throw device_error("a workspace of " + std::to_string(workspace.size) +
                        " bytes is not aligned to 256; cudaMalloc's memory is");

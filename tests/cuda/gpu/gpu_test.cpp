@@ -31,6 +31,36 @@ TEST_CASE("an engine's own workspace is used, and refused by name where it is no
   REQUIRE_THROWS_AS(gpu::stream_device(test_stream(), gpu::buffer<std::byte>{memory.data() + 4, 1024}), gpu::device_error);
 }
 
+/// Counts what was not given back.
+struct counting_pool final : gpu::device_allocator {
+  std::int64_t bytes = 0;
+  std::int64_t calls = 0;
+  void* allocate(std::int64_t size, gpu::stream on) override {
+    void* const made = gpu::cuda_allocator().allocate(size, on);
+    bytes += size;
+    ++calls;
+    return made;
+  }
+  void release(void* data, std::int64_t size, gpu::stream on) noexcept override {
+    bytes -= size;
+    gpu::cuda_allocator().release(data, size, on);
+  }
+};
+
+TEST_CASE("all memory of a device and its decoder comes from an engine's pool, and goes back there", "[gpu]") {
+  counting_pool pool;
+  {
+    gpu::stream_device device(test_stream(), 1 << 20, pool);
+    REQUIRE(pool.bytes >= 1 << 20);
+    std::int64_t const before = pool.bytes;
+    cache_shape const shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64, .max_tokens = 4096};
+    gpu::decoder<presets::quest, gpu::stream_device> const decoder(presets::quest{.tokens = 512}, shape, 2, device);
+    REQUIRE(pool.bytes - before >= 2 * 2 * 2 * 4096 / 16 * 2 * 64 * 2);  // the bounds of all pages
+    REQUIRE(pool.calls > 2);
+  }
+  REQUIRE(pool.bytes == 0);
+}
+
 TEST_CASE("a grid beyond the device's limits is refused by the kernel's name", "[gpu]") {
   gpu_device device;
   gpu::detail::sum_heads_body::arguments a{};
