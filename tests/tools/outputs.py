@@ -146,7 +146,7 @@ with scratch() as work:
     expect(statuses == [0, 0], f"two runs with one output: {statuses}, {said}")
     expect(work.names() == {"x.json"} and is_json(work("x.json")), f"two runs with one output: {sorted(work.names())}")
 
-# An evaluation that was interrupted has whole lines, and leaves its summary as it was.
+# An evaluation that was interrupted has whole lines, and leaves what it finds beside them.
 with scratch() as work:
     os.mkdir(work("data"))
     os.mkdir(work("out"))

@@ -5,14 +5,12 @@
 #include <kvpolicy/text/prompt_policy.hpp>
 
 #include <chrono>
-#include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <optional>
 
 #include "forms.hpp"
 #include "one_chat.hpp"
-#include "output_file.hpp"
 #include "progress.hpp"
 #include "published.hpp"
 #include "records.hpp"
@@ -268,17 +266,10 @@ void evaluate(eval_options const& options) {
       for (eval_case const& asked : cases) run.run(asked, results, [&] { bar.show(++done); });
     }
   }
-  std::string const table = summary_table(results.lines());
-  auto const write = [&](char const* name, std::string const& text) {
-    output_file file((std::filesystem::path(options.out) / name).string());
-    file.stream() << text;
-    file.commit();
-  };
-  write("summary.md", table);
-  write("report.html",
-        html_report(results.lines(), "kvpolicy-eval: " + std::filesystem::path(options.data).filename().string()));
-  std::fputs(table.c_str(), stdout);
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw error("standard output could not be written whole");
+  std::cout << results.lines() << " results are in '" << options.out << "'; for tables and a page: kvpolicy-eval-report "
+            << options.out << '\n'
+            << std::flush;
+  if (!std::cout) throw error("standard output could not be written whole");
 }
 
 }  // namespace kvpolicy

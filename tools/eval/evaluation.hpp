@@ -24,7 +24,7 @@ struct eval_options {
   int threads = 1;
 };
 
-/// Appends to OUT/results.jsonl, writes OUT/summary.md and OUT/report.html, prints the summary.
+/// Appends to OUT/results.jsonl, and says how many results are there.
 void evaluate(eval_options const& options);
 
 }  // namespace kvpolicy

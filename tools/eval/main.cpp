@@ -17,8 +17,9 @@ int main(int argc, char** argv) {
   app.add_option("--data", o.data,
                  "folder of TASK.jsonl files with prompt and outputs, and optionally question and answer_prefix")
       ->required();
-  app.add_option("--out", o.out,
-                 "folder for results.jsonl, summary.md and report.html; another run continues where this one stopped")
+  app.add_option(
+         "--out", o.out,
+         "folder for results.jsonl; another run continues where this one stopped, kvpolicy-eval-report makes tables of it")
       ->required()
       ->check(file_name());
   app.add_option("--policy", o.policies,

@@ -1,4 +1,4 @@
-// What an evaluation measured, one JSON line for each record, form, policy and budget; and its summaries.
+// What an evaluation measured, one JSON line for each record, form, policy and budget; and how it is continued.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <vector>
 
 namespace kvpolicy {
 
@@ -31,20 +30,14 @@ class eval_results {
   bool has(measured_case const& what, std::string const& parameters) const;
   /// Throws error where the line can't be written whole.
   void add(nlohmann::ordered_json line);
-  std::vector<nlohmann::ordered_json> const& lines() const noexcept { return lines_; }
+  /// How many lines there are.
+  std::size_t lines() const noexcept { return parameters_.size(); }
 
  private:
   std::string path_;
   std::ofstream file_;
-  std::vector<nlohmann::ordered_json> lines_;
   nlohmann::ordered_json about_;
   std::map<measured_case, std::string> parameters_;  ///< of what is there
 };
-
-/// Two tables, dense first: shares of dense decoding's scores by form, and mean scores by task.
-std::string summary_table(std::vector<nlohmann::ordered_json> const& lines);
-
-/// The same as a page with pictures: score against budget, score against time per token, by task. Needs nothing else.
-std::string html_report(std::vector<nlohmann::ordered_json> const& lines, std::string const& title);
 
 }  // namespace kvpolicy
