@@ -92,38 +92,30 @@ void sequence::prompt_due(std::int64_t from) noexcept {
   std::ranges::fill(prefill_due_, 1);
 }
 
-void sequence::follow(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others) {
+sequence::history sequence::follow(seen_cells const& now) {
   if (now.position != just_loaded_) just_loaded_ = 0;
   auto const known = rows_->sealed();
   std::optional<std::int64_t> const same = rows_->follow(now);
-  auto const other_that = [&](auto has) -> sequence const* {
-    auto const found = std::ranges::find_if(
-        others, [&](auto const& other) { return other != nullptr && other.get() != this && has(*other->rows_); });
-    return found != others.end() ? found->get() : nullptr;
-  };
-  if (!same) {
-    if (sequence const* const other = other_that([&](sequence_rows const& rows) { return rows.has(now); }))
-      return take_over(*other, now.position, now.stream);
-    throw unsupported("token " + std::to_string(now.position) + " of sequence " + std::to_string(id_) +
-                      " comes behind tokens whose rows the session does not have: it has " + std::to_string(known) +
-                      " tokens of this sequence, and no other has those that the engine still holds");
-  }
+  if (!same) return history::elsewhere;
   unordered_ = false;
   forget(*same);
-  if (*same == tokens()) return;
+  if (*same == tokens()) return history::known;
   if (*same < known) forget_all();  // somebody replaced them
   else prompt_due(*same);
-  auto const here = rows_->cells().known();
-  auto const knows = [&](sequence_rows const& rows) {
-    return tokens() <= rows.sealed() &&
-           std::ranges::equal(here, rows.cells().known().first(static_cast<std::size_t>(tokens())));
-  };
-  sequence const* const other = other_that(knows);
-  if (other == nullptr) return;
-  prompt_.take_over(other->prompt_, tokens());
-  if (!other->compressed_ || policy_.retain != other->policy_.retain || policy_.retrieve != other->policy_.retrieve) return;
+  return history::of_others;
+}
+
+bool sequence::knows(sequence const& other) const noexcept {
+  auto const theirs = other.rows_->cells().known();
+  return other.tokens() <= rows_->sealed() &&
+         std::ranges::equal(theirs, rows_->cells().known().first(static_cast<std::size_t>(other.tokens())));
+}
+
+void sequence::learn_from(sequence const& other) {
+  prompt_.take_over(other.prompt_, tokens());
+  if (!other.compressed_ || policy_.retain != other.policy_.retain || policy_.retrieve != other.policy_.retrieve) return;
   // A copy has no text to repeat by itself: it goes on with what was chosen.
-  request_ = other->request_;
+  request_ = other.request_;
   compressed_ = true;
   due_from_ = std::min(tokens(), request_->tokens());
 }

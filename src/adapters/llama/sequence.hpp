@@ -68,10 +68,21 @@ class sequence {
   void end() noexcept;
   void cut(std::int64_t tokens) noexcept;
 
+  /// What follow() found of the tokens before a graph's.
+  enum class history {
+    known,      ///< the sequence's own
+    of_others,  ///< tokens whose prompt came in another sequence
+    elsewhere,  ///< their rows are not here
+  };
   /// The graph's tokens of this sequence come behind those that its first one sees. What was learnt of tokens that are no more
-  /// is forgotten; what another sequence's prompt left of the same tokens is taken over. Throws unsupported where it is not
-  /// certain which tokens they are.
-  void follow(seen_cells const& now, std::span<std::unique_ptr<sequence> const> others);
+  /// is forgotten. Throws unsupported where it is not certain which tokens they are.
+  history follow(seen_cells const& now);
+  /// Whether another sequence's tokens, up to those that are seen now, have their rows here.
+  bool has(seen_cells const& now) const noexcept { return rows_->has(now); }
+  /// Whether this sequence's prompt was another one's, up to all the other's tokens.
+  bool knows(sequence const& other) const noexcept;
+  /// Takes over what the prompt of a sequence that knows() this one left.
+  void learn_from(sequence const& other);
   /// Lenient: until its next prompt the sequence attends to all that is there. `why` is for report().
   void leave(std::string const& why);
   /// The same where follow() could not tell which tokens are there.

@@ -163,6 +163,31 @@ void sequences::see_cells(graph_mask const& mask, std::int32_t batch_index) {
   }
 }
 
+/// What the sequence lacks of its tokens' history, another one may have.
+void sequences::follow(sequence& s, seen_cells const& now) {
+  auto const other_that = [&](auto has) -> sequence const* {
+    auto const found = std::ranges::find_if(all_, [&](auto const& other) { return other && other.get() != &s && has(*other); });
+    return found != all_.end() ? found->get() : nullptr;
+  };
+  std::int64_t const known = s.rows().sealed();
+  switch (s.follow(now)) {
+    case sequence::history::known:
+      return;
+    case sequence::history::of_others:
+      if (sequence const* const donor = other_that([&](sequence const& other) { return other.knows(s); })) s.learn_from(*donor);
+      return;
+    case sequence::history::elsewhere:
+      break;
+  }
+  sequence const* const donor = other_that([&](sequence const& other) { return other.has(now); });
+  if (donor == nullptr) {
+    throw unsupported("token " + std::to_string(now.position) + " of sequence " + std::to_string(s.id()) +
+                      " comes behind tokens whose rows the session does not have: it has " + std::to_string(known) +
+                      " tokens of this sequence, and no other has those that the engine still holds");
+  }
+  s.take_over(*donor, now.position, now.stream);
+}
+
 /// The graph writes tokens of this sequence, at batch_indices_.
 void sequences::add(llama_seq_id id, graph_mask const& mask, graph_tokens const& graph) {
   sequence& s = of(id);
@@ -178,7 +203,7 @@ void sequences::add(llama_seq_id id, graph_mask const& mask, graph_tokens const&
   auto const visible = std::ssize(seen_);
   seen_cells const now{mask, first, graph.cell(first), graph.stream(first), graph.position(first), seen_};
   try {
-    s.follow(now, all_);
+    follow(s, now);
   } catch (unsupported const& why) {
     if (!options_.lenient || mask.biased()) throw;
     s.leave(why.what(), now);

@@ -63,6 +63,7 @@ class sequences {
  private:
   void begin(attention_node const& node);
   void begin_graph(attention_node const& node, graph_tokens const& graph);
+  void follow(sequence& s, seen_cells const& now);
   void add(llama_seq_id of, graph_mask const& mask, graph_tokens const& graph);
   void check_causal(llama_seq_id of, graph_mask const& mask, graph_tokens const& graph, std::int64_t visible);
   void see_cells(graph_mask const& mask, std::int32_t batch_index);
