@@ -202,11 +202,11 @@ void sequence::end_prompt(float scale, simd_exec& exec) {
     // The last rows stay with their queries: a policy that scores by these takes the last rows for theirs.
     rows_->drop(*pieces_, tokens() - prompt_.room());
   }
-  if (repeated_ && tokens() == repeated_->end) {
+  if (hearing_ && tokens() == hearing_->piece.end) {
     try {
       hear(scale, exec);
     } catch (...) {
-      refused_ = std::current_exception();  // the graph goes on: the piece is removed in any case
+      hearing_->refused = std::current_exception();  // the graph goes on: the piece is removed in any case
     }
   }
   seal();
@@ -214,36 +214,35 @@ void sequence::end_prompt(float scale, simd_exec& exec) {
 
 void sequence::begin_repetition(repetition const& piece) {
   prompt_.reserve(shape_, piece.end - std::ssize(piece.ids));
-  repeated_ = piece;
-  heard_ = false;
-  refused_ = nullptr;
+  hearing_ = {piece};
 }
 
 bool sequence::heard_repetition() {
-  repeated_.reset();
+  hearing const ended = std::exchange(hearing_, std::nullopt).value();
   prompt_.release();
   make_room();
-  if (refused_) std::rethrow_exception(std::exchange(refused_, nullptr));
-  return heard_;
+  if (ended.refused) std::rethrow_exception(ended.refused);
+  return ended.heard;
 }
 
 /// The policy learns of the prompt before the repetition, if it did not, and of the piece that was just decoded.
 void sequence::hear(float scale, simd_exec& exec) {
-  auto const first = std::ssize(repeated_->ids);
+  repetition const& repeated = hearing_->piece;
+  auto const first = std::ssize(repeated.ids);
   // What the caller did to the sequence shows in its graph: it may have other tokens than the session knew before.
-  if (!left_.empty() || !std::ranges::equal(prompt_.ids_of(0, first), repeated_->ids)) return;
+  if (!left_.empty() || !std::ranges::equal(prompt_.ids_of(0, first), repeated.ids)) return;
   for (layer_id layer{0}; layer.value < shape_.layers && due_from_ < first; ++layer.value)
     request_->prefill(rows_->view(first), layer, prompt_of(layer, first, scale), exec);
   due_from_ = first;
   for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
     prompt_signals given = prompt_of(layer, tokens(), scale);
     given.queries = given.queries.last(tokens() - first);
-    given.repeats = repeated_->of;
+    given.repeats = repeated.of;
     request_->prefill(rows_->view(tokens()), layer, given, exec);
   }
   due_from_ = nothing_due;
   std::ranges::fill(prefill_due_, 0);
-  heard_ = true;
+  hearing_->heard = true;
 }
 
 void sequence::end_repetition(std::int64_t tokens) {

@@ -175,9 +175,13 @@ class sequence {
   bool everything_ = false;                  ///< whether it reads everything
   bool waited_ = false;                      ///< whether the step's choice waited when the step began
   prompt_memory prompt_;
-  std::optional<repetition> repeated_;  ///< what is decoded now
-  bool heard_ = false;
-  std::exception_ptr refused_;                ///< why it was not heard
+  /// A repetition that is decoded now.
+  struct hearing {
+    repetition piece;
+    bool heard = false;
+    std::exception_ptr refused{};  ///< why it was not heard
+  };
+  std::optional<hearing> hearing_;
   bool compressed_ = false;                   ///< by a repetition, for all that follows
   std::vector<range_list> compressed_lists_;  ///< scratch
   std::optional<saved_prompt> loaded_;        ///< before begin()

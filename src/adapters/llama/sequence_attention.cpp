@@ -93,7 +93,7 @@ void sequence::prompt(attention_node const& node, simd_exec& exec) {
   if (!left_.empty()) return dense_prompt(node, exec);
   rows_->begin_prompt(layer);
   if (compressed()) attend_prompt(node, exec, [&](std::int64_t before) { return compressed_to(layer, before); });
-  else if (pages_ && rows_->whole() && !everything_ && !repeated_) paged_prompt(node, exec);
+  else if (pages_ && rows_->whole() && !everything_ && !hearing_) paged_prompt(node, exec);
   else attend_prompt(node, exec, [&](std::int64_t before) { return rows_->resident(layer, before); });
   rows_->end_prompt(layer);
   prompts_.attend_seconds += seconds_since(start) - (prompts_.choose_seconds - chosen);
