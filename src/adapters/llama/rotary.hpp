@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "kvpolicy/types.hpp"
+#include "kvpolicy/queries.hpp"
 
 namespace kvpolicy::llama {
 
