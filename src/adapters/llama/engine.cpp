@@ -137,7 +137,7 @@ std::vector<std::string> session::engine::report() const {
 
 memory_statistics session::engine::memory() const noexcept {
   memory_statistics made = storage_->memory();
-  for (auto const& s : sequences_.all()) made.rows += s ? s->rows().memory().rows : 0;
+  for (auto const& s : sequences_.all()) made.rows += s ? s->memory().rows : 0;
   return made;
 }
 

@@ -4,9 +4,9 @@
 namespace kvpolicy::llama {
 namespace {
 
-class cell_rows final : public sequence_rows {
+class cell_rows final : public row_source {
  public:
-  using sequence_rows::sequence_rows;
+  using row_source::row_source;
 
   void begin(cache_shape const& shape, element_type) override {
     shape_ = shape;
@@ -36,7 +36,7 @@ class cell_rows final : public sequence_rows {
 class engine_cells final : public storage {
  public:
   bool engine_has_rows() const noexcept override { return true; }
-  std::unique_ptr<sequence_rows> rows_of(llama_seq_id id, cell_table& table) override {
+  std::unique_ptr<row_source> rows_of(llama_seq_id id, cell_table& table) override {
     return std::make_unique<cell_rows>(id, table);
   }
 };

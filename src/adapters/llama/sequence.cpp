@@ -6,13 +6,14 @@
 
 namespace kvpolicy::llama {
 sequence::sequence(llama_seq_id id, host_policy policy, session_options const& options, rotary const& rope,
-                   std::unique_ptr<sequence_rows> rows)
+                   std::unique_ptr<row_source> rows)
     : id_(id),
       policy_(std::move(policy)),
       requirements_(requirements_of(policy_)),
       options_(options),
       rope_(rope),
-      rows_(std::move(rows)) {}
+      rows_(std::move(rows)),
+      managed_(rows_->managed()) {}
 
 void sequence::begin(cache_shape const& shape, element_type values) {
   request_.emplace(start(policy_, shape));
@@ -81,7 +82,7 @@ void sequence::forget_all() noexcept { forget(0), prompt_due(0); }
 void sequence::forget(std::int64_t tokens) noexcept {
   if (due_from_ != nothing_due) due_from_ = std::min(due_from_, tokens);
   // The choice waits again, and all rows are there for it.
-  else if (request_ && rows_->whole() && request_->undoes_choice(tokens)) prompt_due(tokens);
+  else if (request_ && whole() && request_->undoes_choice(tokens)) prompt_due(tokens);
   prompt_.forget(tokens);
   compressed_ = compressed_ && tokens > 0;
   if (pages_) pages_->cut(tokens);
@@ -123,9 +124,9 @@ void sequence::learn_from(sequence const& other) {
 /// With the same policy, what that knows is copied too.
 void sequence::take_over(sequence const& other, std::int64_t tokens, std::int64_t stream) {
   try {
-    rows_->take_over(*other.rows_, tokens, stream);
+    if (managed_ != nullptr) managed_->take_over(*other.managed_, tokens, stream);
   } catch (...) {
-    if (rows_->owned() == 0) end();
+    if (managed_->owned() == 0) end();
     throw;
   }
   state_.clear();
@@ -165,7 +166,8 @@ void sequence::add_prompt(std::span<std::int32_t const> batch_indices, graph_tok
 
 bool sequence::may_step(std::span<std::int32_t const> batch_indices) const noexcept {
   bool const in_a_row = batch_indices.back() - batch_indices.front() + 1 == std::ssize(batch_indices);
-  return batch_indices.size() == 1 || (in_a_row && tokens() > 0 && rows_->takes_several());
+  return batch_indices.size() == 1 ||
+         (in_a_row && tokens() > 0 && managed_ == nullptr);  // a managed cache may drop what a draft's loss needs
 }
 
 void sequence::add_step(std::span<std::int32_t const> batch_indices, graph_tokens const& graph, bool everything) {
@@ -200,7 +202,7 @@ void sequence::end_prompt(float scale, simd_exec& exec) {
       pieces_->prefill(rows_->view(tokens()), layer, given, exec);
     }
     // The last rows stay with their queries: a policy that scores by these takes the last rows for theirs.
-    rows_->drop(*pieces_, tokens() - prompt_.room());
+    managed_->drop(*pieces_, tokens() - prompt_.room());
   }
   if (hearing_ && tokens() == hearing_->piece.end) {
     try {
@@ -249,10 +251,10 @@ void sequence::end_repetition(std::int64_t tokens) {
   simd_exec exec(shape_);
   for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
     prompt_signals given{.first = tokens, .rope = rope_.embedding()};
-    if (!rows_->whole()) given.resident = rows_->resident(layer, tokens).lists();
+    if (!whole()) given.resident = rows_->resident(layer, tokens).lists();
     request_->prefill(rows_->view(tokens), layer, given, exec);  // no token of the repetition is known any more
   }
-  rows_->drop(*request_, tokens);
+  if (managed_ != nullptr) managed_->drop(*request_, tokens);
   compressed_ = true;
 }
 
@@ -261,7 +263,7 @@ void sequence::end_step() {
   seal();
   bool const decided = due_from_ != nothing_due;
   due_from_ = nothing_due;
-  if (decided || requirements_.evicts) rows_->drop(*request_, tokens());
+  if (managed_ != nullptr && (decided || requirements_.evicts)) managed_->drop(*request_, tokens());
   ++steps_;
 }
 
@@ -274,7 +276,7 @@ prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float sc
                         .token_ids = prompt_.ids_of(due_from_, tokens)};
   // Of a prompt whose end was cut away the queries of its last tokens may be all that are known.
   if (prompt.queries.tokens > 0) prompt.unobserved = std::max<std::int64_t>(0, tokens - due_from_ - prompt.queries.tokens);
-  if (!rows_->whole()) prompt.resident = rows_->resident(layer, tokens).lists();
+  if (!whole()) prompt.resident = rows_->resident(layer, tokens).lists();
   if (contains(needs, signals::token_ids) && std::ssize(prompt.token_ids) != tokens - due_from_) {
     throw unsupported(
         "the policy needs the prompt's token ids, and they were not observed: decode it as tokens, not embeddings, "
@@ -295,7 +297,7 @@ prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float sc
 void sequence::end() noexcept {
   state_.clear();
   just_loaded_ = 0;
-  rows_->clear();
+  if (managed_ != nullptr) managed_->clear();
   forget_all();
 }
 
@@ -304,7 +306,7 @@ void sequence::cut(std::int64_t tokens) noexcept {
   just_loaded_ = tokens;
   if (!state_.empty()) return;
   try {
-    rows_->truncate(tokens);
+    managed_->truncate(tokens);
   } catch (...) {
     return end();
   }
@@ -313,7 +315,7 @@ void sequence::cut(std::int64_t tokens) noexcept {
 
 std::int64_t sequence::goes_on_from() const noexcept {
   if (!state_.empty()) return std::max<std::int64_t>(just_loaded_ - 1, 0);  // what it dropped is not known yet
-  std::int64_t const from = rows_->goes_on_from();
+  std::int64_t const from = managed_ != nullptr ? managed_->goes_on_from() : 0;
   return from > 0 && requirements_of(policy_.retain).whole_prompts ? owned() + 1 : from;
 }
 

@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "kvpolicy/interop/llama.hpp"
+#include "managed_rows.hpp"
 #include "micro_batch.hpp"
 #include "nodes.hpp"
 #include "prompt_memory.hpp"
 #include "rotary.hpp"
 #include "sequence_cells.hpp"
-#include "storage.hpp"
 
 namespace kvpolicy::llama {
 
@@ -24,10 +24,14 @@ class sequence {
  public:
   /// What it refers to must outlive it.
   sequence(llama_seq_id id, host_policy policy, session_options const& options, rotary const& rope,
-           std::unique_ptr<sequence_rows> rows);
+           std::unique_ptr<row_source> rows);
 
   llama_seq_id id() const noexcept { return id_; }
-  sequence_rows const& rows() const noexcept { return *rows_; }
+  row_source const& rows() const noexcept { return *rows_; }
+  memory_statistics memory() const noexcept { return managed_ != nullptr ? managed_->memory() : memory_statistics{}; }
+  tiers::resident_statistics tier_statistics() const noexcept {
+    return managed_ != nullptr ? managed_->tier_statistics() : tiers::resident_statistics{};
+  }
   std::int64_t tokens() const noexcept { return rows_->cells().tokens(); }
   signals needs() const noexcept { return requirements_.needs; }
   step_statistics const& last_step() const noexcept { return statistics_; }
@@ -59,7 +63,7 @@ class sequence {
   /// Tokens of a state that was loaded, or cut, and that no token has followed yet; 0: none.
   std::int64_t loaded() const noexcept { return just_loaded_; }
   /// Tokens whose rows are the session's; and the session's goes_on_from().
-  std::int64_t owned() const noexcept { return state_.empty() ? rows_->owned() : just_loaded_; }
+  std::int64_t owned() const noexcept { return state_.empty() ? (managed_ != nullptr ? managed_->owned() : 0) : just_loaded_; }
   std::int64_t goes_on_from() const noexcept;
   /// Becomes a copy of the first tokens of another one; `stream` is its cells', -1: told by the next follow().
   void take_over(sequence const& other, std::int64_t tokens, std::int64_t stream);
@@ -78,7 +82,7 @@ class sequence {
   /// is forgotten. Throws unsupported where it is not certain which tokens they are.
   history follow(seen_cells const& now);
   /// Whether another sequence's tokens, up to those that are seen now, have their rows here.
-  bool has(seen_cells const& now) const noexcept { return rows_->has(now); }
+  bool has(seen_cells const& now) const noexcept { return managed_ != nullptr && managed_->has(now); }
   /// Whether this sequence's prompt was another one's, up to all the other's tokens.
   bool knows(sequence const& other) const noexcept;
   /// Takes over what the prompt of a sequence that knows() this one left.
@@ -137,6 +141,8 @@ class sequence {
  private:
   static constexpr std::int64_t nothing_due = std::numeric_limits<std::int64_t>::max();
 
+  /// Whether all tokens' rows are there.
+  bool whole() const noexcept { return managed_ == nullptr || managed_->whole(); }
   void make_room();
   void forget(std::int64_t tokens) noexcept;
   void prompt_due(std::int64_t from) noexcept;
@@ -165,7 +171,8 @@ class sequence {
   session_options const& options_;
   rotary const& rope_;
   cache_shape shape_{};  ///< max_tokens is 0 until begin()
-  std::unique_ptr<sequence_rows> rows_;
+  std::unique_ptr<row_source> rows_;
+  managed_rows* managed_;               ///< the same where they are the library's, or null
   std::optional<host_request> pieces_;  ///< what drops rows between a prompt's pieces
 
   std::int64_t due_from_ = 0;                ///< first token of the prompt that the policy has not seen

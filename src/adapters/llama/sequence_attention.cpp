@@ -17,7 +17,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 void sequence::prefill(layer_id layer, float scale, simd_exec& exec) {
   // One choice for all layers may look at all of them when the first one chooses.
   bool const all = layer.value == 0 && requirements_.granularity == scope::request;
-  rows_->bring(layer.value, all ? shape_.layers : layer.value + 1);
+  if (managed_ != nullptr) managed_->bring(layer.value, all ? shape_.layers : layer.value + 1);
   auto const start = std::chrono::steady_clock::now();
   std::int64_t const before = tokens() - std::ssize(batch_indices_);
   if (before > 0) request_->prefill(rows_->view(before), layer, prompt_of(layer, before, scale), exec);
@@ -35,7 +35,7 @@ void sequence::step(attention_node const& node, simd_exec& exec) {
     return;
   }
   if (layer.value == 0) statistics_ = {.tokens = tokens()};
-  rows_->begin_step(layer, requirements_.unit);
+  if (managed_ != nullptr) managed_->begin_step(layer, requirements_.unit);
   bool const prompted = prefill_due_[static_cast<std::size_t>(layer.value)] != 0;
   if (prompted) prefill(layer, node.scale, exec);
   auto const start = std::chrono::steady_clock::now();
@@ -51,8 +51,9 @@ void sequence::step(attention_node const& node, simd_exec& exec) {
   statistics_.choose_seconds += seconds_since(start);
   auto const fetching = std::chrono::steady_clock::now();
   selection const wanted = everything_ ? rows_->resident(layer, tokens()) : chosen;
-  selection const kept = rows_->fetch(layer, wanted, *request_, decided, tokens() - brought);
-  if (rows_->in_tier()) (prompted ? statistics_.prefill_seconds : statistics_.fetch_seconds) += seconds_since(fetching);
+  selection const kept = managed_ != nullptr ? managed_->fetch(layer, wanted, *request_, decided, tokens() - brought) : wanted;
+  if (managed_ != nullptr && managed_->in_tier())
+    (prompted ? statistics_.prefill_seconds : statistics_.fetch_seconds) += seconds_since(fetching);
   statistics_.tokens_read += static_cast<double>(kept.tokens()) / static_cast<double>(shape_.kv_heads * shape_.layers);
   if (options_.on_choice) options_.on_choice(id_, layer, tokens(), kept);
   auto const attending = std::chrono::steady_clock::now();
@@ -91,16 +92,16 @@ void sequence::prompt(attention_node const& node, simd_exec& exec) {
   auto const start = std::chrono::steady_clock::now();
   double const chosen = prompts_.choose_seconds;
   if (!left_.empty()) return dense_prompt(node, exec);
-  rows_->begin_prompt(layer);
+  if (managed_ != nullptr) managed_->begin_prompt(layer);
   if (compressed()) attend_prompt(node, exec, [&](std::int64_t before) { return compressed_to(layer, before); });
-  else if (pages_ && rows_->whole() && !everything_ && !hearing_) paged_prompt(node, exec);
+  else if (pages_ && whole() && !everything_ && !hearing_) paged_prompt(node, exec);
   else attend_prompt(node, exec, [&](std::int64_t before) { return rows_->resident(layer, before); });
-  rows_->end_prompt(layer);
+  if (managed_ != nullptr) managed_->end_prompt(layer);
   prompts_.attend_seconds += seconds_since(start) - (prompts_.choose_seconds - chosen);
 }
 
 /// Whether prompts read a text as a repetition has left it, in rows that the engine still has.
-bool sequence::compressed() const noexcept { return compressed_ && rows_->whole() && !everything_; }
+bool sequence::compressed() const noexcept { return compressed_ && whole() && !everything_; }
 /// Of a layer's first tokens, what the policy kept of those that it knows, and all others.
 selection sequence::compressed_to(layer_id layer, std::int64_t before) {
   std::int64_t const known = std::min(due_from_, request_->tokens());

@@ -25,7 +25,7 @@ void sequence::save_state(state_writer& a) {
   saved_prompt saved = save();
   a(saved.tokens, saved.window, saved.queries, saved.ids, saved.fingerprints);
   archive(a);
-  rows_->save(a);
+  managed_->save(a);
 }
 
 void sequence::load_state(std::span<std::byte const> state) {
@@ -58,7 +58,7 @@ void sequence::load_all(state_reader& a) {
   prompt_.load(saved);
   archive(a);
   if (std::ssize(prefill_due_) != shape_.layers) state_reader::refuse();
-  rows_->load(a, tokens, *request_, due_from_ == nothing_due);
+  managed_->load(a, tokens, *request_, due_from_ == nothing_due);
   rows_->cells().expect(saved.fingerprints, 0);
   just_loaded_ = tokens;
 }

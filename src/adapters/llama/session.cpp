@@ -43,12 +43,12 @@ prompt_statistics session::prompts(llama_seq_id of) const noexcept {
 }
 tiers::resident_statistics session::tier_statistics(llama_seq_id of) const noexcept {
   sequence const* const found = engine_->find(of);
-  return found != nullptr ? found->rows().tier_statistics() : tiers::resident_statistics{};
+  return found != nullptr ? found->tier_statistics() : tiers::resident_statistics{};
 }
 memory_statistics session::memory() const noexcept { return engine_->memory(); }
 memory_statistics session::memory(llama_seq_id of) const noexcept {
   sequence const* const found = engine_->find(of);
-  return found != nullptr ? found->rows().memory() : memory_statistics{};
+  return found != nullptr ? found->memory() : memory_statistics{};
 }
 std::int64_t session::tokens(llama_seq_id of) const noexcept {
   sequence const* const found = engine_->find(of);

@@ -16,12 +16,14 @@
 
 namespace kvpolicy::llama {
 
+class managed_rows;
+
 /// The rows of one sequence's tokens. Only the engine's leading thread calls it while a graph runs, and the session's caller
 /// between graphs.
-class sequence_rows {
+class row_source {
  public:
-  sequence_rows(llama_seq_id id, cell_table& table) : cells_(id, table) {}
-  virtual ~sequence_rows() = default;
+  row_source(llama_seq_id id, cell_table& table) : cells_(id, table) {}
+  virtual ~row_source() = default;
 
   /// Which of the engine's cells hold the tokens.
   sequence_cells& cells() noexcept { return cells_; }
@@ -30,52 +32,16 @@ class sequence_rows {
   std::int64_t sealed() const noexcept { return std::ssize(cells_.known()); }
 
   virtual void begin(cache_shape const& shape, element_type values) = 0;
-
   /// A graph begins. Returns how many of the first known tokens are still there, none where the rows of those that are seen now
   /// are not here. Throws unsupported where it is not certain which tokens they are.
   virtual std::optional<std::int64_t> follow(seen_cells const& now) = 0;
-  /// Whether the tokens that are seen now, and all before them, are here.
-  virtual bool has(seen_cells const&) const noexcept { return false; }
   /// Where a layer's rows of the engine's whole cache are.
   virtual void see(std::int64_t layer, rows const& keys, rows const& values) noexcept = 0;
-
   virtual layer_table_view view(std::int64_t tokens) const noexcept = 0;
   /// What a layer has of the first tokens; holds until the next call.
   virtual selection resident(layer_id layer, std::int64_t tokens) = 0;
-  /// Whether all tokens' rows are there.
-  virtual bool whole() const noexcept { return true; }
-  /// Whether a step may bring several tokens; else they are a prompt's.
-  virtual bool takes_several() const noexcept { return true; }
-  /// Whether a part of them is in a tier.
-  virtual bool in_tier() const noexcept { return false; }
-
-  // The engine's cells have all rows in place, and nothing of this to do.
-  /// A prompt's attention reads all rows of a layer between these.
-  virtual void begin_prompt(layer_id) {}
-  virtual void end_prompt(layer_id) {}
-  /// A step comes to a layer; `unit`: the most tokens of a unit of its policy.
-  virtual void begin_step(layer_id, std::int64_t /*unit*/) {}
-  /// All rows of layers [first, last) are wanted.
-  virtual void bring(std::int64_t /*first*/, std::int64_t /*last*/) {}
-  /// What was chosen of a layer's first `tokens`, where it is to be read; decided: the retain made its choice just now.
-  virtual selection fetch(layer_id, selection const& kept, host_request const&, bool /*decided*/, std::int64_t /*tokens*/) {
-    return kept;
-  }
-  /// Of the first tokens, those that the request does not retain may go. Called when all layers were read.
-  virtual void drop(host_request const&, std::int64_t /*tokens*/) {}
-
-  virtual std::int64_t owned() const noexcept { return 0; }
-  virtual std::int64_t goes_on_from() const noexcept { return 0; }
-  virtual memory_statistics memory() const noexcept { return {}; }
-  virtual tiers::resident_statistics tier_statistics() const noexcept { return {}; }
-  /// No tokens any more, or no more than so many.
-  virtual void clear() noexcept {}
-  virtual void truncate(std::int64_t) {}
-  /// Becomes a copy of the first tokens of another sequence's, rows shared. `stream` is its cells', -1: see follow().
-  virtual void take_over(sequence_rows const&, std::int64_t, std::int64_t) {}
-  virtual void save(state_writer&) {}
-  /// `decided`: what is retained may go to the tier.
-  virtual void load(state_reader&, std::int64_t, host_request const&, bool) {}
+  /// The same rows where they are the library's; null where they are the engine's, which has all of them in place.
+  virtual managed_rows* managed() noexcept { return nullptr; }
 
  protected:
   sequence_cells cells_;
@@ -93,7 +59,7 @@ class storage {
   virtual void check(host_policy const&) const {}
   /// The first graph, of a cache of this shape.
   virtual void begin(cache_shape&, element_type) {}
-  virtual std::unique_ptr<sequence_rows> rows_of(llama_seq_id id, cell_table& table) = 0;
+  virtual std::unique_ptr<row_source> rows_of(llama_seq_id id, cell_table& table) = 0;
   /// Throws for attention, or a length, that it can't serve.
   virtual void check(attention_node const&) const {}
   virtual void check_length(std::int64_t) {}
