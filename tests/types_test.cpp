@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "conformance/random_cache.hpp"
+#include "kvpolicy/queries.hpp"
 
 namespace kvpolicy_test {
 namespace {
