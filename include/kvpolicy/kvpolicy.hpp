@@ -10,6 +10,7 @@
 #include "kvpolicy/view.hpp"
 
 // Rules, policies and requests, with the four verbs: start, prefill, choose, observe.
+#include "kvpolicy/adapter.hpp"
 #include "kvpolicy/concepts.hpp"
 #include "kvpolicy/head_profile.hpp"
 #include "kvpolicy/layering.hpp"

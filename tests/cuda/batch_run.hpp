@@ -163,14 +163,17 @@ class batch_run {
       if (new_[s] == 0) continue;
       std::int64_t const stay = random_.between(1, new_[s]);
       tokens_[s] += static_cast<std::int32_t>(stay) - new_[s];
+      bool cut = false;
       if constexpr (requires { decoder_.cut(0, 0); }) {
-        if (random_.one_in(4)) decoder_.cut(static_cast<std::int64_t>(s), tokens_[s] = cut_of(s));
+        cut = random_.one_in(4);
+        if (cut) decoder_.cut(static_cast<std::int64_t>(s), tokens_[s] = cut_of(s));
       }
       auto& mine = oracles_[s];
       for (std::int64_t i = 0; i < stay; ++i) {
         std::int64_t const row = static_cast<std::int64_t>(s) * most_new_ + i;
         mine->state.observe({std::span<float const>(logits_.data() + row * vocabulary, vocabulary)}, mine->exec);
       }
+      if (cut) mine->state.cut(tokens_[s]);
     }
     return {};
   }
