@@ -1,11 +1,14 @@
 // A view for adapters that know the layout of their rows only at run time.
 #pragma once
 
+#include <algorithm>
+
 #include "kvpolicy/view.hpp"
 
 namespace kvpolicy {
 
-/// A view made of tables of each layer's rows. The rows that it returns have `count` tokens, whatever the table says.
+/// A view made of tables of each layer's rows. The rows that it returns have `count` tokens, or as many as the
+/// table says where that is fewer.
 template <class Memory = host_memory>
 struct basic_layer_table_view {
   using memory = Memory;
@@ -30,7 +33,7 @@ struct basic_layer_table_view {
  private:
   basic_rows<Memory> at(basic_rows<Memory> const* of, layer_id layer) const noexcept {
     basic_rows<Memory> result = of[layer.value];
-    result.tokens = count;
+    result.tokens = std::min(count, result.tokens);  // of a layer that lacks some, a verb says so
     return result;
   }
 };

@@ -56,18 +56,16 @@ class request {
   /// @return the lists, valid until the next verb
   /// @throws invalid_value for a layer that there is not
   selection retained(layer_id layer) const {
-    order_.check_layer(layer);
+    order_.check_decided(layer);
     return shown(rules_.retained(layer), unsettled_.retained(layer));
   }
 
   /// Says whether a layer's choice still waits for tokens of the answer. Until then steps read every retained token.
   /// @param layer  the layer
   /// @return true if so
-  bool waits(layer_id layer) const noexcept { return rules_.waits(layer); }
+  bool waits(layer_id layer) const { return rules_.waits(order_.checked(layer)); }
   /// Returns a number that changes whenever the retain drops tokens of a layer.
-  /// @param layer  the layer
-  /// @return the number
-  std::int64_t revision(layer_id layer) const noexcept { return rules_.retain().revision(layer); }
+  std::int64_t revision(layer_id layer) const { return rules_.retain().revision(order_.checked(layer)); }
 
   /// Returns how many of a head's last retained tokens every step looks at, whatever it chooses: those of a unit that may not
   /// be full, or all, if steps score keys one by one. The rows of the others may be elsewhere until a step chooses them.
@@ -103,6 +101,7 @@ class request {
     std::int64_t const tokens = view.tokens();
     order_.check_prompt(layer, prompt.first, tokens);
     checks_.rows(view, layer, needs(), shape_);
+    checks_.all_rows(view, layer, needs(), prompt);
     check_signals(prompt, needs(), rules_.observation_queries(), tokens, shape_);
     if (rules_.keeps_all() && !prompt.resident.empty()) {
       throw unsupported("the policy keeps every token, but rows of some were dropped; begin with an empty sequence");
@@ -187,6 +186,7 @@ class request {
   template <class Archive>
   void archive(Archive& a) {
     std::int64_t room = room_;
+    rules_.archive_shape(a);
     a(order_, room);
     if constexpr (Archive::reads) {
       if (room < room_ || room > shape_.max_tokens) Archive::refuse();

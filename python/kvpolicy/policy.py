@@ -29,6 +29,8 @@ class Policy:
     Raises InvalidError that says what exists, and suggests the nearest."""
 
     def __init__(self, text: str, boundary: bytes = b"") -> None:
+        if not isinstance(boundary, bytes):
+            raise TypeError(f"boundary is a {type(boundary).__name__}; give bytes, one for each token id: sentence_ends(tokenizer)")
         self.text = text
         self._handle = _abi.handle()
         _abi.policy_parse(text.encode(), boundary or None, len(boundary), _abi.c.byref(self._handle))
@@ -36,6 +38,12 @@ class Policy:
     def __del__(self, free=_abi.policy_free) -> None:  # type: ignore[no-untyped-def]
         if getattr(self, "_handle", None):
             free(self._handle)
+
+    def __copy__(self) -> Policy:
+        return self  # it does not change
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Policy:
+        return self
 
     def __repr__(self) -> str:
         return f"Policy({self.text!r})"

@@ -83,6 +83,14 @@ class State:
         _abi.state_copy(self._handle, c.byref(made._handle))
         return made
 
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict[int, object]) -> State:
+        return self.copy()  # tensors are the engine's, and stay where they are
+
+    def __reduce__(self) -> str:
+        raise TypeError("a State is memory of the library; it can be copied, and not pickled")
+
     def cut(self, tokens: int) -> None:
         """The sequence's last tokens were removed; `tokens` are left. Before the step behind them. A prompt needs no such call,
         its `first` says it; nor does a store's truncate."""
@@ -117,7 +125,7 @@ class State:
         tensor = borrowed("queries", queries)
         if len(token_ids) not in (0, brought):
             raise _abi.InvalidError(f"{len(token_ids)} token ids for {brought} tokens")
-        ids = (_abi.i32 * brought)(*token_ids) if token_ids else None
+        ids = (_abi.i32 * brought)(*(_abi.integer(i, 32) for i in token_ids)) if len(token_ids) else None
         _abi.choose_several(self._handle, layer, tokens, brought, tensor.pointer, scale, ids)
 
     def ranges(self, layer: int, kv_head: int) -> list[Range]:

@@ -107,6 +107,10 @@ void resident_rows::mend_cut(std::int64_t stay) {
 
 void resident_rows::put_away(layer_id layer, selection const& retained, std::int64_t tokens,
                              std::span<std::int64_t const> stay) {
+  KVPOLICY_EXPECTS(layer.value >= 0 && layer.value < shape_.layers && std::ssize(stay) == shape_.kv_heads,
+                   "layer " + std::to_string(layer.value) + " with " + std::to_string(stay.size()) +
+                       " numbers of tokens that stay; there are layers 0 to " + std::to_string(shape_.layers - 1) + " of " +
+                       std::to_string(shape_.kv_heads) + " KV heads");
   writes_.clear();
   for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
     head_state& head = at(layer, h);

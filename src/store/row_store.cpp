@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "kvpolicy/detail/row_checks.hpp"
+
 namespace kvpolicy {
 namespace {
 
@@ -42,7 +44,7 @@ row_store::row_store(block_arena& arena, cache_shape const& shape, element_type 
     rows made{.base = arena.base(),
               .type = shape.type,
               .heads = shape.kv_heads,
-              .tokens = shape.max_tokens,
+              .tokens = 0,
               .head_dim = shape.head_dim,
               .dim_stride = size_of(shape.type),
               .pages = row_of(layer, 0),
@@ -74,11 +76,13 @@ row_store& row_store::operator=(row_store&& other) noexcept {
 }
 
 row_store row_store::fork(std::int64_t tokens) const {
+  KVPOLICY_EXPECTS(tokens >= 0, "a fork of " + std::to_string(tokens) + " tokens; it has 0 or more");
   row_store made(*arena_, shape_, values_.front().type);
   made.whole_ = whole_;
   for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
     std::int64_t const here = std::min(tokens, this->tokens(layer));
     made.tokens_[static_cast<std::size_t>(layer.value)] = here;
+    made.show_tokens(layer);
     for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
       std::copy_n(row_of(layer, h), here, made.row_of(layer, h));
       head_rows copy = at(layer, h);
@@ -109,7 +113,13 @@ std::int64_t row_store::bytes_held() const noexcept {
   return blocks * arena_->block_bytes();
 }
 
+void row_store::check_layer(layer_id layer) const {
+  KVPOLICY_EXPECTS(layer.value >= 0 && layer.value < shape_.layers,
+                   "layer " + std::to_string(layer.value) + "; this store has 0 to " + std::to_string(shape_.layers - 1));
+}
+
 void row_store::append(layer_id layer, rows const& keys, rows const& values) {
+  check_layer(layer);
   std::int64_t& before = tokens_[static_cast<std::size_t>(layer.value)];
   for (rows const* const r : {&keys, &values}) {
     element_type const type = r == &keys ? shape_.type : values_.front().type;
@@ -118,7 +128,11 @@ void row_store::append(layer_id layer, rows const& keys, rows const& values) {
                          name_of(r->type) + "; this store takes contiguous ones of " + std::to_string(shape_.kv_heads) +
                          " heads x " + std::to_string(shape_.head_dim) + " of " + name_of(type));
   }
-  KVPOLICY_EXPECTS(values.tokens == keys.tokens && before + keys.tokens <= shape_.max_tokens,
+  KVPOLICY_EXPECTS(keys.tokens == 0 || (keys.base != nullptr && values.base != nullptr),
+                   "the pointer to the keys or the values that are appended is null");
+  check_strides(keys, "the keys that are appended");
+  check_strides(values, "the values that are appended");
+  KVPOLICY_EXPECTS(keys.tokens >= 0 && values.tokens == keys.tokens && before + keys.tokens <= shape_.max_tokens,
                    std::to_string(keys.tokens) + " keys and " + std::to_string(values.tokens) + " values behind " +
                        std::to_string(before) + " tokens; this store was made for " + std::to_string(shape_.max_tokens));
   std::int64_t blocks = 0;
@@ -135,9 +149,11 @@ void row_store::append(layer_id layer, rows const& keys, rows const& values) {
     }
   }
   before += keys.tokens;
+  show_tokens(layer);
 }
 
 void row_store::retain(layer_id layer, selection const& kept, std::int64_t tokens) {
+  check_layer(layer);
   for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
     head_rows& head = at(layer, h);
     range_list const& list = kept.of({h});
@@ -156,7 +172,8 @@ void row_store::retain(layer_id layer, selection const& kept, std::int64_t token
   }
 }
 
-void row_store::truncate(std::int64_t tokens) noexcept {
+void row_store::truncate(std::int64_t tokens) {
+  KVPOLICY_EXPECTS(tokens >= 0, "a truncation to " + std::to_string(tokens) + " tokens; it leaves 0 or more");
   for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
     if (this->tokens(layer) <= tokens) continue;
     for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
@@ -167,6 +184,7 @@ void row_store::truncate(std::int64_t tokens) noexcept {
       settle(head);
     }
     tokens_[static_cast<std::size_t>(layer.value)] = tokens;
+    show_tokens(layer);
   }
   if (tokens == 0) whole_ = true;
 }
@@ -177,6 +195,7 @@ void row_store::clear() noexcept {
     head = {};
   }
   std::ranges::fill(tokens_, 0);
+  for (layer_id layer{0}; layer.value < std::ssize(tokens_); ++layer.value) show_tokens(layer);
   whole_ = true;
 }
 

@@ -64,6 +64,44 @@ TEST_CASE("rows may lie in any order, and no two in one place") {
   CHECK_THROWS_AS(check_strides(forgotten, "keys"), unsupported);
 }
 
+TEST_CASE("queries of heads and tokens lie in either order, and none in another's place") {
+  std::vector<float> const q(4 * 3 * 8, 1);
+  auto const window = [&](std::int64_t token_stride, std::int64_t head_stride) {
+    return query_window{q.data(), 4, 3, token_stride, head_stride, .25f};
+  };
+  CHECK_NOTHROW(check_query_strides(window(24, 8), 8, "q"));
+  CHECK_NOTHROW(check_query_strides(window(8, 32), 8, "q"));
+  CHECK_THROWS_WITH(check_query_strides(window(8, 8), 8, "q"),
+                    ContainsSubstring("q.token_stride is 8 floats; it must be at least 24"));
+  CHECK_THROWS_WITH(check_query_strides(window(8, 16), 8, "q"),
+                    ContainsSubstring("q.head_stride is 16 floats; it must be at least 32"));
+  CHECK_THROWS_WITH(check_query_strides(window(24, 7), 8, "q"), ContainsSubstring("q.head_stride is 7 floats"));
+}
+
+TEST_CASE("layers lie behind each other, or within their tokens, and never in another's rows") {
+  rows const of = rows_of_floats().at;
+  CHECK_NOTHROW(check_strides(of, "keys", 0, 3, 2 * 40 * 8 * 4));
+  rows within = of;
+  within.token_stride = 3 * 8 * 4;
+  within.head_stride = 40 * 3 * 8 * 4;
+  CHECK_NOTHROW(check_strides(within, "keys", 0, 3, 8 * 4));
+  CHECK_THROWS_WITH(check_strides(of, "keys", 0, 3, 2 * 40 * 8), ContainsSubstring("byte_strides::layer is 640 bytes"));
+}
+
+TEST_CASE("a page that is missing is refused where its rows are read") {
+  rows_of_floats const of;
+  std::vector<std::int32_t> const table{3, -1, 0};
+  rows paged = of.at;
+  paged.pages = table.data();
+  paged.page_size = 16;
+  CHECK_NOTHROW(check_last_page(paged));  // the engine may have dropped the rows before
+  CHECK_THROWS_WITH(check_pages(paged), ContainsSubstring("-1 at entry 1 of 3"));
+  paged.tokens = 20;
+  CHECK_THROWS_WITH(check_last_page(paged), ContainsSubstring("-1 at entry 1, the last tokens' page"));
+  paged.tokens = 16;
+  CHECK_NOTHROW(check_pages(paged));
+}
+
 TEST_CASE("a page table that names the last tokens' page twice is refused") {
   rows_of_floats const of;
   std::vector<std::int32_t> const table{3, 1, 0, 0};
@@ -114,6 +152,9 @@ TEST_CASE("attention is refused what it can't read or write, before it does") {
   refused("the values: byte_strides::", window, keys.at, overlapping, out);
   refused("a soft_cap of -50", window, keys.at, values.at, out, {.soft_cap = -50});
   refused("a window of -8", window, keys.at, values.at, out, {.window = -8});
+  std::vector<range_list> const before(2, range_list{{-5, 20, reason::scored}});
+  CHECK_THROWS_WITH(attend(window, keys.at, values.at, selection(scope::head, before, 2), {}, out, {}, exec),
+                    ContainsSubstring("tokens -5 to 20 over 40 rows"));
   rows short_keys = keys.at;
   short_keys.tokens = 1;
   CHECK_THROWS_WITH(attend_block(window, short_keys, values.at, kept, {}, out, exec),

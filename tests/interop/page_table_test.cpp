@@ -42,6 +42,8 @@ TEST_CASE("what has no page table is refused", "[interop]") {
   REQUIRE_THROWS_WITH(page_table({{0, 28, reason::open}}, 4, pool, out), ContainsSubstring("token 27"));
   REQUIRE_THROWS_WITH(page_table({{0, 8, reason::open}}, 4, pool, std::span(out).first(1)), ContainsSubstring("room for"));
   REQUIRE_THROWS_WITH(page_table({{0, 8, reason::open}}, 0, pool, out), ContainsSubstring("0 tokens"));
+  std::vector<std::int32_t> const short_of_one{5, -1};
+  REQUIRE_THROWS_WITH(page_table({{0, 8, reason::open}}, 4, short_of_one, out), ContainsSubstring("token 4 is in page -1"));
 }
 
 }  // namespace

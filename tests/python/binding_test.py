@@ -1,7 +1,9 @@
 """The Python package: what it chooses and attends to, against NumPy; refusals; threads; stores. 77 where NumPy is missing."""
+import copy
 import ctypes as c
 import gc
 import os
+import pickle
 import pathlib
 import re
 import sys
@@ -409,6 +411,19 @@ class Binding(unittest.TestCase):
         one.draw = np.random.default_rng(9)
         other.draw = np.random.default_rng(9)
         np.testing.assert_array_equal(one.step(), other.step())
+
+    def test_copies_are_states_and_what_holds_memory_is_not_pickled(self):
+        engine = Engine("tova:tokens=40").bind().prompt(100)
+        for copied in (copy.copy(engine.state), copy.deepcopy(engine.state)):
+            self.assertIsInstance(copied, kvpolicy.State)
+            self.assertNotEqual(copied._handle.value, engine.state._handle.value)
+            del copied
+        engine.step()  # the copies' end is not this one's
+        with self.assertRaisesRegex(TypeError, "not pickled"):
+            pickle.dumps(engine.state)
+        self.assertIs(copy.deepcopy(engine.state.policy), engine.state.policy)
+        with self.assertRaisesRegex(TypeError, "boundary is a list; give bytes"):
+            kvpolicy.Policy("sentencekv", [0, 1])
 
     def test_tokens_that_end_sentences_are_told_by_their_text(self):
         self.assertEqual(kvpolicy.sentence_ends(["a", ".", " x.", "?", "", "b c"]), bytes([0, 1, 1, 1, 0, 0]))

@@ -290,5 +290,37 @@ TEST_CASE("a store refuses rows that are not its own kind, and an arena of other
   CHECK(arena.held() == 4);
 }
 
+TEST_CASE("a store refuses layers that there are not, rows that lie nowhere, and counts below 0; a view says what lacks",
+          "[store]") {
+  cache_shape const shape{.layers = 2, .q_heads = 2, .kv_heads = 2, .head_dim = 8, .max_tokens = 40, .type = element_type::f16};
+  block_arena arena(row_store::block_bytes(shape, shape.type), 100);
+  row_store store(arena, shape, shape.type);
+  engine_rows const keys(shape, shape.type, 5, 1, true);
+  engine_rows const values(shape, shape.type, 5, 2, true);
+  for (std::int32_t const layer : {-1, 2}) {
+    CHECK_THROWS_AS(store.append({layer}, keys.get(), values.get()), invalid_value);
+    CHECK_THROWS_AS(store.retain({layer}, selection{}, 5), invalid_value);
+  }
+  auto const refused = [&](auto change) {
+    rows bad = keys.get();
+    change(bad);
+    CHECK_THROWS_AS(store.append({0}, bad, values.get()), invalid_value);
+  };
+  refused([](rows& r) { r.base = nullptr; });
+  refused([](rows& r) { r.token_stride = 0; });
+  refused([](rows& r) { r.head_stride = 0; });
+  rows fewer = keys.get();
+  fewer.tokens = -3;
+  CHECK_THROWS_AS(store.append({0}, fewer, fewer), invalid_value);
+  CHECK_THROWS_AS(store.truncate(-3), invalid_value);
+  CHECK_THROWS_AS(store.fork(-1), invalid_value);
+  store.append({0}, keys.get(), values.get());
+  CHECK(store.view(5).keys({0}).tokens == 5);
+  CHECK(store.view(5).keys({1}).tokens == 0);  // a verb refuses the layer that was forgotten
+  CHECK(store.fork(3).view(5).keys({0}).tokens == 3);
+  store.truncate(2);
+  CHECK(store.view(5).keys({0}).tokens == 2);
+}
+
 }  // namespace
 }  // namespace kvpolicy

@@ -33,6 +33,17 @@ class call_order {
                      "layer " + std::to_string(layer.value) + "; there are 0 to " + std::to_string(layers_ - 1));
   }
 
+  layer_id checked(layer_id layer) const {
+    check_layer(layer);
+    return layer;
+  }
+  /// A verb has come to the layer. Throws invalid_value.
+  void check_decided(layer_id layer) const {
+    check_layer(layer);
+    KVPOLICY_EXPECTS(tokens_ > 0,
+                     "layer " + std::to_string(layer.value) + " has decided nothing yet; call prefill() or choose() first");
+  }
+
   /// Tokens [first, tokens) of a prompt are new in this layer. Throws invalid_value.
   void check_prompt(layer_id layer, std::int64_t first, std::int64_t tokens) const {
     check_layer(layer);

@@ -19,18 +19,29 @@ namespace kvpolicy {
 /// Queries do not overlap. Throws invalid_value.
 template <class Queries>
 void check_query_strides(Queries const& queries, std::int64_t head_dim, char const* field) {
-  auto const refuse_below = [&](std::int64_t count, std::int64_t stride, char const* which) {
-    KVPOLICY_EXPECTS(count <= 1 || stride >= head_dim, std::string(field) + "." + which + " is " + std::to_string(stride) +
-                                                           " floats; it must be at least head_dim, " +
-                                                           std::to_string(head_dim));
+  auto const refuse_below = [&](std::int64_t count, std::int64_t stride, std::int64_t least, char const* which,
+                                char const* why) {
+    KVPOLICY_EXPECTS(count <= 1 || stride >= least, std::string(field) + "." + which + " is " + std::to_string(stride) +
+                                                        " floats; it must be at least " + std::to_string(least) + ", " + why);
   };
-  refuse_below(queries.heads, queries.head_stride, "head_stride");
-  if constexpr (requires { queries.token_stride; }) refuse_below(queries.tokens, queries.token_stride, "token_stride");
+  refuse_below(queries.heads, queries.head_stride, head_dim, "head_stride", "head_dim");
+  if constexpr (requires { queries.token_stride; }) {
+    refuse_below(queries.tokens, queries.token_stride, head_dim, "token_stride", "head_dim");
+    if (queries.heads <= 1 || queries.tokens <= 1) return;
+    if (queries.token_stride >= queries.head_stride) {
+      refuse_below(2, queries.token_stride, (queries.heads - 1) * queries.head_stride + head_dim, "token_stride",
+                   "what a token's heads take");
+    } else {
+      refuse_below(2, queries.head_stride, (queries.tokens - 1) * queries.token_stride + head_dim, "head_stride",
+                   "what a head's tokens take");
+    }
+  }
 }
 
 /// The distances between rows are such that no two elements share an address. Throws invalid_value.
 template <class Memory>
-void check_strides(basic_rows<Memory> const& given, char const* what, std::int64_t layer = -1) {
+void check_strides(basic_rows<Memory> const& given, char const* what, std::int64_t layer = -1, std::int64_t layers = 1,
+                   std::int64_t layer_stride = 0) {
   auto const refuse = [&](char const* which, std::int64_t bytes, std::int64_t least, char const* why) {
     throw invalid_value(what + (layer < 0 ? "" : " of layer " + std::to_string(layer)) + ": byte_strides::" + which + " is " +
                         std::to_string(bytes) + " bytes; it must be at least " + std::to_string(least) + why +
@@ -49,9 +60,10 @@ void check_strides(basic_rows<Memory> const& given, char const* what, std::int64
     std::int64_t count;
     std::int64_t stride;
   };
-  std::array<axis, 3> axes{axis{"token", paged ? std::min(given.tokens, given.page_size) : given.tokens, given.token_stride},
+  std::array<axis, 4> axes{axis{"token", paged ? std::min(given.tokens, given.page_size) : given.tokens, given.token_stride},
                            axis{"head", given.page_table_stride == 0 ? given.heads : 1, given.head_stride},
-                           axis{"page", paged ? (given.tokens + given.page_size - 1) / given.page_size : 1, given.page_stride}};
+                           axis{"page", paged ? (given.tokens + given.page_size - 1) / given.page_size : 1, given.page_stride},
+                           axis{"layer", layer_stride == 0 ? 1 : layers, layer_stride}};
   if (paged && axes[2].count > 1) axes[0].count = given.page_size;
   // From the smallest stride on, each axis steps over all that those before it reach. Rows that are no single run may
   // interleave.
@@ -67,6 +79,20 @@ void check_strides(basic_rows<Memory> const& given, char const* what, std::int64
   }
 }
 
+/// Every row has a page. Throws invalid_value.
+inline void check_pages(basic_rows<host_memory> const& given) {
+  if (given.pages == nullptr || given.indices != nullptr || given.tokens < 1) return;
+  std::int64_t const count = (given.tokens - 1) / given.page_size + 1;
+  for (std::int64_t head = 0; head < (given.page_table_stride == 0 ? 1 : given.heads); ++head) {
+    std::int32_t const* const table = given.pages + head * given.page_table_stride;
+    std::int32_t const* const none = std::find_if(table, table + count, [](std::int32_t page) { return page < 0; });
+    KVPOLICY_EXPECTS(none == table + count, "the view's page table has " + std::to_string(none == table + count ? 0 : *none) +
+                                                " at entry " + std::to_string(none - table) + " of " + std::to_string(count) +
+                                                "; give the page of each row, or name the rows that are there in "
+                                                "prompt_signals::resident");
+  }
+}
+
 /// The last page holds the last tokens alone, as it does not in a table that was not filled to its end. Earlier entries may
 /// repeat: an engine may put one page where all rows were dropped. Throws invalid_value.
 inline void check_last_page(basic_rows<host_memory> const& given) {
@@ -74,6 +100,8 @@ inline void check_last_page(basic_rows<host_memory> const& given) {
   std::int64_t const last = (given.tokens - 1) / given.page_size;
   for (std::int64_t head = 0; head < (given.page_table_stride == 0 ? 1 : given.heads); ++head) {
     std::int32_t const* const table = given.pages + head * given.page_table_stride;
+    KVPOLICY_EXPECTS(table[last] >= 0, "the view's page table has " + std::to_string(table[last]) + " at entry " +
+                                           std::to_string(last) + ", the last tokens' page; give the page that they are in");
     std::int32_t const* const same = std::find(table, table + last, table[last]);
     KVPOLICY_EXPECTS(same == table + last, "the view's page table names page " + std::to_string(table[last]) + " at entries " +
                                                std::to_string(same - table) + " and " + std::to_string(last) +

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <span>
 #include <utility>
 #include <vector>
@@ -123,6 +124,17 @@ class rule_pair {
   void visit_statistics(statistic_visitor const& visit) const {
     retain_.visit_statistics(visit);
     retrieve_.visit_statistics(visit);
+  }
+  /// Of which cache the state is: it is refused for another.
+  template <class Archive>
+  void archive_shape(Archive& a) const {
+    std::array<std::int64_t, 6> const here{shape_.layers,   shape_.q_heads,    shape_.kv_heads,
+                                           shape_.head_dim, shape_.max_tokens, static_cast<std::int64_t>(shape_.type)};
+    std::array<std::int64_t, 6> saved = here;
+    a(saved);
+    if constexpr (Archive::reads) {
+      if (saved != here) Archive::refuse();
+    }
   }
   template <class Archive>
   void archive(Archive& a) {

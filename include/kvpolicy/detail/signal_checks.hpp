@@ -47,6 +47,7 @@ void check_layer_apart(View const& view, layer_id layer, void const*& of_first) 
         "layer " + std::to_string(layer.value) +
             " has layer 0's keys or values: byte_strides::layer is 0; set it to the bytes from one layer to the next, or "
             "give each layer a view of its own");
+    check_strides(view.keys(layer), "the view's keys", layer.value, view.shape().layers, view.key_strides.layer);
   }
 }
 
@@ -56,8 +57,11 @@ void check_view(View const& view, layer_id layer, signals needs, cache_shape con
   cache_shape given = view.shape();
   given.max_tokens = shape.max_tokens;
   KVPOLICY_EXPECTS(given == shape, "a view of " + text_of(given) + "; this request was started for " + text_of(shape));
-  auto const check_rows = [&](auto const& given_rows, char const* what) {
+  auto const check_rows = [&](auto const& given_rows, char const* what, bool of_type) {
     if (given_rows.base == nullptr) missing(what, what);
+    KVPOLICY_EXPECTS(!of_type || given_rows.type == shape.type, std::string(what) + " are " + name_of(given_rows.type) +
+                                                                    " elements, of a cache of " + name_of(shape.type) +
+                                                                    "; set rows::type in the view");
     KVPOLICY_EXPECTS(
         given_rows.heads == shape.kv_heads && given_rows.head_dim == shape.head_dim && given_rows.tokens >= view.tokens(),
         std::string(what) + " of layer " + std::to_string(layer.value) + " are " + std::to_string(given_rows.heads) +
@@ -66,8 +70,8 @@ void check_view(View const& view, layer_id layer, signals needs, cache_shape con
     check_strides(given_rows, what, layer.value);
   };
   check_elements(view, shape);
-  if (contains(needs, signals::keys)) check_rows(view.keys(layer), "the view's keys");
-  if (contains(needs, signals::values)) check_rows(view.values(layer), "the view's values");
+  if (contains(needs, signals::keys)) check_rows(view.keys(layer), "the view's keys", true);
+  if (contains(needs, signals::values)) check_rows(view.values(layer), "the view's values", false);
 }
 
 /// No id is negative. Throws invalid_value.
@@ -128,9 +132,9 @@ inline void check_signals(prompt_signals const& given, signals needs, std::int64
                      "prompt_signals::rope has " + std::to_string(r.pairs) + " pairs; rows of " +
                          std::to_string(shape.head_dim) + " channels have at most " + std::to_string(shape.head_dim / 2));
     for (std::int64_t i = 0; i < r.pairs; ++i) {
-      KVPOLICY_EXPECTS(std::isfinite(r.inverse_frequency[i]), "prompt_signals::rope has the inverse frequency " +
-                                                                  std::to_string(r.inverse_frequency[i]) + " at " +
-                                                                  std::to_string(i) + "; give radians a position");
+      KVPOLICY_EXPECTS(std::abs(r.inverse_frequency[i]) <= 3.2f,
+                       "prompt_signals::rope has the inverse frequency " + std::to_string(r.inverse_frequency[i]) + " at " +
+                           std::to_string(i) + "; give radians a position, 1 for the first pair in most models");
     }
   }
   if (contains(needs, signals::token_ids)) {

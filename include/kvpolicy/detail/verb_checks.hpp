@@ -17,8 +17,13 @@ class verb_checks {
     check_view(view, layer, needs, shape);
     if (!contains(needs, signals::keys)) return;
     check_layer_apart(view, layer, first_keys_);
+    if constexpr (std::same_as<typename View::memory, host_memory>) check_last_page(view.keys(layer));
+  }
+  /// A prompt's choice reads every row, where the view does not say which are there. Throws invalid_value.
+  template <class View>
+  void all_rows(View const& view, layer_id layer, signals needs, prompt_signals const& prompt) const {
     if constexpr (std::same_as<typename View::memory, host_memory>) {
-      if (layer.value == 0) check_last_page(view.keys(layer));
+      if (contains(needs, signals::keys) && prompt.resident.empty()) check_pages(view.keys(layer));
     }
   }
   /// A policy that reads every step's logits was not left without them for a whole unit. Throws invalid_value.

@@ -42,8 +42,8 @@ void each_page(range_list const& list, std::int64_t page_size, Visit visit) {
 /// @param pages  the engine's table: page of token t at `t / page_size`
 /// @param out  receives the pages
 /// @return the number of pages, and the tokens of the last one
-/// @throws invalid_value if the list is not made of whole pages (its last may be short), or if `pages` or `out` is too short
-///        for it
+/// @throws invalid_value if the list is not made of whole pages (its last may be short), if `pages` or `out` is too short for
+///        it, or if a page is negative
 inline page_list page_table(range_list const& list, std::int64_t page_size, std::span<std::int32_t const> pages,
                             std::span<std::int32_t> out) {
   KVPOLICY_EXPECTS(page_size >= 1, "a page of " + std::to_string(page_size) + " tokens; it needs at least 1");
@@ -52,6 +52,9 @@ inline page_list page_table(range_list const& list, std::int64_t page_size, std:
     KVPOLICY_EXPECTS(first / page_size < std::ssize(pages), "token " + std::to_string(first + tokens - 1) +
                                                                 " is past the end of the page table's " +
                                                                 std::to_string(pages.size()) + " pages");
+    std::int32_t const page = pages[static_cast<std::size_t>(first / page_size)];
+    KVPOLICY_EXPECTS(page >= 0, "token " + std::to_string(first) + " is in page " + std::to_string(page) +
+                                    " of the page table; give the page that it is in");
     ++counted.count;
     counted.last_page_tokens = static_cast<std::int32_t>(tokens);
   });

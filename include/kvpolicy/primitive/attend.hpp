@@ -49,9 +49,9 @@ void check_attention(query_window const& queries, basic_rows<Memory> const& keys
   KVPOLICY_EXPECTS(kept.lists().size() >= lists, "a selection of " + std::to_string(kept.lists().size()) + " lists for " +
                                                      std::to_string(keys.heads) + " KV heads; it is of another layer or cache");
   for (range_list const& list : kept.lists().first(lists)) {
-    KVPOLICY_EXPECTS(list.empty() || list.back().end <= keys.tokens,
-                     "a selection of tokens up to " + std::to_string(list.back().end) + " over " + std::to_string(keys.tokens) +
-                         " rows; give the rows that it was chosen from");
+    KVPOLICY_EXPECTS(list.empty() || (list.front().begin >= 0 && list.back().end <= keys.tokens),
+                     "a selection of tokens " + std::to_string(list.front().begin) + " to " + std::to_string(list.back().end) +
+                         " over " + std::to_string(keys.tokens) + " rows; give the rows that it was chosen from");
   }
   KVPOLICY_EXPECTS(
       out.rows >= queries.tokens * queries.heads && out.columns >= values.head_dim && out.row_stride >= out.columns,

@@ -82,7 +82,7 @@ class row_store {
   void retain(layer_id layer, selection const& kept, std::int64_t tokens);
   /// Drops the tokens from `tokens` on, in every layer.
   /// @param tokens  how many first tokens stay
-  void truncate(std::int64_t tokens) noexcept;
+  void truncate(std::int64_t tokens);
   void clear() noexcept;
 
   /// Returns a token's key, followed by its value.
@@ -137,6 +137,12 @@ class row_store {
     return static_cast<std::size_t>(layer.value * shape_.kv_heads + head);
   }
   /// The row of the arena that each token has, or nowhere.
+  void check_layer(layer_id layer) const;
+  /// The layer's rows are as many as it has tokens.
+  void show_tokens(layer_id layer) noexcept {
+    auto const at = static_cast<std::size_t>(layer.value);
+    keys_[at].tokens = values_[at].tokens = tokens_[at];
+  }
   std::int32_t* row_of(layer_id layer, std::int64_t head) const noexcept {
     return row_of_.get() + static_cast<std::int64_t>(index(layer, head)) * shape_.max_tokens;
   }

@@ -5,6 +5,7 @@
 #include "kvpolicy/gpu/pooling/launch_pool.hpp"
 #include "kvpolicy/gpu/pooling/unit_bounds.hpp"
 #include "kvpolicy/gpu/sentences/fill.hpp"
+#include "kvpolicy/gpu/step/context.hpp"
 #include "kvpolicy/pools/unit_mean.hpp"
 #include "kvpolicy/scorers/query_mean_dot.hpp"
 
