@@ -63,15 +63,6 @@ TEST_CASE("layers can't differ where one choice is for all, nor be fewer than no
   REQUIRE_THROWS_AS(check(rule, shape), invalid_value);
 }
 
-TEST_CASE("no more layers are dense than a model has", "[rule]") {
-  cache_shape const two_layers{.layers = 2, .q_heads = 2, .kv_heads = 2, .head_dim = 8, .max_tokens = 40};
-  presets::quest made{.tokens = 32};
-  made.layers.dense_first = 2;
-  CHECK_NOTHROW(check(made, two_layers));
-  made.layers.dense_first = 40;
-  CHECK_THROWS_AS(check(made, two_layers), invalid_value);
-}
-
 TEST_CASE("a rule is as fine as its scorer, or as its selector where that is coarser", "[rule]") {
   STATIC_REQUIRE(decltype(presets::snapkv{.after = 0}.parts().retain)::granularity == scope::head);
   STATIC_REQUIRE(decltype(presets::chunkkv{.after = 0}.parts().retain)::granularity == scope::layer);

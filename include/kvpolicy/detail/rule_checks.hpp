@@ -51,9 +51,6 @@ void check(keep<Parts...> const& rule, cache_shape const& shape) {
                    "dense_first is " + std::to_string(layers.dense_first) + ", reuse is " + std::to_string(layers.reuse) +
                        " and whole is " + std::to_string(layers.whole) +
                        "; dense_first and whole must be at least 0, reuse at least 1");
-  KVPOLICY_EXPECTS(layers.dense_first <= shape.layers, "dense_first is " + std::to_string(layers.dense_first) +
-                                                           ", of a model with " + std::to_string(shape.layers) +
-                                                           " layers; it can be all of them at most");
   KVPOLICY_EXPECTS(layers.leaders.empty() || layers.reuse == 1,
                    "reuse is " + std::to_string(layers.reuse) + ", and leaders name the groups; give one of the two");
   std::int64_t const last = layers.leaders.last_up_to(layer_set::most);
