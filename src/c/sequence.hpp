@@ -309,6 +309,7 @@ class sequence {
     made.base = t.data;
     made.type = shape_.type;
     made.heads = shape_.kv_heads;
+    made.tokens = INT64_MAX;  // each call checks the room
     made.head_dim = shape_.head_dim;
     made.head_stride = t.stride[at];
     made.token_stride = t.stride[at + 1];
