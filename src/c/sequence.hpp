@@ -98,6 +98,7 @@ class sequence {
         auto const at = static_cast<std::size_t>(l);
         keys_[at] = store.view(0).keys({l});
         values_[at] = store.view(0).values({l});
+        keys_[at].tokens = values_[at].tokens = INT64_MAX;  // each call checks how many the store has
         room_[at] = {};
       }
       store_ = &store;
