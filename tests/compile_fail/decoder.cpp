@@ -1,6 +1,6 @@
 // A policy that a decoder on a GPU takes; each definition puts a part in it that has no kernels.
-#include <kvpolicy/gpu/decoder.hpp>
 #include <kvpolicy/gpu/base/stream_device.hpp>
+#include <kvpolicy/gpu/decoder.hpp>
 #include <kvpolicy/kvpolicy.hpp>
 
 using namespace kvpolicy;

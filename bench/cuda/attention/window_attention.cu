@@ -1,8 +1,8 @@
 // A layer's keys against a prompt's last queries (SnapKV), smoothed as presets do it. One sequence after the other, as prefill
 // is.
 #include "cache.hpp"
-#include "kvpolicy/gpu/base/batch.hpp"
 #include "kvpolicy/gpu/attention/launch_prompt.hpp"
+#include "kvpolicy/gpu/base/batch.hpp"
 #include "primitives.hpp"
 
 namespace kvpolicy::bench {
