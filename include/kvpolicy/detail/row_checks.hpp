@@ -93,15 +93,25 @@ inline void check_pages(basic_rows<host_memory> const& given) {
   }
 }
 
+/// The last tokens have a page. Throws invalid_value.
+inline void check_newest_page(basic_rows<host_memory> const& given) {
+  if (given.pages == nullptr || given.indices != nullptr || given.tokens < 1) return;
+  std::int64_t const last = (given.tokens - 1) / given.page_size;
+  for (std::int64_t head = 0; head < (given.page_table_stride == 0 ? 1 : given.heads); ++head) {
+    std::int32_t const page = given.pages[head * given.page_table_stride + last];
+    KVPOLICY_EXPECTS(page >= 0, "the view's page table has " + std::to_string(page) + " at entry " + std::to_string(last) +
+                                    ", the last tokens' page; give the page that they are in");
+  }
+}
+
 /// The last page holds the last tokens alone, as it does not in a table that was not filled to its end. Earlier entries may
 /// repeat: an engine may put one page where all rows were dropped. Throws invalid_value.
 inline void check_last_page(basic_rows<host_memory> const& given) {
+  check_newest_page(given);
   if (given.pages == nullptr || given.indices != nullptr || given.tokens < 1) return;
   std::int64_t const last = (given.tokens - 1) / given.page_size;
   for (std::int64_t head = 0; head < (given.page_table_stride == 0 ? 1 : given.heads); ++head) {
     std::int32_t const* const table = given.pages + head * given.page_table_stride;
-    KVPOLICY_EXPECTS(table[last] >= 0, "the view's page table has " + std::to_string(table[last]) + " at entry " +
-                                           std::to_string(last) + ", the last tokens' page; give the page that they are in");
     std::int32_t const* const same = std::find(table, table + last, table[last]);
     KVPOLICY_EXPECTS(same == table + last, "the view's page table names page " + std::to_string(table[last]) + " at entries " +
                                                std::to_string(same - table) + " and " + std::to_string(last) +

@@ -17,7 +17,12 @@ class verb_checks {
     check_view(view, layer, needs, shape);
     if (!contains(needs, signals::keys)) return;
     check_layer_apart(view, layer, first_keys_);
-    if constexpr (std::same_as<typename View::memory, host_memory>) check_last_page(view.keys(layer));
+    if constexpr (std::same_as<typename View::memory, host_memory>) {
+      auto const keys = view.keys(layer);
+      // Layers share an engine's table. A store's tables, of each head and token, are its own, and too long for every step.
+      if (layer.value == 0 && keys.page_table_stride == 0) check_last_page(keys);
+      else check_newest_page(keys);
+    }
   }
   /// A prompt's choice reads every row, where the view does not say which are there. Throws invalid_value.
   template <class View>
