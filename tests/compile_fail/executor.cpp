@@ -3,19 +3,9 @@
 
 using namespace kvpolicy;
 
-struct device_exec {
+/// Has the core alone.
+struct device_exec : archetype::executor {
   using memory = device_memory;
-  void pool_mean(auto&&...);
-  void pool_bounds(auto&&...);
-  void pool_mean_deviation(auto&&...);
-  void score_dot(auto&&...);
-  void score_bounds(auto&&...);
-  void window_attention(auto&&...);
-  void list_attention(auto&&...);
-  void top_k(auto&&...);
-  void attend(auto&&...);
-  void attend_block(auto&&...);
-  uncertainty entropy(std::span<float const>);
 };
 static_assert(executor<device_exec>);
 
