@@ -102,7 +102,7 @@ struct model {
   std::vector<std::uint16_t> rows = std::vector<std::uint16_t>(static_cast<std::size_t>(8 * (prompt + 1) * 128), 0x3c00);
   std::vector<float> vectors = random.reals((prompt + 1) * 32 * 128);
   std::vector<std::int32_t> ids = std::vector<std::int32_t>(prompt, 3);
-  std::vector<std::uint8_t> boundary = std::vector<std::uint8_t>(50, 0);
+  std::vector<std::uint8_t> boundary{0, 0, 0, 0, 1};
 
   std::string moments_path() const {
     moments_file file{.model = "none", .layers = shape.layers, .q_heads = shape.q_heads, .pairs = 64, .moments = {}};

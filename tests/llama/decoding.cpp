@@ -80,6 +80,15 @@ void decoder::restore(std::vector<std::uint8_t> const& state) {
   if (llama_state_seq_set_data(context(), state.data(), state.size(), 0) == 0) throw std::runtime_error("no state restored");
 }
 
+std::vector<std::uint8_t> const& ends_by_length() {
+  static std::vector<std::uint8_t> const table = [] {
+    std::vector<std::uint8_t> made(257);
+    made.back() = 1;
+    return made;
+  }();
+  return table;
+}
+
 token_list random_tokens(std::int64_t count, std::uint64_t seed) {
   token_list tokens(static_cast<std::size_t>(count));
   std::uint64_t state = seed * 0x9e3779b97f4a7c15u + 12345;

@@ -66,6 +66,9 @@ class decoder {
 /// `count` tokens below the tiny vocabulary; the same seed gives the same tokens, and a longer list begins with the shorter.
 token_list random_tokens(std::int64_t count, std::uint64_t seed = 7);
 
+/// A boundary table by which none of these tokens ends a sentence: the longest do.
+std::vector<std::uint8_t> const& ends_by_length();
+
 /// A chat prompt of a real model: notes from a journey of so many days.
 token_list journey(llama_model const* model, std::size_t days);
 

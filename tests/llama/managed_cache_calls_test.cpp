@@ -266,8 +266,7 @@ constexpr std::array profile{head_profile{.role = head_role::pivot, .stability =
                              head_profile{.role = head_role::pivot, .stability = .6f}};
 
 presets::sentencekv sentencekv() {
-  static std::vector<std::uint8_t> const none(256);  // no token ends a sentence: the longest do
-  return {.tokens = 24, .keep = 2, .sentences = {.boundary = none, .longest = 12}, .after = 0};
+  return {.tokens = 24, .keep = 2, .sentences = {.boundary = ends_by_length(), .longest = 12}, .after = 0};
 }
 
 }  // namespace

@@ -97,8 +97,7 @@ presets::heterocache heterocache() {
   return {.heads = profile, .tokens = 60, .window = 3, .every = 3, .drift = .9f, .observe = 4, .after = 0};
 }
 presets::sentencekv sentencekv() {
-  static std::vector<std::uint8_t> const none(256);
-  return {.tokens = 48, .keep = 2, .sentences = {.boundary = none, .longest = 12}, .after = 0};
+  return {.tokens = 48, .keep = 2, .sentences = {.boundary = ends_by_length(), .longest = 12}, .after = 0};
 }
 presets::chess chess() {
   return {.fractions = {.tokens = 32}, .units = {.page = 4, .pages_per_chunk = 4}, .entropy = 1, .varentropy = .1f, .rest = 3};

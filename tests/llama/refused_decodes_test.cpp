@@ -123,8 +123,7 @@ TEST_CASE("a sequence without its beginning goes on, but for policies that turn 
 
 TEST_CASE("a prompt given as embeddings is refused for a policy that reads token ids") {
   model_owner const model = tiny_llama();
-  std::vector<std::uint8_t> const boundary(256);
-  session policy(presets::sentencekv{.tokens = 64, .sentences = {.boundary = boundary, .longest = 20}, .after = 0});
+  session policy(presets::sentencekv{.tokens = 64, .sentences = {.boundary = ends_by_length(), .longest = 20}, .after = 0});
   decoder ours(model.get(), &policy);
   ours.feed(random_tokens(50));
   ours.clear();

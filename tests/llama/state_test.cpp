@@ -68,8 +68,7 @@ TEST_CASE("a restored prompt is decoded as it was the first time") {
   SECTION("h2o") { check_saved(presets::h2o{.tokens = 64}); }
   SECTION("infllm") { check_saved(presets::infllm{.tokens = 96, .block = 16}); }
   SECTION("sentencekv") {
-    static std::vector<std::uint8_t> const boundary(256);
-    check_saved(presets::sentencekv{.tokens = 64, .sentences = {.boundary = boundary, .longest = 20}, .after = 0});
+    check_saved(presets::sentencekv{.tokens = 64, .sentences = {.boundary = ends_by_length(), .longest = 20}, .after = 0});
   }
   SECTION("snapkv with quest") {
     check_saved(

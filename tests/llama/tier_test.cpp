@@ -37,8 +37,7 @@ presets::heterocache heterocache() {
   return {.heads = profile, .tokens = 96, .window = 3, .every = 3, .drift = .9f, .observe = 4, .after = 3};
 }
 presets::sentencekv sentencekv() {
-  static std::vector<std::uint8_t> const none(256);  // no token ends a sentence: the longest do
-  return {.tokens = 64, .keep = 2, .sentences = {.boundary = none, .longest = 16}, .after = 3};
+  return {.tokens = 64, .keep = 2, .sentences = {.boundary = ends_by_length(), .longest = 16}, .after = 3};
 }
 auto snapkv_then_quest() {
   return policy{presets::snapkv{.tokens = 160, .after = 3}.parts().retain, presets::quest{.tokens = 64}.parts().retrieve};

@@ -135,7 +135,8 @@ void sentences_over(std::uint64_t seed, Retain draw_retain) {
     world const w(small_shape(random, 70), random);
     auto const retain = draw_retain(w.shape, random);
     std::vector<std::uint8_t> boundary;
-    for (int i = 0; i < 10; ++i) boundary.push_back(random.one_in(4) ? std::uint8_t{1} : std::uint8_t{0});
+    for (int i = 0; i < 9; ++i) boundary.push_back(random.one_in(4) ? std::uint8_t{1} : std::uint8_t{0});
+    boundary.push_back(1);
     presets::sentencekv const reader{
         .tokens = narrow(random.between(8, std::max<std::int64_t>(8, w.shape.max_tokens / 2))),
         .sinks = narrow(random.between(0, 3)),

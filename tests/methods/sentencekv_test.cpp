@@ -33,6 +33,7 @@ presets::sentencekv random_sentencekv(cache_shape const& shape, std::vector<std:
 std::vector<std::uint8_t> random_boundaries(std::int64_t vocabulary, random_source& random) {
   std::vector<std::uint8_t> made;
   for (std::int64_t i = 0; i < vocabulary; ++i) made.push_back(random.one_in(4) ? std::uint8_t{1} : std::uint8_t{0});
+  made[static_cast<std::size_t>(random.between(0, vocabulary - 1))] = 1;
   return made;
 }
 

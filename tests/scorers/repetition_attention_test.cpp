@@ -75,6 +75,8 @@ TEST_CASE("pieces follow each other, and the one that ends the text completes th
   REQUIRE(all.complete);
   REQUIRE((all.repeated.begin == 1 && all.repeated.end == 3));
   REQUIRE_THROWS_AS(after(1, {{0, 1}, {2, 3}}, {1, 1}), invalid_value);  // token 1 is left out
+  REQUIRE_THROWS_AS(after(1, {{0, 2}, {1, 3}}, {1, 1}), invalid_value);  // token 1 comes twice, token 0 would be forgotten
+  REQUIRE(after(1, {{1, 2}, {0, 3}}, {1, 1}).repeated.begin == 0);       // begins anew
 }
 
 }  // namespace

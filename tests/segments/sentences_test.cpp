@@ -80,5 +80,12 @@ TEST_CASE("a cut in the middle of a mark leaves its beginning", "[segment]") {
   CHECK(marks.ends == std::vector<std::int32_t>{4});
 }
 
+TEST_CASE("a table by which no sentence would ever end is refused", "[segment]") {
+  std::array<std::uint8_t, 3> const zeros{};
+  CHECK_THROWS_AS((segments::sentences{.boundary = zeros}.check()), invalid_value);
+  std::array<std::uint8_t, 3> const one{0, 0, 1};
+  CHECK_NOTHROW((segments::sentences{.boundary = one}.check()));
+}
+
 }  // namespace
 }  // namespace kvpolicy

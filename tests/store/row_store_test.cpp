@@ -2,6 +2,7 @@
 #include "kvpolicy/store/row_store.hpp"
 
 #include <algorithm>
+#include <array>
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <map>
@@ -10,6 +11,8 @@
 #include <vector>
 
 #include "conformance/rounds.hpp"
+#include "kvpolicy/exec/host.hpp"
+#include "kvpolicy/primitive/attend.hpp"
 #include "kvpolicy/testing/random_cache.hpp"
 
 namespace kvpolicy {
@@ -320,6 +323,31 @@ TEST_CASE("a store refuses layers that there are not, rows that lie nowhere, and
   CHECK(store.fork(3).view(5).keys({0}).tokens == 3);
   store.truncate(2);
   CHECK(store.view(5).keys({0}).tokens == 2);
+}
+
+TEST_CASE("attention over rows that a store dropped, or that are elsewhere, is refused", "[store]") {
+  cache_shape const shape{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 8, .max_tokens = 40, .type = element_type::f32};
+  block_arena arena(row_store::block_bytes(shape), 100);
+  row_store store(arena, shape);
+  engine_rows const rows(shape, shape.type, 20, 1, true);
+  store.append({0}, rows.get(), rows.get());
+  std::array<float, 16> queries{};
+  std::array<float, 16> out{};
+  host_exec exec;
+  auto const read = [&](range_list const& first, range_list const& second) {
+    std::array<range_list, 2> const lists{first, second};
+    auto const view = store.view(20);
+    attend(query_heads{queries.data(), 2, 8, 1}, view.keys({0}), view.values({0}), {scope::head, lists, 2},
+           table<float>{out.data(), 2, 8, 8}, {}, exec);
+  };
+  read({{0, 20}}, {{0, 20}});
+  std::array<range_list, 2> const kept{range_list{{0, 20}}, range_list{{0, 6}, {10, 20}}};
+  store.retain({0}, {scope::head, kept, 2}, 20);
+  read({{0, 20}}, {{0, 6}, {10, 20}});
+  std::string const why = "the keys of KV head 1 have no page for some of tokens 0 to 19, which the selection reads";
+  CHECK_THROWS_WITH(read({{0, 20}}, {{0, 20}}), Catch::Matchers::StartsWith(why));
+  store.evict({0}, 0, std::array{3});
+  CHECK_THROWS_AS(read({{2, 5}}, {{0, 6}}), invalid_value);
 }
 
 }  // namespace

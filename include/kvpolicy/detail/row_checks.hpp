@@ -8,6 +8,7 @@
 
 #include "kvpolicy/queries.hpp"
 #include "kvpolicy/rows.hpp"
+#include "kvpolicy/selection.hpp"
 
 namespace kvpolicy {
 
@@ -90,6 +91,26 @@ inline void check_pages(basic_rows<host_memory> const& given) {
                                                 " at entry " + std::to_string(none - table) + " of " + std::to_string(count) +
                                                 "; give the page of each row, or name the rows that are there in "
                                                 "prompt_signals::resident");
+  }
+}
+
+/// Every token that a head reads has a page. Throws invalid_value.
+inline void check_read_pages(basic_rows<host_memory> const& given, selection const& kept, char const* what) {
+  if (given.pages == nullptr || given.indices != nullptr) return;
+  bool const one = kept.granularity() != scope::head && given.page_table_stride == 0;
+  for (std::int64_t head = 0; head < (one ? 1 : given.heads); ++head) {
+    std::int32_t const* const table = given.pages + head * given.page_table_stride;
+    for (token_range const& range : kept.of({head})) {
+      std::int64_t const first = range.begin / given.page_size;
+      std::int64_t const last = (range.end - 1) / given.page_size + 1;
+      std::int32_t least = 0;
+      for (std::int64_t page = first; page < last; ++page) least = std::min(least, table[page]);
+      KVPOLICY_EXPECTS(least >= 0, std::string(what) + " of KV head " + std::to_string(head) +
+                                       " have no page for some of tokens " + std::to_string(range.begin) + " to " +
+                                       std::to_string(range.end - 1) +
+                                       ", which the selection reads: their rows were dropped, or moved to a tier; fetch them "
+                                       "(resident_rows::ready), or read what the store's own policy kept");
+    }
   }
 }
 

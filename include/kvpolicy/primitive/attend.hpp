@@ -17,7 +17,7 @@ namespace kvpolicy {
 /// Checks what the two attention primitives are given.
 /// @param queries, keys, values, kept, terms, out  as in attend() and attend_block()
 /// @throws invalid_value for a scale that is not set; pointers that are null; heads, channels or strides that do not fit; lists
-///         that end behind the rows; a table of another size; impossible terms
+///         that end behind the rows, or name rows without a page; a table of another size; impossible terms
 template <class Memory>
 void check_attention(query_window const& queries, basic_rows<Memory> const& keys, basic_rows<Memory> const& values,
                      selection const& kept, attention_terms const& terms, table<float> out) {
@@ -52,6 +52,10 @@ void check_attention(query_window const& queries, basic_rows<Memory> const& keys
     KVPOLICY_EXPECTS(list.empty() || (list.front().begin >= 0 && list.back().end <= keys.tokens),
                      "a selection of tokens " + std::to_string(list.front().begin) + " to " + std::to_string(list.back().end) +
                          " over " + std::to_string(keys.tokens) + " rows; give the rows that it was chosen from");
+  }
+  if constexpr (std::same_as<Memory, host_memory>) {
+    check_read_pages(keys, kept, "the keys");
+    if (values.pages != keys.pages) check_read_pages(values, kept, "the values");
   }
   KVPOLICY_EXPECTS(
       out.rows >= queries.tokens * queries.heads && out.columns >= values.head_dim && out.row_stride >= out.columns,

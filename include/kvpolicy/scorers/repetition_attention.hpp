@@ -68,15 +68,16 @@ struct repetition_attention {
   /// Scores the tokens that a piece repeats, in one layer.
   /// @param input  the piece's, with its queries; its tokens are the view's last
   /// @param exec  the executor
-  /// @throws invalid_value if the piece leaves out tokens behind those that were repeated
+  /// @throws invalid_value if the piece neither goes on behind those before it nor begins anew
   template <class Input, executor Exec>
   void hear(Input const& input, Exec& exec) const {
     memory& m = input.memory;
     token_span const piece = input.prompt->repeats;
     bool const goes_on = !m.repeated.empty() && !m.complete;
-    KVPOLICY_EXPECTS(!goes_on || piece.begin <= m.repeated.end, "a repetition of tokens from " + std::to_string(piece.begin) +
-                                                                    " on, where those up to " + std::to_string(m.repeated.end) +
-                                                                    " were repeated; repeat from there on");
+    KVPOLICY_EXPECTS(!goes_on || piece.begin == m.repeated.end || piece.begin <= m.repeated.begin,
+                     "a repetition of tokens from " + std::to_string(piece.begin) + " on, where those from " +
+                         std::to_string(m.repeated.begin) + " up to " + std::to_string(m.repeated.end) +
+                         " were repeated; go on behind them, or begin anew where they begin");
     std::int64_t const first = std::min<std::int64_t>(sinks, piece.begin);
     std::int64_t const before = first + piece.end - piece.begin;
     std::int64_t const fresh = input.tokens - input.prompt->first;

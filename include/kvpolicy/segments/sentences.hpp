@@ -29,6 +29,9 @@ struct sentences {
         !boundary.empty(),
         "`boundary` is empty; it needs one entry for each token of the vocabulary, not 0 if the token ends a sentence "
         "(in C: the second argument of kvpolicy_policy_parse)");
+    KVPOLICY_EXPECTS(std::ranges::any_of(boundary, [](std::uint8_t mark) { return mark != 0; }),
+                     "`boundary` has " + std::to_string(boundary.size()) +
+                         " entries, all 0, so no sentence would end; fill it with sentence_mark() of each token's text");
   }
 
   /// Returns what is known of a sentence behind a token: whether it ends there, and else the bytes of a mark that has begun.
