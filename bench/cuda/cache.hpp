@@ -9,6 +9,7 @@
 #include "gpu.hpp"
 #include "kvpolicy/gpu/attention/attend.hpp"
 #include "kvpolicy/gpu/base/batch.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/interop/flashinfer.hpp"
 
 namespace kvpolicy::bench {

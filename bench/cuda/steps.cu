@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "cache.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/gpu/decoder.hpp"
 #include "kvpolicy/gpu/gpu_exec.hpp"
 #include "kvpolicy/kvpolicy.hpp"

@@ -16,6 +16,7 @@
 #include "cuda/batch_cache.hpp"
 #include "cuda/test_device.hpp"
 #include "kvpolicy/exec/host.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/gpu/decoder.hpp"
 
 namespace kvpolicy_test {

@@ -6,6 +6,7 @@
 
 #include "cuda/batch_cache.hpp"
 #include "cuda/emulated.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/gpu/decoder.hpp"
 #include "kvpolicy/kvpolicy.hpp"
 

@@ -1,4 +1,5 @@
 #include "kvpolicy/gpu/hierarchy/step.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 

@@ -1,4 +1,5 @@
 #include "kvpolicy/gpu/step/page_table.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers.hpp>

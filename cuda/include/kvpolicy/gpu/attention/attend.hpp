@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kvpolicy/gpu/attention/attend_split.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 
 namespace kvpolicy::gpu::detail {
 

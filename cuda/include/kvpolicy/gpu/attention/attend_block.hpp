@@ -5,6 +5,7 @@
 
 #include "kvpolicy/gpu/attention/logit_tile.hpp"
 #include "kvpolicy/gpu/attention/softmax_state.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 
 namespace kvpolicy::gpu::detail {
 

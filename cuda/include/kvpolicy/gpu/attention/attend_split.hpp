@@ -5,6 +5,7 @@
 
 #include "kvpolicy/gpu/attention/lists.hpp"
 #include "kvpolicy/gpu/attention/softmax_state.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 
 namespace kvpolicy::gpu::detail {
 

@@ -132,6 +132,48 @@ class row_reader {
     if (rows_.packed) return widen(load_raw(offset, part), x);
     load_apart(offset, part, x);
   }
+  /// Visits channels [8 part, 8 part + 8) of a head's tokens, in order. Packed rows of a page are several at once on their way.
+  /// @param head  the head
+  /// @param begin,end  the tokens
+  /// @param part  which 8 channels
+  /// @param each  called with `float (&)[8]`
+  /// @tparam AtOnce  how many rows
+  template <int AtOnce = 8, class Each>
+  KVPOLICY_KERNEL void each_row(std::int64_t head, std::int64_t begin, std::int64_t end, std::int32_t part, Each each) const {
+    float x[8];
+    if (!rows_.packed) {
+      for (std::int64_t t = begin; t < end; ++t) {
+        load_apart(offset(head, t), part, x);
+        each(x);
+      }
+      return;
+    }
+    constexpr int at_once = E == element_type::f32 ? AtOnce / 2 : AtOnce;
+    while (begin < end) {
+      std::int64_t run = rows_.indices.data != nullptr ? 1 : end - begin;  // rows that are token_stride apart
+      if (rows_.pages.data != nullptr) {
+        auto const t = static_cast<std::int32_t>(at(head, begin));
+        std::int32_t const in_page = rows_.page_shift >= 0 ? t & (rows_.page_size - 1) : t % rows_.page_size;
+        if (rows_.page_size - in_page < run) run = rows_.page_size - in_page;
+      }
+      std::int64_t from = offset(head, begin);
+      begin += run;
+      for (; run >= at_once; run -= at_once, from += at_once * rows_.token_stride) {
+        raw lying[at_once];
+        KVPOLICY_UNROLL
+        for (int i = 0; i < at_once; ++i) lying[i] = load_raw(from + i * rows_.token_stride, part);
+        KVPOLICY_UNROLL
+        for (int i = 0; i < at_once; ++i) {
+          widen(lying[i], x);
+          each(x);
+        }
+      }
+      for (; run > 0; --run, from += rows_.token_stride) {
+        widen(load_raw(from, part), x);
+        each(x);
+      }
+    }
+  }
   /// Loads one channel of a row.
   /// @param offset  of the row
   /// @param channel  which channel
@@ -161,66 +203,6 @@ class row_reader {
   decltype(std::declval<B&>().global(buffer<std::int32_t const>{})) indices_;
   std::int64_t sequence_;
 };
-
-/// Queries or outputs: vectors of floats or 16-bit elements, which are read or written once.
-struct vector_rows {
-  void* base = nullptr;
-  std::int64_t elements = 0;  ///< from base on, for the GPU emulator
-  element_type type = element_type::f32;
-  std::int64_t sequence_stride = 0;  ///< elements
-  std::int64_t token_stride = 0;     ///< elements
-  std::int64_t head_stride = 0;      ///< elements
-
-  /// Returns the elements as a buffer of their type.
-  template <element_type E>
-  constexpr buffer<stored<E>> as() const noexcept {
-    return {static_cast<stored<E>*>(base), elements};
-  }
-};
-
-/// Reads element i of vectors.
-/// @param block  the thread's block
-/// @param from  the vectors
-/// @param i  which element
-template <class B>
-KVPOLICY_KERNEL float get(B& block, vector_rows const& from, std::int64_t i) {
-  if (from.type == element_type::f32) return block.global(buffer<float const>(from.as<element_type::f32>()))[i];
-  std::uint16_t const half = block.global(buffer<std::uint16_t const>(from.as<element_type::f16>()))[i];
-  return from.type == element_type::f16 ? widened<element_type::f16>(half) : widened<element_type::bf16>(half);
-}
-
-/// Reads eight elements of vectors: as get(), but the type is looked at once.
-/// @param block  the thread's block
-/// @param from  the vectors
-/// @param first  the first element
-/// @param x  where they go
-template <class B>
-KVPOLICY_KERNEL void get_eight(B& block, vector_rows const& from, std::int64_t first, float (&x)[8]) {
-  if (from.type == element_type::f32) {
-    auto const floats = block.global(buffer<float const>(from.as<element_type::f32>()));
-    KVPOLICY_UNROLL
-    for (int i = 0; i < 8; ++i) x[i] = floats[first + i];
-    return;
-  }
-  auto const halves = block.global(buffer<std::uint16_t const>(from.as<element_type::f16>()));
-  KVPOLICY_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    std::uint16_t const half = halves[first + i];
-    x[i] = from.type == element_type::f16 ? widened<element_type::f16>(half) : widened<element_type::bf16>(half);
-  }
-}
-
-/// Writes element i of vectors.
-/// @param block  the thread's block
-/// @param to  the vectors
-/// @param i  which element
-/// @param value  the element
-template <class B>
-KVPOLICY_KERNEL void put(B& block, vector_rows const& to, std::int64_t i, float value) {
-  if (to.type == element_type::f32) block.global(to.as<element_type::f32>())[i] = value;
-  else if (to.type == element_type::f16) block.global(to.as<element_type::f16>())[i] = narrowed<element_type::f16>(value);
-  else block.global(to.as<element_type::bf16>())[i] = narrowed<element_type::bf16>(value);
-}
 
 /// How many threads of a warp share a row: a power of two that holds the row's parts, at most 32.
 struct row_lanes {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kvpolicy/gpu/base/rows.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 
 namespace kvpolicy::gpu::detail {
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvpolicy/gpu/attention/lists.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 
 namespace kvpolicy::gpu::detail {
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kvpolicy/gpu/attention/launch_attend.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/gpu/drift/looks.hpp"
 #include "kvpolicy/gpu/step/context.hpp"
 #include "kvpolicy/pools/none.hpp"

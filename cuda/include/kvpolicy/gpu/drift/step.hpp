@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kvpolicy/gpu/base/top_k.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/gpu/drift/looks.hpp"
 #include "kvpolicy/gpu/step/host_prompts.hpp"
 #include "kvpolicy/selectors/top.hpp"

@@ -1,6 +1,7 @@
 // The four verbs' executor over a device: every primitive as launches, its small tables on the host or the device.
 #pragma once
 
+#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/gpu/exec/prompt.hpp"
 
 namespace kvpolicy::gpu {

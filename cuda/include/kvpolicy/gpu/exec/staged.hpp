@@ -10,6 +10,7 @@
 #include "kvpolicy/gpu/attention/launch_prompt.hpp"
 #include "kvpolicy/gpu/base/extent.hpp"
 #include "kvpolicy/gpu/base/top_k.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/gpu/pooling/launch_pool.hpp"
 #include "kvpolicy/gpu/pooling/score_dot.hpp"
 #include "kvpolicy/gpu/retain/launch_scores.hpp"

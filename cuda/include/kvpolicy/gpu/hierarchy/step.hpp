@@ -7,6 +7,7 @@
 
 #include "kvpolicy/exec/host.hpp"
 #include "kvpolicy/gpu/base/top_k.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/gpu/hierarchy/page_list.hpp"
 #include "kvpolicy/gpu/hierarchy/trigger.hpp"
 #include "kvpolicy/selectors/cascade.hpp"

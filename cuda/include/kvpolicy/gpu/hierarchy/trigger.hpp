@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/gpu/hierarchy/entropy.hpp"
 #include "kvpolicy/gpu/hierarchy/page_trigger.hpp"
 #include "kvpolicy/gpu/step/context.hpp"

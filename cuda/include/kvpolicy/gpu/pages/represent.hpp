@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kvpolicy/gpu/base/radix.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/gpu/pooling/rope_reader.hpp"
 
 namespace kvpolicy::gpu::detail {

@@ -14,6 +14,7 @@ namespace kvpolicy::gpu::detail {
 template <element_type E, bool Turned>
 struct pool_mean_of : no_shared {
   static constexpr unsigned threads = 128;
+  static constexpr unsigned least_blocks = Turned ? 1 : 8;  ///< all units of 32 of 32K tokens at once on an H100
   struct arguments {
     batch_rows keys;
     pooled_tokens what;
@@ -40,26 +41,22 @@ struct pool_mean_of : no_shared {
       if (mine.already > 0 && mine.part * 8 + i < a.keys.head_dim) mean[i] = means[at + i];
     }
     auto count = static_cast<float>(mine.already);
-    auto const fold = [&](auto read) {
-      KVPOLICY_UNROLL_4
-      for (std::int64_t t = mine.begin; t < mine.end; ++t) {
-        float x[8];
-        read(t, x);
-        count += 1;
-        float const share = 1 / count;
-        KVPOLICY_UNROLL
-        for (int i = 0; i < 8; ++i) mean[i] = count == 1 ? x[i] : mean[i] + (x[i] - mean[i]) * share;
-      }
+    auto const fold = [&](float const(&x)[8]) {
+      count += 1;
+      float const share = 1 / count;
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 8; ++i) mean[i] = count == 1 ? x[i] : mean[i] + (x[i] - mean[i]) * share;
     };
     if constexpr (Turned) {
       auto const rope = a.rotated.in(block);
-      fold([&](std::int64_t t, float(&x)[8]) {
+      KVPOLICY_UNROLL_4
+      for (std::int64_t t = mine.begin; t < mine.end; ++t) {
+        float x[8];
         rope.load(keys, keys.offset(block.y(), t), keys.at(block.y(), t), mine.part, x);
-      });
-    } else if (keys.packed()) {
-      fold([&](std::int64_t t, float(&x)[8]) { keys.widen(keys.load_raw(keys.offset(block.y(), t), mine.part), x); });
+        fold(x);
+      }
     } else {
-      fold([&](std::int64_t t, float(&x)[8]) { keys.load_apart(keys.offset(block.y(), t), mine.part, x); });
+      keys.template each_row<4>(block.y(), mine.begin, mine.end, mine.part, fold);
     }
     KVPOLICY_UNROLL
     for (int i = 0; i < 8; ++i) {
@@ -121,17 +118,12 @@ struct pool_bounds_body : no_shared {
         low[i] = widened<E>(old_low);
       }
     }
-    keys.with_part(block, mine.part, [&](auto read) {
-      KVPOLICY_UNROLL_4
-      for (std::int64_t t = mine.begin; t < mine.end; ++t) {
-        float x[8];
-        read(t, x);
-        KVPOLICY_UNROLL
-        for (int i = 0; i < 8; ++i) {  // comparisons that a NaN fails
-          float const value = x[i] > most ? most : x[i] < -most ? -most : x[i];
-          if (value > high[i]) high[i] = value;
-          if (value < low[i]) low[i] = value;
-        }
+    keys.each_row(block, mine, [&](float const(&x)[8]) {
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 8; ++i) {  // comparisons that a NaN fails
+        float const value = x[i] > most ? most : x[i] < -most ? -most : x[i];
+        if (value > high[i]) high[i] = value;
+        if (value < low[i]) low[i] = value;
       }
     });
     KVPOLICY_UNROLL
@@ -180,18 +172,14 @@ struct pool_mean_deviation_body : no_shared {
       }
     }
     auto count = static_cast<float>(mine.already);
-    keys.with_part(block, mine.part, [&](auto read) {
-      for (std::int64_t t = mine.begin; t < mine.end; ++t) {
-        float x[8];
-        read(t, x);
-        bool const fresh = count == 0;
-        count += 1;
-        KVPOLICY_UNROLL
-        for (int i = 0; i < 8; ++i) {
-          float const before = fresh ? x[i] : mean[i];
-          mean[i] = before + (x[i] - before) / count;
-          squares[i] += (x[i] - before) * (x[i] - mean[i]);
-        }
+    keys.each_row(block, mine, [&](float const(&x)[8]) {
+      bool const fresh = count == 0;
+      count += 1;
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        float const before = fresh ? x[i] : mean[i];
+        mean[i] = before + (x[i] - before) / count;
+        squares[i] += (x[i] - before) * (x[i] - mean[i]);
       }
     });
     constexpr float most = largest(E);

@@ -65,15 +65,14 @@ class pooled_keys {
         last_(listed_ ? list_.count() : what.last.of(block, block.z())) {}
 
   KVPOLICY_KERNEL std::int64_t last() const { return last_; }
-  /// fold(read) with a read(token, x) that knows what rows are like: a loop over packed ones, of which four are on their way at
-  /// once, has nothing else in it.
-  template <class Fold>
-  KVPOLICY_KERNEL void with_part(B& block, std::int32_t part, Fold fold) const {
-    auto const offset_of = [&](std::int64_t token) { return keys_.offset(block.y(), token); };
-    if (keys_.packed() && !listed_) {
-      fold([&](std::int64_t token, float(&x)[8]) { keys_.widen(keys_.load_raw(offset_of(token), part), x); });
-    } else {
-      fold([&](std::int64_t token, float(&x)[8]) { keys_.load(offset_of(listed_ ? list_.token(token) : token), part, x); });
+  /// Calls each(x) with 8 channels of each token of an item, in order.
+  template <class Each>
+  KVPOLICY_KERNEL void each_row(B& block, pool_item const& item, Each each) const {
+    if (!listed_) return keys_.each_row(block.y(), item.begin, item.end, item.part, each);
+    for (std::int64_t t = item.begin; t < item.end; ++t) {
+      float x[8];
+      keys_.load(keys_.offset(block.y(), list_.token(t)), item.part, x);
+      each(x);
     }
   }
 

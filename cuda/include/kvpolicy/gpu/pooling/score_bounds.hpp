@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kvpolicy/gpu/base/rows.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/primitive/score.hpp"
 
 namespace kvpolicy::gpu::detail {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kvpolicy/gpu/attention/lists.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/gpu/pooling/pool.hpp"
 #include "kvpolicy/segments/sentence_mark.hpp"
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kvpolicy/gpu/attention/launch_attend.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/gpu/pooling/launch_pool.hpp"
 #include "kvpolicy/gpu/pooling/unit_bounds.hpp"
 #include "kvpolicy/gpu/sentences/fill.hpp"

@@ -7,6 +7,7 @@
 
 #include "kvpolicy/budgets/by_head.hpp"
 #include "kvpolicy/gpu/base/batch.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/gpu/step/arrays.hpp"
 #include "kvpolicy/policy.hpp"
 

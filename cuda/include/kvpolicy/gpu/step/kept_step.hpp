@@ -1,6 +1,7 @@
 // What a decoder keeps of a step's tokens until it is known which of them stay.
 #pragma once
 
+#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/gpu/step/context.hpp"
 
 namespace kvpolicy::gpu::detail {
