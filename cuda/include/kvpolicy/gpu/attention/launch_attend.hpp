@@ -8,6 +8,7 @@
 #include "kvpolicy/gpu/attention/list_weights.hpp"
 #include "kvpolicy/gpu/attention/logits_tensor.hpp"
 #include "kvpolicy/gpu/base/device.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 
 namespace kvpolicy::gpu::detail {
 
@@ -103,8 +104,19 @@ void launch_group_weights(D& device, buffer<float const> logits, std::int64_t st
   std::int32_t const rows_of_head = a.group * a.window;
   std::int32_t const rows = a.keys.heads * rows_of_head;
   buffer<float> const statistics = device.template scratch<float>(a.sequences * rows * 2);
-  device.template launch<softmax_rows_body>({rows, a.sequences, 1},
-                                            {logits, stride, a.lists, a.first, rows, rows_of_head, statistics});
+  buffer<std::int32_t> const counters = device.counters();
+  std::int64_t const rows_in_all = a.sequences * rows;
+  std::int64_t const parts =
+      rows_in_all > counters.size
+          ? 1
+          : std::min<std::int64_t>(
+                softmax_rows_body::most_parts,
+                blocks_of_row<softmax_rows_body>(device, a.most_tokens, softmax_rows_body::threads * softmax_rows_body::at_once,
+                                                 rows_in_all));
+  buffer<float> const partial = parts > 1 ? device.template scratch<float>(rows_in_all * parts * 2) : buffer<float>{};
+  device.template launch<softmax_rows_body>(
+      {parts, rows, a.sequences},
+      {logits, stride, a.lists, a.first, rows, rows_of_head, statistics, static_cast<std::int32_t>(parts), partial, counters});
   std::int32_t const heads = a.keys.heads * a.window;
   std::int32_t const blocks =
       blocks_of_row<group_weights_body>(device, a.most_tokens, group_weights_body::threads, heads * a.sequences);

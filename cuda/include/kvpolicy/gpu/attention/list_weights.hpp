@@ -1,9 +1,9 @@
 // Softmax over rows that don't fit a block: statistics first, then weights, merged over query groups.
 #pragma once
 
-#include <cmath>
-
 #include "kvpolicy/gpu/attention/lists.hpp"
+#include "kvpolicy/gpu/attention/softmax_state.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 
 namespace kvpolicy::gpu::detail {
 
@@ -69,11 +69,13 @@ struct list_logits_body {
   }
 };
 
-/// For each row of logits: its maximum, and 1 / sum of e^(logit - maximum). Log-sum-exp in a fixed order.
+/// For each row of logits: its maximum, and 1 / sum of e^(logit - maximum). Blocks share a row; parts are merged in their
+/// order.
 struct softmax_rows_body {
   static constexpr unsigned threads = 512;
   static constexpr char const* name = "softmax_rows";
-  static constexpr int at_once = 8;  ///< logits of a thread that are on their way together
+  static constexpr int at_once = 8;               ///< logits of a thread that are on their way together
+  static constexpr std::int64_t most_parts = 32;  ///< of a row: the last block's lanes merge them
   struct arguments {
     buffer<float const> logits;  ///< `[rows, stride]`
     std::int64_t stride = 0;
@@ -81,50 +83,77 @@ struct softmax_rows_body {
     std::int64_t first = 0;
     std::int32_t q_heads = 0;
     std::int32_t group = 1;
-    buffer<float> statistics;  ///< `[rows, 2]`
+    buffer<float> statistics;       ///< `[rows, 2]`
+    std::int32_t parts = 1;         ///< blocks that share a row
+    buffer<float> partial;          ///< `[rows, parts, 2]`: maxima and sums, if there are several
+    buffer<std::int32_t> counters;  ///< `[rows]` zeros, likewise
   };
   template <class B>
   struct shared {
     typename B::template reduce_storage<float> most;
     typename B::template reduce_storage<float> total;
     typename B::template array<float, 1> found;
+    typename B::last_storage last;
   };
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
-    unsigned const q = block.x();
-    list_reader<B> const list(block, a.lists, block.y(), q / static_cast<unsigned>(a.group));
+    unsigned const q = block.y();
+    list_reader<B> const list(block, a.lists, block.z(), q / static_cast<unsigned>(a.group));
     if (list.count() <= a.first) return;
-    std::int64_t const row = static_cast<std::int64_t>(block.y()) * a.q_heads + q;
-    auto const logits = block.global(a.logits);
-    std::int64_t const count = list.count() - a.first;
-    auto const each = [&](auto visit) {
-      for (std::int64_t base = block.thread(); base < count; base += at_once * B::threads) {
-        float logit[at_once];
-        KVPOLICY_UNROLL
-        for (int i = 0; i < at_once; ++i) {
-          std::int64_t const at = base + i * B::threads;
-          logit[i] = logits[row * a.stride + (at < count ? at : count - 1)];
-        }
-        KVPOLICY_UNROLL
-        for (int i = 0; i < at_once; ++i) {
-          if (base + i * B::threads < count) visit(logit[i]);
-        }
-      }
-    };
-    float most = -__builtin_huge_valf();
-    each([&](float x) { most = x > most ? x : most; });
-    most = block.reduce(s.most, most, [](float x, float y) { return x > y ? x : y; });
+    std::int64_t const row = static_cast<std::int64_t>(block.z()) * a.q_heads + q;
+    softmax_state<powers_of_e> part = of_thread(block, a, row, list.count() - a.first);
+    float const most = block.reduce(s.most, part.most, [](float x, float y) { return fmaxf(x, y); });
     if (block.thread() == 0) s.found[0] = most;
     block.sync();
-    most = s.found[0];
-    float total = 0;
-    each([&](float x) { total += expf(x - most); });
-    total = block.reduce(s.total, total, [](float x, float y) { return x + y; });
-    if (block.thread() != 0) return;
+    part.total *= part.raise(s.found[0]);
+    part.total = block.reduce(s.total, part.total, [](float x, float y) { return x + y; });
     auto const statistics = block.global(a.statistics);
-    statistics[row * 2] = most;
-    statistics[row * 2 + 1] = 1 / total;
+    if (a.parts > 1) {
+      auto const partial = block.global(a.partial);
+      if (block.thread() == 0) {
+        partial[(row * a.parts + block.x()) * 2] = part.most;
+        partial[(row * a.parts + block.x()) * 2 + 1] = part.total;
+      }
+      if (!block.last_of(s.last, a.counters, row, a.parts) || block.tile().index() != 0) return;
+      auto const lane = static_cast<std::int32_t>(block.tile().lane());
+      part = {};
+      if (lane < a.parts) {
+        part.most = partial[(row * a.parts + lane) * 2];
+        part.total = partial[(row * a.parts + lane) * 2 + 1];
+      }
+      for (unsigned mask = 16; mask > 0; mask /= 2) part.merge_lane(block.tile(), mask);
+    }
+    if (block.thread() != 0) return;
+    statistics[row * 2] = part.most;
+    statistics[row * 2 + 1] = 1 / part.total;
+  }
+
+ private:
+  /// The thread's part of the block's part of a row.
+  template <class B>
+  KVPOLICY_KERNEL static softmax_state<powers_of_e> of_thread(B& block, arguments const& a, std::int64_t row,
+                                                              std::int64_t count) {
+    auto const logits = block.global(a.logits);
+    softmax_state<powers_of_e> part;
+    constexpr std::int64_t turn = at_once * B::threads;
+    for (std::int64_t base = block.x() * turn + block.thread(); base < count; base += a.parts * turn) {
+      float logit[at_once];
+      float most = part.most;
+      KVPOLICY_UNROLL
+      for (int i = 0; i < at_once; ++i) {
+        std::int64_t const at = base + i * B::threads;
+        logit[i] = logits[row * a.stride + (at < count ? at : base)];
+      }
+      KVPOLICY_UNROLL
+      for (int i = 0; i < at_once; ++i) most = fmaxf(most, logit[i]);
+      part.total *= part.raise(most);
+      KVPOLICY_UNROLL
+      for (int i = 0; i < at_once; ++i) {
+        if (base + i * B::threads < count) part.total += part.weight(logit[i]);
+      }
+    }
+    return part;
   }
 };
 

@@ -4,6 +4,7 @@
 #include "kvpolicy/gpu/attention/list_weights.hpp"
 #include "kvpolicy/gpu/attention/lists.hpp"
 #include "kvpolicy/gpu/base/tensor_queries.hpp"
+#include "kvpolicy/gpu/base/vectors.hpp"
 
 namespace kvpolicy::gpu::detail {
 
@@ -47,12 +48,21 @@ struct list_logits_tensor_body : no_shared {
       std::int64_t const i = from + g < count ? from + g : count - 1;
       return keys.offset(head, list.token(a.first + i));
     };
-    std::int64_t next = place_of(at);
-    for (std::int64_t const step = 8 * warps * a.blocks; at < count; at += step) {
-      typename row_reader<E, B>::raw key[Chunks];
+    using packs = typename row_reader<E, B>::raw;
+    auto const load = [&](std::int64_t from, packs(&into)[Chunks]) {
       KVPOLICY_UNROLL
-      for (int c = 0; c < Chunks; ++c) key[c] = keys.load_raw(next, t + 4 * c);
-      next = place_of(at + step);
+      for (int c = 0; c < Chunks; ++c) into[c] = keys.load_raw(from, t + 4 * c);
+    };
+    std::int64_t const step = 8 * warps * a.blocks;
+    packs coming[Chunks] = {};
+    load(place_of(at), coming);
+    std::int64_t next = place_of(at + step);
+    for (; at < count; at += step) {  // the next rows are on their way, and the place of those after them
+      packs key[Chunks];
+      KVPOLICY_UNROLL
+      for (int c = 0; c < Chunks; ++c) key[c] = coming[c];
+      if (at + step < count) load(next, coming);
+      next = place_of(at + 2 * step);
       float product[4] = {};
       query.multiply(tile, key, product);
       std::int64_t const q = static_cast<std::int64_t>(block.z()) * a.keys.heads * a.rows_of_head + first_q + g;
