@@ -70,9 +70,15 @@ resident_rows::resident_rows(tiers::any_tier& tier, row_store& store, tiers::res
                                                          " bytes; a key and a value of this cache have " +
                                                          std::to_string(row_bytes_));
   KVPOLICY_EXPECTS(options.slots >= 0, std::to_string(options.slots) + " rows of fast memory; they can't be negative");
+  KVPOLICY_EXPECTS(tier.enlist(options.request),
+                   "another sequence has request " + std::to_string(options.request) + " of " + tier.describe() +
+                       ", and its rows have the same keys; give each sequence its own resident_options::request");
 }
 
-resident_rows::~resident_rows() { truncate(0); }
+resident_rows::~resident_rows() {
+  truncate(0);
+  tier_->strike(options_.request);
+}
 
 tiers::block_key resident_rows::key_of(layer_id layer, std::int64_t head, std::int32_t token) const noexcept {
   return {options_.request, static_cast<std::int32_t>(layer.value), static_cast<std::int32_t>(head), token, generation_};
@@ -111,6 +117,11 @@ void resident_rows::put_away(layer_id layer, selection const& retained, std::int
                    "layer " + std::to_string(layer.value) + " with " + std::to_string(stay.size()) +
                        " numbers of tokens that stay; there are layers 0 to " + std::to_string(shape_.layers - 1) + " of " +
                        std::to_string(shape_.kv_heads) + " KV heads");
+  KVPOLICY_EXPECTS(tokens <= store_->tokens(layer), "a prompt of " + std::to_string(tokens) + " tokens; the store has " +
+                                                        std::to_string(store_->tokens(layer)) + " in layer " +
+                                                        std::to_string(layer.value));
+  KVPOLICY_EXPECTS(std::ranges::min(stay) >= 0, "a head of which " + std::to_string(std::ranges::min(stay)) +
+                                                    " tokens stay; give request::always_read() of each");
   writes_.clear();
   for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
     head_state& head = at(layer, h);
@@ -153,6 +164,10 @@ void resident_rows::put_away(layer_id layer, selection const& retained, std::int
 }
 
 selection resident_rows::ready(layer_id layer, selection const& kept) {
+  KVPOLICY_EXPECTS(store_->tokens(layer) >= put_end_,
+                   "layer " + std::to_string(layer.value) + " has " + std::to_string(store_->tokens(layer)) +
+                       " tokens, and a prompt of " + std::to_string(put_end_) +
+                       " was put away; call resident_rows::truncate() before row_store::truncate()");
   ++now_;
   if (!options_.wait) touch_committed(layer);
   bool ended = end_get(layer, options_.wait, true);

@@ -118,6 +118,23 @@ void row_store::check_layer(layer_id layer) const {
                    "layer " + std::to_string(layer.value) + "; this store has 0 to " + std::to_string(shape_.layers - 1));
 }
 
+void row_store::check_head(layer_id layer, std::int64_t head) const {
+  check_layer(layer);
+  KVPOLICY_EXPECTS(head >= 0 && head < shape_.kv_heads, "KV head " + std::to_string(head) + "; this store has 0 to " +
+                                                            std::to_string(shape_.kv_heads - 1) +
+                                                            ", and query head h reads KV head h / (q_heads / kv_heads)");
+}
+
+std::int64_t row_store::tokens(layer_id layer) const {
+  check_layer(layer);
+  return tokens_[static_cast<std::size_t>(layer.value)];
+}
+
+std::int64_t row_store::rows_of(layer_id layer, std::int64_t head) const {
+  check_head(layer, head);
+  return at(layer, head).count;
+}
+
 void row_store::append(layer_id layer, rows const& keys, rows const& values) {
   check_layer(layer);
   std::int64_t& before = tokens_[static_cast<std::size_t>(layer.value)];
@@ -154,6 +171,8 @@ void row_store::append(layer_id layer, rows const& keys, rows const& values) {
 
 void row_store::retain(layer_id layer, selection const& kept, std::int64_t tokens) {
   check_layer(layer);
+  KVPOLICY_EXPECTS(kept.kv_heads() == shape_.kv_heads, "a selection for " + std::to_string(kept.kv_heads()) +
+                                                           " KV heads; this store has " + std::to_string(shape_.kv_heads));
   for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
     head_rows& head = at(layer, h);
     range_list const& list = kept.of({h});
@@ -199,14 +218,19 @@ void row_store::clear() noexcept {
   whole_ = true;
 }
 
-std::byte const* row_store::row(layer_id layer, std::int64_t head, std::int32_t token) const noexcept {
+std::byte const* row_store::row(layer_id layer, std::int64_t head, std::int32_t token) const {
+  check_head(layer, head);
+  if (token < 0 || token >= tokens(layer)) return nullptr;
   std::int32_t const row = row_of(layer, head)[token];
   return row == nowhere ? nullptr : arena_->base() + row * (key_bytes_ + value_bytes_);
 }
 
 void row_store::evict(layer_id layer, std::int64_t h, std::span<std::int32_t const> tokens) noexcept {
   head_rows& head = at(layer, h);
-  for (std::int32_t const token : tokens) drop(head, place_of(head, row_of(layer, h)[token]), row_of(layer, h));
+  for (std::int32_t const token : tokens) {
+    std::int32_t const row = row_of(layer, h)[token];
+    if (row != nowhere) drop(head, place_of(head, row), row_of(layer, h));
+  }
   if (!tokens.empty()) close_gaps(head, row_of(layer, h));
 }
 
@@ -221,7 +245,8 @@ std::byte* row_store::readmit(layer_id layer, std::int64_t h, std::int32_t token
 void row_store::save(layer_id layer, state_writer& a) const {
   std::int64_t tokens = this->tokens(layer);
   bool whole = whole_;
-  a(tokens, whole);
+  auto shape = saved_shape();
+  a(shape, tokens, whole);
   range_list there;
   for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
     list(layer, h, tokens, there);
@@ -233,9 +258,19 @@ void row_store::save(layer_id layer, state_writer& a) const {
   }
 }
 
+/// What bytes of rows depend on.
+std::array<std::int64_t, 4> row_store::saved_shape() const {
+  return {shape_.kv_heads, shape_.head_dim, static_cast<std::int64_t>(shape_.type),
+          static_cast<std::int64_t>(values_.front().type)};
+}
+
 void row_store::load(layer_id layer, state_reader& a) {
+  KVPOLICY_EXPECTS(tokens(layer) == 0, "layer " + std::to_string(layer.value) + " has " + std::to_string(tokens(layer)) +
+                                           " tokens already; call clear() before load()");
   std::int64_t tokens = 0;
-  a(tokens, whole_);
+  auto shape = saved_shape();
+  a(shape, tokens, whole_);
+  if (shape != saved_shape()) state_reader::refuse();
   if (tokens < 0 || tokens > shape_.max_tokens) state_reader::refuse();
   tokens_[static_cast<std::size_t>(layer.value)] = tokens;
   range_list there;
@@ -254,6 +289,7 @@ void row_store::load(layer_id layer, state_reader& a) {
 }
 
 void row_store::list(layer_id layer, std::int64_t head, std::int64_t tokens, range_list& into) const {
+  check_head(layer, head);
   into.clear();
   std::int32_t const* const row = row_of(layer, head);
   for (std::int64_t t = 0; t < std::min(tokens, this->tokens(layer)); ++t) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 #include <chrono>
 #include <cstring>
 #include <vector>
@@ -190,4 +191,20 @@ TEST_CASE("where the arena is exhausted bringing a layer fails, and steps go on"
   for (std::int32_t const block : taken) s.arena.release(block);
   s.resident.bring({0});
   for (std::int32_t t = 0; t < 150; ++t) CHECK(s.there(t));
+}
+
+TEST_CASE("what would mix up rows, or lose them, is refused by name") {
+  using Catch::Matchers::ContainsSubstring;
+  short_sequence s({});
+  row_store other(s.arena, short_sequence::shape);
+  CHECK_THROWS_WITH(resident_rows(s.tier, other, {}), ContainsSubstring("give each sequence its own"));
+  CHECK_NOTHROW(resident_rows(s.tier, other, {.request = 1}));
+  CHECK_NOTHROW(resident_rows(s.tier, other, {.request = 1}));  // the one before has ended
+  auto const put_away = [&](std::int64_t tokens, std::int64_t stay) {
+    s.resident.put_away({0}, {scope::head, s.kept, 1}, tokens, std::array<std::int64_t, 1>{stay});
+  };
+  CHECK_THROWS_WITH(put_away(17, 0), ContainsSubstring("the store has 16 in layer 0"));
+  CHECK_THROWS_WITH(put_away(16, -7), ContainsSubstring("request::always_read()"));
+  s.store.truncate(10);
+  CHECK_THROWS_WITH(s.again({{0, 4}}), ContainsSubstring("call resident_rows::truncate() before row_store::truncate()"));
 }

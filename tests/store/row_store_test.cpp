@@ -323,6 +323,35 @@ TEST_CASE("a store refuses layers that there are not, rows that lie nowhere, and
   CHECK(store.fork(3).view(5).keys({0}).tokens == 3);
   store.truncate(2);
   CHECK(store.view(5).keys({0}).tokens == 2);
+  CHECK_THROWS_AS(store.tokens({2}), invalid_value);
+  CHECK_THROWS_AS(store.rows_of({1}, 2), invalid_value);
+  CHECK(store.row({0}, 1, 30) == nullptr);
+  range_list list;
+  CHECK_THROWS_WITH(store.list({0}, 3, 2, list), Catch::Matchers::ContainsSubstring("KV head 3; this store has 0 to 1"));
+  range_list const one{{0, 2}};
+  CHECK_THROWS_AS(store.retain({0}, {scope::layer, {&one, 1}, 4}, 2), invalid_value);
+}
+
+TEST_CASE("saved rows are read by a layer of the same kind, and without rows", "[store]") {
+  cache_shape shape{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 8, .max_tokens = 40, .type = element_type::f16};
+  block_arena arena(row_store::block_bytes(shape), 100);
+  row_store store(arena, shape);
+  engine_rows const rows(shape, shape.type, 5, 1, true);
+  store.append({0}, rows.get(), rows.get());
+  std::vector<std::byte> saved;
+  state_writer to(saved);
+  store.save({0}, to);
+  auto const load = [&](row_store& into) {
+    state_reader a(saved);
+    into.load({0}, a);
+  };
+  row_store same(arena, shape);
+  load(same);
+  CHECK(same.rows_of({0}, 1) == 5);
+  CHECK_THROWS_WITH(load(same), Catch::Matchers::ContainsSubstring("call clear() before load()"));
+  shape.type = element_type::bf16;
+  row_store other(arena, shape);
+  CHECK_THROWS_AS(load(other), invalid_value);
 }
 
 TEST_CASE("attention over rows that a store dropped, or that are elsewhere, is refused", "[store]") {
@@ -344,7 +373,7 @@ TEST_CASE("attention over rows that a store dropped, or that are elsewhere, is r
   std::array<range_list, 2> const kept{range_list{{0, 20}}, range_list{{0, 6}, {10, 20}}};
   store.retain({0}, {scope::head, kept, 2}, 20);
   read({{0, 20}}, {{0, 6}, {10, 20}});
-  std::string const why = "the keys of KV head 1 have no page for some of tokens 0 to 19, which the selection reads";
+  std::string const why = "the keys of KV head 1 have no page for some of tokens 0 to 19";
   CHECK_THROWS_WITH(read({{0, 20}}, {{0, 20}}), Catch::Matchers::StartsWith(why));
   store.evict({0}, 0, std::array{3});
   CHECK_THROWS_AS(read({{2, 5}}, {{0, 6}}), invalid_value);

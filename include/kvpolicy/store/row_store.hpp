@@ -1,6 +1,7 @@
 // Rows that the library owns: the keys and values of one sequence. A policy may drop any of them, head by head.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -56,14 +57,16 @@ class row_store {
   block_arena const& arena() const noexcept { return *arena_; }
   /// Returns the tokens that a layer was given, dropped ones included.
   /// @param layer  the layer
-  std::int64_t tokens(layer_id layer) const noexcept { return tokens_[static_cast<std::size_t>(layer.value)]; }
+  /// @throws invalid_value for a layer that there is not
+  std::int64_t tokens(layer_id layer) const;
   /// Returns the tokens that every layer was given: the engine may free its own rows of them.
   std::int64_t released() const noexcept;
   /// Whether no row was ever dropped from between the rows that are left.
   bool whole() const noexcept { return whole_; }
   /// Returns the rows that a head has.
   /// @param layer,head  the head
-  std::int64_t rows_of(layer_id layer, std::int64_t head) const noexcept { return at(layer, head).count; }
+  /// @throws invalid_value for a head that there is not
+  std::int64_t rows_of(layer_id layer, std::int64_t head) const;
   /// Returns the rows of all heads.
   std::int64_t rows_held() const noexcept;
   /// Returns the bytes of the blocks in use, shared ones included.
@@ -88,7 +91,8 @@ class row_store {
   /// Returns a token's key, followed by its value.
   /// @param layer,head,token  whose row
   /// @return the row; null if it is not here
-  std::byte const* row(layer_id layer, std::int64_t head, std::int32_t token) const noexcept;
+  /// @throws invalid_value for a head that there is not
+  std::byte const* row(layer_id layer, std::int64_t head, std::int32_t token) const;
   /// Marks rows as being elsewhere: not dropped, but not here.
   /// @param layer,head  whose rows
   /// @param tokens  ascending
@@ -106,7 +110,7 @@ class row_store {
   /// Reads what save() wrote, into a layer without rows. After an exception call clear().
   /// @param layer  the layer
   /// @param a  the reader
-  /// @throws invalid_value for a layer of another shape
+  /// @throws invalid_value for a layer of another shape, or one that has rows
   /// @throws error if the arena is exhausted
   void load(layer_id layer, state_reader& a);
 
@@ -136,13 +140,15 @@ class row_store {
   std::size_t index(layer_id layer, std::int64_t head) const noexcept {
     return static_cast<std::size_t>(layer.value * shape_.kv_heads + head);
   }
-  /// The row of the arena that each token has, or nowhere.
   void check_layer(layer_id layer) const;
+  void check_head(layer_id layer, std::int64_t head) const;
+  std::array<std::int64_t, 4> saved_shape() const;
   /// The layer's rows are as many as it has tokens.
   void show_tokens(layer_id layer) noexcept {
     auto const at = static_cast<std::size_t>(layer.value);
     keys_[at].tokens = values_[at].tokens = tokens_[at];
   }
+  /// The row of the arena that each token has, or nowhere.
   std::int32_t* row_of(layer_id layer, std::int64_t head) const noexcept {
     return row_of_.get() + static_cast<std::int64_t>(index(layer, head)) * shape_.max_tokens;
   }

@@ -1,9 +1,12 @@
 // A tier of any kind, called through function pointers, for code that is compiled once.
 #pragma once
 
+#include <algorithm>
 #include <memory>
+#include <mutex>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "kvpolicy/tiers/tier.hpp"
 
@@ -33,7 +36,27 @@ class any_tier {
   void drop(std::span<block_key const> keys) { calls_->drop(self_.get(), keys); }
   usage occupied() { return calls_->occupied(self_.get()); }
 
+  /// Notes that a sequence uses a request's keys.
+  /// @param request  block_key::request
+  /// @return whether nobody else does
+  bool enlist(std::int64_t request) {
+    std::lock_guard const lock(users_->guard);
+    if (std::ranges::find(users_->requests, request) != users_->requests.end()) return false;
+    users_->requests.push_back(request);
+    return true;
+  }
+  /// Notes that the sequence has ended.
+  /// @param request  block_key::request
+  void strike(std::int64_t request) noexcept {
+    std::lock_guard const lock(users_->guard);
+    std::erase(users_->requests, request);
+  }
+
  private:
+  struct users {
+    std::mutex guard;
+    std::vector<std::int64_t> requests;
+  };
   using pointer = std::unique_ptr<void, void (*)(void*)>;
   struct calls {
     std::int64_t (*block_bytes)(void*);
@@ -62,6 +85,7 @@ class any_tier {
 
   pointer self_;
   calls const* calls_;
+  std::unique_ptr<users> users_ = std::make_unique<users>();
 };
 
 static_assert(tier_like<any_tier>);
