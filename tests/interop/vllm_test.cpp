@@ -93,6 +93,12 @@ TEST_CASE("vLLM's emitter refuses what its tables can't hold, before it writes",
   REQUIRE_THROWS_WITH(vllm::emit(batch, how, {entries.data(), 1, 2, 2}, lengths),
                       ContainsSubstring("3 entries; there is room for 2"));
   REQUIRE_THROWS_WITH(vllm::emit(batch, how, {entries.data(), 0, 3, 3}, lengths), ContainsSubstring("a table of 0 rows"));
+  std::vector<paged_sequence> two{batch[0], batch[0]};
+  std::vector<std::int32_t> wide(6, -7), both(2, -7);
+  REQUIRE_THROWS_WITH(vllm::emit(two, how, {wide.data(), 2, 3}, both), ContainsSubstring("2 rows with row_stride 0"));
+  two[1].tokens = 0;
+  REQUIRE_THROWS_WITH(vllm::emit(two, how, {wide.data(), 2, 3, 3}, both), ContainsSubstring("set paged_sequence::tokens"));
+  REQUIRE(wide == std::vector<std::int32_t>(6, -7));
   REQUIRE(entries == std::vector<std::int32_t>(3, -7));
   REQUIRE(lengths[0] == -7);
   engine_batch const old(engine::vllm_x_packed, shape, 1, 16, random);

@@ -107,6 +107,9 @@ void each_row(std::span<paged_sequence const> batch, table_entries const& how, V
   for (std::size_t s = 0; s < batch.size(); ++s) {
     paged_sequence const& of = batch[s];
     auto const sequence = static_cast<std::int64_t>(s);
+    KVPOLICY_EXPECTS(of.tokens > 0 || of.kept.tokens() == 0,
+                     "sequence " + std::to_string(s) + " has 0 tokens and a selection of " + std::to_string(of.kept.tokens()) +
+                         "; set paged_sequence::tokens");
     if (of.tokens > 0) {
       KVPOLICY_EXPECTS(
           how.rows > 1 || std::ssize(of.kept.lists()) == 1,
@@ -122,6 +125,16 @@ void each_row(std::span<paged_sequence const> batch, table_entries const& how, V
   }
 }
 
+/// Checks that a table's rows do not overlap.
+/// @param entries  the table
+/// @throws invalid_value if they do
+inline void check_rows_apart(table<std::int32_t> entries) {
+  KVPOLICY_EXPECTS(entries.rows <= 1 || entries.row_stride >= entries.columns,
+                   "a table of " + std::to_string(entries.rows) + " rows with row_stride " +
+                       std::to_string(entries.row_stride) + "; it must be at least its columns, " +
+                       std::to_string(entries.columns));
+}
+
 /// Writes a table whose rows have equal room, and the tokens of each row: what vLLM and SGLang read.
 /// An exception comes before anything is written.
 /// @param batch  the sequences
@@ -132,6 +145,7 @@ void each_row(std::span<paged_sequence const> batch, table_entries const& how, V
 inline void write_rows(std::span<paged_sequence const> batch, table_entries const& how, table<std::int32_t> entries,
                        std::span<std::int32_t> lengths) {
   std::int64_t const wanted = row_count(batch, how);
+  check_rows_apart(entries);
   KVPOLICY_EXPECTS(entries.rows >= wanted && std::ssize(lengths) >= wanted,
                    "a table of " + std::to_string(entries.rows) + " rows and " + std::to_string(lengths.size()) +
                        " lengths for " + std::to_string(wanted) + " rows");

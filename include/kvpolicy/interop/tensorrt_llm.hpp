@@ -68,6 +68,7 @@ inline std::int64_t sparse_indices(std::span<paged_sequence const> batch, std::i
                                                                      " elements; " + std::to_string(batch.size()) +
                                                                      " sequences need one more than there are sequences");
   KVPOLICY_EXPECTS(tokens_per_block >= 1, "blocks of " + std::to_string(tokens_per_block) + " tokens");
+  check_rows_apart(indices);
   std::int64_t const heads = indices.rows;
   auto const most_of = [&](paged_sequence const& of) {
     std::int64_t most = 0;

@@ -16,12 +16,13 @@ template <class Memory = host_memory>
 constexpr paged_view<Memory> view(cache_shape const& cache, std::int64_t block_size, element_pointer pool,
                                   std::int64_t layer_stride = 0) noexcept {
   std::int64_t const size = size_of(cache.type);
-  std::int64_t const row = 2 * cache.head_dim * size;
+  std::int64_t const half = bytes_of(cache.type, cache.head_dim);
+  std::int64_t const row = 2 * half;
   byte_strides const strides{
       .layer = layer_stride, .head = block_size * row, .token = row, .dim = size, .page = cache.kv_heads * block_size * row};
   return {.cache = cache,
           .key_base = pool,
-          .value_base = pool.behind(cache.head_dim * size),
+          .value_base = pool.behind(half),
           .key_strides = strides,
           .value_strides = strides,
           .page_size = block_size};
