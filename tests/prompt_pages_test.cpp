@@ -155,5 +155,34 @@ TEST_CASE("a prompt policy that can't be is refused by name", "[prompt_pages]") 
   refused({.from = 4000}, "from is 4000; it must be below the context of 4000");
 }
 
+TEST_CASE("a block that does not fit the sequence is refused by name", "[prompt_pages]") {
+  random_source random(404);
+  cache_shape const shape{2, 2, 1, 16, 400, element_type::f32};
+  cache_shape larger = shape;
+  larger.max_tokens = 600;
+  random_cache cache(larger, layout::head_major, 16, random);
+  prompt_pages const how{.share = .2, .least = 0, .page = 8, .sinks = 8, .recent = 16, .from = 64, .block = 32};
+  std::vector<float> const vectors = random.reals(600 * 2 * 16);
+  host_exec exec;
+  prompt_pages::state state = how.start(shape);
+  auto const refused = [&](std::int64_t tokens, std::int32_t layer, query_window const& block, char const* message) {
+    CHECK_THROWS_WITH(state.choose(own_view{&cache, tokens}, {layer}, block, exec), ContainsSubstring(message));
+  };
+  query_window const block = block_of(vectors, shape, 32);
+  refused(500, 0, block, "the sequence was started for 400");
+  refused(200, 5, block, "layer 5; there are 0 to 1");
+  refused(20, 0, block, "a block of 32 queries, the last of 20");
+  query_window bad = block;
+  bad.scale = unset_scale;
+  refused(200, 0, bad, "scale");
+  bad = block;
+  bad.head_stride = 0;
+  refused(200, 0, bad, "head_stride");
+  CHECK_NOTHROW(state.choose(own_view{&cache, 200}, {0}, block, exec));
+  refused(100, 0, block, "a block that begins at token 68, where 200 were seen; call cut()");
+  state.cut(68);
+  CHECK_NOTHROW(state.choose(own_view{&cache, 100}, {0}, block, exec));
+}
+
 }  // namespace
 }  // namespace kvpolicy_test

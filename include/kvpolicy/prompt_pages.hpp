@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kvpolicy/detail/signal_checks.hpp"
 #include "kvpolicy/pools/bounds.hpp"
 #include "kvpolicy/primitive/score.hpp"
 #include "kvpolicy/primitive/top_k.hpp"
@@ -96,7 +97,8 @@ class prompt_pages::state {
         sums_(scores_.size()),
         chosen_(scores_.size()),
         counts_(static_cast<std::size_t>(shape.kv_heads)),
-        lists_(static_cast<std::size_t>(shape.kv_heads)) {
+        lists_(static_cast<std::size_t>(shape.kv_heads)),
+        seen_(static_cast<std::size_t>(shape.layers)) {
     for (range_list& list : lists_) list.reserve(static_cast<std::size_t>(units()) + 2);
   }
 
@@ -106,10 +108,14 @@ class prompt_pages::state {
   /// @param queries  the block's query heads; the last query is of the view's last token
   /// @param exec  the executor
   /// @return one list for each KV head, or one for the layer if the block reads everything; valid until the next call
+  /// @throws invalid_value for another cache, layer, or queries that do not fit; or if the block begins before the end of the
+  ///         layer's last one, and cut() was not called
   template <kv_cache_view View, class Exec>
   selection choose(View const& view, layer_id layer, query_window const& queries, Exec& exec) {
     std::int64_t const tokens = view.tokens();
     std::int64_t const before = tokens - queries.tokens;
+    check_block(view, layer, queries);
+    seen_[static_cast<std::size_t>(layer.value)] = tokens;
     std::int64_t const first = (how_.sinks + how_.page - 1) / how_.page;
     std::int64_t const last = std::max<std::int64_t>(first, (before - how_.recent) / how_.page);
     std::int64_t const pages = last - first;
@@ -143,10 +149,27 @@ class prompt_pages::state {
   /// @param tokens  the first token that is forgotten
   void cut(std::int64_t tokens) noexcept {
     for (std::int64_t l = 0; l < shape_.layers; ++l) summaries_.cut({l}, {0, shape_.kv_heads}, tokens);
+    for (std::int64_t& seen : seen_) seen = std::min(seen, tokens);
   }
 
  private:
   std::int64_t units() const noexcept { return (shape_.max_tokens + how_.page - 1) / how_.page; }
+
+  template <class View>
+  void check_block(View const& view, layer_id layer, query_window const& queries) const {
+    KVPOLICY_EXPECTS(layer.value >= 0 && layer.value < shape_.layers,
+                     "layer " + std::to_string(layer.value) + "; there are 0 to " + std::to_string(shape_.layers - 1));
+    check_view(view, layer, signals::keys, shape_);
+    check_heads(queries, shape_, "the block's queries", "queries");
+    std::int64_t const tokens = view.tokens();
+    KVPOLICY_EXPECTS(queries.tokens >= 1 && queries.tokens <= tokens && tokens <= shape_.max_tokens,
+                     "a block of " + std::to_string(queries.tokens) + " queries, the last of " + std::to_string(tokens) +
+                         " tokens; the sequence was started for " + std::to_string(shape_.max_tokens));
+    std::int64_t const seen = seen_[static_cast<std::size_t>(layer.value)];
+    KVPOLICY_EXPECTS(tokens - queries.tokens >= seen,
+                     "a block that begins at token " + std::to_string(tokens - queries.tokens) + ", where " +
+                         std::to_string(seen) + " were seen; call cut() after tokens were removed or replaced");
+  }
 
   /// Estimates the block's attention to pages [first, last), summed over every `every`-th query, counted from the last.
   template <class Exec>
@@ -177,6 +200,7 @@ class prompt_pages::state {
   std::vector<std::int32_t> chosen_;  ///< `[kv_heads, units]`
   std::vector<std::int32_t> counts_;  ///< `[kv_heads]`
   std::vector<range_list> lists_;     ///< `[kv_heads]`
+  std::vector<std::int64_t> seen_;    ///< `[layers]` tokens up to the last block's end
 };
 
 inline prompt_pages::state prompt_pages::start(cache_shape const& shape) const {

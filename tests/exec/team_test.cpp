@@ -174,5 +174,12 @@ TEST_CASE("a team has at least one thread", "[team]") {
   REQUIRE_THROWS_AS(team(-3), kvpolicy::invalid_value);
 }
 
+TEST_CASE("a team of one has no followers, and leads once at a time", "[team]") {
+  team one(1);
+  one.follow();  // returns
+  REQUIRE_THROWS_AS(one.lead([&] { one.lead([] {}); }), kvpolicy::invalid_value);
+  REQUIRE_NOTHROW(one.lead([] {}));
+}
+
 }  // namespace
 }  // namespace kvpolicy_test

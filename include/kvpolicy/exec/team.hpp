@@ -35,8 +35,10 @@ class team {
 
   /// Runs `work()` on the calling thread, then releases the followers. If `work` throws, the followers are released too.
   /// @param work  calls for_each() directly, or through an executor
+  /// @throws invalid_value inside another lead()
   template <class Work>
   void lead(Work&& work) {
+    KVPOLICY_EXPECTS(!leading_, "lead() inside lead(); call for_each(), or the executor, there");
     struct closing {
       team& self;
       ~closing() {
@@ -62,6 +64,7 @@ class team {
 
   /// Takes part in the leader's loops until the leader's work is done. size() - 1 threads call it for each lead().
   void follow() noexcept {
+    if (threads_ == 1) return;
     while (true) {
       std::uint64_t const seen = left_.load(std::memory_order_acquire) / static_cast<std::uint64_t>(threads_ - 1) + 1;
       wait(epoch_, seen);
