@@ -105,6 +105,8 @@ TEST_CASE("what a rule refuses, and what a pair does, is refused of those chosen
   REQUIRE_THROWS_AS(check(pair(snapkv, quest(64, 2)), shape), unsupported);
   REQUIRE_NOTHROW(check(pair(keep_all{}, quest(64, 2)), shape));
   REQUIRE_THROWS_AS(check(pair(snapkv, quest(0, 1)), shape), invalid_value);
+  REQUIRE_THROWS_AS(check(any{rule::retrieve(quest(64, 1)), rule::retain(keep_all{})}, shape), invalid_value);
+  REQUIRE_THROWS_AS(check(any{rule::retain(snapkv), rule::retain(snapkv)}, shape), invalid_value);
   REQUIRE_THROWS_AS(start(pair(presets::snapkv{.tokens = 4, .after = 0}.parts().retain, keep_all{}), shape), invalid_value);
 }
 

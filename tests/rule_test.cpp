@@ -4,6 +4,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <limits>
 #include <vector>
 
 #include "kvpolicy/kvpolicy.hpp"
@@ -96,6 +97,17 @@ TEST_CASE("a step's signals are an aggregate, without a token's id where none is
   REQUIRE(step_signals{.queries = heads}.token_id == -1);
   REQUIRE(step_signals{heads, 17}.token_id == 17);
   REQUIRE(step_signals{}.queries.data == nullptr);
+}
+
+TEST_CASE("a rule whose numbers would choose nothing, or garbage, is refused", "[rule]") {
+  auto const refused = [](auto const& policy) { REQUIRE_THROWS_AS(start(policy, shape), invalid_value); };
+  refused(presets::snapkv{.tokens = 64, .smooth = {.how = smoothing::kind::average, .width = 0}, .after = 0});
+  refused(presets::snapkv{.tokens = 64, .smooth = {.how = smoothing::kind::maximum, .width = 6}, .after = 0});
+  refused(presets::streaming_llm{.tokens = 4, .sinks = 4});  // no room for the current token
+  refused(presets::chess{.fractions = {.tokens = 32}});      // its window of four pages has 64
+  refused(presets::chess{.entropy = std::numeric_limits<float>::quiet_NaN()});
+  refused(presets::chess{.rest = -1});
+  refused(presets::chess{.every = -1});
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "kvpolicy/policy.hpp"
@@ -106,6 +107,7 @@ class any_rule {
   struct model {
     virtual ~model() = default;
     virtual requirements required() const = 0;
+    virtual bool retrieves() const noexcept = 0;
     virtual void check(cache_shape const& shape) const = 0;
     virtual any_state<View, Exec> start(cache_shape const& shape) const = 0;
   };
@@ -113,6 +115,7 @@ class any_rule {
   struct model_of final : model {
     explicit model_of(Rule const& made) : rule(made) {}
     requirements required() const override { return requirements_of(rule); }
+    bool retrieves() const noexcept override { return Retrieves; }
     void check(cache_shape const& shape) const override {
       if constexpr (Retrieves) check_retrieve(rule, shape);
       else kvpolicy::check(rule, shape);
@@ -148,8 +151,8 @@ class any_rule {
   /// Compares identity: only copies of one any_rule are equal, rules with equal parameters are not.
   friend bool operator==(any_rule const&, any_rule const&) noexcept = default;
   friend requirements requirements_of(any_rule const& any) { return any.model_->required(); }
-  friend void check(any_rule const& any, cache_shape const& shape) { any.model_->check(shape); }
-  friend void check_retrieve(any_rule const& any, cache_shape const& shape) { any.model_->check(shape); }
+  friend void check(any_rule const& any, cache_shape const& shape) { any.check_as(false, shape); }
+  friend void check_retrieve(any_rule const& any, cache_shape const& shape) { any.check_as(true, shape); }
   friend any_state<View, Exec> start_retain(any_rule const& any, cache_shape const& shape) { return any.model_->start(shape); }
   friend any_state<View, Exec> start_retrieve(any_rule const& any, cache_shape const& shape) {
     return any.model_->start(shape);
@@ -157,6 +160,12 @@ class any_rule {
 
  private:
   explicit any_rule(std::shared_ptr<model const> made) : model_(std::move(made)) {}
+  void check_as(bool retrieve, cache_shape const& shape) const {
+    KVPOLICY_EXPECTS(model_->retrieves() == retrieve || model_->required().keeps_all,
+                     std::string("the policy's ") + (retrieve ? "retrieve" : "retain") +
+                         " was made by any_rule::" + (retrieve ? "retain" : "retrieve") + "(); make it by the other");
+    model_->check(shape);
+  }
   std::shared_ptr<model const> model_;
 };
 

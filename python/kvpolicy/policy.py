@@ -61,8 +61,9 @@ class Policy:
 def sentence_ends(vocabulary: Any) -> bytes:
     """A boundary table for Policy. vocabulary: a tokenizer of transformers, or the bytes of each token in the order of ids. Where
     a tokenizer splits a mark into bytes, str is not enough: its pieces are no text."""
-    if isinstance(vocabulary, dict):
-        raise TypeError("a dict is in no order of ids; give the tokenizer, or the bytes of each token in the order of ids")
+    if isinstance(vocabulary, (dict, set, frozenset, str, bytes)):
+        kind = type(vocabulary).__name__
+        raise TypeError(f"a {kind} is no list of tokens in the order of ids; give the tokenizer, or the bytes of each token")
     pieces = _bytes_of_tokens(vocabulary) if hasattr(vocabulary, "convert_ids_to_tokens") else vocabulary
     encoded = (piece.encode() if isinstance(piece, str) else piece for piece in pieces)
     return bytes(_abi.sentence_mark(piece, len(piece)) for piece in encoded)

@@ -388,7 +388,7 @@ class Binding(unittest.TestCase):
             engine.state.prefill(0, 100, first=2**64)
         with self.assertRaisesRegex(kvpolicy.InvalidError, "no integer of 64 bits"):
             kvpolicy.State(kvpolicy.Policy("full"), sizes._replace(head_dim=2**64 + 8))
-        with self.assertRaisesRegex(TypeError, "in no order of ids"):
+        with self.assertRaisesRegex(TypeError, "is no list of tokens in the order of ids"):
             kvpolicy.sentence_ends({".": 0})
         with self.assertRaises(AttributeError):
             kvpolicy.Batch([engine.state]).states.append(engine.state)
@@ -427,6 +427,11 @@ class Binding(unittest.TestCase):
 
     def test_tokens_that_end_sentences_are_told_by_their_text(self):
         self.assertEqual(kvpolicy.sentence_ends(["a", ".", " x.", "?", "", "b c"]), bytes([0, 1, 1, 1, 0, 0]))
+
+    def test_a_vocabulary_without_an_order_is_refused(self):
+        for vocabulary in ({"a", "."}, {"a": 0}, "a."):
+            with self.assertRaisesRegex(TypeError, "is no list of tokens in the order of ids"):
+                kvpolicy.sentence_ends(vocabulary)
 
     def test_policies_tell_what_they_need(self):
         names = kvpolicy.policies()

@@ -150,6 +150,7 @@ inline request draw_request(keys_are kind, std::int64_t ranks, random_source& ra
                 : segments::hierarchy{narrow(random.between(1, 8)), narrow(random.between(1, 4)), narrow(random.between(1, 4))};
   p.sink_pages = narrow(random.between(0, 2));
   p.recent_pages = narrow(random.between(1, exact ? 2 : 4));
+  if (p.fractions.tokens > 0) p.fractions.tokens = std::max(p.fractions.tokens, (p.sink_pages + p.recent_pages) * p.units.page);
   p.depth = narrow(random.between(1, 3));
   p.standardised = !exact && random.one_in(2);
   p.pre_rope = !exact && random.one_in(2);

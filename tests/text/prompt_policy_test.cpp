@@ -33,6 +33,7 @@ TEST_CASE("a prompt policy's text that can't be read is refused by name", "[text
   refused("pages:share=x", "share is 'x'; it must be a");
   refused("pages:share", "share is ''; it must be a");
   refused("pages:page=1.5", "page is '1.5'; it must be a");
+  refused("pages:share=.1,share=.2", "share is given twice");
   refused("pages:metadata=mean", "metadata is 'mean'; it must be");
 }
 

@@ -81,7 +81,7 @@ with_model 'set `reuse` to 1' --prompt x --policy snapkv+quest:reuse=2
 with_model 'use a retain that decides once' --prompt x --policy tova+infllm
 with_model "unknown policy ''" --prompt x --policy snapkv+
 with_model 'an odd whole number' --prompt x --policy snapkv:kernel=4
-with_model 'above 0 and at most 1' --prompt x --policy chess:grids=0
+with_model 'above 0 and at most 1' --prompt x --policy chess:tokens=0,grids=0
 with_model "can't be read" --prompt-file "$work/none.txt"
 with_model 'is a folder' --prompt-file "$work"
 with_model 'has no tokens' --prompt-file "$work/empty.txt"

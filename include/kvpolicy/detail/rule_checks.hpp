@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "kvpolicy/primitive/window_attention.hpp"
 #include "kvpolicy/rule.hpp"
 
 namespace kvpolicy {
@@ -44,6 +45,12 @@ void check(keep<Parts...> const& rule, cache_shape const& shape) {
   if constexpr (contains(keep<Parts...>::needs, signals::observation_queries)) {
     KVPOLICY_EXPECTS(rule.score.window >= 1,
                      "a window of " + std::to_string(rule.score.window) + " queries; it needs at least 1");
+  }
+  if constexpr (requires { rule.score.smooth.width; }) {
+    KVPOLICY_EXPECTS(
+        rule.score.smooth.how == smoothing::kind::none || (rule.score.smooth.width >= 1 && rule.score.smooth.width % 2 == 1),
+        "scores are smoothed over " + std::to_string(rule.score.smooth.width) +
+            " neighbouring tokens; the width is odd, from 1 on");
   }
   if constexpr (waits_for_answers<keep<Parts...>>) check_waiting(rule);
   layering const& layers = rule.layers;

@@ -27,7 +27,8 @@ class rule_pair {
         retain_(start_retain(retain, shape)),
         retrieve_(start_retrieve(retrieve, shape)) {
     std::int64_t const window = observation_queries();
-    if (retain_requirements_.after > 0) late_ = {retain_requirements_.after, window, shape};
+    if (retain_requirements_.after > 0)
+      late_ = {std::min<std::int64_t>(retain_requirements_.after, shape.max_tokens), window, shape};
     if (late_.in_use() && window > 0) retain_requirements_.needs = retain_requirements_.needs | signals::queries;
     if (retain_requirements_.hides) everything_.resize(static_cast<std::size_t>(shape.layers));
     for (range_list& all : everything_) all.reserve(1);
@@ -71,6 +72,12 @@ class rule_pair {
   std::int64_t always_read(layer_id layer, std::int64_t head) const {
     if (!chooses(layer) || !everything_.empty()) return all_tokens;
     return std::max(retain_.always_read(layer, head), retrieve_.always_read(layer, head));
+  }
+
+  /// Whether a head's steps weigh every retained key.
+  bool weighs_all(layer_id layer, std::int64_t head) const {
+    return retain_.always_read(layer, head) == all_tokens ||
+           (chooses(layer) && retrieve_.always_read(layer, head) == all_tokens);
   }
 
   template <class View, class Exec>
@@ -125,12 +132,24 @@ class rule_pair {
     retain_.visit_statistics(visit);
     retrieve_.visit_statistics(visit);
   }
-  /// Of which cache the state is: it is refused for another.
+  /// Of which cache the state is, and what rules require: it is refused for others.
   template <class Archive>
   void archive_shape(Archive& a) const {
-    std::array<std::int64_t, 6> const here{shape_.layers,   shape_.q_heads,    shape_.kv_heads,
-                                           shape_.head_dim, shape_.max_tokens, static_cast<std::int64_t>(shape_.type)};
-    std::array<std::int64_t, 6> saved = here;
+    auto const number = [](auto value) { return static_cast<std::int64_t>(value); };
+    std::array<std::int64_t, 13> const here{shape_.layers,
+                                            shape_.q_heads,
+                                            shape_.kv_heads,
+                                            shape_.head_dim,
+                                            shape_.max_tokens,
+                                            number(shape_.type),
+                                            number(retain_requirements_.needs),
+                                            number(retain_requirements_.granularity),
+                                            number(retain_requirements_.observation_queries),
+                                            number(retrieve_requirements_.needs),
+                                            number(retrieve_requirements_.granularity),
+                                            number(retrieve_requirements_.observation_queries),
+                                            unit()};
+    std::array<std::int64_t, 13> saved = here;
     a(saved);
     if constexpr (Archive::reads) {
       if (saved != here) Archive::refuse();

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "kvpolicy/concepts.hpp"
@@ -30,6 +31,8 @@ struct lag {
     std::vector<std::int32_t> order;  ///< `[size]`, a partition's tokens by rising score
   };
   memory start(cache_shape const& shape) const {
+    KVPOLICY_EXPECTS(size >= 1 && sinks >= 0, "partitions of " + std::to_string(size) + " tokens behind " +
+                                                  std::to_string(sinks) + " first ones; a partition has at least 1");
     return {{},
             {shape.kv_heads, 1},
             std::vector<std::int32_t>(static_cast<std::size_t>(std::min<std::int64_t>(size, shape.max_tokens)))};

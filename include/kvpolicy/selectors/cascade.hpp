@@ -58,8 +58,15 @@ struct cascade {
   };
 
   template <class Keep>
-  void check(Keep const&, cache_shape const&) const {
+  void check(Keep const& keep, cache_shape const& shape) const {
     KVPOLICY_EXPECTS(depth >= 1 && depth <= 3, "a hierarchy of " + std::to_string(depth) + " levels; it must have 1 to 3");
+    if constexpr (requires { keep.budget.tokens + 0; }) {
+      std::int64_t const tokens = keep.budget.tokens;
+      std::int64_t const forced = keep.window.at(shape.max_tokens, shape.max_tokens, tokens).counted;
+      KVPOLICY_EXPECTS(tokens == 0 || tokens >= std::min(forced, shape.max_tokens),
+                       "a budget of " + std::to_string(tokens) + " tokens can't hold the " + std::to_string(forced) +
+                           " that its window always keeps; raise the budget or shrink the window");
+    }
   }
 
   template <class Keep>

@@ -57,10 +57,14 @@ struct basic_top {
     if (covers(keep, shape)) return;
     std::int64_t const budget = each / keep.segment.unit_size() * keep.segment.unit_size();
     std::int64_t const prompt = keeps_prompt(keep.window) ? 0 : shape.max_tokens;  // what comes after a kept prompt counts
-    std::int64_t const forced = keep.window.at(shape.max_tokens, prompt, budget).counted;
-    KVPOLICY_EXPECTS(budget >= forced, "a budget of " + std::to_string(each) + " tokens can't hold the " +
-                                           std::to_string(forced) +
-                                           " that its window always keeps; raise the budget or shrink the window");
+    protected_tokens const window = keep.window.at(shape.max_tokens, prompt, budget);
+    // What evicts at each step keeps the current token by its score, if the window does not.
+    bool const by_score =
+        Keep::trigger_type::while_decoding && window.recent_begin == shape.max_tokens && window.sink_end < shape.max_tokens;
+    std::int64_t const forced = window.counted + (by_score ? 1 : 0);
+    KVPOLICY_EXPECTS(budget >= forced,
+                     "a budget of " + std::to_string(each) + " tokens can't hold the " + std::to_string(forced) +
+                         " that its window always keeps, the current token included; raise the budget or shrink the window");
   }
 
   template <class Keep>

@@ -129,6 +129,18 @@ class draft {
       throw invalid_value("policy " + name_ + ": ratio stands in place of tokens; give one of the two");
   }
 
+  /// Checks what no item alone shows.
+  /// @throws invalid_value for fractions that a number of tokens stands in place of
+  void check_given() const {
+    if constexpr (requires { policy.fractions.tokens; }) {
+      for (char const* const fraction : {"grids", "chunks", "pages"}) {
+        if (policy.fractions.tokens > 0 && std::ranges::find(given_, fraction) != given_.end())
+          throw invalid_value("policy " + name_ + ": tokens=" + std::to_string(policy.fractions.tokens) +
+                              " stands in place of the fractions, " + fraction + " too; set tokens=0");
+      }
+    }
+  }
+
   /// Returns every parameter's value, "tokens=512,page=16,...".
   std::string shown() {
     std::string all;
@@ -194,6 +206,7 @@ draft<Policy> drafted(std::string const& name, Policy const& defaults, std::stri
     made.apply(items.substr(0, comma), inputs);
     items.remove_prefix(comma == std::string_view::npos ? items.size() : comma + 1);
   }
+  made.check_given();
   if constexpr (requires { made.policy.sentences.boundary; }) {
     if (inputs.boundary) {
       made.owned.push_back(inputs.boundary);

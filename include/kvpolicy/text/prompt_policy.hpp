@@ -1,6 +1,7 @@
 // A prompt policy from text: "pages:share=.1,page=64".
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,11 +21,15 @@ inline prompt_pages prompt_policy_of(std::string_view text) {
   if (name != prompt_pages::name) throw unknown("prompt policy", std::string(name), {prompt_pages::name});
   prompt_pages made;
   std::string_view items = text.substr(std::min(text.size(), name.size() + 1));
+  std::vector<std::string_view> given_keys;
   while (!items.empty()) {
     std::string_view const item = items.substr(0, items.find(','));
     items.remove_prefix(std::min(items.size(), item.size() + 1));
     std::string_view const key = item.substr(0, item.find('='));
     std::string_view const given = item.substr(std::min(item.size(), key.size() + 1));
+    if (std::ranges::find(given_keys, key) != given_keys.end())
+      throw invalid_value("prompt policy pages: " + std::string(key) + " is given twice");
+    given_keys.push_back(key);
     std::vector<std::string> known;
     bool found = false;
     prompt_pages::parameters(made, [&](char const* parameter, auto& value, char const*) {

@@ -84,6 +84,9 @@ struct entropy {
   };
   state start(cache_shape const& shape) const {
     KVPOLICY_EXPECTS(page >= 1, "pages of " + std::to_string(page) + " tokens; they need at least 1");
+    KVPOLICY_EXPECTS(mean == mean && variance == variance && rest >= 0,
+                     "thresholds of " + std::to_string(mean) + " nats and " + std::to_string(variance) + " squared, with " +
+                         std::to_string(rest) + " steps of rest; thresholds are numbers, and rest is not negative");
     state made;
     made.most = static_cast<std::size_t>(shape.max_tokens / page + 1);
     made.closed.reserve(made.most);

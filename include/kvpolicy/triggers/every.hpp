@@ -1,6 +1,8 @@
 // Trigger every: the choice is made again after a fixed number of steps.
 #pragma once
 
+#include <string>
+
 #include "kvpolicy/concepts.hpp"
 
 namespace kvpolicy::triggers {
@@ -16,7 +18,10 @@ struct every {
   struct state {
     void restart() noexcept {}
   };
-  static constexpr state start(cache_shape const&) noexcept { return {}; }
+  constexpr state start(cache_shape const&) const {
+    KVPOLICY_EXPECTS(steps >= 0, "a choice every " + std::to_string(steps) + " steps; 0 is never, and it can't be negative");
+    return {};
+  }
   constexpr bool due(state const&, layer_id, head_id, std::int64_t since) const noexcept { return steps > 0 && since >= steps; }
 };
 
