@@ -301,5 +301,49 @@ TEST_CASE("a choice that is due every few steps stays so after a tail was remove
   REQUIRE(same >= 1);
 }
 
+// A row store's rows that were dropped have no page.
+TEST_CASE("a verb that would read a row that was dropped is refused", "[policy]") {
+  random_source random(192);
+  cache_shape const shape{1, 2, 1, 8, 64, element_type::f32};
+  random_cache const cache(shape, layout::paged_nhd, 1, random);
+  std::vector<float> const vectors = random.reals(64 * 2 * 8);
+  query_window const window{vectors.data(), 40, 2, 16, 8, .3f};
+  host_exec exec;
+  auto request = start(presets::tova{.tokens = 20}, shape);
+  paged_view<> view = cache.in_pages(40);
+  std::vector<std::int32_t> table(view.pages, view.pages + 64);
+  view.pages = table.data();
+  request.prefill(view, {0}, {.queries = window}, exec);
+  std::int32_t const kept = request.retained({0}).of({0}).front().begin;
+  std::int32_t const page = std::exchange(table[static_cast<std::size_t>(kept)], -1);
+  CHECK_THROWS_WITH(request.choose(view.first(41), {0}, {.queries = window.token(0)}, exec),
+                    ContainsSubstring("the retained keys of KV head 0 have no page"));
+  table[static_cast<std::size_t>(kept)] = page;
+  CHECK_NOTHROW(request.choose(view.first(41), {0}, {.queries = window.token(0)}, exec));
+  table[3] = -1;
+  range_list const all{{0, 50}};
+  CHECK_THROWS_WITH(request.prefill(view.first(50), {0}, {.first = 41, .queries = window, .resident = {&all, 1}}, exec),
+                    ContainsSubstring("prompt_signals::resident names of KV head 0 have no page"));
+}
+
+TEST_CASE("a state is refused by a policy that requires something else", "[policy]") {
+  cache_shape const shape{1, 2, 1, 8, 300, element_type::f32};
+  auto const saved = [&](auto const& policy) {
+    std::vector<std::byte> bytes;
+    state_writer to(bytes);
+    auto made = start(policy, shape);
+    made.archive(to);
+    return bytes;
+  };
+  auto const read = [&](std::vector<std::byte> const& bytes, auto const& policy) {
+    state_reader from(bytes);
+    auto made = start(policy, shape);
+    made.archive(from);
+  };
+  auto const snapkv = saved(presets::snapkv{.tokens = 96, .after = 0});
+  CHECK_NOTHROW(read(snapkv, presets::snapkv{.tokens = 96, .after = 0}));
+  CHECK_THROWS_AS(read(snapkv, presets::knorm{.tokens = 32}), invalid_value);
+}
+
 }  // namespace
 }  // namespace kvpolicy_test

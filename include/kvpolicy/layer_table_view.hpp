@@ -32,6 +32,7 @@ struct basic_layer_table_view {
 
  private:
   basic_rows<Memory> at(basic_rows<Memory> const* of, layer_id layer) const noexcept {
+    if (of == nullptr) return {};  // a verb says what lacks
     basic_rows<Memory> result = of[layer.value];
     result.tokens = std::min(count, result.tokens);  // of a layer that lacks some, a verb says so
     return result;

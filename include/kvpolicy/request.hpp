@@ -206,7 +206,7 @@ class request {
   void check_step(View const& view, layer_id layer, std::int64_t tokens, Step const& step) {
     order_.check_step(layer, view.tokens(), tokens);
     checks_.outcomes(layer, needs(), rules_.unit());
-    checks_.rows(view, layer, needs(), shape_);
+    checks_.step_rows(view, layer, rules_, shape_);
     check_signals(step, needs(), shape_);
   }
   selection shown(selection const& of_rules, std::span<range_list const> lists) const {

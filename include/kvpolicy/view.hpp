@@ -211,7 +211,7 @@ struct indexed_view {
 
  private:
   constexpr basic_rows<memory> indexed(basic_rows<memory> few) const noexcept {
-    few.tokens = count;
+    few.tokens = indices == nullptr ? std::min(count, few.tokens) : count;
     few.indices = indices;
     few.index_stride = index_stride;
     return few;

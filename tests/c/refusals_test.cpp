@@ -40,12 +40,14 @@ struct world {
   cache_shape shape{2, 4, 2, 8, 64, element_type::f32};
   random_source random{7401};
   std::vector<float> rows = random.reals(2 * 64 * 8);
+  std::vector<float> value_rows = random.reals(2 * 64 * 8);
   std::vector<float> vectors = random.reals(64 * 4 * 8);
   std::vector<float> outputs = std::vector<float>(4 * 8);
   std::vector<std::int32_t> ids = std::vector<std::int32_t>(64, 3);
   std::vector<std::int32_t> table{3, 1, 0, 2};
 
   c_tensor keys{rows, {2, 64, 8}};
+  c_tensor values{value_rows, {2, 64, 8}};
   c_tensor paged{rows, {4, 2, 16, 8}};
   c_tensor pages{table.data(), c_int, {4}};
   c_tensor queries{vectors, {4, 8}};
@@ -60,7 +62,7 @@ struct world {
   c_state ready(std::string const& text) {
     c_state state = started(parsed(text), shape);
     kvpolicy_prompt const all = prompt();
-    for (std::int64_t l = 0; l < 2; ++l) REQUIRE(kvpolicy_bind(state.get(), l, keys, keys, nullptr) == KVPOLICY_OK);
+    for (std::int64_t l = 0; l < 2; ++l) REQUIRE(kvpolicy_bind(state.get(), l, keys, values, nullptr) == KVPOLICY_OK);
     for (std::int64_t l = 0; l < 2; ++l) REQUIRE(kvpolicy_prefill(state.get(), l, 40, &all) == KVPOLICY_OK);
     return state;
   }
@@ -73,6 +75,7 @@ TEST_CASE("policy text that can't be is refused as on the command line", "[c]") 
   refused(kvpolicy_policy_parse("quest:tokens=many", nullptr, 0, &made), "it must be a whole number");
   refused(kvpolicy_policy_parse("quest+snapkv", nullptr, 0, &made), "quest retains nothing");
   refused(kvpolicy_policy_parse("heterocache:profile=/none.json", nullptr, 0, &made), "can't be read");
+  refused(kvpolicy_policy_parse("chess:pages=.1", nullptr, 0, &made), "in place of the fractions, pages too; set tokens=0");
   refused(kvpolicy_policy_parse(nullptr, nullptr, 0, &made), "text is NULL");
   refused(kvpolicy_policy_parse("full", nullptr, 0, nullptr), "policy is NULL");
   refused(kvpolicy_policy_parse("full", nullptr, 5, &made), "a boundary table of 5 tokens that is NULL");
@@ -180,9 +183,9 @@ TEST_CASE("every fault of a tensor is refused with the tensor's name", "[c]") {
 
   c_tensor const short_values(w.rows, {2, 64, 7});
   refused(kvpolicy_bind(state.get(), 0, w.keys, short_values, nullptr), "values of layer 0: axis 2 (head_dim) has 7");
-  refused(kvpolicy_bind(state.get(), 2, w.keys, w.keys, nullptr), "layer 2; there are 0 to 1");
-  refused(kvpolicy_bind(state.get(), -1, w.keys, w.keys, nullptr), "layer -1; there are 0 to 1");
-  refused(kvpolicy_bind(nullptr, 0, w.keys, w.keys, nullptr), "state is NULL");
+  refused(kvpolicy_bind(state.get(), 2, w.keys, w.values, nullptr), "layer 2; there are 0 to 1");
+  refused(kvpolicy_bind(state.get(), -1, w.keys, w.values, nullptr), "layer -1; there are 0 to 1");
+  refused(kvpolicy_bind(nullptr, 0, w.keys, w.values, nullptr), "state is NULL");
 
   refused(kvpolicy_bind(state.get(), 0, w.keys, w.keys, w.pages),
           "keys of layer 0: 3 axes; it must have 4: [pages, kv_heads, page_size");
@@ -221,8 +224,8 @@ TEST_CASE("prompts are refused where they do not fit: order, room, pages, and ea
   refused(prefill(0, 40), "keys of layer 0: none are bound; call bind first");
   REQUIRE(kvpolicy_bind(state.get(), 0, w.keys, nullptr, nullptr) == KVPOLICY_OK);
   refused(prefill(0, 40), "values of layer 0: none are bound; call bind with values first");
-  REQUIRE(kvpolicy_bind(state.get(), 0, w.keys, w.keys, nullptr) == KVPOLICY_OK);
-  REQUIRE(kvpolicy_bind(state.get(), 1, w.keys, w.keys, nullptr) == KVPOLICY_OK);
+  REQUIRE(kvpolicy_bind(state.get(), 0, w.keys, w.values, nullptr) == KVPOLICY_OK);
+  REQUIRE(kvpolicy_bind(state.get(), 1, w.keys, w.values, nullptr) == KVPOLICY_OK);
   refused(kvpolicy_prefill(state.get(), 0, 40, nullptr), "prompt is NULL");
   refused(prefill(0, 0), "a prompt of tokens 0..0");
   refused(prefill(0, 65), "this request was started for 1 to 64");
@@ -260,7 +263,7 @@ TEST_CASE("prompts are refused where they do not fit: order, room, pages, and ea
 
   std::vector<std::uint8_t> const boundary{0, 1, 0};
   c_state const sentences = started(parsed("sentencekv:tokens=24,window=4,after=0", boundary), w.shape);
-  for (std::int64_t l = 0; l < 2; ++l) kvpolicy_bind(sentences.get(), l, w.keys, w.keys, nullptr);
+  for (std::int64_t l = 0; l < 2; ++l) kvpolicy_bind(sentences.get(), l, w.keys, w.values, nullptr);
   all = w.prompt();
   refused(kvpolicy_prefill(sentences.get(), 0, 41, &all),
           "token ids: axis 0 (tokens - first) has 40 elements; it must have 41");

@@ -271,6 +271,7 @@ TEMPLATE_TEST_CASE("pooling, window attention and attend reach rows 20 GiB apart
     float* const row = memory.open(t * gap);
     content.push_back(random.reals(dim));
     std::copy(content.back().begin(), content.back().end(), row);
+    std::copy(content.back().begin(), content.back().end(), row + dim);  // the value
   }
   std::vector<std::int32_t> const pages{1, 0};
   rows const strided{.base = memory.base(),
@@ -290,6 +291,8 @@ TEMPLATE_TEST_CASE("pooling, window attention and attend reach rows 20 GiB apart
   std::vector<float> const query = random.reals(dim);
   for (bool const in_pages : {false, true}) {
     rows const& keys = in_pages ? paged : strided;
+    rows values = keys;
+    values.base += dim * 4;
     auto const& first = content[in_pages ? 1 : 0];
     auto const& second = content[in_pages ? 0 : 1];
     std::vector<float> mean(dim);
@@ -304,7 +307,7 @@ TEMPLATE_TEST_CASE("pooling, window attention and attend reach rows 20 GiB apart
       pool_mean(keys, {2, 0, 2}, table<float>{mean.data(), 1, dim, dim}, 0, exec);
       pool_bounds(keys, {2, 0, 2}, bounds, exec);
       window_attention({query.data(), 1, 1, dim, dim, 1}, keys, {}, table<float>{score.data(), 1, 1, 1}, exec);
-      attend(query_heads{query.data(), 1, dim, 1}, keys, keys, selection(scope::layer, lists, 1),
+      attend(query_heads{query.data(), 1, dim, 1}, keys, values, selection(scope::layer, lists, 1),
              table<float>{out.data(), 1, dim, dim}, {}, exec);
     });
     double a = 0;

@@ -163,5 +163,56 @@ TEST_CASE("attention is refused what it can't read or write, before it does") {
   CHECK_THROWS_AS(kept.of({-1}), invalid_value);
 }
 
+TEST_CASE("indices ascend and name tokens; keys and values are different rows") {
+  rows_of_floats const keys;
+  rows_of_floats const values;
+  rows few = keys.at;
+  few.tokens = 3;
+  auto const refused = [&](std::vector<std::int32_t> const& indices) {
+    few.indices = indices.data();
+    CHECK_THROWS_AS(check_indices(few, 40), invalid_value);
+  };
+  refused({-1, 0, 1});
+  refused({3, 2, 5});
+  refused({3, 3, 5});
+  refused({3, 5, 40});
+  std::vector<std::int32_t> const right{0, 5, 39};
+  few.indices = right.data();
+  CHECK_NOTHROW(check_indices(few, 40));
+  CHECK_THROWS_WITH(check_apart(keys.at, keys.at), ContainsSubstring("keys and values are the same rows"));
+  CHECK_NOTHROW(check_apart(keys.at, values.at));
+}
+
+TEST_CASE("a step's list lies within the window that its model has") {
+  rows_of_floats const keys;
+  rows_of_floats const values;
+  std::vector<float> const query(8, 1);
+  std::vector<float> out(16);
+  host_exec exec;
+  auto const read = [&](std::int32_t begin, std::int64_t window) {
+    range_list const list{{begin, 40}};
+    attend(query_heads{query.data(), 1, 8, .3f}, keys.at.of({0, 1}), values.at.of({0, 1}), {scope::layer, {&list, 1}, 1},
+           {.window = window}, table<float>{out.data(), 1, 8, 8}, {}, exec);
+  };
+  CHECK_NOTHROW(read(36, 4));
+  CHECK_NOTHROW(read(0, 0));
+  CHECK_THROWS_WITH(read(35, 4), ContainsSubstring("reads token 35, and a window of 4 begins at 36"));
+}
+
+TEST_CASE("one head's rows are not attended with the lists of all") {
+  rows_of_floats const keys;
+  rows_of_floats const values;
+  std::vector<float> const query(8, 1);
+  std::vector<float> out(16);
+  host_exec exec;
+  std::vector<range_list> const lists{{{0, 4}}, {{4, 8}}};
+  auto const read = [&](std::size_t count) {
+    attend(query_heads{query.data(), 1, 8, .3f}, keys.at.of({1, 1}), values.at.of({1, 1}),
+           {scope::head, std::span(lists).last(count), 2}, table<float>{out.data(), 1, 8, 8}, {}, exec);
+  };
+  CHECK_NOTHROW(read(1));
+  CHECK_THROWS_WITH(read(2), ContainsSubstring("2 lists for 1 KV heads"));
+}
+
 }  // namespace
 }  // namespace kvpolicy

@@ -56,16 +56,18 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
 
   std::vector<float> values(most * q_heads * dim);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i * 7919 % 1009) / 1009 - .5f;
+  std::vector<float> others = values;
   std::vector<std::int32_t> ids(most, 1);
   std::vector<float> out(q_heads * dim);
   std::vector<std::int64_t> const row_shape{kv_heads, most, dim}, head_shape{q_heads, dim}, pair_shape{dim / 2},
       logit_shape{50};
   kvpolicy_tensor const rows = tensor(values.data(), row_shape);
+  kvpolicy_tensor const value_rows = tensor(others.data(), row_shape);
   kvpolicy_tensor const heads = tensor(values.data(), head_shape);
   kvpolicy_tensor const pairs = tensor(values.data(), pair_shape);
   kvpolicy_tensor const logits = tensor(values.data(), logit_shape);
   kvpolicy_tensor const to = tensor(out.data(), head_shape);
-  for (std::int64_t l = 0; l < layers; ++l) require(kvpolicy_bind(state.get(), l, &rows, &rows, nullptr) == KVPOLICY_OK);
+  for (std::int64_t l = 0; l < layers; ++l) require(kvpolicy_bind(state.get(), l, &rows, &value_rows, nullptr) == KVPOLICY_OK);
   for (std::int64_t const prompt : {60, 3}) {
     std::int64_t const window = std::min(kvpolicy_observation_queries(policy.get()), prompt);
     std::vector<std::int64_t> const query_shape{window, q_heads, dim}, id_shape{prompt};

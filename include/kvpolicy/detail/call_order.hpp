@@ -40,7 +40,7 @@ class call_order {
   /// A verb has come to the layer. Throws invalid_value.
   void check_decided(layer_id layer) const {
     check_layer(layer);
-    KVPOLICY_EXPECTS(tokens_ > 0,
+    KVPOLICY_EXPECTS(known_ > 0 || layer.value < std::max(prefilled_, chosen_) || chosen_ >= step_layers_,
                      "layer " + std::to_string(layer.value) + " has decided nothing yet; call prefill() or choose() first");
   }
 

@@ -80,6 +80,28 @@ void check_strides(basic_rows<Memory> const& given, char const* what, std::int64
   }
 }
 
+/// Indices ascend, and name tokens below `most`. Throws invalid_value.
+inline void check_indices(basic_rows<host_memory> const& given, std::int64_t most) {
+  if (given.indices == nullptr) return;
+  for (std::int64_t head = 0; head < (given.index_stride == 0 ? 1 : given.heads); ++head) {
+    std::int32_t before = -1;
+    for (std::int64_t i = 0; i < given.tokens; ++i) {
+      std::int32_t const index = given.indices[head * given.index_stride + i];
+      KVPOLICY_EXPECTS(index > before && index < most, "the view's index " + std::to_string(i) + " is " +
+                                                           std::to_string(index) + ", behind " + std::to_string(before) +
+                                                           "; indices ascend, from 0 to below " + std::to_string(most));
+      before = index;
+    }
+  }
+}
+
+/// Keys and values are not the same rows. Throws invalid_value.
+template <class Memory>
+void check_apart(basic_rows<Memory> const& keys, basic_rows<Memory> const& values) {
+  KVPOLICY_EXPECTS(keys.base != values.base || keys.pages != values.pages || keys.head_dim != values.head_dim,
+                   "keys and values are the same rows; set the values' pointer, or their page table (value_base, value_pages)");
+}
+
 /// Every row has a page. Throws invalid_value.
 inline void check_pages(basic_rows<host_memory> const& given) {
   if (given.pages == nullptr || given.indices != nullptr || given.tokens < 1) return;
@@ -94,24 +116,27 @@ inline void check_pages(basic_rows<host_memory> const& given) {
   }
 }
 
-/// Every token that a head reads has a page. Throws invalid_value.
-inline void check_read_pages(basic_rows<host_memory> const& given, selection const& kept, char const* what) {
+/// Every token of a head's list, of the first `tokens`, has a page. Throws invalid_value.
+inline void check_read_pages(basic_rows<host_memory> const& given, std::int64_t head, range_list const& list, char const* what,
+                             std::int64_t tokens = INT64_MAX) {
   if (given.pages == nullptr || given.indices != nullptr) return;
-  bool const one = kept.granularity() != scope::head && given.page_table_stride == 0;
-  for (std::int64_t head = 0; head < (one ? 1 : given.heads); ++head) {
-    std::int32_t const* const table = given.pages + head * given.page_table_stride;
-    for (token_range const& range : kept.of({head})) {
-      std::int64_t const first = range.begin / given.page_size;
-      std::int64_t const last = (range.end - 1) / given.page_size + 1;
-      std::int32_t least = 0;
-      for (std::int64_t page = first; page < last; ++page) least = std::min(least, table[page]);
-      KVPOLICY_EXPECTS(least >= 0, std::string(what) + " of KV head " + std::to_string(head) +
-                                       " have no page for some of tokens " + std::to_string(range.begin) + " to " +
-                                       std::to_string(range.end - 1) +
-                                       ", which the selection reads: their rows were dropped, or moved to a tier; fetch them "
-                                       "(resident_rows::ready), or read what the store's own policy kept");
-    }
+  std::int32_t const* const table = given.pages + head * given.page_table_stride;
+  for (token_range range : list) {
+    range.end = static_cast<std::int32_t>(std::min<std::int64_t>(range.end, tokens));
+    if (range.begin >= range.end) continue;
+    std::int32_t const* const end = table + (range.end - 1) / given.page_size + 1;
+    KVPOLICY_EXPECTS(std::none_of(table + range.begin / given.page_size, end, [](std::int32_t page) { return page < 0; }),
+                     std::string(what) + " of KV head " + std::to_string(head) + " have no page for some of tokens " +
+                         std::to_string(range.begin) + " to " + std::to_string(range.end - 1) +
+                         ": their rows were dropped, or moved to a tier; fetch them (resident_rows::ready), or read what the "
+                         "store's own policy kept");
   }
+}
+
+/// Every token that a selection names has a page. Throws invalid_value.
+inline void check_read_pages(basic_rows<host_memory> const& given, selection const& kept, char const* what) {
+  bool const one = kept.granularity() != scope::head && given.page_table_stride == 0;
+  for (std::int64_t head = 0; head < (one ? 1 : given.heads); ++head) check_read_pages(given, head, kept.of({head}), what);
 }
 
 /// The last tokens have a page. Throws invalid_value.

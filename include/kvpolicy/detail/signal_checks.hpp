@@ -72,6 +72,7 @@ void check_view(View const& view, layer_id layer, signals needs, cache_shape con
   check_elements(view, shape);
   if (contains(needs, signals::keys)) check_rows(view.keys(layer), "the view's keys", true);
   if (contains(needs, signals::values)) check_rows(view.values(layer), "the view's values", false);
+  if (contains(needs, signals::keys | signals::values)) check_apart(view.keys(layer), view.values(layer));
 }
 
 /// No id is negative. Throws invalid_value.
@@ -96,6 +97,9 @@ inline void check_signals(prompt_signals const& given, signals needs, std::int64
                                              " tokens; the policy reads those of the last " + std::to_string(wanted) +
                                              " (observation_queries(policy)), all heads of each");
   }
+  KVPOLICY_EXPECTS(!given.repeats.empty() || given.repeats.end == 0,
+                   "prompt_signals::repeats names tokens " + std::to_string(given.repeats.begin) + ".." +
+                       std::to_string(given.repeats.end) + "; give the first one, and the one behind the last");
   if (token_span const of = given.repeats; !of.empty()) {
     query_window const& q = given.queries;
     KVPOLICY_EXPECTS(of.begin >= 0 && of.begin < of.end && of.end <= given.first,

@@ -19,6 +19,7 @@ class verb_checks {
     check_layer_apart(view, layer, first_keys_);
     if constexpr (std::same_as<typename View::memory, host_memory>) {
       auto const keys = view.keys(layer);
+      check_indices(keys, shape.max_tokens);
       // Layers share an engine's table. A store's tables, of each head and token, are its own, and too long for every step.
       if (layer.value == 0 && keys.page_table_stride == 0) check_last_page(keys);
       else check_newest_page(keys);
@@ -28,7 +29,23 @@ class verb_checks {
   template <class View>
   void all_rows(View const& view, layer_id layer, signals needs, prompt_signals const& prompt) const {
     if constexpr (std::same_as<typename View::memory, host_memory>) {
-      if (contains(needs, signals::keys) && prompt.resident.empty()) check_pages(view.keys(layer));
+      if (!contains(needs, signals::keys)) return;
+      if (prompt.resident.empty()) return check_pages(view.keys(layer));
+      bool const one = prompt.resident.size() == 1;
+      check_read_pages(view.keys(layer), {one ? scope::layer : scope::head, prompt.resident, view.shape().kv_heads},
+                       "the keys that prompt_signals::resident names");
+    }
+  }
+  /// As rows(); and a step that weighs every retained key finds its row. Throws invalid_value, unsupported.
+  template <class View, class Rules>
+  void step_rows(View const& view, layer_id layer, Rules const& rules, cache_shape const& shape) {
+    rows(view, layer, rules.needs(), shape);
+    if constexpr (std::same_as<typename View::memory, host_memory>) {
+      if (!contains(rules.needs(), signals::keys) || rules.retained(layer).lists().empty()) return;
+      for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+        if (rules.weighs_all(layer, h))
+          check_read_pages(view.keys(layer), h, rules.retained(layer).of({h}), "the retained keys", view.tokens() - 1);
+      }
     }
   }
   /// A policy that reads every step's logits was not left without them for a whole unit. Throws invalid_value.

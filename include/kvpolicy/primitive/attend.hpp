@@ -46,13 +46,16 @@ void check_attention(query_window const& queries, basic_rows<Memory> const& keys
                                                                  " and a soft_cap of " + std::to_string(terms.soft_cap) +
                                                                  "; each is above 0, or 0 for none");
   std::size_t const lists = kept.granularity() == scope::head ? static_cast<std::size_t>(keys.heads) : 1;
-  KVPOLICY_EXPECTS(kept.lists().size() >= lists, "a selection of " + std::to_string(kept.lists().size()) + " lists for " +
-                                                     std::to_string(keys.heads) + " KV heads; it is of another layer or cache");
+  KVPOLICY_EXPECTS(kept.lists().size() == lists, "a selection of " + std::to_string(kept.lists().size()) + " lists for " +
+                                                     std::to_string(keys.heads) +
+                                                     " KV heads; give the lists of these heads, all others left out");
   for (range_list const& list : kept.lists().first(lists)) {
     KVPOLICY_EXPECTS(list.empty() || (list.front().begin >= 0 && list.back().end <= keys.tokens),
                      "a selection of tokens " + std::to_string(list.front().begin) + " to " + std::to_string(list.back().end) +
-                         " over " + std::to_string(keys.tokens) + " rows; give the rows that it was chosen from");
+                         " over " + std::to_string(keys.tokens) +
+                         " rows; give the rows that it was chosen from, and all queries of its step");
   }
+  check_apart(keys, values);
   if constexpr (std::same_as<Memory, host_memory>) {
     check_read_pages(keys, kept, "the keys");
     if (values.pages != keys.pages) check_read_pages(values, kept, "the values");
@@ -101,6 +104,13 @@ void attend(Queries const& queries, basic_rows<Memory> const& keys, basic_rows<M
     KVPOLICY_EXPECTS(log_sum_exp.empty() || std::ssize(log_sum_exp) >= queries.tokens * queries.heads,
                      "log_sum_exp has " + std::to_string(log_sum_exp.size()) + " elements for " +
                          std::to_string(queries.tokens * queries.heads) + " queries; give one for each, or none");
+    for (range_list const& list : kept.lists()) {
+      std::int64_t const begin = keys.tokens - queries.tokens + 1 - terms.window;  // of the first token's window
+      KVPOLICY_EXPECTS(terms.window == 0 || list.empty() || list.front().begin >= begin,
+                       "the selection reads token " + std::to_string(list.front().begin) + ", and a window of " +
+                           std::to_string(terms.window) + " begins at " + std::to_string(begin) +
+                           "; choose tokens of the window");
+    }
     exec.attend(queries, keys, values, kept, terms, out, log_sum_exp);
   }
 }
