@@ -74,8 +74,8 @@ struct list_logits_body {
 struct softmax_rows_body {
   static constexpr unsigned threads = 512;
   static constexpr char const* name = "softmax_rows";
-  static constexpr int at_once = 8;               ///< logits of a thread that are on their way together
-  static constexpr std::int64_t most_parts = 32;  ///< of a row: the last block's lanes merge them
+  static constexpr int at_once = 8;              ///< logits of a thread that are on their way together
+  static constexpr std::int64_t most_parts = 4;  ///< of a row: more would only start, and end, in steps that do not look
   struct arguments {
     buffer<float const> logits;  ///< `[rows, stride]`
     std::int64_t stride = 0;
