@@ -33,6 +33,7 @@ TEST_CASE("a layer table's rows are each layer's own, cut to the tokens that the
   view.values({1}).load({0}, {3}, {&value, 1});
   REQUIRE(value == 8);
   REQUIRE(keys[0].tokens == 6);
+  REQUIRE(layer_table_view{.cache = view.cache, .count = 4}.keys({1}).base == nullptr);  // a verb says what lacks
 }
 
 }  // namespace

@@ -108,6 +108,9 @@ TEST_CASE("a rule whose numbers would choose nothing, or garbage, is refused", "
   refused(presets::chess{.entropy = std::numeric_limits<float>::quiet_NaN()});
   refused(presets::chess{.rest = -1});
   refused(presets::chess{.every = -1});
+  REQUIRE_THROWS_AS(scorers::lag{.size = 0}.start(shape), invalid_value);
+  REQUIRE_NOTHROW(
+      start(presets::snapkv{.tokens = 64, .after = INT32_MAX}, shape));  // waits to the end, without memory for more
 }
 
 }  // namespace
