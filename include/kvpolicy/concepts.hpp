@@ -4,6 +4,7 @@
 #include <concepts>
 #include <functional>
 #include <span>
+#include <string>
 #include <type_traits>
 
 #include "kvpolicy/primitive/attend.hpp"
@@ -144,6 +145,15 @@ struct protected_tokens {
   std::int64_t recent = 0;   ///< recent tokens that the window names, even if a budget can't hold them
   std::int64_t beside = 0;   ///< of [0, sink_end): first tokens that take nothing of the budget
 };
+
+/// Checks that a budget holds what a window always keeps.
+/// @param budget,forced  tokens
+/// @throws invalid_value if it does not
+inline void expect_room(std::int64_t budget, std::int64_t forced) {
+  KVPOLICY_EXPECTS(budget >= forced, "a budget of " + std::to_string(budget) + " tokens can't hold the " +
+                                         std::to_string(forced) +
+                                         " that its window always keeps; raise the budget or shrink the window");
+}
 
 /// Names the protected tokens of a sequence.
 /// Requires: `at(tokens, prompt, budget)`, the protected tokens of the first `tokens`, of which the first `prompt` are the

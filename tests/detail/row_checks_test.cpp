@@ -183,16 +183,21 @@ TEST_CASE("indices ascend and name tokens; keys and values are different rows") 
   CHECK_NOTHROW(check_apart(keys.at, values.at));
 }
 
-TEST_CASE("a step's list lies within the window that its model has") {
+/// One query head's attention over a KV head's rows.
+void attend_head(std::int64_t head, selection const& kept, attention_terms const& terms) {
   rows_of_floats const keys;
   rows_of_floats const values;
   std::vector<float> const query(8, 1);
-  std::vector<float> out(16);
+  std::vector<float> out(8);
   host_exec exec;
+  attend(query_heads{query.data(), 1, 8, .3f}, keys.at.of({head, 1}), values.at.of({head, 1}), kept, terms,
+         table<float>{out.data(), 1, 8, 8}, {}, exec);
+}
+
+TEST_CASE("a step's list lies within the window that its model has") {
   auto const read = [&](std::int32_t begin, std::int64_t window) {
     range_list const list{{begin, 40}};
-    attend(query_heads{query.data(), 1, 8, .3f}, keys.at.of({0, 1}), values.at.of({0, 1}), {scope::layer, {&list, 1}, 1},
-           {.window = window}, table<float>{out.data(), 1, 8, 8}, {}, exec);
+    attend_head(0, {scope::layer, {&list, 1}, 1}, {.window = window});
   };
   CHECK_NOTHROW(read(36, 4));
   CHECK_NOTHROW(read(0, 0));
@@ -200,18 +205,9 @@ TEST_CASE("a step's list lies within the window that its model has") {
 }
 
 TEST_CASE("one head's rows are not attended with the lists of all") {
-  rows_of_floats const keys;
-  rows_of_floats const values;
-  std::vector<float> const query(8, 1);
-  std::vector<float> out(16);
-  host_exec exec;
   std::vector<range_list> const lists{{{0, 4}}, {{4, 8}}};
-  auto const read = [&](std::size_t count) {
-    attend(query_heads{query.data(), 1, 8, .3f}, keys.at.of({1, 1}), values.at.of({1, 1}),
-           {scope::head, std::span(lists).last(count), 2}, table<float>{out.data(), 1, 8, 8}, {}, exec);
-  };
-  CHECK_NOTHROW(read(1));
-  CHECK_THROWS_WITH(read(2), ContainsSubstring("2 lists for 1 KV heads"));
+  CHECK_NOTHROW(attend_head(1, {scope::head, std::span(lists).last(1), 2}, {}));
+  CHECK_THROWS_WITH(attend_head(1, {scope::head, lists, 2}, {}), ContainsSubstring("2 lists for 1 KV heads"));
 }
 
 }  // namespace

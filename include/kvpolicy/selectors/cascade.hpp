@@ -61,11 +61,8 @@ struct cascade {
   void check(Keep const& keep, cache_shape const& shape) const {
     KVPOLICY_EXPECTS(depth >= 1 && depth <= 3, "a hierarchy of " + std::to_string(depth) + " levels; it must have 1 to 3");
     if constexpr (requires { keep.budget.tokens + 0; }) {
-      std::int64_t const tokens = keep.budget.tokens;
-      std::int64_t const forced = keep.window.at(shape.max_tokens, shape.max_tokens, tokens).counted;
-      KVPOLICY_EXPECTS(tokens == 0 || tokens >= std::min(forced, shape.max_tokens),
-                       "a budget of " + std::to_string(tokens) + " tokens can't hold the " + std::to_string(forced) +
-                           " that its window always keeps; raise the budget or shrink the window");
+      std::int64_t const tokens = keep.budget.tokens;  // 0: fractions
+      if (tokens > 0) expect_room(tokens, keep.window.at(shape.max_tokens, shape.max_tokens, tokens).counted);
     }
   }
 
@@ -80,11 +77,9 @@ struct cascade {
                  .kept = {},
                  .shared = rank_scores(keep.segment, shape.max_tokens, static_cast<std::size_t>(depth))};
     if (paper_literal) {
-      made.scores.resize(units);
-      made.sorted.resize(units);
+      made.scores = made.sorted = std::vector<float>(units);
+      made.live = made.kept = std::vector<char>(units);
       made.all.resize(units);
-      made.live.resize(units);
-      made.kept.resize(units);
     }
     return made;
   }

@@ -45,10 +45,7 @@ struct fill {
   void check(Keep const& keep, cache_shape const& shape) const {
     if (keep.budget.relative()) return;
     std::int64_t const budget = keep.budget.most_tokens(shape);
-    std::int64_t const forced = keep.window.at(shape.max_tokens, shape.max_tokens, budget).counted;
-    KVPOLICY_EXPECTS(budget >= forced, "a budget of " + std::to_string(budget) + " tokens can't hold the " +
-                                           std::to_string(forced) +
-                                           " that its window always keeps; raise the budget or shrink the window");
+    expect_room(budget, keep.window.at(shape.max_tokens, shape.max_tokens, budget).counted);
   }
   template <class Keep>
   std::int64_t max_ranges(Keep const& keep, cache_shape const& shape) const {

@@ -61,10 +61,7 @@ struct basic_top {
     // What evicts at each step keeps the current token by its score, if the window does not.
     bool const by_score =
         Keep::trigger_type::while_decoding && window.recent_begin == shape.max_tokens && window.sink_end < shape.max_tokens;
-    std::int64_t const forced = window.counted + (by_score ? 1 : 0);
-    KVPOLICY_EXPECTS(budget >= forced,
-                     "a budget of " + std::to_string(each) + " tokens can't hold the " + std::to_string(forced) +
-                         " that its window always keeps, the current token included; raise the budget or shrink the window");
+    expect_room(budget, window.counted + (by_score ? 1 : 0));
   }
 
   template <class Keep>

@@ -7,7 +7,6 @@
 
 #include "kvpolicy/gpu/attention/launch_attend.hpp"
 #include "kvpolicy/gpu/base/sequence_view.hpp"
-#include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/gpu/decodable.hpp"
 #include "kvpolicy/gpu/step/asked_signals.hpp"
 #include "kvpolicy/gpu/step/kept_step.hpp"
