@@ -1,10 +1,17 @@
-// Parts that do not fit do not compile, and the first error says which part lacks which member.
+// Parts that do not fit do not compile, and the first error says which part lacks which member. A scorer names the signals
+// that it reads, so that an adapter can be asked for them.
 #include <kvpolicy/kvpolicy.hpp>
 
 using namespace kvpolicy;
 
 #ifndef TRIGGER
 #define TRIGGER triggers::prefill
+#endif
+#ifndef NAMES
+#define NAMES needs
+#endif
+#ifndef WHOSE
+#define WHOSE of
 #endif
 #ifndef SCORE_MEMBER
 #define SCORE_MEMBER score
@@ -20,9 +27,9 @@ using namespace kvpolicy;
 #endif
 
 struct constant {
-  static constexpr signals needs = signals::none;
+  static constexpr signals NAMES = signals::none;
   static constexpr scope granularity = scope::request;
-  static constexpr scored of = scored::tokens;
+  static constexpr scored WHOSE = scored::tokens;
 
   static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
 
@@ -31,6 +38,8 @@ struct constant {
     for (std::int64_t token = 0; token < out.columns; ++token) out(0, token) = 1;
   }
 };
+
+static_assert(scorer<constant>);
 
 struct lazy_pool {
   static constexpr signals needs = signals::none;

@@ -58,4 +58,22 @@ class random_rows {
   std::vector<std::int32_t> indices_;  ///< `[heads, stride]` ascending
 };
 
+/// Up to how many tokens a random shape has: few, and in one of `every` rounds many.
+struct token_limits {
+  std::int64_t few;
+  std::int64_t many = few;
+  int every = 1;
+};
+
+/// test(shape, keys, random, round) on random rows of a random shape, in so many rounds.
+template <class Test>
+void with_rows(std::uint64_t seed, int rounds, token_limits const& most, Test test) {
+  random_source random(seed);
+  for (int round = 0; round < rounds; ++round) {
+    cache_shape const shape = random_shape(random, round % most.every == 0 ? most.many : most.few);
+    random_cache const cache = random_cache_of(shape, random);
+    test(shape, random_rows(cache, random), random, round);
+  }
+}
+
 }  // namespace kvpolicy_test

@@ -142,34 +142,35 @@ TEST_CASE("a prompt given as embeddings is refused for a policy that reads token
   check_refused_and_intact(model.get(), policy, ours, {}, ours.status_of({1}), "token ids");
 }
 
-TEST_CASE("a refused decode leaves the cache as it was before") {
+/// A session whose policy saw no prompt and refused the token behind it, and the engine alone at the same place.
+struct refused_token {
   model_owner const model = tiny_llama();
-  session policy(presets::full{}, {.prompts = false});
-  decoder ours(model.get(), &policy);
-  decoder engine(model.get(), nullptr);
-  ours.feed(random_tokens(100));
-  engine.feed(random_tokens(100));
-  policy.use(presets::snapkv{.tokens = 64, .after = 0});  // saw no prompt
-  CHECK(ours.status_of({1}) == 2);
-  CHECK_THROWS_AS(policy.check(), unsupported);
-  CHECK(llama_memory_seq_pos_max(ours.memory(), 0) == 99);
-  policy.detach();
-  CHECK(identical(decode_each(ours, random_tokens(10, 3)), decode_each(engine, random_tokens(10, 3))));
+  session policy{presets::full{}, {.prompts = false}};
+  decoder ours{model.get(), &policy};
+  decoder engine{model.get(), nullptr};
+
+  refused_token() {
+    ours.feed(random_tokens(100));
+    engine.feed(random_tokens(100));
+    policy.use(presets::snapkv{.tokens = 64, .after = 0});
+    CHECK(ours.status_of({1}) == 2);
+  }
+};
+
+TEST_CASE("a refused decode leaves the cache as it was before") {
+  refused_token at;
+  CHECK_THROWS_AS(at.policy.check(), unsupported);
+  CHECK(llama_memory_seq_pos_max(at.ours.memory(), 0) == 99);
+  at.policy.detach();
+  CHECK(identical(decode_each(at.ours, random_tokens(10, 3)), decode_each(at.engine, random_tokens(10, 3))));
 }
 
 TEST_CASE("an unread refusal does not stop the engine after detach") {
-  model_owner const model = tiny_llama();
-  session policy(presets::full{}, {.prompts = false});
-  decoder ours(model.get(), &policy);
-  decoder engine(model.get(), nullptr);
-  ours.feed(random_tokens(100));
-  engine.feed(random_tokens(100));
-  policy.use(presets::snapkv{.tokens = 64, .after = 0});
-  CHECK(ours.status_of({1}) == 2);
-  policy.detach();  // check() was not called
-  REQUIRE(ours.status_of({1}) == 0);
-  engine.feed(1);
-  CHECK(identical(ours.state(), engine.state()));
+  refused_token at;
+  at.policy.detach();  // check() was not called
+  REQUIRE(at.ours.status_of({1}) == 0);
+  at.engine.feed(1);
+  CHECK(identical(at.ours.state(), at.engine.state()));
 }
 
 TEST_CASE("while a refusal is unread, llama_decode keeps returning 2 and changes nothing") {

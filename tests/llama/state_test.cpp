@@ -35,16 +35,19 @@ void check_saved(Policy const& preset) {
   saved_prompt const saved = policy.save();
   std::vector<logits> const expected = decode_each(ours, random_tokens(12, 3));
   std::vector<made_choice> const expected_choices = std::exchange(choices, {});
+  auto const check_loaded = [&](auto& loaded, decoder& engine, std::vector<made_choice>& made) {
+    made.clear();
+    engine.restore(state);
+    loaded.load(saved);
+    CHECK(identical(decode_each(engine, random_tokens(12, 3)), expected));
+    CHECK(identical(made, expected_choices));
+  };
 
   SECTION("in the same session, after another prompt") {
     ours.clear();
     ours.feed(random_tokens(400, 9));
     decode_each(ours, random_tokens(5, 8));
-    choices.clear();
-    ours.restore(state);
-    policy.load(saved);
-    CHECK(identical(decode_each(ours, random_tokens(12, 3)), expected));
-    CHECK(identical(choices, expected_choices));
+    check_loaded(policy, ours, choices);
   }
   SECTION("in another session and context that decoded before") {
     std::vector<made_choice> others;
@@ -52,11 +55,7 @@ void check_saved(Policy const& preset) {
     decoder other(model.get(), &second);
     other.feed(random_tokens(40, 2));
     decode_each(other, random_tokens(3, 2));
-    others.clear();
-    other.restore(state);
-    second.load(saved);
-    CHECK(identical(decode_each(other, random_tokens(12, 3)), expected));
-    CHECK(identical(others, expected_choices));
+    check_loaded(second, other, others);
   }
 }
 

@@ -150,11 +150,7 @@ TEST_CASE("chess's named settings keep the paper's fractions", "[methods]") {
 // 4 4 3: tokens 0 1 8. Depth 3 is in tests/presets/chess_test.cpp: tokens 0 and 1. Token 10 was the window when the choice was
 // made, 11 is now.
 TEST_CASE("chess without grids, and without chunks, worked by hand", "[methods]") {
-  random_source random(1706);
-  cache_shape const shape{1, 1, 1, 1, 12, element_type::f32};
-  random_cache cache(shape, layout::head_major, 4, random);
-  std::vector<float> const keys{4, 4, 1, 1, 9, -9, 2, 2, 3, 3, 1, 50};
-  for (std::int64_t t = 0; t < 12; ++t) cache.set_key(0, 0, t, 0, at(keys, t));
+  random_cache const cache = cache_with_keys({4, 4, 1, 1, 9, -9, 2, 2, 3, 3, 1, 50}, 1706);
   std::vector<ints> const want{{0, 1, 4, 8, 9, 10, 11}, {0, 1, 8, 10, 11}, {0, 1, 10, 11}};
   for (std::int32_t depth = 1; depth <= 3; ++depth) {
     presets::chess const policy{.fractions = {.5f, .5f, .5f},
@@ -166,7 +162,7 @@ TEST_CASE("chess without grids, and without chunks, worked by hand", "[methods]"
                                 .standardised = false,
                                 .following = false};
     host_exec exec;
-    auto state = start(policy, shape);
+    auto state = start(policy, cache.shape());
     state.prefill(own_view{&cache, 11}, {0}, {}, exec);
     REQUIRE(tokens_of(state.choose(own_view{&cache, 12}, {0}, {}, exec).of({0})) == at(want, depth - 1));
   }

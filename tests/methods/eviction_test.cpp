@@ -10,10 +10,7 @@ namespace {
 constexpr std::int64_t steps = 14;
 
 TEST_CASE("h2o accumulates attention over what is kept and evicts after each step's attention", "[methods]") {
-  random_source random(1601);
-  tally cases;
-  for (int round = 0; round < 250; ++round) {
-    world const w(small_shape(random, 60), random);
+  in_worlds(1601, 250, 60, 2, [](world const& w, random_source& random, int round, tally& cases) {
     cache_shape const& shape = w.shape;
     bool const mean = random.one_in(3);
     presets::h2o policy{
@@ -74,15 +71,11 @@ TEST_CASE("h2o accumulates attention over what is kept and evicts after each ste
       }
       state.observe({}, exec);
     }
-  }
-  cases.require();
+  });
 }
 
 TEST_CASE("tova keeps one set a layer, by the mean over all its heads' last attention", "[methods]") {
-  random_source random(1602);
-  tally cases;
-  for (int round = 0; round < 450; ++round) {
-    world const w(small_shape(random, 60, 3), random);
+  in_worlds(1602, 450, 60, 3, [](world const& w, random_source& random, int round, tally& cases) {
     cache_shape const& shape = w.shape;
     presets::tova policy{.tokens = narrow(random.between(1, shape.max_tokens)),
                          .layers = {.dense_first = narrow(random.between(0, 1))}};
@@ -123,50 +116,47 @@ TEST_CASE("tova keeps one set a layer, by the mean over all its heads' last atte
         at(there, l) = got;
       }
     }
+  });
+}
+
+/// Calls look(tokens, layer, selection) at each step of a policy that needs no signals.
+template <class Policy, class Look>
+void without_signals(Policy const& policy, world const& w, std::int64_t prompt, Look look) {
+  host_exec exec;
+  auto state = start(policy, w.shape);
+  for (std::int64_t l = 0; l < w.shape.layers; ++l) state.prefill(w.view(prompt), {l}, {}, exec);
+  for (std::int64_t n = prompt + 1; n <= std::min(w.shape.max_tokens, prompt + steps); ++n) {
+    for (std::int64_t l = 0; l < w.shape.layers; ++l) look(n, l, state.choose(w.view(n), {l}, {}, exec));
   }
-  cases.require();
 }
 
 TEST_CASE("streaming_llm reads the sinks and the most recent tokens, exactly its budget", "[methods]") {
-  random_source random(1603);
-  tally cases;
-  for (int round = 0; round < 600; ++round) {
-    world const w(small_shape(random, 60), random);
+  in_worlds(1603, 600, 60, 2, [](world const& w, random_source& random, int round, tally& cases) {
     cache_shape const& shape = w.shape;
     auto const tokens = narrow(random.between(1, shape.max_tokens));
     presets::streaming_llm policy{
         .tokens = tokens, .sinks = narrow(random.between(0, std::min(6, tokens - 1))), .keep_prompt = random.one_in(4)};
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
-    host_exec exec;
-    auto state = start(policy, shape);
-    for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, {}, exec);
-    for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + steps); ++n) {
-      for (std::int64_t l = 0; l < shape.layers; ++l) {
-        ints const got = tokens_of(state.choose(w.view(n), {l}, {}, exec).of({0}));
-        ints want;
-        std::int64_t const first = policy.keep_prompt ? prompt : policy.sinks;
-        std::int64_t const last = policy.keep_prompt ? policy.tokens - std::max<std::int64_t>(0, policy.sinks - prompt)
-                                                     : policy.tokens - policy.sinks;
-        for (std::int64_t t = 0; t < n; ++t) {
-          if (t < std::max<std::int64_t>(first, policy.sinks) || t >= n - last) want.push_back(t);
-        }
-        INFO("round " << round << " tokens " << n << " budget " << tokens << " sinks " << policy.sinks << " read "
-                      << text(got));
-        REQUIRE(got == want);
-        REQUIRE(size_of(got) == std::min<std::int64_t>(n, tokens + (policy.keep_prompt ? prompt : 0)));
-        cases.add(verdict::same);
+    without_signals(policy, w, prompt, [&](std::int64_t n, std::int64_t, selection const& kept) {
+      ints const got = tokens_of(kept.of({0}));
+      ints want;
+      std::int64_t const first = policy.keep_prompt ? prompt : policy.sinks;
+      std::int64_t const last =
+          policy.keep_prompt ? policy.tokens - std::max<std::int64_t>(0, policy.sinks - prompt) : policy.tokens - policy.sinks;
+      for (std::int64_t t = 0; t < n; ++t) {
+        if (t < std::max<std::int64_t>(first, policy.sinks) || t >= n - last) want.push_back(t);
       }
-    }
-  }
-  cases.require();
+      INFO("round " << round << " tokens " << n << " budget " << tokens << " sinks " << policy.sinks << " read " << text(got));
+      REQUIRE(got == want);
+      REQUIRE(size_of(got) == std::min<std::int64_t>(n, tokens + (policy.keep_prompt ? prompt : 0)));
+      cases.add(verdict::same);
+    });
+  });
 }
 
 TEST_CASE("duoattention: heads that retrieve least read the sinks and the most recent tokens, the others everything",
           "[methods]") {
-  random_source random(1606);
-  tally cases;
-  for (int round = 0; round < 600; ++round) {
-    world const w(small_shape(random, 60), random);
+  in_worlds(1606, 600, 60, 2, [](world const& w, random_source& random, int round, tally& cases) {
     cache_shape const& shape = w.shape;
     std::int64_t const heads = shape.layers * shape.kv_heads;
     std::vector<float> retrieval;
@@ -193,29 +183,37 @@ TEST_CASE("duoattention: heads that retrieve least read the sinks and the most r
       return std::find(order.begin(), order.begin() + whole, head) != order.begin() + whole;
     };
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
-    host_exec exec;
-    auto state = start(policy, shape);
-    for (std::int64_t l = 0; l < shape.layers; ++l) state.prefill(w.view(prompt), {l}, {}, exec);
-    for (std::int64_t n = prompt + 1; n <= std::min(shape.max_tokens, prompt + steps); ++n) {
-      for (std::int64_t l = 0; l < shape.layers; ++l) {
-        selection const kept = state.choose(w.view(n), {l}, {}, exec);
-        for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-          bool const whole = keeps_all(l * shape.kv_heads + h, n);
-          ints want;
-          for (std::int64_t t = 0; t < n; ++t) {
-            if (whole || t < policy.sinks || t >= n - policy.recent) want.push_back(t);
-          }
-          ints const got = tokens_of(kept.of({h}));
-          INFO("round " << round << " prompt " << prompt << " tokens " << n << " budget " << policy.tokens << " streaming "
-                        << policy.streaming << " sinks " << policy.sinks << " recent " << policy.recent << " layer " << l
-                        << " head " << h << " whole " << whole << "\nread " << text(got));
-          REQUIRE(got == want);
-          cases.add(verdict::same);
+    without_signals(policy, w, prompt, [&](std::int64_t n, std::int64_t l, selection const& kept) {
+      for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
+        bool const whole = keeps_all(l * shape.kv_heads + h, n);
+        ints want;
+        for (std::int64_t t = 0; t < n; ++t) {
+          if (whole || t < policy.sinks || t >= n - policy.recent) want.push_back(t);
         }
+        ints const got = tokens_of(kept.of({h}));
+        INFO("round " << round << " prompt " << prompt << " tokens " << n << " budget " << policy.tokens << " streaming "
+                      << policy.streaming << " sinks " << policy.sinks << " recent " << policy.recent << " layer " << l
+                      << " head " << h << " whole " << whole << "\nread " << text(got));
+        REQUIRE(got == want);
+        cases.add(verdict::same);
       }
-    }
+    });
+  });
+}
+
+/// What each step behind a prompt of four tokens reads.
+template <class Policy>
+void require_steps(Policy const& policy, std::uint64_t seed, std::vector<ints> const& want) {
+  random_cache const cache = cache_with_keys({0, 2, 1, 0, 3, 0, 0}, seed);
+  std::vector<float> const queries{0, 0, 0, 1, 1, 0, 0};
+  float const scale = std::log(2.f);
+  host_exec exec;
+  auto state = start(policy, cache.shape());
+  state.prefill(own_view{&cache, 4}, {0}, {.queries = {queries.data(), 4, 1, 1, 1, scale}}, exec);
+  for (std::int64_t n = 5; n < 5 + size_of(want); ++n) {
+    selection const kept = state.choose(own_view{&cache, n}, {0}, {queries.data() + n - 1, 1, 1, scale}, exec);
+    REQUIRE(tokens_of(kept.of({0})) == at(want, n - 5));
   }
-  cases.require();
 }
 
 // One head, keys and queries of one number; with scale ln 2 and query 1 a key k weighs 2^k, with query 0 all weigh the same.
@@ -228,45 +226,13 @@ TEST_CASE("duoattention: heads that retrieve least read the sinks and the most r
 // 2.058, .225, .8. After it, 4 is recent, and 0 beats 3, which this step still read. Step 2 (token 5, key 0, query 0) reads 0 4
 // 5, each 1/3: sums 2.39, 1.13, .33; 5 is recent, 0 stays: step 3 reads 0 5 6.
 TEST_CASE("h2o, worked by hand", "[methods]") {
-  random_source random(1604);
-  cache_shape const shape{1, 1, 1, 1, 7, element_type::f32};
-  random_cache cache(shape, layout::head_major, 4, random);
-  std::vector<float> const keys{0, 2, 1, 0, 3, 0, 0};
-  for (std::int64_t t = 0; t < 7; ++t) cache.set_key(0, 0, t, 0, at(keys, t));
-  std::vector<float> const queries{0, 0, 0, 1, 1, 0, 0};
-  float const scale = std::log(2.f);
-  presets::h2o const policy{.tokens = 2};
-  host_exec exec;
-  auto state = start(policy, shape);
-  state.prefill(own_view{&cache, 4}, {0}, {.queries = {queries.data(), 4, 1, 1, 1, scale}}, exec);
-  auto const step = [&](std::int64_t n) {
-    return tokens_of(state.choose(own_view{&cache, n}, {0}, {queries.data() + n - 1, 1, 1, scale}, exec).of({0}));
-  };
-  REQUIRE(step(5) == ints{0, 3, 4});
-  REQUIRE(step(6) == ints{0, 4, 5});
-  REQUIRE(step(7) == ints{0, 5, 6});
+  require_steps(presets::h2o{.tokens = 2}, 1604, {{0, 3, 4}, {0, 4, 5}, {0, 5, 6}});
 }
 
 // The same cache, two tokens kept. The prompt's last query weighs (1 4 2 1) / 8: 1 stays, and 3, the last. Step 1 (key 3, query
 // 1) reads 1 3 4, which weigh 4 1 8: 3 goes. Step 2 (query 0) weighs 1 4 5 the same: the smaller index stays, 1. Step 3: 1 5 6.
 TEST_CASE("tova, worked by hand", "[methods]") {
-  random_source random(1605);
-  cache_shape const shape{1, 1, 1, 1, 7, element_type::f32};
-  random_cache cache(shape, layout::head_major, 4, random);
-  std::vector<float> const keys{0, 2, 1, 0, 3, 0, 0};
-  for (std::int64_t t = 0; t < 7; ++t) cache.set_key(0, 0, t, 0, at(keys, t));
-  std::vector<float> const queries{0, 0, 0, 1, 1, 0, 0};
-  float const scale = std::log(2.f);
-  presets::tova const policy{.tokens = 2};
-  host_exec exec;
-  auto state = start(policy, shape);
-  state.prefill(own_view{&cache, 4}, {0}, {.queries = {queries.data(), 4, 1, 1, 1, scale}}, exec);
-  auto const step = [&](std::int64_t n) {
-    return tokens_of(state.choose(own_view{&cache, n}, {0}, {queries.data() + n - 1, 1, 1, scale}, exec).of({0}));
-  };
-  REQUIRE(step(5) == ints{1, 3, 4});
-  REQUIRE(step(6) == ints{1, 4, 5});
-  REQUIRE(step(7) == ints{1, 5, 6});
+  require_steps(presets::tova{.tokens = 2}, 1605, {{1, 3, 4}, {1, 4, 5}, {1, 5, 6}});
 }
 
 }  // namespace

@@ -19,19 +19,12 @@ presets::infllm random_infllm(cache_shape const& shape, random_source& random) {
     policy.representatives = narrow(random.between(1, std::min(5, policy.block)));
     policy.pre_rope = random.one_in(2);
     if (random.one_in(4)) policy.ratio = .25 * static_cast<double>(random.between(0, 3));
-    try {
-      check(policy, shape);
-      if (policy.ratio || policy.tokens <= shape.max_tokens) return policy;  // else all is read
-    } catch (invalid_value const&) {
-    }
+    if (allowed(policy, shape) && (policy.ratio || policy.tokens <= shape.max_tokens)) return policy;  // else all is read
   }
 }
 
 TEST_CASE("infllm reads the blocks whose representatives the query wants, step by step", "[methods]") {
-  random_source random(1201);
-  tally cases;
-  for (int round = 0; round < 500; ++round) {
-    world const w(small_shape(random, 90, 3), random);
+  in_worlds(1201, 500, 90, 3, [](world const& w, random_source& random, int round, tally& cases) {
     cache_shape const& shape = w.shape;
     presets::infllm const policy = random_infllm(shape, random);
     std::int64_t const prompt = random.between(1, shape.max_tokens - 1);
@@ -50,8 +43,7 @@ TEST_CASE("infllm reads the blocks whose representatives the query wants, step b
         cases.add(v);
       }
     }
-  }
-  cases.require();
+  });
 }
 
 // Blocks of 2 tokens, one representative each, keys and queries of one number, a prompt of 6 tokens, local 2.
@@ -63,17 +55,13 @@ TEST_CASE("infllm reads the blocks whose representatives the query wants, step b
 // Token 4: of 5 alone, the prompt's last: 1 x -2 = -2.  Token 5: none, 0. Representative 5, key 1.
 // Budget 4: the open block and one more. q = 1: scores 2, 3, 1: block 1. q = -1: -2, -3, -1: block 2.
 TEST_CASE("infllm, worked by hand", "[methods]") {
-  random_source random(1202);
-  cache_shape const shape{1, 1, 1, 1, 7, element_type::f32};
-  random_cache cache(shape, layout::head_major, 4, random);
-  std::vector<float> const keys{1, 2, 3, -1, -2, 1, 5};
-  for (std::int64_t t = 0; t < 7; ++t) cache.set_key(0, 0, t, 0, at(keys, t));
+  random_cache const cache = cache_with_keys({1, 2, 3, -1, -2, 1, 5}, 1202);
   std::vector<float> const queries{1, -1, 1, 1, -1, 1};
   presets::infllm const policy{
       .tokens = 4, .block = 2, .representatives = 1, .local = 2, .sink_blocks = 0, .recent_blocks = 1, .pre_rope = false};
   host_exec exec;
   for (float const q : {1.f, -1.f}) {
-    auto state = start(policy, shape);
+    auto state = start(policy, cache.shape());
     state.prefill(own_view{&cache, 6}, {0}, {.queries = {queries.data(), 6, 1, 1, 1, 1.f}}, exec);
     selection const kept = state.choose(own_view{&cache, 7}, {0}, {&q, 1, 1, 1.f}, exec);
     REQUIRE(tokens_of(kept.of({0})) == (q > 0 ? ints{2, 3, 6} : ints{4, 5, 6}));
@@ -84,16 +72,12 @@ TEST_CASE("infllm, worked by hand", "[methods]") {
 // (key 3) is wanted by the query of token 3 (-1): -3; token 3 (key -1) by none: 0. It represents the block. With q = 1 at token
 // 6 the blocks have 2 (token 1, as above), -1 and 1 (token 5, which none of its block asks for either: 0 against token 4's -2).
 TEST_CASE("a block that closes while decoding asks its own queries alone, worked by hand", "[methods]") {
-  random_source random(1203);
-  cache_shape const shape{1, 1, 1, 1, 7, element_type::f32};
-  random_cache cache(shape, layout::head_major, 4, random);
-  std::vector<float> const keys{1, 2, 3, -1, -2, 1, 5};
-  for (std::int64_t t = 0; t < 7; ++t) cache.set_key(0, 0, t, 0, at(keys, t));
+  random_cache const cache = cache_with_keys({1, 2, 3, -1, -2, 1, 5}, 1203);
   std::vector<float> const queries{1, -1, 1, -1, 1, 1, 1};
   presets::infllm const policy{
       .tokens = 6, .block = 2, .representatives = 1, .local = 2, .sink_blocks = 0, .recent_blocks = 1, .pre_rope = false};
   host_exec exec;
-  auto state = start(policy, shape);
+  auto state = start(policy, cache.shape());
   state.prefill(own_view{&cache, 3}, {0}, {.queries = {queries.data(), 3, 1, 1, 1, 1.f}}, exec);
   for (std::int64_t n = 4; n <= 6; ++n) {
     state.choose(own_view{&cache, n}, {0}, {queries.data() + n - 1, 1, 1, 1.f}, exec);

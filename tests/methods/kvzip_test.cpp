@@ -62,17 +62,14 @@ std::vector<piece> random_pieces(world const& w, std::int64_t begin, std::int64_
 }
 
 TEST_CASE("kvzip: the tokens of all heads and layers that a repetition attends to most", "[methods]") {
-  random_source random(2601);
-  tally cases;
-  for (int round = 0; round < 6000; ++round) {
-    world const w(small_shape(random, 28, 3), random);
+  in_worlds(2601, 6000, 28, 3, [](world const& w, random_source& random, int round, tally& cases) {
     cache_shape const& shape = w.shape;
     std::int64_t const context = random.between(2, shape.max_tokens - 2);
     std::int64_t const begin = random.one_in(3) ? random.between(0, context - 1) : 0;  // a system prompt before the text
     std::int64_t const text = context - begin;
     presets::kvzip policy{.sinks = narrow(random.between(0, 3)), .recent = narrow(random.between(0, 2))};
     policy.tokens = narrow(random.between(policy.sinks + policy.recent + 1, shape.max_tokens));
-    if (policy.tokens > shape.max_tokens) continue;
+    if (policy.tokens > shape.max_tokens) return;
     if (random.one_in(4)) policy.ratio = .25 * static_cast<double>(random.between(0, 3));
     std::vector<piece> const pieces = random_pieces(w, begin, context, random);
     host_exec exec;
@@ -132,8 +129,7 @@ TEST_CASE("kvzip: the tokens of all heads and layers that a repetition attends t
                 united(tokens_of(before[static_cast<std::size_t>(l * shape.kv_heads + h)]), range(context, context + 2)));
       }
     }
-  }
-  cases.require();
+  });
 }
 
 // Two layers, one head of one number; scale ln 2, query 1: a key k weighs 2^k. The text's keys are 0 1 in layer 0 and 3 2 in

@@ -88,4 +88,27 @@ struct tally {
   }
 };
 
+/// compare(world, random, round, tally) in so many worlds of small shapes.
+template <class Compare>
+void in_worlds(std::uint64_t seed, int rounds, std::int64_t most_tokens, std::int64_t layers, Compare compare) {
+  random_source random(seed);
+  tally cases;
+  for (int round = 0; round < rounds; ++round) {
+    world const w(small_shape(random, most_tokens, layers), random);
+    compare(w, random, round, cases);
+  }
+  cases.require();
+}
+
+/// Whether the policy can be, for this shape.
+template <class Policy>
+bool allowed(Policy const& policy, cache_shape const& shape) {
+  try {
+    check(policy, shape);
+    return true;
+  } catch (invalid_value const&) {
+    return false;
+  }
+}
+
 }  // namespace kvpolicy_test::methods

@@ -51,6 +51,21 @@ inline verdict judge_left(ints const& got, ints const& there, std::int64_t keep,
   return judge(without(got, forced), names, rest, room, 1e-5 * largest_size(rest));
 }
 
+/// Also counts what left something out, so that a test evicts often.
+struct eviction_tally : tally {
+  std::int64_t evictions = 0;
+
+  void add(verdict v, ints const& left, ints const& from) {
+    REQUIRE(v != verdict::different);
+    tally::add(v);
+    evictions += size_of(left) < size_of(from) ? 1 : 0;
+  }
+  void require() const {
+    REQUIRE(evictions > 500);
+    tally::require();
+  }
+};
+
 /// Follows a retain that evicts every so many steps. Calls look(layer, head, left, from, tokens, decoding) for what a prompt's
 /// end left of all, and for what each eviction left of what was there: that shows at the step behind it.
 template <class Request, class Look>

@@ -167,4 +167,12 @@ inline cache_shape small_shape(random_source& random, std::int64_t most_tokens, 
           .type = random.pick(types)};
 }
 
+/// One layer's one head of one number: these keys.
+inline random_cache cache_with_keys(std::vector<float> const& keys, std::uint64_t seed) {
+  random_source random(seed);
+  random_cache cache({1, 1, 1, 1, size_of(keys), element_type::f32}, layout::head_major, 4, random);
+  for (std::int64_t t = 0; t < size_of(keys); ++t) cache.set_key(0, 0, t, 0, at(keys, t));
+  return cache;
+}
+
 }  // namespace kvpolicy_test::methods

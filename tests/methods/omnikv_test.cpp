@@ -30,10 +30,7 @@ reals largest_weights(world const& w, std::int64_t l, std::int64_t query, std::i
 }
 
 TEST_CASE("omnikv: leaders read everything, and the layers behind them what a leader's heads attend to most", "[methods]") {
-  random_source random(2101);
-  tally cases;
-  for (int round = 0; round < 500; ++round) {
-    world const w(small_shape(random, 70, 7), random);
+  in_worlds(2101, 500, 70, 7, [](world const& w, random_source& random, int round, tally& cases) {
     cache_shape const& shape = w.shape;
     presets::omnikv policy{.tokens = narrow(random.between(8, std::max<std::int64_t>(8, shape.max_tokens / 2))),
                            .sinks = narrow(random.between(0, 3)),
@@ -91,8 +88,7 @@ TEST_CASE("omnikv: leaders read everything, and the layers behind them what a le
         cases.add(v);
       }
     }
-  }
-  cases.require();
+  });
 }
 
 // Two layers, the first leads and reads everything. One head of one number; scale ln 2, query 1: a key k weighs 2^k.

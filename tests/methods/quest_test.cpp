@@ -7,15 +7,6 @@
 namespace kvpolicy_test::methods {
 namespace {
 
-bool allowed(presets::quest const& policy, cache_shape const& shape) {
-  try {
-    check(policy, shape);
-    return policy.ratio || policy.tokens <= shape.max_tokens;  // else all is read
-  } catch (invalid_value const&) {
-    return false;
-  }
-}
-
 presets::quest random_quest(cache_shape const& shape, random_source& random) {
   presets::quest policy;
   do {
@@ -28,7 +19,7 @@ presets::quest random_quest(cache_shape const& shape, random_source& random) {
               .layers = {.dense_first = narrow(random.between(0, 2)), .reuse = narrow(random.between(1, 3))}};
     if (random.one_in(4)) policy.ratio = .25 * static_cast<double>(random.between(0, 3));
     if (shape.type == element_type::f32 && random.one_in(2)) policy.metadata = pools::bounds::kind::mean_deviation;
-  } while (!allowed(policy, shape));
+  } while (!allowed(policy, shape) || (!policy.ratio && policy.tokens > shape.max_tokens));  // else all is read
   return policy;
 }
 

@@ -107,11 +107,8 @@ TEST_CASE("sentencekv's budget can be a share of the sequence", "[methods]") {
 }
 
 TEST_CASE("what the prompt retains for sentencekv is the best of the whole prompt", "[methods]") {
-  random_source random(1303);
   std::vector<std::uint8_t> const boundary{0, 1};
-  tally cases;
-  for (int round = 0; round < 1500; ++round) {
-    world const w(small_shape(random, 70, 3), random);
+  in_worlds(1303, 1500, 70, 3, [&](world const& w, random_source& random, int round, tally& cases) {
     presets::sentencekv const policy = random_sentencekv(w.shape, boundary, random);
     std::int64_t const prompt = random.between(1, w.shape.max_tokens);
     host_exec exec;
@@ -125,8 +122,7 @@ TEST_CASE("what the prompt retains for sentencekv is the best of the whole promp
         cases.add(v);
       }
     }
-  }
-  cases.require();
+  });
 }
 
 // Id 1 ends sentences, shortest 1; the prompt is of 9 tokens, all of which are retained (r is 10).
@@ -140,11 +136,7 @@ TEST_CASE("what the prompt retains for sentencekv is the best of the whole promp
 // query 9): the mean is (-4 + 9)/2 = 2.5: buckets 2.5, 7.5, -5, 0. Token 11, 3, 4 and 0, and the open one's 10. As the authors'
 // code does it, step 1, the first and a boundary, and step 2 behind it read all.
 TEST_CASE("sentencekv, worked by hand", "[methods]") {
-  random_source random(1304);
-  cache_shape const shape{1, 1, 1, 1, 12, element_type::f32};
-  random_cache cache(shape, layout::head_major, 4, random);
-  std::vector<float> const keys{1, 1, 1, 3, 3, -2, -2, -2, 0, 0, 0, 0};
-  for (std::int64_t t = 0; t < 12; ++t) cache.set_key(0, 0, t, 0, at(keys, t));
+  random_cache const cache = cache_with_keys({1, 1, 1, 3, 3, -2, -2, -2, 0, 0, 0, 0}, 1304);
   std::vector<std::int32_t> const ids{0, 0, 1, 0, 1, 0, 0, 1, 0};
   std::vector<std::uint8_t> const boundary{0, 1};
   std::vector<float> const prompt(9, 0.f);
@@ -160,7 +152,7 @@ TEST_CASE("sentencekv, worked by hand", "[methods]") {
                                      .all_after_boundary = all,
                                      .after = 0};
     host_exec exec;
-    auto state = start(policy, shape);
+    auto state = start(policy, cache.shape());
     state.prefill(own_view{&cache, 9}, {0}, {.queries = {prompt.data(), 9, 1, 1, 1, 1.f}, .token_ids = ids}, exec);
     auto const step = [&](std::int64_t n, float q, std::int32_t id) {
       return tokens_of(state.choose(own_view{&cache, n}, {0}, {{&q, 1, 1, 1.f}, id}, exec).of({0}));

@@ -39,15 +39,6 @@ pruned fewest(world const& w, std::int64_t l, std::int64_t q, std::int64_t query
   return made;
 }
 
-bool allowed(presets::twilight const& policy, cache_shape const& shape) {
-  try {
-    check(policy, shape);
-    return true;
-  } catch (invalid_value const&) {
-    return false;
-  }
-}
-
 TEST_CASE("twilight reads of quest's pages the fewest tokens that hold a share of the attention", "[methods]") {
   random_source random(2201);
   tally cases;
@@ -122,15 +113,11 @@ TEST_CASE("twilight reads of quest's pages the fewest tokens that hold a share o
 // One head of one number; scale ln 2, query 1: a key k weighs 2^k. Keys 0 3 1 2 0, pages of one token, all of them looked at.
 // The step's own token, 4, weighs 1 of 1 + 8 + 2 + 4 + 1 = 16. For 9/16 token 1 suffices; for more, token 3 comes with it.
 TEST_CASE("twilight, worked by hand", "[methods]") {
-  random_source random(2202);
-  cache_shape const shape{1, 1, 1, 1, 5, element_type::f32};
-  random_cache cache(shape, layout::head_major, 4, random);
-  std::vector<float> const keys{0, 3, 1, 2, 0};
-  for (std::int64_t t = 0; t < 5; ++t) cache.set_key(0, 0, t, 0, at(keys, t));
+  random_cache const cache = cache_with_keys({0, 3, 1, 2, 0}, 2202);
   auto const read = [&](double mass) {
     presets::twilight const policy{.tokens = 5, .mass = mass, .page = 1, .sink_pages = 0};
     host_exec exec;
-    auto state = start(policy, shape);
+    auto state = start(policy, cache.shape());
     state.prefill(own_view{&cache, 4}, {0}, {}, exec);
     float const one = 1;
     return tokens_of(state.choose(own_view{&cache, 5}, {0}, {{&one, 1, 1, std::log(2.f)}}, exec).of({0}));

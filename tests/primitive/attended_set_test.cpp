@@ -5,6 +5,7 @@
 
 #include "conformance/executors.hpp"
 #include "conformance/naive.hpp"
+#include "primitive/inputs.hpp"
 
 namespace kvpolicy_test {
 namespace {
@@ -14,9 +15,7 @@ TEMPLATE_TEST_CASE("an attended set is the best of a query's attention, averaged
   random_source random(57);
   int compared = 0;
   for (int round = 0; round < 100; ++round) {
-    cache_shape shape = random_shape(random, 120);
-    shape.q_heads = shape.group();
-    shape.kv_heads = 1;
+    cache_shape const shape = one_head_shape(random, 120);
     random_cache const cache = random_cache_of(shape, random);
     random_rows const keys(cache, random);
     std::int64_t const tokens = random.between(1, keys.tokens());  // of those that are there, the first

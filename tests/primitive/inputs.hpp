@@ -1,4 +1,4 @@
-// What several primitives are tested on: scores that are no numbers, and random lists.
+// What several primitives are tested on: scores that are no numbers, random lists, tables of bounds and shapes of one KV head.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "conformance/random_cache.hpp"
+#include "kvpolicy/primitive/pool.hpp"
 #include "kvpolicy/selection.hpp"
 
 namespace kvpolicy_test {
@@ -23,6 +24,25 @@ inline range_list random_list(std::int64_t tokens, random_source& random) {
     at = end + random.between(0, 7);
   }
   return list;
+}
+
+/// A table of bounds with its memory.
+struct stored_bounds : bounds_table {
+  std::vector<std::byte> storage;
+
+  stored_bounds(element_type t, std::int64_t h, std::int64_t u, std::int64_t d, std::byte content = {})
+      : bounds_table{nullptr, t, h, u, d}, storage(static_cast<std::size_t>(bytes()), content) {
+    data = storage.data();
+  }
+  stored_bounds(stored_bounds const&) = delete;
+};
+
+/// One KV head of a random shape.
+inline cache_shape one_head_shape(random_source& random, std::int64_t most_tokens) {
+  cache_shape shape = random_shape(random, most_tokens);
+  shape.q_heads = shape.group();
+  shape.kv_heads = 1;
+  return shape;
 }
 
 }  // namespace kvpolicy_test

@@ -106,11 +106,7 @@ TEMPLATE_TEST_CASE("key_redundancy, worked by hand", "[primitive]", KVPOLICY_TES
 
 TEMPLATE_TEST_CASE("rotated_scores are products with the mean query, and the lengths of pairs as often as the spread says",
                    "[primitive]", KVPOLICY_TEST_EXECUTORS) {
-  random_source random(173);
-  for (int round = 0; round < 90; ++round) {
-    cache_shape const shape = random_shape(random, round % 9 == 0 ? 600 : 90);
-    random_cache const cache = random_cache_of(shape, random);
-    random_rows const keys(cache, random);
+  with_rows(173, 90, {90, 600, 9}, [](cache_shape const& shape, random_rows const& keys, random_source& random, int round) {
     std::int64_t const pairs = random.between(0, shape.head_dim / 2);
     auto const pairing = random.one_in(2) ? rotation::pairing::halves : rotation::pairing::neighbours;
     std::vector<float> const mean = random.reals(shape.q_heads * shape.head_dim);
@@ -150,7 +146,7 @@ TEMPLATE_TEST_CASE("rotated_scores are products with the mean query, and the len
       }
       REQUIRE(out[static_cast<std::size_t>(q * stride + stride - 1)] == 7.0f);
     }
-  }
+  });
 }
 
 }  // namespace

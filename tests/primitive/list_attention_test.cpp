@@ -13,11 +13,7 @@ namespace {
 
 TEMPLATE_TEST_CASE("list_attention is the softmax over a list alone, mean or maximum over the group", "[primitive]",
                    KVPOLICY_TEST_EXECUTORS) {
-  random_source random(26);
-  for (int round = 0; round < 120; ++round) {
-    cache_shape const shape = random_shape(random, round % 8 == 0 ? 1200 : 150);
-    random_cache const cache = random_cache_of(shape, random);
-    random_rows const keys(cache, random);
+  with_rows(26, 120, {150, 1200, 8}, [](cache_shape const& shape, random_rows const& keys, random_source& random, int round) {
     float const scale = 1.5f / std::sqrt(static_cast<float>(shape.head_dim));
     std::vector<float> const queries = random.reals(shape.q_heads * shape.head_dim, 2);
     std::vector<range_list> lists;
@@ -42,7 +38,7 @@ TEMPLATE_TEST_CASE("list_attention is the softmax over a list alone, mean or max
       }
       for (std::int64_t i = std::ssize(want); i < stride; ++i) REQUIRE(out[static_cast<std::size_t>(h * stride + i)] == 7.0f);
     }
-  }
+  });
 }
 
 TEMPLATE_TEST_CASE("a token alone has all the attention, however large its logit", "[primitive]", KVPOLICY_TEST_EXECUTORS) {

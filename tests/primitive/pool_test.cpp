@@ -6,6 +6,7 @@
 
 #include "conformance/executors.hpp"
 #include "conformance/naive.hpp"
+#include "primitive/inputs.hpp"
 
 namespace kvpolicy_test {
 namespace {
@@ -22,11 +23,16 @@ float element(bounds_table const& table, std::int64_t head, std::int64_t unit, s
   return table.type == element_type::f16 ? half_to_float(half) : bfloat_to_float(half);
 }
 
-/// Ends of the calls that cover [0, tokens) together.
-std::vector<std::int64_t> random_cuts(std::int64_t tokens, random_source& random) {
-  std::vector<std::int64_t> cuts;
-  for (std::int64_t at = 0; at < tokens;) cuts.push_back(at = std::min(tokens, at + random.between(1, tokens)));
-  return cuts;
+/// Calls pool(first, last, exec) for random cuts that cover [0, tokens) together.
+template <class On, class Pool>
+void in_cuts(cache_shape const& shape, std::int64_t tokens, random_source& random, Pool pool) {
+  On(shape).run([&](auto& exec) {
+    for (std::int64_t first = 0; first < tokens;) {
+      std::int64_t const last = std::min(tokens, first + random.between(1, tokens));
+      pool(first, last, exec);
+      first = last;
+    }
+  });
 }
 
 double mean_of(random_rows const& from, std::int64_t h, std::int64_t d, std::int64_t first, std::int64_t last) {
@@ -37,24 +43,15 @@ double mean_of(random_rows const& from, std::int64_t h, std::int64_t d, std::int
 
 // Keys are in [-1, 1]: 1e-5 of that range is the contract's agreement.
 TEMPLATE_TEST_CASE("pool_mean is each unit's mean, in whatever cuts the tokens come", "[primitive]", KVPOLICY_TEST_EXECUTORS) {
-  random_source random(1);
-  for (int round = 0; round < 80; ++round) {
-    cache_shape const shape = random_shape(random, 300);
-    random_cache const cache = random_cache_of(shape, random);
-    random_rows const keys(cache, random);
+  with_rows(1, 80, {300}, [](cache_shape const& shape, random_rows const& keys, random_source& random, int round) {
     std::int64_t const n = keys.tokens();
     std::int64_t const unit = random.between(1, 130);
     std::int64_t const units = (n + unit - 1) / unit;
     std::int64_t const width = shape.kv_heads * shape.head_dim;
     std::int64_t const column = random.between(0, 5);
     std::vector<float> means(static_cast<std::size_t>(units * (width + 7)), 99.0f);
-    TestType on(shape);
-    on.run([&](auto& exec) {
-      std::int64_t first = 0;
-      for (std::int64_t const last : random_cuts(n, random)) {
-        pool_mean(keys.get(), {unit, first, last}, table<float>{means.data(), units, width + 7, width + 7}, column, exec);
-        first = last;
-      }
+    in_cuts<TestType>(shape, n, random, [&](std::int64_t first, std::int64_t last, auto& exec) {
+      pool_mean(keys.get(), {unit, first, last}, table<float>{means.data(), units, width + 7, width + 7}, column, exec);
     });
     double worst = 0;
     bool outside = false;
@@ -73,18 +70,14 @@ TEMPLATE_TEST_CASE("pool_mean is each unit's mean, in whatever cuts the tokens c
     INFO("round " << round);
     REQUIRE(worst < 1e-5);
     REQUIRE_FALSE(outside);
-  }
+  });
 }
 
 // Each pair is rotated back by its own angle, whichever channels it has; what is behind the pairs stays. Rows by index are
 // turned by the token that they are of.
 TEMPLATE_TEST_CASE("pool_mean of keys that are rotated back is the mean of the keys before their embedding", "[primitive]",
                    KVPOLICY_TEST_EXECUTORS) {
-  random_source random(6);
-  for (int round = 0; round < 60; ++round) {
-    cache_shape const shape = random_shape(random, 200);
-    random_cache const cache = random_cache_of(shape, random);
-    random_rows const keys(cache, random);
+  with_rows(6, 60, {200}, [](cache_shape const& shape, random_rows const& keys, random_source& random, int round) {
     std::int64_t const n = keys.tokens();
     std::int64_t const unit = random.between(1, 40);
     std::int64_t const units = (n + unit - 1) / unit;
@@ -98,14 +91,9 @@ TEMPLATE_TEST_CASE("pool_mean of keys that are rotated back is the mean of the k
     write_rope_angles(rope, std::span(angles).first(angles.size() - 1));
     rope_angles const turned{angles.data(), pairs, rope.how};
     std::vector<float> means(static_cast<std::size_t>(units * width));
-    TestType on(shape);
-    on.run([&](auto& exec) {
-      std::int64_t first = 0;
-      for (std::int64_t const last : random_cuts(n, random)) {
-        pool_mean(keys.get(), {.unit_size = unit, .first = first, .last = last, .rotated = turned},
-                  table<float>{means.data(), units, width, width}, 0, exec);
-        first = last;
-      }
+    in_cuts<TestType>(shape, n, random, [&](std::int64_t first, std::int64_t last, auto& exec) {
+      pool_mean(keys.get(), {.unit_size = unit, .first = first, .last = last, .rotated = turned},
+                table<float>{means.data(), units, width, width}, 0, exec);
     });
     double worst = 0;
     for (std::int64_t u = 0; u < units; ++u) {
@@ -135,7 +123,7 @@ TEMPLATE_TEST_CASE("pool_mean of keys that are rotated back is the mean of the k
     }
     INFO("round " << round << " pairs " << pairs << " of " << shape.head_dim << " halves " << halves);
     REQUIRE(worst < 2e-5);
-  }
+  });
 }
 
 TEMPLATE_TEST_CASE("pool_bounds is exact, passes NaN over, and takes any cuts", "[primitive]", KVPOLICY_TEST_EXECUTORS) {
@@ -148,16 +136,9 @@ TEMPLATE_TEST_CASE("pool_bounds is exact, passes NaN over, and takes any cuts", 
     std::int64_t const n = keys.tokens();
     std::int64_t const unit = random.one_in(4) ? 1 : random.between(1, 130);
     std::int64_t const units = (n + unit - 1) / unit;
-    bounds_table bounds{nullptr, shape.type, shape.kv_heads, units + 2, shape.head_dim};
-    std::vector<std::byte> storage(static_cast<std::size_t>(bounds.bytes()), std::byte{0x3c});
-    bounds.data = storage.data();
-    TestType on(shape);
-    on.run([&](auto& exec) {
-      std::int64_t first = 0;
-      for (std::int64_t const last : random_cuts(n, random)) {
-        pool_bounds(keys.get(), {unit, first, last}, bounds, exec);
-        first = last;
-      }
+    stored_bounds bounds(shape.type, shape.kv_heads, units + 2, shape.head_dim, std::byte{0x3c});
+    in_cuts<TestType>(shape, n, random, [&](std::int64_t first, std::int64_t last, auto& exec) {
+      pool_bounds(keys.get(), {unit, first, last}, bounds, exec);
     });
     std::int64_t wrong = 0;
     for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
@@ -179,11 +160,7 @@ TEMPLATE_TEST_CASE("pool_bounds is exact, passes NaN over, and takes any cuts", 
 
 // Units need not begin at the first token: those before `origin` belong to none.
 TEMPLATE_TEST_CASE("pool_mean counts units from its origin", "[primitive]", KVPOLICY_TEST_EXECUTORS) {
-  random_source random(4);
-  for (int round = 0; round < 40; ++round) {
-    cache_shape const shape = random_shape(random, 150);
-    random_cache const cache = random_cache_of(shape, random);
-    random_rows const keys(cache, random);
+  with_rows(4, 40, {150}, [](cache_shape const& shape, random_rows const& keys, random_source& random, int round) {
     std::int64_t const n = keys.tokens();
     std::int64_t const origin = random.between(0, n - 1);
     std::int64_t const unit = random.between(1, 30);
@@ -207,7 +184,7 @@ TEMPLATE_TEST_CASE("pool_mean counts units from its origin", "[primitive]", KVPO
     }
     INFO("round " << round << " origin " << origin);
     REQUIRE(worst < 1e-5);
-  }
+  });
 }
 
 /// Relative rounding of a type.
@@ -226,17 +203,10 @@ TEMPLATE_TEST_CASE("pool_mean_deviation is mean and standard deviation, in whate
     std::int64_t const n = keys.tokens();
     std::int64_t const unit = random.one_in(4) ? 1 : random.between(1, 130);
     std::int64_t const units = (n + unit - 1) / unit;
-    bounds_table bounds{nullptr, shape.type, shape.kv_heads, units + 2, shape.head_dim};
-    std::vector<std::byte> storage(static_cast<std::size_t>(bounds.bytes()), std::byte{0x3c});
-    bounds.data = storage.data();
+    stored_bounds bounds(shape.type, shape.kv_heads, units + 2, shape.head_dim, std::byte{0x3c});
     std::vector<float> moments(static_cast<std::size_t>(shape.kv_heads * (units + 2) * 2 * shape.head_dim), 99.0f);
-    TestType on(shape);
-    on.run([&](auto& exec) {
-      std::int64_t first = 0;
-      for (std::int64_t const last : random_cuts(n, random)) {
-        pool_mean_deviation(keys.get(), {unit, first, last}, moments.data(), bounds, exec);
-        first = last;
-      }
+    in_cuts<TestType>(shape, n, random, [&](std::int64_t first, std::int64_t last, auto& exec) {
+      pool_mean_deviation(keys.get(), {unit, first, last}, moments.data(), bounds, exec);
     });
     for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
       for (std::int64_t u = 0; u < units; ++u) {
@@ -270,9 +240,7 @@ TEMPLATE_TEST_CASE("a spread beyond what the type holds ends at its largest valu
   for (std::int64_t d = 0; d < 3; ++d) {
     for (std::int64_t t = 0; t < 4; ++t) cache.set_key(0, 0, t, d, t == 0 ? -60000.0f : 65000.0f);
   }
-  bounds_table bounds{nullptr, shape.type, 1, 1, 3};
-  std::vector<std::byte> storage(static_cast<std::size_t>(bounds.bytes()));
-  bounds.data = storage.data();
+  stored_bounds bounds(shape.type, 1, 1, 3);
   std::vector<float> moments(6);
   TestType on(shape);
   on.run([&](auto& exec) { pool_mean_deviation(cache.keys(0, 4), {4, 0, 4}, moments.data(), bounds, exec); });
@@ -293,9 +261,7 @@ TEMPLATE_TEST_CASE("pooling nothing writes nothing", "[primitive]", KVPOLICY_TES
     pool_mean(cache.keys(0, 16), {4, 8, 8}, table<float>{means.data(), 4, 16, 16}, 0, exec);
   });
   REQUIRE(means == std::vector<float>(64, 5.0f));
-  bounds_table bounds{nullptr, shape.type, 2, 4, 8};
-  std::vector<std::byte> storage(static_cast<std::size_t>(bounds.bytes()), std::byte{0x3c});
-  bounds.data = storage.data();
+  stored_bounds bounds(shape.type, 2, 4, 8, std::byte{0x3c});
   std::vector<float> moments(128, 5.0f);
   for (std::int64_t const at : {7, 8}) {
     on.run([&](auto& exec) {
@@ -303,7 +269,7 @@ TEMPLATE_TEST_CASE("pooling nothing writes nothing", "[primitive]", KVPOLICY_TES
       pool_mean_deviation(cache.keys(0, 16), {4, at, at}, moments.data(), bounds, exec);
     });
     INFO("at " << at);
-    REQUIRE(storage == std::vector<std::byte>(storage.size(), std::byte{0x3c}));
+    REQUIRE(bounds.storage == std::vector<std::byte>(bounds.storage.size(), std::byte{0x3c}));
     REQUIRE(moments == std::vector<float>(128, 5.0f));
   }
 }

@@ -5,6 +5,7 @@
 
 #include "conformance/executors.hpp"
 #include "conformance/naive.hpp"
+#include "primitive/inputs.hpp"
 
 namespace kvpolicy_test {
 namespace {
@@ -61,9 +62,7 @@ TEMPLATE_TEST_CASE("score_bounds is the group's mean of the largest q.k that the
     std::int64_t const units = (n + unit - 1) / unit;
     std::int64_t const head_stride = shape.head_dim;
     std::vector<float> const queries = random.reals(shape.q_heads * head_stride);
-    bounds_table bounds{nullptr, shape.type, shape.kv_heads, units, shape.head_dim};
-    std::vector<std::byte> storage(static_cast<std::size_t>(bounds.bytes()));
-    bounds.data = storage.data();
+    stored_bounds bounds(shape.type, shape.kv_heads, units, shape.head_dim);
     std::int64_t const stride = units + 2;
     std::vector<float> scores(static_cast<std::size_t>(shape.kv_heads * stride), 7.0f);
     TestType on(shape);
@@ -92,9 +91,7 @@ TEMPLATE_TEST_CASE("the maximum over a group is the largest of its query heads' 
       cache_shape const shape{1, 3 * group, 3, random.between(1, 130), units, random.pick(types)};
       random_cache const cache = random_cache_of(shape, random, content::plain);
       std::vector<float> const queries = random.reals(shape.q_heads * shape.head_dim);
-      bounds_table bounds{nullptr, shape.type, 3, units, shape.head_dim};
-      std::vector<std::byte> storage(static_cast<std::size_t>(bounds.bytes()));
-      bounds.data = storage.data();
+      stored_bounds bounds(shape.type, 3, units, shape.head_dim);
       auto const table_of = [&](std::vector<float>& scores) { return table<float>{scores.data(), 3, units, units}; };
       std::vector<float> found(static_cast<std::size_t>(3 * units));
       std::vector<float> want(found.size(), -std::numeric_limits<float>::infinity());
@@ -118,6 +115,21 @@ TEMPLATE_TEST_CASE("the maximum over a group is the largest of its query heads' 
   }
 }
 
+/// Scores of one KV head's units of four tokens by the bounds of all its keys.
+template <class On>
+std::vector<float> bound_scores(random_cache const& cache, std::vector<float> const& queries) {
+  cache_shape const& shape = cache.shape();
+  std::int64_t const units = shape.max_tokens / 4;
+  stored_bounds bounds(shape.type, 1, units, shape.head_dim);
+  std::vector<float> scores(static_cast<std::size_t>(units));
+  On(shape).run([&](auto& exec) {
+    pool_bounds(cache.keys(0, shape.max_tokens), {4, 0, shape.max_tokens}, bounds, exec);
+    score_bounds({queries.data(), shape.q_heads, shape.head_dim, 1}, bounds, units, group_merge::mean,
+                 table<float>{scores.data(), 1, units, units}, exec);
+  });
+  return scores;
+}
+
 TEMPLATE_TEST_CASE("a unit of nothing but NaN scores so that it ranks last", "[primitive]", KVPOLICY_TEST_EXECUTORS) {
   random_source random(13);
   for (std::int64_t const dim : {1, 7, 16, 64, 130}) {
@@ -126,16 +138,7 @@ TEMPLATE_TEST_CASE("a unit of nothing but NaN scores so that it ranks last", "[p
     for (std::int64_t t = 4; t < 8; ++t) {
       for (std::int64_t d = 0; d < dim; ++d) cache.set_key(0, 0, t, d, std::numeric_limits<float>::quiet_NaN());
     }
-    std::vector<float> const queries = random.reals(2 * dim);
-    bounds_table bounds{nullptr, shape.type, 1, 3, dim};
-    std::vector<std::byte> storage(static_cast<std::size_t>(bounds.bytes()));
-    bounds.data = storage.data();
-    std::vector<float> scores(3);
-    TestType on(shape);
-    on.run([&](auto& exec) {
-      pool_bounds(cache.keys(0, 12), {4, 0, 12}, bounds, exec);
-      score_bounds({queries.data(), 2, dim, 1}, bounds, 3, group_merge::mean, table<float>{scores.data(), 1, 3, 3}, exec);
-    });
+    std::vector<float> const scores = bound_scores<TestType>(cache, random.reals(2 * dim));
     REQUIRE(std::isfinite(scores[0]));
     REQUIRE(std::isfinite(scores[2]));
     REQUIRE(scores[1] < std::min(scores[0], scores[2]));
@@ -150,15 +153,7 @@ TEMPLATE_TEST_CASE("an infinite key counts only through the product that it is i
     random_cache cache(shape, layout::head_major, 4, random);
     cache.set_key(0, 0, 2, dim - 1, std::numeric_limits<float>::infinity());
     std::vector<float> const queries(static_cast<std::size_t>(dim), -.5f);
-    bounds_table bounds{nullptr, shape.type, 1, 2, dim};
-    std::vector<std::byte> storage(static_cast<std::size_t>(bounds.bytes()));
-    bounds.data = storage.data();
-    std::vector<float> scores(2);
-    TestType on(shape);
-    on.run([&](auto& exec) {
-      pool_bounds(cache.keys(0, 8), {4, 0, 8}, bounds, exec);
-      score_bounds({queries.data(), 1, dim, 1}, bounds, 2, group_merge::mean, table<float>{scores.data(), 1, 2, 2}, exec);
-    });
+    std::vector<float> const scores = bound_scores<TestType>(cache, queries);
     for (std::int64_t u = 0; u < 2; ++u) {
       auto const [want, size] = naive::bound_score(cache, queries, 0, 0, u * 4, u * 4 + 4);
       INFO("head size " << dim << " unit " << u);

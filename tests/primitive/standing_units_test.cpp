@@ -5,6 +5,7 @@
 
 #include "conformance/executors.hpp"
 #include "conformance/naive.hpp"
+#include "primitive/inputs.hpp"
 
 namespace kvpolicy_test {
 namespace {
@@ -16,9 +17,7 @@ TEMPLATE_TEST_CASE("units stand by the best weight of their tokens, whole ones w
   int compared = 0;
   int stood = 0;
   for (int round = 0; round < 150; ++round) {
-    cache_shape shape = random_shape(random, 120);
-    shape.q_heads = shape.group();
-    shape.kv_heads = 1;
+    cache_shape const shape = one_head_shape(random, 120);
     random_cache const cache = random_cache_of(shape, random);
     random_rows const keys(cache, random);
     std::int64_t const n = keys.tokens();

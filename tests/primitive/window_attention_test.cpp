@@ -35,11 +35,7 @@ constexpr std::array<std::optional<group_merge>, 3> ways_to_merge{std::nullopt, 
 // Every score is a mean of probabilities: relative to the float64 result, 1e-4 is allowed.
 TEMPLATE_TEST_CASE("window_attention is softmax, mean over the window, smoothing, mean over the group", "[primitive]",
                    KVPOLICY_TEST_EXECUTORS) {
-  random_source random(21);
-  for (int round = 0; round < 80; ++round) {
-    cache_shape const shape = random_shape(random, 160);
-    random_cache const cache = random_cache_of(shape, random);
-    random_rows const keys(cache, random);
+  with_rows(21, 80, {160}, [](cache_shape const& shape, random_rows const& keys, random_source& random, int round) {
     std::int64_t const n = keys.tokens();
     std::int64_t const w = random.one_in(8) ? n : std::min(n, random.between(1, 12));
     smoothing const smooth{random.pick(std::array{smoothing::kind::none, smoothing::kind::average, smoothing::kind::maximum}),
@@ -62,7 +58,7 @@ TEMPLATE_TEST_CASE("window_attention is softmax, mean over the window, smoothing
       }
       REQUIRE(scores[static_cast<std::size_t>(h * stride + n - w)] == 7.0f);
     }
-  }
+  });
 }
 
 TEST_CASE("smooth_row is one row's smoothing, each kind of it", "[primitive]") {
@@ -149,11 +145,7 @@ TEMPLATE_TEST_CASE("the maximum over a group ignores a query head that is NaN", 
 
 TEMPLATE_TEST_CASE("seen_attention is each token's mean weight over the queries that see it, and the group", "[primitive]",
                    KVPOLICY_TEST_EXECUTORS) {
-  random_source random(24);
-  for (int round = 0; round < 70; ++round) {
-    cache_shape const shape = random_shape(random, round % 4 == 0 ? 300 : 70);
-    random_cache const cache = random_cache_of(shape, random);
-    random_rows const keys(cache, random);
+  with_rows(24, 70, {70, 300, 4}, [](cache_shape const& shape, random_rows const& keys, random_source& random, int round) {
     std::int64_t const n = keys.tokens();
     std::int64_t const w = n < 71 && random.one_in(2) ? n : std::min(n, random.between(1, 9));
     float const scale = 1.5f / std::sqrt(static_cast<float>(shape.head_dim));
@@ -172,17 +164,13 @@ TEMPLATE_TEST_CASE("seen_attention is each token's mean weight over the queries 
       }
       REQUIRE(scores[static_cast<std::size_t>(h * (n + 2) + n)] == 7.0f);
     }
-  }
+  });
 }
 
 // fp32 sums of queries of size 2: off by at most 2e-5 of what the terms' sizes come to.
 TEMPLATE_TEST_CASE("following_queries is the mean product with the queries right behind a token, 0 where there are none",
                    "[primitive]", KVPOLICY_TEST_EXECUTORS) {
-  random_source random(25);
-  for (int round = 0; round < 90; ++round) {
-    cache_shape const shape = random_shape(random, round % 5 == 0 ? 1500 : 200);
-    random_cache const cache = random_cache_of(shape, random);
-    random_rows const keys(cache, random);
+  with_rows(25, 90, {200, 1500, 5}, [](cache_shape const& shape, random_rows const& keys, random_source& random, int round) {
     std::int64_t const n = keys.tokens();
     std::int64_t const first = random.between(0, n - 1);
     std::int64_t const last = random.between(first, n);
@@ -224,7 +212,7 @@ TEMPLATE_TEST_CASE("following_queries is the mean product with the queries right
       }
       REQUIRE(scores[static_cast<std::size_t>(h * stride + last - first)] == 7.0f);
     }
-  }
+  });
 }
 
 }  // namespace

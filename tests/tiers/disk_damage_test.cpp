@@ -223,6 +223,23 @@ std::string used_after(std::string const& path, filling const& f, allowed const&
   });
 }
 
+/// damage(whole, use) for a file of each filling: use(what, bytes) uses a file of these bytes.
+template <class Damage>
+tally require_used(Damage damage) {
+  tally faults;
+  for (filling const& f : fillings) {
+    scratch_folder folder;
+    allowed const may = make_file(folder.file("blocks"), f);
+    damage(contents_of(folder.file("blocks")), [&](std::string const& what, std::string const& bytes) {
+      scratch_folder other;
+      write_file(other.file("blocks"), bytes);
+      faults.add(title(f, what), used_after(other.file("blocks"), f, may));
+    });
+  }
+  CHECK(faults.text() == "");
+  return faults;
+}
+
 /// The lengths that a file of that size is cut to.
 std::vector<std::int64_t> cuts(std::int64_t size) {
   std::vector<std::int64_t> lengths{0, 1, page / 2, page - 1, page + 1, size / 2, size - page, size - 1};
@@ -233,67 +250,40 @@ std::vector<std::int64_t> cuts(std::int64_t size) {
 }  // namespace
 
 TEST_CASE("a disk's file that was cut to any length is an error with its name, or its blocks are right or missed") {
-  tally faults;
-  for (filling const& f : fillings) {
-    scratch_folder folder;
-    allowed const may = make_file(folder.file("blocks"), f);
-    std::string const whole = contents_of(folder.file("blocks"));
+  tally const faults = require_used([](std::string const& whole, auto const& use) {
     for (std::int64_t const size : cuts(std::ssize(whole))) {
-      scratch_folder other;
-      write_file(other.file("blocks"), whole.substr(0, static_cast<std::size_t>(size)));
-      faults.add(title(f, "cut to " + std::to_string(size) + " of " + std::to_string(whole.size())),
-                 used_after(other.file("blocks"), f, may));
+      use("cut to " + std::to_string(size) + " of " + std::to_string(whole.size()),
+          whole.substr(0, static_cast<std::size_t>(size)));
     }
-  }
+  });
   CHECK(faults.cases() > 20);
-  CHECK(faults.text() == "");
 }
 
 TEST_CASE("a disk's file with 200 or 3,000 flipped bits is an error with its name, or its blocks are right or missed") {
-  tally faults;
   random_source random(11);
-  for (filling const& f : fillings) {
-    scratch_folder folder;
-    allowed const may = make_file(folder.file("blocks"), f);
-    std::string const whole = contents_of(folder.file("blocks"));
+  require_used([&](std::string const& whole, auto const& use) {
     for (std::int64_t const bits : {1, 20, 200, 3000}) {
-      for (int tries = 0; tries < (quick_build ? 15 : 3); ++tries) {
-        scratch_folder other;
-        write_file(other.file("blocks"), flipped(whole, bits, random));
-        faults.add(title(f, std::to_string(bits) + " flips, try " + std::to_string(tries)),
-                   used_after(other.file("blocks"), f, may));
-      }
+      for (int tries = 0; tries < (quick_build ? 15 : 3); ++tries)
+        use(std::to_string(bits) + " flips, try " + std::to_string(tries), flipped(whole, bits, random));
     }
-  }
-  CHECK(faults.text() == "");
+  });
 }
 
 TEST_CASE("a disk's file of which any one byte was changed is an error with its name, or its blocks are right or missed") {
-  tally faults;
-  for (filling const& f : fillings) {
-    scratch_folder folder;
-    allowed const may = make_file(folder.file("blocks"), f);
-    std::string const whole = contents_of(folder.file("blocks"));
+  require_used([](std::string const& whole, auto const& use) {
     // The first bytes of each page densely: headers stand there in most formats.
     for (std::int64_t at = 0; at < std::ssize(whole);
          at += at % page < 32 ? (quick_build ? 5 : 13) : (quick_build ? 677 : 2111)) {
       std::string damaged = whole;
       damaged[static_cast<std::size_t>(at)] ^= static_cast<char>(at % 2 == 0 ? 0xff : 0x04);
-      scratch_folder other;
-      write_file(other.file("blocks"), damaged);
-      faults.add(title(f, "byte " + std::to_string(at)), used_after(other.file("blocks"), f, may));
+      use("byte " + std::to_string(at), damaged);
     }
-  }
-  CHECK(faults.text() == "");
+  });
 }
 
 TEST_CASE("a disk's file of which a part was overwritten is an error with its name, or its blocks are right or missed") {
-  tally faults;
   random_source random(12);
-  for (filling const& f : fillings) {
-    scratch_folder folder;
-    allowed const may = make_file(folder.file("blocks"), f);
-    std::string const whole = contents_of(folder.file("blocks"));
+  require_used([&](std::string const& whole, auto const& use) {
     for (int tries = 0; tries < (quick_build ? 20 : 4); ++tries) {
       std::string damaged = whole;
       std::int64_t const from = random.between(0, std::ssize(whole) - 1);
@@ -301,13 +291,9 @@ TEST_CASE("a disk's file of which a part was overwritten is an error with its na
       std::string const bytes = tries % 3 == 0 ? std::string(static_cast<std::size_t>(length), '\0')
                                                : noise(static_cast<std::size_t>(length), random);
       damaged.replace(static_cast<std::size_t>(from), bytes.size(), bytes);
-      scratch_folder other;
-      write_file(other.file("blocks"), damaged);
-      faults.add(title(f, std::to_string(length) + " bytes from " + std::to_string(from)),
-                 used_after(other.file("blocks"), f, may));
+      use(std::to_string(length) + " bytes from " + std::to_string(from), damaged);
     }
-  }
-  CHECK(faults.text() == "");
+  });
 }
 
 TEST_CASE("a file that a disk did not write is refused by its name, and left as it was") {
