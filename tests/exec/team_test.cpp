@@ -121,6 +121,17 @@ TEST_CASE("a loop outside lead() is refused: nobody follows, and it would never 
   CHECK_THROWS_AS(threads.for_each(20, [](std::int64_t) {}), kvpolicy::invalid_value);
 }
 
+TEST_CASE("a follower too many returns at once, and the next lead() says so", "[team]") {
+  team threads(2);
+  std::atomic<int> returned{0};
+  std::vector<std::thread> crew;
+  for (int i = 0; i < 2; ++i) crew.emplace_back([&] { threads.follow(), ++returned; });
+  while (returned == 0) std::this_thread::yield();
+  REQUIRE_THROWS_AS(threads.lead([] {}), kvpolicy::invalid_value);
+  for (std::thread& thread : crew) thread.join();
+  REQUIRE(returned == 2);
+}
+
 TEST_CASE("alone, the leader runs every body itself, also after an exception", "[team]") {
   team threads(4);  // nobody follows: a loop that waited for followers would never end
   std::vector<int> runs(20, 0);

@@ -35,7 +35,7 @@ class team {
 
   /// Runs `work()` on the calling thread, then releases the followers. If `work` throws, the followers are released too.
   /// @param work  calls for_each() directly, or through an executor
-  /// @throws invalid_value inside another lead()
+  /// @throws invalid_value inside another lead(), and where more than size() - 1 threads have followed
   template <class Work>
   void lead(Work&& work) {
     KVPOLICY_EXPECTS(!leading_, "lead() inside lead(); call for_each(), or the executor, there");
@@ -47,6 +47,8 @@ class team {
       }
     } const at_exit{*this};
     leading_ = true;
+    KVPOLICY_EXPECTS(!crowded_.load(), "more than " + std::to_string(threads_ - 1) + " threads followed a team of " +
+                                           std::to_string(threads_) + "; count the leader too");
     std::forward<Work>(work)();
   }
 
@@ -62,14 +64,21 @@ class team {
     std::forward<Work>(work)();
   }
 
-  /// Takes part in the leader's loops until the leader's work is done. size() - 1 threads call it for each lead().
+  /// Takes part in the leader's loops until the leader's work is done. size() - 1 threads call it for each lead(); a further
+  /// one returns at once, and the next lead() throws.
   void follow() noexcept {
     if (threads_ == 1) return;
+    if (inside_.fetch_add(1) + 1 >= threads_) {
+      inside_.fetch_sub(1);
+      crowded_.store(true);
+      return;
+    }
     while (true) {
       std::uint64_t const seen = left_.load(std::memory_order_acquire) / static_cast<std::uint64_t>(threads_ - 1) + 1;
       wait(epoch_, seen);
       bool const more = body_ != nullptr;
       if (more) share();
+      else inside_.fetch_sub(1);
       left_.fetch_add(1);
       wake();
       // The next epoch begins only when all have left this one.
@@ -150,6 +159,8 @@ class team {
   alignas(64) std::atomic<std::uint64_t> epoch_{0};
   alignas(64) std::atomic<std::uint64_t> left_{0};
   alignas(64) std::atomic<int> sleepers_{0};
+  std::atomic<int> inside_{0};  ///< threads in follow()
+  std::atomic<bool> crowded_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
 };
