@@ -108,6 +108,21 @@ TEST_CASE("a rule whose numbers would choose nothing, or garbage, is refused", "
   refused(presets::chess{.entropy = std::numeric_limits<float>::quiet_NaN()});
   refused(presets::chess{.rest = -1});
   refused(presets::chess{.every = -1});
+  auto const retains = [](auto const& score, auto const& window) {
+    return policy{keep{segments::tokens{}, pools::none{}, score, budgets::tokens{.count = 64}, selectors::top{}, window,
+                       triggers::prefill{}},
+                  keep_all{}};
+  };
+  windows::tokens const recent{.recent = 7};  // of 8 queries
+  refused(retains(scorers::window_attention{.window = 8}, recent));
+  refused(retains(scorers::recent_attention{.window = 8}, recent));
+  using both = scorers::weighted_sum<scorers::recent_attention, scorers::redundancy>;
+  refused(retains(both{.first = {.window = 8}}, recent));
+  refused(retains(both{.first = {.window = 8}, .window = 4}, windows::tokens{.recent = 8}));
+  REQUIRE_NOTHROW(start(retains(both{.first = {.window = 8}}, windows::tokens{.recent = 8}), shape));
+  REQUIRE_NOTHROW(start(retains(scorers::window_attention{.window = 8, .include_window = true}, recent), shape));
+  refused(retains(scorers::lag{.sinks = 4, .size = 16}, windows::lag{.sinks = 4, .size = 8}));
+  refused(retains(scorers::lag{.sinks = 4, .size = 16}, windows::lag{.sinks = 0, .size = 16}));
   REQUIRE_THROWS_AS(scorers::lag{.size = 0}.start(shape), invalid_value);
   REQUIRE_NOTHROW(
       start(presets::snapkv{.tokens = 64, .after = INT32_MAX}, shape));  // waits to the end, without memory for more

@@ -85,6 +85,7 @@ enum class scored : std::uint8_t { tokens, units };
 /// `start(shape)`, which returns its memory. For selectors::top and selectors::fill also `score(input, out, exec)`, which
 /// writes out(list, column) for every column below out.columns, with a list for each of input.heads, or one for all. For
 /// selectors::cascade, `anchor(summaries, exec)` instead. A scorer that needs observation_queries has `window`, their number.
+/// A scorer may have `check(window, shape)`, which throws invalid_value for a rule's window that it does not work with.
 /// The memory is no_memory or inherits it: `truncate(tokens)` forgets by position, `cut(layer, heads, indices)` by index.
 /// Semantics: a scorer reads only signals that it names; the same input gives the same scores; larger is better; NaN ranks
 /// last. Model: scorers::upper_bound. Not a model: a scorer with a hidden counter.

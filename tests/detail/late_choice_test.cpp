@@ -278,7 +278,7 @@ TEST_CASE("what can't wait is refused by name") {
   CHECK_THROWS_WITH(check(presets::snapkv{.tokens = 20} + presets::infllm{.tokens = 40, .block = 8}, shape),
                     ContainsSubstring("every query"));
   policy const same_in_all_layers{keep{segments::tokens{}, pools::none{}, one_list{}, budgets::tokens{20}, selectors::top{},
-                                       windows::tokens{.recent = 4}, triggers::prefill{4}},
+                                       windows::tokens{.recent = 8}, triggers::prefill{4}},
                                   keep_all{}};
   CHECK_THROWS_WITH(check(same_in_all_layers, shape), ContainsSubstring("the same tokens in all layers"));
 }

@@ -21,6 +21,16 @@ inline query_window last_queries(prompt_signals const* prompt, std::int64_t coun
   return prompt->queries.last(std::min(prompt->queries.tokens, count));
 }
 
+/// Checks that a rule's window protects the tokens of a scorer's observation window, which get no score. Throws invalid_value.
+template <class Window>
+void check_protected(Window const& of_rule, std::int64_t window, cache_shape const& shape) {
+  std::int64_t const recent = of_rule.at(shape.max_tokens, 0, shape.max_tokens).recent;
+  KVPOLICY_EXPECTS(recent >= std::min(window, shape.max_tokens),
+                   "the scorer gives the tokens of its window of " + std::to_string(window) +
+                       " queries no score, and the rule's window protects " + std::to_string(recent) +
+                       " recent tokens; let it protect as many");
+}
+
 /// Of each layer, the queries of up to `room` consecutive tokens.
 class observed_queries {
  public:

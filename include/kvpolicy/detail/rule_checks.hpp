@@ -52,6 +52,7 @@ void check(keep<Parts...> const& rule, cache_shape const& shape) {
         "scores are smoothed over " + std::to_string(rule.score.smooth.width) +
             " neighbouring tokens; the width is odd, from 1 on");
   }
+  if constexpr (requires { rule.score.check(rule.window, shape); }) rule.score.check(rule.window, shape);
   if constexpr (waits_for_answers<keep<Parts...>>) check_waiting(rule);
   layering const& layers = rule.layers;
   KVPOLICY_EXPECTS(layers.dense_first >= 0 && layers.reuse >= 1 && layers.whole >= 0,

@@ -38,6 +38,16 @@ struct lag {
             std::vector<std::int32_t>(static_cast<std::size_t>(std::min<std::int64_t>(size, shape.max_tokens)))};
   }
 
+  template <class Window>
+  void check(Window const& of_rule, cache_shape const&) const {
+    if constexpr (requires { of_rule.size == size&& of_rule.sinks == sinks; }) {
+      KVPOLICY_EXPECTS(of_rule.size == size && of_rule.sinks == sinks,
+                       "partitions of " + std::to_string(size) + " tokens behind " + std::to_string(sinks) +
+                           " first ones, and a window of partitions of " + std::to_string(of_rule.size) + " behind " +
+                           std::to_string(of_rule.sinks) + "; give both the same sizes");
+    }
+  }
+
   /// Scores the tokens from `sinks` on, partition by partition. The others rank first; windows::lag protects them.
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {

@@ -99,6 +99,11 @@ struct recent_attention {
     return made;
   }
 
+  template <class Window>
+  void check(Window const& of_rule, cache_shape const& shape) const {
+    check_protected(of_rule, window, shape);
+  }
+
   /// Takes the prompt's last queries, of all heads.
   template <class Input, executor Exec>
   void begin(Input const& input, Exec&) const {

@@ -73,6 +73,16 @@ struct weighted_sum {
     return made;
   }
 
+  template <class Window>
+  void check(Window const& of_rule, cache_shape const& shape) const {
+    std::int32_t const wanted = std::max(queries_of(first), queries_of(second));
+    KVPOLICY_EXPECTS(window >= wanted, "weighted_sum::window is " + std::to_string(window) +
+                                           ", and its scorers read the last " + std::to_string(wanted) +
+                                           " queries; set it to as many");
+    if constexpr (requires { first.check(of_rule, shape); }) first.check(of_rule, shape);
+    if constexpr (requires { second.check(of_rule, shape); }) second.check(of_rule, shape);
+  }
+
   template <class Input, executor Exec>
   void begin(Input const& input, Exec& exec) const {
     if constexpr (memory_of<First>::hears_prompts) first.begin(with(input, input.memory.first), exec);

@@ -25,6 +25,11 @@ struct window_attention {
 
   static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
 
+  template <class Window>
+  void check(Window const& of_rule, cache_shape const& shape) const {
+    if (!include_window) check_protected(of_rule, window, shape);
+  }
+
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
     query_window const queries = last_queries(input.prompt, window).of(input.heads, input.view.shape().group());
