@@ -69,6 +69,11 @@ resident_rows::resident_rows(tiers::any_tier& tier, row_store& store, tiers::res
   KVPOLICY_EXPECTS(tier.block_bytes() == row_bytes_, "the tier's blocks have " + std::to_string(tier.block_bytes()) +
                                                          " bytes; a key and a value of this cache have " +
                                                          std::to_string(row_bytes_));
+  for (element_type const type : {shape_.type, store.view(0).values({0}).type}) {
+    KVPOLICY_EXPECTS(tier.element().value_or(type) == type, "a codec of " + std::string(name_of(*tier.element())) +
+                                                                " elements for rows of " + name_of(type) +
+                                                                "; make the tier for the type that the store holds");
+  }
   KVPOLICY_EXPECTS(options.slots >= 0, std::to_string(options.slots) + " rows of fast memory; they can't be negative");
   KVPOLICY_EXPECTS(tier.enlist(options.request),
                    "another sequence has request " + std::to_string(options.request) + " of " + tier.describe() +
@@ -84,7 +89,16 @@ tiers::block_key resident_rows::key_of(layer_id layer, std::int64_t head, std::i
   return {options_.request, static_cast<std::int32_t>(layer.value), static_cast<std::int32_t>(head), token, generation_};
 }
 
+/// Throws invalid_value where the store lost tokens that are still away here.
+void resident_rows::expect_told() const {
+  KVPOLICY_EXPECTS(store_->least_left() >= put_end_,
+                   "the store was cut to " + std::to_string(store_->least_left()) + " tokens, and a prompt of " +
+                       std::to_string(put_end_) +
+                       " is in the tier; call resident_rows::truncate() before row_store::truncate() or clear()");
+}
+
 void resident_rows::bring(layer_id layer) {
+  expect_told();
   end_get(layer, true, false);
   auto const fetch = [&] {
     if (missing_.empty()) return;
@@ -120,6 +134,7 @@ void resident_rows::put_away(layer_id layer, selection const& retained, std::int
   KVPOLICY_EXPECTS(tokens <= store_->tokens(layer), "a prompt of " + std::to_string(tokens) + " tokens; the store has " +
                                                         std::to_string(store_->tokens(layer)) + " in layer " +
                                                         std::to_string(layer.value));
+  expect_told();
   KVPOLICY_EXPECTS(std::ranges::min(stay) >= 0, "a head of which " + std::to_string(std::ranges::min(stay)) +
                                                     " tokens stay; give request::always_read() of each");
   writes_.clear();
@@ -152,6 +167,7 @@ void resident_rows::put_away(layer_id layer, selection const& retained, std::int
   // From here on nothing throws: what the tier took is known to be there.
   statistics_.bytes_stored += std::ssize(writes_) * row_bytes_;
   put_end_ = std::max(put_end_, tokens);
+  store_->forget_least_left();
   for (tiers::block_write const& w : writes_) {
     at(layer, w.key.head).rows.push_back({w.key.position, 0});
   }
@@ -164,10 +180,7 @@ void resident_rows::put_away(layer_id layer, selection const& retained, std::int
 }
 
 selection resident_rows::ready(layer_id layer, selection const& kept) {
-  KVPOLICY_EXPECTS(store_->tokens(layer) >= put_end_,
-                   "layer " + std::to_string(layer.value) + " has " + std::to_string(store_->tokens(layer)) +
-                       " tokens, and a prompt of " + std::to_string(put_end_) +
-                       " was put away; call resident_rows::truncate() before row_store::truncate()");
+  expect_told();
   ++now_;
   if (!options_.wait) touch_committed(layer);
   bool ended = end_get(layer, options_.wait, true);
@@ -240,6 +253,7 @@ void resident_rows::take_over(resident_rows const& other, std::int64_t tokens) {
   truncate(0);
   was_cut_ = other.was_cut_ || tokens <= other.put_end_;
   put_end_ = std::min(other.put_end_, tokens);
+  store_->forget_least_left();
   try {
     std::unique_ptr<buffer> through;
     auto const copy = [&](layer_id layer) {

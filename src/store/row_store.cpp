@@ -67,6 +67,7 @@ row_store& row_store::operator=(row_store&& other) noexcept {
   key_bytes_ = other.key_bytes_;
   value_bytes_ = other.value_bytes_;
   whole_ = other.whole_;
+  least_left_ = 0;
   tokens_ = std::move(other.tokens_);
   heads_ = std::exchange(other.heads_, {});
   row_of_ = std::move(other.row_of_);
@@ -206,6 +207,7 @@ void row_store::truncate(std::int64_t tokens) {
     show_tokens(layer);
   }
   if (tokens == 0) whole_ = true;
+  least_left_ = std::min(least_left_, tokens);
 }
 
 void row_store::clear() noexcept {
@@ -216,6 +218,7 @@ void row_store::clear() noexcept {
   std::ranges::fill(tokens_, 0);
   for (layer_id layer{0}; layer.value < std::ssize(tokens_); ++layer.value) show_tokens(layer);
   whole_ = true;
+  least_left_ = 0;
 }
 
 std::byte const* row_store::row(layer_id layer, std::int64_t head, std::int32_t token) const {
@@ -246,7 +249,8 @@ void row_store::save(layer_id layer, state_writer& a) const {
   std::int64_t tokens = this->tokens(layer);
   bool whole = whole_;
   auto shape = saved_shape();
-  a(shape, tokens, whole);
+  std::int64_t of = layer.value;
+  a(shape, of, tokens, whole);
   range_list there;
   for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
     list(layer, h, tokens, there);
@@ -269,8 +273,11 @@ void row_store::load(layer_id layer, state_reader& a) {
                                            " tokens already; call clear() before load()");
   std::int64_t tokens = 0;
   auto shape = saved_shape();
-  a(shape, tokens, whole_);
+  std::int64_t of = layer.value;
+  a(shape, of, tokens, whole_);
   if (shape != saved_shape()) state_reader::refuse();
+  KVPOLICY_EXPECTS(of == layer.value, "rows of layer " + std::to_string(of) + " for layer " + std::to_string(layer.value) +
+                                          "; load each layer from the bytes that were saved of it");
   if (tokens < 0 || tokens > shape_.max_tokens) state_reader::refuse();
   tokens_[static_cast<std::size_t>(layer.value)] = tokens;
   range_list there;

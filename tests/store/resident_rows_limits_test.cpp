@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kvpolicy/store/resident_rows.hpp"
+#include "kvpolicy/tiers/coded.hpp"
 #include "kvpolicy/tiers/resident_options.hpp"
 #include "tiers/blocks.hpp"
 
@@ -165,6 +166,19 @@ TEST_CASE("a tier without room, or with blocks of another size, and slots below 
   tiers::any_tier of_other = lend(other);
   CHECK_THROWS_AS(resident_rows(of_other, s.store, {}), kvpolicy::invalid_value);
   CHECK_THROWS_AS(resident_rows(s.tier, s.store, {.slots = -1}), kvpolicy::invalid_value);
+  cache_shape const halves{
+      .layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 32, .max_tokens = 200, .type = element_type::bf16};
+  block_arena arena(row_store::block_bytes(halves), 1);
+  row_store store(arena, halves);
+  auto const coded_from = [](element_type from) {
+    auto inner = tiers::any_tier::of<tiers::host>(tiers::coded::stored_bytes(64, element_type::q8_0), 4);
+    return tiers::any_tier::of<tiers::coded>(std::move(inner), 64, from, element_type::q8_0);
+  };
+  tiers::any_tier wrong = coded_from(element_type::f16);
+  CHECK_THROWS_WITH(resident_rows(wrong, store, {}),
+                    Catch::Matchers::ContainsSubstring("a codec of f16 elements for rows of bf16"));
+  tiers::any_tier right = coded_from(element_type::bf16);
+  CHECK_NOTHROW(resident_rows(right, store, {}));
   fake_tier small(bytes, 4);
   tiers::any_tier of_small = lend(small);
   {
@@ -206,5 +220,11 @@ TEST_CASE("what would mix up rows, or lose them, is refused by name") {
   CHECK_THROWS_WITH(put_away(17, 0), ContainsSubstring("the store has 16 in layer 0"));
   CHECK_THROWS_WITH(put_away(16, -7), ContainsSubstring("request::always_read()"));
   s.store.truncate(10);
-  CHECK_THROWS_WITH(s.again({{0, 4}}), ContainsSubstring("call resident_rows::truncate() before row_store::truncate()"));
+  for (int i = 0; i < 10; ++i) s.append();
+  std::string const why = "the store was cut to 10 tokens, and a prompt of 16 is in the tier; call resident_rows::truncate()";
+  CHECK_THROWS_WITH(s.again({{0, 4}}), ContainsSubstring(why));
+  CHECK_THROWS_WITH(put_away(20, 0), ContainsSubstring(why));
+  CHECK_THROWS_WITH(s.resident.bring({0}), ContainsSubstring(why));
+  s.resident.truncate(10);
+  CHECK_NOTHROW(s.again({{0, 4}}));
 }

@@ -61,7 +61,7 @@ class resident_rows {
   /// @param layer  the layer
   void shed(layer_id layer);
 
-  /// Forgets the tokens from `tokens` on. Call it before row_store::truncate(). Never throws if `tokens` is 0.
+  /// Forgets the tokens from `tokens` on. Call it before row_store::truncate() and clear(). Never throws if `tokens` is 0.
   /// @param tokens  how many first tokens stay
   void truncate(std::int64_t tokens);
   /// Copies the tier's rows of another sequence, after the store became a fork of its store.
@@ -106,6 +106,7 @@ class resident_rows {
   tiers::block_key key_of(layer_id layer, std::int64_t head, std::int32_t token) const noexcept;
   std::int64_t stamp(bool protect) const noexcept { return 2 * now_ + (protect ? 1 : 0); }
 
+  void expect_told() const;
   void look_for(layer_id layer, std::int64_t head, range_list const& list);
   void touch_committed(layer_id layer);
   void begin_get(layer_id layer);

@@ -87,6 +87,10 @@ class row_store {
   /// @param tokens  how many first tokens stay
   void truncate(std::int64_t tokens);
   void clear() noexcept;
+  /// Returns the fewest tokens that truncate() and clear() have left since forget_least_left().
+  std::int64_t least_left() const noexcept { return least_left_; }
+  /// Begins anew: nothing was removed yet.
+  void forget_least_left() noexcept { least_left_ = INT64_MAX; }
 
   /// Returns a token's key, followed by its value.
   /// @param layer,head,token  whose row
@@ -176,6 +180,7 @@ class row_store {
   std::int64_t key_bytes_;
   std::int64_t value_bytes_;
   bool whole_ = true;
+  std::int64_t least_left_ = 0;
   std::vector<std::int64_t> tokens_;        ///< `[layers]`
   std::vector<head_rows> heads_;            ///< `[layers, kv_heads]`
   std::unique_ptr<std::int32_t[]> row_of_;  ///< `[layers, kv_heads, max_tokens]`

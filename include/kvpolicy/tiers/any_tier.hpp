@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "kvpolicy/tiers/tier.hpp"
+#include "kvpolicy/types.hpp"
 
 namespace kvpolicy::tiers {
 
@@ -29,6 +31,8 @@ class any_tier {
   std::int64_t block_bytes() const { return calls_->block_bytes(self_.get()); }
   std::int64_t capacity() const { return calls_->capacity(self_.get()); }
   std::string describe() const { return calls_->describe(self_.get()); }
+  /// The type of the elements that a codec reads; none where a tier takes bytes.
+  std::optional<element_type> element() const { return calls_->element(self_.get()); }
   bool put(std::span<block_write const> writes) { return calls_->put(self_.get(), writes); }
   ticket get(std::span<block_read const> reads) { return calls_->get(self_.get(), reads); }
   status poll(ticket id) { return calls_->poll(self_.get(), id); }
@@ -62,6 +66,7 @@ class any_tier {
     std::int64_t (*block_bytes)(void*);
     std::int64_t (*capacity)(void*);
     std::string (*describe)(void*);
+    std::optional<element_type> (*element)(void*);
     bool (*put)(void*, std::span<block_write const>);
     ticket (*get)(void*, std::span<block_read const>);
     status (*poll)(void*, ticket);
@@ -74,6 +79,10 @@ class any_tier {
       .block_bytes = [](void* t) -> std::int64_t { return static_cast<Tier*>(t)->block_bytes(); },
       .capacity = [](void* t) -> std::int64_t { return static_cast<Tier*>(t)->capacity(); },
       .describe = [](void* t) { return tiers::describe(*static_cast<Tier const*>(t)); },
+      .element = [](void* t) -> std::optional<element_type> {
+        if constexpr (requires(Tier const& tier) { tier.element(); }) return static_cast<Tier*>(t)->element();
+        else return std::nullopt;
+      },
       .put = [](void* t, std::span<block_write const> writes) { return static_cast<Tier*>(t)->put(writes); },
       .get = [](void* t, std::span<block_read const> reads) { return static_cast<Tier*>(t)->get(reads); },
       .poll = [](void* t, ticket id) { return static_cast<Tier*>(t)->poll(id); },

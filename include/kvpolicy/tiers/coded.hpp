@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,6 +56,7 @@ class coded {
 
   std::int64_t block_bytes() const noexcept { return elements_ * size_of(from_); }
   std::int64_t capacity() const { return inner_.capacity(); }
+  std::optional<element_type> element() const noexcept { return from_; }
   std::string describe() const { return inner_.describe() + ", as " + name_of(as_); }
 
   bool put(std::span<block_write const> writes) {
