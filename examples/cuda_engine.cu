@@ -107,8 +107,8 @@ class engine {
       for (int s = 0; s < sequences; ++s) {
         kv::prompt_signals prompt{};
         prompt.queries = {raw(queries_) + s * 8 * 128, 1, 8, 8 * 128, 128, .088f};
-        prompt.unobserved =
-            tokens_[static_cast<std::size_t>(s)] - 1;  // the last query is all it has; an engine gives its window
+        // The last query is all it has; an engine gives its window.
+        prompt.observed_from = tokens_[static_cast<std::size_t>(s)] - 1;
         prompt.rope = {frequency.data(), 64};
         prompt.token_ids = std::span(ids).first(static_cast<std::size_t>(tokens_[static_cast<std::size_t>(s)]));
         decoder_->prefill(s, view(), tokens_[static_cast<std::size_t>(s)], {layer}, prompt, *exec_);

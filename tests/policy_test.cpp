@@ -7,6 +7,8 @@
 
 #include "conformance/history.hpp"
 #include "conformance/tokens.hpp"
+#include "kvpolicy/layer_table_view.hpp"
+#include "kvpolicy/testing/random_cache.hpp"
 
 namespace kvpolicy_test {
 namespace {
@@ -324,6 +326,110 @@ TEST_CASE("a verb that would read a row that was dropped is refused", "[policy]"
   range_list const all{{0, 50}};
   CHECK_THROWS_WITH(request.prefill(view.first(50), {0}, {.first = 41, .queries = window, .resident = {&all, 1}}, exec),
                     ContainsSubstring("prompt_signals::resident names of KV head 0 have no page"));
+}
+
+// The window of a prompt's last queries goes over the borders of its pieces.
+TEST_CASE("a short last piece comes with the queries of earlier ones, or says that nobody kept them", "[policy]") {
+  random_source random(193);
+  cache_shape const shape{1, 2, 1, 8, 64, element_type::f32};
+  random_cache const cache(shape, layout::head_major, 1, random);
+  std::vector<float> const vectors = random.reals(64 * 2 * 8);
+  auto const queries = [&](std::int64_t begin, std::int64_t end) {
+    return query_window{vectors.data() + begin * 16, end - begin, 2, 16, 8, .3f};
+  };
+  presets::snapkv const policy{.tokens = 20, .window = 8, .after = 0};
+  host_exec exec;
+  auto whole = start(policy, shape);
+  whole.prefill(own_view{&cache, 43}, {0}, {.queries = queries(35, 43)}, exec);
+  auto request = start(policy, shape);
+  request.prefill(own_view{&cache, 40}, {0}, {.queries = queries(32, 40)}, exec);
+  CHECK_THROWS_WITH(request.prefill(own_view{&cache, 43}, {0}, {.first = 40, .queries = queries(40, 43)}, exec),
+                    ContainsSubstring("of 3 tokens; the policy reads those of the prompt's last 8") &&
+                        ContainsSubstring("or say in observed_from"));
+  auto without = request;
+  CHECK_NOTHROW(
+      without.prefill(own_view{&cache, 43}, {0}, {.first = 40, .queries = queries(40, 43), .observed_from = 40}, exec));
+  request.prefill(own_view{&cache, 43}, {0}, {.first = 40, .queries = queries(35, 43)}, exec);
+  CHECK(tokens_of(request.retained({0}).of({0})) == tokens_of(whole.retained({0}).of({0})));
+  request.choose(own_view{&cache, 44}, {0}, {}, exec);  // a step ends the prompt: the next one's queries are its own
+  CHECK_NOTHROW(request.prefill(own_view{&cache, 46}, {0}, {.first = 44, .queries = queries(44, 46)}, exec));
+}
+
+// A policy that reads every token's logits would count the drafts without any as if they had not been decoded.
+TEST_CASE("of a step of several tokens all that stay are observed, or none", "[policy]") {
+  kvpolicy::testing::random_source random(194);
+  cache_shape const shape{1, 2, 1, 8, 64, element_type::f32};
+  kvpolicy::testing::random_cache const cache(shape, random, kvpolicy::testing::content::normal);
+  host_exec exec;
+  auto request = start(presets::chess{.fractions = {.tokens = 128}, .entropy = 1}, shape);
+  kvpolicy::testing::random_signals const said(shape, random);
+  request.prefill(cache.view(20), {0}, said.prompt(0, 20), exec);
+  auto const step = [&](std::int64_t tokens, std::int64_t brought) {
+    request.choose(cache.view(tokens), {0}, said.step(tokens, brought), exec);
+  };
+  step(24, 4);
+  request.observe(said.outcome(21), exec);
+  CHECK_THROWS_WITH(step(24, 1), ContainsSubstring("of the last step 3 tokens stayed, and 1 were observed"));
+  CHECK_THROWS_AS(request.prefill(cache.view(30), {0}, said.prompt(23, 30), exec), invalid_value);
+  request.observe(said.outcome(22), exec);
+  request.observe(said.outcome(23), exec);
+  CHECK_NOTHROW(step(24, 1));
+}
+
+TEST_CASE("layers that have the rows of layer 0 are refused", "[policy]") {
+  random_source random(195);
+  cache_shape const shape{2, 2, 1, 8, 64, element_type::f32};
+  random_cache const cache(shape, layout::head_major, 1, random);
+  std::vector<rows> const same{cache.keys(0, 40), cache.keys(0, 40)};
+  std::vector<rows> const values{cache.values(0, 40), cache.values(1, 40)};
+  layer_table_view const view{shape, 40, same.data(), values.data()};
+  host_exec exec;
+  auto request = start(presets::knorm{.tokens = 20}, shape);
+  request.prefill(view, {0}, {}, exec);
+  CHECK_THROWS_WITH(request.prefill(view, {1}, {}, exec), ContainsSubstring("layer 1 has layer 0's keys"));
+}
+
+TEST_CASE("rows of other tokens than the view's, and page tables that were not filled, are refused", "[policy]") {
+  random_source random(196);
+  cache_shape const shape{2, 2, 1, 8, 64, element_type::f32};
+  random_cache const cache(shape, layout::paged_nhd, 8, random);
+  paged_view<> view = cache.in_pages(40);
+  std::vector<std::int32_t> table(view.pages, view.pages + 8);
+  host_exec exec;
+  auto request = start(presets::knorm{.tokens = 20}, shape);
+
+  struct capacity : paged_view<> {  // its rows are as many as the cache has room for
+    rows keys(layer_id layer) const noexcept { return paged_view<>::first(64).keys(layer); }
+  };
+  CHECK_THROWS_WITH(request.prefill(capacity{view}, {0}, {}, exec), ContainsSubstring("x 64 tokens x 8; the view has"));
+
+  table[4] = table[0];  // the values' of the last tokens, or another layer's
+  view.value_pages = table.data();
+  CHECK_THROWS_WITH(request.prefill(view, {0}, {}, exec), ContainsSubstring("page table names page"));
+  view.value_pages = nullptr;
+  request.prefill(view, {0}, {}, exec);
+  view.pages = table.data();
+  CHECK_THROWS_WITH(request.prefill(view, {1}, {}, exec), ContainsSubstring("page table names page"));
+}
+
+// A step's own page may have been moved away, where a cut opened it again.
+TEST_CASE("a page that every step weighs is there before anything is chosen", "[policy]") {
+  random_source random(197);
+  cache_shape const shape{1, 2, 1, 8, 64, element_type::f32};
+  random_cache const cache(shape, layout::paged_nhd, 1, random);
+  std::vector<float> const vectors = random.reals(2 * 8);
+  paged_view<> view = cache.in_pages(40);
+  std::vector<std::int32_t> table(view.pages, view.pages + 64);
+  view.pages = table.data();
+  host_exec exec;
+  auto request = start(presets::quest{.tokens = 32, .page = 8}, shape);
+  request.prefill(view, {0}, {}, exec);
+  step_signals const step{.queries = {vectors.data(), 2, 8, .3f}};
+  table[3] = -1;  // of a full page, which its summary stands for
+  CHECK_NOTHROW(request.choose(view.first(41), {0}, step, exec));
+  table[39] = -1;
+  CHECK_THROWS_WITH(request.choose(view.first(42), {0}, step, exec),
+                    ContainsSubstring("the retained keys of KV head 0 have no page for some of tokens 33 to 40"));
 }
 
 TEST_CASE("a state is refused by a policy that requires something else", "[policy]") {

@@ -144,7 +144,7 @@ std::unique_ptr<decoder_of<Policy>> planned(measured_gpu& on, situation const& a
     prompt.rope = {frequency.data(), head_dim / 2};
     prompt.queries = {
         when.queries_on_host ? window.data() : at.window.get().data, seen, q_heads, q_heads * head_dim, head_dim, scale};
-    prompt.unobserved = std::max<std::int64_t>(0, tokens - seen);
+    prompt.observed_from = std::max<std::int64_t>(0, tokens - seen);
     for (std::int64_t l = 0; l < layers; ++l) made->prefill(s, at.cache.layer(l), tokens, {l}, prompt, exec);
   }
   std::vector<gpu::token_lists> lists(static_cast<std::size_t>(layers));

@@ -49,7 +49,8 @@ class request {
   /// @throws invalid_value for a layer that has not
   selection kept(layer_id layer) const {
     order_.check_chosen(layer);
-    return shown(rules_.kept(layer), unsettled_.kept(layer));
+    selection const all = shown(rules_.kept(layer), unsettled_.kept(layer));
+    return {all.granularity(), all.lists(), shape_.kv_heads, order_.brought()};
   }
   /// Returns which tokens exist, whether a step reads them or not.
   /// @param layer  a layer that was prefilled
@@ -100,9 +101,10 @@ class request {
   void prefill(View const& view, layer_id layer, prompt_signals const& prompt, Exec& exec) {
     std::int64_t const tokens = view.tokens();
     order_.check_prompt(layer, prompt.first, tokens);
+    checks_.outcomes(layer, needs(), rules_.unit(), order_.observed(), 1 + unsettled_.within(prompt.first));
     checks_.rows(view, layer, needs(), shape_);
     checks_.all_rows(view, layer, needs(), prompt);
-    check_signals(prompt, needs(), rules_.observation_queries(), tokens, shape_);
+    check_signals(prompt, needs(), rules_.observation_queries(), order_.prompt_begin(layer, prompt.first), tokens, shape_);
     if (rules_.keeps_all() && !prompt.resident.empty()) {
       throw unsupported("the policy keeps every token, but rows of some were dropped; begin with an empty sequence");
     }
@@ -167,7 +169,7 @@ class request {
   void observe(step_outcome const& outcome, Exec& exec) {
     order_.check_outcome();
     check_signals<Exec>(outcome, needs());
-    if (order_.observed() == 0) rules_.observe(settled(), outcome, exec);
+    if (order_.observed() == 0) rules_.observe(unsettled_.first(), outcome, exec);
     else if (contains(needs(), signals::logits))
       unsettled_.observe(outcome.entropy ? *outcome.entropy : entropy(outcome.logits, exec).entropy);
     order_.observed_one();
@@ -205,7 +207,7 @@ class request {
   template <class View, class Step>
   void check_step(View const& view, layer_id layer, std::int64_t tokens, Step const& step) {
     order_.check_step(layer, view.tokens(), tokens);
-    checks_.outcomes(layer, needs(), rules_.unit());
+    checks_.outcomes(layer, needs(), rules_.unit(), order_.observed(), 1 + unsettled_.within(view.tokens() - tokens));
     checks_.step_rows(view, layer, rules_, shape_);
     check_signals(step, needs(), shape_);
   }
@@ -215,8 +217,6 @@ class request {
   void make_room(std::int64_t tokens) {
     if (tokens > room_) reserve(tokens + tokens / 2 + 64);
   }
-  /// Tokens that the rules have seen.
-  std::int64_t settled() const noexcept { return unsettled_.first(); }
 
   /// A step's checks have passed, and the view ends with its tokens.
   template <class View, class Exec>
@@ -224,7 +224,7 @@ class request {
     std::int64_t const before = view.tokens() - step.tokens;
     make_room(view.tokens());
     settle(view, before, exec);
-    if (before < settled()) rules_.truncate(before);
+    if (before < unsettled_.first()) rules_.truncate(before);
     order_.begin_step(view.tokens(), step.tokens);
     checks_.step_begins();
     unsettled_.begin(before, step);
@@ -233,7 +233,7 @@ class request {
   /// The next verb begins behind the first `tokens`: those of the last step that lie there stay.
   template <class View, class Exec>
   void settle(View const& view, std::int64_t tokens, Exec& exec) {
-    std::int64_t const stay = std::clamp<std::int64_t>(tokens - settled(), 0, unsettled_.count());
+    std::int64_t const stay = unsettled_.within(tokens);
     if constexpr (shortened_view<View>) unsettled_.settle(stay, rules_, order_.step_layers(), view, exec);
     else if (stay > 0)
       throw unsupported("a view that can't be shortened comes after a step of several tokens; give it first(n)");

@@ -102,11 +102,14 @@ class selection {
   /// @param granularity  the scope of the lists
   /// @param lists  one list, or `[kv_heads]` if the scope is head; not owned
   /// @param kv_heads  KV heads of a layer
-  selection(scope granularity, std::span<range_list const> lists, std::int64_t kv_heads) noexcept
-      : lists_(lists), kv_heads_(kv_heads), scope_(granularity) {}
+  /// @param step_tokens  tokens of the step that reads them all at once; 0: not known
+  selection(scope granularity, std::span<range_list const> lists, std::int64_t kv_heads, std::int64_t step_tokens = 0) noexcept
+      : lists_(lists), kv_heads_(kv_heads), step_tokens_(step_tokens), scope_(granularity) {}
 
   scope granularity() const noexcept { return scope_; }
   std::int64_t kv_heads() const noexcept { return kv_heads_; }
+  /// The tokens of the step that the lists were chosen for; 0 where that is not known.
+  std::int64_t step_tokens() const noexcept { return step_tokens_; }
 
   /// Returns the tokens that a KV head reads.
   /// @param head  the KV head
@@ -142,6 +145,7 @@ class selection {
  private:
   std::span<range_list const> lists_;
   std::int64_t kv_heads_ = 0;
+  std::int64_t step_tokens_ = 0;
   scope scope_ = scope::request;
 };
 

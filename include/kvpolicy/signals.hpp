@@ -61,8 +61,9 @@ struct token_span {
 /// The signals of a prompt, for prefill. Queries are what the engine's attention multiplies with the cached keys: after the
 /// rotary embedding, if keys are cached after theirs.
 struct prompt_signals {
-  std::int64_t first = 0;                     ///< the first new token; 0 for a new prompt
-  query_window queries{};                     ///< the last queries, if the policy needs them; as many as it looks at
+  std::int64_t first = 0;  ///< the first new token; 0 for a new prompt
+  /// The last queries, if the policy needs them: as many as it looks at, of earlier pieces of the prompt too.
+  query_window queries{};
   rotation rope{};                            ///< the keys' rotary embedding, if the policy needs it
   std::span<std::int32_t const> token_ids{};  ///< `[tokens - first]`, if the policy needs them
   /// The tokens of this layer whose rows still exist, new tokens included: a list for each KV head, or one for all heads.
@@ -73,7 +74,9 @@ struct prompt_signals {
   /// `repeats` begins where the previous piece's ended. With the piece whose `repeats.end` is `first` the policy chooses. After
   /// each piece the engine removes the new tokens, so the next verb begins at `first` again.
   token_span repeats{};
-  std::int64_t unobserved = 0;  ///< of the new tokens, the first ones whose queries nobody kept (steps of gpu::decoder)
+  /// The first token whose query the engine still has: behind tokens that another request computed, or that gpu::decoder
+  /// stepped over. `queries` may then lack the queries of tokens before it.
+  std::int64_t observed_from = 0;
 };
 
 /// The signals of a step, for choose. Queries are as in prompt_signals.

@@ -98,17 +98,21 @@ class State:
 
     def prefill(self, layer: int, tokens: int, *, first: int = 0, queries: Array | None = None, scale: float = 0.0,
                 inverse_frequencies: Array | None = None, neighbours: bool = False, token_ids: Array | None = None,
-                repeats: tuple[int, int] = (0, 0)) -> None:
+                repeats: tuple[int, int] = (0, 0), observed_from: int = 0) -> None:
         """The keys of a prompt, or of a further piece of one behind `first` tokens, are written: there are `tokens` now. Every
         layer in order. queries [n, q_heads, head_dim] float32, of the last n tokens, oldest first, with their scale, the factor of
         q.k, in most models head_dim ** -.5; inverse_frequencies [pairs]
         float32, of channels (i, i + pairs) or, with neighbours, (2 i, 2 i + 1); token_ids [tokens - first] int32.
+        The queries are of a prompt's earlier pieces too; observed_from is the first token whose query the caller still has, behind
+        tokens that another request computed.
         For a policy with Needs.REPETITION, the new tokens repeat the tokens [begin, end) of `repeats`, queries are all of theirs, and
         the caller removes them after each piece; the piece whose end is `first` makes the choice."""
         tensors = (borrowed("queries", queries), borrowed("inverse_frequencies", inverse_frequencies),
                    borrowed("token_ids", token_ids))
         prompt = _abi.Prompt(_abi.integer(first), tensors[0].pointer, scale, neighbours, tensors[1].pointer, tensors[2].pointer,
                               *map(_abi.integer, repeats))
+        if observed_from != 0:
+            _abi.observed_from(self._handle, observed_from)
         _abi.prefill(self._handle, layer, tokens, c.byref(prompt))
 
     def choose(self, layer: int, tokens: int, queries: Array | None = None, scale: float = 0.0, token_id: int = -1) -> None:

@@ -225,7 +225,11 @@ kvpolicy_status kvpolicy_bind(kvpolicy_state* state, int64_t layer, kvpolicy_ten
 kvpolicy_status kvpolicy_bind_store(kvpolicy_state* state, kvpolicy_store* store) {
   return on_state(state, [&](auto& sequence) {
     required(store, "store");
+    KVPOLICY_EXPECTS(store->binding.expired() || store->binding.lock() == state->binding,
+                     "the store is bound to another state, which drops rows from it; give each state a store of its own "
+                     "(kvpolicy_store_fork)");
     sequence.bind(store->rows);
+    store->binding = state->binding = std::make_shared<char>();
   });
 }
 
@@ -238,6 +242,10 @@ kvpolicy_status kvpolicy_store_retain(kvpolicy_store* store, int64_t layer, kvpo
 
 kvpolicy_status kvpolicy_prefill(kvpolicy_state* state, int64_t layer, int64_t tokens, kvpolicy_prompt const* prompt) {
   return on_state(state, [&](auto& sequence) { sequence.prefill(layer, tokens, prompt); });
+}
+
+kvpolicy_status kvpolicy_observed_from(kvpolicy_state* state, int64_t token) {
+  return on_state(state, [&](auto& sequence) { sequence.observed_from(token); });
 }
 
 kvpolicy_status kvpolicy_cut(kvpolicy_state* state, int64_t tokens) {

@@ -20,17 +20,11 @@ inline void check_layer(std::int64_t layer, cache_shape const& shape) {
 }
 
 template <class Backend>
-query_window queries_of(kvpolicy_prompt const& prompt, std::int64_t least, cache_shape const& shape, std::int64_t layer,
-                        std::int64_t tokens, Backend& backend) {
+query_window queries_of(kvpolicy_prompt const& prompt, cache_shape const& shape, std::int64_t layer, Backend& backend) {
   tensor t = checked(
       prompt.queries,
       {.name = "prompt queries", .layer = layer, .dtype = float32, .where = backend.vectors, .dense_last = true, .apart = true},
       {{"tokens"}, {"q_heads", shape.q_heads}, {"head_dim", shape.head_dim}});
-  least = std::min(least, tokens - prompt.first);
-  KVPOLICY_EXPECTS(t.extent[0] >= least && t.extent[0] <= tokens,
-                   "prompt queries of layer " + std::to_string(layer) + ": axis 0 (tokens) has " + std::to_string(t.extent[0]) +
-                       " elements; it must have " + std::to_string(least) + " to " + std::to_string(tokens) +
-                       ", those of the prompt's last tokens");
   check_scale(prompt.scale);
   t = backend.on_host(t, 3);
   return {reinterpret_cast<float const*>(t.data), t.extent[0], shape.q_heads, t.stride[0] / 4, t.stride[1] / 4, prompt.scale};
@@ -55,9 +49,10 @@ prompt_signals signals_of(kvpolicy_prompt const& prompt, requirements const& nee
                           std::int64_t layer, std::int64_t tokens, Backend& backend) {
   prompt_signals made{.first = prompt.first};
   made.repeats = {prompt.repeats_begin, prompt.repeats_end};
-  bool const repeats = contains(needed.needs, signals::repetition) && !made.repeats.empty();
-  if (repeats || contains(needed.needs, signals::observation_queries))
-    made.queries = queries_of(prompt, repeats ? tokens : needed.observation_queries, shape, layer, tokens, backend);
+  if (contains(needed.needs, signals::observation_queries) ||
+      (contains(needed.needs, signals::repetition) && !made.repeats.empty())) {
+    made.queries = queries_of(prompt, shape, layer, backend);
+  }
   if (contains(needed.needs, signals::rotation)) made.rope = rotation_of(prompt, shape, layer);
   if (contains(needed.needs, signals::token_ids)) {
     tensor const ids = checked(prompt.token_ids, {.name = "token ids", .dtype = int32, .dense_last = true},

@@ -56,6 +56,7 @@ class sequence {
         room_(other.room_),
         prompted_(other.prompted_),
         brought_(other.brought_),
+        observed_from_(other.observed_from_),
         resident_(other.resident_) {}
 
   void bind(std::int64_t layer, kvpolicy_tensor const* keys, kvpolicy_tensor const* values, kvpolicy_tensor const* pages) {
@@ -130,10 +131,16 @@ class sequence {
       };
       if (!std::ranges::all_of(lists, is_whole)) given.resident = lists;
     }
+    given.observed_from = observed_from_;
     request_.prefill(view_of(tokens), {layer}, given, backend_.exec);
     prompted_[static_cast<std::size_t>(layer)] = 1;
+    if (layer + 1 == shape_.layers) observed_from_ = 0;
   }
 
+  void observed_from(std::int64_t token) {
+    KVPOLICY_EXPECTS(token >= 0, "queries from token " + std::to_string(token) + " on; it can't be negative");
+    observed_from_ = token;
+  }
   void cut(std::int64_t tokens) { request_.cut(tokens); }
 
   void choose(std::int64_t layer, std::int64_t tokens, kvpolicy_tensor const* queries, float scale, std::int32_t token_id) {
@@ -454,6 +461,7 @@ class sequence {
   std::vector<char> prompted_;  ///< `[layers]`, whether rows that a prompt decided of are still to go
   row_store* store_ = nullptr;
   std::int64_t brought_ = 1;          ///< tokens of the last step
+  std::int64_t observed_from_ = 0;    ///< of the next prompt, or piece
   std::vector<range_list> resident_;  ///< `[kv_heads]`, scratch
 };
 

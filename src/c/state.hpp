@@ -1,6 +1,7 @@
 // A state behind the C ABI: a sequence on one of the backends.
 #pragma once
 
+#include <memory>
 #include <utility>
 #include <variant>
 
@@ -13,6 +14,8 @@
 #endif
 
 struct kvpolicy_state {
+  std::shared_ptr<void> binding;  ///< lives as long as the state is bound to its store
+
   template <class... Args>
   explicit kvpolicy_state(Args&&... args) : of(std::forward<Args>(args)...) {}
 

@@ -14,6 +14,7 @@ struct kvpolicy_arena {
 struct kvpolicy_store {
   std::shared_ptr<kvpolicy::block_arena> blocks;
   kvpolicy::row_store rows;
+  std::weak_ptr<void> binding{};  ///< of the state that it is bound to
 };
 
 namespace kvpolicy::c {

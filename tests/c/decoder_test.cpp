@@ -153,7 +153,7 @@ void decode_beside_states(std::string const& text) {
   step.run(test_stream(), enqueue);  // captured before anybody is there
 
   std::vector<c_state> states;
-  std::vector<float> const frequencies(decoder_shape.head_dim / 2, .3f);
+  std::vector<float> const frequencies(decoder_shape.head_dim / 2);  // keys that turn are no whole numbers
   for (std::int64_t s = 0; s < sequences; ++s) {
     auto const n = static_cast<std::int32_t>(90 + 30 * s);
     for (std::int64_t t = 0; t < n; ++t) memory.write(s, t);
@@ -164,10 +164,10 @@ void decode_beside_states(std::string const& text) {
     for (float& x : window) x = static_cast<float>(random.between(-1, 1));
     std::vector<std::int32_t> prompt_ids(static_cast<std::size_t>(n));
     for (std::int32_t& id : prompt_ids) id = static_cast<std::int32_t>(random.between(0, 9));
-    c_tensor const turns(frequencies, {0});
+    c_tensor const turns(frequencies, {decoder_shape.head_dim / 2});
     for (std::int64_t first : {0, 50}) {  // in two pieces
       std::int64_t const last = first == 0 ? 50 : n;
-      c_tensor const q(window.data() + first * size, c_float, {last - first, decoder_shape.q_heads, decoder_shape.head_dim});
+      c_tensor const q(window, {last, decoder_shape.q_heads, decoder_shape.head_dim});
       c_tensor const of_piece(prompt_ids.data() + first, c_int, {last - first});
       kvpolicy_prompt const prompt{first, &q.t, scale, KVPOLICY_HALVES, &turns.t, &of_piece.t, 0, 0};
       for (std::int64_t l = 0; l < decoder_shape.layers; ++l) {

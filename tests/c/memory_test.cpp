@@ -99,7 +99,7 @@ struct measured {
 struct model {
   cache_shape shape{32, 32, 8, 128, 1024, element_type::f16};
   random_source random{7501};
-  std::vector<std::uint16_t> rows = std::vector<std::uint16_t>(static_cast<std::size_t>(8 * (prompt + 1) * 128), 0x3c00);
+  std::vector<std::uint16_t> rows = std::vector<std::uint16_t>(static_cast<std::size_t>(8 * (prompt + 1) * 128 + 32), 0x3c00);
   std::vector<std::uint16_t> value_rows = rows;
   std::vector<float> vectors = random.reals((prompt + 1) * 32 * 128);
   std::vector<std::int32_t> ids = std::vector<std::int32_t>(prompt, 3);
@@ -128,8 +128,6 @@ struct model {
     c_state const state = started(policy, shape);
     REQUIRE(state != nullptr);
     measured made{.started = held.bytes() - before};
-    c_tensor const keys(rows.data(), c_dtype(shape.type), {8, prompt + 1, 128});
-    c_tensor const values(value_rows.data(), c_dtype(shape.type), {8, prompt + 1, 128});
     std::int64_t const wanted = std::min(prompt, kvpolicy_observation_queries(policy.get()));
     c_tensor const queries(vectors.data(), c_float, {wanted, 32, 128});
     c_tensor const current(vectors.data(), c_float, {32, 128});
@@ -144,8 +142,11 @@ struct model {
                          .token_ids = (needs & KVPOLICY_NEEDS_TOKEN_IDS) != 0 ? &token_ids.t : nullptr,
                          .repeats_begin = 0,
                          .repeats_end = 0};
-    for (std::int64_t l = 0; l < shape.layers; ++l)
+    for (std::int64_t l = 0; l < shape.layers; ++l) {  // each one's rows begin a number later
+      c_tensor const keys(rows.data() + l, c_dtype(shape.type), {8, prompt + 1, 128});
+      c_tensor const values(value_rows.data() + l, c_dtype(shape.type), {8, prompt + 1, 128});
       REQUIRE(kvpolicy_bind(state.get(), l, keys, values, nullptr) == KVPOLICY_OK);
+    }
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       CAPTURE(l);
       REQUIRE(kvpolicy_prefill(state.get(), l, prompt, &told) == KVPOLICY_OK);

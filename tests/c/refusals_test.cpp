@@ -41,6 +41,8 @@ struct world {
   random_source random{7401};
   std::vector<float> rows = random.reals(2 * 64 * 8);
   std::vector<float> value_rows = random.reals(2 * 64 * 8);
+  std::vector<float> rows_of_1 = random.reals(2 * 64 * 8);
+  std::vector<float> value_rows_of_1 = random.reals(2 * 64 * 8);
   std::vector<float> vectors = random.reals(64 * 4 * 8);
   std::vector<float> outputs = std::vector<float>(4 * 8);
   std::vector<std::int32_t> ids = std::vector<std::int32_t>(64, 3);
@@ -48,6 +50,8 @@ struct world {
 
   c_tensor keys{rows, {2, 64, 8}};
   c_tensor values{value_rows, {2, 64, 8}};
+  c_tensor keys_of_1{rows_of_1, {2, 64, 8}};
+  c_tensor values_of_1{value_rows_of_1, {2, 64, 8}};
   c_tensor paged{rows, {4, 2, 16, 8}};
   c_tensor pages{table.data(), c_int, {4}};
   c_tensor queries{vectors, {4, 8}};
@@ -59,10 +63,13 @@ struct world {
 
   kvpolicy_prompt prompt() const { return {0, observation_queries, .5f, KVPOLICY_HALVES, frequencies, token_ids, 0, 0}; }
 
+  kvpolicy_status bind(kvpolicy_state* state, std::int64_t layer) const {
+    return kvpolicy_bind(state, layer, layer == 0 ? keys : keys_of_1, layer == 0 ? values : values_of_1, nullptr);
+  }
   c_state ready(std::string const& text) {
     c_state state = started(parsed(text), shape);
     kvpolicy_prompt const all = prompt();
-    for (std::int64_t l = 0; l < 2; ++l) REQUIRE(kvpolicy_bind(state.get(), l, keys, values, nullptr) == KVPOLICY_OK);
+    for (std::int64_t l = 0; l < 2; ++l) REQUIRE(bind(state.get(), l) == KVPOLICY_OK);
     for (std::int64_t l = 0; l < 2; ++l) REQUIRE(kvpolicy_prefill(state.get(), l, 40, &all) == KVPOLICY_OK);
     return state;
   }
@@ -225,7 +232,7 @@ TEST_CASE("prompts are refused where they do not fit: order, room, pages, and ea
   REQUIRE(kvpolicy_bind(state.get(), 0, w.keys, nullptr, nullptr) == KVPOLICY_OK);
   refused(prefill(0, 40), "values of layer 0: none are bound; call bind with values first");
   REQUIRE(kvpolicy_bind(state.get(), 0, w.keys, w.values, nullptr) == KVPOLICY_OK);
-  REQUIRE(kvpolicy_bind(state.get(), 1, w.keys, w.values, nullptr) == KVPOLICY_OK);
+  REQUIRE(w.bind(state.get(), 1) == KVPOLICY_OK);
   refused(kvpolicy_prefill(state.get(), 0, 40, nullptr), "prompt is NULL");
   refused(prefill(0, 0), "a prompt of tokens 0..0");
   refused(prefill(0, 65), "this request was started for 1 to 64");
@@ -240,7 +247,7 @@ TEST_CASE("prompts are refused where they do not fit: order, room, pages, and ea
   refused(prefill(0, 40), "prompt queries of layer 0: no tensor was given; it must be [tokens, q_heads, head_dim] of float32");
   c_tensor const eight(w.vectors, {8, 4, 8});
   all.queries = eight;
-  refused(prefill(0, 40), "prompt queries of layer 0: axis 0 (tokens) has 8 elements; it must have 40 to 40");
+  refused(prefill(0, 40), "prompt_signals::queries are of 8 tokens; the policy reads those of the prompt's last 40");
   c_tensor const spread(w.vectors, {40, 4, 8}, {8, 1, 4});
   all.queries = spread;
   refused(prefill(0, 40), "prompt queries of layer 0: the stride of head_dim is 4; it must be 1");
@@ -263,12 +270,32 @@ TEST_CASE("prompts are refused where they do not fit: order, room, pages, and ea
 
   std::vector<std::uint8_t> const boundary{0, 1, 0};
   c_state const sentences = started(parsed("sentencekv:tokens=24,window=4,after=0", boundary), w.shape);
-  for (std::int64_t l = 0; l < 2; ++l) kvpolicy_bind(sentences.get(), l, w.keys, w.values, nullptr);
+  for (std::int64_t l = 0; l < 2; ++l) w.bind(sentences.get(), l);
   all = w.prompt();
   refused(kvpolicy_prefill(sentences.get(), 0, 41, &all),
           "token ids: axis 0 (tokens - first) has 40 elements; it must have 41");
   all.token_ids = nullptr;
   refused(kvpolicy_prefill(sentences.get(), 0, 40, &all), "token ids: no tensor was given");
+}
+
+TEST_CASE("a layer with layer 0's rows is refused, and a short piece without the queries of those before", "[c]") {
+  world w;
+  c_state const same = started(parsed("knorm:tokens=20"), w.shape);
+  for (std::int64_t l = 0; l < 2; ++l) REQUIRE(kvpolicy_bind(same.get(), l, w.keys, w.values, nullptr) == KVPOLICY_OK);
+  kvpolicy_prompt prompt = w.prompt();
+  CHECK(kvpolicy_prefill(same.get(), 0, 40, &prompt) == KVPOLICY_OK);
+  refused(kvpolicy_prefill(same.get(), 1, 40, &prompt), "layer 1 has layer 0's keys");
+
+  c_state const state = w.ready("snapkv:tokens=20,window=8,after=0");
+  c_tensor const three(w.vectors, {3, 4, 8});
+  prompt.first = 40;
+  prompt.queries = three;
+  refused(kvpolicy_prefill(state.get(), 0, 43, &prompt), "of 3 tokens; the policy reads those of the prompt's last 8");
+  refused(kvpolicy_observed_from(state.get(), -1), "queries from token -1 on");
+  CHECK(kvpolicy_observed_from(state.get(), 40) == KVPOLICY_OK);
+  for (std::int64_t l = 0; l < 2; ++l) CHECK(kvpolicy_prefill(state.get(), l, 43, &prompt) == KVPOLICY_OK);
+  prompt.first = 43;
+  refused(kvpolicy_prefill(state.get(), 0, 46, &prompt), "of 3 tokens; the policy reads those of the prompt's last 8");
 }
 
 TEST_CASE("rows that do not reach are refused: short tensors, short page tables, pages that are not there", "[c]") {
@@ -308,13 +335,13 @@ TEST_CASE("one choice for all layers wants all of their rows", "[c]") {
   c_state const state = started(parsed("chess:page=8,tokens=32,sink_pages=1,recent_pages=1"), w.shape);
   kvpolicy_prompt const all = w.prompt();
   for (std::int64_t l = 0; l < 2; ++l) {
-    REQUIRE(kvpolicy_bind(state.get(), l, w.keys, nullptr, nullptr) == KVPOLICY_OK);
+    REQUIRE(kvpolicy_bind(state.get(), l, l == 0 ? w.keys : w.keys_of_1, nullptr, nullptr) == KVPOLICY_OK);
     REQUIRE(kvpolicy_prefill(state.get(), l, 40, &all) == KVPOLICY_OK);
   }
-  c_tensor const few(w.rows, {2, 39, 8}, {512, 8, 1});
+  c_tensor const few(w.rows_of_1, {2, 39, 8}, {512, 8, 1});
   REQUIRE(kvpolicy_bind(state.get(), 1, few, nullptr, nullptr) == KVPOLICY_OK);
   refused(kvpolicy_choose(state.get(), 0, 41, nullptr, 1, -1), "of layer 1: they have room for 39 tokens, the sequence has 40");
-  REQUIRE(kvpolicy_bind(state.get(), 1, w.keys, nullptr, nullptr) == KVPOLICY_OK);
+  REQUIRE(kvpolicy_bind(state.get(), 1, w.keys_of_1, nullptr, nullptr) == KVPOLICY_OK);
   CHECK(kvpolicy_choose(state.get(), 0, 41, nullptr, 1, -1) == KVPOLICY_OK);
   CHECK(kvpolicy_choose(state.get(), 1, 41, nullptr, 1, -1) == KVPOLICY_OK);
   refused(kvpolicy_observe(state.get(), nullptr), "logits: no tensor was given");

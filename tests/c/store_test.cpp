@@ -257,6 +257,14 @@ TEST_CASE("bad calls of the store are refused by name, and change nothing") {
   says(kvpolicy_store_retain(store.get(), 0, state.get()), KVPOLICY_INVALID, "not bound to this store");
   ok(kvpolicy_bind_store(state.get(), store.get()));
   says(kvpolicy_store_retain(store.get(), 0, state.get()), KVPOLICY_INVALID, "has decided nothing yet");
+  {
+    c_state const second = started(policy, shape);
+    says(kvpolicy_bind_store(second.get(), store.get()), KVPOLICY_INVALID, "the store is bound to another state");
+    c_store const another = store_of(arena, shape);
+    ok(kvpolicy_bind_store(second.get(), another.get()));
+    says(kvpolicy_bind_store(state.get(), another.get()), KVPOLICY_INVALID, "the store is bound to another state");
+  }
+  ok(kvpolicy_bind_store(state.get(), store.get()));
   kvpolicy_prompt const prompt{0, nullptr, scale, KVPOLICY_HALVES, nullptr, nullptr, 0, 0};
   says(kvpolicy_prefill(state.get(), 0, 101, &prompt), KVPOLICY_INVALID,
        "the store has rows of 100 tokens in layer 0, the call is on 101");

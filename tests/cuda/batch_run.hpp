@@ -81,7 +81,7 @@ class batch_run {
         lists_(static_cast<std::size_t>(shape.layers)),
         oracles_(static_cast<std::size_t>(sequences)) {
     for (std::int64_t i = 0; i < std::max<std::int64_t>(1, shape.head_dim / 2); ++i)
-      frequencies_.push_back(std::pow(.3f, static_cast<float>(i)));
+      frequencies_.push_back(whole ? 0 : std::pow(.3f, static_cast<float>(i)));  // keys that turn are no whole numbers
     if (random.one_in(2)) rotation_ = rotation::pairing::neighbours;
   }
 
@@ -222,10 +222,10 @@ class batch_run {
       std::vector<float> const queries = numbers(window * shape_.q_heads * shape_.head_dim);
       prompt_signals prompt{};
       prompt.first = first;
+      prompt.observed_from = first;
       prompt.token_ids = ids;
       prompt.queries = {queries.data(), window, shape_.q_heads, shape_.q_heads * shape_.head_dim, shape_.head_dim, .125f};
-      // Keys that are rotated back are no whole numbers.
-      prompt.rope = {frequencies_.data(), whole_ ? 0 : shape_.head_dim / 2, rotation_};
+      prompt.rope = {frequencies_.data(), shape_.head_dim / 2, rotation_};
       decoder_.prefill(sequence, cache_.view(), tokens, {l}, prompt, exec_);
       mine.state.prefill(view(sequence, tokens), {l}, prompt, mine.exec);
     }

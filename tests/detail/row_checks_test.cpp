@@ -183,6 +183,41 @@ TEST_CASE("indices ascend and name tokens; keys and values are different rows") 
   CHECK_NOTHROW(check_apart(keys.at, values.at));
 }
 
+TEST_CASE("pages of keys do not lie on pages of values") {
+  std::vector<float> const pool(6 * 2 * 16 * 8);
+  std::vector<std::int32_t> const table{3, 1, 0};
+  auto const at = [&](std::int64_t floats, std::int64_t page) {
+    return rows{.base = reinterpret_cast<std::byte const*>(pool.data() + floats),
+                .heads = 1,
+                .tokens = 40,
+                .head_dim = 8,
+                .pages = table.data(),
+                .page_size = 16,
+                .page_stride = page * 4};
+  };
+  constexpr std::int64_t page = 16 * 8;
+  CHECK_NOTHROW(check_pools_apart(at(0, 2 * page), at(page, 2 * page)));  // each page of both
+  CHECK_NOTHROW(check_pools_apart(at(0, page), at(4 * page, page)));      // pages 0 to 3, then the values'
+  CHECK_NOTHROW(check_pools_apart(at(4 * page, page), at(0, page)));
+  CHECK_THROWS_WITH(check_pools_apart(at(0, page), at(page, page)),
+                    ContainsSubstring("begin 512 bytes from its keys, within the pages of keys: byte_strides::page is 512"));
+  CHECK_THROWS_AS(check_pools_apart(at(3 * page, page), at(0, page)), invalid_value);
+}
+
+TEST_CASE("the tokens of a step are attended to at once, by the step's own selection") {
+  rows_of_floats const keys;
+  rows_of_floats const values;
+  std::vector<float> const queries(4 * 2 * 8, 1);
+  std::vector<float> out(queries.size());
+  range_list const all{{0, 40}};
+  selection const of_four(scope::layer, {&all, 1}, 2, 4);
+  query_window const window{queries.data(), 4, 2, 16, 8, .3f};
+  host_exec exec;
+  CHECK_NOTHROW(attend(window, keys.at, values.at, of_four, table<float>{out.data(), 8, 8, 8}, {}, exec));
+  CHECK_THROWS_WITH(attend(window.token(0), keys.at, values.at, of_four, table<float>{out.data(), 2, 8, 8}, {}, exec),
+                    ContainsSubstring("queries of 1 tokens, and a selection for a step of 4"));
+}
+
 /// One query head's attention over a KV head's rows.
 void attend_head(std::int64_t head, selection const& kept, attention_terms const& terms) {
   rows_of_floats const keys;

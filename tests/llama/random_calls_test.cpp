@@ -79,7 +79,7 @@ class checked_calls : public random_calls {
         std::int64_t const row = shape.q_heads * shape.head_dim;
         float const* const first = seen.queries.data() + l * seen.window * row;
         signals.queries = {first, seen.window, shape.q_heads, row, shape.head_dim, scale_};
-        signals.unobserved = std::max<std::int64_t>(0, prompt.tokens() - it.due - seen.window);
+        signals.observed_from = prompt.tokens() - seen.window;
       }
       it.request.prefill(prompt, {l}, signals, *exec_);
     }

@@ -162,6 +162,14 @@ class Binding(unittest.TestCase):
         behind.step()
         self.assertEqual(behind.state.ranges(0, 1)[-1], (100, 101, "open"))
 
+    def test_a_short_piece_needs_the_queries_of_those_before_it(self):
+        engine = Engine("snapkv:tokens=20,after=0,window=8").bind().prompt(100)
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "of 3 tokens; the policy reads those of the prompt's last 8"):
+            engine.prompt(3)
+        few = engine.floats(3, sizes.q_heads, sizes.head_dim)
+        for layer in range(sizes.layers):
+            engine.state.prefill(layer, 103, first=100, queries=few, scale=scale, observed_from=100)
+
     def test_page_tables_name_physical_pages(self):
         shape = sizes._replace(layers=1, max_tokens=64)
         draw = np.random.default_rng(3)

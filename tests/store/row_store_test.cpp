@@ -12,6 +12,7 @@
 
 #include "conformance/rounds.hpp"
 #include "kvpolicy/exec/host.hpp"
+#include "kvpolicy/presets/streaming_llm.hpp"
 #include "kvpolicy/primitive/attend.hpp"
 #include "kvpolicy/testing/random_cache.hpp"
 
@@ -349,6 +350,11 @@ TEST_CASE("saved rows are read by a layer of the same kind, and without rows", "
   load(same);
   CHECK(same.rows_of({0}, 1) == 5);
   CHECK_THROWS_WITH(load(same), Catch::Matchers::ContainsSubstring("call clear() before load()"));
+  cache_shape deeper = shape;
+  deeper.layers = 2;
+  row_store two(arena, deeper);
+  state_reader of_first(saved);
+  CHECK_THROWS_WITH(two.load({1}, of_first), Catch::Matchers::ContainsSubstring("rows of layer 0 for layer 1"));
   shape.type = element_type::bf16;
   row_store other(arena, shape);
   CHECK_THROWS_AS(load(other), invalid_value);
@@ -377,6 +383,26 @@ TEST_CASE("attention over rows that a store dropped, or that are elsewhere, is r
   CHECK_THROWS_WITH(read({{0, 20}}, {{0, 20}}), Catch::Matchers::StartsWith(why));
   store.evict({0}, 0, std::array{3});
   CHECK_THROWS_AS(read({{2, 5}}, {{0, 6}}), invalid_value);
+}
+
+TEST_CASE("a step on a store that still has rows of drafts that did not stay is refused", "[store]") {
+  cache_shape const shape{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 8, .max_tokens = 40, .type = element_type::f32};
+  block_arena arena(row_store::block_bytes(shape), 100);
+  row_store store(arena, shape);
+  engine_rows const rows(shape, shape.type, 20, 1, true);
+  engine_rows const one(shape, shape.type, 1, 1, true);
+  host_exec exec;
+  auto request = start(presets::streaming_llm{.tokens = 16}, shape);
+  store.append({0}, rows.get(), rows.get());
+  request.prefill(store.view(20), {0}, {}, exec);
+  for (int i = 0; i < 3; ++i) store.append({0}, one.get(), one.get());
+  request.choose(store.view(23), {0}, step_window{.tokens = 3}, exec);
+  store.append({0}, one.get(), one.get());  // behind the first of the three
+  CHECK_THROWS_WITH(request.choose(store.view(22), {0}, {}, exec),
+                    Catch::Matchers::ContainsSubstring("the store has rows of 24 tokens in layer 0, and the step is on 22"));
+  store.truncate(21);
+  store.append({0}, one.get(), one.get());
+  CHECK_NOTHROW(request.choose(store.view(22), {0}, {}, exec));
 }
 
 }  // namespace

@@ -27,6 +27,12 @@ class call_order {
   std::int64_t prefilled() const noexcept { return prefilled_; }
   std::int64_t chosen() const noexcept { return chosen_; }
   std::int64_t step_layers() const noexcept { return step_layers_; }
+  /// Tokens that the last step brought.
+  std::int64_t brought() const noexcept { return brought_; }
+  /// First token of the prompt whose piece that begins at token `first` comes to the layer. A step ends a prompt.
+  std::int64_t prompt_begin(layer_id layer, std::int64_t first) const noexcept {
+    return layer.value == 0 ? std::min(may_go_on_from_, first) : begun_;
+  }
 
   void check_layer(layer_id layer) const {
     KVPOLICY_EXPECTS(layer.value >= 0 && layer.value < layers_,
@@ -114,6 +120,7 @@ class call_order {
     if (side_by_side() && tokens < prompt_) prefilled_ = 0;
     if (tokens >= known_) return;
     known_ = tokens;
+    may_go_on_from_ = std::min(may_go_on_from_, tokens);
     if (chosen_ < step_layers_) chosen_ = 0;  // a step that was left in the middle begins again
   }
 
@@ -121,6 +128,7 @@ class call_order {
   void begin_prompt(std::int64_t first, std::int64_t tokens) noexcept {
     known_ = std::min(known_, first);
     first_ = first;
+    begun_ = may_go_on_from_ = std::min(may_go_on_from_, first);
     prompt_ = tokens_ = tokens;
     prefilled_ = chosen_ = 0;
   }
@@ -128,6 +136,7 @@ class call_order {
     if (side_by_side() && tokens <= prompt_) prefilled_ = 0;
     if (!side_by_side()) known_ = std::min(known_, tokens - brought);
     step_ = tokens_ = tokens;
+    may_go_on_from_ = INT64_MAX;
     brought_ = brought;
     chosen_ = 0;
     observed_ = 0;
@@ -154,15 +163,17 @@ class call_order {
   std::int64_t layers_;
   std::int64_t step_layers_;
   std::int64_t max_tokens_;
-  std::int64_t known_ = 0;      ///< tokens, in every layer
-  std::int64_t first_ = 0;      ///< of the last prompt
-  std::int64_t prompt_ = 0;     ///< its tokens
-  std::int64_t step_ = 0;       ///< tokens of the last step
-  std::int64_t tokens_ = 0;     ///< of whichever came last
-  std::int64_t prefilled_ = 0;  ///< layers of the prompt
-  std::int64_t chosen_ = 0;     ///< layers of the step
-  std::int64_t brought_ = 1;    ///< tokens that the step brought
-  std::int64_t observed_ = 0;   ///< of them
+  std::int64_t known_ = 0;                   ///< tokens, in every layer
+  std::int64_t first_ = 0;                   ///< of the last prompt
+  std::int64_t prompt_ = 0;                  ///< its tokens
+  std::int64_t begun_ = 0;                   ///< where its first piece began
+  std::int64_t may_go_on_from_ = INT64_MAX;  ///< where the prompt began that the next one goes on; none behind a step
+  std::int64_t step_ = 0;                    ///< tokens of the last step
+  std::int64_t tokens_ = 0;                  ///< of whichever came last
+  std::int64_t prefilled_ = 0;               ///< layers of the prompt
+  std::int64_t chosen_ = 0;                  ///< layers of the step
+  std::int64_t brought_ = 1;                 ///< tokens that the step brought
+  std::int64_t observed_ = 0;                ///< of them
 };
 
 }  // namespace kvpolicy

@@ -102,6 +102,19 @@ void check_apart(basic_rows<Memory> const& keys, basic_rows<Memory> const& value
                    "keys and values are the same rows; set the values' pointer, or their page table (value_base, value_pages)");
 }
 
+/// No page of keys lies on one of values, as where a pool of both is read by the stride of one. Throws invalid_value.
+inline void check_pools_apart(basic_rows<host_memory> const& keys, basic_rows<host_memory> const& values) {
+  bool const alike = values.pages == keys.pages && values.page_stride == keys.page_stride;
+  if (keys.pages == nullptr || keys.page_table_stride != 0 || !alike || keys.tokens < 1) return;
+  std::int32_t const* const last = std::max_element(keys.pages, keys.pages + (keys.tokens - 1) / keys.page_size + 1);
+  auto const at = [](rows const& of) { return reinterpret_cast<std::intptr_t>(of.base); };
+  std::int64_t const distance = std::abs(at(keys) - at(values));
+  KVPOLICY_EXPECTS(distance < keys.page_stride || distance > *last * keys.page_stride,
+                   "the view's values begin " + std::to_string(distance) +
+                       " bytes from its keys, within the pages of keys: " + "byte_strides::page is " +
+                       std::to_string(keys.page_stride) + "; if a page holds both, set it to the bytes that both take");
+}
+
 /// Every row has a page. Throws invalid_value.
 inline void check_pages(basic_rows<host_memory> const& given) {
   if (given.pages == nullptr || given.indices != nullptr || given.tokens < 1) return;
@@ -116,20 +129,22 @@ inline void check_pages(basic_rows<host_memory> const& given) {
   }
 }
 
-/// Every token of a head's list, of the first `tokens`, has a page. Throws invalid_value.
+/// Of the tokens of a head's list that are among the first `tokens`, the last `count` have a page. Throws invalid_value.
 inline void check_read_pages(basic_rows<host_memory> const& given, std::int64_t head, range_list const& list, char const* what,
-                             std::int64_t tokens = INT64_MAX) {
+                             std::int64_t tokens = INT64_MAX, std::int64_t count = INT64_MAX) {
   if (given.pages == nullptr || given.indices != nullptr) return;
   std::int32_t const* const table = given.pages + head * given.page_table_stride;
-  for (token_range range : list) {
-    range.end = static_cast<std::int32_t>(std::min<std::int64_t>(range.end, tokens));
-    if (range.begin >= range.end) continue;
-    std::int32_t const* const end = table + (range.end - 1) / given.page_size + 1;
-    KVPOLICY_EXPECTS(std::none_of(table + range.begin / given.page_size, end, [](std::int32_t page) { return page < 0; }),
+  for (std::size_t r = list.size(); r-- > 0 && count > 0;) {
+    std::int64_t const last = std::min<std::int64_t>(list[r].end, tokens);
+    std::int64_t const first = std::max<std::int64_t>(list[r].begin, last - count);
+    if (first >= last) continue;
+    count -= last - first;
+    std::int32_t const* const end = table + (last - 1) / given.page_size + 1;
+    KVPOLICY_EXPECTS(std::none_of(table + first / given.page_size, end, [](std::int32_t page) { return page < 0; }),
                      std::string(what) + " of KV head " + std::to_string(head) + " have no page for some of tokens " +
-                         std::to_string(range.begin) + " to " + std::to_string(range.end - 1) +
-                         ": their rows were dropped, or moved to a tier; fetch them (resident_rows::ready), or read what the "
-                         "store's own policy kept");
+                         std::to_string(first) + " to " + std::to_string(last - 1) +
+                         ": their rows were dropped, or moved to a tier; fetch them (resident_rows::ready, or after a cut "
+                         "bring and mend_cut), or read what the store's own policy kept");
   }
 }
 

@@ -74,10 +74,12 @@ class rule_pair {
     return std::max(retain_.always_read(layer, head), retrieve_.always_read(layer, head));
   }
 
-  /// Whether a head's steps weigh every retained key.
-  bool weighs_all(layer_id layer, std::int64_t head) const {
-    return retain_.always_read(layer, head) == all_tokens ||
-           (chooses(layer) && retrieve_.always_read(layer, head) == all_tokens);
+  /// How many of a head's last retained keys every step weighs, as far as that is known before tokens are removed: the open
+  /// sentence, say, may be another one then.
+  std::int64_t weighs(layer_id layer, std::int64_t head) const {
+    std::int64_t const all =
+        std::max(retain_.always_read(layer, head), chooses(layer) ? retrieve_.always_read(layer, head) : 0);
+    return all == all_tokens || all == retrieve_requirements_.unit ? all : 0;
   }
 
   template <class View, class Exec>

@@ -36,19 +36,26 @@ void check_elements(View const& view, cache_shape const& shape) {
   }
 }
 
-/// Of a view of which each layer has one, the address: it must differ from layer 0's. Throws invalid_value.
+/// Where a layer's keys and values are.
+struct layer_place {
+  std::array<void const*, 2> base{};
+  std::array<std::int32_t const*, 2> pages{};
+};
+
+/// A layer's rows are not those of layer 0, whose place is remembered. Throws invalid_value.
 template <kv_cache_view View>
-void check_layer_apart(View const& view, layer_id layer, void const*& of_first) {
-  if constexpr (requires { view.key_strides.layer; }) {
-    if (layer.value == 0) of_first = view.key_base;
-    KVPOLICY_EXPECTS(
-        layer.value == 0 || view.key_base != of_first ||
-            (view.key_strides.layer != 0 && (view.value_base == nullptr || view.value_strides.layer != 0)),
-        "layer " + std::to_string(layer.value) +
-            " has layer 0's keys or values: byte_strides::layer is 0; set it to the bytes from one layer to the next, or "
-            "give each layer a view of its own");
-    check_strides(view.keys(layer), "the view's keys", layer.value, view.shape().layers, view.key_strides.layer);
+void check_layer_apart(View const& view, layer_id layer, layer_place& first) {
+  auto const keys = view.keys(layer);
+  auto const values = view.values(layer);
+  layer_place const here{{keys.base, values.base}, {keys.pages, values.pages}};
+  if (layer.value == 0) first = here;
+  for (std::size_t i = 0; i < 2 && layer.value > 0; ++i) {
+    KVPOLICY_EXPECTS(here.base[i] == nullptr || here.base[i] != first.base[i] || here.pages[i] != first.pages[i],
+                     "layer " + std::to_string(layer.value) + " has layer 0's " + (i == 0 ? "keys" : "values") +
+                         ": set byte_strides::layer to the bytes from one layer to the next, or give each layer's own rows");
   }
+  if constexpr (requires { view.key_strides.layer; })
+    check_strides(keys, "the view's keys", layer.value, view.shape().layers, view.key_strides.layer);
 }
 
 /// The view is the started request's cache, and has the rows that the policy reads. Throws invalid_value, unsupported.
@@ -63,7 +70,7 @@ void check_view(View const& view, layer_id layer, signals needs, cache_shape con
                                                                     " elements, of a cache of " + name_of(shape.type) +
                                                                     "; set rows::type in the view");
     KVPOLICY_EXPECTS(
-        given_rows.heads == shape.kv_heads && given_rows.head_dim == shape.head_dim && given_rows.tokens >= view.tokens(),
+        given_rows.heads == shape.kv_heads && given_rows.head_dim == shape.head_dim && given_rows.tokens == view.tokens(),
         std::string(what) + " of layer " + std::to_string(layer.value) + " are " + std::to_string(given_rows.heads) +
             " heads x " + std::to_string(given_rows.tokens) + " tokens x " + std::to_string(given_rows.head_dim) +
             "; the view has " + text_of(shape) + " and " + std::to_string(view.tokens()) + " tokens");
@@ -82,9 +89,10 @@ inline void check_ids(std::span<std::int32_t const> ids, char const* field) {
                                            " at " + std::to_string(wrong - ids.begin()) + "; ids are 0 or more");
 }
 
-/// Of a prompt's queries there are as many as the policy looks at, or all new ones. Throws unsupported, invalid_value.
-inline void check_signals(prompt_signals const& given, signals needs, std::int64_t observed, std::int64_t tokens,
-                          cache_shape const& shape) {
+/// Of a prompt's queries, from its first piece's first token `begun` on, there are as many as the policy looks at, or all.
+/// Throws unsupported, invalid_value.
+inline void check_signals(prompt_signals const& given, signals needs, std::int64_t observed, std::int64_t begun,
+                          std::int64_t tokens, cache_shape const& shape) {
   std::int64_t const fresh = tokens - given.first;
   if (contains(needs, signals::observation_queries) && fresh > 0) {
     query_window const& q = given.queries;
@@ -92,10 +100,13 @@ inline void check_signals(prompt_signals const& given, signals needs, std::int64
     check_heads(q, shape, "the prompt's last queries", "prompt_signals::queries");
     KVPOLICY_EXPECTS(q.tokens <= tokens, "prompt_signals::queries are of " + std::to_string(q.tokens) +
                                              " tokens; the prompt has " + std::to_string(tokens));
-    std::int64_t const wanted = std::min(observed, fresh - given.unobserved);
+    std::int64_t const wanted = std::min(observed, tokens - std::max(begun, given.observed_from));
     KVPOLICY_EXPECTS(q.tokens >= wanted, "prompt_signals::queries are of " + std::to_string(q.tokens) +
-                                             " tokens; the policy reads those of the last " + std::to_string(wanted) +
-                                             " (observation_queries(policy)), all heads of each");
+                                             " tokens; the policy reads those of the prompt's last " + std::to_string(wanted) +
+                                             " (observation_queries(policy)), all heads of each" +
+                                             (begun < given.first ? "; give those of its earlier pieces too, or say in "
+                                                                    "observed_from where those that you have begin"
+                                                                  : ""));
   }
   KVPOLICY_EXPECTS(!given.repeats.empty() || given.repeats.end == 0,
                    "prompt_signals::repeats names tokens " + std::to_string(given.repeats.begin) + ".." +
@@ -132,9 +143,11 @@ inline void check_signals(prompt_signals const& given, signals needs, std::int64
   if (contains(needs, signals::rotation)) {
     rotation const& r = given.rope;
     if (r.inverse_frequency == nullptr) missing("the keys' rotary embedding", "prompt_signals::rope");
-    KVPOLICY_EXPECTS(r.pairs >= 0 && 2 * r.pairs <= shape.head_dim,
+    std::int64_t const most = shape.head_dim / 2;
+    KVPOLICY_EXPECTS(r.pairs >= std::min<std::int64_t>(most, 1) && r.pairs <= most,
                      "prompt_signals::rope has " + std::to_string(r.pairs) + " pairs; rows of " +
-                         std::to_string(shape.head_dim) + " channels have at most " + std::to_string(shape.head_dim / 2));
+                         std::to_string(shape.head_dim) + " channels have 1 to " + std::to_string(most) +
+                         ", and a frequency of 0 turns nothing");
     for (std::int64_t i = 0; i < r.pairs; ++i) {
       KVPOLICY_EXPECTS(std::abs(r.inverse_frequency[i]) <= 3.2f,
                        "prompt_signals::rope has the inverse frequency " + std::to_string(r.inverse_frequency[i]) + " at " +

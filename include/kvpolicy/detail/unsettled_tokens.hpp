@@ -17,7 +17,9 @@ class unsettled_tokens {
  public:
   bool any() const noexcept { return count_ > 0; }
   std::int64_t count() const noexcept { return count_; }
-  /// How many tokens are settled, and the ids of those behind them, if the step had ids.
+  /// How many of them lie in the first `tokens`.
+  std::int64_t within(std::int64_t tokens) const noexcept { return std::clamp<std::int64_t>(tokens - first_, 0, count_); }
+  /// How many tokens the rules have seen, and the ids of those behind them, if the step had ids.
   std::int64_t first() const noexcept { return first_; }
   std::span<std::int32_t const> ids() const noexcept { return {ids_.data() + settled_, static_cast<std::size_t>(count_)}; }
 

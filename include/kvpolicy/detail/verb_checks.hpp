@@ -7,7 +7,7 @@
 
 namespace kvpolicy {
 
-/// Remembers where layer 0's keys were, and the steps without an outcome.
+/// Remembers where layer 0's rows were, and the steps without an outcome.
 class verb_checks {
  public:
   /// The view is the request's cache, each layer has rows of its own, and the last tokens a page of their own. Throws
@@ -16,41 +16,47 @@ class verb_checks {
   void rows(View const& view, layer_id layer, signals needs, cache_shape const& shape) {
     check_view(view, layer, needs, shape);
     if (!contains(needs, signals::keys)) return;
-    check_layer_apart(view, layer, first_keys_);
+    check_layer_apart(view, layer, first_);
     if constexpr (std::same_as<typename View::memory, host_memory>) {
-      auto const keys = view.keys(layer);
-      check_indices(keys, shape.max_tokens);
-      // Layers share an engine's table. A store's tables, of each head and token, are its own, and too long for every step.
-      if (layer.value == 0 && keys.page_table_stride == 0) check_last_page(keys);
-      else check_newest_page(keys);
+      check_indices(view.keys(layer), shape.max_tokens);
+      check_table(view.keys(layer), layer, 0);
+      if (view.values(layer).pages != view.keys(layer).pages) check_table(view.values(layer), layer, 1);
     }
   }
-  /// A prompt's choice reads every row, where the view does not say which are there. Throws invalid_value.
+  /// A prompt's choice reads every row, where the view does not say which are there, and none is a value. Throws
+  /// invalid_value.
   template <class View>
   void all_rows(View const& view, layer_id layer, signals needs, prompt_signals const& prompt) const {
     if constexpr (std::same_as<typename View::memory, host_memory>) {
       if (!contains(needs, signals::keys)) return;
+      check_pools_apart(view.keys(layer), view.values(layer));
       if (prompt.resident.empty()) return check_pages(view.keys(layer));
       bool const one = prompt.resident.size() == 1;
       check_read_pages(view.keys(layer), {one ? scope::layer : scope::head, prompt.resident, view.shape().kv_heads},
                        "the keys that prompt_signals::resident names");
     }
   }
-  /// As rows(); and a step that weighs every retained key finds its row. Throws invalid_value, unsupported.
+  /// As rows(); and a step finds the rows of the retained keys that it weighs whatever it chooses. Throws invalid_value,
+  /// unsupported.
   template <class View, class Rules>
   void step_rows(View const& view, layer_id layer, Rules const& rules, cache_shape const& shape) {
+    if constexpr (requires { view.key_rows; }) check_store(view, layer);
     rows(view, layer, rules.needs(), shape);
     if constexpr (std::same_as<typename View::memory, host_memory>) {
       if (!contains(rules.needs(), signals::keys) || rules.retained(layer).lists().empty()) return;
       for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
-        if (rules.weighs_all(layer, h))
-          check_read_pages(view.keys(layer), h, rules.retained(layer).of({h}), "the retained keys", view.tokens() - 1);
+        check_read_pages(view.keys(layer), h, rules.retained(layer).of({h}), "the retained keys", view.tokens() - 1,
+                         rules.weighs(layer, h));
       }
     }
   }
-  /// A policy that reads every step's logits was not left without them for a whole unit. Throws invalid_value.
-  void outcomes(layer_id layer, signals needs, std::int64_t unit) const {
+  /// A policy that reads every step's logits was not left without them for a whole unit, and got those of all of the last
+  /// step's tokens that stayed, or of none. Throws invalid_value.
+  void outcomes(layer_id layer, signals needs, std::int64_t unit, std::int64_t observed, std::int64_t stayed) const {
     if (layer.value != 0 || !contains(needs, signals::logits)) return;
+    KVPOLICY_EXPECTS(observed == 0 || observed >= stayed,
+                     "of the last step " + std::to_string(stayed) + " tokens stayed, and " + std::to_string(observed) +
+                         " were observed; call observe() once for each that stays, with its logits");
     KVPOLICY_EXPECTS(silent_ < unit, std::to_string(silent_) +
                                          " steps were made and none was observed, but the policy reads the logits of "
                                          "each; call observe() after every step, or choose a trigger that reads none");
@@ -59,8 +65,26 @@ class verb_checks {
   void step_observed() noexcept { silent_ = 0; }
 
  private:
-  std::int64_t silent_ = 0;           ///< steps since the last one that was observed
-  void const* first_keys_ = nullptr;  ///< layer 0's, of the last verb
+  /// Each table is checked to its end once for a verb: layers share an engine's, and a store's, of each head and token, are
+  /// its own.
+  void check_table(basic_rows<host_memory> const& of, layer_id layer, std::size_t which) const {
+    bool const shared = layer.value > 0 && of.pages == first_.pages[which];
+    if (of.page_table_stride == 0 && !shared) check_last_page(of);
+    else check_newest_page(of);
+  }
+  /// A store has no rows behind the step's. Throws invalid_value.
+  template <class View>
+  static void check_store(View const& view, layer_id layer) {
+    if (view.key_rows == nullptr || view.key_rows[layer.value].page_table_stride == 0) return;
+    std::int64_t const there = view.key_rows[layer.value].tokens;
+    KVPOLICY_EXPECTS(there <= view.tokens() || there == INT64_MAX,
+                     "the store has rows of " + std::to_string(there) + " tokens in layer " + std::to_string(layer.value) +
+                         ", and the step is on " + std::to_string(view.tokens()) +
+                         "; call row_store::truncate() where tokens, or drafts, did not stay");
+  }
+
+  std::int64_t silent_ = 0;  ///< steps since the last one that was observed
+  layer_place first_;        ///< of the last verb
 };
 
 }  // namespace kvpolicy

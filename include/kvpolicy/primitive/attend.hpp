@@ -45,6 +45,9 @@ void check_attention(query_window const& queries, basic_rows<Memory> const& keys
   KVPOLICY_EXPECTS(terms.window >= 0 && terms.soft_cap >= 0, "a window of " + std::to_string(terms.window) +
                                                                  " and a soft_cap of " + std::to_string(terms.soft_cap) +
                                                                  "; each is above 0, or 0 for none");
+  KVPOLICY_EXPECTS(kept.step_tokens() == 0 || kept.step_tokens() == queries.tokens,
+                   "queries of " + std::to_string(queries.tokens) + " tokens, and a selection for a step of " +
+                       std::to_string(kept.step_tokens()) + "; attend to all tokens of a step at once");
   std::size_t const lists = kept.granularity() == scope::head ? static_cast<std::size_t>(keys.heads) : 1;
   KVPOLICY_EXPECTS(kept.lists().size() == lists, "a selection of " + std::to_string(kept.lists().size()) + " lists for " +
                                                      std::to_string(keys.heads) +

@@ -92,6 +92,9 @@ class policy_misuse {
     few.rope.inverse_frequency = frequencies.data();
     few.rope.pairs = std::ssize(frequencies);
     prefill("with frequencies that are no numbers", cache.view(n), 0, few, contains(needs_, signals::rotation));
+    few = inputs_.prompt(0, n);
+    few.rope.pairs = 0;
+    prefill("with frequencies of no pairs", cache.view(n), 0, few, contains(needs_, signals::rotation));
     std::vector<range_list> const earlier{{{0, static_cast<std::int32_t>(n - 1), reason::open}}};
     few = inputs_.prompt(0, n);
     few.resident = earlier;

@@ -275,7 +275,7 @@ prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float sc
                         .rope = rope_.embedding(),
                         .token_ids = prompt_.ids_of(due_from_, tokens)};
   // Of a prompt whose end was cut away the queries of its last tokens may be all that are known.
-  if (prompt.queries.tokens > 0) prompt.unobserved = std::max<std::int64_t>(0, tokens - due_from_ - prompt.queries.tokens);
+  if (prompt.queries.tokens > 0) prompt.observed_from = tokens - prompt.queries.tokens;
   if (!whole()) prompt.resident = rows_->resident(layer, tokens).lists();
   if (contains(needs, signals::token_ids) && std::ssize(prompt.token_ids) != tokens - due_from_) {
     throw unsupported(

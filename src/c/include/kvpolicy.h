@@ -106,7 +106,8 @@ typedef struct kvpolicy_shape {
 /** What prefill gets beside the cache. Tensors that the policy does not need may be NULL. */
 typedef struct kvpolicy_prompt {
   int64_t first;                  /**< earlier tokens of the sequence; 0 for a new prompt */
-  kvpolicy_tensor const* queries; /**< `[n, q_heads, head_dim]` f32: of the last n tokens, oldest first, after rotation */
+  /** `[n, q_heads, head_dim]` f32: of the last n tokens, oldest first, after rotation; of a prompt's earlier pieces too. */
+  kvpolicy_tensor const* queries;
   float scale;                    /**< multiplies q.k, 1 / sqrt(head_dim) in most models */
   int32_t pairing;                /**< of the rotation: a kvpolicy_pairing */
   kvpolicy_tensor const* inverse_frequencies; /**< `[pairs]` f32: pair i turns by position * inverse_frequencies[i] */
@@ -246,6 +247,12 @@ KVPOLICY_API kvpolicy_status kvpolicy_choose(kvpolicy_state* state, int64_t laye
  * @param tokens  tokens that are left; as many as the state knows, or more, change nothing
  * @return INVALID for a negative number */
 KVPOLICY_API kvpolicy_status kvpolicy_cut(kvpolicy_state* state, int64_t tokens);
+
+/** Says, before a prefill in all layers, that the engine lacks the queries of tokens before `token`: another request computed
+ * them, say. That prefill's `queries` may then be those from `token` on, though the policy reads more of the prompt.
+ * @param state,token  the state, and the first token whose query the engine has
+ * @return INVALID for a negative number */
+KVPOLICY_API kvpolicy_status kvpolicy_observed_from(kvpolicy_state* state, int64_t token);
 
 /** Lists the tokens that a KV head reads in this step, after the layer's choose.
  * @param state,layer,kv_head  which head
@@ -431,7 +438,7 @@ KVPOLICY_API kvpolicy_status kvpolicy_store_fork(kvpolicy_store const* store, in
 
 /** Makes a store's rows the state's, for all layers, once: in place of kvpolicy_bind. Later prompts choose among the rows left.
  * @param state,store  the state, and a store that outlives it
- * @return INVALID for a store of another shape, UNSUPPORTED for a state on a device */
+ * @return INVALID for a store of another shape, or one that another state is bound to, UNSUPPORTED for a state on a device */
 KVPOLICY_API kvpolicy_status kvpolicy_bind_store(kvpolicy_state* state, kvpolicy_store* store);
 
 /** Copies a layer's next tokens into a store.

@@ -55,11 +55,11 @@ class decoder {
                Exec& exec) {
     slots_.check_prompt(sequence, layer, prompt.first, tokens);
     sequence_view<V, typename Exec::memory> const one{view, shape_, sequence, tokens};
-    asked_.check_prompt(one, layer, prompt, shape_);
+    asked_.check_prompt(one, layer, prompt, slots_.prompt_begin(sequence, layer, prompt.first), shape_);
     slots_.begin_prompt(sequence, layer, prompt.first, tokens);
     prompt_signals from = prompt;
     from.first = slots_.settled(sequence);  // tokens that stayed of a step of several are new to the policy
-    from.unobserved += prompt.first - from.first;
+    if (from.first < prompt.first) from.observed_from = std::max(prompt.observed_from, prompt.first);
     prompt_piece<sequence_view<V, typename Exec::memory>> piece{sequence, one, view.keys(layer), layer, from};
     retain_.prefill(piece, exec);
     if constexpr (!std::same_as<decltype(parts_type::retrieve), keep_all>) {

@@ -17,9 +17,10 @@ class asked_signals {
 
   /// Throws invalid_value, unsupported.
   template <class View>
-  void check_prompt(View const& one, layer_id layer, prompt_signals const& prompt, cache_shape const& shape) const {
+  void check_prompt(View const& one, layer_id layer, prompt_signals const& prompt, std::int64_t begun,
+                    cache_shape const& shape) const {
     check_view(one, layer, needs_ | signals::keys, shape);
-    check_signals(prompt, needs_, queries_, one.tokens(), shape);
+    check_signals(prompt, needs_, queries_, begun, one.tokens(), shape);
   }
   /// Throws invalid_value without ids that the policy needs.
   void check_step(buffer<std::int32_t const> ids) const {

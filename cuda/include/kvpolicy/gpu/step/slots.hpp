@@ -48,6 +48,10 @@ class decode_slots {
     check_slot(slot);
     at(slot).order.check_prompt(layer, first, tokens);
   }
+  /// First token of the prompt of which this is a piece.
+  std::int64_t prompt_begin(std::int64_t slot, layer_id layer, std::int64_t first) const noexcept {
+    return at(slot).order.prompt_begin(layer, first);
+  }
   /// It comes.
   void begin_prompt(std::int64_t slot, layer_id layer, std::int64_t first, std::int64_t tokens) noexcept {
     one& mine = all_[static_cast<std::size_t>(slot)];
