@@ -126,9 +126,9 @@ std::vector<std::string> session::engine::report() const {
     }
   }
   for (auto const& s : sequences_.all()) {
-    if (s && !s->left().empty()) {
+    if (s && s->why_left() != nullptr) {
       lines.push_back("in sequence " + std::to_string(s->id()) +
-                      ", until its next prompt, the engine goes on alone: " + s->left());
+                      ", until its next prompt, the engine goes on alone: " + *s->why_left());
     }
   }
   if (std::string const remark = storage_->remark(); !remark.empty()) lines.push_back(remark);

@@ -21,11 +21,13 @@ void sequence::begin(cache_shape const& shape, element_type values) {
   if (options_.cache && !requirements_of(options_.cache->between_pieces.retain).keeps_all)
     pieces_.emplace(start(options_.cache->between_pieces, shape));
   if (options_.prompt_policy) pages_.emplace(options_.prompt_policy->start(shape));
-  prefill_due_.assign(static_cast<std::size_t>(shape.layers), 1);
   rows_->cells().reserve(shape.max_tokens);
   shape_ = shape;
   make_room();
-  if (loaded_) load(std::exchange(loaded_, std::nullopt).value());
+  fresh& loaded = std::get<fresh>(state_);
+  std::optional<saved_prompt> const prompt = std::exchange(loaded.prompt, std::nullopt);
+  if (loaded.rows.empty()) state_ = prompting{};
+  if (prompt) load(*prompt);
 }
 
 void sequence::use(host_policy policy) {
@@ -36,18 +38,18 @@ void sequence::use(host_policy policy) {
   make_room();
   steps_ = 0;
   prompts_ = {};
-  left_.clear();
+  if (why_left() != nullptr) state_ = prompting{};
   forget_all();
 }
 
 void sequence::check_use() const {
-  KVPOLICY_EXPECTS(state_.empty(), "a state was loaded for sequence " + std::to_string(id_) +
-                                       ", with the policy that it had then; call use() before load_state()");
+  KVPOLICY_EXPECTS(pending().empty(), "a state was loaded for sequence " + std::to_string(id_) +
+                                          ", with the policy that it had then; call use() before load_state()");
 }
 
 void sequence::load(saved_prompt const& saved) {
   if (shape_.max_tokens == 0) {
-    loaded_ = saved;
+    std::get<fresh>(state_).prompt = saved;
     return;
   }
   prompt_.load(saved);
@@ -80,7 +82,7 @@ void sequence::forget_all() noexcept { forget(0), prompt_due(0); }
 
 /// Tokens from `tokens` on are gone; the policy learns it when it next runs.
 void sequence::forget(std::int64_t tokens) noexcept {
-  if (due_from_ != nothing_due) due_from_ = std::min(due_from_, tokens);
+  if (prompting const now = unseen(); now.from != prompting::none) set_unseen({std::min(now.from, tokens), now.layers});
   // The choice waits again, and all rows are there for it.
   else if (request_ && whole() && request_->undoes_choice(tokens)) prompt_due(tokens);
   prompt_.forget(tokens);
@@ -88,17 +90,30 @@ void sequence::forget(std::int64_t tokens) noexcept {
   if (pages_) pages_->cut(tokens);
 }
 
-void sequence::prompt_due(std::int64_t from) noexcept {
-  due_from_ = std::min(due_from_, from);
-  std::ranges::fill(prefill_due_, 1);
+/// What the policy has yet to see of the prompt, whatever state the sequence is in.
+prompting sequence::unseen() const noexcept {
+  if (auto const* const now = std::get_if<prompting>(&state_)) return *now;
+  if (auto const* const now = std::get_if<repeating>(&state_)) return now->unseen;
+  if (auto const* const now = std::get_if<left>(&state_)) return now->unseen;
+  return {std::holds_alternative<fresh>(state_) ? 0 : prompting::none};
 }
+/// The same state, but that a prompt begins or ends.
+void sequence::set_unseen(prompting of) noexcept {
+  if (auto* const now = std::get_if<repeating>(&state_)) now->unseen = of;
+  else if (auto* const is = std::get_if<left>(&state_)) is->unseen = of;
+  else if (std::holds_alternative<fresh>(state_)) return;
+  else if (of.from == prompting::none) state_ = stepping{};
+  else state_ = of;
+}
+
+void sequence::prompt_due(std::int64_t from) noexcept { set_unseen({std::min(unseen().from, from)}); }
 
 sequence::history sequence::follow(seen_cells const& now) {
   if (now.position != just_loaded_) just_loaded_ = 0;
   auto const known = rows_->sealed();
   std::optional<std::int64_t> const same = rows_->follow(now);
   if (!same) return history::elsewhere;
-  unordered_ = false;
+  if (auto* const is = std::get_if<left>(&state_)) is->unordered = false;
   forget(*same);
   if (*same == tokens()) return history::known;
   if (*same < known) forget_all();  // somebody replaced them
@@ -118,7 +133,7 @@ void sequence::learn_from(sequence const& other) {
   // A copy has no text to repeat by itself: it goes on with what was chosen.
   request_ = other.request_;
   compressed_ = true;
-  due_from_ = std::min(tokens(), request_->tokens());
+  set_unseen({std::min(tokens(), request_->tokens())});
 }
 
 /// With the same policy, what that knows is copied too.
@@ -129,34 +144,32 @@ void sequence::take_over(sequence const& other, std::int64_t tokens, std::int64_
     if (managed_->owned() == 0) end();
     throw;
   }
-  state_.clear();
   just_loaded_ = other.just_loaded_ == tokens ? tokens : 0;
   forget_all();
   prompt_.take_over(other.prompt_, tokens);
   if (policy_.retain != other.policy_.retain || policy_.retrieve != other.policy_.retrieve) return;
   request_ = other.request_;
-  due_from_ = other.due_from_;
-  prefill_due_ = other.prefill_due_;
-  if (due_from_ >= tokens) due_from_ = nothing_due, std::ranges::fill(prefill_due_, 0);  // a prompt that came behind the copy
+  prompting const theirs = other.unseen();
+  set_unseen({theirs.from < tokens ? theirs.from : prompting::none});  // a prompt may have come behind the copy
   forget(tokens);
 }
 
 void sequence::leave(std::string const& why) {
-  if (left_.empty()) left_ = why;
+  if (why_left() == nullptr) state_ = left{why};
   statistics_ = {};
   forget_all();
 }
 
 void sequence::leave(std::string const& why, seen_cells const& now) {
   rows_->cells().place(now);
-  unordered_ = true;
   leave(why);
+  std::get<left>(state_).unordered = true;
 }
 
 void sequence::add_prompt(std::span<std::int32_t const> batch_indices, graph_tokens const& graph, bool everything) {
   everything_ = everything;
   batch_indices_.assign(batch_indices.begin(), batch_indices.end());
-  if (!unordered_) left_.clear();
+  if (auto const* const was = std::get_if<left>(&state_); was != nullptr && !was->unordered) state_ = prompting{was->unseen};
   prompt_due(tokens());
   for (std::int32_t const batch_index : batch_indices) {
     if (!graph.ids.empty()) prompt_.keep_id(tokens(), graph.id(batch_index));
@@ -173,8 +186,7 @@ bool sequence::may_step(std::span<std::int32_t const> batch_indices) const noexc
 void sequence::add_step(std::span<std::int32_t const> batch_indices, graph_tokens const& graph, bool everything) {
   everything_ = everything;
   batch_indices_.assign(batch_indices.begin(), batch_indices.end());
-  if (std::ranges::find(prefill_due_, 1) != prefill_due_.end())
-    std::ranges::fill(prefill_due_, 1);  // one was cut in the middle
+  if (std::int64_t const from = unseen().from; from != prompting::none) prompt_due(from);  // in every layer
   ids_.clear();
   for (std::int32_t const batch_index : batch_indices) {
     if (!graph.ids.empty()) {
@@ -187,7 +199,7 @@ void sequence::add_step(std::span<std::int32_t const> batch_indices, graph_token
 
 /// The running graph's tokens of the sequence are there for good.
 void sequence::seal() {
-  if (unordered_) rows_->cells().forget();
+  if (auto const* const is = std::get_if<left>(&state_); is != nullptr && is->unordered) rows_->cells().forget();
   else rows_->cells().seal();
   just_loaded_ = 0;
 }
@@ -204,11 +216,11 @@ void sequence::end_prompt(float scale, simd_exec& exec) {
     // The last rows stay with their queries: a policy that scores by these takes the last rows for theirs.
     managed_->drop(*pieces_, tokens() - prompt_.room());
   }
-  if (hearing_ && tokens() == hearing_->piece.end) {
+  if (auto* const now = std::get_if<repeating>(&state_); now != nullptr && tokens() == now->piece.end) {
     try {
-      hear(scale, exec);
+      hear(*now, scale, exec);
     } catch (...) {
-      hearing_->refused = std::current_exception();  // the graph goes on: the piece is removed in any case
+      now->refused = std::current_exception();  // the graph goes on: the piece is removed in any case
     }
   }
   seal();
@@ -216,35 +228,37 @@ void sequence::end_prompt(float scale, simd_exec& exec) {
 
 void sequence::begin_repetition(repetition const& piece) {
   prompt_.reserve(shape_, piece.end - std::ssize(piece.ids));
-  hearing_ = {piece};
+  state_ = repeating{piece, unseen()};
 }
 
 bool sequence::heard_repetition() {
-  hearing const ended = std::exchange(hearing_, std::nullopt).value();
   prompt_.release();
   make_room();
+  if (why_left() != nullptr) return false;
+  repeating const ended = std::move(std::get<repeating>(state_));
+  state_ = stepping{};
+  set_unseen(ended.unseen);
   if (ended.refused) std::rethrow_exception(ended.refused);
   return ended.heard;
 }
 
 /// The policy learns of the prompt before the repetition, if it did not, and of the piece that was just decoded.
-void sequence::hear(float scale, simd_exec& exec) {
-  repetition const& repeated = hearing_->piece;
+void sequence::hear(repeating& now, float scale, simd_exec& exec) {
+  repetition const& repeated = now.piece;
   auto const first = std::ssize(repeated.ids);
   // What the caller did to the sequence shows in its graph: it may have other tokens than the session knew before.
-  if (!left_.empty() || !std::ranges::equal(prompt_.ids_of(0, first), repeated.ids)) return;
-  for (layer_id layer{0}; layer.value < shape_.layers && due_from_ < first; ++layer.value)
+  if (!std::ranges::equal(prompt_.ids_of(0, first), repeated.ids)) return;
+  for (layer_id layer{0}; layer.value < shape_.layers && now.unseen.from < first; ++layer.value)
     request_->prefill(rows_->view(first), layer, prompt_of(layer, first, scale), exec);
-  due_from_ = first;
+  now.unseen = {first};
   for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
     prompt_signals given = prompt_of(layer, tokens(), scale);
     given.queries = given.queries.last(tokens() - first);
     given.repeats = repeated.of;
     request_->prefill(rows_->view(tokens()), layer, given, exec);
   }
-  due_from_ = nothing_due;
-  std::ranges::fill(prefill_due_, 0);
-  hearing_->heard = true;
+  now.unseen = {prompting::none};
+  now.heard = true;
 }
 
 void sequence::end_repetition(std::int64_t tokens) {
@@ -261,8 +275,8 @@ void sequence::end_repetition(std::int64_t tokens) {
 /// Rows are dropped when the last layer has been read: a step that fails in the middle can be made again.
 void sequence::end_step() {
   seal();
-  bool const decided = due_from_ != nothing_due;
-  due_from_ = nothing_due;
+  bool const decided = unseen().from != prompting::none;
+  set_unseen({prompting::none});
   if (managed_ != nullptr && (decided || requirements_.evicts)) managed_->drop(*request_, tokens());
   ++steps_;
 }
@@ -270,14 +284,15 @@ void sequence::end_step() {
 /// What prefill is given of the prompt that ends before token `tokens`. Throws unsupported where it is not known.
 prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float scale) {
   signals const needs = requirements_.needs;
-  prompt_signals prompt{.first = due_from_,
+  std::int64_t const from = unseen().from;
+  prompt_signals prompt{.first = from,
                         .queries = prompt_.window_of(layer.value, tokens, scale),
                         .rope = rope_.embedding(),
-                        .token_ids = prompt_.ids_of(due_from_, tokens)};
+                        .token_ids = prompt_.ids_of(from, tokens)};
   // Of a prompt whose end was cut away the queries of its last tokens may be all that are known.
   if (prompt.queries.tokens > 0) prompt.observed_from = tokens - prompt.queries.tokens;
   if (!whole()) prompt.resident = rows_->resident(layer, tokens).lists();
-  if (contains(needs, signals::token_ids) && std::ssize(prompt.token_ids) != tokens - due_from_) {
+  if (contains(needs, signals::token_ids) && std::ssize(prompt.token_ids) != tokens - from) {
     throw unsupported(
         "the policy needs the prompt's token ids, and they were not observed: decode it as tokens, not embeddings, "
         "with the policy attached");
@@ -295,7 +310,7 @@ prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float sc
 }
 
 void sequence::end() noexcept {
-  state_.clear();
+  if (auto* const loaded = std::get_if<fresh>(&state_)) loaded->rows.clear();
   just_loaded_ = 0;
   if (managed_ != nullptr) managed_->clear();
   forget_all();
@@ -304,7 +319,7 @@ void sequence::end() noexcept {
 void sequence::cut(std::int64_t tokens) noexcept {
   if (tokens >= owned()) return;
   just_loaded_ = tokens;
-  if (!state_.empty()) return;
+  if (!pending().empty()) return;
   try {
     managed_->truncate(tokens);
   } catch (...) {
@@ -314,7 +329,7 @@ void sequence::cut(std::int64_t tokens) noexcept {
 }
 
 std::int64_t sequence::goes_on_from() const noexcept {
-  if (!state_.empty()) return std::max<std::int64_t>(just_loaded_ - 1, 0);  // what it dropped is not known yet
+  if (!pending().empty()) return std::max<std::int64_t>(just_loaded_ - 1, 0);  // what it dropped is not known yet
   std::int64_t const from = managed_ != nullptr ? managed_->goes_on_from() : 0;
   return from > 0 && requirements_of(policy_.retain).whole_prompts ? owned() + 1 : from;
 }

@@ -2,12 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "kvpolicy/interop/llama.hpp"
@@ -17,6 +16,7 @@
 #include "prompt_memory.hpp"
 #include "rotary.hpp"
 #include "sequence_cells.hpp"
+#include "sequence_states.hpp"
 
 namespace kvpolicy::llama {
 
@@ -59,11 +59,17 @@ class sequence {
   void load_state(std::span<std::byte const> state);
   void load_pending();
   /// A state that was loaded before begin(), or nothing.
-  std::span<std::byte const> pending() const noexcept { return state_; }
+  std::span<std::byte const> pending() const noexcept {
+    auto const* const begun = std::get_if<fresh>(&state_);
+    return begun != nullptr ? std::span<std::byte const>(begun->rows) : std::span<std::byte const>{};
+  }
   /// Tokens of a state that was loaded, or cut, and that no token has followed yet; 0: none.
   std::int64_t loaded() const noexcept { return just_loaded_; }
   /// Tokens whose rows are the session's; and the session's goes_on_from().
-  std::int64_t owned() const noexcept { return state_.empty() ? (managed_ != nullptr ? managed_->owned() : 0) : just_loaded_; }
+  std::int64_t owned() const noexcept {
+    if (!pending().empty()) return just_loaded_;
+    return managed_ != nullptr ? managed_->owned() : 0;
+  }
   std::int64_t goes_on_from() const noexcept;
   /// Becomes a copy of the first tokens of another one; `stream` is its cells', -1: told by the next follow().
   void take_over(sequence const& other, std::int64_t tokens, std::int64_t stream);
@@ -91,8 +97,11 @@ class sequence {
   void leave(std::string const& why);
   /// The same where follow() could not tell which tokens are there.
   void leave(std::string const& why, seen_cells const& now);
-  /// Why the policy was left; empty: it was not.
-  std::string const& left() const noexcept { return left_; }
+  /// Why the policy was left; null: it was not.
+  std::string const* why_left() const noexcept {
+    auto const* const is = std::get_if<left>(&state_);
+    return is != nullptr ? &is->why : nullptr;
+  }
   /// See sequence_cells.
   void check_history() { rows_->cells().check_history(); }
   void see(attention_node const& node) noexcept { rows_->see(node.layer, node.keys, node.values); }
@@ -112,12 +121,6 @@ class sequence {
   /// The last layer's attention of those tokens is computed.
   void end_prompt(float scale, simd_exec& exec);
 
-  /// A piece of a repetition: the tokens [ids, end) that come now repeat `of`, which is among the tokens with these ids.
-  struct repetition {
-    token_span of;
-    std::span<std::int32_t const> ids;
-    std::int64_t end = 0;
-  };
   void begin_repetition(repetition const& piece);
   /// No more of the piece comes. Whether the policy heard it; throws what the policy threw.
   bool heard_repetition();
@@ -139,12 +142,12 @@ class sequence {
   std::span<std::int32_t const> batch_indices() const noexcept { return batch_indices_; }
 
  private:
-  static constexpr std::int64_t nothing_due = std::numeric_limits<std::int64_t>::max();
-
   /// Whether all tokens' rows are there.
   bool whole() const noexcept { return managed_ == nullptr || managed_->whole(); }
   void make_room();
   void forget(std::int64_t tokens) noexcept;
+  prompting unseen() const noexcept;
+  void set_unseen(prompting of) noexcept;
   void prompt_due(std::int64_t from) noexcept;
   void seal();
   void paged_prompt(attention_node const& node, simd_exec& exec);
@@ -159,7 +162,7 @@ class sequence {
   prompt_signals prompt_of(layer_id layer, std::int64_t tokens, float scale);
   void prefill(layer_id layer, float scale, simd_exec& exec);
   void end_step();
-  void hear(float scale, simd_exec& exec);
+  void hear(repeating& now, float scale, simd_exec& exec);
   void load_all(state_reader& a);
   template <class Archive>
   void archive(Archive& a);
@@ -175,32 +178,20 @@ class sequence {
   managed_rows* managed_;               ///< the same where they are the library's, or null
   std::optional<host_request> pieces_;  ///< what drops rows between a prompt's pieces
 
-  std::int64_t due_from_ = 0;                ///< first token of the prompt that the policy has not seen
-  std::vector<char> prefill_due_;            ///< `[layers]`
+  std::variant<fresh, prompting, stepping, repeating, left> state_;
   std::vector<std::int32_t> batch_indices_;  ///< of the sequence's tokens in the micro-batch that runs now
   std::vector<std::int32_t> ids_;            ///< of the step that runs now; empty for embeddings
   bool everything_ = false;                  ///< whether it reads everything
   bool waited_ = false;                      ///< whether the step's choice waited when the step began
   prompt_memory prompt_;
-  /// A repetition that is decoded now.
-  struct hearing {
-    repetition piece;
-    bool heard = false;
-    std::exception_ptr refused{};  ///< why it was not heard
-  };
-  std::optional<hearing> hearing_;
   bool compressed_ = false;                   ///< by a repetition, for all that follows
   std::vector<range_list> compressed_lists_;  ///< scratch
-  std::optional<saved_prompt> loaded_;        ///< before begin()
-  std::vector<std::byte> state_;              ///< the same, of a managed cache
   std::int64_t just_loaded_ = 0;              ///< tokens
 
   std::optional<prompt_pages::state> pages_;  ///< where prompts read less than all
   prompt_statistics prompts_;
   step_statistics statistics_;
   std::int64_t steps_ = 0;
-  std::string left_;        ///< see leave()
-  bool unordered_ = false;  ///< the cells of the running graph are in no order
 };
 
 }  // namespace kvpolicy::llama

@@ -21,14 +21,14 @@ void sequence::prefill(layer_id layer, float scale, simd_exec& exec) {
   auto const start = std::chrono::steady_clock::now();
   std::int64_t const before = tokens() - std::ssize(batch_indices_);
   if (before > 0) request_->prefill(rows_->view(before), layer, prompt_of(layer, before, scale), exec);
-  prefill_due_[static_cast<std::size_t>(layer.value)] = 0;
+  set_unseen({unseen().from, layer.value + 1});
   statistics_.prefill_seconds += seconds_since(start);
 }
 
 void sequence::step(attention_node const& node, simd_exec& exec) {
   layer_id const layer{static_cast<std::int32_t>(node.layer)};
   bool const last = node.layer + 1 == shape_.layers;
-  if (!left_.empty()) {
+  if (why_left() != nullptr) {
     dense_step(node, exec);
     statistics_ = {.tokens = tokens(), .tokens_read = static_cast<double>(tokens())};
     if (last) seal();
@@ -36,7 +36,7 @@ void sequence::step(attention_node const& node, simd_exec& exec) {
   }
   if (layer.value == 0) statistics_ = {.tokens = tokens()};
   if (managed_ != nullptr) managed_->begin_step(layer, requirements_.unit);
-  bool const prompted = prefill_due_[static_cast<std::size_t>(layer.value)] != 0;
+  bool const prompted = unseen().from != prompting::none && unseen().layers <= layer.value;
   if (prompted) prefill(layer, node.scale, exec);
   auto const start = std::chrono::steady_clock::now();
   auto const brought = std::ssize(batch_indices_);
@@ -91,10 +91,10 @@ void sequence::prompt(attention_node const& node, simd_exec& exec) {
   layer_id const layer{static_cast<std::int32_t>(node.layer)};
   auto const start = std::chrono::steady_clock::now();
   double const chosen = prompts_.choose_seconds;
-  if (!left_.empty()) return dense_prompt(node, exec);
+  if (why_left() != nullptr) return dense_prompt(node, exec);
   if (managed_ != nullptr) managed_->begin_prompt(layer);
   if (compressed()) attend_prompt(node, exec, [&](std::int64_t before) { return compressed_to(layer, before); });
-  else if (pages_ && whole() && !everything_ && !hearing_) paged_prompt(node, exec);
+  else if (pages_ && whole() && !everything_ && !std::holds_alternative<repeating>(state_)) paged_prompt(node, exec);
   else attend_prompt(node, exec, [&](std::int64_t before) { return rows_->resident(layer, before); });
   if (managed_ != nullptr) managed_->end_prompt(layer);
   prompts_.attend_seconds += seconds_since(start) - (prompts_.choose_seconds - chosen);
@@ -104,7 +104,7 @@ void sequence::prompt(attention_node const& node, simd_exec& exec) {
 bool sequence::compressed() const noexcept { return compressed_ && whole() && !everything_; }
 /// Of a layer's first tokens, what the policy kept of those that it knows, and all others.
 selection sequence::compressed_to(layer_id layer, std::int64_t before) {
-  std::int64_t const known = std::min(due_from_, request_->tokens());
+  std::int64_t const known = std::min(unseen().from, request_->tokens());
   selection const kept = request_->retained(layer);
   compressed_lists_.assign(kept.lists().begin(), kept.lists().end());
   for (range_list& list : compressed_lists_) {

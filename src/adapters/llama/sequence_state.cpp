@@ -7,13 +7,21 @@ namespace kvpolicy::llama {
 
 /// The context's first graph runs.
 void sequence::load_pending() {
-  if (!state_.empty()) load_state(std::exchange(state_, {}));
+  if (pending().empty()) return;
+  std::vector<std::byte> const state = std::move(std::get<fresh>(state_).rows);
+  state_ = prompting{};
+  load_state(state);
 }
 
 /// What there is beside rows.
 template <class Archive>
 void sequence::archive(Archive& a) {
-  a(due_from_, prefill_due_, steps_);
+  std::int64_t from = unseen().from;
+  a(from, steps_);
+  if constexpr (Archive::reads) {
+    if (from < 0) Archive::refuse();
+    set_unseen({from});
+  }
   request_->archive(a);
 }
 
@@ -30,7 +38,7 @@ void sequence::save_state(state_writer& a) {
 
 void sequence::load_state(std::span<std::byte const> state) {
   if (shape_.max_tokens == 0) {
-    state_.assign(state.begin(), state.end());
+    std::get<fresh>(state_).rows.assign(state.begin(), state.end());
     state_reader a(state);
     a(just_loaded_);
     return;
@@ -57,8 +65,7 @@ void sequence::load_all(state_reader& a) {
   if (tokens < 0 || tokens != std::ssize(saved.fingerprints)) state_reader::refuse();
   prompt_.load(saved);
   archive(a);
-  if (std::ssize(prefill_due_) != shape_.layers) state_reader::refuse();
-  managed_->load(a, tokens, *request_, due_from_ == nothing_due);
+  managed_->load(a, tokens, *request_, unseen().from == prompting::none);
   rows_->cells().expect(saved.fingerprints, 0);
   just_loaded_ = tokens;
 }

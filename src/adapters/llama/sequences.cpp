@@ -255,7 +255,7 @@ void sequences::or_leave(sequence& s, Work work) {
   try {
     work();
   } catch (std::exception const& why) {
-    if (!options_.lenient || !s.left().empty()) throw;
+    if (!options_.lenient || s.why_left() != nullptr) throw;
     s.leave(why.what());
     work();
   }
