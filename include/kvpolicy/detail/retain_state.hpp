@@ -24,14 +24,7 @@ class retain_state : public keep_state<Rule> {
 
  public:
   retain_state(Rule const& rule, cache_shape const& shape)
-      : base(rule, shape),
-        next_(kept_),
-        among_(kept_.slots(), undecided),
-        revisions_(kept_.slots()),
-        chosen_at_(kept_.slots()),
-        prompts_(kept_.slots()),
-        pending_(kept_.slots(), false),
-        eviction_(shape.kv_heads) {}
+      : base(rule, shape), next_(kept_), slots_(kept_.slots()), eviction_(shape.kv_heads) {}
 
   /// Makes room for a sequence of so many tokens.
   void reserve(std::int64_t tokens, std::int64_t) {
@@ -41,7 +34,7 @@ class retain_state : public keep_state<Rule> {
   }
 
   /// Changes where tokens of the layer's lists were dropped.
-  std::int64_t revision(layer_id layer) const noexcept { return revisions_[kept_.slot(layer)]; }
+  std::int64_t revision(layer_id layer) const noexcept { return slots_[kept_.slot(layer)].revision; }
 
   /// What evicts weighs all that it keeps.
   std::int64_t always_read(layer_id layer, std::int64_t) const noexcept {
@@ -57,9 +50,11 @@ class retain_state : public keep_state<Rule> {
     for (std::int64_t l = 0; l < shape_.layers; ++l) summaries_.cut({l}, {0, shape_.kv_heads}, tokens);
     for (range_list& list : kept_.all()) kvpolicy::truncate(list, tokens);
     for (range_list& list : next_.all()) kvpolicy::truncate(list, tokens);
-    for (auto* const counts : {&chosen_at_, &prompts_})
-      for (std::int64_t& count : *counts) count = std::min(count, tokens);
-    for (std::int64_t& among : among_) among = tokens == 0 ? undecided : std::min(among, tokens);
+    for (slot& one : slots_) {
+      one.chosen_at = std::min(one.chosen_at, tokens);
+      one.prompt = std::min(one.prompt, tokens);
+      one.among = tokens == 0 ? undecided : std::min(one.among, tokens);
+    }
   }
   /// Nothing is kept by the index of what is retained.
   void cut(layer_id, head_range, std::int64_t) noexcept {}
@@ -70,14 +65,13 @@ class retain_state : public keep_state<Rule> {
       return expect_resident(kept_.of(layer), prompt.resident, view.tokens());
     }
     rule_.pool.update(summaries_, view, layer, {0, shape_.kv_heads}, view.tokens(), exec);
-    prompts_[kept_.slot(layer)] = view.tokens();
+    slot_of(layer).prompt = view.tokens();
     decide(view, layer, prompt, {}, exec);
   }
 
   /// All that is there stays, until prefill is called.
   void wait(layer_id layer, std::int64_t tokens, prompt_signals const& prompt) {
     if (Rule::granularity == scope::request && layer.value != 0) return;
-    std::size_t const at = kept_.slot(layer);
     std::span const lists = kept_.of(layer);
     if (!prompt.resident.empty()) refuse_gone(layer, tokens, prompt);
     for (std::size_t l = 0; l < lists.size(); ++l) {
@@ -87,9 +81,7 @@ class retain_state : public keep_state<Rule> {
            prompt.resident.empty() ? range_list{} : prompt.resident[prompt.resident.size() == 1 ? 0 : l])
         append(lists[l], range.begin, range.end, reason::open);
     }
-    among_[at] = chosen_at_[at] = tokens;
-    pending_[at] = false;
-    ++revisions_[at];
+    slot_of(layer).decided(tokens);
   }
 
   /// The current token is there; before it is attended to.
@@ -97,40 +89,52 @@ class retain_state : public keep_state<Rule> {
   void choose(View const& view, layer_id layer, retained_tokens const&, step_signals const& signals, Exec& exec) {
     if (Rule::granularity == scope::request && layer.value != 0) return;
     std::int64_t const tokens = view.tokens();
-    std::size_t const at = kept_.slot(layer);
-    if (among_[at] == undecided) return decide(view, layer, {}, signals.queries, exec);
-    if (std::exchange(pending_[at], char{0}) != 0) {
+    slot& mine = slot_of(layer);
+    if (mine.among == undecided) return decide(view, layer, {}, signals.queries, exec);
+    if (std::exchange(mine.pending, false)) {
       std::ranges::copy(next_.of(layer), kept_.of(layer).begin());
-      ++revisions_[at];
+      ++mine.revision;
     }
-    for (range_list& list : kept_.of(layer)) append(list, among_[at], tokens, reason::open);
-    among_[at] = tokens;
+    for (range_list& list : kept_.of(layer)) append(list, mine.among, tokens, reason::open);
+    mine.among = tokens;
     if constexpr (base::memory_type::hears_steps) rule_.score.watch(input_at(view, layer, signals.queries), exec);
     if constexpr (evicts) {
-      if (!rule_.layers.dense(layer) && rule_.trigger.due(trigger_, layer, {0}, tokens - chosen_at_[at])) {
+      if (!rule_.layers.dense(layer) && rule_.trigger.due(trigger_, layer, {0}, tokens - mine.chosen_at)) {
         evict(view, layer, signals.queries, exec);
-        chosen_at_[at] = tokens;
+        mine.chosen_at = tokens;
       }
     }
   }
 
   template <class Archive>
   void archive(Archive& a) {
-    a(kept_, next_, among_, revisions_, chosen_at_, prompts_, pending_);
+    a(kept_, next_, slots_);
     this->archive_parts(a);
   }
 
  private:
   static constexpr std::int64_t undecided = -1;
+  /// What is known beside the lists.
+  struct slot {
+    std::int64_t among = undecided;  ///< tokens that the lists are of
+    std::int64_t revision = 0;
+    std::int64_t chosen_at = 0;  ///< tokens at the last choice
+    std::int64_t prompt = 0;     ///< tokens at the last prompt's end
+    bool pending = false;        ///< what an eviction left holds from the next step on
+
+    void decided(std::int64_t tokens) noexcept { *this = {tokens, revision + 1, tokens, prompt, false}; }
+    template <class Archive>
+    void archive(Archive& a) {
+      a(among, revision, chosen_at, prompt, pending);
+    }
+  };
+  slot& slot_of(layer_id layer) noexcept { return slots_[kept_.slot(layer)]; }
   static constexpr std::int64_t beside_selected = 5;  ///< ranges of a list: the window's, and what it cuts in two
 
   template <class View, class Exec>
   void decide(View const& view, layer_id layer, prompt_signals const& prompt, query_heads const& queries, Exec& exec) {
     std::int64_t const tokens = view.tokens();
-    among_[kept_.slot(layer)] = tokens;
-    chosen_at_[kept_.slot(layer)] = tokens;
-    pending_[kept_.slot(layer)] = false;
-    ++revisions_[kept_.slot(layer)];
+    slot_of(layer).decided(tokens);
     std::span const lists = kept_.of(layer);
     if (layer_id const leader = rule_.layers.leader(layer); leader != layer) {
       std::ranges::copy(kept_.of(leader), lists.begin());
@@ -176,15 +180,15 @@ class retain_state : public keep_state<Rule> {
                           [&](auto from, auto to) { append(lists[list], from, to, why); });
     };
     for (range_list& list : lists) list.clear();
-    std::int64_t const gone = among_[kept_.slot(layer)] - tokens;
+    std::int64_t const gone = slot_of(layer).among - tokens;
     typename base::template input_type<Among> input{among,      layer,   heads,   tokens,  tokens,
                                                     summaries_, memory_, queries, &prompt, gone};
     protected_tokens const safe =
-        protection(rule_, shape_, layer, {0, shape_.kv_heads}, tokens, prompts_[kept_.slot(layer)], gone).safe;
+        protection(rule_, shape_, layer, {0, shape_.kv_heads}, tokens, slot_of(layer).prompt, gone).safe;
     for (std::size_t l = 0; l < lists.size(); ++l) add(l, 0, safe.sink_end, reason::sink);
     if constexpr (base::memory_type::hears_prompts) {
       auto heard = input;  // of the whole sequence, though rows may be gone
-      heard.prompt_tokens = std::max(tokens, prompts_[kept_.slot(layer)]);
+      heard.prompt_tokens = std::max(tokens, slot_of(layer).prompt);
       if (prompt.queries.tokens > 0 || !contains(Rule::needs, signals::observation_queries)) rule_.score.begin(heard, exec);
     }
     rule_.select.select(rule_, scratch_, input, safe, exec, [&](std::int64_t list, std::int64_t begin, std::int64_t end) {
@@ -199,16 +203,16 @@ class retain_state : public keep_state<Rule> {
   template <class View>
   auto input_at(View const& view, layer_id layer, query_heads const& queries) {
     return typename base::template input_type<View>{
-        view, layer, {0, shape_.kv_heads}, view.tokens(), prompts_[kept_.slot(layer)], summaries_, memory_, queries};
+        view, layer, {0, shape_.kv_heads}, view.tokens(), slot_of(layer).prompt, summaries_, memory_, queries};
   }
   /// Chooses again among the tokens that are still there, the current one included.
   template <class View, class Exec>
   void evict(View const& view, layer_id layer, query_heads const& queries, Exec& exec) {
     if (layer_id const leader = rule_.layers.leader(layer); leader != layer) {
-      bool const later = pending_[kept_.slot(leader)] != 0;
+      bool const later = slot_of(leader).pending;
       std::ranges::copy(later ? next_.of(leader) : kept_.of(leader), later ? next_.of(layer).begin() : kept_.of(layer).begin());
-      pending_[kept_.slot(layer)] = later;
-      if (!later) ++revisions_[kept_.slot(layer)];
+      slot_of(layer).pending = later;
+      if (!later) ++slot_of(layer).revision;
       return;
     }
     std::span const lists = kept_.of(layer);
@@ -228,16 +232,12 @@ class retain_state : public keep_state<Rule> {
       eviction_.leave(lists[l], scores.row(list), safe, most, left[l], exec);
       if (!Rule::score_type::after_attention) std::swap(lists[l], left[l]);
     }
-    pending_[kept_.slot(layer)] = Rule::score_type::after_attention;
-    if (!Rule::score_type::after_attention) ++revisions_[kept_.slot(layer)];
+    slot_of(layer).pending = Rule::score_type::after_attention;
+    if (!Rule::score_type::after_attention) ++slot_of(layer).revision;
   }
 
-  layer_lists next_;  ///< what an eviction left, for the next step
-  std::vector<std::int64_t> among_;
-  std::vector<std::int64_t> revisions_;
-  std::vector<std::int64_t> chosen_at_;  ///< tokens at the last choice
-  std::vector<std::int64_t> prompts_;    ///< tokens at the last prompt's end
-  std::vector<char> pending_;
+  layer_lists next_;         ///< what an eviction left, for the next step
+  std::vector<slot> slots_;  ///< of each layer, or one of the request
   eviction eviction_;
   resident_tokens resident_;  ///< of the layer that is decided, where tokens are gone
 };
