@@ -1,6 +1,8 @@
 #include "kvpolicy/exec/ranked.hpp"
 
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 #include <condition_variable>
 #include <memory>
 
@@ -149,6 +151,24 @@ TEST_CASE("a rank without layers or heads is refused", "[ranks]") {
     shape.kv_heads = r.parts[rank].heads.count;
     REQUIRE_THROWS_AS(shape_of(strided_view<>{.cache = shape}), invalid_value);
   }
+}
+
+/// Adds nothing: a caller's sum that reduces a copy of the values.
+struct forgotten {
+  static int rank() noexcept { return 0; }
+  static int size() noexcept { return 2; }
+  static void sum(std::span<float>) noexcept {}
+};
+
+TEST_CASE("a sum that does not come back in place is refused", "[ranks]") {
+  random_source random(4110);
+  request const r = plain_request(random, 4);
+  forgotten link;
+  ranked<host_exec, forgotten> exec(link);
+  auto state = start(r.policy, r.shape);
+  for (std::int64_t l = 0; l < 4; ++l) state.prefill(r.view(40), {l}, r.told(), exec);
+  REQUIRE_THROWS_WITH(state.choose(r.view(41), {0}, {}, exec),
+                      Catch::Matchers::ContainsSubstring("a sum over 2 ranks counted 1"));
 }
 
 TEST_CASE("a sum that fails leaves the choice that stood, and the step can be made again", "[ranks]") {

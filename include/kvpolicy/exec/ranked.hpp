@@ -25,6 +25,8 @@ class ranked : public Exec {
   /// @param values  as many on every rank
   /// @throws ranks_error if the other ranks do not take part in time
   void sum(std::span<float> values) { all_->sum(values); }
+  /// How many ranks a sum is over.
+  int ranks() const noexcept { return all_->size(); }
 
  private:
   Communicator* all_;

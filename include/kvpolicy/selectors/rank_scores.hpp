@@ -45,7 +45,8 @@ class rank_scores {
   /// @param all  room for the indices of the largest level; overwritten
   /// @param score  `score(level index, units, out)` writes the units' scores by this rank's channels
   /// @param exec  a summing_executor
-  /// @throws error if another rank chooses at another number of tokens; also what the executor's sum throws
+  /// @throws error if another rank chooses at another number of tokens, or the sum is not of every rank; also what the
+  ///         executor's sum throws
   template <class Score, class Exec>
   void sum(std::span<cascade_level const> levels, std::int64_t tokens, std::span<std::int32_t> all, Score score, Exec& exec) {
     std::ranges::fill(values_, 0.0f);
@@ -61,6 +62,12 @@ class rank_scores {
       if (step[2 * bit] == 0 || step[2 * bit + 1] == 0) continue;
       throw error("this rank chooses among " + std::to_string(tokens) +
                   " tokens, another rank among more or fewer; every rank must call the same verbs in the same order");
+    }
+    if constexpr (requires { exec.ranks(); }) {
+      float const counted = std::max(step[0], step[1]);  // to which each rank added 1
+      if (counted == static_cast<float>(exec.ranks())) return;
+      throw error("a sum over " + std::to_string(exec.ranks()) + " ranks counted " + std::to_string(counted) +
+                  " of them; the communicator's sum() adds every rank's values once, in place");
     }
   }
 
