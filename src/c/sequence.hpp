@@ -42,6 +42,7 @@ class sequence {
         values_(keys_.size()),
         room_(keys_.size()),
         prompted_(keys_.size()),
+        scale_(keys_.size()),
         resident_(static_cast<std::size_t>(shape.kv_heads)) {}
 
   /// Goes on as the other one would, on its own; tensors stay bound, a store does not.
@@ -57,6 +58,7 @@ class sequence {
         prompted_(other.prompted_),
         brought_(other.brought_),
         observed_from_(other.observed_from_),
+        scale_(other.scale_),
         resident_(other.resident_) {}
 
   void bind(std::int64_t layer, kvpolicy_tensor const* keys, kvpolicy_tensor const* values, kvpolicy_tensor const* pages) {
@@ -132,6 +134,7 @@ class sequence {
       if (!std::ranges::all_of(lists, is_whole)) given.resident = lists;
     }
     given.observed_from = observed_from_;
+    know_scale(layer, given.queries.scale);
     request_.prefill(view_of(tokens), {layer}, given, backend_.exec);
     prompted_[static_cast<std::size_t>(layer)] = 1;
     if (layer + 1 == shape_.layers) observed_from_ = 0;
@@ -150,6 +153,7 @@ class sequence {
     request_.order().check_step({layer}, tokens);
     step_signals given{{}, token_id};
     if (contains(requirements_.needs, signals::queries)) given.queries = queries_of(queries, layer, scale, true);
+    know_scale(layer, given.queries.scale);
     choose({layer}, tokens, 1, given);
   }
 
@@ -168,6 +172,7 @@ class sequence {
       if (contains(requirements_.needs, signals::queries)) given.queries = window_of(queries, "queries", layer, brought, scale);
       if (contains(requirements_.needs, signals::token_ids) && ids != nullptr)
         given.token_ids = {ids, static_cast<std::size_t>(brought)};
+      know_scale(layer, given.queries.scale);
       choose({layer}, tokens, brought, given);
     }
   }
@@ -184,10 +189,14 @@ class sequence {
       throw unsupported("steps of several sequences are made in host memory alone, and the state is on a device");
     } else {
       std::int64_t const tokens = store_->tokens(layer) + 1;
+      KVPOLICY_EXPECTS(layer.value != 0 || store_->released() == tokens - 1,
+                       "layer 0 has " + std::to_string(tokens - 1) + " tokens, and another layer " +
+                           std::to_string(store_->released()) +
+                           ": the last step was not made in every layer; go on with it, or truncate the store");
       if (layer.value == 0) request_.cut(tokens - 1);
-      request_.order().check_step(layer, tokens);
-      store_->append(layer, key, value);
       try {
+        request_.order().check_step(layer, tokens);
+        store_->append(layer, key, value);
         choose(layer, tokens, 1, step_signals{contains(requirements_.needs, signals::queries) ? queries : query_heads{}, id});
         auto const kept = request_.kept(layer);
         view const cache = view_of(tokens);
@@ -223,6 +232,7 @@ class sequence {
     KVPOLICY_EXPECTS(keys_[at].pages != nullptr && keys_[at].page_table_stride == 0,
                      "layer " + std::to_string(layer) + " has no page table; bind it with one");
     check_rows(layer, request_.tokens(), true, false);
+    if constexpr (std::same_as<memory, host_memory>) check_last_page(view_of(request_.tokens()).keys({layer}));
     return page_table(kept, keys_[at].page_size, {keys_[at].pages, static_cast<std::size_t>(room_[at].table)}, out);
   }
 
@@ -235,6 +245,7 @@ class sequence {
     KVPOLICY_EXPECTS(brought_ == 1, "the step has " + std::to_string(brought_) +
                                         " tokens: queries and out must be [tokens, q_heads, head_dim]");
     query_heads const heads = queries_of(queries, layer, scale, false);
+    check_known(layer, scale);
     tensor const to = checked(
         out, {.name = "out", .layer = layer, .dtype = float32, .where = backend_.vectors, .dense_last = true, .apart = true},
         {{"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
@@ -261,6 +272,7 @@ class sequence {
                            "; there must be 1 query at least, of at most as many tokens, and at most " +
                            std::to_string(shape_.max_tokens) + " of these");
       check_scale(scale);
+      check_known(layer, scale);
       tensor const to = checked(out, {.name = "out", .layer = layer, .dtype = float32, .dense_last = true, .apart = true},
                                 {{"tokens", count}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
       KVPOLICY_EXPECTS(count == 1 || to.stride[0] == shape_.q_heads * to.stride[1],
@@ -352,6 +364,17 @@ class sequence {
     return {reinterpret_cast<float const*>(t.data), shape_.q_heads, t.stride[0] / 4, scale};
   }
 
+  /// The scale of a layer's queries, where the policy reads any; `unset_scale` where it does not.
+  void know_scale(std::int64_t layer, float scale) {
+    if (scale > 0) scale_[static_cast<std::size_t>(layer)] = scale;
+  }
+  /// Attention has the scale that the policy's queries had. Throws invalid_value.
+  void check_known(std::int64_t layer, float scale) const {
+    float const known = scale_[static_cast<std::size_t>(layer)];
+    KVPOLICY_EXPECTS(known == 0 || std::abs(scale - known) <= 1e-3f * known,
+                     "attention of layer " + std::to_string(layer) + " with a scale of " + std::to_string(scale) +
+                         "; its policy was given queries with " + std::to_string(known));
+  }
   void check_layer(std::int64_t layer) const { c::check_layer(layer, shape_); }
   void check_head(std::int64_t head) const {
     KVPOLICY_EXPECTS(head >= 0 && head < shape_.kv_heads,
@@ -373,6 +396,7 @@ class sequence {
 
   void attend_several(std::int64_t layer, kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* out) {
     query_window const window = window_of(queries, "queries", layer, brought_, scale);
+    check_known(layer, scale);
     tensor const to = checked(out, {.name = "out", .layer = layer, .dtype = float32, .dense_last = true, .apart = true},
                               {{"tokens", brought_}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
     KVPOLICY_EXPECTS(brought_ == 1 || to.stride[0] == shape_.q_heads * to.stride[1],
@@ -462,6 +486,7 @@ class sequence {
   row_store* store_ = nullptr;
   std::int64_t brought_ = 1;          ///< tokens of the last step
   std::int64_t observed_from_ = 0;    ///< of the next prompt, or piece
+  std::vector<float> scale_;          ///< `[layers]` of the policy's queries; 0: not known
   std::vector<range_list> resident_;  ///< `[kv_heads]`, scratch
 };
 

@@ -298,6 +298,27 @@ TEST_CASE("a layer with layer 0's rows is refused, and a short piece without the
   refused(kvpolicy_prefill(state.get(), 0, 46, &prompt), "of 3 tokens; the policy reads those of the prompt's last 8");
 }
 
+TEST_CASE("attention with another scale than the policy's queries had is refused, and a page table of a step that repeats",
+          "[c]") {
+  world w;
+  for (char const* const text : {"snapkv:tokens=20,window=8,after=0", "quest:tokens=32,page=8"}) {
+    c_state const state = w.ready(text);  // prompts have a scale of .5
+    REQUIRE(kvpolicy_choose(state.get(), 0, 41, w.queries, .5f, -1) == KVPOLICY_OK);
+    refused(kvpolicy_attend(state.get(), 0, w.queries, 1, w.out), "attention of layer 0 with a scale of 1.0");
+    CHECK(kvpolicy_attend(state.get(), 0, w.queries, .5f, w.out) == KVPOLICY_OK);
+  }
+  c_state const full = started(parsed("full"), w.shape);
+  REQUIRE(kvpolicy_bind(full.get(), 0, w.paged, w.paged, w.pages) == KVPOLICY_OK);
+  kvpolicy_prompt const prompt{};
+  REQUIRE(kvpolicy_prefill(full.get(), 0, 40, &prompt) == KVPOLICY_OK);
+  w.table[2] = w.table[0];
+  REQUIRE(kvpolicy_choose(full.get(), 0, 41, nullptr, 0, -1) == KVPOLICY_OK);
+  std::int32_t pages[4];
+  std::int64_t count = 0;
+  std::int32_t last = 0;
+  refused(kvpolicy_page_table(full.get(), 0, 0, pages, 4, &count, &last), "names page 3 at entries 0 and 2");
+}
+
 TEST_CASE("rows that do not reach are refused: short tensors, short page tables, pages that are not there", "[c]") {
   world w;
   c_tensor const few(w.rows, {2, 39, 8}, {512, 8, 1});

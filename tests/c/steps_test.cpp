@@ -201,6 +201,24 @@ TEST_CASE("a sequence that is refused in a step loses the token alone, and begin
   }
 }
 
+TEST_CASE("a layer that has made its step does not make it again before the others have") {
+  cache_shape const shape = shape_of(element_type::f16);
+  c_arena const arena = arena_of(shape);
+  for (char const* const text : {"full", "snapkv:tokens=60,window=8,after=0"}) {
+    CAPTURE(text);
+    one_sequence s(parsed(text), arena, shape, 100, 7);
+    std::vector<float> const q(static_cast<std::size_t>(shape.q_heads * shape.head_dim), .5f);
+    std::vector<float> out(q.size());
+    std::vector<std::int64_t> read(1);
+    ok(step({&s}, 0, q, out, read));
+    CHECK(step({&s}, 0, q, out, read) == KVPOLICY_INVALID);
+    CHECK_THAT(std::string(kvpolicy_message()), ContainsSubstring("the last step was not made in every layer"));
+    ok(step({&s}, 1, q, out, read));
+    ++s.tokens;
+    ok(step({&s}, 0, q, out, read));
+  }
+}
+
 TEST_CASE("a step leaves the attention of what is read whole to the engine, where it is told to") {
   cache_shape const shape = shape_of(element_type::f32);
   c_policy const policy = parsed("snapkv:tokens=60,after=0");

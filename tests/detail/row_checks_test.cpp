@@ -161,6 +161,12 @@ TEST_CASE("attention is refused what it can't read or write, before it does") {
                     ContainsSubstring("2 tokens' queries over 1"));
   CHECK_THROWS_AS(kept.of({2}), invalid_value);
   CHECK_THROWS_AS(kept.of({-1}), invalid_value);
+  std::vector<std::int32_t> const table{1, 0, 2, 3, 1};  // of 8 rows each; the last one was not written
+  rows paged = keys.at;
+  paged.pages = table.data();
+  paged.page_size = 8;
+  paged.page_stride = 8 * 8 * 4;
+  refused("page table names page 1 at entries 0 and 4", window, paged, values.at, out);
 }
 
 TEST_CASE("indices ascend and name tokens; keys and values are different rows") {

@@ -87,8 +87,9 @@ class call_order {
           (tokens > max_tokens_
                ? "; the request was started for " + std::to_string(max_tokens_) + ": start one of more"
                : "; it must be on " + std::to_string(before + brought) +
-                     (tokens > before ? ": prefill what else came"
-                                      : ": count the step's own tokens, or call cut() after you removed tokens from the end")));
+                     (tokens > before + brought
+                          ? ": prefill what else came"
+                          : ": count the step's own tokens, or call cut() after you removed tokens from the end")));
     }
     KVPOLICY_EXPECTS(layer.value == chosen_ && tokens == step_ && brought == brought_,
                      "choose for layer " + std::to_string(layer.value) + " on " + std::to_string(tokens) + " tokens, " +

@@ -147,8 +147,10 @@ class PolicyLayer(CacheLayerMixin):
             made = torch.empty_like(queries)
             row.state.attend_prompt(self.index, row.tokens, queries, scale, made)
             out[row.columns] = made
-        row.state.prefill(self.index, row.tokens, first=row.tokens - row.fresh, scale=scale, queries=cache.observed(row, self.index, queries),
-                          inverse_frequencies=cache.inverse_frequencies, neighbours=cache.neighbours, token_ids=cache.token_ids(row))
+        first = row.tokens - row.fresh
+        row.state.prefill(self.index, row.tokens, first=first, scale=scale, queries=cache.observed(row, self.index, queries),
+                          observed_from=0 if row.goes_on else first, inverse_frequencies=cache.inverse_frequencies,
+                          neighbours=cache.neighbours, token_ids=cache.token_ids(row))
 
     def get_seq_length(self) -> int:
         return self.tokens
