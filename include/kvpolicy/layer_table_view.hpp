@@ -17,6 +17,7 @@ struct basic_layer_table_view {
   std::int64_t count = 0;                          ///< tokens
   basic_rows<Memory> const* key_rows = nullptr;    ///< `[layers]`
   basic_rows<Memory> const* value_rows = nullptr;  ///< `[layers]`
+  bool of_store = false;                           ///< the tables say how many tokens there are, and not may be
 
   cache_shape shape() const noexcept { return cache; }
   std::int64_t tokens() const noexcept { return count; }

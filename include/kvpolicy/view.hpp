@@ -12,7 +12,7 @@ namespace kvpolicy {
 
 /// Describes one sequence's cache, without owning it.
 /// Requires: `memory` (host_memory or device_memory); `shape()`; `tokens()`, the number of rows now; `keys(layer)` and
-/// `values(layer)`, the rows of a layer.
+/// `values(layer)`, the rows of a layer, `tokens()` of each head.
 /// Semantics: a view is trivially copyable and cheap to copy. Rows stay in place while a verb runs. Rows ascend by position.
 /// Positions may have holes: a row's index is its rank, and keys keep the rotation with which they were stored.
 /// Model: strided_view, paged_view. Not a model: a std::vector of tensors (it owns).

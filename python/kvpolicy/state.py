@@ -111,8 +111,7 @@ class State:
                    borrowed("token_ids", token_ids))
         prompt = _abi.Prompt(_abi.integer(first), tensors[0].pointer, scale, neighbours, tensors[1].pointer, tensors[2].pointer,
                               *map(_abi.integer, repeats))
-        if observed_from != 0:
-            _abi.observed_from(self._handle, observed_from)
+        _abi.observed_from(self._handle, observed_from)
         _abi.prefill(self._handle, layer, tokens, c.byref(prompt))
 
     def choose(self, layer: int, tokens: int, queries: Array | None = None, scale: float = 0.0, token_id: int = -1) -> None:

@@ -189,23 +189,25 @@ class sequence {
       throw unsupported("steps of several sequences are made in host memory alone, and the state is on a device");
     } else {
       std::int64_t const tokens = store_->tokens(layer) + 1;
-      KVPOLICY_EXPECTS(layer.value != 0 || store_->released() == tokens - 1,
-                       "layer 0 has " + std::to_string(tokens - 1) + " tokens, and another layer " +
-                           std::to_string(store_->released()) +
-                           ": the last step was not made in every layer; go on with it, or truncate the store");
+      KVPOLICY_EXPECTS(layer.value != 0 || tokens <= stepping_,
+                       "layer 0 makes a step on " + std::to_string(tokens) + " tokens, and the one before, on " +
+                           std::to_string(stepping_) + ", was not made in every layer; go on with it, or truncate the store");
+      check_known(layer.value, queries.scale);
       if (layer.value == 0) request_.cut(tokens - 1);
+      request_.order().check_step(layer, tokens);
+      store_->append(layer, key, value);
       try {
-        request_.order().check_step(layer, tokens);
-        store_->append(layer, key, value);
         choose(layer, tokens, 1, step_signals{contains(requirements_.needs, signals::queries) ? queries : query_heads{}, id});
         auto const kept = request_.kept(layer);
         view const cache = view_of(tokens);
         if (!leave_whole || kept.tokens() < tokens * shape_.kv_heads)
           kvpolicy::attend(queries, cache.keys(layer), cache.values(layer), kept,
                            table<float>{out, shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, backend_.exec);
+        stepping_ = layer.value + 1 == shape_.layers ? INT64_MAX : tokens;
         if (layer.value + 1 == shape_.layers) end_step(tokens);
         return kept.tokens();
       } catch (...) {
+        stepping_ = INT64_MAX;
         store_->truncate(tokens - 1);
         throw;
       }
@@ -232,7 +234,8 @@ class sequence {
     KVPOLICY_EXPECTS(keys_[at].pages != nullptr && keys_[at].page_table_stride == 0,
                      "layer " + std::to_string(layer) + " has no page table; bind it with one");
     check_rows(layer, request_.tokens(), true, false);
-    if constexpr (std::same_as<memory, host_memory>) check_last_page(view_of(request_.tokens()).keys({layer}));
+    if constexpr (std::same_as<memory, host_memory>)
+      check_read_pages(view_of(request_.tokens()).keys({layer}), kv_head, kept, "the keys");
     return page_table(kept, keys_[at].page_size, {keys_[at].pages, static_cast<std::size_t>(room_[at].table)}, out);
   }
 
@@ -364,7 +367,7 @@ class sequence {
     return {reinterpret_cast<float const*>(t.data), shape_.q_heads, t.stride[0] / 4, scale};
   }
 
-  /// The scale of a layer's queries, where the policy reads any; `unset_scale` where it does not.
+  /// Remembers the scale of a layer's queries, where the policy was given any.
   void know_scale(std::int64_t layer, float scale) {
     if (scale > 0) scale_[static_cast<std::size_t>(layer)] = scale;
   }
@@ -484,10 +487,11 @@ class sequence {
   std::vector<room> room_;      ///< `[layers]`
   std::vector<char> prompted_;  ///< `[layers]`, whether rows that a prompt decided of are still to go
   row_store* store_ = nullptr;
-  std::int64_t brought_ = 1;          ///< tokens of the last step
-  std::int64_t observed_from_ = 0;    ///< of the next prompt, or piece
-  std::vector<float> scale_;          ///< `[layers]` of the policy's queries; 0: not known
-  std::vector<range_list> resident_;  ///< `[kv_heads]`, scratch
+  std::int64_t brought_ = 1;           ///< tokens of the last step
+  std::int64_t observed_from_ = 0;     ///< of the next prompt, or piece
+  std::int64_t stepping_ = INT64_MAX;  ///< tokens of a step() that some layers have made, and others have not
+  std::vector<float> scale_;           ///< `[layers]` of the policy's queries; 0: not known
+  std::vector<range_list> resident_;   ///< `[kv_heads]`, scratch
 };
 
 }  // namespace kvpolicy::c

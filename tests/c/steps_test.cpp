@@ -212,11 +212,47 @@ TEST_CASE("a layer that has made its step does not make it again before the othe
     std::vector<std::int64_t> read(1);
     ok(step({&s}, 0, q, out, read));
     CHECK(step({&s}, 0, q, out, read) == KVPOLICY_INVALID);
-    CHECK_THAT(std::string(kvpolicy_message()), ContainsSubstring("the last step was not made in every layer"));
+    CHECK_THAT(std::string(kvpolicy_message()), ContainsSubstring("was not made in every layer"));
     ok(step({&s}, 1, q, out, read));
     ++s.tokens;
     ok(step({&s}, 0, q, out, read));
   }
+}
+
+TEST_CASE("a layer may step before the next one has its prompt, and a refused step leaves other layers' rows") {
+  cache_shape const shape = shape_of(element_type::f16);
+  c_arena const arena = arena_of(shape);
+  random_cache const cache = one_sequence::made(shape, 9);
+  c_store const store = store_of(arena, shape);
+  c_state const state = started(parsed("full"), shape);
+  ok(kvpolicy_bind_store(state.get(), store.get()));
+  std::vector<float> const queries(static_cast<std::size_t>(shape.q_heads * shape.head_dim), .5f);
+  std::vector<float> attended(queries.size());
+  c_tensor const q(queries, {1, shape.q_heads, shape.head_dim});
+  c_tensor const out(attended, {1, shape.q_heads, shape.head_dim});
+  auto const prompt = [&](std::int64_t layer) {
+    kvpolicy_prompt const told{};
+    ok(kvpolicy_store_append(store.get(), layer, *rows_from(cache.keys(layer, longest), 0, 100),
+                             *rows_from(cache.values(layer, longest), 0, 100)));
+    ok(kvpolicy_prefill(state.get(), layer, 100, &told));
+  };
+  auto const next = [&](std::int64_t layer) {
+    std::vector<std::byte> key, value;
+    side_by_side::copy(cache.keys(layer, longest), 100, key);
+    side_by_side::copy(cache.values(layer, longest), 100, value);
+    c_tensor const k(key.data(), c_dtype(shape.type), {1, shape.kv_heads, shape.head_dim});
+    c_tensor const v(value.data(), c_dtype(shape.type), {1, shape.kv_heads, shape.head_dim});
+    kvpolicy_state* states[] = {state.get()};
+    std::int64_t read = 0;
+    return kvpolicy_step(states, 1, layer, k, v, q, scale, nullptr, out, &read, 0, nullptr);
+  };
+  prompt(0);
+  CHECK(next(1) == KVPOLICY_INVALID);
+  CHECK(kvpolicy_store_rows(store.get()) == 100 * shape.kv_heads);
+  ok(next(0));
+  prompt(1);
+  ok(next(1));
+  CHECK(kvpolicy_store_rows(store.get()) == 2 * 101 * shape.kv_heads);
 }
 
 TEST_CASE("a step leaves the attention of what is read whole to the engine, where it is told to") {

@@ -166,7 +166,9 @@ TEST_CASE("attention is refused what it can't read or write, before it does") {
   paged.pages = table.data();
   paged.page_size = 8;
   paged.page_stride = 8 * 8 * 4;
-  refused("page table names page 1 at entries 0 and 4", window, paged, values.at, out);
+  refused("have page 1 at entries 0 and 4 of the page table", window, paged, values.at, out);
+  range_list const window_of_ring{{24, 40}};  // what lies before was written over
+  CHECK_NOTHROW(attend(window, paged, values.at, {scope::layer, {&window_of_ring, 1}, 2}, {}, out, {}, exec));
 }
 
 TEST_CASE("indices ascend and name tokens; keys and values are different rows") {
@@ -207,7 +209,13 @@ TEST_CASE("pages of keys do not lie on pages of values") {
   CHECK_NOTHROW(check_pools_apart(at(4 * page, page), at(0, page)));
   CHECK_THROWS_WITH(check_pools_apart(at(0, page), at(page, page)),
                     ContainsSubstring("begin 512 bytes from its keys, within the pages of keys: byte_strides::page is 512"));
-  CHECK_THROWS_AS(check_pools_apart(at(3 * page, page), at(0, page)), invalid_value);
+  CHECK_THROWS_AS(check_pools_apart(at(2 * page, page), at(0, page)), invalid_value);
+  CHECK_NOTHROW(check_pools_apart(at(0, page), at(2 * page + 1, page)));
+  std::vector<std::int32_t> const even{4, 2, 0};  // the odd pages are the values'
+  rows keys = at(0, page);
+  rows values = at(page, page);
+  keys.pages = values.pages = even.data();
+  CHECK_NOTHROW(check_pools_apart(keys, values));
 }
 
 TEST_CASE("the tokens of a step are attended to at once, by the step's own selection") {

@@ -227,6 +227,18 @@ TEST_CASE("a saved prompt that can't be is refused, and what was known stays kno
   CHECK(difference(ours.feed(5), alone(model.get(), small_snapkv, random_tokens(60, 1), 5)) < tolerance);
 }
 
+TEST_CASE("a saved prompt that can't be, and meets the cache in the first graph, is refused once") {
+  model_owner const model = tiny_llama();
+  session policy(small_snapkv);
+  policy.load({.tokens = 5, .window = 3, .queries = {1, 2, 3}});
+  decoder ours(model.get(), &policy);
+  CHECK(ours.status_of(random_tokens(60, 1)) == 2);
+  CHECK_THROWS_AS(policy.check(), invalid_value);
+  ours.clear();
+  ours.feed(random_tokens(60, 1));
+  CHECK(difference(ours.feed(5), alone(model.get(), small_snapkv, random_tokens(60, 1), 5)) < tolerance);
+}
+
 TEST_CASE("chess chooses once for all layers, and stands by it") {
   model_owner const model = tiny_llama();
   std::vector<made_choice> choices;

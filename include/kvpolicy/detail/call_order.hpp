@@ -29,7 +29,8 @@ class call_order {
   std::int64_t step_layers() const noexcept { return step_layers_; }
   /// Tokens that the last step brought.
   std::int64_t brought() const noexcept { return brought_; }
-  /// First token of the prompt whose piece that begins at token `first` comes to the layer. A step ends a prompt.
+  /// A piece that begins at token `first` comes to the layer: the first token of the prompt that it belongs to. Pieces with no
+  /// step between them are one prompt.
   std::int64_t prompt_begin(layer_id layer, std::int64_t first) const noexcept {
     return layer.value == 0 ? std::min(may_go_on_from_, first) : begun_;
   }
@@ -168,7 +169,7 @@ class call_order {
   std::int64_t first_ = 0;                   ///< of the last prompt
   std::int64_t prompt_ = 0;                  ///< its tokens
   std::int64_t begun_ = 0;                   ///< where its first piece began
-  std::int64_t may_go_on_from_ = INT64_MAX;  ///< where the prompt began that the next one goes on; none behind a step
+  std::int64_t may_go_on_from_ = INT64_MAX;  ///< where a prompt begins that goes on with the last one; INT64_MAX behind a step
   std::int64_t step_ = 0;                    ///< tokens of the last step
   std::int64_t tokens_ = 0;                  ///< of whichever came last
   std::int64_t prefilled_ = 0;               ///< layers of the prompt

@@ -24,10 +24,11 @@ inline query_window last_queries(prompt_signals const* prompt, std::int64_t coun
 /// Checks that a rule's window protects the tokens of a scorer's observation window, which get no score. Throws invalid_value.
 template <class Window>
 void check_protected(Window const& of_rule, std::int64_t window, cache_shape const& shape) {
-  std::int64_t const recent = of_rule.at(shape.max_tokens, 0, shape.max_tokens).recent;
-  KVPOLICY_EXPECTS(recent >= std::min(window, shape.max_tokens),
+  std::int64_t const end = shape.max_tokens;  // of a prompt; a share of the budget is taken as of a large one
+  auto const safe = of_rule.at(end, end, end);
+  KVPOLICY_EXPECTS(safe.recent_begin <= std::max<std::int64_t>(end - window, safe.sink_end),
                    "the scorer gives the tokens of its window of " + std::to_string(window) +
-                       " queries no score, and the rule's window protects " + std::to_string(recent) +
+                       " queries no score, and the rule's window protects " + std::to_string(end - safe.recent_begin) +
                        " recent tokens; let it protect as many");
 }
 

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "kvpolicy/queries.hpp"
 #include "kvpolicy/rows.hpp"
@@ -106,13 +108,20 @@ void check_apart(basic_rows<Memory> const& keys, basic_rows<Memory> const& value
 inline void check_pools_apart(basic_rows<host_memory> const& keys, basic_rows<host_memory> const& values) {
   bool const alike = values.pages == keys.pages && values.page_stride == keys.page_stride;
   if (keys.pages == nullptr || keys.page_table_stride != 0 || !alike || keys.tokens < 1) return;
-  std::int32_t const* const last = std::max_element(keys.pages, keys.pages + (keys.tokens - 1) / keys.page_size + 1);
+  std::span const table(keys.pages, static_cast<std::size_t>((keys.tokens - 1) / keys.page_size + 1));
+  std::int64_t const last = *std::ranges::max_element(table);
   auto const at = [](rows const& of) { return reinterpret_cast<std::intptr_t>(of.base); };
   std::int64_t const distance = std::abs(at(keys) - at(values));
-  KVPOLICY_EXPECTS(distance < keys.page_stride || distance > *last * keys.page_stride,
-                   "the view's values begin " + std::to_string(distance) +
-                       " bytes from its keys, within the pages of keys: " + "byte_strides::page is " +
-                       std::to_string(keys.page_stride) + "; if a page holds both, set it to the bytes that both take");
+  if (distance < keys.page_stride || distance > last * keys.page_stride || distance % keys.page_stride != 0) return;
+  std::vector<char> used(static_cast<std::size_t>(last + 1));
+  for (std::int32_t const page : table) used[static_cast<std::size_t>(std::max(page, 0))] |= page >= 0;
+  std::int64_t const behind = distance / keys.page_stride;
+  for (std::int32_t const page : table) {
+    KVPOLICY_EXPECTS(page < 0 || page + behind > last || used[static_cast<std::size_t>(page + behind)] == 0,
+                     "the view's values begin " + std::to_string(distance) +
+                         " bytes from its keys, within the pages of keys: " + "byte_strides::page is " +
+                         std::to_string(keys.page_stride) + "; if a page holds both, set it to the bytes that both take");
+  }
 }
 
 /// Every row has a page. Throws invalid_value.
@@ -134,12 +143,20 @@ inline void check_read_pages(basic_rows<host_memory> const& given, std::int64_t 
                              std::int64_t tokens = INT64_MAX, std::int64_t count = INT64_MAX) {
   if (given.pages == nullptr || given.indices != nullptr) return;
   std::int32_t const* const table = given.pages + head * given.page_table_stride;
+  std::int32_t const* newest = nullptr;  // entry of the last token that is read
   for (std::size_t r = list.size(); r-- > 0 && count > 0;) {
     std::int64_t const last = std::min<std::int64_t>(list[r].end, tokens);
     std::int64_t const first = std::max<std::int64_t>(list[r].begin, last - count);
     if (first >= last) continue;
     count -= last - first;
     std::int32_t const* const end = table + (last - 1) / given.page_size + 1;
+    if (newest == nullptr) newest = end - 1;
+    for (std::int32_t const* entry = table + first / given.page_size; entry != std::min(end, newest); ++entry) {
+      KVPOLICY_EXPECTS(*entry != *newest || *entry < 0,
+                       std::string(what) + " of KV head " + std::to_string(head) + " have page " + std::to_string(*entry) +
+                           " at entries " + std::to_string(entry - table) + " and " + std::to_string(newest - table) +
+                           " of the page table; the page of the last tokens holds no others");
+    }
     KVPOLICY_EXPECTS(std::none_of(table + first / given.page_size, end, [](std::int32_t page) { return page < 0; }),
                      std::string(what) + " of KV head " + std::to_string(head) + " have no page for some of tokens " +
                          std::to_string(first) + " to " + std::to_string(last - 1) +

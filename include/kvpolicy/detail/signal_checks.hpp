@@ -37,25 +37,24 @@ void check_elements(View const& view, cache_shape const& shape) {
 }
 
 /// Where a layer's keys and values are.
-struct layer_place {
-  std::array<void const*, 2> base{};
-  std::array<std::int32_t const*, 2> pages{};
-};
+using layer_place = std::array<void const*, 2>;
 
-/// A layer's rows are not those of layer 0, whose place is remembered. Throws invalid_value.
+/// A view with strides has one of its layers behind the other: where their bases are layer 0's, which `first` remembers, the
+/// strides are not 0. Other views may show layers in one buffer in turn. Throws invalid_value.
 template <kv_cache_view View>
 void check_layer_apart(View const& view, layer_id layer, layer_place& first) {
-  auto const keys = view.keys(layer);
-  auto const values = view.values(layer);
-  layer_place const here{{keys.base, values.base}, {keys.pages, values.pages}};
-  if (layer.value == 0) first = here;
-  for (std::size_t i = 0; i < 2 && layer.value > 0; ++i) {
-    KVPOLICY_EXPECTS(here.base[i] == nullptr || here.base[i] != first.base[i] || here.pages[i] != first.pages[i],
-                     "layer " + std::to_string(layer.value) + " has layer 0's " + (i == 0 ? "keys" : "values") +
-                         ": set byte_strides::layer to the bytes from one layer to the next, or give each layer's own rows");
+  if constexpr (requires { view.key_strides.layer; }) {
+    layer_place const here{view.key_base, view.value_base};
+    if (layer.value == 0) first = here;
+    std::array const strides{view.key_strides.layer, view.value_strides.layer};
+    for (std::size_t i = 0; i < 2 && layer.value > 0; ++i) {
+      KVPOLICY_EXPECTS(here[i] == nullptr || here[i] != first[i] || strides[i] != 0,
+                       "layer " + std::to_string(layer.value) + " has layer 0's " + (i == 0 ? "keys" : "values") +
+                           ": byte_strides::layer is 0; set it to the bytes from one layer to the next, or give each layer a "
+                           "view of its own");
+    }
+    check_strides(view.keys(layer), "the view's keys", layer.value, view.shape().layers, view.key_strides.layer);
   }
-  if constexpr (requires { view.key_strides.layer; })
-    check_strides(keys, "the view's keys", layer.value, view.shape().layers, view.key_strides.layer);
 }
 
 /// The view is the started request's cache, and has the rows that the policy reads. Throws invalid_value, unsupported.

@@ -10,7 +10,7 @@ namespace kvpolicy {
 /// Remembers where layer 0's rows were, and the steps without an outcome.
 class verb_checks {
  public:
-  /// The view is the request's cache, each layer has rows of its own, and the last tokens a page of their own. Throws
+  /// The view is the request's cache, its layers have strides, and the last tokens a page of their own. Throws
   /// invalid_value, unsupported.
   template <class View>
   void rows(View const& view, layer_id layer, signals needs, cache_shape const& shape) {
@@ -19,8 +19,8 @@ class verb_checks {
     check_layer_apart(view, layer, first_);
     if constexpr (std::same_as<typename View::memory, host_memory>) {
       check_indices(view.keys(layer), shape.max_tokens);
-      check_table(view.keys(layer), layer, 0);
-      if (view.values(layer).pages != view.keys(layer).pages) check_table(view.values(layer), layer, 1);
+      check_table(view.keys(layer), layer);
+      if (view.values(layer).pages != view.keys(layer).pages) check_table(view.values(layer), layer);
     }
   }
   /// A prompt's choice reads every row, where the view does not say which are there, and none is a value. Throws
@@ -40,8 +40,8 @@ class verb_checks {
   /// unsupported.
   template <class View, class Rules>
   void step_rows(View const& view, layer_id layer, Rules const& rules, cache_shape const& shape) {
-    if constexpr (requires { view.key_rows; }) check_store(view, layer);
     rows(view, layer, rules.needs(), shape);
+    if constexpr (requires { view.of_store; }) check_store(view, layer);
     if constexpr (std::same_as<typename View::memory, host_memory>) {
       if (!contains(rules.needs(), signals::keys) || rules.retained(layer).lists().empty()) return;
       for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
@@ -65,26 +65,24 @@ class verb_checks {
   void step_observed() noexcept { silent_ = 0; }
 
  private:
-  /// Each table is checked to its end once for a verb: layers share an engine's, and a store's, of each head and token, are
-  /// its own.
-  void check_table(basic_rows<host_memory> const& of, layer_id layer, std::size_t which) const {
-    bool const shared = layer.value > 0 && of.pages == first_.pages[which];
-    if (of.page_table_stride == 0 && !shared) check_last_page(of);
+  /// Layers share an engine's table. A store's tables, of each head and token, are its own, and too long for every step.
+  static void check_table(basic_rows<host_memory> const& of, layer_id layer) {
+    if (layer.value == 0 && of.page_table_stride == 0) check_last_page(of);
     else check_newest_page(of);
   }
   /// A store has no rows behind the step's. Throws invalid_value.
   template <class View>
   static void check_store(View const& view, layer_id layer) {
-    if (view.key_rows == nullptr || view.key_rows[layer.value].page_table_stride == 0) return;
+    if (!view.of_store) return;
     std::int64_t const there = view.key_rows[layer.value].tokens;
-    KVPOLICY_EXPECTS(there <= view.tokens() || there == INT64_MAX,
-                     "the store has rows of " + std::to_string(there) + " tokens in layer " + std::to_string(layer.value) +
-                         ", and the step is on " + std::to_string(view.tokens()) +
-                         "; call row_store::truncate() where tokens, or drafts, did not stay");
+    KVPOLICY_EXPECTS(there <= view.tokens(), "the store has rows of " + std::to_string(there) + " tokens in layer " +
+                                                 std::to_string(layer.value) + ", and the step is on " +
+                                                 std::to_string(view.tokens()) +
+                                                 "; call row_store::truncate() where tokens, or drafts, did not stay");
   }
 
   std::int64_t silent_ = 0;  ///< steps since the last one that was observed
-  layer_place first_;        ///< of the last verb
+  layer_place first_;        ///< layer 0's, of the last verb
 };
 
 }  // namespace kvpolicy

@@ -65,7 +65,7 @@ class team {
   }
 
   /// Takes part in the leader's loops until the leader's work is done. size() - 1 threads call it for each lead(); a further
-  /// one returns at once, and the next lead() throws.
+  /// one returns at once, and from then on lead() throws. In a team of 1 every call returns at once.
   void follow() noexcept {
     if (threads_ == 1) return;
     if (inside_.fetch_add(1) + 1 >= threads_) {

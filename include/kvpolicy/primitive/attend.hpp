@@ -61,11 +61,7 @@ void check_attention(query_window const& queries, basic_rows<Memory> const& keys
   check_apart(keys, values);
   if constexpr (std::same_as<Memory, host_memory>) {
     check_read_pages(keys, kept, "the keys");
-    if (keys.page_table_stride == 0) check_last_page(keys);
-    if (values.pages != keys.pages) {
-      check_read_pages(values, kept, "the values");
-      if (values.page_table_stride == 0) check_last_page(values);
-    }
+    if (values.pages != keys.pages) check_read_pages(values, kept, "the values");
   }
   KVPOLICY_EXPECTS(
       out.rows >= queries.tokens * queries.heads && out.columns >= values.head_dim && out.row_stride >= out.columns,

@@ -87,7 +87,7 @@ class row_store {
   /// @param tokens  how many first tokens stay
   void truncate(std::int64_t tokens);
   void clear() noexcept;
-  /// Returns the fewest tokens that truncate() and clear() have left since forget_least_left().
+  /// Returns the fewest tokens that truncate() and clear() were told to leave since forget_least_left(); 0 of a new store.
   std::int64_t least_left() const noexcept { return least_left_; }
   /// Begins anew: nothing was removed yet.
   void forget_least_left() noexcept { least_left_ = INT64_MAX; }
@@ -126,7 +126,7 @@ class row_store {
   /// Views the first tokens. The view is valid as long as the store, but do not change the store while the view is read.
   /// @param tokens  how many
   /// @return the view
-  layer_table_view view(std::int64_t tokens) const noexcept { return {shape_, tokens, keys_.data(), values_.data()}; }
+  layer_table_view view(std::int64_t tokens) const noexcept { return {shape_, tokens, keys_.data(), values_.data(), true}; }
 
  private:
   static constexpr std::int32_t nowhere = -1;

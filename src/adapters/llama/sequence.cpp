@@ -24,9 +24,10 @@ void sequence::begin(cache_shape const& shape, element_type values) {
   rows_->cells().reserve(shape.max_tokens);
   shape_ = shape;
   make_room();
-  fresh& loaded = std::get<fresh>(state_);
-  std::optional<saved_prompt> const prompt = std::exchange(loaded.prompt, std::nullopt);
-  if (loaded.rows.empty()) state_ = prompting{};
+  auto* const loaded = std::get_if<fresh>(&state_);  // a graph that failed here may have begun before
+  if (loaded == nullptr) return;
+  std::optional<saved_prompt> const prompt = std::exchange(loaded->prompt, std::nullopt);
+  if (loaded->rows.empty()) state_ = prompting{};
   if (prompt) load(*prompt);
 }
 
@@ -234,8 +235,9 @@ void sequence::begin_repetition(repetition const& piece) {
 bool sequence::heard_repetition() {
   prompt_.release();
   make_room();
-  if (why_left() != nullptr) return false;
-  repeating const ended = std::move(std::get<repeating>(state_));
+  auto* const now = std::get_if<repeating>(&state_);
+  if (now == nullptr) return false;  // it was left
+  repeating const ended = std::move(*now);
   state_ = stepping{};
   set_unseen(ended.unseen);
   if (ended.refused) std::rethrow_exception(ended.refused);

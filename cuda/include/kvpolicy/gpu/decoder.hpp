@@ -55,11 +55,12 @@ class decoder {
                Exec& exec) {
     slots_.check_prompt(sequence, layer, prompt.first, tokens);
     sequence_view<V, typename Exec::memory> const one{view, shape_, sequence, tokens};
-    asked_.check_prompt(one, layer, prompt, slots_.prompt_begin(sequence, layer, prompt.first), shape_);
+    std::int64_t const begun = slots_.prompt_begin(sequence, layer, prompt.first);
+    asked_.check_prompt(one, layer, prompt, begun, shape_);
     slots_.begin_prompt(sequence, layer, prompt.first, tokens);
     prompt_signals from = prompt;
     from.first = slots_.settled(sequence);  // tokens that stayed of a step of several are new to the policy
-    if (from.first < prompt.first) from.observed_from = std::max(prompt.observed_from, prompt.first);
+    from.observed_from = std::max(prompt.observed_from, begun);  // behind steps, whose queries stay on the device
     prompt_piece<sequence_view<V, typename Exec::memory>> piece{sequence, one, view.keys(layer), layer, from};
     retain_.prefill(piece, exec);
     if constexpr (!std::same_as<decltype(parts_type::retrieve), keep_all>) {

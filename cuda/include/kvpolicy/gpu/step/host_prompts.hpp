@@ -31,7 +31,6 @@ class host_prompts {
     prompt_signals all = piece.prompt;  // tokens of the steps since are new to the host's request
     if (piece.layer.value == 0) known_[s] = std::min(piece.prompt.first, states_[s]->tokens());
     all.first = known_[s];
-    if (all.first < piece.prompt.first) all.observed_from = std::max(all.observed_from, piece.prompt.first);
     states_[s]->prefill(piece.view, piece.layer, all, exec);
     return *states_[s];
   }
