@@ -99,11 +99,11 @@ void resident_rows::expect_told() const {
 
 void resident_rows::bring(layer_id layer) {
   expect_told();
-  end_get(layer, true, false);
+  end_get(layer, true, 0);
   auto const fetch = [&] {
     if (missing_.empty()) return;
-    begin_get(layer);
-    end_get(layer, true, false);
+    begin_get(layer, true);
+    end_get(layer, true, 0);
     missing_.clear();
   };
   missing_.clear();
@@ -183,12 +183,12 @@ selection resident_rows::ready(layer_id layer, selection const& kept) {
   expect_told();
   ++now_;
   if (!options_.wait) touch_committed(layer);
-  bool ended = end_get(layer, options_.wait, true);
+  bool ended = end_get(layer, options_.wait, stamp(false));  // what was begun before, for this step or not
   missing_.clear();
   for (std::int64_t h = 0; h < shape_.kv_heads; ++h) look_for(layer, h, kept.of({h}));
   if (ended && !missing_.empty()) {
-    begin_get(layer);
-    ended = end_get(layer, options_.wait, true);
+    begin_get(layer, options_.wait);
+    ended = end_get(layer, options_.wait, stamp(true));
     if (ended) std::ranges::fill(missed_, 0);
   }
   if (options_.wait) return shed(layer), kept;
@@ -207,11 +207,31 @@ selection resident_rows::ready(layer_id layer, selection const& kept) {
   return {scope::head, readable_, shape_.kv_heads};
 }
 
+void resident_rows::prefetch(layer_id layer, selection const& next) {
+  expect_told();
+  if (layers_[static_cast<std::size_t>(layer.value)].pending != 0) return;
+  missing_.clear();
+  for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
+    head_state& head = at(layer, h);
+    list_.clear();
+    append_between(list_, next.of({h}), 0, head.end);
+    expect_slots(token_count(list_));
+    auto row = head.rows.begin();
+    each_token(list_, [&](std::int32_t t) {
+      while (row != head.rows.end() && row->token < t) ++row;
+      if (row != head.rows.end() && row->token == t) row->used = stamp(true) + 1;  // the last to make room for what comes
+      else missing_.push_back({static_cast<std::int32_t>(h), t});
+    });
+  }
+  if (!missing_.empty()) begin_get(layer, false);
+}
+
 void resident_rows::shed(layer_id layer) {
   for (std::int64_t h = 0; h < shape_.kv_heads; ++h) shed(layer, h, 0);
 }
 
 void resident_rows::truncate(std::int64_t tokens) {
+  if (tokens > put_end_) return;  // what is away stays, and what is on its way
   for (layer_state& s : layers_) settle(s);
   if (tokens == 0) return forget();
   if (tokens <= put_end_) was_cut_ = true;  // also where all that is away stays: a unit of it may be open again
@@ -303,6 +323,13 @@ void resident_rows::take_over(resident_rows const& other, std::int64_t tokens) {
   }
 }
 
+/// A head may have so many of the tier's rows in fast memory. Throws invalid_value.
+void resident_rows::expect_slots(std::int64_t named) const {
+  KVPOLICY_EXPECTS(options_.slots == 0 || named <= options_.slots,
+                   "a head reads " + std::to_string(named) + " rows that are in the tier, and may have " +
+                       std::to_string(options_.slots) + " of these in fast memory; raise slots");
+}
+
 /// Touches what is here of a selection, and lists what is not.
 void resident_rows::look_for(layer_id layer, std::int64_t h, range_list const& list) {
   head_state& head = at(layer, h);
@@ -314,16 +341,14 @@ void resident_rows::look_for(layer_id layer, std::int64_t h, range_list const& l
       ++named;
       while (row != head.rows.end() && row->token < t) ++row;
       if (row != head.rows.end() && row->token == t) {
-        row->used = stamp(options_.wait);
+        row->used = stamp(true);
       } else {
         missing_.push_back({static_cast<std::int32_t>(h), t});
         ++missed;
       }
     }
   }
-  KVPOLICY_EXPECTS(options_.slots == 0 || named <= options_.slots,
-                   "a head reads " + std::to_string(named) + " rows that are in the tier, and may have " +
-                       std::to_string(options_.slots) + " of these in fast memory; raise slots");
+  expect_slots(named);
   head.read = named;
   missed_[static_cast<std::size_t>(h)] = missed;
   statistics_.wanted += named;
@@ -342,7 +367,7 @@ void resident_rows::touch_committed(layer_id layer) {
 }
 
 /// Of what is missing, by head.
-void resident_rows::begin_get(layer_id layer) {
+void resident_rows::begin_get(layer_id layer, bool waits) {
   layer_state& s = layers_[static_cast<std::size_t>(layer.value)];
   s.into = buffer_of(std::ssize(missing_));
   s.coming = missing_;
@@ -350,11 +375,11 @@ void resident_rows::begin_get(layer_id layer) {
   for (place const& p : missing_) {
     reads_.push_back({key_of(layer, p.head, p.token), s.into->bytes.get() + std::ssize(reads_) * row_bytes_});
   }
-  s.pending = tier_->get(reads_);
+  s.pending = tier_->get(reads_, waits);
 }
 
-/// Whether no get is pending any more. `bounded`: others make room for what came.
-bool resident_rows::end_get(layer_id layer, bool wait, bool bounded) {
+/// Whether no get is pending any more. What came counts as read at `used`, and others make room for it; 0: there is room.
+bool resident_rows::end_get(layer_id layer, bool wait, std::int64_t used) {
   layer_state& s = layers_[static_cast<std::size_t>(layer.value)];
   if (s.pending == 0) return true;
   tiers::status const result = wait ? wait_for(s.pending) : tier_->poll(s.pending);
@@ -365,9 +390,8 @@ bool resident_rows::end_get(layer_id layer, bool wait, bool bounded) {
   statistics_.bytes_fetched += std::ssize(s.coming) * row_bytes_;
   for (auto first = s.coming.begin(); first != s.coming.end();) {
     auto const last = std::find_if(first, s.coming.end(), [&](place const& p) { return p.head != first->head; });
-    if (bounded) shed(layer, first->head, last - first);
-    admit(layer, first->head, {first, last}, into->bytes.get() + (first - s.coming.begin()) * row_bytes_,
-          bounded ? stamp(options_.wait) : 0);
+    if (used > 0) shed(layer, first->head, last - first);
+    admit(layer, first->head, {first, last}, into->bytes.get() + (first - s.coming.begin()) * row_bytes_, used);
     first = last;
   }
   return true;

@@ -224,6 +224,44 @@ TEST_CASE("with rows in a tier, and no waits, a step reads what is there and goe
   }
 }
 
+namespace {
+
+/// Host memory that notes how often somebody waited for it.
+struct watched_tier {
+  tiers::host inner{llama::testing::block_bytes, blocks};
+  std::int64_t* waited;
+
+  explicit watched_tier(std::int64_t* count) : waited(count) {}
+  std::int64_t block_bytes() const { return inner.block_bytes(); }
+  std::int64_t capacity() const { return inner.capacity(); }
+  bool put(std::span<tiers::block_write const> writes) { return inner.put(writes); }
+  tiers::ticket get(std::span<tiers::block_read const> reads, bool waits) { return inner.get(reads, waits); }
+  tiers::ticket get(std::span<tiers::block_read const> reads) { return inner.get(reads); }
+  tiers::status poll(tiers::ticket id) { return inner.poll(id); }
+  tiers::status wait(tiers::ticket id, tiers::clock::time_point deadline) {
+    ++*waited;
+    return inner.wait(id, deadline);
+  }
+  void drop(std::span<tiers::block_key const> keys) { inner.drop(keys); }
+  tiers::usage occupied() { return inner.occupied(); }
+};
+
+}  // namespace
+
+TEST_CASE("with rows in a tier, and no waits, no step waits for a get, not even of the step before") {
+  std::int64_t waits = 0;
+  tiers::any_tier rows = tiers::any_tier::of<watched_tier>(&waits);
+  model_owner const model = tiny_llama(shape);
+  session policy(presets::quest{.tokens = 64}, {.cache = managed_cache{.tier = &rows, .resident = {.wait = false}}});
+  decoder ours(model.get(), &policy, {.tokens = context});
+  ours.feed(random_tokens(400, 11));
+  ours.feed(random_tokens(1, 12));
+  waits = 0;
+  decode_each(ours, random_tokens(60, 13));
+  CHECK(waits == 0);
+  CHECK(policy.tier_statistics().bytes_fetched > 0);
+}
+
 TEST_CASE("a tier without room is the decode's error, and the session goes on") {
   model_owner const model = tiny_llama(shape);
   tiers::any_tier rows = tiers::any_tier::of<tiers::host>(block_bytes, 100);

@@ -49,6 +49,10 @@ struct short_sequence {
     kept[0] = std::move(list);
     return resident.ready({0}, {scope::head, kept, 1});
   }
+  void prefetch(range_list list) {
+    kept[0] = std::move(list);
+    resident.prefetch({0}, {scope::head, kept, 1});
+  }
   bool there(std::int32_t t) const { return store.row({0}, 0, t) != nullptr; }
   bool there(selection const& read) const {
     return std::ranges::all_of(read.of({0}), [&](token_range const& range) {
@@ -72,6 +76,45 @@ TEST_CASE("a selection that stays is read in the end") {
   for (; tries < 50 && read.of({0}) != range_list{{0, 4}}; ++tries) read = s.again({{0, 4}});
   CHECK(tries < 50);
   CHECK(s.there(read));
+}
+
+TEST_CASE("rows that come at once put out none that the step reads") {
+  // Without limits 64 rows stay. A step that reads 60 is followed by one of 20, of which 10 are there.
+  short_sequence s({.wait = false}, {.most_polls = 0}, 150);
+  CHECK(s.there(s.step({{0, 30}})));
+  CHECK(s.there(s.step({{0, 60}})));
+  selection const read = s.step({{50, 60}, {80, 90}});
+  CHECK(read.of({0}) == range_list{{50, 60}, {80, 90}});
+  CHECK(s.there(read));
+  short_sequence few({.slots = 9, .wait = false});
+  few.step({{8, 9}});
+  few.step({{0, 8}});
+  CHECK_THROWS_WITH(few.step({{8, 9}, {10, 11}}), Catch::Matchers::ContainsSubstring("more than the 9 rows"));
+}
+
+TEST_CASE("what the next step reads comes while this one runs") {
+  for (bool const told : {false, true}) {
+    CAPTURE(told);
+    short_sequence s({.slots = 8}, {.most_polls = 2});
+    s.step({{8, 12}});
+    CHECK_FALSE(s.there(0));
+    if (told) s.prefetch({{0, 4}, {16, 17}});  // tokens behind the prompt are in memory
+    CHECK_FALSE(s.there(0));                   // rows come in the next step, not in this one's attention
+    for (int i = 0; i < 50; ++i) s.made.run();
+    auto const before = s.resident.statistics();
+    CHECK(s.there(s.step({{0, 4}, {16, 18}})));
+    auto const now = s.resident.statistics() - before;
+    CHECK(now.wanted == 4);
+    CHECK(now.hits == (told ? 4 : 0));
+    CHECK(now.bytes_fetched == 4 * s.made.block_bytes());
+  }
+  short_sequence s({.slots = 4});
+  s.step({{0, 1}});
+  CHECK_THROWS_WITH(s.prefetch({{0, 5}}), Catch::Matchers::ContainsSubstring("a head reads 5 rows"));
+  s.prefetch({{4, 8}});
+  s.prefetch({{0, 2}});  // the first get goes on
+  CHECK(s.there(s.step({{0, 2}})));
+  CHECK(s.there(s.step({{4, 8}})));
 }
 
 TEST_CASE("the rows that were read longest ago leave") {

@@ -11,6 +11,7 @@
 #include <optional>
 #include <ranges>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "kvpolicy/testing/random_cache.hpp"
@@ -59,6 +60,7 @@ class sequence {
 
   /// All that is there is read, as attention of a prompt does; then it ends, and some of it is retained.
   void prompt(std::int64_t count) {
+    ahead_.clear();
     for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
       append(layer, count);
       resident_->bring(layer);
@@ -109,7 +111,18 @@ class sequence {
     for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) append(layer, 1);
     ++tokens_;
     std::int64_t late = 0;
-    for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) late += read(layer, wanted(layer));
+    std::vector<std::vector<range_list>> const told = std::exchange(ahead_, {});
+    for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
+      if (!told.empty() && random_->one_in(2)) lists_ = told[static_cast<std::size_t>(layer.value)];
+      else wanted(layer);
+      late += read(layer, {scope::head, lists_, shape_.kv_heads});
+    }
+    if (!random_->one_in(3)) return late;
+    for (layer_id layer{0}; layer.value < shape_.layers; ++layer.value) {
+      resident_->prefetch(layer, wanted(layer));
+      ahead_.push_back(lists_);
+      prefetched_ = true;
+    }
     return late;
   }
 
@@ -135,7 +148,7 @@ class sequence {
     check(now.wanted == named, "the rows that were wanted are miscounted");
     if (options_.wait) {
       check(late == 0, "a step that waits does not read what was chosen");
-      check(now.bytes_fetched == (now.wanted - now.hits) * row_bytes(), "bytes are miscounted");
+      if (!prefetched_) check(now.bytes_fetched == (now.wanted - now.hits) * row_bytes(), "bytes are miscounted");
     }
     return late;
   }
@@ -156,6 +169,7 @@ class sequence {
   }
 
   void cut(std::int64_t tokens) {
+    ahead_.clear();
     resident_->truncate(tokens);
     store_.truncate(tokens);
     for (head& h : heads_) {
@@ -247,6 +261,8 @@ class sequence {
   std::vector<head> heads_;
   std::vector<range_list> lists_;
   std::vector<std::vector<range_list>> kept_;
+  std::vector<std::vector<range_list>> ahead_;  ///< `[layers]` what the next step may read, by prefetch(); or none
+  bool prefetched_ = false;
   std::int64_t tokens_ = 0;
 };
 

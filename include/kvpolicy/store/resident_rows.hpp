@@ -57,6 +57,13 @@ class resident_rows {
   /// @throws invalid_value if a head reads more than `slots` rows of the tier
   /// @throws error as bring() does
   selection ready(layer_id layer, selection const& kept);
+  /// Begins to fetch what the next step reads, while the rest of this one runs; its ready() waits for the rows then.
+  /// Does nothing while an earlier get of the layer has not ended.
+  /// @param layer  the layer
+  /// @param next  what the next step reads, as far as that is known (request::ahead())
+  /// @throws invalid_value if a head would read more than `slots` rows of the tier
+  /// @throws error as bring() does
+  void prefetch(layer_id layer, selection const& next);
   /// Lets the rows beyond `slots` leave the store.
   /// @param layer  the layer
   void shed(layer_id layer);
@@ -107,10 +114,11 @@ class resident_rows {
   std::int64_t stamp(bool protect) const noexcept { return 2 * now_ + (protect ? 1 : 0); }
 
   void expect_told() const;
+  void expect_slots(std::int64_t named) const;
   void look_for(layer_id layer, std::int64_t head, range_list const& list);
   void touch_committed(layer_id layer);
-  void begin_get(layer_id layer);
-  bool end_get(layer_id layer, bool wait, bool bounded);
+  void begin_get(layer_id layer, bool waits);
+  bool end_get(layer_id layer, bool wait, std::int64_t used);
   void admit(layer_id layer, std::int64_t head, std::span<place const> tokens, std::byte const* from, std::int64_t used);
   void shed(layer_id layer, std::int64_t head, std::int64_t more);
   void settle(layer_state& s) noexcept;

@@ -34,7 +34,7 @@ class any_tier {
   /// The type of the elements that a codec reads; none where a tier takes bytes.
   std::optional<element_type> element() const { return calls_->element(self_.get()); }
   bool put(std::span<block_write const> writes) { return calls_->put(self_.get(), writes); }
-  ticket get(std::span<block_read const> reads) { return calls_->get(self_.get(), reads); }
+  ticket get(std::span<block_read const> reads, bool waits = true) { return calls_->get(self_.get(), reads, waits); }
   status poll(ticket id) { return calls_->poll(self_.get(), id); }
   status wait(ticket id, clock::time_point deadline) { return calls_->wait(self_.get(), id, deadline); }
   void drop(std::span<block_key const> keys) { calls_->drop(self_.get(), keys); }
@@ -68,7 +68,7 @@ class any_tier {
     std::string (*describe)(void*);
     std::optional<element_type> (*element)(void*);
     bool (*put)(void*, std::span<block_write const>);
-    ticket (*get)(void*, std::span<block_read const>);
+    ticket (*get)(void*, std::span<block_read const>, bool waits);
     status (*poll)(void*, ticket);
     status (*wait)(void*, ticket, clock::time_point);
     void (*drop)(void*, std::span<block_key const>);
@@ -84,7 +84,11 @@ class any_tier {
         else return std::nullopt;
       },
       .put = [](void* t, std::span<block_write const> writes) { return static_cast<Tier*>(t)->put(writes); },
-      .get = [](void* t, std::span<block_read const> reads) { return static_cast<Tier*>(t)->get(reads); },
+      .get =
+          [](void* t, std::span<block_read const> reads, bool waits) {
+            if constexpr (requires(Tier & tier) { tier.get(reads, waits); }) return static_cast<Tier*>(t)->get(reads, waits);
+            else return static_cast<Tier*>(t)->get(reads);
+          },
       .poll = [](void* t, ticket id) { return static_cast<Tier*>(t)->poll(id); },
       .wait = [](void* t, ticket id, clock::time_point deadline) { return static_cast<Tier*>(t)->wait(id, deadline); },
       .drop = [](void* t, std::span<block_key const> keys) { static_cast<Tier*>(t)->drop(keys); },

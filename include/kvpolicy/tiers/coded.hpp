@@ -72,7 +72,7 @@ class coded {
     return inner_.put(writes_);
   }
 
-  ticket get(std::span<block_read const> reads) {
+  ticket get(std::span<block_read const> reads, bool waits = true) {
     auto const bytes = static_cast<std::size_t>(inner_.block_bytes());
     auto one = std::make_unique<flight>();
     one->stored.resize(reads.size() * bytes);
@@ -83,7 +83,7 @@ class coded {
       one->to.push_back(r.to);
     }
     flights_.reserve(flights_.size() + 1);  // so that nothing can fail once the get has begun
-    one->id = inner_.get(reads_);
+    one->id = inner_.get(reads_, waits);
     flights_.push_back(std::move(one));
     return flights_.back()->id;
   }

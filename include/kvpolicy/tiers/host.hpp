@@ -23,7 +23,7 @@ class host {
   /// Allocates the arena and starts the worker thread.
   /// @param block_bytes  bytes of a block
   /// @param capacity  the most blocks
-  /// @param at_once  bytes up to which get() itself copies; waking the worker takes longer
+  /// @param at_once  bytes up to which a get() that is waited for copies by itself; waking the worker takes longer
   /// @throws invalid_value for invalid sizes
   host(std::int64_t block_bytes, std::int64_t capacity, std::int64_t at_once = 256 << 10)
       : bytes_(checked(block_bytes, capacity)),
@@ -56,7 +56,7 @@ class host {
     return true;
   }
 
-  ticket get(std::span<block_read const> reads) {
+  ticket get(std::span<block_read const> reads, bool waits = true) {
     std::scoped_lock const lock(worker_.mutex());
     copies made;
     made.reserve(reads.size());
@@ -65,7 +65,7 @@ class host {
       if (s == slot_table::none) return worker_.ended(status::missed);
       made.push_back({s, r.to});
     }
-    if (std::ssize(made) * bytes_ <= at_once_) {
+    if (waits && std::ssize(made) * bytes_ <= at_once_) {
       ticket const id = worker_.ended(status::done);
       copy_all(made);
       return id;

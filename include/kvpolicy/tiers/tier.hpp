@@ -60,7 +60,8 @@ using clock = std::chrono::steady_clock;
 /// Semantics: a put is all or nothing, and replaces the block of a key that exists. Its sources may change when it returns. A
 /// block that it acknowledged stays until it is dropped. A get is all or nothing, and reads each block as it was when the get
 /// began; until the get has ended, its destinations belong to the tier and its slots are not reused, even after a drop. Gets
-/// end in any order. The end of a ticket is reported once. Calls come from one thread at a time.
+/// end in any order. The end of a ticket is reported once. Calls come from one thread at a time. A tier may have
+/// `get(reads, waits)`; where `waits` is false the caller has other work meanwhile, and the tier leaves it its thread.
 /// Model: tiers::host. Not a model: a cache that forgets what it acknowledged.
 template <class T>
 concept tier_like = requires(T& t, std::span<block_write const> writes, std::span<block_read const> reads, ticket id,
