@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -36,37 +37,50 @@ struct head_profile {
   bool operator==(head_profile const&) const = default;
 };
 
+/// Which heads are similar to others, and so pivots or satellites.
+/// neighbours: those with a neighbour that no pivot has yet (Appendix C.2). scores: those whose S_sim is at least tau_sim
+/// (eqs. 3 and 4); one that overlaps enough with no head of its own is a pivot without satellites, and kept whole.
+enum class similar_heads : std::uint8_t { neighbours, scores };
+constexpr auto names_of(similar_heads) noexcept { return std::array{"neighbours", "scores"}; }
+
 /// The thresholds that separate roles, in 0..1.
 struct role_thresholds {
-  float stable = .5f;   ///< tau_stable; .4 for Qwen2.5
-  float similar = .5f;  ///< tau_sim
+  float stable = .5f;                            ///< tau_stable; .4 for Qwen2.5
+  float similar = .5f;                           ///< tau_sim
+  similar_heads by = similar_heads::neighbours;  ///< what tau_sim is compared with
 };
 
 /// Assigns roles to the heads of one layer.
-/// Greedy star clustering comes first. Two heads are neighbours if they overlap by at least tau_sim. The unassigned head with
-/// the most unassigned neighbours is the next pivot (ties go to the lower head), and those neighbours become its satellites.
-/// The heads that are left are anchors if their stability is at least tau_stable, else shifting.
+/// Greedy star clustering comes first. Two heads are neighbours if they overlap by at least tau_sim, and if both are similar
+/// heads. The unassigned head with the most unassigned neighbours is the next pivot (ties go to the lower head), and those
+/// neighbours become its satellites. The heads that are left are anchors if their stability is at least tau_stable, else
+/// shifting.
 /// @param stability  `[heads]`
 /// @param overlaps  `[heads, heads]`, of each pair
 /// @param tau  the thresholds
+/// @param similarity  `[heads]` S_sim, for similar_heads::scores
 /// @return `[heads]` profiles
-/// @throws invalid_value if there is not one overlap for each pair
+/// @throws invalid_value if there is not one overlap for each pair, or not one S_sim for each head where it is compared
 inline std::vector<head_profile> assign_roles(std::span<float const> stability, std::span<float const> overlaps,
-                                              role_thresholds const& tau = {}) {
+                                              role_thresholds const& tau = {}, std::span<float const> similarity = {}) {
   std::size_t const heads = stability.size();
   KVPOLICY_EXPECTS(overlaps.size() == heads * heads, std::to_string(overlaps.size()) + " overlaps for " +
                                                          std::to_string(heads) +
                                                          " heads; there must be one for each pair of them");
+  bool const scored = tau.by == similar_heads::scores;
+  KVPOLICY_EXPECTS(!scored || similarity.size() == heads,
+                   std::to_string(similarity.size()) + " scores of similarity for " + std::to_string(heads) + " heads");
   std::vector<head_profile> result(heads);
   std::vector<char> free(heads, 1);
+  auto const alike = [&](std::size_t h) { return !scored || similarity[h] >= tau.similar; };
   auto const near = [&](std::size_t a, std::size_t b) {
-    return a != b && free[b] != 0 && overlaps[a * heads + b] >= tau.similar;
+    return a != b && free[b] != 0 && alike(a) && alike(b) && overlaps[a * heads + b] >= tau.similar;
   };
   while (true) {
     std::size_t best = heads;
-    std::ptrdiff_t most = 0;
+    std::ptrdiff_t most = scored ? -1 : 0;
     for (std::size_t h = 0; h < heads; ++h) {
-      if (free[h] == 0) continue;
+      if (free[h] == 0 || !alike(h)) continue;
       std::ptrdiff_t neighbours = 0;
       for (std::size_t other = 0; other < heads; ++other) neighbours += near(h, other) ? 1 : 0;
       if (neighbours > most) {
@@ -92,7 +106,8 @@ inline std::vector<head_profile> assign_roles(std::span<float const> stability, 
 
 /// Collects the sets of tokens that heads attend to, layer by layer, and makes a profile of them.
 /// A head's stability is the median, over steps, of the overlap of its set with its set at the prompt's end (eq. 2). A pair's
-/// similarity is the median, over steps, of the overlap of the two heads' sets at the same step. Both are means over prompts.
+/// similarity is the median, over steps, of the overlap of the two heads' sets at the same step. A head's S_sim is the median,
+/// over steps, of its largest overlap with another head (eq. 3). All three are means over prompts.
 class head_calibration {
  public:
   /// Begins without prompts.
@@ -102,9 +117,11 @@ class head_calibration {
       : layers_(static_cast<std::size_t>(layers)),
         heads_(static_cast<std::size_t>(heads)),
         stability_(layers_ * heads_),
-        similarity_(layers_ * heads_ * heads_),
+        similarity_(layers_ * heads_),
+        overlap_(layers_ * heads_ * heads_),
         prompt_(layers_ * heads_),
         own_(layers_ * heads_),
+        largest_(layers_ * heads_),
         pairs_(layers_ * heads_ * heads_) {}
 
   /// Begins a prompt.
@@ -114,8 +131,9 @@ class head_calibration {
     KVPOLICY_EXPECTS(sets.size() == prompt_.size(),
                      std::to_string(sets.size()) + " sets for " + std::to_string(prompt_.size()) + " heads");
     prompt_ = std::move(sets);
-    for (auto& values : own_) values.clear();
-    for (auto& values : pairs_) values.clear();
+    for (auto* all : {&own_, &largest_, &pairs_}) {
+      for (auto& values : *all) values.clear();
+    }
   }
 
   /// Adds one layer's sets at a step.
@@ -125,16 +143,20 @@ class head_calibration {
     std::size_t const first = static_cast<std::size_t>(layer) * heads_;
     for (std::size_t h = 0; h < heads_; ++h) {
       own_[first + h].push_back(coefficient(sets[h], prompt_[first + h]));
+      double largest = 0;
       for (std::size_t other = 0; other < heads_; ++other) {
         pairs_[(first + h) * heads_ + other].push_back(coefficient(sets[h], sets[other]));
+        if (other != h) largest = std::max(largest, pairs_[(first + h) * heads_ + other].back());
       }
+      largest_[first + h].push_back(largest);
     }
   }
 
   /// Ends the prompt. From now on it counts in profile().
   void end() {
     for (std::size_t i = 0; i < own_.size(); ++i) stability_[i] += median(own_[i]);
-    for (std::size_t i = 0; i < pairs_.size(); ++i) similarity_[i] += median(pairs_[i]);
+    for (std::size_t i = 0; i < largest_.size(); ++i) similarity_[i] += median(largest_[i]);
+    for (std::size_t i = 0; i < pairs_.size(); ++i) overlap_[i] += median(pairs_[i]);
     ++prompts_;
   }
 
@@ -146,11 +168,13 @@ class head_calibration {
     KVPOLICY_EXPECTS(prompts_ > 0, "a profile needs at least one calibrated prompt");
     std::vector<head_profile> result;
     for (std::size_t layer = 0; layer < layers_; ++layer) {
-      std::vector<float> stability;
-      std::vector<float> overlaps;
-      for (std::size_t h = 0; h < heads_; ++h) stability.push_back(mean(stability_[layer * heads_ + h]));
-      for (std::size_t i = 0; i < heads_ * heads_; ++i) overlaps.push_back(mean(similarity_[layer * heads_ * heads_ + i]));
-      std::vector<head_profile> const roles = assign_roles(stability, overlaps, tau);
+      auto const means = [&](std::vector<double> const& sums, std::size_t count) {
+        std::vector<float> made;
+        for (std::size_t i = 0; i < count; ++i) made.push_back(mean(sums[layer * count + i]));
+        return made;
+      };
+      std::vector<head_profile> const roles =
+          assign_roles(means(stability_, heads_), means(overlap_, heads_ * heads_), tau, means(similarity_, heads_));
       result.insert(result.end(), roles.begin(), roles.end());
     }
     return result;
@@ -183,8 +207,10 @@ class head_calibration {
   std::size_t heads_;
   std::vector<double> stability_;
   std::vector<double> similarity_;
+  std::vector<double> overlap_;
   std::vector<std::vector<std::int32_t>> prompt_;
   std::vector<std::vector<double>> own_;
+  std::vector<std::vector<double>> largest_;
   std::vector<std::vector<double>> pairs_;
   std::int64_t prompts_ = 0;
 };

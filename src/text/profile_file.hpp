@@ -19,7 +19,8 @@ struct profile_file {
   std::vector<float> retrieval;     ///< `[layers * kv_heads]`, how much each head retrieves; or empty
 };
 
-/// From its JSON. Throws invalid_value that says what is wrong, and where: `name` stands for the file.
+/// From its JSON, or from a Head_Analysis_*.json of HeteroCache's authors. Throws invalid_value that says what is wrong, and
+/// where: `name` stands for the file.
 profile_file parse_profile(std::string const& json, std::string const& name);
 
 profile_file read_profile(std::string const& path);

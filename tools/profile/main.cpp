@@ -211,6 +211,10 @@ int main(int argc, char** argv) {
   app.add_option("--tau-sim", o.thresholds.similar, "the least overlap of a pivot and its satellites")
       ->capture_default_str()
       ->check(between(0.0, 1.0));
+  app.add_option("--similar", o.thresholds.by,
+                 "which heads are similar: those with a neighbour (neighbours), or by S_sim, eqs. 3 and 4 (scores)")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, similar_heads>{{"neighbours", similar_heads::neighbours}, {"scores", similar_heads::scores}}));
   app.add_option("--group", o.group, "how a KV head's query heads are merged: mean or maximum")
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, group_merge>{{"mean", group_merge::mean}, {"maximum", group_merge::maximum}}));
