@@ -16,6 +16,7 @@ class any_state {
   struct model {
     virtual ~model() = default;
     virtual std::span<range_list const> lists(layer_id layer) const noexcept = 0;
+    virtual std::span<range_list const> ahead(layer_id layer) const noexcept = 0;
     virtual std::int64_t max_ranges() const noexcept = 0;
     virtual void reserve(std::int64_t tokens, std::int64_t ranges) = 0;
     virtual std::int64_t revision(layer_id layer) const noexcept = 0;
@@ -36,6 +37,7 @@ class any_state {
   struct model_of final : model {
     explicit model_of(State made) : at_work(std::move(made)) {}
     std::span<range_list const> lists(layer_id layer) const noexcept override { return at_work.lists(layer); }
+    std::span<range_list const> ahead(layer_id layer) const noexcept override { return at_work.ahead(layer); }
     std::int64_t max_ranges() const noexcept override { return at_work.max_ranges(); }
     void reserve(std::int64_t tokens, std::int64_t ranges) override { at_work.reserve(tokens, ranges); }
     std::int64_t revision(layer_id layer) const noexcept override { return at_work.revision(layer); }
@@ -75,6 +77,7 @@ class any_state {
   any_state& operator=(any_state&&) noexcept = default;
 
   std::span<range_list const> lists(layer_id layer) const noexcept { return model_->lists(layer); }
+  std::span<range_list const> ahead(layer_id layer) const noexcept { return model_->ahead(layer); }
   std::int64_t max_ranges() const noexcept { return model_->max_ranges(); }
   void reserve(std::int64_t tokens, std::int64_t ranges) { model_->reserve(tokens, ranges); }
   std::int64_t revision(layer_id layer) const noexcept { return model_->revision(layer); }

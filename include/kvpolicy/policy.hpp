@@ -65,7 +65,7 @@ concept policy_like = requires(parts_t<P> parts) {
 
 /// Computes what a policy, with its parameters, requires of an engine and a request.
 /// `needs`, `granularity`, `observation_queries` and `unit` suffice for both rules, `keeps_all` holds if both rules keep all,
-/// and the other members are the retain's.
+/// `next_step` is the retrieve's, and the other members are the retain's.
 /// @param policy  a policy or a preset
 /// @return the requirements
 template <policy_like Policy>
@@ -78,6 +78,7 @@ requirements requirements_of(Policy const& policy) {
   made.observation_queries = std::max(made.observation_queries, retrieve.observation_queries);
   made.keeps_all = made.keeps_all && retrieve.keeps_all;
   made.unit = std::max(made.unit, retrieve.unit);
+  made.next_step = retrieve.next_step;
   if (made.after > 0 && made.observation_queries > 0) made.needs = made.needs | signals::queries;
   return made;
 }

@@ -61,18 +61,18 @@ class request {
     return shown(rules_.retained(layer), unsettled_.retained(layer));
   }
 
-  /// Says whether a layer's choice still waits for tokens of the answer. Until then steps read every retained token.
-  /// @param layer  the layer
-  /// @return true if so
+  /// Returns what the next step reads of the tokens so far, for a rule with `next_step`: its rows can be fetched meanwhile.
+  /// @param layer  a layer that has chosen in this step; throws as kept()
+  /// @return the lists, valid until the next verb; of other rules kept()
+  selection ahead(layer_id layer) const { return order_.check_chosen(layer), rules_.ahead(layer); }
+
+  /// Returns whether a layer's choice still waits for tokens of the answer. Until then steps read every retained token.
   bool waits(layer_id layer) const { return rules_.waits(order_.checked(layer)); }
   /// Returns a number that changes whenever the retain drops tokens of a layer.
   std::int64_t revision(layer_id layer) const { return rules_.retain().revision(order_.checked(layer)); }
 
   /// Returns how many of a head's last retained tokens every step looks at, whatever it chooses: those of a unit that may not
-  /// be full, or all, if steps score keys one by one. The rows of the others may be elsewhere until a step chooses them.
-  /// @param layer  a layer that was prefilled
-  /// @param head  a KV head
-  /// @return the number of tokens; all_tokens for every one
+  /// be full, or all_tokens, if steps score keys one by one. The rows of the others may be elsewhere until a step chooses them.
   std::int64_t always_read(layer_id layer, std::int64_t head) const { return rules_.always_read(layer, head); }
 
   /// Says whether a cut undoes a choice that waited for tokens of the answer. An engine that has kept every row may then call

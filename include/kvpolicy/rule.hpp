@@ -23,6 +23,7 @@ struct requirements {
   bool fixed_indices = false;  ///< as a retrieve, does not work with a retain that evicts
   bool whole_prompts = false;  ///< as a retain, refuses to continue a prompt if rows of earlier tokens are gone
   bool hides = false;          ///< as a retain, drops nothing: its tokens are what steps may read until the next prompt ends
+  bool next_step = false;      ///< as a retrieve, chooses for the step after: request::ahead() tells which rows that reads
   bool relative = false;       ///< keeps a share of the tokens, not a fixed number
   std::int64_t unit = 1;       ///< the most tokens of a unit; a unit that is not full takes in later tokens
   layering layers{};
@@ -76,21 +77,24 @@ struct keep {
   Window window{};
   Trigger trigger{};
   layering layers{};
+  /// Of a retrieve: a choice serves the step after the one that made it, so that its rows can come meanwhile. The first choice
+  /// serves its own step, too.
+  bool next_step = false;
 
   /// Replaces the trigger.
   /// @param when  the new trigger
   /// @return the same rule with this trigger
   template <class Other>
   constexpr auto with(Other const& when) const {
-    return keep<Segment, Pool, Score, Budget, Select, Window, Other>{segment, pool,   score, budget,
-                                                                     select,  window, when,  layers};
+    return keep<Segment, Pool, Score, Budget, Select, Window, Other>{segment, pool, score,  budget,   select,
+                                                                     window,  when, layers, next_step};
   }
 };
 
 template <class Segment, class Pool, class Score, class Budget, class Select, class Window, class Trigger>
 keep(Segment, Pool, Score, Budget, Select, Window, Trigger) -> keep<Segment, Pool, Score, Budget, Select, Window, Trigger>;
 template <class Segment, class Pool, class Score, class Budget, class Select, class Window, class Trigger>
-keep(Segment, Pool, Score, Budget, Select, Window, Trigger, layering)
+keep(Segment, Pool, Score, Budget, Select, Window, Trigger, layering, bool next_step = false)
     -> keep<Segment, Pool, Score, Budget, Select, Window, Trigger>;
 
 /// The rule that keeps everything.
@@ -190,6 +194,7 @@ requirements requirements_of(keep<Parts...> const& rule) noexcept {
   made.relative = rule.budget.relative();
   made.unit = rule.segment.unit_size();
   made.layers = rule.layers;
+  made.next_step = rule.next_step;
   return made;
 }
 

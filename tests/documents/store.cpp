@@ -31,6 +31,7 @@ void tier(kv::tiers::any_tier& tier, kv::row_store& store, std::uint64_t id, kv:
   kv::resident_rows resident(tier, store, {.request = id, .slots = 2048});
   resident.put_away(layer, state.retained(layer), tokens, stay);
   kv::selection reads = resident.ready(layer, state.choose(store.view(tokens), layer, step, exec));
+  resident.prefetch(layer, state.ahead(layer));
   resident.bring(layer);
   resident.shed(layer);
   resident.truncate(tokens);

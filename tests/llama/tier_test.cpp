@@ -111,7 +111,8 @@ std::map<std::string, double> check_same_results(Policy const& preset, std::int6
       tiers::resident_statistics const& counted = seen.tier;
       CHECK(counted.bytes_stored > 0);
       CHECK((slots == 0 || slots == 400 || counted.bytes_fetched > 0));  // 400: all of a prompt
-      CHECK(counted.bytes_fetched == (counted.wanted - counted.hits) * block_bytes);
+      if (requirements_of(preset).next_step) CHECK(counted.wanted - counted.hits < counted.bytes_fetched / block_bytes / 4);
+      else CHECK(counted.bytes_fetched == (counted.wanted - counted.hits) * block_bytes);
       CHECK(rows.occupied().resident == 0);
     }
   }
@@ -138,6 +139,15 @@ TEST_CASE("with rows in a tier, a pivot that is read whole has its satellite fet
   CHECK(told.at("whole_heads") == 1);
   CHECK(told.at("following_heads") == 1);
   CHECK(told.at("fetches") > 0);
+}
+TEST_CASE("with rows in a tier, what the next step reads is fetched while this one runs") {
+  presets::heterocache heads = heterocache();
+  presets::sentencekv sentences = sentencekv();
+  presets::quest pages{.tokens = 64, .after = 3};
+  heads.next_step = sentences.next_step = pages.next_step = true;
+  check_same_results(heads, 130);
+  check_same_results(sentences, 80);
+  check_same_results(pages, 80);
 }
 TEST_CASE("with rows in a tier, and waits, sentencekv's results are those of the engine's cells") {
   check_same_results(sentencekv(), 80);

@@ -46,6 +46,7 @@ void run_chess(settings const& given, bool draws_fractions, std::uint64_t seed, 
     world const w(shape, random, round % 5 == 0 ? content::negative : content::plain);
     percents percent = given.percent;
     presets::chess policy = given.policy;
+    policy.slides = policy.both = false;  // papers_test.cpp has them
     if (draws_fractions) {
       percent = {random.between(1, 100), random.between(1, 100), random.between(1, 100)};
       policy.fractions = {static_cast<float>(percent[0]) / 100, static_cast<float>(percent[1]) / 100,
@@ -166,6 +167,34 @@ TEST_CASE("chess without grids, and without chunks, worked by hand", "[methods]"
     state.prefill(own_view{&cache, 11}, {0}, {}, exec);
     REQUIRE(tokens_of(state.choose(own_view{&cache, 12}, {0}, {}, exec).of({0})) == at(want, depth - 1));
   }
+}
+
+/// The most and the fewest tokens that a step reads while a model is never unsure, the first 300 steps apart.
+std::array<std::int64_t, 2> read_while_calm(presets::chess const& policy, std::int64_t steps) {
+  random_source random(1391);
+  cache_shape const shape{1, 1, 1, 4, 400 + steps, element_type::f32};
+  world const w(shape, random);
+  host_exec exec;
+  auto state = start(policy, shape);
+  state.prefill(w.view(400), {0}, w.prompt(0, 400), exec);
+  std::array<std::int64_t, 2> found{0, shape.max_tokens};
+  for (std::int64_t n = 401; n <= shape.max_tokens; ++n) {
+    std::int64_t const read = state.choose(w.view(n), {0}, w.step(0, n), exec).tokens();
+    state.observe({.entropy = .1f}, exec);
+    if (n > 700) found = {std::max(found[0], read), std::min(found[1], read)};
+  }
+  return found;
+}
+
+TEST_CASE("what a calm model's steps read does not grow for 6,000 steps", "[methods]") {
+  presets::chess policy{.fractions = {.tokens = 128}};
+  policy.pre_rope = false;
+  CHECK(read_while_calm(policy, 6000)[0] <= 128 + policy.every + policy.units.page);
+  policy.every = 0;
+  CHECK(read_while_calm(policy, 6000)[0] > 6000);
+  presets::chess const paper = presets::chess::paper();
+  auto const [most, least] = read_while_calm(paper, 6000);
+  CHECK(most - least <= paper.units.page);
 }
 
 }  // namespace

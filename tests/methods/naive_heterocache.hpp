@@ -91,7 +91,7 @@ inline naive_budget naive_lengths(std::vector<head_profile> const& heads, std::i
   made.compressed = N - size_of(wanted);
   made.base = L;
   if (made.compressed == 0) return made;
-  made.total = mean * N - size_of(wanted) * L;
+  made.total = (ratio ? static_cast<std::int64_t>(static_cast<double>(N * L) * (1 - *ratio)) : mean * N) - size_of(wanted) * L;
   made.refused = made.total <= 0;
   if (made.refused) return made;
   made.base = made.total / made.compressed;

@@ -19,7 +19,7 @@ presets::sentencekv random_sentencekv(cache_shape const& shape, std::vector<std:
       .keep = .5 * static_cast<double>(random.between(2, 6)),
       .sinks = narrow(sinks),
       .window = narrow(window),
-      .smooth = presets::sentencekv::paper().smooth,
+      .smooth = presets::sentencekv::code().smooth,
       .sentences = {.boundary = boundary, .longest = narrow(random.between(8, 20)), .shortest = narrow(random.between(1, 5))},
       .spread = random.one_in(2),
       .carry = random.one_in(2) ? 1.0f : static_cast<float>(random.between(0, 3)) / 4,

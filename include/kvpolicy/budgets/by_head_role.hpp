@@ -179,7 +179,10 @@ struct by_head_role {
   }
   /// Returns the tokens that compressed heads share: floor(N_comp L_base) = floor(rho N L - N_full L).
   std::int64_t total(std::int64_t tokens, std::int64_t full) const noexcept {
-    return mean_tokens(tokens) * static_cast<std::int64_t>(heads.size()) - full * tokens;
+    auto const all = static_cast<std::int64_t>(heads.size());
+    std::int64_t const budget =
+        ratio ? static_cast<std::int64_t>(static_cast<double>(all * tokens) * (1 - *ratio)) : mean_tokens(tokens) * all;
+    return budget - full * tokens;
   }
   /// Returns how many heads may be whole.
   std::int64_t room(std::int64_t tokens) const noexcept {

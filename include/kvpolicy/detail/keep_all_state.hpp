@@ -11,6 +11,7 @@ class keep_all_state {
   keep_all_state() { kept_.reserve(1); }
 
   std::span<range_list const> lists(layer_id) const noexcept { return {&kept_, 1}; }
+  std::span<range_list const> ahead(layer_id layer) const noexcept { return lists(layer); }
   std::int64_t revision(layer_id) const noexcept { return 0; }
   std::int64_t max_ranges() const noexcept { return 1; }
   void reserve(std::int64_t, std::int64_t) const noexcept {}

@@ -13,6 +13,7 @@ template <class Rule>
 class keep_state {
  public:
   std::span<range_list const> lists(layer_id layer) const noexcept { return kept_.of(layer); }
+  std::span<range_list const> ahead(layer_id layer) const noexcept { return kept_.of(layer); }
   /// Makes room for a sequence of so many tokens, and for so many ranges in each list beside those that the selector makes.
   void reserve(std::int64_t tokens, std::int64_t further) {
     make_room(summaries_, tokens);

@@ -61,11 +61,11 @@ struct choice {
     else ranges.push_back({begin, end});
   }
   /// Calls add(begin, end, reason) for what a step reads of `tokens` tokens, ascending: what was chosen, and what is protected.
+  /// What was protected when the choice was made, and came since, is read too, unless the window `slides`.
   template <class Add>
-  void compose(protected_tokens const& safe, std::int64_t tokens, Add add) {
+  void compose(protected_tokens const& safe, std::int64_t tokens, bool slides, Add add) {
     add(0, safe.sink_end, reason::sink);
-    // What was protected when the choice was made, and came since, is read although the window has moved on.
-    since = std::min(since, safe.recent_begin);  // a tail may have been removed
+    since = slides ? safe.recent_begin : std::min(since, safe.recent_begin);  // a tail may have been removed
     std::int64_t const behind = std::max(safe.sink_end, since);
     for (auto const& chosen : ranges) add(std::max(chosen.begin, safe.sink_end), std::min(chosen.end, behind), reason::scored);
     add(behind, safe.open_begin, reason::recent);

@@ -21,15 +21,22 @@ class retrieve_state : public keep_state<Rule> {
   static constexpr bool by_head = Rule::granularity == scope::head;
 
  public:
-  retrieve_state(Rule const& rule, cache_shape const& shape) : base(rule, shape), choices_(kept_.all().size()) {}
+  retrieve_state(Rule const& rule, cache_shape const& shape)
+      : base(rule, shape), choices_(kept_.all().size()), ahead_(Rule::granularity, shape) {}
 
   /// Makes room for a sequence of so many tokens, whose retain breaks a list up into so many ranges.
   void reserve(std::int64_t tokens, std::int64_t retained) {
     base::reserve(tokens, beside_selected + retained);
     for (choice& c : choices_) c.ranges.reserve(static_cast<std::size_t>(this->max_ranges()));
+    if (rule_.next_step) {
+      for (range_list& list : ahead_.all()) list.reserve(static_cast<std::size_t>(this->max_ranges()));
+    }
     if (for_request) renewed_at_.reserve(static_cast<std::size_t>(tokens));
   }
   std::int64_t revision(layer_id) const noexcept { return 0; }
+  std::span<range_list const> ahead(layer_id layer) const noexcept {
+    return rule_.next_step && rule_.layers.leader(layer) == layer ? ahead_.of(layer) : kept_.of(layer);
+  }
   /// Units are scored by their summaries once they are full, tokens by their keys.
   std::int64_t always_read(layer_id layer, std::int64_t head) const {
     if (rule_.layers.reads_all(layer)) return all_tokens;
@@ -48,7 +55,8 @@ class retrieve_state : public keep_state<Rule> {
 
   bool by_steps() const noexcept {
     using trigger = typename Rule::trigger_type;
-    return (trigger::while_decoding && !std::same_as<trigger, triggers::every_step>) || memory_type::hears_steps;
+    return (trigger::while_decoding && !std::same_as<trigger, triggers::every_step>) || memory_type::hears_steps ||
+           rule_.next_step;
   }
 
   /// Calls visit(begin, end) for each chosen range of a layer's list, ascending, by index.
@@ -123,11 +131,14 @@ class retrieve_state : public keep_state<Rule> {
     each_group(view, retained, shape_.kv_heads, by_head, [&](auto const& indices, head_range heads) {
       std::int64_t const tokens = indices.tokens();
       std::int64_t const prompt = prompt_index(retained, heads);
+      bool const later = chooses && rule_.next_step && decided(layer, heads);
+      if (later) compose(kept_, layer, leader, heads, retained, tokens, prompt);
       if (chooses) {
         choose_due(indices, layer, heads, for_request ? tokens - 1 : tokens, prompt, signals.queries.of(heads, shape_.group()),
                    view.tokens(), exec);
       }
-      compose(layer, leader, heads, retained, tokens, prompt);
+      if (!later) compose(kept_, layer, leader, heads, retained, tokens, prompt);
+      if (chooses && rule_.next_step) compose(ahead_, layer, leader, heads, retained, tokens, prompt);
     });
   }
 
@@ -162,8 +173,16 @@ class retrieve_state : public keep_state<Rule> {
 
   void extend(layer_id layer, prompt_signals const& prompt) {
     if constexpr (Rule::segment_type::ragged) {
-      if (layer.value == 0) summaries_.extend(rule_.segment, prompt.first, prompt.token_ids);
+      if (layer.value == 0) summaries_.extend(rule_.segment, prompt.first, prompt.token_ids, true);
     }
+  }
+
+  /// Whether the heads have a choice.
+  bool decided(layer_id layer, head_range heads) noexcept {
+    std::span const all = choices_of(layer);
+    return std::ranges::all_of(
+        by_head ? all.subspan(static_cast<std::size_t>(heads.first), static_cast<std::size_t>(heads.count)) : all,
+        &choice::decided);
   }
 
   /// How many of the retained tokens are the prompt's.
@@ -240,11 +259,15 @@ class retrieve_state : public keep_state<Rule> {
     }
   }
 
+  bool slides() const noexcept {
+    if constexpr (requires { rule_.window.slides; }) return rule_.window.slides;
+    else return false;
+  }
   /// Lists from the chosen units and what is protected now.
-  void compose(layer_id layer, layer_id leader, head_range heads, retained_tokens const& retained, std::int64_t tokens,
-               std::int64_t prompt) {
+  void compose(layer_lists& into, layer_id layer, layer_id leader, head_range heads, retained_tokens const& retained,
+               std::int64_t tokens, std::int64_t prompt) {
     protected_tokens safe = rule_.window.at(tokens, prompt);
-    std::span const lists = kept_.of(layer);
+    std::span const lists = into.of(layer);
     std::span const choices = choices_of(leader);
     for (std::size_t l = by_head ? static_cast<std::size_t>(heads.first) : 0,
                      last = by_head ? l + static_cast<std::size_t>(heads.count) : 1;
@@ -261,11 +284,12 @@ class retrieve_state : public keep_state<Rule> {
         retained.each_range(static_cast<std::int64_t>(l), begin, end, [&](auto from, auto to) { append(list, from, to, why); });
       };
       if (rule_.layers.reads_all(layer)) add(0, tokens, reason::open);
-      else choices[l].compose(safe, tokens, add);
+      else choices[l].compose(safe, tokens, slides(), add);
     }
   }
 
   std::vector<choice> choices_;
+  layer_lists ahead_;  ///< what the next step reads, where a choice serves that
   std::int64_t prompt_ = 0;
   std::int64_t renewals_ = 0;             ///< choices of lists that had one
   std::vector<std::int64_t> renewed_at_;  ///< tokens of the sequence then, where a request has one list

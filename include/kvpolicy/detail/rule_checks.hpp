@@ -38,7 +38,7 @@ void check_waiting(keep<Parts...> const& rule) {
 /// @param shape  the sequence's cache
 /// @throws invalid_value if a parameter is impossible
 template <class... Parts>
-void check(keep<Parts...> const& rule, cache_shape const& shape) {
+void check_parts(keep<Parts...> const& rule, cache_shape const& shape) {
   rule.segment.check();
   rule.budget.check(shape);
   rule.window.check(rule.segment.unit_size());
@@ -77,20 +77,33 @@ void check(keep<Parts...> const& rule, cache_shape const& shape) {
   rule.select.check(rule, shape);
 }
 
+/// Checks a retain: its parts, and that its choice, which drops tokens, is for the step that makes it.
+/// @param rule  the rule
+/// @param shape  the sequence's cache
+/// @throws invalid_value if a parameter is impossible
+template <class... Parts>
+void check(keep<Parts...> const& rule, cache_shape const& shape) {
+  KVPOLICY_EXPECTS(!rule.next_step, "next_step is set for a retain, whose choice drops tokens; it is for a retrieve");
+  check_parts(rule, shape);
+}
+
 /// Accepts keep_all, which has nothing to check as a retrieve.
 inline void check_retrieve(keep_all const&, cache_shape const&) noexcept {}
-/// Checks a retrieve: as check() does, and that it reads the current token from the first step on.
+/// Checks a retrieve: its parts, and that it reads the current token from the first step on.
 /// @param rule  the rule
 /// @param shape  the sequence's cache
 /// @throws invalid_value if a parameter is impossible, the trigger waits, or the window does not hold the current token
 template <class... Parts>
 void check_retrieve(keep<Parts...> const& rule, cache_shape const& shape) {
-  check(rule, shape);
+  check_parts(rule, shape);
   if constexpr (waits_for_answers<keep<Parts...>>)
     KVPOLICY_EXPECTS(
         rule.trigger.after == 0 && !rule.trigger.hide,
         "a retrieve can't wait for the answer's first tokens, nor hide; set its trigger's `after` and `hide` to 0");
-  KVPOLICY_EXPECTS(rule.window.at(shape.max_tokens, shape.max_tokens).recent_begin < shape.max_tokens,
+  KVPOLICY_EXPECTS(!rule.next_step || !(rule.layers.shares() || keep<Parts...>::granularity == scope::request),
+                   "next_step is set, and layers share a choice, which is made before the later ones read it; leave one of the "
+                   "two");
+  KVPOLICY_EXPECTS(rule.window.at(shape.max_tokens, shape.max_tokens - 1).recent_begin < shape.max_tokens,
                    "the window of a retrieve must hold the current token; give it at least 1 recent token or page");
 }
 

@@ -64,6 +64,10 @@ class rule_pair {
     if (!chooses(layer)) return {retain_requirements_.granularity, retain_.lists(layer), shape_.kv_heads};
     return {retrieve_requirements_.granularity, retrieve_.lists(layer), shape_.kv_heads};
   }
+  selection ahead(layer_id layer) const noexcept {
+    if (!chooses(layer)) return kept(layer);
+    return {retrieve_requirements_.granularity, retrieve_.ahead(layer), shape_.kv_heads};
+  }
   selection retained(layer_id layer) const noexcept {
     if (everything_.empty()) return {retain_requirements_.granularity, retain_.lists(layer), shape_.kv_heads};
     std::size_t const of = step_layers() == 1 ? 0 : static_cast<std::size_t>(layer.value);

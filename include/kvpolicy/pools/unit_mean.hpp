@@ -34,7 +34,7 @@ struct unit_mean {
 
     template <class Archive>
     void archive(Archive& a) {
-      a(ends, tokens, closes, folded, means, spreads, index_end);
+      a(ends, tokens, closes, prompt, behind_prompt, folded, means, spreads, index_end);
     }
     /// Returns a head's place in `[layers, heads]`.
     /// @param layer, head  layer and KV head
@@ -67,11 +67,12 @@ struct unit_mean {
     }
 
     /// Takes the ids of new tokens and drops the summaries of sentences that they change.
-    /// @param segment, first, ids  as in sentence_marks::extend
-    void extend(segments::sentences const& segment, std::int64_t first, std::span<std::int32_t const> ids) {
+    /// @param segment, first, ids, of_prompt  as in sentence_marks::extend
+    void extend(segments::sentences const& segment, std::int64_t first, std::span<std::int32_t const> ids,
+                bool of_prompt = false) {
       truncate(first);
       reserve(first + std::ssize(ids));
-      sentence_marks::extend(segment, first, ids);
+      sentence_marks::extend(segment, first, ids, of_prompt);
     }
     /// Drops every token from a position on, and the sentences that held any.
     /// @param from  first token that is dropped

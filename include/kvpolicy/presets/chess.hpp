@@ -26,10 +26,13 @@ struct chess {
   segments::hierarchy units{.page = 16, .pages_per_chunk = 4};  ///< tokens of a page, N_c pages a chunk, N_g chunks a grid
   std::int32_t sink_pages = 1;                                  ///< first pages, always read
   std::int32_t recent_pages = 3;                                ///< W, last pages: always read, and their mean is the anchor
-  float entropy = 2.0f;        ///< threshold of a page's mean entropy, nats; triggers::calibrate() finds a model's own
-  float varentropy = 2.0f;     ///< threshold of the entropies' variance within a page, nats squared
-  std::int32_t rest = 32;      ///< fewest steps before an unsure page renews the choice; the paper: 0
-  std::int32_t every = 0;      ///< steps after which the choice is renewed anyway; 0: never
+  bool slides = false;                                          ///< recent pages leave the window between choices; the paper: 1
+  float entropy = 2.0f;     ///< threshold of a page's mean entropy, nats; triggers::calibrate() finds a model's own
+  float varentropy = 2.0f;  ///< threshold of the entropies' variance within a page, nats squared
+  std::int32_t rest = 32;   ///< fewest steps before an unsure page renews the choice; the paper: 0
+  bool both = false;        ///< both measures have to exceed their thresholds, in place of either
+  /// Steps after which the choice is renewed anyway, which bounds what a step reads; 0, the paper: never.
+  std::int32_t every = 256;
   std::int32_t depth = 2;      ///< levels: 1 pages alone, 2 chunks and pages, 3 grids too; the paper: 3
   bool pre_rope = true;        ///< average keys before their rotary embedding; not in the paper
   bool standardised = true;    ///< rank pages by their differences from the mean page; not in the paper
@@ -44,7 +47,10 @@ struct chess {
     return {.fractions = fractions,
             .units = {.page = 32, .pages_per_chunk = 8},
             .recent_pages = 8,
+            .slides = true,
             .rest = 0,
+            .both = true,
+            .every = 0,
             .depth = 3,
             .pre_rope = false,
             .standardised = false,
@@ -74,8 +80,10 @@ struct chess {
     visit("chunks_per_grid", p.units.chunks_per_grid, "N_g");
     visit("sink_pages", p.sink_pages, "first pages, always read");
     visit("recent_pages", p.recent_pages, "W: last pages, always read, the anchor");
+    visit("slides", p.slides, "recent pages leave the window between two choices, and are read no more");
     visit("entropy", p.entropy, "threshold of a page's mean entropy, nats; triggers::calibrate finds a model's own");
     visit("varentropy", p.varentropy, "threshold of its variance, nats squared");
+    visit("both", p.both, "both measures have to exceed their thresholds, in place of either");
     visit("rest", p.rest, "the fewest steps between two choices");
     visit("every", p.every, "steps after which the choice is renewed anyway, 0: none");
     visit("depth", p.depth, "levels: 1 pages alone, 2 chunks and pages, 3 with grids");
@@ -87,7 +95,7 @@ struct chess {
   }
   template <class Visit>
   static constexpr void settings(Visit visit) {
-    visit("paper", paper(), "pages of 32, three levels, W 8, as printed; with the aggressive fractions");
+    visit("paper", paper(), "pages of 32, three levels, the aggressive fractions; calibrate entropy and varentropy first");
     visit("conservative", conservative(), "the paper's (.9, .9, .9)");
     visit("moderate", moderate(), "the paper's (.8, .7, .7)");
     visit("aggressive", aggressive(), "the paper's (.5, .2, .1)");
@@ -100,9 +108,10 @@ struct chess {
         keep{units, pools::hierarchical_mean{.pre_rope = pre_rope},
              scorers::anchor_affinity{.recent_pages = recent_pages, .standardised = standardised}, fractions,
              selectors::cascade{.paper_literal = paper_literal, .following = following, .depth = depth},
-             windows::pages{.size = units.page, .sink_pages = sink_pages, .recent_pages = recent_pages},
-             triggers::any_of{triggers::every{every},
-                              triggers::entropy{.mean = entropy, .variance = varentropy, .page = units.page, .rest = rest}}}};
+             windows::pages{.size = units.page, .sink_pages = sink_pages, .recent_pages = recent_pages, .slides = slides},
+             triggers::any_of{
+                 triggers::every{every},
+                 triggers::entropy{.mean = entropy, .variance = varentropy, .page = units.page, .rest = rest, .both = both}}}};
   }
 };
 

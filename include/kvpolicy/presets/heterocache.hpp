@@ -35,22 +35,30 @@ struct heterocache {
   group_merge group = group_merge::mean;  ///< merges the query heads of a KV head
   bool chance_corrected = false;          ///< count only the overlap beyond chance, which is K/L for K of L tokens
   std::int32_t observe = 8;               ///< queries at the prompt's end that decide which tokens stay; the paper: 1
+  bool protect = true;                    ///< their tokens stay whatever their score; the paper: 0, they compete
   /// Smoothing of the attention over neighbouring tokens; the paper: average over 5.
   smoothing smooth{.how = smoothing::kind::maximum, .width = 63};
   std::int32_t monitor_smooth = 5;  ///< tokens that the attention of a look is averaged over, odd
-  float floor = .05f;               ///< least stability that counts: a head below it gets no more
-  std::int32_t least = 16;          ///< fewest tokens that any head keeps
+  float floor = .05f;               ///< least stability that counts: a head below it gets no more; the paper: none
+  std::int32_t least = 16;          ///< fewest tokens that any head keeps; the paper: none
   std::int32_t after = 16;          ///< tokens of the answer that the choice waits for; the paper: 0
+  bool next_step = false;           ///< what heads fetch serves the step after, so that it can come meanwhile; the paper: 1
 
-  /// Returns the paper's setting: one query, attention averaged over five tokens, every pivot and volatile head whole.
+  /// Returns the paper's setting: rho .5, every pivot and volatile head whole, the prompt's last query, and lists that serve
+  /// from the next step on. The paper prints neither W nor the average's width; both are the authors' 5.
   static constexpr heterocache paper() noexcept {
-    return {.full_share = 1,
+    return {.ratio = .5,
+            .full_share = 1,
             .watch = budgets::by_head_role::watched::whole,
             .window = 5,
             .every = 5,
             .observe = 1,
+            .protect = false,
             .smooth = {.how = smoothing::kind::average, .width = 5},
-            .after = 0};
+            .floor = 1e-6f,
+            .least = 1,
+            .after = 0,
+            .next_step = true};
   }
 
   template <class Self, class Visit>
@@ -67,15 +75,17 @@ struct heterocache {
     visit("group", p.group, "how a KV head's query heads are merged: mean or maximum");
     visit("chance_corrected", p.chance_corrected, "count only overlap beyond that of two random sets");
     visit("observe", p.observe, "how many of the prompt's last queries decide what is kept; the paper: 1");
+    visit("protect", p.protect, "whether the tokens of these queries are always kept; the paper: 0");
     visit("kernel", p.smooth.width, "neighbouring tokens to smooth attention over; odd");
     visit("smooth", p.smooth.how, "none, average or maximum");
     visit("floor", p.floor, "stability below which a head gets no more");
     visit("least", p.least, "the fewest tokens that a head keeps");
     waiting_parameters(p, visit);
+    next_step_parameters(p, visit);
   }
   template <class Visit>
   static constexpr void settings(Visit visit) {
-    visit("paper", paper(), "one query, average over 5, every pivot and volatile head whole");
+    visit("paper", paper(), "rho .5, W 5, every pivot and volatile head whole, lists for the next step");
   }
 
   constexpr auto parts() const {
@@ -89,18 +99,21 @@ struct heterocache {
                                       .watch = watch};
     budgets::by_head_role read = there;
     read.rule = budgets::by_head_role::of_rule::retrieve;
-    scorers::pivot_attention const attention{.roles = read, .window = observe, .smooth = smooth, .merged = group, .own = own};
-    return policy{keep{segments::tokens{}, pools::none{}, attention, there, selectors::top{},
-                       windows::tokens{.recent = observe}, triggers::prefill{after}},
+    scorers::pivot_attention const attention{
+        .roles = read, .window = observe, .competes = !protect, .smooth = smooth, .merged = group, .own = own};
+    std::int32_t const recent = protect ? observe : 0;
+    return policy{keep{segments::tokens{}, pools::none{}, attention, there, selectors::top{}, windows::tokens{.recent = recent},
+                       triggers::prefill{after}},
                   keep{segments::tokens{}, pools::none{}, attention, read, selectors::top{},
-                       windows::tokens{.recent = observe, .generated = true},
+                       windows::tokens{.recent = recent, .generated = true},
                        triggers::drift{.roles = read,
                                        .tau = drift,
                                        .window = window,
                                        .every = std::max(every, window),
                                        .smooth = monitor_smooth,
                                        .merged = group,
-                                       .chance_corrected = chance_corrected}}};
+                                       .chance_corrected = chance_corrected},
+                       layering{}, next_step}};
   }
 };
 

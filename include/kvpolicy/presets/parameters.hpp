@@ -52,6 +52,15 @@ constexpr void waiting_parameters(Preset& p, Visit visit) {
         "tokens of the answer before the choice; until then every token is read, and the choice observes their queries");
 }
 
+/// Visits the parameter `next_step` of a preset whose choice can serve the step after.
+/// @param p  the preset
+/// @param visit  called as visit(name, member, description)
+template <class Preset, class Visit>
+constexpr void next_step_parameters(Preset& p, Visit visit) {
+  visit("next_step", p.next_step,
+        "a choice serves the step after the one that made it; its rows can come from a tier meanwhile");
+}
+
 /// Visits the parameters of a preset that observes the prompt's last queries, budget, `after` and layers included.
 /// @param p  the preset
 /// @param visit  called as visit(name, member, description)

@@ -30,6 +30,7 @@ struct quest {
   group_merge group = group_merge::maximum;  ///< merges the query heads of a KV head; the paper has one query head for each
   layering layers{};       ///< first layers that read everything, and layers that share one choice; the paper: 2 dense layers
   std::int32_t after = 0;  ///< tokens of the answer that the choice waits for, while everything is read
+  bool next_step = false;  ///< a choice serves the step after, so that its rows can come from a tier meanwhile
 
   /// Returns the paper's setting: pages of 16, minima and maxima, the first two layers dense.
   static constexpr quest paper() noexcept {
@@ -46,6 +47,7 @@ struct quest {
     page_parameters(p, visit);
     layer_parameters(p, visit);
     waiting_parameters(p, visit);
+    next_step_parameters(p, visit);
   }
   template <class Visit>
   static constexpr void settings(Visit visit) {
@@ -56,7 +58,7 @@ struct quest {
     return policy{keep_all{after}, keep{segments::pages{page}, pools::bounds{metadata}, scorers::upper_bound{group},
                                         budgets::tokens{.count = tokens, .ratio = ratio}, selectors::top{},
                                         windows::pages{.size = page, .sink_pages = sink_pages, .recent_pages = recent_pages},
-                                        triggers::every_step{}, layers}};
+                                        triggers::every_step{}, layers, next_step}};
   }
 };
 

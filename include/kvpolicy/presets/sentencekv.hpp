@@ -39,17 +39,37 @@ struct sentencekv {
   float carry = .5f;                ///< share of the earlier queries' sum that counts; the paper: 1, a sum for each sentence
   double standing = .75;            ///< share of `tokens` for standing sentences, which every step reads; the paper: 0
   bool all_after_boundary = false;  ///< read everything retained right behind a boundary, as the authors' code does
-  layering layers{};                ///< first layers that keep everything, and layers that retain by one choice
-  std::int32_t after = 16;          ///< tokens of the answer that the choice waits for; the paper: 0
+  bool all_heads = false;   ///< all heads of a layer retain the same tokens, by the sum of their attention; the paper: 1
+  bool generated = false;   ///< read every generated token, and rank the prompt's sentences alone; the paper: 1
+  layering layers{};        ///< first layers that keep everything, and layers that retain by one choice
+  std::int32_t after = 16;  ///< tokens of the answer that the choice waits for; the paper: 0
+  bool next_step = false;   ///< a choice serves the step after, so that its rows can come from a tier meanwhile
 
-  /// Returns the paper's setting.
+  /// Returns the paper's setting: attention summed over all heads, no sinks, the prompt's sentences by their mean keys.
   static constexpr sentencekv paper() noexcept {
     return {.keep = 2,
+            .sinks = 0,
             .window = 32,
-            .smooth = {.how = smoothing::kind::maximum, .width = 7, .of_group = group_merge::mean},
+            .smooth = {},
+            .sentences = {.shortest = 1},
             .spread = false,
             .carry = 1,
             .standing = 0,
+            .all_heads = true,
+            .generated = true,
+            .after = 0};
+  }
+  /// Returns the setting of the authors' code: a list for each head, by a maximum over 7 tokens, and 32 sinks.
+  static constexpr sentencekv code() noexcept {
+    return {.keep = 2,
+            .sinks = 32,
+            .window = 32,
+            .smooth = {.how = smoothing::kind::maximum, .width = 7, .of_group = group_merge::mean},
+            .sentences = {.shortest = 1},
+            .spread = false,
+            .carry = 1,
+            .standing = 0,
+            .all_after_boundary = true,
             .after = 0};
   }
 
@@ -68,12 +88,16 @@ struct sentencekv {
     visit("standing", p.standing,
           "share of the budget for sentences that the prompt's end attends to most, read at every step; the paper: 0");
     visit("all_after_boundary", p.all_after_boundary, "as the authors' code: read all retained tokens right after a boundary");
+    visit("all_heads", p.all_heads, "all heads of a layer retain the same tokens, by the sum of their attention; the paper: 1");
+    visit("generated", p.generated, "read every generated token, and rank the prompt's sentences alone; the paper: 1");
     waiting_parameters(p, visit);
+    next_step_parameters(p, visit);
     layer_parameters(p, visit);
   }
   template <class Visit>
   static constexpr void settings(Visit visit) {
-    visit("paper", paper(), "r = 2, window 32, maximum over 7; mean keys, mean query of the open sentence");
+    visit("paper", paper(), "r = 2, window 32, attention summed over all heads, the prompt's sentences alone");
+    visit("code", code(), "the authors' code: a list for each head, maximum over 7, 32 sinks");
   }
 
   constexpr auto parts() const {
@@ -81,15 +105,18 @@ struct sentencekv {
     std::optional<double> rest{};
     if (ratio) rest = std::max(0.0, 1 - keep * (1 - *ratio));
     budgets::tokens const read{.count = tokens, .ratio = ratio};
+    segments::sentences units = sentences;
+    units.prompt_ends = generated;
     return policy{
-        kvpolicy::keep{segments::tokens{}, pools::none{}, scorers::window_attention{.window = window, .smooth = smooth},
+        kvpolicy::keep{segments::tokens{}, pools::none{},
+                       scorers::window_attention{.window = window, .smooth = smooth, .all_heads = all_heads},
                        budgets::tokens{.count = many, .ratio = rest}, selectors::top{},
                        windows::tokens{.sinks = sinks, .recent = window}, triggers::prefill{after}, layers},
-        kvpolicy::keep{sentences, pools::unit_mean{.spread = spread},
+        kvpolicy::keep{units, pools::unit_mean{.spread = spread},
                        scorers::query_mean_dot{.carry = carry, .standing = standing, .window = window, .budget = read}, read,
                        selectors::fill{.all_after_boundary = all_after_boundary},
-                       windows::tokens{.sinks = sinks, .recent = window}, triggers::every_step{},
-                       layering{.dense_first = layers.dense_first}}};
+                       windows::tokens{.sinks = sinks, .recent = window, .generated = generated}, triggers::every_step{},
+                       layering{.dense_first = layers.dense_first}, next_step}};
   }
 };
 

@@ -22,6 +22,7 @@ struct pivot_attention {
 
   budgets::by_head_role roles{};           ///< says whom each head follows; without heads, nobody follows
   std::int32_t window = 1;                 ///< queries at the prompt's end that count; protect as many tokens
+  bool competes = false;                   ///< the one query's own token is scored too, and need not be protected
   smoothing smooth{};                      ///< smooths the attention over neighbouring tokens
   group_merge merged = group_merge::mean;  ///< merges the query heads of a KV head
   bool own = false;                        ///< every head takes its own attention while decoding too
@@ -48,6 +49,8 @@ struct pivot_attention {
     }
   };
   memory start(cache_shape const& shape) const {
+    KVPOLICY_EXPECTS(!competes || window == 1,
+                     "the observed tokens compete, and the window has " + std::to_string(window) + " queries; it must have 1");
     memory made;
     made.queries.resize(static_cast<std::size_t>(shape.q_heads * shape.head_dim));
     made.kv_heads = shape.kv_heads;
@@ -83,15 +86,30 @@ struct pivot_attention {
 
   template <class Input, executor Exec>
   void score(Input const& input, table<float> out, Exec& exec) const {
+    memory& m = input.memory;
+    std::int64_t const dim = input.view.shape().head_dim;
+    std::int64_t const group = input.view.shape().group();
+    auto const columns = static_cast<std::size_t>(out.columns);
+    auto const attention = [&](query_heads const& queries, std::int64_t head) {
+      m.reserve(out.columns);
+      smooth_row(group_attention(queries, input.view.keys(input.layer).of({head, 1}), out.columns, merged, m.buffers, exec),
+                 smooth, std::span(m.smoothed).first(columns));
+    };
+    if (input.prompt != nullptr && competes) {
+      m.held = -1;
+      query_window const last = input.prompt->queries.last(1);
+      for (std::int64_t i = 0; i < out.rows; ++i) {
+        std::int64_t const head = input.heads.first + i;
+        attention({last.at(0, head * group), group, last.head_stride, last.scale}, head);
+        std::copy_n(m.smoothed.begin(), columns, out.row(i));
+      }
+      return;
+    }
     if (input.prompt != nullptr) {
       window_attention seen{.window = window, .smooth = smooth};
       if (merged == group_merge::maximum) seen.smooth.of_group = merged;
       return seen.score(input, out, exec);
     }
-    memory& m = input.memory;
-    std::int64_t const dim = input.view.shape().head_dim;
-    std::int64_t const group = input.view.shape().group();
-    auto const columns = static_cast<std::size_t>(out.columns);
     for (std::int64_t i = 0; i < out.rows; ++i) {
       std::int64_t const head = input.heads.first + i;
       auto const of_model = static_cast<std::size_t>(input.layer.value * m.kv_heads + head);
@@ -99,12 +117,8 @@ struct pivot_attention {
           own || roles.heads.empty() ? roles.nobody : roles.leader(of_model, input.prompt_tokens, m.kv_heads);
       std::int64_t const leader = followed == roles.nobody ? head : followed;
       if (std::exchange(m.held, leader) != leader) {
-        m.reserve(out.columns);
         // Both have all of the prompt, so their indices are the same.
-        std::span const weights =
-            group_attention({m.queries.data() + leader * group * dim, group, dim, m.scale},
-                            input.view.keys(input.layer).of({leader, 1}), out.columns, merged, m.buffers, exec);
-        smooth_row(weights, smooth, std::span(m.smoothed).first(columns));
+        attention({m.queries.data() + leader * group * dim, group, dim, m.scale}, leader);
       }
       std::copy_n(m.smoothed.begin(), columns, out.row(i));
     }

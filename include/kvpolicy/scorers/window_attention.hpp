@@ -22,6 +22,8 @@ struct window_attention {
   smoothing smooth{.how = smoothing::kind::maximum, .width = 63};
   /// Scores the window's own tokens too, 1 above the largest score of the layer; the rule's window need not protect them then.
   bool include_window = false;
+  /// Each head's score is the sum over all heads of the layer, so that all retain the same tokens (SentenceKV, sec. 4.1).
+  bool all_heads = false;
 
   static constexpr no_memory start(cache_shape const&) noexcept { return {}; }
 
@@ -42,6 +44,15 @@ struct window_attention {
                          " need scores; let the rule's window protect as many recent tokens as it has queries");
     out.columns = before;
     if (before > 0) kvpolicy::window_attention(queries, keys, smooth, out, exec);
+    if (all_heads) {
+      if (out.rows != input.view.shape().kv_heads) {
+        throw unsupported("scores are summed over all heads of a layer, and the rows of its heads are not the same tokens");
+      }
+      for (std::int64_t t = 0; t < before; ++t) {
+        for (std::int64_t h = 1; h < out.rows; ++h) out(0, t) += out(h, t);
+        for (std::int64_t h = 1; h < out.rows; ++h) out(h, t) = out(0, t);
+      }
+    }
     if (!include_window) return;
     float most = 0;
     for (std::int64_t h = 0; h < out.rows; ++h) {

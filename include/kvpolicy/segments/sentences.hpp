@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvpolicy/concepts.hpp"
@@ -19,6 +20,7 @@ struct sentences {
   std::span<std::uint8_t const> boundary{};  ///< `[vocabulary]`, each token's sentence_mark(); not owned
   std::int32_t longest = 256;                ///< tokens; a sentence of this length ends in any case
   std::int32_t shortest = 4;                 ///< tokens; a shorter sentence does not end
+  bool prompt_ends = false;                  ///< a prompt's last token ends its sentence, whatever it is
 
   constexpr std::int64_t unit_size() const noexcept { return longest; }
   void check() const {
@@ -55,6 +57,8 @@ struct sentence_marks {
   std::vector<std::int32_t> ends;     ///< first token after each closed sentence
   std::int64_t tokens = 0;            ///< tokens whose ids are known
   std::vector<std::uint16_t> closes;  ///< `[room]` of each token what sentences::behind() says; mark_ends: it ends a sentence
+  std::int64_t prompt = 0;            ///< tokens up to the end of a prompt that ended its sentence
+  std::uint16_t behind_prompt = 0;    ///< what sentences::behind() says of its last token
 
   sentence_marks() = default;
   /// Marks of an empty sequence.
@@ -83,15 +87,20 @@ struct sentence_marks {
   /// @param segment  the rule
   /// @param first  index of the first token
   /// @param ids  their ids
-  void extend(sentences const& segment, std::int64_t first, std::span<std::int32_t const> ids) {
+  /// @param of_prompt  whether they are a prompt's, or a piece's, and not a step's
+  void extend(sentences const& segment, std::int64_t first, std::span<std::int32_t const> ids, bool of_prompt = false) {
     forget(first);
     reserve(first + std::ssize(ids));
+    if (of_prompt && first > 0 && first == prompt) closes[static_cast<std::size_t>(first - 1)] = behind_prompt;  // it goes on
     for (std::int32_t const id : ids) {
       if (tokens > open_begin() && last_closes()) ends.push_back(static_cast<std::int32_t>(tokens));
       std::uint16_t const before = last();
       ++tokens;
       closes[static_cast<std::size_t>(tokens - 1)] = segment.behind(before, id, tokens - open_begin());
     }
+    if (!of_prompt || !segment.prompt_ends || tokens == 0) return;
+    prompt = tokens;
+    behind_prompt = std::exchange(closes[static_cast<std::size_t>(tokens - 1)], mark_ends);
   }
   /// Forgets every token from a position on, and the sentences that held any.
   /// @param from  first token that is forgotten

@@ -122,6 +122,9 @@ class draft {
     });
     if (!is_setting && !is_parameter) throw unknown("parameter of policy " + name_, key, known);
     given_.push_back(key);
+    if constexpr (requires { policy.ratio = std::nullopt; }) {
+      if (key == "tokens") policy.ratio = std::nullopt;  // a setting's
+    }
     auto const both = [&](char const* one, char const* other) {
       return (key == one && std::ranges::find(given_, other) != given_.end());
     };

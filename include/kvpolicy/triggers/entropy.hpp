@@ -48,8 +48,9 @@ class page_statistics {
 };
 
 /// Makes the choice again after an unsure page (CHESS, sec. 3.3).
-/// A page is unsure if its mean entropy or its varentropy exceeds the threshold or is NaN. The choice before it must have stood
-/// for `rest` steps. With two infinite thresholds the trigger wants no logits.
+/// A page is unsure if its mean entropy or its varentropy exceeds the threshold or is NaN; with `both`, if both do. The choice
+/// before it must have stood for `rest` steps. Where infinite
+/// thresholds keep it from ever firing, the trigger wants no logits.
 struct entropy {
   static constexpr signals needs = signals::logits;
   static constexpr bool while_decoding = true;
@@ -58,10 +59,12 @@ struct entropy {
   float variance = 2.0f;   ///< threshold of the entropies' variance within a page, nats squared
   std::int32_t page = 32;  ///< tokens of a page
   std::int32_t rest = 0;   ///< fewest steps between two choices
+  bool both = false;       ///< both measures have to exceed their thresholds (the shaded region of the paper's Fig. 4)
 
   constexpr signals wants() const noexcept {
-    bool const never = mean == std::numeric_limits<float>::infinity() && variance == std::numeric_limits<float>::infinity();
-    return never ? signals::none : needs;
+    bool const never = mean == std::numeric_limits<float>::infinity();
+    bool const neither = variance == std::numeric_limits<float>::infinity();
+    return (both ? never || neither : never && neither) ? signals::none : needs;
   }
 
   /// One closed page, for statistics.
@@ -101,7 +104,9 @@ struct entropy {
     s.fired = false;
     if (!s.pages.add(nats, tokens, page)) return;
     page_uncertainty const last = s.pages.last();
-    s.fired = !(last.entropy <= mean && last.varentropy <= variance);
+    bool const unsure = !(last.entropy <= mean);
+    bool const uneven = !(last.varentropy <= variance);
+    s.fired = both ? unsure && uneven : unsure || uneven;
     while (!s.closed.empty() && s.closed.back().end >= tokens) s.closed.pop_back();  // pages of tokens that the engine removed
     if (s.closed.size() == s.most) s.closed.erase(s.closed.begin());
     s.closed.push_back({tokens, last});

@@ -13,6 +13,9 @@ struct pages {
   std::int32_t size = 16;         ///< tokens of a page, as in the segmenter
   std::int32_t sink_pages = 0;    ///< first pages
   std::int32_t recent_pages = 1;  ///< last pages; at least 1, the page of the current token
+  /// Of a retrieve: the recent pages leave the window between two choices, and are read no more. If not, they stay until the
+  /// next choice, which may take them.
+  bool slides = false;
 
   void check(std::int64_t unit_size) const {
     KVPOLICY_EXPECTS(size == unit_size, "a window of pages of " + std::to_string(size) + " tokens around units of " +

@@ -87,6 +87,10 @@ class managed_rows final : public row_source {
     if (decided && tokens > 0) put_away(layer, tokens, by);
     return resident_->ready(layer, kept);
   }
+  /// Begins to fetch what the layer's next step reads, where that is known.
+  void prefetch(layer_id layer, host_request const& by) {
+    if (resident_) resident_->prefetch(layer, by.ahead(layer));
+  }
   /// Of the first tokens, those that the request does not retain go. Called when all layers were read.
   void drop(host_request const& by, std::int64_t tokens) {
     for (layer_id layer{0}; layer.value < shape_.layers && tokens > 0; ++layer.value) {

@@ -60,6 +60,7 @@ void sequence::step(attention_node const& node, simd_exec& exec) {
   attend(queries, view.keys(layer), view.values(layer), kept, node.terms, out_of(node, batch_indices_.front(), brought), {},
          exec);
   statistics_.attend_seconds += seconds_since(attending);
+  if (managed_ != nullptr && requirements_.next_step && !everything_) managed_->prefetch(layer, *request_);
   if (last) end_step();
 }
 

@@ -20,6 +20,8 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: sentencekv", "[c
         made.sentences.shortest = static_cast<std::int32_t>(random.between(1, 3));
         made.sentences.longest = static_cast<std::int32_t>(random.between(3, 20));
         made.all_after_boundary = random.one_in(3);
+        made.generated = random.one_in(3);
+        made.all_heads = random.one_in(3);
         made.spread = random.one_in(2);
         made.carry = random.one_in(2) ? 1 : .5f;
         made.standing = random.one_in(3) ? 0 : .5;

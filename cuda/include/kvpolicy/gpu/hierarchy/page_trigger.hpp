@@ -24,6 +24,7 @@ struct page_trigger_body : no_shared {
     std::int32_t page = 1;
     float most_mean = 0;
     float max_variance = 0;
+    bool both = false;
   };
 
   template <class B>
@@ -45,7 +46,9 @@ struct page_trigger_body : no_shared {
     squares += delta * (static_cast<double>(observed) - mean);
     bool const closes = tokens % a.page == 0;
     auto const variance = static_cast<float>(squares / count);
-    bool const calm = static_cast<float>(mean) <= a.most_mean && variance <= a.max_variance;
+    bool const sure = static_cast<float>(mean) <= a.most_mean;
+    bool const even = variance <= a.max_variance;
+    bool const calm = a.both ? sure || even : sure && even;
     block.global(a.state.fired)[s] = closes && !calm ? 1 : 0;
     counts[s] = closes ? 0 : count;
     means[s] = closes ? 0 : mean;

@@ -25,7 +25,7 @@ template <class Rule, owning_device D>
   requires descends<Rule, D>
 class decode_retrieve<Rule, D> {
   /// Rows of a step's numbers; of levels 0 pages, 1 chunks, 2 grids.
-  enum number { fraction, least = 3, most = 6, first_unit = 9, last_unit = 12, sinks = 15, tail, rows };
+  enum number { fraction, least = 3, most = 6, first_unit = 9, last_unit = 12, sinks = 15, tail, slid, rows };
   /// Rows of small device state, and of lists of pages.
   enum state_row { at, since, due, page_count, step_named, level_a, level_b = level_a + 3, state_rows = level_b + 3 };
   enum list_row { live_a, live_b, kept_places, chosen_pages, step_list, list_rows };
@@ -83,6 +83,7 @@ class decode_retrieve<Rule, D> {
     }
     numbers_.set(sinks, sequence, rule.window.at(tokens, prompt).sink_end / page());
     numbers_.set(tail, sequence, then.recent_begin);
+    numbers_.set(slid, sequence, rule.window.at(tokens, prompt).recent_begin);
   }
   void upload() const {
     numbers_.upload(*context_.device);
@@ -103,7 +104,7 @@ class decode_retrieve<Rule, D> {
     return {.units = list(step_list),
             .stride = pages_,
             .named = state(step_named),
-            .tail = {state(since)},
+            .tail = behind(),
             .tokens = retained.tokens,
             .unit_size = page(),
             .about = about()};
@@ -116,6 +117,8 @@ class decode_retrieve<Rule, D> {
     else return context_.rule.budget.most_tokens(context_.shape);
   }
   std::int32_t page() const noexcept { return context_.rule.segment.page; }
+  /// Where each sequence's recent pages begin that a step reads.
+  per_sequence behind() const noexcept { return context_.rule.window.slides ? numbers_.of(slid) : per_sequence{state(since)}; }
   buffer<std::int32_t> state(int row) const noexcept {
     return part_of(state_.get(), row * context_.sequences, context_.sequences);
   }
@@ -161,14 +164,9 @@ class decode_retrieve<Rule, D> {
     device.template launch<cascade_pages_body>({context_.sequences, 1, 1},
                                                {counts(of_level), list(kept_places), live, limits(0).first, pages_, state(due),
                                                 list(chosen_pages), state(page_count)});
-    device.template launch<page_list_body>({context_.sequences, 1, 1}, {list(chosen_pages),
-                                                                        state(page_count),
-                                                                        pages_,
-                                                                        numbers_.of(sinks),
-                                                                        {state(since)},
-                                                                        page(),
-                                                                        list(step_list),
-                                                                        state(step_named)});
+    device.template launch<page_list_body>({context_.sequences, 1, 1},
+                                           {list(chosen_pages), state(page_count), pages_, numbers_.of(sinks), behind(), page(),
+                                            list(step_list), state(step_named)});
   }
 
   /// Scores of a level's live units, and the places of the best among them.

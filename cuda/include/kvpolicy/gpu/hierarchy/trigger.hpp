@@ -82,9 +82,9 @@ class page_uncertainties {
     buffer<float> const entropies = part_of(entropy_.get(), nth * sequences_, sequences_);
     page_trigger const state{part_of(moments_.get(), 0, sequences_), part_of(moments_.get(), sequences_, sequences_),
                              part_of(counts_.get(), sequences_, sequences_), fired()};
-    device_->template launch<page_trigger_body>(
-        {divided_up(sequences_, page_trigger_body::threads), 1, 1},
-        {state, entropies, lengths, sequences_, when_.unsure->page, when_.unsure->mean, when_.unsure->variance});
+    device_->template launch<page_trigger_body>({divided_up(sequences_, page_trigger_body::threads), 1, 1},
+                                                {state, entropies, lengths, sequences_, when_.unsure->page, when_.unsure->mean,
+                                                 when_.unsure->variance, when_.unsure->both});
   }
 
  private:

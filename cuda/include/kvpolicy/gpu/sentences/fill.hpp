@@ -23,6 +23,7 @@ struct sentence_fill_body {
     std::int32_t sinks = 0;
     std::int32_t recent = 1;
     bool all_after_boundary = false;
+    bool generated = false;     ///< what came after the prompt is read, beside the budget, in place of `recent`
     per_sequence prompt;        ///< tokens
     buffer<std::int32_t> list;  ///< `[sequences, kv_heads, list_stride]` tokens
     std::int64_t list_stride = 0;
@@ -109,7 +110,9 @@ struct sentence_fill_body {
       return;
     }
     // windows::tokens, by index.
-    std::int64_t const recent_begin = indices > a.recent ? indices - a.recent : 0;
+    std::int64_t const prompt = a.prompt.of(block, block.y());
+    std::int64_t recent_begin = indices > a.recent ? indices - a.recent : 0;
+    if (a.generated) recent_begin = index_of(retained, static_cast<std::int32_t>(prompt));
     std::int64_t const sink_end = a.sinks < recent_begin ? a.sinks : recent_begin;
     std::int64_t const sequence_tokens = a.retained.tokens.of(block, block.y());
     std::int32_t const open_begin = block.global(a.state.open_begin)[block.y()];
@@ -117,7 +120,7 @@ struct sentence_fill_body {
     std::int64_t tail = open < recent_begin ? open : recent_begin;
     tail = tail > sink_end ? tail : sink_end;
     std::int32_t const units = block.global(a.state.units)[block.y()];
-    std::int64_t budget = a.budget.of(block, block.y()) - (sink_end + indices - recent_begin);
+    std::int64_t budget = a.budget.of(block, block.y()) - (sink_end + (a.generated ? 0 : indices - recent_begin));
     candidates<B> const of{block, a, list, units, sink_end, recent_begin};
     std::int32_t offered = 0;
     of.each([&](std::uint32_t, std::int32_t size) { offered += size; });
@@ -126,8 +129,8 @@ struct sentence_fill_body {
     block.sync();
     offered = s.total[0];
     std::int32_t const closes = block.global(a.state.closes)[block.y()];
-    bool const at_boundary = sequence_tokens - open_begin == 1 || closes == segments::mark_ends ||
-                             sequence_tokens == a.prompt.of(block, block.y()) + 1;
+    bool const at_boundary =
+        sequence_tokens - open_begin == 1 || closes == segments::mark_ends || sequence_tokens == prompt + 1;
     if (a.all_after_boundary && at_boundary) budget = offered;
     std::int32_t const wanted = budget < 0 ? 0 : budget < offered ? static_cast<std::int32_t>(budget) : offered;
     radix_threshold threshold{0xffffffffu, 0};

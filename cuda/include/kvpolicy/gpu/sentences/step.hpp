@@ -43,8 +43,8 @@ class decode_retrieve<Rule, D> {
         stands_(context.template by_layer<std::uint8_t>(standing_ ? context.heads() * most_ : 0)),
         of_prompt_(standing_ ? context.shape.max_tokens : 0, standing_ ? most_ : 0),
         lists_(*context.device, context.shape.layers, context.sequences, context.shape.kv_heads, context.shape.max_tokens) {
-    KVPOLICY_EXPECTS(context.rule.window.share == 0 && !context.rule.window.generated,
-                     "a window that follows the budget or the prompt has no kernel; use sinks and recent tokens");
+    KVPOLICY_EXPECTS(context.rule.window.share == 0,
+                     "a window that follows the budget has no kernel; use sinks and recent or generated tokens");
     KVPOLICY_EXPECTS(!context.rule.layers.shares(), "sentences are chosen for each layer; set reuse to 1");
     std::vector<std::uint16_t> fragments;
     for (std::uint8_t const entry : context.rule.segment.boundary) fragments.push_back(segments::fragment_of_mark(entry));
@@ -73,6 +73,15 @@ class decode_retrieve<Rule, D> {
   }
   void upload() const { budgets_.upload(*context_.device); }
 
+  /// The most tokens of a head whose rows a step on so many reads.
+  std::int64_t most_listed(layer_id layer, std::int64_t sequence, head_id, std::int64_t tokens) const noexcept {
+    Rule const& rule = context_.rule;
+    if (rule.layers.reads_all(layer) || rule.select.all_after_boundary) return tokens;
+    std::int64_t const prompt = budgets_.get(context_.shape.layers, sequence);
+    std::int64_t const behind = rule.window.generated ? tokens - prompt : rule.segment.longest;
+    return std::min<std::int64_t>(tokens, budgets_.get(layer.value, sequence) + behind);
+  }
+
   void choose(decode_step const& step) {
     Rule const& rule = context_.rule;
     layer_id const layer = step.layer;
@@ -95,13 +104,15 @@ class decode_retrieve<Rule, D> {
         {heads, context_.sequences, 1},
         {scores_.get(), most_, state(), unit_scores_.units(layer), standing_ ? stands_.of(layer) : buffer<std::uint8_t>{},
          step.retained, heads, budgets_.of(layer.value), rule.window.sinks, rule.window.recent, rule.select.all_after_boundary,
-         budgets_.of(context_.shape.layers), lists_.units(layer), lists_.stride(), lists_.named(layer)});
+         rule.window.generated, budgets_.of(context_.shape.layers), lists_.units(layer), lists_.stride(), lists_.named(layer)});
   }
 
   token_lists lists(layer_id layer, token_lists const& retained) const noexcept {
     if (context_.rule.layers.reads_all(layer)) return retained;
-    return lists_.of(layer, {{}, token_lists::no_tail}, retained.tokens,
-                     context_.rule.budget.most_tokens(context_.shape) + context_.rule.segment.longest);
+    std::int64_t const most = context_.rule.window.generated
+                                  ? context_.shape.max_tokens
+                                  : context_.rule.budget.most_tokens(context_.shape) + context_.rule.segment.longest;
+    return lists_.of(layer, {{}, token_lists::no_tail}, retained.tokens, most);
   }
 
  private:
@@ -119,7 +130,7 @@ class decode_retrieve<Rule, D> {
                          "sentence is known on the device alone, after " +
                          std::to_string(marks.tokens) + " tokens of the prompt; begin the sequence anew with first = 0");
     if (prompt.first == 0) marks = segments::sentence_marks(context_.rule.segment);
-    marks.extend(context_.rule.segment, prompt.first, prompt.token_ids);
+    marks.extend(context_.rule.segment, prompt.first, prompt.token_ids, true);
     context_.device->upload(part_of(ends_.get(), sequence * most_, most_), marks.ends.data(), std::ssize(marks.ends));
     context_.put(state().units, sequence, static_cast<std::int32_t>(marks.units()));
     context_.put(state().open_begin, sequence, static_cast<std::int32_t>(marks.open_begin()));
