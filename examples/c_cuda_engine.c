@@ -93,6 +93,7 @@ int main(int count, char** arguments) {
     for (int64_t l = 0; l < layers && i <= 2; ++l) {
       must(kvpolicy_decoder_choose(decoder, l, &q, scale, NULL, &lists));
       must(kvpolicy_decoder_attend(decoder, l, &q, scale, &to));
+      must(kvpolicy_decoder_renew(decoder, l, &q, scale));
     }
     if (i == 2) {
       fine(cudaStreamEndCapture(stream, &graph));

@@ -75,33 +75,27 @@ pinned_memory::~pinned_memory() {
   for (void* const piece : pieces_) cudaHostUnregister(piece);
 }
 
+stream_event::stream_event() {
+  cudaEvent_t made = nullptr;
+  check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "creating an event");
+  event_ = made;
+}
+
+stream_event::~stream_event() {
+  if (event_ != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(event_));
+}
+
 upload_ring::upload_ring() {
   void* data = nullptr;
   check(cudaHostAlloc(&data, static_cast<std::size_t>(2 * half_bytes), cudaHostAllocDefault),
         "pinning " + std::to_string(2 * half_bytes) + " bytes for copies to the device");
   data_ = static_cast<std::byte*>(data);
-  for (void*& event : done_) {
-    cudaEvent_t made = nullptr;
-    cudaError_t const result = cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
-    if (result != cudaSuccess) {
-      release();
-      check(result, "creating an event");
-    }
-    event = made;
-  }
 }
 
-upload_ring::~upload_ring() { release(); }
-
-void upload_ring::release() noexcept {
-  for (void*& event : done_) {
-    if (event == nullptr) continue;
-    cudaEventSynchronize(static_cast<cudaEvent_t>(event));
-    cudaEventDestroy(static_cast<cudaEvent_t>(event));
-    event = nullptr;
-  }
-  if (data_ != nullptr) cudaFreeHost(data_);
-  data_ = nullptr;
+upload_ring::~upload_ring() {
+  if (data_ == nullptr) return;
+  for (stream_event const& done : done_) cudaEventSynchronize(static_cast<cudaEvent_t>(done.get()));
+  cudaFreeHost(data_);
 }
 
 void upload_ring::copy(void* to, void const* from, std::int64_t bytes, stream on) {
@@ -110,14 +104,14 @@ void upload_ring::copy(void* to, void const* from, std::int64_t bytes, stream on
     if (used_ == half_bytes) {
       half_ = 1 - half_;
       used_ = 0;
-      check(cudaEventSynchronize(static_cast<cudaEvent_t>(done_[half_])), what);
+      check(cudaEventSynchronize(static_cast<cudaEvent_t>(done_[half_].get())), what);
     }
     std::int64_t const piece = std::min(bytes - done, half_bytes - used_);
     auto const size = static_cast<std::size_t>(piece);
     std::byte* const at = data_ + half_ * half_bytes + used_;
     std::memcpy(at, static_cast<std::byte const*>(from) + done, size);
     check(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, at, size, cudaMemcpyHostToDevice, on), what);
-    check(cudaEventRecord(static_cast<cudaEvent_t>(done_[half_]), on), what);
+    check(cudaEventRecord(static_cast<cudaEvent_t>(done_[half_].get()), on), what);
     used_ = std::min(half_bytes, used_ + divided_up(piece, 16) * 16);
     done += piece;
   }
@@ -170,6 +164,12 @@ void* stream_device::take(std::int64_t bytes) {
 void stream_device::copy_to_device(void* to, void const* from, std::int64_t bytes) {
   if (bytes == 0) return;
   uploads_.copy(to, from, bytes, stream_);
+}
+
+void stream_device::order(stream before, stream behind) {
+  auto const event = static_cast<cudaEvent_t>(ordered_.get());
+  check(cudaEventRecord(event, before), "marking what another stream waits for");
+  check(cudaStreamWaitEvent(behind, event, 0), "waiting for another stream");
 }
 
 void const* stream_device::reachable(void const* from, std::int64_t bytes) {

@@ -143,6 +143,7 @@ decoder_prefill = _declare("decoder_prefill", _status, handle, i64, i64, i64, c.
 decoder_plan = _declare("decoder_plan", _status, handle, c.POINTER(i32), c.POINTER(i32))
 decoder_standing = _declare("decoder_standing", _status, handle, i64, c.POINTER(DeviceLists))
 decoder_choose = _declare("decoder_choose", _status, handle, i64, handle, c.c_float, handle, c.POINTER(DeviceLists))
+decoder_renew = _declare("decoder_renew", _status, handle, i64, handle, c.c_float)
 decoder_attend = _declare("decoder_attend", _status, handle, i64, handle, c.c_float, handle)
 decoder_observe = _declare("decoder_observe", _status, handle, handle)
 arena_start = _declare("arena_start", _status, c.POINTER(Shape), i64, _out)

@@ -89,6 +89,11 @@ class Decoder:
         tensors = borrowed("queries", queries), borrowed("out", out)
         _abi.decoder_attend(self._handle, layer, tensors[0].pointer, scale, tensors[1].pointer)
 
+    def renew(self, layer: int, queries: Array | None = None, scale: float = 0.0) -> None:
+        """Enqueues the choice that serves the next step, after a layer's attention, for a policy with next_step; queries as choose()."""
+        tensor = borrowed("queries", queries)
+        _abi.decoder_renew(self._handle, layer, tensor.pointer, scale)
+
     def observe(self, logits: Array | None = None) -> None:
         """Enqueues the end of a step; logits [sequences, vocabulary], where the policy needs them."""
         tensor = borrowed("logits", logits)

@@ -34,6 +34,9 @@ class decoder_for final : public any_decoder {
               float scale, gpu::vector_rows const& out) override {
     decoder_.attend(view, layer, lists, queries, scale, out);
   }
+  void renew(bound_rows const& view, layer_id layer, gpu::vector_rows const& queries, float scale) override {
+    decoder_.renew(view, layer, queries, scale);
+  }
   void observe(gpu::vector_rows const& logits, std::int64_t vocabulary) override { decoder_.observe(logits, vocabulary); }
 
  private:

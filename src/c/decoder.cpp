@@ -85,6 +85,10 @@ kvpolicy_status kvpolicy_decoder_attend(kvpolicy_decoder* decoder, int64_t layer
   return on_decoder(decoder, [&] { decoder->attend(layer, queries, scale, out); });
 }
 
+kvpolicy_status kvpolicy_decoder_renew(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_tensor const* queries, float scale) {
+  return on_decoder(decoder, [&] { decoder->renew(layer, queries, scale); });
+}
+
 kvpolicy_status kvpolicy_decoder_observe(kvpolicy_decoder* decoder, kvpolicy_tensor const* logits) {
   return on_decoder(decoder, [&] { decoder->observe(logits); });
 }

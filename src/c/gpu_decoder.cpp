@@ -88,6 +88,13 @@ class gpu_decoder final : public kvpolicy_decoder {
     steps_->attend(view(), {layer}, chosen, heads_of(queries, "queries", layer), scale, heads_of(out, "out", layer));
   }
 
+  void renew(std::int64_t layer, kvpolicy_tensor const* queries, float scale) override {
+    check_room(layer, planned_);
+    if (!needed_.next_step) return;
+    check_scale(scale);
+    steps_->renew(view(), {layer}, heads_of(queries, "queries", layer), scale);
+  }
+
   void observe(kvpolicy_tensor const* given) override {
     if (!contains(needed_.needs, signals::logits)) return;
     tensor const t = checked(given, {.name = "logits", .dtype = type_of(given), .where = backend_.rows, .dense_last = true},

@@ -46,6 +46,7 @@ kvpolicy_status (*const decoder_plan)(kvpolicy_decoder*, int32_t const*, int32_t
 kvpolicy_status (*const decoder_standing)(kvpolicy_decoder*, int64_t, kvpolicy_device_lists*) = kvpolicy_decoder_standing;
 kvpolicy_status (*const decoder_choose)(kvpolicy_decoder*, int64_t, kvpolicy_tensor const*, float, kvpolicy_tensor const*,
                                         kvpolicy_device_lists*) = kvpolicy_decoder_choose;
+kvpolicy_status (*const decoder_renew)(kvpolicy_decoder*, int64_t, kvpolicy_tensor const*, float) = kvpolicy_decoder_renew;
 kvpolicy_status (*const decoder_attend)(kvpolicy_decoder*, int64_t, kvpolicy_tensor const*, float,
                                         kvpolicy_tensor const*) = kvpolicy_decoder_attend;
 kvpolicy_status (*const decoder_observe)(kvpolicy_decoder*, kvpolicy_tensor const*) = kvpolicy_decoder_observe;

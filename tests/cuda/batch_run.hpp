@@ -143,6 +143,7 @@ class batch_run {
             idle ? decoder_.standing({l}) : decoder_.choose(cache_.view(), {l}, heads, .125f, on_device(ids_));
         decoder_.attend(cache_.view(), {l}, lists_[static_cast<std::size_t>(l)], heads, .125f,
                         rows_of(on_device(out_).data + l * layer_size(), layer_size()));
+        if (!idle) decoder_.renew(cache_.view(), {l}, heads, .125f);
       }
       gpu::vector_rows logits{};
       logits.base = on_device(logits_).data;

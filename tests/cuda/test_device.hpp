@@ -26,6 +26,7 @@ gpu::buffer<T> on_device(shared_vector<T> const& shared) {
   return {const_cast<T*>(shared.data()), std::ssize(shared)};
 }
 inline constexpr bool on_real_gpu = false;
+inline int side_stream() { return 1; }
 
 /// Captures the first step that it is given, and replays it at every call.
 class captured_step {

@@ -40,18 +40,24 @@ void several(kv::gpu_exec& exec, kv::cache_shape const& shape, std::int64_t sequ
   if (decoder.unsettled()) decoder.settle(view, scale);
 }
 
-struct slots {
-  kv::gpu::batch_rows k, v;
-  kv::gpu::batch_rows keys(kv::layer_id) const { return k; }
-  kv::gpu::batch_rows values(kv::layer_id) const { return v; }
-};
-
-void gather(kv::gpu::resident_rows<kv::gpu::stream_device>& resident, kv::gpu::paged_batch const& host, kv::layer_id l,
-            kv::gpu::token_lists const& lists, decoder_type& decoder, kv::gpu::vector_rows const& queries, float scale,
-            kv::gpu::vector_rows const& out, kv::gpu_exec& exec);
-void gather(kv::gpu::resident_rows<kv::gpu::stream_device>& resident, kv::gpu::paged_batch const& host, kv::layer_id l,
-            kv::gpu::token_lists const& lists, decoder_type& decoder, kv::gpu::vector_rows const& queries, float scale,
-            kv::gpu::vector_rows const& out, kv::gpu_exec& exec) {
-  kv::gpu::token_lists const here = resident.gather(host.keys(l), host.values(l), lists, exec.device());
-  decoder.attend(slots{resident.keys(), resident.values()}, l, here, queries, scale, out);
+void offloaded(kv::gpu::decoder<kv::presets::heterocache, kv::gpu::stream_device>& decoder, kv::cache_shape const& shape,
+               std::int64_t sequences, std::span<std::int32_t const> slots, kv::gpu::paged_batch const& host,
+               std::span<std::int32_t const> lengths, kv::gpu::vector_rows const* queries, float scale,
+               kv::gpu::vector_rows const* out, kv::gpu::stream side, kv::gpu::stream_device& device);
+void offloaded(kv::gpu::decoder<kv::presets::heterocache, kv::gpu::stream_device>& decoder, kv::cache_shape const& shape,
+               std::int64_t sequences, std::span<std::int32_t const> slots, kv::gpu::paged_batch const& host,
+               std::span<std::int32_t const> lengths, kv::gpu::vector_rows const* queries, float scale,
+               kv::gpu::vector_rows const* out, kv::gpu::stream side, kv::gpu::stream_device& device) {
+  kv::gpu::resident_rows resident(shape, sequences, slots, device);
+  decoder.plan(lengths);
+  resident.plan(decoder);
+  for (std::int64_t i = 0; i < shape.layers; ++i) {
+    kv::layer_id const l{i};
+    kv::gpu::token_lists const lists = decoder.choose(host, l, queries[i], scale);
+    resident.gather(host, l, lists, device);
+    decoder.attend(resident.view(), l, lists, queries[i], scale, out[i]);
+    decoder.renew(resident.view(), l, queries[i], scale);
+    device.beside(side, [&] { resident.gather(host, l, decoder.standing(l), device); });
+  }
+  device.join(side);
 }

@@ -403,6 +403,12 @@ KVPOLICY_API kvpolicy_status kvpolicy_decoder_standing(kvpolicy_decoder* decoder
  * @return INVALID before the layer's choose, or for other tensors */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_attend(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_tensor const* queries,
                                                      float scale, kvpolicy_tensor const* out);
+/** Enqueues the choice that serves the next step, after a layer's attention, at each step that is not idle: for a policy with
+ * `next_step`, such as heterocache:paper. Enqueues nothing for others.
+ * @param decoder,layer,queries,scale  as kvpolicy_decoder_choose
+ * @return INVALID for other tensors. The next kvpolicy_decoder_plan is INVALID where the call is missing */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_renew(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_tensor const* queries,
+                                                    float scale);
 /** Enqueues the end of a step.
  * @param decoder  the decoder
  * @param logits  `[sequences, vocabulary]` f32, f16 or bf16; NULL if the policy does not need them

@@ -87,12 +87,22 @@ void fetch(void* to, void const* on_device, std::size_t bytes, gpu::stream on) {
   wait_for(on);
 }
 
+namespace {
+
+cudaStream_t new_stream() {
+  cudaStream_t made = nullptr;
+  check(cudaStreamCreate(&made), "making a stream");
+  return made;
+}
+
+}  // namespace
+
 gpu::stream test_stream() {
-  static cudaStream_t const on = [] {
-    cudaStream_t made = nullptr;
-    check(cudaStreamCreate(&made), "making a stream");
-    return made;
-  }();
+  static cudaStream_t const on = new_stream();
+  return on;
+}
+gpu::stream side_stream() {
+  static cudaStream_t const on = new_stream();
   return on;
 }
 gpu::buffer<std::byte> test_workspace() {

@@ -21,6 +21,8 @@ void send_shared(gpu::stream on);
 void fetch_shared(gpu::stream on);
 void fetch(void* to, void const* on_device, std::size_t bytes, gpu::stream on);
 gpu::stream test_stream();
+/// Another one, for what a step enqueues beside itself.
+gpu::stream side_stream();
 /// One for all devices of the tests: they share a stream, so one call runs at a time.
 gpu::buffer<std::byte> test_workspace();
 void wait_for(gpu::stream on);

@@ -1,9 +1,11 @@
 #include "kvpolicy/gpu/offload/resident_rows.hpp"
 
+#include <array>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <numeric>
 #include <set>
+#include <span>
 
 #include "cuda/batch_cache.hpp"
 #include "cuda/test_device.hpp"
@@ -51,6 +53,11 @@ struct naive_slots {
   }
 };
 
+/// A decoder whose lists fit whatever slots there are.
+struct fits {
+  static std::int64_t most_listed(layer_id, std::int64_t, head_id) noexcept { return 1; }
+};
+
 TEST_CASE("what is listed is brought once, and attention over slots is attention over tokens", "[cuda]") {
   random_source random(91);
   std::int64_t hits = 0;
@@ -64,7 +71,8 @@ TEST_CASE("what is listed is brought once, and attention over slots is attention
     }
     auto const slots = static_cast<std::int32_t>(random.between(4, 24));
     test_device device;
-    gpu::resident_rows<test_device> resident(shape, sequences, slots, device);
+    gpu::resident_rows<test_device> resident(shape, sequences, std::span(&slots, 1), device);
+    resident.plan(fits{});
     std::int64_t const rows = sequences * shape.kv_heads;
     std::vector<naive_slots> naive(static_cast<std::size_t>(rows),
                                    naive_slots{std::vector<naive_slots::slot>(static_cast<std::size_t>(slots))});
@@ -116,45 +124,77 @@ TEST_CASE("what is listed is brought once, and attention over slots is attention
       a.lists = lists;
       a.out.base = on_device(by_token).data;
       gpu::detail::launch_attend(device, a);
-      a.lists = resident.gather(a.keys, a.values, lists, device);
-      a.keys = resident.keys();
-      a.values = resident.values();
+      resident.gather(cache.view(), {0}, lists, device);
+      a.keys = resident.view().keys({0});
+      a.values = resident.view().values({0});
       a.out.base = on_device(by_slot).data;
       gpu::detail::launch_attend(device, a);
       device.wait();
       INFO("round " << round << " step " << step);
       REQUIRE(std::ranges::equal(by_slot, by_token));
-      REQUIRE(std::ranges::equal(device.read(resident.missed(), 0, rows), came));
-      REQUIRE(device.read(resident.overflow(), 0, 1)[0] == 0);
+      REQUIRE(std::ranges::equal(device.read(resident.missed({0}), 0, rows), came));
+      REQUIRE(device.read(resident.overflow({0}), 0, 1)[0] == 0);
     }
   }
   REQUIRE(hits > 1000);
 }
 
-TEST_CASE("a list with more tokens than slots is counted, and read in part", "[cuda]") {
+TEST_CASE("a list with more tokens than slots is counted", "[cuda]") {
   random_source random(92);
   cache_shape const shape{1, 1, 1, 8, 20, element_type::f16};
   batch_cache cache(shape, 1, 16, page_layout::nhd, random, true);
   for (std::int64_t t = 0; t < 20; ++t) cache.write(0, t, random);
   test_device device;
-  gpu::resident_rows<test_device> resident(shape, 1, 6, device);
+  std::int32_t const slots = 6;
+  gpu::resident_rows<test_device> resident(shape, 1, std::span(&slots, 1), device);
+  resident.plan(fits{});
   device.send();
   gpu::token_lists all{};
   all.tail.all = 0;
   all.tokens.all = 20;
-  gpu::token_lists const got = resident.gather(cache.view().keys({0}), cache.view().values({0}), all, device);
+  resident.gather(cache.view(), {0}, all, device);
   device.wait();
-  REQUIRE(device.read(got.named, 0, 1)[0] == 6);
-  REQUIRE(device.read(resident.overflow(), 0, 1)[0] == 1);
+  REQUIRE(device.read(resident.missed({0}), 0, 1)[0] == 6);
+  REQUIRE(device.read(resident.overflow({0}), 0, 1)[0] == 1);
+}
+
+TEST_CASE("a head with a slot for each token brings what is new, whatever is listed", "[cuda]") {
+  random_source random(94);
+  cache_shape const shape{1, 2, 2, 8, 40, element_type::f32};
+  batch_cache cache(shape, 1, 16, page_layout::nhd, random, true);
+  for (std::int64_t t = 0; t < 40; ++t) cache.write(0, t, random);
+  test_device device;
+  std::array<std::int32_t, 2> const slots{40, 6};
+  gpu::resident_rows<test_device> resident(shape, 1, slots, device);
+  resident.plan(fits{});
+  device.send();
+  gpu::token_lists last{};
+  for (std::int64_t tokens : {30, 31, 33, 33}) {
+    last.tail.all = tokens - 4;
+    last.tokens.all = tokens;
+    resident.gather(cache.view(), {0}, last, device);
+    device.wait();
+    auto const came = device.read(resident.missed({0}), 0, 2);
+    INFO("tokens " << tokens);
+    CHECK(came[0] == (tokens == 30 ? 30 : tokens == 31 ? 1 : came[1]));
+  }
+  resident.forget(0, device);
+  resident.gather(cache.view(), {0}, last, device);
+  device.wait();
+  CHECK(device.read(resident.missed({0}), 0, 2) == std::vector<std::int32_t>{33, 4});
 }
 
 TEST_CASE("rows that are not packed are refused", "[cuda]") {
   random_source random(93);
-  cache_shape const shape{1, 1, 1, 5, 20, element_type::f16};
+  cache_shape const shape{1, 1, 1, 8, 20, element_type::f16};
   batch_cache cache(shape, 1, 16, page_layout::nhd, random, true);
   test_device device;
-  gpu::resident_rows<test_device> resident(shape, 1, 6, device);
-  REQUIRE_THROWS_AS(resident.gather(cache.view().keys({0}), cache.view().values({0}), {}, device), unsupported);
+  std::int32_t const slots = 6;
+  gpu::resident_rows<test_device> resident(shape, 1, std::span(&slots, 1), device);
+  resident.plan(fits{});
+  gpu::paged_batch odd = cache.view();
+  odd.pool.key_strides.dim *= 2;
+  REQUIRE_THROWS_AS(resident.gather(odd, {0}, {}, device), unsupported);
 }
 
 }  // namespace

@@ -10,8 +10,12 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
+#include <random>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cuda/ptx/block.hpp"
 #include "cuda/ptx/memory.hpp"
@@ -28,17 +32,45 @@ std::optional<std::int64_t> number_in(char const* variable) {
   return std::strtoll(text, nullptr, 10);
 }
 
+/// What was captured, each step with those that it has to wait for.
 struct graph {
-  std::vector<work> steps;
+  struct step {
+    work what;
+    std::vector<std::size_t> after;
+  };
+  std::vector<step> steps;
+
+  /// Does the steps in an order that `number` draws among those that are allowed.
+  template <class Number>
+  void replay(Number number) const {
+    std::vector<char> done(steps.size());
+    for (std::size_t left = steps.size(); left > 0; --left) {
+      std::vector<std::size_t> ready;
+      for (std::size_t i = 0; i < steps.size(); ++i) {
+        if (done[i] == 0 && std::ranges::all_of(steps[i].after, [&](std::size_t before) { return done[before] != 0; }))
+          ready.push_back(i);
+      }
+      std::size_t const next = ready[number(ready.size())];
+      steps[next].what();
+      done[next] = 1;
+    }
+  }
 };
 
 struct stream {
   std::deque<work> late;
-  std::optional<graph> captured;
+  std::shared_ptr<graph> captured;  // what it is captured into
+  bool began = false;               // the capture, and has to end it
+  std::vector<std::size_t> last;    // of the captured steps, those that the next one waits for
+  std::uint64_t given = 0;
+  std::uint64_t done = 0;
 };
 
 struct event {
   stream* on = nullptr;  // that it was last recorded on
+  std::uint64_t at = 0;  // what was enqueued there before
+  std::shared_ptr<graph> captured;
+  std::vector<std::size_t> last;
 };
 
 class runtime {
@@ -48,9 +80,10 @@ class runtime {
     return one;
   }
 
-  /// Does what was enqueued. @return the first fault of the process, from then on
-  cudaError_t drain(stream& on) {
-    while (!on.late.empty() && result_ == cudaSuccess) {
+  /// Does what was enqueued, the first `until` of it. @return the first fault of the process, from then on
+  cudaError_t drain(stream& on, std::uint64_t until = UINT64_MAX) {
+    while (!on.late.empty() && on.done < until && result_ == cudaSuccess) {
+      ++on.done;
       work const next = std::move(on.late.front());
       on.late.pop_front();
       try {
@@ -70,14 +103,39 @@ class runtime {
   }
   cudaError_t enqueue(cudaStream_t handle, work what) {
     stream& on = at(handle);
-    if (on.captured) on.captured->steps.push_back(std::move(what));
-    else on.late.push_back(std::move(what));
+    if (on.captured == nullptr) {
+      on.late.push_back(std::move(what));
+      ++on.given;
+      return result_;
+    }
+    on.captured->steps.push_back({std::move(what), std::exchange(on.last, {on.captured->steps.size()})});
     return result_;
   }
+  /// The capture has ended: nobody takes part any more.
+  void leave(std::shared_ptr<graph> const& captured) {
+    for (auto& [handle, on] : streams_) {
+      if (on.captured == captured) on.captured = nullptr, on.began = false, on.last.clear();
+    }
+  }
+  /// Whether a stream has steps that the last ones of `ending` do not wait for.
+  bool unjoined(stream const& ending) const {
+    std::vector<std::size_t> open = ending.last;
+    std::vector<char> waited(ending.captured->steps.size());
+    while (!open.empty()) {
+      std::size_t const step = open.back();
+      open.pop_back();
+      if (std::exchange(waited[step], 1) != 0) continue;
+      auto const& after = ending.captured->steps[step].after;
+      open.insert(open.end(), after.begin(), after.end());
+    }
+    return std::ranges::count(waited, 0) > 0;
+  }
+  /// A number below `most`, by the seed.
+  std::size_t draw(std::size_t most) { return std::uniform_int_distribution<std::size_t>(0, most - 1)(random_); }
 
   stream& at(cudaStream_t handle) { return streams_[handle]; }
   bool is_capturing() const {
-    return std::ranges::any_of(streams_, [](auto const& each) { return each.second.captured.has_value(); });
+    return std::ranges::any_of(streams_, [](auto const& each) { return each.second.captured != nullptr; });
   }
   cudaError_t result() const { return result_; }
 
@@ -96,6 +154,7 @@ class runtime {
   }
 
   processor on_;
+  std::mt19937_64 random_{seed().value_or(1)};
   std::map<cudaStream_t, stream> streams_;
   std::map<std::string, counts> counted_;
   cudaError_t result_ = cudaSuccess;
@@ -160,7 +219,7 @@ cudaError_t copy(void* to, std::size_t to_pitch, void const* from, std::size_t f
     }
   };
   std::size_t const span = (rows - 1) * from_pitch + bytes;
-  bool const captures = here().at(on).captured.has_value();
+  bool const captures = here().at(on).captured != nullptr;
   if (!is_known(from) && !captures) {
     auto const* const now = static_cast<std::byte const*>(from);
     return here().enqueue(on, [move, taken = std::vector<std::byte>(now, now + span)] { move(taken.data()); });
@@ -278,14 +337,19 @@ cudaError_t cudaStreamSynchronize(cudaStream_t on) {
   return here().drain(here().at(on));
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t on, cudaStreamCaptureMode) {
-  here().at(on).captured.emplace();
+  ptx::stream& mine = here().at(on);
+  if (mine.captured) return ptx::refuse("a capture begins on a stream that is captured", cudaErrorIllegalState);
+  mine.captured = std::make_shared<ptx::graph>();
+  mine.began = true;
   return here().result();
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t on, cudaGraph_t* made) {
-  std::optional<ptx::graph>& captured = here().at(on).captured;
-  if (!captured) return cudaErrorIllegalState;
-  *made = reinterpret_cast<cudaGraph_t>(new ptx::graph(std::move(*captured)));
-  captured.reset();
+  std::shared_ptr<ptx::graph> const captured = here().at(on).captured;
+  if (captured == nullptr || !here().at(on).began) return cudaErrorIllegalState;
+  bool const lost = here().unjoined(here().at(on));
+  here().leave(captured);
+  if (lost) return ptx::refuse("a captured stream was not joined", cudaErrorStreamCaptureUnjoined);
+  *made = reinterpret_cast<cudaGraph_t>(new ptx::graph(*captured));
   return here().result();
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t from, unsigned long long) {
@@ -293,8 +357,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t from, unsign
   return here().result();
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t of, cudaStream_t on) {
-  for (ptx::work const& step : reinterpret_cast<ptx::graph*>(of)->steps) here().enqueue(on, step);
-  return here().result();
+  return here().enqueue(
+      on, [all = *reinterpret_cast<ptx::graph*>(of)] { all.replay([](std::size_t most) { return here().draw(most); }); });
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t gone) { return ptx::end<ptx::graph>(gone); }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t gone) { return ptx::end<ptx::graph>(gone); }
@@ -304,12 +368,28 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* made, unsigned) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t of, cudaStream_t on) {
-  reinterpret_cast<ptx::event*>(of)->on = &here().at(on);
+  ptx::stream& mine = here().at(on);
+  *reinterpret_cast<ptx::event*>(of) = {&mine, mine.given, mine.captured, mine.last};
   return here().result();
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t of) {
-  ptx::stream* const on = reinterpret_cast<ptx::event*>(of)->on;
-  return on == nullptr ? here().result() : here().drain(*on);
+  ptx::event const& mark = *reinterpret_cast<ptx::event*>(of);
+  return mark.on == nullptr ? here().result() : here().drain(*mark.on, mark.at);
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t on, cudaEvent_t of, unsigned) {
+  ptx::event const mark = *reinterpret_cast<ptx::event*>(of);
+  ptx::stream& mine = here().at(on);
+  if (mark.captured != nullptr) {
+    if (mine.captured != nullptr && mine.captured != mark.captured)
+      return ptx::refuse("a wait would merge two captures", cudaErrorStreamCaptureMerge);
+    mine.captured = mark.captured;  // it takes part from here on
+    mine.last.insert(mine.last.end(), mark.last.begin(), mark.last.end());
+    return here().result();
+  }
+  if (mine.captured != nullptr)
+    return ptx::refuse("a captured stream waits for work that is not captured", cudaErrorStreamCaptureIsolation);
+  if (mark.on == nullptr || mark.on == &mine) return here().result();
+  return here().enqueue(on, [mark] { here().drain(*mark.on, mark.at); });
 }
 cudaError_t cudaEventDestroy(cudaEvent_t gone) { return ptx::end<ptx::event>(gone); }
 

@@ -76,6 +76,11 @@ parts_t<Policy> decodable_parts_of(Policy const& policy, cache_shape const& shap
     throw unsupported("the decoder on a GPU chooses in prefill(), and the policy waits for " + std::to_string(after) +
                       " tokens of the answer; set its after to 0, and call prefill() when the answer has that many");
   }
+  if constexpr (!std::same_as<decltype(parts_t<Policy>::retrieve), keep_all>) {
+    using trigger = typename decltype(parts_t<Policy>::retrieve)::trigger_type;
+    if (requirements_of(policy).next_step && !std::same_as<trigger, triggers::drift>)
+      throw unsupported("the decoder on a GPU chooses for the next step by triggers::drift alone; set next_step to 0");
+  }
   expect_row("a decode step", shape.head_dim, shape.group());
   return parts_of(policy);
 }

@@ -39,7 +39,7 @@ class decoder {
   /// @throws unsupported as start() does, for a policy that waits for tokens of the answer, and past the kernels' head sizes
   /// @throws device_memory_exceeded if the device has too little memory
   decoder(Policy const& policy, cache_shape const& shape, std::int64_t sequences, D& device, std::int64_t step_tokens = 1)
-      : decoder(decodable_parts_of(policy, shape), detail::asked_signals(requirements_of(policy)),
+      : decoder(decodable_parts_of(policy, shape), detail::asked_signals(requirements_of(policy), shape.layers),
                 detail::decode_slots(shape, sequences, step_tokens), shape, sequences, device) {}
 
   /// Takes in a layer's keys of a prompt, or of a further piece, once they are written; as request::prefill(). Waits.
@@ -125,6 +125,7 @@ class decoder {
           decode_step step{{l}, view.keys({l}), {}, scale, plan_.lengths(), {}};
           kept_.show(nth, step);
           choose_turn(step);
+          renew_turn(step);
         }
         if constexpr (contains(parts_type::needs, signals::logits)) retrieve_.observe(nth, plan_.lengths());
       });
@@ -157,7 +158,8 @@ class decoder {
     else return false;
   }
 
-  /// Returns a layer's lists at an idle step, as choose() would. Enqueues nothing.
+  /// Returns a layer's lists as choose() would, at an idle step; and after renew(), what the next step reads of the tokens so
+  /// far. Enqueues nothing.
   /// @param layer  the layer
   /// @return the lists
   token_lists standing(layer_id layer) const {
@@ -179,11 +181,38 @@ class decoder {
     asked_.check_step(ids);
     check_scale(scale, "the queries");
     slots_.check_layer(layer);
+    asked_.chosen();
     decode_step step{layer, view.keys(layer), queries, scale, plan_.lengths(), ids};
     kept_.keep(step, plan_.brought());
     kept_.show(0, step);
     choose_turn(step);
     return plan_.with_later(retrieve_.lists(layer, step.retained));
+  }
+
+  /// Enqueues the choice that serves the next step, for a policy with `next_step`: after a layer's attention, at every step
+  /// that is not idle. Enqueues nothing for others.
+  /// @param view,layer,queries,scale  as choose(); or a view of the rows that the policy looks at
+  template <batch_view V>
+  void renew(V const& view, layer_id layer, vector_rows const& queries, float scale) {
+    check_scale(scale, "the queries");
+    slots_.check_layer(layer);
+    asked_.renewed();
+    decode_step step{layer, view.keys(layer), queries, scale, plan_.lengths(), {}};
+    kept_.show(0, step);
+    renew_turn(step);
+  }
+
+  /// Returns how many of a head's tokens the planned step reads rows of at most: by its lists, and at a look.
+  /// @param layer,sequence,head  the head
+  /// @return tokens
+  std::int64_t most_listed(layer_id layer, std::int64_t sequence, head_id head) const {
+    std::int64_t const tokens = plan_.length(sequence);
+    if (tokens == 0) return 0;
+    std::int64_t const later = plan_.brought(sequence) - 1;
+    if constexpr (requires { retrieve_.most_listed(layer, sequence, head, tokens); })
+      return std::min(tokens, retrieve_.most_listed(layer, sequence, head, tokens)) + later;
+    else if constexpr (known_counts<Policy, D>) return listed(layer, sequence, head);
+    else return tokens + later;
   }
 
   /// Enqueues what triggers do after a step. Does nothing for a policy that needs no logits.
@@ -235,6 +264,9 @@ class decoder {
     retain_.choose(step);
     step.retained = retain_.lists(step.layer, step.lengths);
     retrieve_.choose(step);
+  }
+  void renew_turn(decode_step& step) {
+    if constexpr (requires { retrieve_.renew(step); }) retrieve_.renew(step);
   }
 
   cache_shape shape_;

@@ -105,6 +105,24 @@ class pinned_memory {
   std::vector<void*> pieces_;
 };
 
+/// A mark in a stream, which others can wait for. Movable.
+class stream_event {
+ public:
+  /// @throws device_error if CUDA refuses
+  stream_event();
+  stream_event(stream_event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  stream_event& operator=(stream_event&& other) noexcept {
+    std::swap(event_, other.event_);
+    return *this;
+  }
+  ~stream_event();
+
+  void* get() const noexcept { return event_; }
+
+ private:
+  void* event_ = nullptr;  ///< a cudaEvent_t
+};
+
 /// Pinned host memory through which copies to a device go, so that no copy waits for work that was enqueued before it.
 /// It has two halves: one is filled while copies from the other are under way. Movable.
 class upload_ring {
@@ -113,10 +131,7 @@ class upload_ring {
   /// @throws device_error if CUDA refuses
   upload_ring();
   upload_ring(upload_ring&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)),
-        done_(std::exchange(other.done_, {})),
-        half_(other.half_),
-        used_(other.used_) {}
+      : data_(std::exchange(other.data_, nullptr)), done_(std::move(other.done_)), half_(other.half_), used_(other.used_) {}
   upload_ring& operator=(upload_ring&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(done_, other.done_);
@@ -138,10 +153,8 @@ class upload_ring {
  private:
   static constexpr std::int64_t half_bytes = std::int64_t{1} << 20;
 
-  void release() noexcept;
-
   std::byte* data_ = nullptr;
-  std::array<void*, 2> done_{};  ///< events: when the copies from each half are done
+  std::array<stream_event, 2> done_;  ///< when the copies from each half are done
   int half_ = 0;
   std::int64_t used_ = 0;  ///< bytes of this half
 };

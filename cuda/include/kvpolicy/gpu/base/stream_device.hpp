@@ -34,6 +34,26 @@ class stream_device {
   /// Uses another stream from now on.
   /// @param other  the stream; order what is enqueued there after what was enqueued before, because scratch is shared
   void on(stream other) noexcept { stream_ = other; }
+  /// Enqueues work on another stream, after what was enqueued on this one so far. What is enqueued here goes on beside it.
+  /// @param other  the stream; its work must use none of this device's scratch
+  /// @param work  enqueues by this device
+  /// @throws device_error if CUDA refuses
+  template <class Work>
+  void beside(stream other, Work work) {
+    struct ends {
+      stream& on;
+      stream back;
+      ~ends() { on = back; }
+    } const restore{stream_, stream_};
+    order(stream_, other);
+    stream_ = other;
+    work();
+  }
+  /// Orders what is enqueued from now on after what was enqueued on another stream. A captured step joins every stream that
+  /// beside() took along, before the capture ends.
+  /// @param other  the stream
+  /// @throws device_error if CUDA refuses
+  void join(stream other) { order(other, stream_); }
 
   /// Enqueues a body: one of the library's, or your own from a .cu that includes kvpolicy/gpu/kvpolicy.cuh.
   /// @param grid  its blocks; an empty grid launches nothing
@@ -109,6 +129,7 @@ class stream_device {
   };
 
   stream_device(stream on, device_array workspace, device_allocator& from);
+  void order(stream before, stream behind);
   void* take(std::int64_t bytes);
   std::int64_t blocks_of(char const* kernel, void const* code, int threads) const;
   void copy_to_device(void* to, void const* from, std::int64_t bytes);
@@ -116,6 +137,7 @@ class stream_device {
   void* writable(void* to, std::int64_t rows, std::int64_t width, std::int64_t pitch, bool keep);
 
   stream stream_;
+  stream_event ordered_;
   device_allocator* from_;
   device_array own_workspace_;
   buffer<std::byte> workspace_;

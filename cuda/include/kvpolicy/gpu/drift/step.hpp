@@ -52,7 +52,8 @@ class decode_retrieve<Rule, D> {
         queries_(context.template by_layer<float>(context.heads() * window_ * context.shape.group() * context.shape.head_dim)),
         baseline_(context.template by_layer<std::int32_t>(context.heads() * context.shape.max_tokens)),
         chosen_(*context.device, context.shape.layers, context.sequences, context.shape.kv_heads, context.shape.max_tokens),
-        sets_(context.template array<std::int32_t>(context.heads() * window_ * context.shape.max_tokens)) {
+        sets_(context.template array<std::int32_t>(context.heads() * window_ * context.shape.max_tokens)),
+        most_(static_cast<std::size_t>(context.shape.layers * context.heads())) {
     KVPOLICY_EXPECTS(context.rule.window.generated && context.rule.window.sinks == 0,
                      "heads read their own tokens and what was generated; a window with sinks has no kernel");
     std::vector<std::int32_t> const none(static_cast<std::size_t>(context.shape.layers * layer_rows * context.heads()));
@@ -83,6 +84,7 @@ class decode_retrieve<Rule, D> {
       put(leader, followed);
       put(source, rule.score.own || !follows ? h : followed);
       put(length, lengths[head]);
+      bool const all = looks || (rule.score.own && follows);  // whose keys are read at a look
       if (looks) {
         context_.device->upload(part_of(baseline_.of(piece.layer), nth * context_.shape.max_tokens, context_.shape.max_tokens),
                                 set.data(), std::ssize(set));
@@ -95,6 +97,8 @@ class decode_retrieve<Rule, D> {
       } else {
         list = piece.retained[piece.retained.size() == 1 ? 0 : static_cast<std::size_t>(h)];
       }
+      most_[static_cast<std::size_t>(piece.layer.value * context_.heads() + nth)] =
+          all ? tokens : std::max(token_count(list), follows ? lengths[head] : 0);
     }
     for (int const which : {base, leader, source, length}) {
       context_.device->upload(part_of(row(piece.layer, static_cast<of_layer_row>(which)), piece.sequence * kv_heads, kv_heads),
@@ -115,8 +119,26 @@ class decode_retrieve<Rule, D> {
     return true;
   }
   void upload() const { numbers_.upload(*context_.device); }
+  /// The most tokens of a head whose rows a step on so many reads.
+  std::int64_t most_listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t tokens) const noexcept {
+    std::int64_t const nth = layer.value * context_.heads() + sequence * context_.shape.kv_heads + head.value;
+    return most_[static_cast<std::size_t>(nth)] + tokens - numbers_.get(prompt_tokens, sequence);
+  }
 
   void choose(decode_step const& step) {
+    if (!context_.rule.next_step) fetch(step);
+  }
+  /// What the next step reads, where choices serve that.
+  void renew(decode_step const& step) {
+    if (context_.rule.next_step) fetch(step);
+  }
+
+  token_lists lists(layer_id layer, token_lists const& retained) const noexcept {
+    return chosen_.of(layer, numbers_.of(prompt_tokens), retained.tokens, 0);
+  }
+
+ private:
+  void fetch(decode_step const& step) {
     Rule const& rule = context_.rule;
     layer_id const layer = step.layer;
     cache_shape const& shape = context_.shape;
@@ -158,12 +180,6 @@ class decode_retrieve<Rule, D> {
     top.tokens = chosen_.named(layer);
     launch_top_k(device, top, context_.heads(), shape.max_tokens);
   }
-
-  token_lists lists(layer_id layer, token_lists const& retained) const noexcept {
-    return chosen_.of(layer, numbers_.of(prompt_tokens), retained.tokens, 0);
-  }
-
- private:
   std::int32_t every() const noexcept { return context_.rule.trigger.every; }
   buffer<std::int32_t> row(layer_id layer, of_layer_row which) const noexcept {
     return part_of(of_layers_.of(layer), which * context_.heads(), context_.heads());
@@ -183,6 +199,7 @@ class decode_retrieve<Rule, D> {
   layer_array<D, std::int32_t> baseline_;   ///< `[sequences, kv_heads, max_tokens]`
   list_store<D> chosen_;
   array_of<D, std::int32_t> sets_;  ///< `[sequences, kv_heads, window, max_tokens]`
+  std::vector<std::int64_t> most_;  ///< `[layers, sequences, kv_heads]` tokens of the prompt whose rows steps read
 };
 
 }  // namespace kvpolicy::gpu::detail

@@ -6,17 +6,18 @@
 
 namespace kvpolicy::gpu::detail {
 
-/// Which tokens' rows are in slots, of each sequence and KV head.
+/// Which tokens' rows of a layer are in slots. Each sequence and KV head has slots of its own, one head's behind the other's.
 struct slot_table {
-  buffer<std::int32_t> slot_of;   ///< `[sequences, kv_heads, max_tokens]`, -1: not there
-  buffer<std::int32_t> token_of;  ///< `[sequences, kv_heads, slots]`, -1: empty
-  buffer<std::int32_t> used;      ///< `[sequences, kv_heads, slots]` the step that last listed it
+  buffer<std::int32_t> slot_of;      ///< `[sequences, kv_heads, max_tokens]`, -1: not there
+  buffer<std::int32_t const> first;  ///< `[sequences * kv_heads + 1]` each head's first slot
+  buffer<std::int32_t> token_of;     ///< `[slots]`, -1: empty
+  buffer<std::int32_t> used;         ///< `[slots]` the step that last listed it
+  buffer<std::int32_t> whole;        ///< `[sequences, kv_heads]` tokens that are there of a head with a slot for each; else -1
   std::int64_t max_tokens = 0;
-  std::int32_t slots = 0;
 };
 
-/// Gives every listed token a slot: the one that it has, or that of what was not listed for longest. One block a head and
-/// sequence.
+/// Gives every listed token a slot: the one that it has, or that of what was not listed for longest. A head with a slot for
+/// each token has all of them there. One block a head and sequence.
 struct resolve_slots_body {
   static constexpr unsigned threads = 512;
   static constexpr char const* name = "resolve_slots";
@@ -25,12 +26,10 @@ struct resolve_slots_body {
     std::int32_t heads = 1;
     slot_table table;
     buffer<std::int32_t> step;      ///< `[sequences, kv_heads]` counts up, from 1
-    buffer<std::int32_t> victims;   ///< `[sequences, kv_heads, slots]` scratch
-    buffer<std::int32_t> named;     ///< `[sequences, kv_heads, slots]` the slots of the list's tokens, in its order
-    buffer<std::int32_t> counts;    ///< `[sequences, kv_heads]`
-    buffer<std::int32_t> missing;   ///< `[sequences, kv_heads, slots]` slots whose rows have to come
-    buffer<std::int32_t> missed;    ///< `[sequences, kv_heads]`
-    buffer<std::int32_t> overflow;  ///< `[1]` set where a list has more tokens than there are slots: the rest is not read
+    buffer<std::int32_t> victims;   ///< `[slots]` scratch
+    buffer<std::int32_t> missing;   ///< `[slots]` from a head's first on, the slots whose rows have to come
+    buffer<std::int32_t> missed;    ///< `[sequences, kv_heads]` how many
+    buffer<std::int32_t> overflow;  ///< `[1]` counts lists with more tokens than slots, which are read wrong
   };
   template <class B>
   struct shared {
@@ -40,23 +39,34 @@ struct resolve_slots_body {
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
     std::int64_t const row = static_cast<std::int64_t>(block.y()) * a.heads + block.x();
-    list_reader<B> const list(block, a.lists, block.y(), block.x());
-    auto const slots = a.table.slots;
     auto const slot_of = block.global(a.table.slot_of);
     auto const token_of = block.global(a.table.token_of);
-    auto const used = block.global(a.table.used);
-    auto const named = block.global(a.named);
     auto const missing = block.global(a.missing);
-    auto const victims = block.global(a.victims);
     std::int64_t const tokens_at = row * a.table.max_tokens;
-    std::int64_t const at = row * slots;
-    std::int32_t const now = block.global(a.step)[row];
+    std::int32_t const at = block.global(a.table.first)[row];
+    std::int32_t const behind = block.global(a.table.first)[row + 1];
+    std::int32_t const slots = behind - at;
     auto const thread = static_cast<std::int32_t>(block.thread());
-    std::int32_t count = static_cast<std::int32_t>(list.count());
-    if (count > slots) {
-      if (thread == 0) block.global(a.overflow).atomic_add(0, 1);
-      count = slots;
+    std::int32_t const there = block.global(a.table.whole)[row];
+    if (there >= 0) {  // every token has the slot of its number
+      auto const tokens = static_cast<std::int32_t>(a.lists.tokens.of(block, block.y()));
+      block.sync();  // every thread has read what thread 0 writes
+      for (std::int32_t t = there + thread; t < tokens; t += B::threads) {
+        missing[at + t - there] = at + t;
+        token_of[at + t] = t;
+        slot_of[tokens_at + t] = at + t;
+      }
+      if (thread != 0) return;
+      block.global(a.missed)[row] = tokens > there ? tokens - there : 0;
+      if (tokens > there) block.global(a.table.whole)[row] = tokens;
+      return;
     }
+    list_reader<B> const list(block, a.lists, block.y(), block.x());
+    auto const used = block.global(a.table.used);
+    auto const victims = block.global(a.victims);
+    std::int32_t const now = block.global(a.step)[row];
+    auto const listed = static_cast<std::int32_t>(list.count());
+    std::int32_t const count = listed < slots ? listed : slots;
     block.sync();  // every thread has read what thread 0 writes at the end
 
     // Who is there stays; who is not is numbered in the list's order.
@@ -68,11 +78,11 @@ struct resolve_slots_body {
       if (i < count) {
         token = static_cast<std::int32_t>(list.token(i));
         slot = slot_of[tokens_at + token];
-        if (slot >= 0) used[at + slot] = now;
+        if (slot >= 0) used[slot] = now;
       }
       std::int32_t all = 0;
       std::int32_t const nth = absent + block.exclusive_sum(s.radix.scan, i < count && slot < 0 ? 1 : 0, all);
-      if (i < count) named[at + i] = slot >= 0 ? slot : -1 - nth;
+      if (i < count && slot < 0) slot_of[tokens_at + token] = -2 - nth;
       absent += all;
       block.sync();
     }
@@ -91,31 +101,38 @@ struct resolve_slots_body {
             return ordered_item{slot, false, true, age(slot)};
           },
           [&](std::int32_t slot, std::int32_t nth) {
-            victims[at + nth] = slot;
+            victims[at + nth] = at + slot;
             std::int32_t const old = token_of[at + slot];
             if (old >= 0) slot_of[tokens_at + old] = -1;
           });
       for (std::int32_t i = thread; i < count; i += B::threads) {
-        std::int32_t const before = named[at + i];
-        if (before >= 0) continue;
-        std::int32_t const nth = -1 - before;
-        std::int32_t const slot = victims[at + nth];
         auto const token = static_cast<std::int32_t>(list.token(i));
-        named[at + i] = slot;
-        token_of[at + slot] = token;
+        std::int32_t const before = slot_of[tokens_at + token];
+        if (before >= -1) continue;
+        std::int32_t const nth = -2 - before;
+        std::int32_t const slot = victims[at + nth];
+        token_of[slot] = token;
         slot_of[tokens_at + token] = slot;
-        used[at + slot] = now;
+        used[slot] = now;
         missing[at + nth] = slot;
       }
     }
+    if (listed > slots) {  // plan() refuses it: what has no slot is read where another row lies
+      block.sync();
+      for (std::int32_t i = slots + thread; i < listed; i += B::threads) {
+        auto const token = static_cast<std::int32_t>(list.token(i));
+        std::int32_t const mine = slot_of[tokens_at + token];
+        if (mine < 0) slot_of[tokens_at + token] = at;
+      }
+      if (thread == 0) block.global(a.overflow).atomic_add(0, 1);
+    }
     if (thread != 0) return;
-    block.global(a.counts)[row] = count;
     block.global(a.missed)[row] = absent;
     block.global(a.step)[row] = now + 1;
   }
 };
 
-/// Copies the missing rows, 16 bytes a thread; the slots' own layout is `[sequences, kv_heads, slots, head_dim]`.
+/// Copies the missing rows, 16 bytes a thread; the slots' own layout is `[slots, head_dim]`.
 template <element_type E>
 struct gather_rows_body : no_shared {
   static constexpr unsigned threads = 256;
@@ -133,6 +150,7 @@ struct gather_rows_body : no_shared {
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
     std::int64_t const row = static_cast<std::int64_t>(block.z()) * a.from.heads + block.y();
     std::int32_t const missed = block.global(a.missed)[row];
+    std::int32_t const at = block.global(a.table.first)[row];
     std::int32_t const parts = a.from.parts();
     row_reader<E, B> const from(block, a.from, block.z());
     auto const to = block.global(a.to);
@@ -141,12 +159,12 @@ struct gather_rows_body : no_shared {
     for (std::int64_t i = index_in_grid(block); i < std::int64_t{missed} * parts; i += step) {
       auto const nth = static_cast<std::int32_t>(i / parts);
       auto const part = static_cast<std::int32_t>(i - std::int64_t{nth} * parts);
-      std::int32_t const slot = block.global(a.missing)[row * a.table.slots + nth];
-      std::int32_t const token = block.global(a.table.token_of)[row * a.table.slots + slot];
+      std::int32_t const slot = block.global(a.missing)[at + nth];
+      std::int32_t const token = block.global(a.table.token_of)[slot];
       auto const raw = from.load_raw(from.offset(block.y(), token), part);
-      std::int64_t const at = (row * a.table.slots + slot) * a.from.head_dim + part * 8;
-      to.store(at, raw.word[0]);
-      if constexpr (E == element_type::f32) to.store(at + 4, raw.word[1]);
+      std::int64_t const target = std::int64_t{slot} * a.from.head_dim + part * 8;
+      to.store(target, raw.word[0]);
+      if constexpr (E == element_type::f32) to.store(target + 4, raw.word[1]);
     }
   }
 };
