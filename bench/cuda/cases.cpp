@@ -55,6 +55,7 @@ options options_of(int count, char const* const* arguments) {
 bool measured_gpu::run(std::string const& name, std::int64_t batch, std::int64_t context,
                        std::function<outcome()> const& work) {
   if (name.find(wanted_.only) == std::string::npos) return false;
+  ++met_;
   std::vector<field> line{
       text("name", name), number("batch", static_cast<double>(batch)), {"context", std::to_string(context)}};
   try {
@@ -109,7 +110,12 @@ int main_of(int count, char const* const* arguments, std::function<void(measured
     }
     measured_gpu on(wanted);
     work(on);
+    KVPOLICY_EXPECTS(on.met() > 0,
+                     "no case has that name, batch and context; without --only, --batch and --context all are run");
     return on.failed() ? 1 : 0;
+  } catch (invalid_value const& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 2;
   } catch (std::exception const& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return 1;

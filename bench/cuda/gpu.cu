@@ -75,6 +75,7 @@ void measured_gpu::measure_ceiling() {
   run("ceiling read", 1, 0, [&] { return outcome{static_cast<double>(bytes), read}; });
   run("ceiling copy", 1, 0, [&] { return outcome{static_cast<double>(bytes), copy}; });
   static_cast<void>(only(before));
+  met_ = 0;
 }
 
 std::int64_t measured_gpu::free_bytes() const {

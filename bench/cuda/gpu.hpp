@@ -74,6 +74,8 @@ class measured_gpu {
   std::int64_t free_bytes() const;
   /// Whether some case did not run to its end; memory that was refused aside.
   bool failed() const noexcept { return failed_; }
+  /// How many cases were wanted so far, apart from the ceiling's.
+  int met() const noexcept { return met_; }
 
   /// Device memory with random content: floats of [-1, 1), bf16 of magnitude 1/8 to 2, and what the host gives.
   gpu::device_buffer<float> floats(std::int64_t count);
@@ -112,6 +114,7 @@ class measured_gpu {
   std::uint32_t seed_ = 1;
   double ceiling_ = 0;  ///< bytes per second
   bool failed_ = false;
+  int met_ = 0;
   gpu::device_array evicting_;
   gpu::device_array sink_;
 };

@@ -5,6 +5,8 @@ import html
 import json
 import math
 
+import claims
+
 # What is published, where it is of the same kind (docs: performance records). Other hardware, other shapes: for orientation alone.
 RECORDS = {
     ("top 2048", 1, 4096): "17 us on H20, 3.2 us on Blackwell",
@@ -63,13 +65,18 @@ def steps_table(cases):
     return table(head, rows)
 
 
+def claims_table(cases):
+    """The papers' claims beside what is here; of settings that were not timed, the arithmetic alone."""
+    return table(["the paper's claim", "setting", "bound by bytes", "here", "why they differ"], claims.table(cases))
+
+
 def markdown(facts, measured, unmeasured):
     for fact in facts:
         yield (f"{fact['device']}, {fact['processors']:.0f} multiprocessors, {fact['memory_bytes'] / 2**30:.0f} GiB, driver "
                f"{fact['driver']:.0f}, runtime {fact['runtime']:.0f}. {fact['shape']}, pages {fact['layout']}. Shares "
                "are of this run's streaming read.")
         yield ""
-    primitives = [c for c in measured if not c["name"].startswith("step ")]
+    primitives = [c for c in measured if not c["name"].startswith(("step ", "claim "))]
     steps = [c for c in measured if c["name"].startswith("step ")]
     if primitives:
         yield from ["## Kernels, one layer", "", *primitives_table(primitives), ""]
@@ -194,6 +201,8 @@ def main():
     measured = [c for c in cases if "us" in c]
     unmeasured = [c for c in cases if "skipped" in c or "failed" in c]
     print("\n".join(markdown(facts, measured, unmeasured)))
+    if any(c["name"].startswith("claim ") for c in measured):
+        print("\n".join(["## The papers' claims", "", *claims_table(measured)]))
     if given.html:
         with open(given.html, "w", encoding="utf-8") as out:
             out.write("\n".join(page(facts, measured, unmeasured)) + "\n")

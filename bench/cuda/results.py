@@ -59,7 +59,7 @@ def measured_of(cases, names, batch, context, kind):
 
 def section(folder):
     stages = lines_of(folder, "lease.jsonl")
-    cases = [c for name in ("primitives.jsonl", "steps-128k.jsonl", "steps-32k.jsonl", "steps-batch.jsonl", "sdpa.jsonl") for c in lines_of(folder, name)]
+    cases = [c for name in ("primitives.jsonl", "steps-128k.jsonl", "steps-32k.jsonl", "steps-batch.jsonl", "claims.jsonl", "sdpa.jsonl") for c in lines_of(folder, name)]
     facts = list({fact["device"]: fact for fact in cases if "device" in fact}.values())
     measured = [c for c in cases if "us" in c]
     own = [c for c in measured if "floor_us" in c]
@@ -74,6 +74,7 @@ def section(folder):
     yield from report.table(["what", "target", "measured"],
                             [[what, target, measured_of(own, names, batch, context, kind)]
                              for what, names, batch, context, kind, target in TARGETS])
+    yield from ["", "What the papers claim of a step, where each step also reads the model's weights:", "", *report.claims_table(measured)]
     if ran:
         yield from ["", "| stage | status | seconds | |", "| --- | --- | ---: | --- |"]
         yield from (f"| {line['stage']} | {line['status']} | {line['seconds']} | {line['why']} |" for line in stages.values())

@@ -27,11 +27,11 @@ programs() {
   command -v nvcc >/dev/null || die "no nvcc here, and no bin/ beside this: run what --pack made on another machine"
   (cd "$root" && cmake -S . -B build/lease/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CUDA_ARCHITECTURES=90 \
       -DKVPOLICY_BUILD_GPU=ON -DKVPOLICY_BUILD_BENCHMARKS=ON >/dev/null &&
-    cmake --build build/lease/cmake --parallel "$(nproc)" --target kvpolicy_gpu_tests kvpolicy_cuda_primitives kvpolicy_cuda_steps) >&2 ||
+    cmake --build build/lease/cmake --parallel "$(nproc)" --target kvpolicy_gpu_tests kvpolicy_cuda_{primitives,steps,claims}) >&2 ||
     die "the programs were not built"
   mkdir -p "$made"
   local program
-  for program in tests/cuda/kvpolicy_gpu_tests bench/cuda/kvpolicy_cuda_primitives bench/cuda/kvpolicy_cuda_steps; do
+  for program in tests/cuda/kvpolicy_gpu_tests bench/cuda/kvpolicy_cuda_{primitives,steps,claims}; do
     strip -o "$made/$(basename "$program")" "$root/build/lease/cmake/$program" || die "'$program' can't be stripped"
   done
   echo "$made"
@@ -173,6 +173,7 @@ python=$(command -v python3 || true)
 stage sdpa 30 "$(needs "$python" python3) $python -c 'compile(open(\"$sdpa\").read(), \"sdpa\", \"exec\")'" \
   "$(needs "$python" python3) $python '$sdpa' | tee sdpa.jsonl"
 stage steps-batch 180 "$(ends kvpolicy_cuda_steps)" "$bin/kvpolicy_cuda_steps --context 131072 --batch 16 --only '1%' --replays 9 | tee steps-batch.jsonl"
+stage claims 150 "$(ends kvpolicy_cuda_claims)" "$bin/kvpolicy_cuda_claims --replays 5 | tee claims.jsonl"
 # Six kernels, each where a benchmark launches it first.
 stage ncu 60 "true" "command -v ncu >/dev/null || { echo 'no ncu here'; exit 77; }
   while IFS=: read -r kernel only; do

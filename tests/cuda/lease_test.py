@@ -31,7 +31,7 @@ class Lease(unittest.TestCase):
         shutil.copy(ROOT / "tests/cuda/lease.sh", package)
         shutil.copy(ROOT / "bench/cuda/sdpa.py", package)
         self.program(package / "bin/kvpolicy_gpu_tests", TESTS)
-        for name in ("kvpolicy_cuda_primitives", "kvpolicy_cuda_steps"):
+        for name in ("kvpolicy_cuda_primitives", "kvpolicy_cuda_steps", "kvpolicy_cuda_claims"):
             self.program(package / "bin" / name, BENCH)
         self.cases([{"name": "ceiling read", "batch": 1, "context": 0, "us": 100, "bytes": 4e8, "gbps": 4000, "share_of_ceiling": 1, "floor_us": 93,
                      "us_least": 99, "us_most": 101}])
@@ -66,11 +66,11 @@ class Lease(unittest.TestCase):
         done, lines = self.lease(self.out)
         self.assertEqual(set(self.statuses(lines).values()), {"passed"}, done.stdout)
         self.assertEqual(done.returncode, 0)
-        self.assertEqual(len(lines), 12)
+        self.assertEqual(len(lines), 13)
         self.assertTrue((self.out / "ncu-pool_mean.csv").exists())
         again, more = self.lease(self.out)
-        self.assertEqual((again.returncode, len(more)), (0, 12))  # nothing is run twice
-        self.assertEqual(again.stdout.count("passed before"), 12)
+        self.assertEqual((again.returncode, len(more)), (0, 13))  # nothing is run twice
+        self.assertEqual(again.stdout.count("passed before"), 13)
 
     def test_without_a_gpu_nothing_is_run(self):
         done, lines = self.lease(self.out)
@@ -158,7 +158,7 @@ class Lease(unittest.TestCase):
         held = subprocess.run(["tar", "-tzf", self.folder / "found.tar.gz"], capture_output=True, text=True, check=True).stdout
         self.assertIn("./lease.jsonl", held)
         done, lines = self.lease(self.out, "--within", "3600")
-        self.assertEqual((done.returncode, len(lines)), (0, 12), done.stdout)
+        self.assertEqual((done.returncode, len(lines)), (0, 13), done.stdout)
 
     def test_a_package_has_what_a_bare_machine_needs(self):
         repository, package = self.folder / "repository", self.folder / "package.tar.gz"
@@ -170,7 +170,7 @@ class Lease(unittest.TestCase):
         self.program(self.tools / "nvcc", "#!/bin/bash\n")
         self.program(self.tools / "objdump", "#!/bin/bash\nprintf 'GLIBC_2.9 a\\nGLIBC_2.35 b\\n'\n")
         self.program(self.tools / "strip", '#!/bin/bash\ncp "$3" "$2"\n')
-        built = ('#!/bin/bash\n[[ "$*" == *--build* ]] || exit 0\nfor p in tests/cuda/kvpolicy_gpu_tests bench/cuda/kvpolicy_cuda_{primitives,steps}; do\n'
+        built = ('#!/bin/bash\n[[ "$*" == *--build* ]] || exit 0\nfor p in tests/cuda/kvpolicy_gpu_tests bench/cuda/kvpolicy_cuda_{primitives,steps,claims}; do\n'
                  '  mkdir -p "build/lease/cmake/${p%/*}"; head -c BYTES /dev/urandom >"build/lease/cmake/$p"\ndone\n')
 
         def pack():
@@ -188,7 +188,7 @@ class Lease(unittest.TestCase):
         held = subprocess.run(["tar", "-tzf", package], capture_output=True, text=True, check=True).stdout.split()
         self.assertEqual({name for name in held if not name.endswith("/")},
                          {"lease/" + name for name in ("lease.sh", "sdpa.py", "bin/kvpolicy_gpu_tests", "bin/kvpolicy_cuda_primitives",
-                                                       "bin/kvpolicy_cuda_steps", "sanitizer/compute-sanitizer")})
+                                                       "bin/kvpolicy_cuda_steps", "bin/kvpolicy_cuda_claims", "sanitizer/compute-sanitizer")})
 
     def test_a_program_of_a_newer_system_is_refused_at_once(self):
         self.gpu()
@@ -219,6 +219,8 @@ class Lease(unittest.TestCase):
         self.cases([json.loads(lines), {"device": "a device", "processors": 132, "memory_bytes": 2**36, "driver": 13, "runtime": 13, "shape": "a shape",
                                        "layout": "nhd", "floor_gbps": 4300}, row | {"name": "cascade of depth 3", "us": 28.25},
                     row | {"name": "attend to all", "us": 150}, row | {"name": "attend to all", "us": 160, "batch": 16, "share_of_ceiling": .45},
+                    row | {"name": "claim chess: dense, 16-bit weights", "us": 7200, "context": 32768},
+                    row | {"name": "claim chess, 16-bit weights", "us": 6000, "context": 32768},
                     {"name": "step full", "batch": 1, "context": 131072, "skipped": "no memory"}])
         self.lease(self.out)
         done, page, picture = self.results()
@@ -226,6 +228,8 @@ class Lease(unittest.TestCase):
         self.assertIn("| lazy descent, 128K, batch 1 | 30 us | 28.2 us |", page)
         self.assertIn("| dense attend | 85 % of bandwidth | 45 % |", page)  # the worst
         self.assertIn("| top-k of 16K floats | 12 us | not yet measured |", page)
+        self.assertIn("| 1.20 times (6 of 7.2 ms) | batch 1: weights bind, not rows |", page)
+        self.assertIn("| 50.4 / 16.5 GB = 3.06 times | not timed |", page)
         for text in ("a device, 132 multiprocessors", "| suite | passed |", "| PyTorch | 1 | 32K |", "no memory"):
             self.assertIn(text, page)
         self.assertIn("<svg xmlns=", picture.read_text())

@@ -36,6 +36,7 @@ void cascade(measured_gpu& on, std::int64_t batch, std::int64_t context) {
     using namespace llama_8b;
     presets::chess policy = presets::chess::aggressive();
     policy.entropy = policy.varentropy = 0;  // any page is unsure
+    policy.both = false;                     // one entropy does not vary
     double const bytes = descent(batch, context, policy.fractions.grids, policy.fractions.chunks);
     double const memory = static_cast<double>(batch * context / chess_page * dims) * 4 * 1.15;
     gpu::stream_device device(on.on());
