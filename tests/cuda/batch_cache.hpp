@@ -2,6 +2,7 @@
 // device, and the oracle on the host.
 #pragma once
 
+#include <cmath>
 #include <numeric>
 #include <vector>
 
@@ -50,17 +51,11 @@ class batch_cache {
     for (std::int64_t l = 0; l < shape_.layers; ++l) write(sequence, token, l, random);
   }
   void write(std::int64_t sequence, std::int64_t token, std::int64_t layer, random_source& random) {
-    std::int64_t const page = pages_[static_cast<std::size_t>(sequence * table_stride_ + token / page_size_)];
-    std::int64_t const slot = token % page_size_;
-    for (auto& half : halves_) {
-      for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
-        std::int64_t const row = layout_ == page_layout::nhd ? slot * shape_.kv_heads + h : h * page_size_ + slot;
-        for (std::int64_t d = 0; d < shape_.head_dim; ++d) {
-          put(half, layer * layer_elements_ + page * page_elements_ + row * shape_.head_dim + d,
-              whole_ ? static_cast<float>(random.between(-2, 2)) : random.real());
-        }
-      }
-    }
+    put(sequence, token, layer, [&] { return whole_ ? static_cast<float>(random.between(-2, 2)) : random.real(); });
+  }
+  /// A token's rows are somebody else's from now on: no number.
+  void give_back(std::int64_t sequence, std::int64_t token) {
+    for (std::int64_t l = 0; l < shape_.layers; ++l) put(sequence, token, l, [] { return std::nanf(""); });
   }
 
  private:
@@ -70,6 +65,18 @@ class batch_cache {
             .pages = pages,
             .table_stride = table_stride_,
             .elements = shape_.layers * layer_elements_};
+  }
+  template <class Value>
+  void put(std::int64_t sequence, std::int64_t token, std::int64_t layer, Value value) {
+    std::int64_t const page = pages_[static_cast<std::size_t>(sequence * table_stride_ + token / page_size_)];
+    std::int64_t const slot = token % page_size_;
+    for (auto& half : halves_) {
+      for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
+        std::int64_t const row = layout_ == page_layout::nhd ? slot * shape_.kv_heads + h : h * page_size_ + slot;
+        for (std::int64_t d = 0; d < shape_.head_dim; ++d)
+          put(half, layer * layer_elements_ + page * page_elements_ + row * shape_.head_dim + d, value());
+      }
+    }
   }
   void put(shared_vector<gpu::pack>& half, std::int64_t element, float value) {
     auto* const at = reinterpret_cast<std::byte*>(half.data()) + element * size_of(shape_.type);

@@ -61,3 +61,22 @@ void offloaded(kv::gpu::decoder<kv::presets::heterocache, kv::gpu::stream_device
   }
   device.join(side);
 }
+
+void retained(kv::gpu::decoder<kv::presets::snapkv, kv::gpu::stream_device>& decoder, kv::cache_shape const& shape,
+              std::int64_t sequences, std::span<std::int32_t const> slots, kv::gpu::paged_batch const& pages,
+              std::span<std::int32_t const> lengths, kv::gpu::vector_rows const* queries, float scale,
+              kv::gpu::vector_rows const* out, kv::gpu::stream_device& device);
+void retained(kv::gpu::decoder<kv::presets::snapkv, kv::gpu::stream_device>& decoder, kv::cache_shape const& shape,
+              std::int64_t sequences, std::span<std::int32_t const> slots, kv::gpu::paged_batch const& pages,
+              std::span<std::int32_t const> lengths, kv::gpu::vector_rows const* queries, float scale,
+              kv::gpu::vector_rows const* out, kv::gpu::stream_device& device) {
+  kv::gpu::resident_rows kept(shape, sequences, slots, device);
+  decoder.plan(lengths);
+  kept.plan_retained(decoder);
+  for (std::int64_t i = 0; i < shape.layers; ++i) {
+    kv::layer_id const l{i};
+    kept.gather(pages, l, decoder.retained(l), device);
+    kv::gpu::token_lists const lists = decoder.choose(kept.view(), l, queries[i], scale);
+    decoder.attend(kept.view(), l, lists, queries[i], scale, out[i]);
+  }
+}

@@ -36,15 +36,18 @@ presets::heterocache heterocache() {
   return made;
 }
 
-/// One decoder's steps on two sequences, captured once; `offloaded`: with rows in slots.
+/// Where a step's rows are: in the engine's cache; in slots, as its lists name them; or in slots, as the policy retains them.
+enum class rows_in { cache, slots_of_lists, slots_of_retained };
+
+/// One decoder's steps on two sequences, captured once.
 template <class Policy>
 class steps_of {
  public:
-  steps_of(Policy const& policy, std::span<std::int32_t const> slots, bool offloaded, std::uint64_t seed)
+  steps_of(Policy const& policy, std::span<std::int32_t const> slots, rows_in where, std::uint64_t seed)
       : random_(seed),
         cache_(shape, sequences, 8, page_layout::nhd, random_, false),
         decoder_(policy, shape, sequences, device_),
-        offloaded_(offloaded),
+        where_(where),
         ahead_(requirements_of(policy).next_step),
         resident_(shape, sequences, slots, device_),
         queries_(static_cast<std::size_t>(shape.layers * size)),
@@ -61,12 +64,18 @@ class steps_of {
     std::array<std::int32_t, sequences> now{};
     now.fill(static_cast<std::int32_t>(tokens_));
     decoder_.plan(now);
-    if (offloaded_) resident_.plan(decoder_);
+    if (where_ == rows_in::slots_of_lists) resident_.plan(decoder_);
+    if constexpr (gives_back) {
+      if (where_ == rows_in::slots_of_retained) resident_.plan_retained(decoder_);
+    }
     for (float& q : queries_) q = random_.real();
     for (std::int32_t& id : ids_) id = static_cast<std::int32_t>(random_.between(0, 6));
     device_.send();
     captured_.run(device_.on(), [&] { enqueue(); });
     device_.wait();
+    for (std::int64_t s = 0; s < sequences && where_ == rows_in::slots_of_retained; ++s) {
+      for (std::int64_t t = 0; t < tokens_; ++t) cache_.give_back(s, t);  // the next token is yet to come
+    }
   }
   std::vector<std::int64_t> list(std::int64_t layer, std::int64_t sequence, std::int64_t head) const {
     return tokens_of(device_, lists_[static_cast<std::size_t>(layer)], sequence, head);
@@ -79,6 +88,7 @@ class steps_of {
   void forget(std::int64_t sequence) { resident_.forget(sequence, device_); }
 
  private:
+  static constexpr bool gives_back = requires(gpu::decoder<Policy, test_device> const& of) { of.retained({}); };
   static constexpr std::int64_t size = sequences * shape.q_heads * shape.head_dim;
 
   gpu::vector_rows rows_of(shared_vector<float> const& all, std::int64_t layer) const {
@@ -107,19 +117,32 @@ class steps_of {
     gpu::paged_batch const host = cache_.view();
     lists_.clear();
     for (std::int64_t l = 0; l < shape.layers; ++l) {
-      gpu::vector_rows const queries = rows_of(queries_, l);
-      lists_.push_back(decoder_.choose(host, {l}, queries, .125f, on_device(ids_)));
-      if (!offloaded_) {
-        decoder_.attend(host, {l}, lists_.back(), queries, .125f, rows_of(out_, l));
-        decoder_.renew(host, {l}, queries, .125f);
+      if constexpr (gives_back) {
+        if (where_ == rows_in::slots_of_retained) {
+          resident_.gather(host, {l}, decoder_.retained({l}), device_);
+          step_of(resident_.view(), l);
+          continue;
+        }
+      }
+      if (where_ == rows_in::cache) {
+        step_of(host, l);
         continue;
       }
+      gpu::vector_rows const queries = rows_of(queries_, l);
+      lists_.push_back(decoder_.choose(host, {l}, queries, .125f, on_device(ids_)));
       resident_.gather(host, {l}, lists_.back(), device_);
       decoder_.attend(resident_.view(), {l}, lists_.back(), queries, .125f, rows_of(out_, l));
       decoder_.renew(resident_.view(), {l}, queries, .125f);
       if (ahead_) device_.beside(side_stream(), [&] { resident_.gather(host, {l}, decoder_.standing({l}), device_); });
     }
-    if (offloaded_ && ahead_) device_.join(side_stream());
+    if (where_ == rows_in::slots_of_lists && ahead_) device_.join(side_stream());
+  }
+  template <class View>
+  void step_of(View const& view, std::int64_t l) {
+    gpu::vector_rows const queries = rows_of(queries_, l);
+    lists_.push_back(decoder_.choose(view, {l}, queries, .125f, on_device(ids_)));
+    decoder_.attend(view, {l}, lists_.back(), queries, .125f, rows_of(out_, l));
+    decoder_.renew(view, {l}, queries, .125f);
   }
 
   random_source random_;
@@ -127,7 +150,7 @@ class steps_of {
   test_device device_;
   prompt_exec exec_;
   gpu::decoder<Policy, test_device> decoder_;
-  bool offloaded_;
+  rows_in where_;
   bool ahead_;
   gpu::resident_rows<test_device> resident_;
   shared_vector<float> queries_;
@@ -150,12 +173,13 @@ std::vector<std::int32_t> slots_for(presets::heterocache const& policy) {
 
 /// Returns how many rows came in all steps but the first two.
 template <class Policy>
-std::int64_t compare(Policy const& policy, std::span<std::int32_t const> slots, std::uint64_t seed) {
-  steps_of<Policy> with(policy, slots, true, seed);
-  steps_of<Policy> without(policy, slots, false, seed);
+std::int64_t compare(Policy const& policy, std::span<std::int32_t const> slots, std::uint64_t seed,
+                     rows_in where = rows_in::slots_of_lists) {
+  steps_of<Policy> with(policy, slots, where, seed);
+  steps_of<Policy> without(policy, slots, rows_in::cache, seed);
   std::int64_t came = 0;
   for (std::int64_t step = 0; step < steps; ++step) {
-    if (step == 9) with.forget(1);  // its rows come anew
+    if (step == 9 && where == rows_in::slots_of_lists) with.forget(1);  // its rows come anew
     with.step();
     without.step();
     INFO("step " << step);
@@ -201,15 +225,39 @@ TEST_CASE("steps with rows in host memory are those without: quest", "[cuda]") {
   compare(presets::quest{.tokens = 24, .page = 4}, std::span(&slots, 1), 35);
 }
 
+TEST_CASE("steps read what was retained, once the engine has given its own rows of earlier tokens away", "[cuda]") {
+  std::int32_t slots = 16 + steps;
+  presets::snapkv const window{.tokens = 16, .window = 4, .after = 0};
+  CHECK(compare(window, std::span(&slots, 1), 39, rows_in::slots_of_retained) == 7 * shape.layers * sequences * shape.kv_heads);
+  presets::sentencekv sentences = presets::sentencekv::paper();
+  sentences.tokens = 12;
+  sentences.window = 4;
+  sentences.sentences.boundary = boundary;
+  slots = 24 + steps;
+  compare(sentences, std::span(&slots, 1), 40, rows_in::slots_of_retained);
+  sentences = {.tokens = 12, .window = 4, .sentences = {.boundary = boundary, .longest = 12}, .after = 0};
+  slots = 36 + steps;
+  compare(sentences, std::span(&slots, 1), 41, rows_in::slots_of_retained);
+  slots = 30 + steps;
+  compare(policy{presets::snapkv{.tokens = 30, .window = 4, .after = 0}.parts().retain,
+                 presets::quest{.tokens = 12, .page = 4}.parts().retrieve},
+          std::span(&slots, 1), 42, rows_in::slots_of_retained);
+  slots = 18;
+  compare(presets::streaming_llm{.tokens = 18}, std::span(&slots, 1), 43, rows_in::slots_of_retained);
+  slots = 16;
+  steps_of<presets::snapkv> few(window, std::span(&slots, 1), rows_in::slots_of_retained, 44);
+  CHECK_THROWS_WITH(few.step(), ContainsSubstring("KV head 0 of layer 0 may retain 17 tokens of sequence 0, and has 16 slots"));
+}
+
 TEST_CASE("a list that its head's slots can't hold is refused before the step", "[cuda]") {
   std::int32_t const slots = 20;
-  steps_of<presets::quest> few({.tokens = 24, .page = 4}, std::span(&slots, 1), true, 36);
+  steps_of<presets::quest> few({.tokens = 24, .page = 4}, std::span(&slots, 1), rows_in::slots_of_lists, 36);
   CHECK_THROWS_WITH(few.step(), ContainsSubstring("KV head 0 of layer 0 may read 21 tokens of sequence 0, and has 20 slots"));
   // A pivot looks at all of the prompt, whatever it reads.
   presets::heterocache policy = heterocache();
   std::vector<std::int32_t> by_head = slots_for(policy);
   by_head[0] = prompt;
-  steps_of<presets::heterocache> short_pivot(policy, by_head, true, 37);
+  steps_of<presets::heterocache> short_pivot(policy, by_head, rows_in::slots_of_lists, 37);
   CHECK_THROWS_WITH(short_pivot.step(), ContainsSubstring("KV head 0 of layer 0 may read 61 tokens"));
 }
 

@@ -167,6 +167,22 @@ class decoder {
     return plan_.with_later(retrieve_.lists(layer, retain_.lists(layer, plan_.lengths())));
   }
 
+  /// Returns what a layer retains at the planned step: what choose() lists is among it. For retains that decide when a prompt
+  /// ends, or by lengths. Enqueues nothing.
+  /// @param layer  the layer
+  /// @return the lists
+  token_lists retained(layer_id layer) const requires counts_lists<retain_state> {
+    slots_.check_layer(layer);
+    return plan_.with_later(retain_.lists(layer, plan_.lengths()));
+  }
+  /// Returns how many tokens of a head these lists have.
+  /// @param layer,sequence,head  the head
+  /// @return tokens
+  std::int64_t retained_count(layer_id layer, std::int64_t sequence, head_id head) const requires counts_lists<retain_state> {
+    std::int64_t const tokens = plan_.length(sequence);
+    return tokens == 0 ? 0 : retain_.listed(layer, sequence, head, tokens) + plan_.brought(sequence) - 1;
+  }
+
   /// Enqueues the choice of a layer, before its attention. Each sequence's new keys must be written. A sequence's first new
   /// token chooses; all of them read that, and the new ones up to their own.
   /// @param view, layer  the batch's caches, and the layer

@@ -24,8 +24,8 @@ static_assert(batch_view<slots_view>);
 /// Slots on the device for rows in host memory, for every sequence, layer and KV head.
 /// gather() brings the rows that lists name and that are not in a slot, and nothing else; the rows that were not listed for
 /// longest make room. A head with a slot for each token keeps all of its rows on the device. gather() enqueues on the device's
-/// stream, and uses none of its scratch; a graph can capture it. The source is pinned (pinned_memory) or managed memory, and
-/// must live until those launches have run.
+/// stream, and uses none of its scratch; a graph can capture it. The source is pinned (pinned_memory), managed or device
+/// memory, and must live until those launches have run.
 ///
 /// @tparam D  the device
 template <owning_device D>
@@ -103,23 +103,20 @@ class resident_rows {
   /// @throws invalid_value if a list may name more tokens than its head has slots
   template <class Decoder>
   void plan(Decoder const& decoder) {
-    for (std::int64_t l = 0; l < shape_.layers; ++l) {
-      for (std::int64_t row = 0; row < heads_; ++row) {
-        std::int64_t const head = row % shape_.kv_heads;
-        std::int64_t const most = decoder.most_listed({l}, row / shape_.kv_heads, {head});
-        KVPOLICY_EXPECTS(most <= slots_of({l}, {head}), "KV head " + std::to_string(head) + " of layer " + std::to_string(l) +
-                                                            " may read " + std::to_string(most) + " tokens of sequence " +
-                                                            std::to_string(row / shape_.kv_heads) + ", and has " +
-                                                            std::to_string(slots_of({l}, {head})) + " slots; give it as many");
-      }
-    }
-    planned_ = true;
+    check("read", [&](auto... head) { return decoder.most_listed(head...); });
+  }
+  /// The same for an engine that gathers what the policy retains (decoder::retained()), and so needs no other row any more.
+  /// @param decoder  the decoder
+  /// @throws invalid_value if a head retains more tokens than it has slots
+  template <class Decoder>
+  void plan_retained(Decoder const& decoder) {
+    check("retain", [&](auto... head) { return decoder.retained_count(head...); });
   }
 
   /// Enqueues copies of the listed rows from the host to the slots.
-  /// @param host  the rows on the host, of all sequences
+  /// @param host  the rows on the host, or on the device, of all sequences
   /// @param layer  the layer
-  /// @param lists  which rows are wanted: a step's lists, or those of the next one
+  /// @param lists  which rows are wanted: a step's lists, those of the next one, or what the policy retains
   /// @param device  the device
   /// @throws invalid_value if plan() was never called
   /// @throws unsupported if the host's rows are not packed: contiguous, 16-byte aligned, a multiple of 8 channels
@@ -180,6 +177,21 @@ class resident_rows {
     array_of<D, pack> values;
   };
 
+  template <class Count>
+  void check(char const* what, Count count) {
+    for (std::int64_t l = 0; l < shape_.layers; ++l) {
+      for (std::int64_t row = 0; row < heads_; ++row) {
+        std::int64_t const sequence = row / shape_.kv_heads;
+        head_id const head{row % shape_.kv_heads};
+        std::int64_t const most = count(layer_id{l}, sequence, head);
+        KVPOLICY_EXPECTS(most <= slots_of({l}, head), "KV head " + std::to_string(head.value) + " of layer " +
+                                                          std::to_string(l) + " may " + what + " " + std::to_string(most) +
+                                                          " tokens of sequence " + std::to_string(sequence) + ", and has " +
+                                                          std::to_string(slots_of({l}, head)) + " slots; give it as many");
+      }
+    }
+    planned_ = true;
+  }
   static std::vector<std::int32_t> of_each(cache_shape const& shape, std::span<std::int32_t const> slots) {
     auto const heads = static_cast<std::size_t>(shape.layers * shape.kv_heads);
     KVPOLICY_EXPECTS(slots.size() == 1 || slots.size() == heads,
