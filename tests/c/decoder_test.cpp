@@ -219,9 +219,10 @@ void decode_beside_states(std::string const& text) {
 }
 
 TEST_CASE("a decoder behind the C ABI chooses and attends as states in host memory do", "[c]") {
-  for (char const* const text : {"full", "quest:paper,tokens=64,page=8", "snapkv:tokens=40,after=0", "streaming_llm:tokens=50",
-                                 "h2o:tokens=60", "tova:tokens=60", "infllm:tokens=64", "sentencekv:tokens=40,after=0",
-                                 "chess:tokens=64", "snapkv:tokens=64,after=0+quest:paper,tokens=40,page=8"})
+  for (char const* const text :
+       {"full", "quest:paper,tokens=64,page=8", "snapkv:tokens=40,after=0", "streaming_llm:tokens=50", "h2o:tokens=60",
+        "tova:tokens=60", "infllm:tokens=64", "sentencekv:tokens=40,after=0", "chess:tokens=64",
+        "quest:tokens=40,page=8,after=3", "chess:tokens=64,after=2", "snapkv:tokens=64,after=0+quest:paper,tokens=40,page=8"})
     decode_beside_states(text);
   for (char const* const serves : {"0", "1"})
     decode_beside_states("heterocache:tokens=60,window=3,every=3,after=0,next_step=" + std::string(serves) +

@@ -24,6 +24,7 @@ presets::chess some_chess(random_source& random, bool standardised) {
   made.depth = static_cast<std::int32_t>(random.between(1, 3));
   made.fractions.tokens = random.one_in(2) ? 0 : static_cast<std::int32_t>(random.between(4 * made.units.page, 60));
   made.every = static_cast<std::int32_t>(random.between(0, 3));
+  made.after = random.one_in(3) ? static_cast<std::int32_t>(random.between(1, 6)) : 0;
   made.entropy = 1.5f;
   made.varentropy = .2f;
   return made;

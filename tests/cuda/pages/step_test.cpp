@@ -21,6 +21,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: quest", "[cuda]"
     made.metadata = pools::bounds::kind::range;  // exact; spreads are not
     made.recent_pages = static_cast<std::int32_t>(random.between(1, 2));
     if (random.one_in(4)) made.ratio = .5;
+    if (random.one_in(3)) made.after = static_cast<std::int32_t>(random.between(1, 6));
     static_cast<void>(shape);
     return made;
   });
@@ -61,7 +62,8 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: quest by mean an
   run_batches<presets::quest>(
       11, 12,
       [](random_source& random, cache_shape const&) {
-        return presets::quest{.tokens = static_cast<std::int32_t>(random.between(24, 60))};
+        return presets::quest{.tokens = static_cast<std::int32_t>(random.between(24, 60)),
+                              .after = static_cast<std::int32_t>(random.between(0, 3))};
       },
       false);
 }

@@ -68,12 +68,19 @@ consteval bool fits_on_device() {
   return true;
 }
 
+/// Whether steps of a policy can read everything until its retrieve's first choice is due.
+template <class Policy, class D>
+concept waits_on_device = std::same_as<decltype(parts_t<Policy>::retain), keep_all> && requires {
+  requires detail::decode_retrieve<decltype(parts_t<Policy>::retrieve), D>::can_wait;
+};
+
 /// The parts of a policy that a decoder can run, in a cache of a shape. Throws invalid_value, unsupported.
-template <class Policy>
+template <class Policy, class D>
 parts_t<Policy> decodable_parts_of(Policy const& policy, cache_shape const& shape) {
   kvpolicy::check(policy, shape);
-  if (std::int64_t const after = requirements_of(policy).after; after != 0) {
-    throw unsupported("the decoder on a GPU chooses in prefill(), and the policy waits for " + std::to_string(after) +
+  if (std::int64_t const after = requirements_of(policy).after; after != 0 && !waits_on_device<Policy, D>) {
+    throw unsupported("what a prompt's end retains is chosen in prefill() on a GPU, and the policy waits for " +
+                      std::to_string(after) +
                       " tokens of the answer; set its after to 0, and call prefill() when the answer has that many");
   }
   if constexpr (!std::same_as<decltype(parts_t<Policy>::retrieve), keep_all>) {

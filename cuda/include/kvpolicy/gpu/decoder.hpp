@@ -39,7 +39,7 @@ class decoder {
   /// @throws unsupported as start() does, for a policy that waits for tokens of the answer, and past the kernels' head sizes
   /// @throws device_memory_exceeded if the device has too little memory
   decoder(Policy const& policy, cache_shape const& shape, std::int64_t sequences, D& device, std::int64_t step_tokens = 1)
-      : decoder(decodable_parts_of(policy, shape), detail::asked_signals(requirements_of(policy), shape.layers),
+      : decoder(decodable_parts_of<Policy, D>(policy, shape), detail::asked_signals(requirements_of(policy), shape.layers),
                 detail::decode_slots(shape, sequences, step_tokens), shape, sequences, device) {}
 
   /// Takes in a layer's keys of a prompt, or of a further piece, once they are written; as request::prefill(). Waits.
@@ -274,7 +274,12 @@ class decoder {
         plan_(device, sequences, slots_.step_tokens()),
         kept_(device, shape, sequences, plan_.step_tokens(), by_lengths ? signals::none : parts_type::needs),
         retain_({parts.retain, shape, sequences, &device, &plan_.turns()}),
-        retrieve_({parts.retrieve, shape, sequences, &device, &plan_.turns(), retain_.retained_lists()}) {}
+        retrieve_({parts.retrieve, shape, sequences, &device, &plan_.turns(), retain_.retained_lists(), after_of(parts)}) {}
+
+  static std::int64_t after_of(parts_type const& parts) noexcept {
+    if constexpr (std::same_as<decltype(parts_type::retain), keep_all>) return parts.retain.after;
+    else return 0;
+  }
 
   void choose_turn(decode_step& step) {
     retain_.choose(step);

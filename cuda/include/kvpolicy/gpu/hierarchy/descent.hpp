@@ -67,8 +67,10 @@ struct cascade_due_body : no_shared {
     std::int64_t sequences = 0;
     level_limits limits;  ///< of the coarsest level
     per_sequence tail;    ///< where what is protected begins, for a choice that is made now
+    per_sequence waits;   ///< 1: no choice is due, and everything is read
     buffer<std::int32_t> due;
     buffer<std::int32_t> since;  ///< the tail at the last choice: what is behind is read until the next
+    buffer<std::int32_t> pages;  ///< that the last choice named
     level_counts counts;
   };
 
@@ -81,11 +83,13 @@ struct cascade_due_body : no_shared {
     std::int32_t const at = block.global(a.at)[s];
     std::int32_t const fired = block.global(a.fired)[s];
     std::int32_t const stood = tokens - at;
-    bool const due = tokens > 0 && (at < 0 || (fired != 0 && stood >= a.rest) || (a.every > 0 && stood >= a.every));
+    bool const waits = a.waits.of(block, sequence) != 0;
+    bool const due = tokens > 0 && !waits && (at < 0 || (fired != 0 && stood >= a.rest) || (a.every > 0 && stood >= a.every));
     auto const tail = static_cast<std::int32_t>(a.tail.of(block, sequence));
     std::int32_t const since = block.global(a.since)[s];
     if (due) block.global(a.at)[s] = tokens;
     if (due || (tokens > 0 && since > tail)) block.global(a.since)[s] = tail;
+    if (tokens > 0 && waits) block.global(a.since)[s] = block.global(a.pages)[s] = 0;
     block.global(a.due)[s] = due ? 1 : 0;
     auto const first = static_cast<std::int32_t>(a.limits.first.of(block, sequence));
     auto const last = static_cast<std::int32_t>(a.limits.last.of(block, sequence));

@@ -25,13 +25,14 @@ template <class Rule, owning_device D>
   requires descends<Rule, D>
 class decode_retrieve<Rule, D> {
   /// Rows of a step's numbers; of levels 0 pages, 1 chunks, 2 grids.
-  enum number { fraction, least = 3, most = 6, first_unit = 9, last_unit = 12, sinks = 15, tail, slid, rows };
+  enum number { fraction, least = 3, most = 6, first_unit = 9, last_unit = 12, sinks = 15, tail, slid, waits, rows };
   /// Rows of small device state, and of lists of pages.
   enum state_row { at, since, due, page_count, step_named, level_a, level_b = level_a + 3, state_rows = level_b + 3 };
   enum list_row { live_a, live_b, kept_places, chosen_pages, step_list, list_rows };
 
  public:
   static constexpr bool by_index = false;
+  static constexpr bool can_wait = true;
 
   explicit decode_retrieve(decode_context<Rule, D> const& context)
       : context_(context),
@@ -81,9 +82,12 @@ class decode_retrieve<Rule, D> {
       numbers_.set(first_unit + row, sequence, level.first);
       numbers_.set(last_unit + row, sequence, std::min(level.last, level.vectors.rows));
     }
-    numbers_.set(sinks, sequence, rule.window.at(tokens, prompt).sink_end / page());
+    bool const reads_all = context_.waits(prompt, tokens);
+    protected_tokens const now = reads_all ? protected_tokens{} : rule.window.at(tokens, prompt);
+    numbers_.set(sinks, sequence, now.sink_end / page());
     numbers_.set(tail, sequence, then.recent_begin);
-    numbers_.set(slid, sequence, rule.window.at(tokens, prompt).recent_begin);
+    numbers_.set(slid, sequence, now.recent_begin);
+    numbers_.set(waits, sequence, reads_all ? 1 : 0);
   }
   void upload() const {
     numbers_.upload(*context_.device);
@@ -146,7 +150,7 @@ class decode_retrieve<Rule, D> {
     device.template launch<cascade_due_body>(
         {divided_up(context_.sequences, cascade_due_body::threads), 1, 1},
         {lengths, trigger_.fired(), state(at), trigger_.steps(), trigger_.rest(), context_.sequences, limits(depth_ - 1),
-         numbers_.of(tail), state(due), state(since), counts(level_a)});
+         numbers_.of(tail), numbers_.of(waits), state(due), state(since), state(page_count), counts(level_a)});
     unit_scores_.prepare(state(due));
     buffer<std::int32_t> live{};
     int of_level = level_a;

@@ -52,6 +52,7 @@ class decode_retrieve<Rule, D> {
 
  public:
   static constexpr bool by_index = unit_scores<Rule, D>::by_index;
+  static constexpr bool can_wait = !contains(Rule::needs, signals::observation_queries);
 
   explicit decode_retrieve(decode_context<Rule, D> const& context)
       : context_(context),
@@ -92,7 +93,7 @@ class decode_retrieve<Rule, D> {
       if (tokens == 0) continue;
       std::int64_t const mine = retained(layer, head);
       set(resident, mine);
-      if (rule.layers.dense(layer)) continue;
+      if (rule.layers.dense(layer) || context_.waits(prompt, tokens)) continue;
       protected_tokens const safe = rule.window.at(mine, mine - (tokens - prompt));  // every token since the prompt is there
       budget_request const request{.shape = context_.shape,
                                    .layer = layer,

@@ -53,6 +53,7 @@ struct decode_context {
   D* device;
   step_turns const* turns;
   std::int64_t retained_lists = 0;  ///< of a layer, that a retrieve goes by; 0: everything is there
+  std::int64_t after = 0;           ///< tokens of the answer that a retrieve's choice waits for
 
   step_numbers<D> numbers(std::int64_t rows, std::int64_t of_sequences) const { return {*device, rows, of_sequences, *turns}; }
   step_numbers<D> numbers(std::int64_t rows) const { return numbers(rows, sequences); }
@@ -69,6 +70,8 @@ struct decode_context {
   void put(buffer<T> to, std::int64_t at, T value) const {
     device->upload(part_of(to, at, 1), &value, 1);
   }
+  /// Whether a sequence of so many tokens reads everything, because its choice waits.
+  bool waits(std::int64_t prompt, std::int64_t tokens) const noexcept { return tokens < prompt + after; }
   std::int64_t heads() const noexcept { return sequences * shape.kv_heads; }
 };
 
@@ -139,7 +142,8 @@ namespace detail {
 /// host, of a sequence with a token. A part whose planned step may need no choice has `idle()`; where it is true,
 /// lists() is right without choose(). A retain has `stays`, whether what it keeps of a prompt is there for good; then
 /// `kept(sequence, layer)` and `kept_lists(sequence, layer, tokens)`, what a prompt's end left, on the host and the device, and
-/// `retained_lists()` of a layer. A retrieve has `by_index`, whether it sees what is there by index; its plan() is given
+/// `retained_lists()` of a layer. A retrieve has `by_index`, whether it sees what is there by index, and `can_wait`, whether
+/// its planned step reads everything while context.waits(prompt, tokens); its plan() is given
 /// `retained(layer, head)`, too, how many tokens are there. Where it needs logits it has `read(logits, vocabulary, brought)`,
 /// which keeps what it needs of those behind each new token, and `observe(nth, lengths)`, what came behind the nth of them.
 /// A step's numbers are those of the turn that `turns` names, when plan() sets them and when choose() enqueues.
