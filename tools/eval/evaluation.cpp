@@ -35,9 +35,11 @@ std::vector<variant_of_policy> variants_of(eval_options const& options, host_pol
     if (given_to_it.find("tokens=") != std::string::npos) {
       throw invalid_value("'" + text + "': --budgets gives the last policy its tokens=; leave it out there");
     }
-    bool const has_budget = known.has_parameter(budgeted, "tokens") && given_to_it.find("ratio=") == std::string::npos;
-    if (!has_budget) {
-      all.push_back({text, 0, known.parse(text, inputs)});
+    named_host_policy const as_given = known.parse(text, inputs);
+    bool const has_share =
+        requirements_of(as_given.policy.retain).relative || requirements_of(as_given.policy.retrieve).relative;
+    if (has_share || !known.has_parameter(budgeted, "tokens")) {
+      all.push_back({text, 0, as_given});
       continue;
     }
     for (std::int64_t const budget : options.budgets) {

@@ -27,7 +27,8 @@ int main(int argc, char** argv) {
       ->take_all();
   app.add_option("--plugin", o.plugins, "shared object with your policies; repeat for several");
   app.add_option("--prompt-policy", o.prompt_policy, "pages[:key=value,...], the prompt policy; give each its own --out");
-  app.add_option("--budgets", o.budgets, "budgets in tokens; each policy runs with tokens=N for each")
+  app.add_option("--budgets", o.budgets,
+                 "budgets in tokens; each policy runs with tokens=N for each, unless its text sets a share of the cache")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--tasks", o.tasks, "tasks to run (default: all)")->delimiter(',');
