@@ -70,6 +70,18 @@ class Decoder:
         _abi.decoder_plan(self._handle, (_abi.i32 * self.sequences)(*(min(n, 2**31 - 1) for n in tokens)), c.byref(idle))
         return idle.value != 0
 
+    def decides(self) -> bool:
+        """Whether the planned step makes a choice that waited for tokens of the answer (after), of a policy that chooses once. Such a
+        step is not captured: each layer calls decide before choose."""
+        decides = _abi.i32()
+        _abi.decoder_decides(self._handle, c.byref(decides))
+        return decides.value != 0
+
+    def decide(self, layer: int, queries: Array, scale: float) -> None:
+        """Makes a layer's choices that are due at the planned step; waits. queries as choose()."""
+        tensor = borrowed("queries", queries)
+        _abi.decoder_decide(self._handle, layer, tensor.pointer, scale)
+
     def choose(self, layer: int, queries: Array | None = None, scale: float = 0.0, token_ids: Array | None = None) -> DeviceLists:
         """Enqueues the choice of a layer, before its attention; every sequence's current key is written. queries [sequences, q_heads,
         head_dim] float32, float16 or bfloat16, token_ids [sequences] int32. The lists are valid until the next step."""

@@ -25,6 +25,10 @@ class decoder_for final : public any_decoder {
   }
   void plan(std::span<std::int32_t const> tokens) override { decoder_.plan(tokens); }
   bool idle() const override { return decoder_.idle(); }
+  bool decides() const override { return decoder_.decides(); }
+  void decide(bound_rows const& view, layer_id layer, gpu::vector_rows const& queries, float scale, gpu_exec& exec) override {
+    decoder_.decide(view, layer, queries, scale, exec);
+  }
   gpu::token_lists standing(layer_id layer) const override { return decoder_.standing(layer); }
   gpu::token_lists choose(bound_rows const& view, layer_id layer, gpu::vector_rows const& queries, float scale,
                           gpu::buffer<std::int32_t const> ids) override {

@@ -32,6 +32,8 @@ class any_decoder {
                        prompt_signals const& prompt, gpu_exec& exec) = 0;
   virtual void plan(std::span<std::int32_t const> tokens) = 0;
   virtual bool idle() const = 0;
+  virtual bool decides() const = 0;
+  virtual void decide(bound_rows const& view, layer_id layer, gpu::vector_rows const& queries, float scale, gpu_exec& exec) = 0;
   virtual gpu::token_lists standing(layer_id layer) const = 0;
   virtual gpu::token_lists choose(bound_rows const& view, layer_id layer, gpu::vector_rows const& queries, float scale,
                                   gpu::buffer<std::int32_t const> ids) = 0;

@@ -65,6 +65,17 @@ kvpolicy_status kvpolicy_decoder_plan(kvpolicy_decoder* decoder, int32_t const* 
   });
 }
 
+kvpolicy_status kvpolicy_decoder_decides(kvpolicy_decoder* decoder, int32_t* decides) {
+  return on_decoder(decoder, [&] {
+    required(decides, "decides");
+    *decides = decoder->decides() ? 1 : 0;
+  });
+}
+
+kvpolicy_status kvpolicy_decoder_decide(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_tensor const* queries, float scale) {
+  return on_decoder(decoder, [&] { decoder->decide(layer, queries, scale); });
+}
+
 kvpolicy_status kvpolicy_decoder_choose(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_tensor const* queries, float scale,
                                         kvpolicy_tensor const* token_ids, kvpolicy_device_lists* lists) {
   return on_decoder(decoder, [&] {

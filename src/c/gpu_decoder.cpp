@@ -58,6 +58,14 @@ class gpu_decoder final : public kvpolicy_decoder {
     return steps_->idle();
   }
 
+  bool decides() const override { return steps_->decides(); }
+  void decide(std::int64_t layer, kvpolicy_tensor const* queries, float scale) override {
+    check_room(layer, planned_);
+    if (!steps_->decides()) return;
+    check_scale(scale);
+    steps_->decide(view(), {layer}, heads_of(queries, "queries", layer), scale, backend_.exec);
+  }
+
   kvpolicy_device_lists standing(std::int64_t layer) override {
     check_room(layer, planned_);
     KVPOLICY_EXPECTS(steps_->idle(), "the planned step is not idle: something is due; call kvpolicy_decoder_choose");
@@ -68,7 +76,8 @@ class gpu_decoder final : public kvpolicy_decoder {
                                kvpolicy_tensor const* ids) override {
     check_room(layer, planned_);
     gpu::vector_rows heads{};
-    if (contains(needed_.needs, signals::queries)) heads = heads_of(queries, "queries", layer);
+    if (contains(needed_.needs, signals::queries) || (needed_.after > 0 && queries != nullptr))
+      heads = heads_of(queries, "queries", layer);
     check_scale(scale);
     gpu::buffer<std::int32_t const> current{};
     if (contains(needed_.needs, signals::token_ids)) {

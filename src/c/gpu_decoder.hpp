@@ -22,6 +22,8 @@ struct kvpolicy_decoder {
   virtual void prefill(std::int64_t sequence, std::int64_t layer, std::int64_t tokens, kvpolicy_prompt const& prompt) = 0;
   /// Returns whether the step is idle.
   virtual bool plan(std::span<std::int32_t const> tokens) = 0;
+  virtual bool decides() const = 0;
+  virtual void decide(std::int64_t layer, kvpolicy_tensor const* queries, float scale) = 0;
   virtual kvpolicy_device_lists standing(std::int64_t layer) = 0;
   virtual kvpolicy_device_lists choose(std::int64_t layer, kvpolicy_tensor const* queries, float scale,
                                        kvpolicy_tensor const* token_ids) = 0;

@@ -43,6 +43,8 @@ kvpolicy_status (*const decoder_bind)(kvpolicy_decoder*, int64_t, kvpolicy_tenso
 kvpolicy_status (*const decoder_prefill)(kvpolicy_decoder*, int64_t, int64_t, int64_t,
                                          kvpolicy_prompt const*) = kvpolicy_decoder_prefill;
 kvpolicy_status (*const decoder_plan)(kvpolicy_decoder*, int32_t const*, int32_t*) = kvpolicy_decoder_plan;
+kvpolicy_status (*const decoder_decides)(kvpolicy_decoder*, int32_t*) = kvpolicy_decoder_decides;
+kvpolicy_status (*const decoder_decide)(kvpolicy_decoder*, int64_t, kvpolicy_tensor const*, float) = kvpolicy_decoder_decide;
 kvpolicy_status (*const decoder_standing)(kvpolicy_decoder*, int64_t, kvpolicy_device_lists*) = kvpolicy_decoder_standing;
 kvpolicy_status (*const decoder_choose)(kvpolicy_decoder*, int64_t, kvpolicy_tensor const*, float, kvpolicy_tensor const*,
                                         kvpolicy_device_lists*) = kvpolicy_decoder_choose;

@@ -128,7 +128,7 @@ void decode_beside_states(std::string const& text) {
   auto const heads = [&](shared_vector<float> const& of, std::int64_t layer) {
     return there(of, c_float, {sequences, decoder_shape.q_heads, decoder_shape.head_dim}, layer * sequences * size);
   };
-  std::int32_t idle = 0;
+  std::int32_t idle = 0, decides = 0;
   bool stands = false;
   auto const enqueue = [&] {
     bool fine = true;
@@ -136,6 +136,7 @@ void decode_beside_states(std::string const& text) {
     for (std::int64_t l = 0; l < decoder_shape.layers; ++l) {
       c_tensor const q = heads(queries, l), o = heads(out, l);
       auto* const into = &lists[static_cast<std::size_t>(l)];
+      fine = fine && (decides == 0 || kvpolicy_decoder_decide(decoder.get(), l, &q.t, scale) == KVPOLICY_OK);
       kvpolicy_status const chosen = stands ? kvpolicy_decoder_standing(decoder.get(), l, into)
                                             : kvpolicy_decoder_choose(decoder.get(), l, &q.t, scale, &token_ids.t, into);
       fine = fine && chosen == KVPOLICY_OK && kvpolicy_decoder_attend(decoder.get(), l, &q.t, scale, &o.t) == KVPOLICY_OK;
@@ -190,7 +191,9 @@ void decode_beside_states(std::string const& text) {
     REQUIRE(plan() == KVPOLICY_OK);
     device.send();
     stands = idle != 0 && round % 2 == 1;
-    (stands ? idle_step : step).run(test_stream(), enqueue);
+    REQUIRE(kvpolicy_decoder_decides(decoder.get(), &decides) == KVPOLICY_OK);
+    if (decides != 0) enqueue();
+    else (stands ? idle_step : step).run(test_stream(), enqueue);
     device.wait();
     for (std::int64_t s = 0; s < sequences; ++s) {
       if (pauses && s == 1) {
@@ -219,10 +222,10 @@ void decode_beside_states(std::string const& text) {
 }
 
 TEST_CASE("a decoder behind the C ABI chooses and attends as states in host memory do", "[c]") {
-  for (char const* const text :
-       {"full", "quest:paper,tokens=64,page=8", "snapkv:tokens=40,after=0", "streaming_llm:tokens=50", "h2o:tokens=60",
-        "tova:tokens=60", "infllm:tokens=64", "sentencekv:tokens=40,after=0", "chess:tokens=64",
-        "quest:tokens=40,page=8,after=3", "chess:tokens=64,after=2", "snapkv:tokens=64,after=0+quest:paper,tokens=40,page=8"})
+  for (char const* const text : {"full", "quest:paper,tokens=64,page=8", "snapkv:tokens=40,after=0", "snapkv:tokens=40,after=2",
+                                 "streaming_llm:tokens=50", "h2o:tokens=60", "tova:tokens=60", "infllm:tokens=64",
+                                 "sentencekv:tokens=40,after=0", "chess:tokens=64", "quest:tokens=40,page=8,after=3",
+                                 "chess:tokens=64,after=2", "snapkv:tokens=64,after=0+quest:paper,tokens=40,page=8"})
     decode_beside_states(text);
   for (char const* const serves : {"0", "1"})
     decode_beside_states("heterocache:tokens=60,window=3,every=3,after=0,next_step=" + std::string(serves) +
@@ -288,7 +291,7 @@ TEST_CASE("a decoder behind the C ABI refuses what it can't take, and says why",
                          std::int64_t workspace = 0) {
     return kvpolicy_decoder_start(parsed(text).get(), &sizes, count, device, test_stream(), workspace, &made);
   };
-  says(why(start("snapkv:tokens=64"), KVPOLICY_UNSUPPORTED), "set its after to 0");
+  says(why(start("snapkv:tokens=64+quest:tokens=40"), KVPOLICY_UNSUPPORTED), "set its after to 0");
   says(why(start("quest:tokens=64,trigger=every:4"), KVPOLICY_UNSUPPORTED), "trigger");
   says(why(start("h2o:tokens=64+quest:tokens=40"), KVPOLICY_UNSUPPORTED), "has no decoder");
   says(why(start("quest:tokens=64", 0), KVPOLICY_INVALID), "0 sequences");

@@ -66,7 +66,7 @@ class batch_run {
         whole_(whole),
         nearly_(nearly),
         is_captured_(on_real_gpu || random.one_in(2)),
-        most_new_(random.one_in(2) ? 1 : random.between(2, 6)),
+        most_new_(waits(policy) || random.one_in(2) ? 1 : random.between(2, 6)),
         cache_(shape, sequences, static_cast<std::int32_t>(random.between(1, 20)),
                random.one_in(2) ? page_layout::nhd : page_layout::hnd, random, whole),
         device_(static_cast<std::uint64_t>(random.between(1, 1000))),
@@ -135,10 +135,12 @@ class batch_run {
     auto const settle = [&] { decoder_.settle(cache_.view(), .125f); };
     if (is_captured_ && (first_step || decoder_.unsettled())) settled_.run(device_.on(), settle);
     else if (decoder_.unsettled()) settle();
+    bool const decides = decoder_.decides();
     auto const enqueue = [&] {
       for (std::int64_t l = 0; l < shape_.layers; ++l) {
         if (!is_captured_) write(l);
         gpu::vector_rows const heads = rows_of(on_device(queries_).data + l * layer_size(), layer_size());
+        if (decides) decoder_.decide(cache_.view(), {l}, heads, .125f, exec_);
         lists_[static_cast<std::size_t>(l)] =
             idle ? decoder_.standing({l}) : decoder_.choose(cache_.view(), {l}, heads, .125f, on_device(ids_));
         decoder_.attend(cache_.view(), {l}, lists_[static_cast<std::size_t>(l)], heads, .125f,
@@ -152,7 +154,7 @@ class batch_run {
       logits.token_stride = vocabulary;
       decoder_.observe(logits, vocabulary);
     };
-    if (is_captured_) (idle ? idle_ : captured_).run(device_.on(), enqueue);
+    if (is_captured_ && !decides) (idle ? idle_ : captured_).run(device_.on(), enqueue);
     else enqueue();
     device_.wait();
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
@@ -195,7 +197,15 @@ class batch_run {
     for (float& x : made) x = number();
     return made;
   }
-  std::int32_t cut_of(std::size_t s) const { return static_cast<std::int32_t>(random_.between(prompts_[s], tokens_[s])); }
+  static bool waits(Policy const& policy) {
+    return gpu::retain_waits<Policy, test_device> && requirements_of(policy).after > 0;
+  }
+  /// A cut does not undo a choice.
+  std::int32_t cut_of(std::size_t s) const {
+    std::int64_t const after = waits(policy_) ? requirements_of(policy_).after : 0;
+    std::int64_t const chose = prompts_[s] + after;
+    return static_cast<std::int32_t>(random_.between(tokens_[s] >= chose ? chose : prompts_[s], tokens_[s]));
+  }
   void write(std::int64_t layer) {
     for (std::size_t s = 0; s < tokens_.size(); ++s) {
       for (std::int64_t t = tokens_[s] - new_[s]; t < tokens_[s]; ++t)
@@ -255,8 +265,11 @@ class batch_run {
     selection const kept = most_new_ == 1
                                ? mine->state.choose(view(s, n), {l}, step_signals{heads.token(0), ids[0]}, mine->exec)
                                : mine->state.choose(view(s, n), {l}, step_window{brought, heads, ids}, mine->exec);
-    for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
-      std::vector<std::int64_t> const want = tokens_of(kept.of({h}));
+    // Once renew() was enqueued, the device has the next step's lists; what this one read shows in its output.
+    bool const later = requirements_of(policy_).next_step;
+    selection const listed = later ? mine->state.ahead({l}) : kept;
+    for (std::int64_t h = 0; h < shape_.kv_heads && !(later && brought > 1); ++h) {
+      std::vector<std::int64_t> const want = tokens_of(listed.of({h}));
       std::vector<std::int64_t> const got = tokens_of(device_, lists_[static_cast<std::size_t>(l)], s, h);
       ++compared_;
       if (want != got && nearly_ && close(want, got)) {

@@ -96,8 +96,10 @@ class Decodes(unittest.TestCase):
             tokens = [n + 1 for n in tokens]
             queries.host[:] = floats(*queries.host.shape)
             queries.put()
-            idle = decoder.plan(tokens)
+            idle, decides = decoder.plan(tokens), decoder.decides()
             for layer in range(sizes.layers):
+                if decides:
+                    decoder.decide(layer, queries, scale)
                 lists = decoder.standing(layer) if idle else decoder.choose(layer, queries, scale)
                 decoder.attend(layer, queries, scale, out)
                 given = out.get()
@@ -113,7 +115,7 @@ class Decodes(unittest.TestCase):
                 state.observe()
 
     def test_pages(self):
-        for text in ("quest:paper,tokens=40,page=8", "snapkv:tokens=40,after=0", "full"):
+        for text in ("quest:paper,tokens=40,page=8", "snapkv:tokens=40,after=0", "snapkv:tokens=40,after=2", "full"):
             self.beside_states(text, True)
 
     def test_rows_without_pages(self):

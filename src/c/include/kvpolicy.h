@@ -380,6 +380,16 @@ KVPOLICY_API kvpolicy_status kvpolicy_decoder_prefill(kvpolicy_decoder* decoder,
  * May be NULL
  * @return INVALID for a sequence that did not grow by one token */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_plan(kvpolicy_decoder* decoder, int32_t const* tokens, int32_t* idle);
+/** Says whether the planned step makes a choice that waited for tokens of the answer (`after`), of a policy that chooses once.
+ * Such a step is not captured: each layer calls kvpolicy_decoder_decide before kvpolicy_decoder_choose.
+ * @param decoder  the decoder
+ * @param decides  receives 1 if so, else 0 */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_decides(kvpolicy_decoder* decoder, int32_t* decides);
+/** Makes a layer's choices that are due at the planned step. Waits for the device.
+ * @param decoder,layer,queries,scale  as kvpolicy_decoder_choose
+ * @return INVALID for missing or other tensors. The next kvpolicy_decoder_plan is INVALID where the call is missing */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_decide(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_tensor const* queries,
+                                                     float scale);
 /** Enqueues the choice of a layer, before its attention. Each sequence's current key is written.
  * @param decoder,layer  which layer, in order
  * @param queries  `[sequences, q_heads, head_dim]` f32, f16 or bf16, if the policy needs them

@@ -1,8 +1,10 @@
 #include "kvpolicy/gpu/retain/retained.hpp"
 
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 
 #include "cuda/batch_run.hpp"
+#include "cuda/written_batch.hpp"
 #include "kvpolicy/gpu/decoder.hpp"
 #include "kvpolicy/kvpolicy.hpp"
 
@@ -23,11 +25,57 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: snapkv", "[cuda]
   run_batches<presets::snapkv>(3, 10, [](random_source& random, cache_shape const& shape) {
     presets::snapkv made{.tokens = static_cast<std::int32_t>(random.between(20, 60)),
                          .window = static_cast<std::int32_t>(random.between(1, 9)),
-                         .after = 0};
+                         .after = random.one_in(2) ? static_cast<std::int32_t>(random.between(1, 6)) : 0};
     made.layers.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers));
     if (random.one_in(3)) made.ratio = .4;
     return made;
   });
+}
+
+/// A preset that retains at a prompt's end, and waits for some tokens of the answer.
+template <class Preset>
+void run_late(std::uint64_t seed) {
+  run_batches<Preset>(seed, 6, [](random_source& random, cache_shape const& shape) {
+    Preset made{};
+    made.tokens = static_cast<std::int32_t>(random.between(20, 60));
+    made.window = static_cast<std::int32_t>(random.between(1, 9));
+    made.after = static_cast<std::int32_t>(random.between(1, 6));
+    if constexpr (requires { made.layers.reuse; }) made.layers.reuse = static_cast<std::int32_t>(random.between(1, 2));
+    static_cast<void>(shape);
+    return made;
+  });
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose, later: lists of other shapes", "[cuda]") {
+  SECTION("pyramidkv, layers of unequal length") { run_late<presets::pyramidkv>(51); }
+  SECTION("adakv, lists of unequal length") { run_late<presets::adakv>(52); }
+  SECTION("chunkkv, a list for the layer") { run_late<presets::chunkkv>(53); }
+}
+
+TEST_CASE("a choice that waits is refused where nothing could make it", "[cuda]") {
+  written_batch batch(1);
+  auto& [shape, cache, device, exec] = batch;
+  presets::snapkv const policy{.tokens = 10, .window = 2, .after = 2};
+  CHECK_THROWS_WITH((gpu::decoder<presets::snapkv, test_device>(policy, shape, 2, device, 4)),
+                    Catch::Matchers::ContainsSubstring("waits for 2 tokens of the answer, and a step brings up to 4"));
+  auto const pair = kvpolicy::policy{policy.parts().retain, presets::quest{}.parts().retrieve};
+  CHECK_THROWS_WITH((gpu::decoder<std::decay_t<decltype(pair)>, test_device>(pair, shape, 2, device)),
+                    Catch::Matchers::ContainsSubstring("set its after to 0"));
+  gpu::decoder<presets::snapkv, test_device> decoder(policy, shape, 2, device);
+  std::vector<float> const queries(static_cast<std::size_t>(2 * shape.q_heads * shape.head_dim), .5f);
+  prompt_signals told{};
+  told.queries = {queries.data(), 2, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, .125f};
+  device.send();
+  for (std::int64_t l = 0; l < shape.layers; ++l) decoder.prefill(0, cache.view(), 5, {l}, told, exec);
+  decoder.plan(std::vector<std::int32_t>{6, 0});
+  CHECK_FALSE(decoder.idle());
+  CHECK_FALSE(decoder.decides());
+  decoder.plan(std::vector<std::int32_t>{7, 0});
+  CHECK(decoder.decides());
+  CHECK_THROWS_WITH(decoder.plan(std::vector<std::int32_t>{8, 0}),
+                    Catch::Matchers::ContainsSubstring("the choice of sequence 0 was due at the last step"));
+  for (std::int64_t l = 0; l < shape.layers; ++l) decoder.prefill(0, cache.view(), 5, {l}, told, exec);
+  decoder.plan(std::vector<std::int32_t>{6, 0});  // the slot's next request waits anew
 }
 
 TEST_CASE("a decoder's steps choose what the four verbs choose: h2o", "[cuda]") {

@@ -68,20 +68,29 @@ consteval bool fits_on_device() {
   return true;
 }
 
-/// Whether steps of a policy can read everything until its retrieve's first choice is due.
+/// Whether steps can read everything until the retrieve's first choice is due, or the retain's.
 template <class Policy, class D>
-concept waits_on_device = std::same_as<decltype(parts_t<Policy>::retain), keep_all> && requires {
+concept retrieve_waits = std::same_as<decltype(parts_t<Policy>::retain), keep_all> && requires {
   requires detail::decode_retrieve<decltype(parts_t<Policy>::retrieve), D>::can_wait;
+};
+template <class Policy, class D>
+concept retain_waits = std::same_as<decltype(parts_t<Policy>::retrieve), keep_all> && requires {
+  requires detail::decode_retain<decltype(parts_t<Policy>::retain), D>::can_wait;
 };
 
 /// The parts of a policy that a decoder can run, in a cache of a shape. Throws invalid_value, unsupported.
 template <class Policy, class D>
-parts_t<Policy> decodable_parts_of(Policy const& policy, cache_shape const& shape) {
+parts_t<Policy> decodable_parts_of(Policy const& policy, cache_shape const& shape, std::int64_t step_tokens) {
   kvpolicy::check(policy, shape);
-  if (std::int64_t const after = requirements_of(policy).after; after != 0 && !waits_on_device<Policy, D>) {
-    throw unsupported("what a prompt's end retains is chosen in prefill() on a GPU, and the policy waits for " +
-                      std::to_string(after) +
-                      " tokens of the answer; set its after to 0, and call prefill() when the answer has that many");
+  if (std::int64_t const after = requirements_of(policy).after; after != 0) {
+    std::string const waits = "the policy's choice waits for " + std::to_string(after) + " tokens of the answer, ";
+    if (!retrieve_waits<Policy, D> && !retain_waits<Policy, D>)
+      throw unsupported(waits +
+                        "and what it retains is then chosen from again at each step, which has no kernels; set its "
+                        "after to 0, and call prefill() when the answer has that many");
+    if (retain_waits<Policy, D> && step_tokens > 1)
+      throw unsupported(waits + "and a step brings up to " + std::to_string(step_tokens) +
+                        "; let it bring 1, or set the policy's after to 0");
   }
   if constexpr (!std::same_as<decltype(parts_t<Policy>::retrieve), keep_all>) {
     using trigger = typename decltype(parts_t<Policy>::retrieve)::trigger_type;

@@ -39,7 +39,8 @@ class decoder {
   /// @throws unsupported as start() does, for a policy that waits for tokens of the answer, and past the kernels' head sizes
   /// @throws device_memory_exceeded if the device has too little memory
   decoder(Policy const& policy, cache_shape const& shape, std::int64_t sequences, D& device, std::int64_t step_tokens = 1)
-      : decoder(decodable_parts_of<Policy, D>(policy, shape), detail::asked_signals(requirements_of(policy), shape.layers),
+      : decoder(decodable_parts_of<Policy, D>(policy, shape, step_tokens),
+                detail::asked_signals(requirements_of(policy), shape.layers),
                 detail::decode_slots(shape, sequences, step_tokens), shape, sequences, device) {}
 
   /// Takes in a layer's keys of a prompt, or of a further piece, once they are written; as request::prefill(). Waits.
@@ -76,6 +77,7 @@ class decoder {
   /// @param sequence,tokens  the slot, and how many it has left
   /// @throws invalid_value for an empty slot, for fewer tokens than its prompt, and for more than it has
   void cut(std::int64_t sequence, std::int64_t tokens) requires(by_lengths&& retain_state::stays) {
+    each_late([&](auto& late) { late.expect_undone(sequence, slots_.prompt(sequence), tokens); });
     slots_.cut(sequence, tokens);
   }
 
@@ -89,6 +91,7 @@ class decoder {
   ///        reads logits has gone a whole unit of steps without observe()
   void plan(std::span<std::int32_t const> tokens, std::span<std::int32_t const> brought = {}) {
     slots_.check(tokens, brought);
+    each_late([](auto& late) { late.expect_decided(); });
     asked_.plan();
     plan_.begin();
     for (std::size_t s = 0; s < tokens.size(); ++s) {
@@ -152,10 +155,43 @@ class decoder {
   /// Returns whether standing() may take choose()'s place at the planned step: always for policies that choose only when a
   /// prompt ends, or never, and between HeteroCache's looks. choose() remains right.
   bool idle() const noexcept {
-    if constexpr (by_lengths) return true;
+    bool waits = false;
+    each_late([&](auto const& late) { waits = late.waits(); });
+    if constexpr (by_lengths) return !waits;
     else if constexpr (requires { retain_.idle(), retrieve_.idle(); })
       return plan_.alone() && !plan_.unsettled() && retain_.idle() && retrieve_.idle();
     else return false;
+  }
+
+  /// Returns whether the planned step makes a choice that waited for tokens of the answer. Such a step is not captured: each
+  /// layer calls decide() before choose().
+  bool decides() const noexcept {
+    bool due = false;
+    each_late([&](auto const& late) { due = late.any_due(); });
+    return due;
+  }
+  /// Makes a layer's choices that are due, of every sequence; enqueues and waits, as prefill().
+  /// @param view,layer,queries,scale  as choose()
+  /// @param exec  as prefill()
+  template <batch_view V, class Exec>
+  void decide(V const& view, layer_id layer, vector_rows const& queries, float scale, Exec& exec) {
+    check_scale(scale, "the queries");
+    slots_.check_layer(layer);
+    if constexpr (requires { retain_.late(); }) {
+      if (!retain_.late()) return;
+      auto& late = *retain_.late();
+      late.add({layer, view.keys(layer), queries, scale, plan_.lengths(), {}});
+      for (std::int64_t s = 0; s < sequences_; ++s) {
+        if (!late.due(s)) continue;
+        prompt_signals from{};
+        from.queries = late.last(s, layer, scale);
+        from.observed_from = plan_.length(s) - from.queries.tokens;
+        sequence_view<V, typename Exec::memory> const one{view, shape_, s, plan_.length(s)};
+        retain_.decide(prompt_piece<sequence_view<V, typename Exec::memory>>{s, one, view.keys(layer), layer, from}, exec);
+        if (layer.value + 1 == shape_.layers) late.end(s);
+      }
+      retain_.upload();
+    }
   }
 
   /// Returns a layer's lists as choose() would, at an idle step; and after renew(), what the next step reads of the tokens so
@@ -281,6 +317,19 @@ class decoder {
     else return 0;
   }
 
+  /// Calls work with the queries of choices that wait, if the policy has any.
+  template <class Work>
+  void each_late(Work work) const {
+    if constexpr (requires { retain_.late(); }) {
+      if (retain_.late()) work(*retain_.late());
+    }
+  }
+  template <class Work>
+  void each_late(Work work) {
+    if constexpr (requires { retain_.late(); }) {
+      if (retain_.late()) work(*retain_.late());
+    }
+  }
   void choose_turn(decode_step& step) {
     retain_.choose(step);
     step.retained = retain_.lists(step.layer, step.lengths);

@@ -24,6 +24,7 @@
 #include "kvpolicy/gpu/pooling/score_dot.hpp"
 #include "kvpolicy/gpu/retain/evict.hpp"
 #include "kvpolicy/gpu/retain/gaussian.hpp"
+#include "kvpolicy/gpu/retain/late_queries.hpp"
 #include "kvpolicy/gpu/retain/list_scores.hpp"
 #include "kvpolicy/gpu/retain/row_scores.hpp"
 #include "kvpolicy/gpu/retain/similarity.hpp"
@@ -93,5 +94,5 @@
 #define KVPOLICY_OFFLOAD_KERNELS(X) X(gpu::detail::resolve_slots_body) KVPOLICY_EACH_TYPE(X, gpu::detail::gather_rows_body)
 #define KVPOLICY_STEP_KERNELS(X)                                                                               \
   X(gpu::detail::top_k_body<true>) X(gpu::detail::top_k_body<false>)                                           \
-  X(gpu::detail::keep_step_body) X(gpu::detail::page_table_body)
+  X(gpu::detail::keep_step_body) X(gpu::detail::keep_late_body) X(gpu::detail::page_table_body)
 // clang-format on

@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <string>
 
+#include <optional>
+
 #include "kvpolicy/detail/eviction.hpp"
+#include "kvpolicy/gpu/retain/late_queries.hpp"
 #include "kvpolicy/gpu/step/host_prompts.hpp"
 #include "kvpolicy/pools/none.hpp"
 #include "kvpolicy/scorers/recency.hpp"
@@ -15,7 +18,7 @@
 
 namespace kvpolicy::gpu::detail {
 
-/// Chosen at the prompt's end: the prompt's tokens that were kept, then every token since.
+/// Chosen at the prompt's end, or some tokens later: the tokens that were kept then, and every one since.
 template <class Rule, owning_device D>
   requires(std::same_as<typename Rule::trigger_type, triggers::prefill> && !chooses_by_repetition<Rule>)
 class decode_retain<Rule, D> {
@@ -23,18 +26,32 @@ class decode_retain<Rule, D> {
 
  public:
   static constexpr bool stays = true;
+  static constexpr bool can_wait = !of_request && contains(Rule::needs, signals::observation_queries);
 
   explicit decode_retain(decode_context<Rule, D> const& context)
       : context_(context),
-        prompts_({context.rule, keep_all{}}, context.shape, context.sequences),
+        prompts_({at_once(context.rule), keep_all{}}, context.shape, context.sequences),
         tails_(*context.device, context.shape.layers, context.sequences),
         lists_(*context.device, context.shape.layers, context.sequences,
                Rule::granularity == scope::head ? context.shape.kv_heads : 1, context.shape.max_tokens),
-        counts_(static_cast<std::size_t>(context.shape.layers * lists_.rows())) {}
+        counts_(static_cast<std::size_t>(context.shape.layers * lists_.rows())) {
+    if (context.rule.trigger.after > 0)
+      late_.emplace(*context.device, context.shape, context.sequences, context.rule.trigger.after,
+                    requirements_of(context.rule).observation_queries);
+  }
 
-  /// Decides by the four verbs' own parts, on the host, with the device's primitives.
   template <class View, class Exec>
   void prefill(prompt_piece<View> const& piece, Exec& exec) {
+    if (!late_) return decide(piece, exec);
+    late_->begin(piece.sequence, piece.layer, piece.prompt, piece.view.tokens());
+    std::vector<range_list> const none(static_cast<std::size_t>(lists_.lists()));  // every token is read
+    tails_.set(piece.layer.value, piece.sequence, 0);
+    lists_.upload(piece.layer, piece.sequence, none, *context_.device);
+    for (std::size_t l = 0; l < none.size(); ++l) counts_[place(piece.layer, piece.sequence, l)] = 0;
+  }
+  /// Decides by the four verbs' own parts, on the host, with the device's primitives.
+  template <class View, class Exec>
+  void decide(prompt_piece<View> const& piece, Exec& exec) {
     auto& state = prompts_.prefill(piece, exec);
     bool const dense = context_.rule.layers.dense(piece.layer);
     tails_.set(piece.layer.value, piece.sequence, dense ? 0 : piece.view.tokens());
@@ -45,8 +62,15 @@ class decode_retain<Rule, D> {
     for (std::size_t l = 0; l < lists.size(); ++l) counts_[place(piece.layer, piece.sequence, l)] = token_count(lists[l]);
   }
 
-  void plan(std::int64_t, std::int64_t, std::int64_t) const noexcept {}
-  void upload() const { tails_.upload(*context_.device); }
+  void plan(std::int64_t sequence, std::int64_t, std::int64_t tokens) {
+    if (late_) late_->plan(sequence, tokens);
+  }
+  void upload() const {
+    tails_.upload(*context_.device);
+    if (late_) late_->upload();
+  }
+  std::optional<late_queries<D>>& late() noexcept { return late_; }
+  std::optional<late_queries<D>> const& late() const noexcept { return late_; }
   std::span<range_list const> kept(std::int64_t sequence, layer_id layer) const noexcept {
     return prompts_[sequence].retain().lists(layer);
   }
@@ -56,7 +80,9 @@ class decode_retain<Rule, D> {
   }
   std::int64_t retained_lists() const noexcept { return lists_.lists(); }
   static constexpr bool idle() noexcept { return true; }
-  void choose(decode_step const&) const noexcept {}
+  void choose(decode_step const& step) {
+    if (late_) late_->add(step);
+  }
 
   std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t tokens) const {
     if (context_.rule.layers.dense(layer)) return tokens;
@@ -71,6 +97,10 @@ class decode_retain<Rule, D> {
   }
 
  private:
+  static Rule at_once(Rule rule) noexcept {
+    rule.trigger.after = 0;
+    return rule;
+  }
   static layer_id deciding(layer_id layer) noexcept { return of_request ? layer_id{0} : layer; }
   std::size_t place(layer_id layer, std::int64_t sequence, std::size_t list) const noexcept {
     return static_cast<std::size_t>(layer.value * lists_.rows() + sequence * lists_.lists()) + list;
@@ -81,6 +111,7 @@ class decode_retain<Rule, D> {
   step_numbers<D> tails_;
   list_store<D> lists_;
   std::vector<std::int64_t> counts_;  ///< `[layers, sequences, lists]` tokens of the prompt
+  std::optional<late_queries<D>> late_;
 };
 
 template <class Rule>
