@@ -63,7 +63,7 @@ class Decoder:
     def plan(self, tokens: Sequence[int]) -> bool:
         """Before a step, not captured: each slot's tokens, with the one that is decoded now; 0 where nobody is, -1 where the sequence
         pauses. Both read nothing, and their out is 0. Returns whether the lists follow from the lengths alone, so that standing may
-        take choose's place: always for policies that choose only when a prompt ends, or never, and between heterocache's looks."""
+        take choose's place: for policies that never choose, or once, and have, and between heterocache's looks."""
         if len(tokens) != self.sequences:
             raise _abi.InvalidError(f"{len(tokens)} numbers of tokens; there are {self.sequences} slots")
         idle = _abi.i32()

@@ -376,7 +376,7 @@ KVPOLICY_API kvpolicy_status kvpolicy_decoder_prefill(kvpolicy_decoder* decoder,
  * @param tokens  `[sequences]` in host memory: each slot's tokens, with the one that is decoded now; 0 for an empty slot, -1
  * for a sequence that pauses. Empty and paused slots read nothing, and their `out` is 0
  * @param idle  receives 1 if this step's lists follow from its lengths alone, so that kvpolicy_decoder_standing may take
- * choose's place: always for policies that choose only when a prompt ends, or never, and between heterocache's looks; else 0.
+ * choose's place: for policies that never choose, or once, and have, and between heterocache's looks; else 0.
  * May be NULL
  * @return INVALID for a sequence that did not grow by one token */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_plan(kvpolicy_decoder* decoder, int32_t const* tokens, int32_t* idle);

@@ -36,7 +36,8 @@ class decoder {
   /// @param device  the device; must outlive the decoder
   /// @param step_tokens  tokens that a sequence may bring to a step, 1 to most_step_tokens
   /// @throws invalid_value as start() does, and for impossible `step_tokens`
-  /// @throws unsupported as start() does, for a policy that waits for tokens of the answer, and past the kernels' head sizes
+  /// @throws unsupported as start() does, for a policy that waits for the answer and has no kernels for that, and past the
+  ///         kernels' head sizes
   /// @throws device_memory_exceeded if the device has too little memory
   decoder(Policy const& policy, cache_shape const& shape, std::int64_t sequences, D& device, std::int64_t step_tokens = 1)
       : decoder(decodable_parts_of<Policy, D>(policy, shape, step_tokens),
@@ -152,8 +153,8 @@ class decoder {
     else return retrieve_.listed(layer, sequence, head, tokens) + later;
   }
 
-  /// Returns whether standing() may take choose()'s place at the planned step: always for policies that choose only when a
-  /// prompt ends, or never, and between HeteroCache's looks. choose() remains right.
+  /// Returns whether standing() may take choose()'s place at the planned step: for policies that never choose, or once, and
+  /// have, and between HeteroCache's looks. choose() remains right.
   bool idle() const noexcept {
     bool waits = false;
     each_late([&](auto const& late) { waits = late.waits(); });
