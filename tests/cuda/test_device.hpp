@@ -36,6 +36,7 @@ class captured_step {
     if (!captured_) captured_ = on.capture(enqueue);
     on.replay(*captured_);
   }
+  std::int64_t side_by_side() const noexcept { return -1; }  // launches take their turns
 
  private:
   std::optional<emulated_device::graph> captured_;

@@ -2,11 +2,13 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "kvpolicy/gpu/base/device_launch.cuh"
 
@@ -116,6 +118,33 @@ void poison(void* at, std::int64_t bytes, gpu::stream on) {
   check(cudaMemsetAsync(at, 0xff, static_cast<std::size_t>(bytes), on), "poisoning scratch");
 }
 
+namespace {
+
+std::int64_t side_by_side_in(cudaGraph_t graph) {
+  std::size_t count = 0;
+  check(cudaGraphGetNodes(graph, nullptr, &count), "counting a graph's nodes");
+  std::vector<cudaGraphNode_t> nodes(count);
+  check(cudaGraphGetNodes(graph, nodes.data(), &count), "reading a graph's nodes");
+  std::size_t edges = 0;
+  check(cudaGraphGetEdges(graph, nullptr, nullptr, nullptr, &edges), "counting a graph's edges");
+  std::vector<cudaGraphNode_t> from(edges), to(edges);
+  check(cudaGraphGetEdges(graph, from.data(), to.data(), nullptr, &edges), "reading a graph's edges");
+  std::vector<std::vector<char>> before(count, std::vector<char>(count));
+  auto const place = [&](cudaGraphNode_t node) {
+    return static_cast<std::size_t>(std::ranges::find(nodes, node) - nodes.begin());
+  };
+  for (std::size_t i = 0; i < edges; ++i) before[place(from[i])][place(to[i])] = 1;
+  for (std::size_t over = 0; over < count; ++over)
+    for (std::size_t a = 0; a < count; ++a)
+      for (std::size_t b = 0; before[a][over] != 0 && b < count; ++b) before[a][b] |= before[over][b];
+  std::int64_t made = 0;
+  for (std::size_t a = 0; a < count; ++a)
+    for (std::size_t b = 0; b < a; ++b) made += before[a][b] == 0 && before[b][a] == 0 ? 1 : 0;
+  return made;
+}
+
+}  // namespace
+
 captured_step::~captured_step() {
   if (step_ != nullptr) cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(step_));
 }
@@ -127,6 +156,7 @@ void captured_step::end(gpu::stream on) {
   check(cudaStreamEndCapture(on, &graph), "capturing a step");
   cudaGraphExec_t made = nullptr;
   check(cudaGraphInstantiate(&made, graph, 0), "making a step's graph");
+  side_by_side_ = side_by_side_in(graph);
   cudaGraphDestroy(graph);
   step_ = made;
 }

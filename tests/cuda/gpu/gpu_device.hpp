@@ -126,6 +126,8 @@ class captured_step {
     }
     replay(on);
   }
+  /// Of what was captured, pairs of launches neither of which waits for the other.
+  std::int64_t side_by_side() const noexcept { return side_by_side_; }
 
  private:
   static void begin(gpu::stream on);
@@ -133,6 +135,7 @@ class captured_step {
   void replay(gpu::stream on);
 
   void* step_ = nullptr;
+  std::int64_t side_by_side_ = 0;
 };
 
 /// Bugs, one for each tool of compute-sanitizer, which must report it.

@@ -84,6 +84,7 @@ class steps_of {
   std::vector<std::int32_t> missed(std::int64_t layer) const {
     return device_.read(resident_.missed({layer}), 0, sequences * shape.kv_heads);
   }
+  std::int64_t side_by_side() const { return captured_.side_by_side(); }
   std::int32_t overflow(std::int64_t layer) const { return device_.read(resident_.overflow({layer}), 0, 1)[0]; }
   void forget(std::int64_t sequence) { resident_.forget(sequence, device_); }
 
@@ -175,6 +176,7 @@ std::vector<std::int32_t> slots_for(presets::heterocache const& policy) {
 template <class Policy>
 std::int64_t compare(Policy const& policy, std::span<std::int32_t const> slots, std::uint64_t seed,
                      rows_in where = rows_in::slots_of_lists) {
+  bool const fetches_ahead = where == rows_in::slots_of_lists && requirements_of(policy).next_step;
   steps_of<Policy> with(policy, slots, where, seed);
   steps_of<Policy> without(policy, slots, rows_in::cache, seed);
   std::int64_t came = 0;
@@ -194,6 +196,11 @@ std::int64_t compare(Policy const& policy, std::span<std::int32_t const> slots, 
       }
     }
     REQUIRE(std::ranges::equal(with.out(), without.out()));
+  }
+  // What a fetch enqueues for the next step waits for nothing of the later layers, and they for nothing of it.
+  if (with.side_by_side() >= 0) {
+    CHECK((with.side_by_side() > 0) == fetches_ahead);
+    CHECK(without.side_by_side() == 0);
   }
   return came;
 }

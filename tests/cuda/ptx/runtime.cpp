@@ -356,6 +356,30 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t from, unsign
   *made = reinterpret_cast<cudaGraphExec_t>(new ptx::graph(*reinterpret_cast<ptx::graph*>(from)));
   return here().result();
 }
+/// A step of a graph stands for its node.
+cudaError_t cudaGraphGetNodes(cudaGraph_t of, cudaGraphNode_t* nodes, std::size_t* count) {
+  ptx::graph const& all = *reinterpret_cast<ptx::graph*>(of);
+  for (std::size_t i = 0; nodes != nullptr && i < std::min(*count, all.steps.size()); ++i)
+    nodes[i] = reinterpret_cast<cudaGraphNode_t>(i + 1);
+  *count = all.steps.size();
+  return here().result();
+}
+cudaError_t cudaGraphGetEdges(cudaGraph_t of, cudaGraphNode_t* from, cudaGraphNode_t* to, cudaGraphEdgeData*,
+                              std::size_t* count) {
+  ptx::graph const& all = *reinterpret_cast<ptx::graph*>(of);
+  std::size_t edges = 0;
+  for (std::size_t i = 0; i < all.steps.size(); ++i) {
+    for (std::size_t const before : all.steps[i].after) {
+      if (from != nullptr && edges < *count) {
+        from[edges] = reinterpret_cast<cudaGraphNode_t>(before + 1);
+        to[edges] = reinterpret_cast<cudaGraphNode_t>(i + 1);
+      }
+      ++edges;
+    }
+  }
+  *count = edges;
+  return here().result();
+}
 cudaError_t cudaGraphLaunch(cudaGraphExec_t of, cudaStream_t on) {
   return here().enqueue(
       on, [all = *reinterpret_cast<ptx::graph*>(of)] { all.replay([](std::size_t most) { return here().draw(most); }); });
