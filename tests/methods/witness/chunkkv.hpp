@@ -1,4 +1,4 @@
-// ChunkKV, written from the text of the paper write-up alone (/work/shared/papers/chunkkv.txt). Clear and slow.
+// ChunkKV, written from the text of a write-up of the paper alone. Clear and slow.
 // Token indices are positions in the original prompt, from 0. Token ids are not an input: the text never uses them.
 #pragma once
 #include <algorithm>
