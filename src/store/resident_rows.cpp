@@ -211,18 +211,7 @@ void resident_rows::prefetch(layer_id layer, selection const& next) {
   expect_told();
   if (layers_[static_cast<std::size_t>(layer.value)].pending != 0) return;
   missing_.clear();
-  for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
-    head_state& head = at(layer, h);
-    list_.clear();
-    append_between(list_, next.of({h}), 0, head.end);
-    expect_slots(token_count(list_));
-    auto row = head.rows.begin();
-    each_token(list_, [&](std::int32_t t) {
-      while (row != head.rows.end() && row->token < t) ++row;
-      if (row != head.rows.end() && row->token == t) row->used = stamp(true) + 1;  // the last to make room for what comes
-      else missing_.push_back({static_cast<std::int32_t>(h), t});
-    });
-  }
+  for (std::int64_t h = 0; h < shape_.kv_heads; ++h) touch(layer, h, next.of({h}), stamp(true) + 1);  // the last to make room
   if (!missing_.empty()) begin_get(layer, false);
 }
 
@@ -323,47 +312,37 @@ void resident_rows::take_over(resident_rows const& other, std::int64_t tokens) {
   }
 }
 
-/// A head may have so many of the tier's rows in fast memory. Throws invalid_value.
-void resident_rows::expect_slots(std::int64_t named) const {
+/// Touches what is here of a head's list, lists what is missing, and returns how many rows of the tier the list names.
+/// Throws invalid_value where there are more than the head may have in fast memory.
+std::int64_t resident_rows::touch(layer_id layer, std::int64_t h, range_list const& list, std::int64_t used) {
+  head_state& head = at(layer, h);
+  list_.clear();
+  append_between(list_, list, 0, head.end);
+  std::int64_t const named = token_count(list_);
   KVPOLICY_EXPECTS(options_.slots == 0 || named <= options_.slots,
                    "a head reads " + std::to_string(named) + " rows that are in the tier, and may have " +
                        std::to_string(options_.slots) + " of these in fast memory; raise slots");
+  auto row = head.rows.begin();
+  each_token(list_, [&](std::int32_t t) {
+    while (row != head.rows.end() && row->token < t) ++row;
+    if (row != head.rows.end() && row->token == t) row->used = used;
+    else missing_.push_back({static_cast<std::int32_t>(h), t});
+  });
+  return named;
 }
 
-/// Touches what is here of a selection, and lists what is not.
+/// What a step reads of a head.
 void resident_rows::look_for(layer_id layer, std::int64_t h, range_list const& list) {
-  head_state& head = at(layer, h);
-  std::int64_t named = 0;
-  std::int64_t missed = 0;
-  auto row = head.rows.begin();
-  for (token_range const& range : list) {
-    for (std::int32_t t = range.begin; t < std::min<std::int64_t>(range.end, head.end); ++t) {
-      ++named;
-      while (row != head.rows.end() && row->token < t) ++row;
-      if (row != head.rows.end() && row->token == t) {
-        row->used = stamp(true);
-      } else {
-        missing_.push_back({static_cast<std::int32_t>(h), t});
-        ++missed;
-      }
-    }
-  }
-  expect_slots(named);
-  head.read = named;
-  missed_[static_cast<std::size_t>(h)] = missed;
+  std::int64_t const before = std::ssize(missing_);
+  std::int64_t const named = at(layer, h).read = touch(layer, h, list, stamp(true));
+  std::int64_t const missed = missed_[static_cast<std::size_t>(h)] = std::ssize(missing_) - before;
   statistics_.wanted += named;
   statistics_.hits += named - missed;
 }
 
+/// All of these rows are here.
 void resident_rows::touch_committed(layer_id layer) {
-  for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
-    head_state& head = at(layer, h);
-    auto row = head.rows.begin();
-    each_token(head.committed, [&](std::int32_t t) {
-      while (row != head.rows.end() && row->token < t) ++row;
-      if (row != head.rows.end() && row->token == t) row->used = stamp(true);
-    });
-  }
+  for (std::int64_t h = 0; h < shape_.kv_heads; ++h) touch(layer, h, at(layer, h).committed, stamp(true));
 }
 
 /// Of what is missing, by head.

@@ -114,7 +114,7 @@ class resident_rows {
   std::int64_t stamp(bool protect) const noexcept { return 2 * now_ + (protect ? 1 : 0); }
 
   void expect_told() const;
-  void expect_slots(std::int64_t named) const;
+  std::int64_t touch(layer_id layer, std::int64_t head, range_list const& list, std::int64_t used);
   void look_for(layer_id layer, std::int64_t head, range_list const& list);
   void touch_committed(layer_id layer);
   void begin_get(layer_id layer, bool waits);

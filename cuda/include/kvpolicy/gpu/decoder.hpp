@@ -325,12 +325,6 @@ class decoder {
       if (retain_.late()) work(*retain_.late());
     }
   }
-  template <class Work>
-  void each_late(Work work) {
-    if constexpr (requires { retain_.late(); }) {
-      if (retain_.late()) work(*retain_.late());
-    }
-  }
   void choose_turn(decode_step& step) {
     retain_.choose(step);
     step.retained = retain_.lists(step.layer, step.lengths);

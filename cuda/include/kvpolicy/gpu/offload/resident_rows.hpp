@@ -202,8 +202,7 @@ class resident_rows {
       KVPOLICY_EXPECTS(mine >= 1 && mine <= shape.max_tokens, "a head with " + std::to_string(mine) +
                                                                   " slots; it has 1 to max_tokens, which is " +
                                                                   std::to_string(shape.max_tokens));
-    if (slots.size() == heads) return {slots.begin(), slots.end()};
-    return std::vector<std::int32_t>(heads, slots[0]);
+    return slots.size() == heads ? std::vector(slots.begin(), slots.end()) : std::vector(heads, slots[0]);
   }
   static buffer<std::int32_t> part(buffer<std::int32_t> all, std::int64_t first, std::int64_t size) noexcept {
     return {all.data + first, size};
