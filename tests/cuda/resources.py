@@ -78,8 +78,6 @@ def idle_share(program, kernels, idle, per_row):
         if "f32" in name or re.search(r"<f16", name):
             continue
         base = re.sub(r"<.*", "", name)
-        if name in ("top_k<true>", "top_k<(bool)1>"):
-            base = "top_k in parts"
         before = mine.get(base, (blocks, 0))
         mine[base] = (min(before[0], blocks), max(before[1], idle[name]))
     occupancy = ",".join(f"{name}={blocks}" for name, (blocks, _) in mine.items())

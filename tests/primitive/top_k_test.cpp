@@ -85,7 +85,7 @@ TEMPLATE_TEST_CASE("top_k is exact in random hostile cases", "[primitive]", KVPO
 TEMPLATE_TEST_CASE("top_k is exact on the fixed grid of lengths", "[primitive]", KVPOLICY_TEST_EXECUTORS) {
   random_source random(52);
   TestType on({1, 1, 1, 1, 262209, element_type::f32});
-  for (std::int64_t const n : {0, 1, 2, 63, 64, 65, 127, 128, 129, 8320, 262209}) {
+  for (std::int64_t const n : {0, 1, 2, 63, 64, 65, 127, 128, 129, 8320, 13000, 262209}) {
     for (std::int64_t const wanted : {std::int64_t{0}, std::int64_t{1}, n / 16, n - 1, n, n + 1}) {
       std::int64_t const k = std::max<std::int64_t>(0, wanted);
       for (std::int64_t kind = 0; kind < hostile_kinds; ++kind) {

@@ -93,6 +93,6 @@
   KVPOLICY_EACH_TYPE(X, gpu::detail::gaussian_logits_body) X(gpu::detail::evict_body)
 #define KVPOLICY_OFFLOAD_KERNELS(X) X(gpu::detail::resolve_slots_body) KVPOLICY_EACH_TYPE(X, gpu::detail::gather_rows_body)
 #define KVPOLICY_STEP_KERNELS(X)                                                                               \
-  X(gpu::detail::top_k_body<true>) X(gpu::detail::top_k_body<false>)                                           \
+  X(gpu::detail::top_k_body) X(gpu::detail::top_k_digits_body) X(gpu::detail::top_k_parts_body) \
   X(gpu::detail::keep_step_body) X(gpu::detail::keep_late_body) X(gpu::detail::page_table_body)
 // clang-format on

@@ -18,6 +18,7 @@ struct radix {
   static constexpr int values = 2048;
   static constexpr int of_group = 128;  ///< values that a warp adds up at once
   static constexpr int groups = values / of_group;
+  static constexpr int first_shift = 21;  ///< of the first digit
 };
 
 /// What a selection of one row needs of shared memory.
@@ -48,13 +49,13 @@ struct radix_threshold {
 };
 
 /// `each(visit)` calls visit(key, weight) for every key of this thread, as often as it is called. `wanted` is at least 1 and no
-/// more than all of them weigh. Collective.
+/// more than all of them weigh; only keys whose bits from `high` on are those of `prefix` count. Collective.
 template <class B, class Each>
-KVPOLICY_KERNEL radix_threshold select_threshold(B& block, radix_shared<B>& s, std::int32_t wanted, Each each) {
+KVPOLICY_KERNEL radix_threshold select_threshold(B& block, radix_shared<B>& s, std::int32_t wanted, Each each,
+                                                 std::uint32_t prefix = 0, int high = 32) {
   auto const tile = block.tile();
   auto const lane = static_cast<std::int32_t>(tile.lane());
-  std::uint32_t prefix = 0;
-  for (int high = 32; high > 0;) {
+  while (high > 0) {
     int const shift = high > 10 ? high - 11 : 0;
     for (std::uint32_t d = block.thread(); d < radix::values; d += B::threads) s.histogram[d] = 0;
     block.sync();

@@ -1,9 +1,9 @@
-// Exact top-k of rows: a radix select for the threshold, then one ordered pass that writes indices ascending. A block has a
-// row, or a part of a long one, whose best are then candidates of the row's.
+// Exact top-k of rows, indices ascending. A block has a row. Of a long one blocks count the first digits of parts, then list what
+// is not below the k-th's, and the last ranks these.
 #pragma once
 
 #include "kvpolicy/gpu/base/device.hpp"
-#include "kvpolicy/gpu/base/radix.hpp"
+#include "kvpolicy/gpu/base/ranked_keys.hpp"
 
 namespace kvpolicy::gpu::detail {
 
@@ -19,212 +19,233 @@ struct top_k_arguments {
   std::int64_t index_stride = 0;
   buffer<std::int32_t> tokens;  ///< of each row: `unit_size` for every index that is written; or none
   std::int32_t unit_size = 1;
-  bool keeps_empty = false;     ///< a row without candidates is left as it is
-  std::int32_t parts = 1;       ///< blocks that share a row
-  buffer<std::int32_t> best{};  ///< `[rows, best_stride]`: the best of each part, if there are several
+  bool keeps_empty = false;         ///< a row without candidates is left as it is
+  std::int32_t parts = 1;           ///< blocks that share a row; the rest is theirs, if there are several
+  buffer<std::int32_t> no_lower{};  ///< `[rows, parts, radix::values]` candidates of at least a digit, from the largest down
+  buffer<std::int32_t> digit{};     ///< `[rows, 2]` place of the k-th's digit, and candidates of that digit that are wanted
+  buffer<std::int32_t> best{};      ///< `[rows, best_stride]` columns of those whose digit is no lower
   std::int64_t best_stride = 0;
-  buffer<std::int32_t> counters{};  ///< `[rows]` zeros, likewise
+  buffer<std::int32_t> counters{};  ///< `[rows]` zeros
 };
 
-/// indices(r, :) = [0, first), then the k[r] highest of row r's candidates, ascending. A block's keys stay in registers if they
-/// fit; more are read again for each of the three digits. Blocks that share a row list the best of its parts, and the last of
-/// them ranks these.
-template <bool InParts>
+/// A row's candidates, and how many of them are wanted.
+struct top_k_row {
+  std::int64_t nth;
+  std::int32_t first;
+  std::int32_t columns;
+  std::int32_t k;
+
+  template <class B>
+  KVPOLICY_KERNEL top_k_row(B& block, top_k_arguments const& a, std::int64_t row) : nth(row) {
+    auto const number = static_cast<unsigned>(nth / a.rows_of_number);
+    first = static_cast<std::int32_t>(a.first.of(block, number));
+    columns = static_cast<std::int32_t>(a.columns.of(block, number));
+    auto const wanted = static_cast<std::int32_t>(a.k.of(block, number));
+    k = wanted < 0 ? 0 : wanted < columns ? wanted : columns;
+  }
+  KVPOLICY_KERNEL bool scores_decide() const { return k > 0 && k < columns; }
+  template <class B>
+  KVPOLICY_KERNEL float score(B& block, top_k_arguments const& a, std::int32_t column) const {
+    return block.global(a.scores)[nth * a.score_stride + first + column];
+  }
+  template <class B>
+  KVPOLICY_KERNEL void put(B& block, top_k_arguments const& a, std::int32_t place, std::int32_t column) const {
+    block.global(a.indices)[nth * a.index_stride + first + place] = first + column;
+  }
+  /// Writes what no score decides: of columns [begin, end), and with the first ones what is before the candidates.
+  template <class B>
+  KVPOLICY_KERNEL void put_undecided(B& block, top_k_arguments const& a, std::int32_t begin, std::int32_t end) const {
+    if (columns == 0 && a.keeps_empty) return;
+    auto const thread = static_cast<std::int32_t>(block.thread());
+    if (begin == 0) {
+      if (a.tokens.data != nullptr && thread == 0) block.global(a.tokens)[nth] = (first + k) * a.unit_size;
+      for (std::int32_t i = thread; i < first; i += B::threads) put(block, a, i - first, i - first);
+    }
+    if (k < columns) return;
+    for (std::int32_t i = begin + thread; i < end && i < columns; i += B::threads) put(block, a, i, i);
+  }
+  /// Puts the k highest of all candidates by `score_of(c)`. Collective.
+  template <class B, class Score>
+  KVPOLICY_KERNEL void rank(B& block, ranked_keys::shared<B>& s, top_k_arguments const& a, Score score_of) const {
+    put_undecided(block, a, 0, columns);
+    if (!scores_decide()) return;
+    ranked_keys::keep(
+        block, s, columns, score_of, [&](auto each) { return select_threshold(block, s.radix, k, each); },
+        [&](std::int32_t place, std::int32_t c) { put(block, a, place, c); });
+  }
+};
+
+/// indices(r, :) = [0, first), then the k[r] highest of row r's candidates, ascending. One block a row.
 struct top_k_body {
-  static constexpr unsigned threads = 512;
-  static constexpr char const* name = InParts ? "top_k in parts" : "top_k";
-  static constexpr int warps = threads / 32;
-  static constexpr int items = 32;                          ///< keys of a thread at a time
-  static constexpr std::int32_t stretch = threads * items;  ///< keys of the block at a time
+  static constexpr unsigned threads = ranked_keys::threads;
+  static constexpr char const* name = "top_k";
   using arguments = top_k_arguments;
   template <class B>
-  struct shared {
-    radix_shared<B> radix;
-    typename B::template array<std::int32_t, warps * items> counts;
-    typename B::last_storage last;
-  };
-  static_assert(warps * items == threads && stretch <= 1 << 15);  // a thread scans one of the counts, two numbers in each
+  using shared = ranked_keys::shared<B>;
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
-    if constexpr (InParts) {
-      bool const none = candidates<row>(block, a).none;
-      if (none && a.keeps_empty) return;
-      rank<part>(block, s, a);
-      if (block.last_of(s.last, a.counters, block.x(), a.parts)) rank<best>(block, s, a);
-    } else {
-      rank<row>(block, s, a);
-    }
-  }
-
- private:
-  enum ranked { row, part, best };  ///< a row's candidates; a part of them; or what was listed as the best of each part
-
-  /// A block's candidates, and how many of them are wanted.
-  template <ranked What>
-  struct candidates {
-    std::int64_t nth;    ///< row
-    std::int32_t first;  ///< of the row
-    std::int32_t columns;
-    std::int32_t k;
-    std::int32_t begin = 0;  ///< of the part: its first column
-    bool none;               ///< whether the row has no candidates
-    std::int64_t from;       ///< of the scores
-    std::int64_t to;         ///< where indices go
-
-    template <class B>
-    KVPOLICY_KERNEL candidates(B& block, arguments const& a) : nth(block.x()) {
-      auto const number = static_cast<unsigned>(nth / a.rows_of_number);
-      first = static_cast<std::int32_t>(a.first.of(block, number));
-      columns = static_cast<std::int32_t>(a.columns.of(block, number));
-      none = columns == 0;
-      auto const wanted = static_cast<std::int32_t>(a.k.of(block, number));
-      k = wanted < 0 ? 0 : wanted < columns ? wanted : columns;
-      from = nth * a.score_stride + first;
-      to = nth * a.index_stride + first;
-      std::int32_t const of_part = k < stretch ? k : stretch;
-      if constexpr (What == part) {
-        begin = static_cast<std::int32_t>(block.y()) * stretch;
-        columns = columns - begin < stretch ? columns - begin : stretch;
-        k = columns < of_part ? columns : of_part;
-        from += begin;
-        to = nth * a.best_stride + block.y() * of_part;
-      } else if constexpr (What == best) {
-        std::int32_t const whole = columns / stretch;
-        std::int32_t const rest = columns - whole * stretch;
-        columns = whole * of_part + (rest < of_part ? rest : of_part);
-      }
-    }
-
-    /// Writes what no score decides. Returns whether scores decide anything.
-    template <class B>
-    KVPOLICY_KERNEL bool begins(B& block, arguments const& a) const {
-      if (What == part ? columns <= 0 : none && a.keeps_empty) return false;
-      auto const thread = static_cast<std::int32_t>(block.thread());
-      if constexpr (What != part) {
-        auto const indices = block.global(a.indices);
-        if (a.tokens.data != nullptr && thread == 0) block.global(a.tokens)[nth] = (first + k) * a.unit_size;
-        for (std::int32_t i = thread; i < first; i += B::threads) indices[to - first + i] = i;
-      }
-      for (std::int32_t i = thread; k == columns && i < columns; i += B::threads) put(block, a, i, i);
-      return k > 0 && k < columns;
-    }
-    /// The score of a candidate.
-    template <class B>
-    KVPOLICY_KERNEL float score(B& block, arguments const& a, std::int32_t c) const {
-      return block.global(a.scores)[from + column(block, a, c)];
-    }
-    /// Writes that what was chosen at a place is candidate c.
-    template <class B>
-    KVPOLICY_KERNEL void put(B& block, arguments const& a, std::int32_t place, std::int32_t c) const {
-      if constexpr (What == part) block.global(a.best)[to + place] = begin + c;
-      else block.global(a.indices)[to + place] = first + column(block, a, c);
-    }
-
-   private:
-    template <class B>
-    KVPOLICY_KERNEL std::int32_t column(B& block, arguments const& a, std::int32_t c) const {
-      if constexpr (What == best) {
-        std::int32_t const named = block.global(a.best)[nth * a.best_stride + c];
-        return named;
-      } else {
-        return c;
-      }
-    }
-  };
-
-  template <ranked What, class B>
-  KVPOLICY_KERNEL static void rank(B& block, shared<B>& s, arguments const& a) {
-    candidates<What> const from(block, a);
-    if (!from.begins(block, a)) return;
-    std::int32_t const columns = from.columns;
-    auto const thread = static_cast<std::int32_t>(block.thread());
-    // Of a stretch, thread t has every 512th candidate from t on, so that a warp's loads are of neighbours. Behind the end keys
-    // are 0, as of NaN: these come last, and ties go to what is before them.
-    std::uint32_t keys[items];
-    auto const read = [&](std::int32_t base) {
-      float score[items];
-      KVPOLICY_UNROLL
-      for (int i = 0; i < items; ++i) {  // all are on their way before one is looked at
-        std::int32_t const c = base + i * static_cast<std::int32_t>(B::threads) + thread;
-        score[i] = from.score(block, a, c < columns ? c : columns - 1);
-      }
-      KVPOLICY_UNROLL
-      for (int i = 0; i < items; ++i) {
-        keys[i] = base + i * static_cast<std::int32_t>(B::threads) + thread < columns ? sortable_key(score[i]) : 0;
-      }
-    };
-    bool const in_registers = What == part || columns <= stretch;
-    auto const each_item = [&](std::int32_t base, auto visit) {
-      KVPOLICY_UNROLL
-      for (int i = 0; i < items; ++i) {
-        if (base + i * static_cast<std::int32_t>(B::threads) < columns) visit(i);
-      }
-    };
-    if (in_registers) read(0);
-    radix_threshold const threshold = select_threshold(block, s.radix, from.k, [&](auto visit) {
-      for (std::int32_t base = 0; base < columns; base += stretch) {
-        if (!in_registers) read(base);
-        each_item(base, [&](int i) { visit(keys[i], 1); });
-      }
-    });
-    // How many are higher and how many are equal, of each warp's every item; then where each of them goes.
-    auto const tile = block.tile();
-    auto const warp = static_cast<int>(tile.index());
-    std::uint32_t const lower_lanes = (1u << tile.lane()) - 1;
-    std::int32_t higher_before = 0;
-    std::int32_t ties_before = 0;
-    for (std::int32_t base = 0; base < columns; base += stretch) {
-      if (!in_registers) read(base);
-      s.counts[thread] = 0;
-      block.sync();
-      each_item(base, [&](int i) {
-        std::uint32_t const any = tile.ballot(keys[i] >= threshold.key);
-        if (any == 0) return;
-        std::uint32_t const equal = tile.ballot(keys[i] == threshold.key);
-        if (tile.lane() == 0) s.counts[i * warps + warp] = __builtin_popcount(any & ~equal) << 16 | __builtin_popcount(equal);
-      });
-      block.sync();
-      std::int32_t const mine = s.counts[thread];
-      std::int32_t all = 0;
-      s.counts[thread] = block.exclusive_sum(s.radix.scan, mine, all);
-      block.sync();
-      each_item(base, [&](int i) {
-        std::uint32_t const any = tile.ballot(keys[i] >= threshold.key);
-        if (any == 0) return;
-        std::uint32_t const equal = tile.ballot(keys[i] == threshold.key);
-        std::int32_t const before = s.counts[i * warps + warp];
-        std::int32_t const ties = ties_before + (before & 0xffff) + __builtin_popcount(equal & lower_lanes);
-        std::int32_t const at = higher_before + (before >> 16) + __builtin_popcount(any & ~equal & lower_lanes) +
-                                (ties < threshold.ties ? ties : threshold.ties);
-        if (keys[i] > threshold.key || (keys[i] == threshold.key && ties < threshold.ties)) {
-          from.put(block, a, at, base + i * static_cast<std::int32_t>(B::threads) + thread);
-        }
-      });
-      higher_before += all >> 16;
-      ties_before += all & 0xffff;
-      block.sync();
-    }
+    top_k_row const row(block, a, block.x());
+    row.rank(block, s, a, [&](std::int32_t c) { return row.score(block, a, c); });
   }
 };
 
-/// `max_columns` bounds every row's length. Few long rows are ranked in parts, so that more blocks work on them.
+/// The first digit of a long row's k-th candidate: each block counts its part's, the last one to end adds them up.
+struct top_k_digits_body {
+  static constexpr unsigned threads = ranked_keys::threads;
+  static constexpr char const* name = "top_k_digits";
+  static constexpr int items = 8;
+  static constexpr std::int32_t stretch = threads * items;  ///< candidates of a part
+  static constexpr int of_thread = radix::values / threads;
+  static_assert(of_thread == 4);  // a thread reads and writes its values at once
+  using arguments = top_k_arguments;
+  template <class B>
+  struct shared {
+    typename B::template array<std::int32_t, radix::values> histogram;
+    typename B::template scan_storage<std::int32_t> scan;
+    typename B::last_storage last;
+  };
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
+    top_k_row const row(block, a, block.x());
+    if (!row.scores_decide()) return;
+    auto const thread = static_cast<std::int32_t>(block.thread());
+    KVPOLICY_UNROLL
+    for (int i = 0; i < of_thread; ++i) s.histogram[thread + i * static_cast<std::int32_t>(threads)] = 0;
+    block.sync();
+    std::int32_t const begin = static_cast<std::int32_t>(block.y()) * stretch;
+    float score[items];
+    KVPOLICY_UNROLL
+    for (int i = 0; i < items; ++i) {
+      std::int32_t const c = begin + i * static_cast<std::int32_t>(threads) + thread;
+      score[i] = row.score(block, a, c < row.columns ? c : row.columns - 1);
+    }
+    KVPOLICY_UNROLL
+    for (int i = 0; i < items; ++i) {
+      std::int32_t const c = begin + i * static_cast<std::int32_t>(threads) + thread;
+      if (c < row.columns) s.histogram.atomic_add(place_of(sortable_key(score[i])), 1);
+    }
+    block.sync();
+    std::int32_t counts[of_thread];
+    std::int32_t sum = 0;
+    KVPOLICY_UNROLL
+    for (int i = 0; i < of_thread; ++i) {
+      std::int32_t const count = s.histogram[thread * of_thread + i];
+      counts[i] = sum += count;
+    }
+    std::int32_t all = 0;
+    std::int32_t const before = block.exclusive_sum(s.scan, sum, all);
+    auto const no_lower = block.global(a.no_lower);
+    pack mine;
+    KVPOLICY_UNROLL
+    for (int i = 0; i < of_thread; ++i) mine.word[i] = static_cast<std::uint32_t>(before + counts[i]);
+    no_lower.store((row.nth * a.parts + block.y()) * radix::values + thread * of_thread, mine);
+    if (!block.last_of(s.last, a.counters, row.nth, a.parts)) return;
+    std::int32_t totals[of_thread] = {};
+    KVPOLICY_UNROLL_4
+    for (std::int32_t part = 0; part < a.parts; ++part) {
+      pack const of_part = no_lower.load((row.nth * a.parts + part) * radix::values + thread * of_thread);
+      KVPOLICY_UNROLL
+      for (int i = 0; i < of_thread; ++i) totals[i] += static_cast<std::int32_t>(of_part.word[i]);
+    }
+    s.histogram[thread] = totals[of_thread - 1];
+    block.sync();
+    std::int32_t higher = 0;
+    if (thread > 0) higher = s.histogram[thread - 1];
+    KVPOLICY_UNROLL
+    for (int i = 0; i < of_thread; ++i) {
+      if (higher < row.k && row.k <= totals[i]) {
+        block.global(a.digit)[row.nth * 2] = thread * of_thread + i;
+        block.global(a.digit)[row.nth * 2 + 1] = row.k - higher;
+      }
+      higher = totals[i];
+    }
+  }
+
+  /// Where a key is counted: the largest digit's is the first.
+  static KVPOLICY_KERNEL std::int32_t place_of(std::uint32_t key) {
+    return radix::values - 1 - static_cast<std::int32_t>(key >> radix::first_shift);
+  }
+};
+
+/// As top_k_body, of a row whose k-th's digit is known: each block lists the candidates of its part that are no lower, and the
+/// last one to end ranks these.
+struct top_k_parts_body {
+  static constexpr unsigned threads = ranked_keys::threads;
+  static constexpr char const* name = "top_k_parts";
+  using arguments = top_k_arguments;
+  template <class B>
+  struct shared {
+    ranked_keys::shared<B> ranked;
+    typename B::last_storage last;
+    typename B::template array<std::int32_t, 1> before;
+  };
+
+  template <class B>
+  KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
+    constexpr std::int32_t stretch = top_k_digits_body::stretch;
+    top_k_row const row(block, a, block.x());
+    std::int32_t const begin = static_cast<std::int32_t>(block.y()) * stretch;
+    row.put_undecided(block, a, begin, begin + stretch);
+    if (!row.scores_decide()) return;
+    std::int32_t const place = block.global(a.digit)[row.nth * 2];
+    std::int32_t const wanted = block.global(a.digit)[row.nth * 2 + 1];
+    std::uint32_t const digit = static_cast<std::uint32_t>(radix::values - 1 - place) << radix::first_shift;
+    auto const thread = static_cast<std::int32_t>(block.thread());
+    std::int32_t of_part = 0;
+    if (thread < a.parts) of_part = block.global(a.no_lower)[(row.nth * a.parts + thread) * radix::values + place];
+    std::int32_t listed = 0;
+    std::int32_t const earlier = block.exclusive_sum(s.ranked.radix.scan, of_part, listed);
+    if (thread == static_cast<std::int32_t>(block.y())) s.before[0] = earlier;
+    block.sync();
+    std::int32_t const before = s.before[0];
+    auto const best = block.global(a.best);
+    std::int64_t const at = row.nth * a.best_stride;
+    std::int32_t const columns = row.columns - begin < stretch ? row.columns - begin : stretch;
+    ranked_keys::keep<top_k_digits_body::items>(
+        block, s.ranked, columns, [&](std::int32_t c) { return row.score(block, a, begin + c); },
+        [&](auto) {
+          return radix_threshold{digit, stretch};
+        },
+        [&](std::int32_t nth, std::int32_t c) {
+          if (c < columns) best[at + before + nth] = begin + c;  // behind the end keys are the lowest
+        });
+    if (!block.last_of(s.last, a.counters, row.nth, a.parts)) return;
+    auto const column = [&](std::int32_t c) {
+      std::int32_t const named = best[at + c];
+      return named;
+    };
+    ranked_keys::keep(
+        block, s.ranked, listed, [&](std::int32_t c) { return row.score(block, a, column(c)); },
+        [&](auto each) { return select_threshold(block, s.ranked.radix, wanted, each, digit, radix::first_shift); },
+        [&](std::int32_t nth, std::int32_t c) { row.put(block, a, nth, column(c)); });
+  }
+};
+
+/// `max_columns` bounds every row's length. Rows that are long, or few and not short, are ranked in parts, so that more blocks
+/// work on them.
 template <device D>
 void launch_top_k(D& device, top_k_arguments a, std::int64_t rows, std::int64_t max_columns) {
-  constexpr std::int64_t most_scratch = std::int64_t{8} << 20;  // bytes
-  std::int64_t const parts = divided_up(max_columns, top_k_body<true>::stretch);
-  std::int64_t const best = parts * std::min<std::int64_t>(top_k_body<true>::stretch, a.index_stride);
+  constexpr std::int64_t few = 16;
+  constexpr std::int64_t most_scratch = std::int64_t{64} << 20;  // bytes
+  std::int64_t const parts = divided_up(max_columns, top_k_digits_body::stretch);
+  bool const in_parts = max_columns > (rows <= few ? ranked_keys::stretch / 4 * 3 : ranked_keys::stretch);
   buffer<std::int32_t> const counters = device.counters();
-  if (parts == 1 || rows * best * 4 > most_scratch || rows > counters.size) {
-    device.template launch<top_k_body<false>>({rows, 1, 1}, a);
+  if (!in_parts || parts > top_k_parts_body::threads || rows > counters.size ||
+      rows * (parts * radix::values + max_columns) * 4 > most_scratch) {
+    device.template launch<top_k_body>({rows, 1, 1}, a);
     return;
   }
   scratch_scope const scope(device);
   a.parts = static_cast<std::int32_t>(parts);
-  a.best = device.template scratch<std::int32_t>(rows * best);
-  a.best_stride = best;
+  a.no_lower = device.template scratch<std::int32_t>(rows * parts * radix::values);
+  a.digit = device.template scratch<std::int32_t>(rows * 2);
+  a.best = device.template scratch<std::int32_t>(rows * max_columns);
+  a.best_stride = max_columns;
   a.counters = counters;
-  device.template launch<top_k_body<true>>({rows, parts, 1}, a);
+  device.template launch<top_k_digits_body>({rows, parts, 1}, a);
+  device.template launch<top_k_parts_body>({rows, parts, 1}, a);
 }
 
 }  // namespace kvpolicy::gpu::detail
