@@ -4,6 +4,7 @@
 #include "kvpolicy/gpu/attention/attend.hpp"
 #include "kvpolicy/gpu/attention/attend_block.hpp"
 #include "kvpolicy/gpu/attention/attend_tensor.hpp"
+#include "kvpolicy/gpu/attention/group_weights.hpp"
 #include "kvpolicy/gpu/attention/list_weights.hpp"
 #include "kvpolicy/gpu/attention/lists.hpp"
 #include "kvpolicy/gpu/attention/logits_tensor.hpp"
@@ -77,7 +78,7 @@
   X(gpu::detail::cascade_due_body) X(gpu::detail::refresh_range_body) X(gpu::detail::cascade_following_body)   \
   X(gpu::detail::cascade_children_body) X(gpu::detail::cascade_pages_body) X(gpu::detail::page_list_body)
 #define KVPOLICY_DRIFT_KERNELS(X)                                                                              \
-  X(gpu::detail::keep_queries_body) X(gpu::detail::smooth_rows_body) X(gpu::detail::drift_body) X(gpu::detail::followers_due_body)
+  X(gpu::detail::keep_queries_body) X(gpu::detail::drift_body)
 #define KVPOLICY_SENTENCES_KERNELS(X)                                                                          \
   X(gpu::detail::sentence_step_body) KVPOLICY_EACH_TYPE(X, gpu::detail::sentence_means_body)                   \
   X(gpu::detail::query_sums_body) X(gpu::detail::sentence_fill_body)

@@ -5,6 +5,7 @@
 
 #include "kvpolicy/gpu/attention/attend.hpp"
 #include "kvpolicy/gpu/attention/attend_tensor.hpp"
+#include "kvpolicy/gpu/attention/group_weights.hpp"
 #include "kvpolicy/gpu/attention/list_weights.hpp"
 #include "kvpolicy/gpu/attention/logits_tensor.hpp"
 #include "kvpolicy/gpu/base/device.hpp"
@@ -98,12 +99,12 @@ struct list_weights {
   bool maximum = false;  ///< of the query heads, not their mean
 };
 
-/// Softmax of logits `[sequences, kv_heads, window, group, stride]`, and its mean over query groups.
+/// For each row of logits `[sequences, kv_heads, window, group, stride]`: its maximum, and 1 / sum of e^(logit - maximum).
 template <device D>
-void launch_group_weights(D& device, buffer<float const> logits, std::int64_t stride, list_weights const& a) {
+void launch_softmax_rows(D& device, buffer<float const> logits, std::int64_t stride, list_weights const& a,
+                         buffer<float> statistics) {
   std::int32_t const rows_of_head = a.group * a.window;
   std::int32_t const rows = a.keys.heads * rows_of_head;
-  buffer<float> const statistics = device.template scratch<float>(a.sequences * rows * 2);
   buffer<std::int32_t> const counters = device.counters();
   std::int64_t const rows_in_all = a.sequences * rows;
   std::int64_t const parts =
@@ -117,26 +118,49 @@ void launch_group_weights(D& device, buffer<float const> logits, std::int64_t st
   device.template launch<softmax_rows_body>(
       {parts, rows, a.sequences},
       {logits, stride, a.lists, a.first, rows, rows_of_head, statistics, static_cast<std::int32_t>(parts), partial, counters});
-  std::int32_t const heads = a.keys.heads * a.window;
-  std::int32_t const blocks =
-      blocks_of_row<group_weights_body>(device, a.most_tokens, group_weights_body::threads, heads * a.sequences);
-  device.template launch<group_weights_body>({blocks, heads, a.sequences},
-                                             {logits, stride, statistics, a.lists, a.first, a.group, heads, a.window, a.out,
-                                              a.sequence_stride, a.head_stride, a.maximum, blocks});
 }
 
-/// scale q.k of the listed tokens: `[sequences, kv_heads, window, group, most_tokens]`. Keys are read once for as many queries
-/// as fit in shared memory.
+/// What rows of logits with their statistics become: a.out; `set` may ask for smoothing, or for another head's logits.
+template <device D, class Set>
+void launch_group_weights(D& device, buffer<float const> logits, std::int64_t stride, buffer<float const> statistics,
+                          list_weights const& a, Set set) {
+  group_weights_body::arguments w{};
+  w.logits = logits;
+  w.stride = stride;
+  w.statistics = statistics;
+  w.lists = a.lists;
+  w.first = a.first;
+  w.group = a.group;
+  w.heads = a.keys.heads * a.window;
+  w.per_list = a.window;
+  w.out = a.out;
+  w.sequence_stride = a.sequence_stride;
+  w.head_stride = a.head_stride;
+  w.maximum = a.maximum;
+  set(w);
+  w.blocks = blocks_of_row<group_weights_body>(device, a.most_tokens, group_weights_body::threads, w.heads * a.sequences);
+  device.template launch<group_weights_body>({w.blocks, w.heads, a.sequences}, w);
+}
+
+/// scale q.k of the listed tokens: `[sequences, kv_heads, window, group, most_tokens]`; and if there is room for them each
+/// row's statistics. Keys are read once for as many queries as fit in shared memory.
 template <device D>
-void launch_list_logits(D& device, list_weights const& a, buffer<float> logits) {
+void launch_list_logits(D& device, list_weights const& a, buffer<float> logits, buffer<float> statistics = {}) {
   std::int32_t const rows = a.group * a.window;
   bool const on_tensors = with_tensor_rows(a.keys, [&]<element_type E, int Chunks>() {
     using body = list_logits_tensor_body<E, Chunks>;
     auto const tiles = static_cast<std::int32_t>(divided_up(rows, 8));
-    std::int32_t const blocks =
-        blocks_of_row<body>(device, a.most_tokens, body::threads / 4, a.sequences * a.keys.heads * tiles);
-    device.template launch<body>({blocks, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences},
-                                 {a.queries, a.scale, rows, tiles, a.keys, a.lists, a.first, logits, a.most_tokens, blocks});
+    std::int64_t const lists = a.sequences * a.keys.heads * tiles;
+    std::int32_t const blocks = blocks_of_row<body>(device, a.most_tokens, body::threads / 4, lists);
+    typename body::arguments l{a.queries, a.scale, rows, tiles, a.keys, a.lists, a.first, logits, a.most_tokens, blocks};
+    bool const at_once = statistics.data != nullptr && lists <= device.counters().size;
+    if (at_once) {
+      l.statistics = statistics;
+      l.partial = device.template scratch<float>(a.sequences * a.keys.heads * rows * blocks * 2);
+      l.counters = device.counters();
+    }
+    device.template launch<body>({blocks, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences}, l);
+    if (!at_once && statistics.data != nullptr) launch_softmax_rows(device, logits, a.most_tokens, a, statistics);
   });
   if (on_tensors) return;
   std::int32_t const at_once = 16 * max_head_dim / a.keys.head_dim;
@@ -149,6 +173,7 @@ void launch_list_logits(D& device, list_weights const& a, buffer<float> logits) 
           {a.queries, a.scale, std::min(at_once, rows - first), rows, first, a.keys, a.lists, a.first, logits, a.most_tokens});
     }
   });
+  if (statistics.data != nullptr) launch_softmax_rows(device, logits, a.most_tokens, a, statistics);
 }
 
 template <device D>
@@ -156,10 +181,11 @@ void launch_list_weights(D& device, list_weights const& a) {
   expect_row("list_attention", a.keys.head_dim, a.group);
   if (a.most_tokens <= 0) return;
   scratch_scope const scope(device);
-  std::int64_t const rows = static_cast<std::int64_t>(a.keys.heads) * a.group * a.window;
-  buffer<float> const logits = device.template scratch<float>(a.sequences * rows * a.most_tokens);
-  launch_list_logits(device, a, logits);
-  launch_group_weights(device, logits, a.most_tokens, a);
+  std::int64_t const rows = a.sequences * a.keys.heads * a.group * a.window;
+  buffer<float> const logits = device.template scratch<float>(rows * a.most_tokens);
+  buffer<float> const statistics = device.template scratch<float>(rows * 2);
+  launch_list_logits(device, a, logits, statistics);
+  launch_group_weights(device, logits, a.most_tokens, statistics, a, [](auto&) {});
 }
 
 }  // namespace kvpolicy::gpu::detail

@@ -1,4 +1,4 @@
-// Softmax over rows that don't fit a block: statistics first, then weights, merged over query groups.
+// Logits of listed tokens, and the statistics of their softmax.
 #pragma once
 
 #include "kvpolicy/gpu/attention/lists.hpp"
@@ -154,49 +154,6 @@ struct softmax_rows_body {
       }
     }
     return part;
-  }
-};
-
-/// out(s, h, i) = mean over KV head h's query heads of e^(logit - maximum) / sum.
-struct group_weights_body : no_shared {
-  static constexpr unsigned threads = 256;
-  static constexpr char const* name = "group_weights";
-  struct arguments {
-    buffer<float const> logits;
-    std::int64_t stride = 0;
-    buffer<float const> statistics;
-    token_lists lists;
-    std::int64_t first = 0;
-    std::int32_t group = 1;
-    std::int32_t heads = 1;     ///< of the output
-    std::int32_t per_list = 1;  ///< of them share a list
-    buffer<float> out;          ///< (s, h, i)
-    std::int64_t sequence_stride = 0;
-    std::int64_t head_stride = 0;
-    bool maximum = false;     ///< of the group, not its mean
-    std::int32_t blocks = 1;  ///< that share a row
-  };
-
-  template <class B>
-  KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    list_reader<B> const list(block, a.lists, block.z(), block.y() / static_cast<unsigned>(a.per_list));
-    auto const logits = block.global(a.logits);
-    auto const statistics = block.global(a.statistics);
-    std::int64_t const count = list.count() - a.first;
-    for (std::int64_t i = index_in_grid(block); i < count; i += static_cast<std::int64_t>(a.blocks) * B::threads) {
-      float merged = 0;
-      for (std::int32_t g = 0; g < a.group; ++g) {
-        std::int64_t const q = (static_cast<std::int64_t>(block.z()) * a.heads + block.y()) * a.group + g;
-        float const x = logits[q * a.stride + i];
-        float const most = statistics[q * 2];
-        float const share = statistics[q * 2 + 1];
-        float const weight = expf(x - most) * share;
-        if (!a.maximum) merged += weight;
-        else if (!(weight <= merged)) merged = weight;
-      }
-      block.global(a.out)[block.z() * a.sequence_stride + block.y() * a.head_stride + i] =
-          a.maximum ? merged : merged / static_cast<float>(a.group);
-    }
   }
 };
 

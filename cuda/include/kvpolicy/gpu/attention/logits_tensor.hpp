@@ -1,16 +1,18 @@
-// Logits of listed tokens on tensor cores: 8 rows a warp and turn, blocks that take what there is in turns.
+// Logits of listed tokens on tensor cores, and their softmax's statistics: 8 rows a warp and turn, blocks that take what there
+// is in turns.
 #pragma once
 
-#include "kvpolicy/gpu/attention/list_weights.hpp"
 #include "kvpolicy/gpu/attention/lists.hpp"
+#include "kvpolicy/gpu/attention/softmax_state.hpp"
 #include "kvpolicy/gpu/base/tensor_queries.hpp"
 #include "kvpolicy/gpu/base/vectors.hpp"
 
 namespace kvpolicy::gpu::detail {
 
-/// As list_logits_body, for rows of 32 Chunks halves; a tile has 8 query rows of a KV head.
+/// As list_logits_body, for rows of 32 Chunks halves; a tile has 8 query rows of a KV head. If statistics are asked for, as
+/// softmax_rows_body's: parts of a row are merged in the order of their blocks.
 template <element_type E, int Chunks>
-struct list_logits_tensor_body : no_shared {
+struct list_logits_tensor_body {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "list_logits_tensor";
   struct arguments {
@@ -23,11 +25,19 @@ struct list_logits_tensor_body : no_shared {
     std::int64_t first = 0;  ///< of the list; logits begin there
     buffer<float> logits;    ///< `[sequences, q_heads, stride]`
     std::int64_t stride = 0;
-    std::int32_t blocks = 1;  ///< that share a list
+    std::int32_t blocks = 1;          ///< that share a list
+    buffer<float> statistics{};       ///< `[sequences, q_heads, 2]`, or none
+    buffer<float> partial{};          ///< `[sequences, q_heads, blocks, 2]`, likewise
+    buffer<std::int32_t> counters{};  ///< `[sequences, kv_heads tiles]` zeros, likewise
+  };
+  template <class B>
+  struct shared {
+    typename B::template array<float, 8 * threads / 32 * 2> states;
+    typename B::last_storage last;
   };
 
   template <class B>
-  KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
+  KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
     unsigned const head = block.y() / static_cast<unsigned>(a.tiles);
     std::int32_t const row = 8 * (static_cast<std::int32_t>(block.y()) - static_cast<std::int32_t>(head) * a.tiles);
     auto const tile = block.tile();
@@ -37,7 +47,7 @@ struct list_logits_tensor_body : no_shared {
     std::int64_t const count = list.count() - a.first;
     constexpr std::int64_t warps = B::threads / 32;
     std::int64_t at = 8 * (static_cast<std::int64_t>(block.x()) * warps + tile.index());
-    if (at >= count) return;
+    if (8 * static_cast<std::int64_t>(block.x()) * warps >= count) return;
     row_reader<E, B> const keys(block, a.keys, block.z());
     std::int32_t const real = a.rows_of_head - row < 8 ? a.rows_of_head - row : 8;
     std::int64_t const first_q = static_cast<std::int64_t>(head) * a.rows_of_head + row;
@@ -57,6 +67,9 @@ struct list_logits_tensor_body : no_shared {
     packs coming[Chunks] = {};
     load(place_of(at), coming);
     std::int64_t next = place_of(at + step);
+    std::int64_t const q = static_cast<std::int64_t>(block.z()) * a.keys.heads * a.rows_of_head + first_q + g;
+    bool const counts = a.statistics.data != nullptr;
+    softmax_state<powers_of_e> state;
     for (; at < count; at += step) {  // the next rows are on their way, and the place of those after them
       packs key[Chunks];
       KVPOLICY_UNROLL
@@ -65,12 +78,53 @@ struct list_logits_tensor_body : no_shared {
       next = place_of(at + 2 * step);
       float product[4] = {};
       query.multiply(tile, key, product);
-      std::int64_t const q = static_cast<std::int64_t>(block.z()) * a.keys.heads * a.rows_of_head + first_q + g;
+      float logits[2];
       KVPOLICY_UNROLL
       for (int i = 0; i < 2; ++i) {
-        if (g < real && at + 2 * t + i < count)
-          block.global(a.logits)[q * a.stride + at + 2 * t + i] = (product[i] + product[2 + i]) * query.unit;
+        bool const there = at + 2 * t + i < count;
+        logits[i] = (product[i] + product[2 + i]) * query.unit;
+        if (g < real && there) block.global(a.logits)[q * a.stride + at + 2 * t + i] = logits[i];
+        if (!there) logits[i] = no_logit;
       }
+      if (counts) state.add(logits);
+    }
+    if (!counts) return;
+    KVPOLICY_UNROLL
+    for (unsigned mask = 1; mask < 4; mask *= 2) state.merge_lane(tile, mask);
+    if (t == 0) {
+      s.states[(g * warps + tile.index()) * 2] = state.most;
+      s.states[(g * warps + tile.index()) * 2 + 1] = state.total;
+    }
+    block.sync();
+    auto const partial = block.global(a.partial);
+    auto const thread = static_cast<std::int32_t>(block.thread());
+    std::int64_t const first_of_block = static_cast<std::int64_t>(block.z()) * a.keys.heads * a.rows_of_head + first_q;
+    if (thread < real) {
+      softmax_state<powers_of_e> all;
+      for (std::int32_t w = 0; w < warps; ++w) {
+        float const most = s.states[(thread * warps + w) * 2];
+        float const total = s.states[(thread * warps + w) * 2 + 1];
+        all.merge(most, total);
+      }
+      partial[((first_of_block + thread) * a.blocks + block.x()) * 2] = all.most;
+      partial[((first_of_block + thread) * a.blocks + block.x()) * 2 + 1] = all.total;
+    }
+    std::int64_t const all_blocks = (count + 8 * warps - 1) / (8 * warps);
+    auto const working = static_cast<std::int32_t>(all_blocks < a.blocks ? all_blocks : a.blocks);
+    std::int64_t const counter = static_cast<std::int64_t>(block.z()) * a.keys.heads * a.tiles + block.y();
+    if (!block.last_of(s.last, a.counters, counter, working)) return;
+    for (auto r = static_cast<std::int32_t>(tile.index()); r < real; r += static_cast<std::int32_t>(warps)) {
+      softmax_state<powers_of_e> all;
+      for (auto part = static_cast<std::int32_t>(tile.lane()); part < working; part += 32) {
+        float const most = partial[((first_of_block + r) * a.blocks + part) * 2];
+        float const total = partial[((first_of_block + r) * a.blocks + part) * 2 + 1];
+        all.merge(most, total);
+      }
+      KVPOLICY_UNROLL
+      for (unsigned mask = 16; mask > 0; mask /= 2) all.merge_lane(tile, mask);
+      if (tile.lane() != 0) continue;
+      block.global(a.statistics)[(first_of_block + r) * 2] = all.most;
+      block.global(a.statistics)[(first_of_block + r) * 2 + 1] = 1 / all.total;
     }
   }
 };

@@ -14,8 +14,7 @@ struct drift_heads {
   buffer<std::int32_t const> source;  ///< whose attention says what it fetches
   buffer<std::int32_t> looks;         ///< prompt tokens that it looks at in this step, or 0
   buffer<std::int32_t> fired;
-  buffer<std::int32_t> due;    ///< prompt tokens that it chooses among in this step, or 0
-  buffer<std::int32_t> asked;  ///< prompt tokens that its own attention is asked for in this step, or 0
+  buffer<std::int32_t> due;  ///< prompt tokens that it chooses among in this step, or 0
 };
 
 /// Keeps the current queries of heads that look: their place in the window is `seen`, below 0 where the
@@ -57,48 +56,9 @@ struct keep_queries_body : no_shared {
   }
 };
 
-/// out(row, i): a row's neighbours merged (primitive/window_attention.hpp: smooth_row). Rows of a list are `per_list` in turn.
-struct smooth_rows_body : no_shared {
-  static constexpr unsigned threads = 256;
-  static constexpr char const* name = "smooth_rows";
-  struct arguments {
-    buffer<float const> from;  ///< `[sequences * kv_heads * per_list, stride]`
-    std::int64_t stride = 0;
-    buffer<std::int32_t const> counts;  ///< `[sequences * kv_heads]`
-    std::int32_t per_list = 1;
-    std::int32_t how = 0;  ///< smoothing::kind
-    std::int32_t width = 1;
-    buffer<float> to;
-    buffer<std::int32_t const> source;  ///< of each row, which row of its sequence is smoothed for it; none: its own
-    std::int32_t heads = 1;             ///< rows of a sequence, where there is a source
-    std::int32_t blocks = 1;            ///< that share a row
-  };
-
-  template <class B>
-  KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    std::int64_t const row = block.y();
-    std::int32_t const count = block.global(a.counts)[row / a.per_list];
-    std::int64_t t = index_in_grid(block);
-    if (t >= count) return;
-    auto const from = block.global(a.from);
-    std::int64_t const at = a.source.data == nullptr ? row : row / a.heads * a.heads + block.global(a.source)[row];
-    std::int64_t const reach = a.how == 0 ? 0 : a.width / 2;
-    for (; t < count; t += static_cast<std::int64_t>(a.blocks) * B::threads) {
-      std::int64_t const first = t > reach ? t - reach : 0;
-      std::int64_t const last = t + reach + 1 < count ? t + reach + 1 : count;
-      float result = a.how == 2 ? -__builtin_huge_valf() : 0;
-      for (std::int64_t i = first; i < last; ++i) {
-        float const value = from[at * a.stride + i];
-        if (a.how != 2) result += value;
-        else if (!(value <= result)) result = value;
-      }
-      block.global(a.to)[row * a.stride + t] = a.how == 1 ? result / static_cast<float>(a.width) : result;
-    }
-  }
-};
-
 /// Whether a watched head has drifted: the median over the window of its sets' overlap with the baseline. Where it has, the
-/// last set is the baseline from here on. One block a head and sequence.
+/// last set is the baseline from here on. One block a head and sequence; the last to end says which heads are fetched for,
+/// those whose leader has drifted, and whose attention that takes.
 struct drift_body {
   static constexpr unsigned threads = 256;
   static constexpr char const* name = "drift";
@@ -112,23 +72,32 @@ struct drift_body {
     std::int64_t stride = 0;
     float tau = 0;
     bool chance_corrected = false;
+    std::int64_t rows = 0;  ///< sequences x KV heads
+    per_sequence prompt;
+    buffer<std::int32_t> counters{};  ///< `[1]` zero
   };
   template <class B>
   struct shared {
     typename B::template reduce_storage<std::int32_t> reduce;
     typename B::template array<std::int32_t, longest_window> common;
     typename B::template array<std::int32_t, 1> fired;
+    typename B::last_storage last;
   };
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
     std::int64_t const row = static_cast<std::int64_t>(block.y()) * a.heads + block.x();
     std::int32_t const prompt = block.global(a.of.looks)[row];
+    if (prompt != 0) look(block, s, a, row, prompt);
+    else if (block.thread() == 0) block.global(a.of.fired)[row] = 0;
+    if (!block.last_of(s.last, a.counters, 0, static_cast<std::int32_t>(a.rows))) return;
+    for (std::int64_t r = block.thread(); r < a.rows; r += B::threads) follow(block, a, r);
+  }
+
+ private:
+  template <class B>
+  KVPOLICY_KERNEL static void look(B& block, shared<B>& s, arguments const& a, std::int64_t row, std::int32_t prompt) {
     auto const thread = static_cast<std::int32_t>(block.thread());
-    if (prompt == 0) {
-      if (thread == 0) block.global(a.of.fired)[row] = 0;
-      return;
-    }
     std::int32_t const base = block.global(a.of.base)[row];
     auto const sets = block.global(a.sets);
     auto const baseline = block.global(a.baseline);
@@ -181,32 +150,15 @@ struct drift_body {
       baseline[row * a.stride + i] = token;
     }
   }
-};
-
-/// Which heads are fetched for in this step, those whose leader has drifted; and whose attention that takes.
-struct followers_due_body : no_shared {
-  static constexpr unsigned threads = 128;
-  static constexpr char const* name = "followers_due";
-  struct arguments {
-    drift_heads of;
-    std::int32_t heads = 1;
-    std::int64_t rows = 0;  ///< sequences x KV heads
-    per_sequence prompt;
-    bool own = false;  ///< heads fetch by their own attention, not by their leader's
-  };
 
   template <class B>
-  KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    std::int64_t const row = index_in_grid(block);
-    if (row >= a.rows) return;
+  KVPOLICY_KERNEL static void follow(B& block, arguments const& a, std::int64_t row) {
     std::int64_t const sequence = row / a.heads;
     auto const prompt = static_cast<std::int32_t>(a.prompt.of(block, static_cast<unsigned>(sequence)));
     auto const fired = block.global(a.of.fired);
     std::int32_t const leader = block.global(a.of.leader)[row];
     bool const due = leader >= 0 && fired[sequence * a.heads + leader] != 0;
     block.global(a.of.due)[row] = due ? prompt : 0;
-    bool const asked = a.own ? due : fired[row] != 0;
-    block.global(a.of.asked)[row] = asked ? prompt : 0;
   }
 };
 

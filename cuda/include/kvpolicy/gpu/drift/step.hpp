@@ -48,7 +48,7 @@ class decode_retrieve<Rule, D> {
         prompts_({keep_all{}, context.rule}, context.shape, context.sequences),
         numbers_(context.numbers(rows)),
         of_layers_(context.template by_layer<std::int32_t>(layer_rows * context.heads())),
-        of_step_(context.template array<std::int32_t>(4 * context.heads())),
+        of_step_(context.template array<std::int32_t>(3 * context.heads())),
         queries_(context.template by_layer<float>(context.heads() * window_ * context.shape.group() * context.shape.head_dim)),
         baseline_(context.template by_layer<std::int32_t>(context.heads() * context.shape.max_tokens)),
         chosen_(*context.device, context.shape.layers, context.sequences, context.shape.kv_heads, context.shape.max_tokens),
@@ -146,16 +146,15 @@ class decode_retrieve<Rule, D> {
     auto const heads = static_cast<std::int32_t>(shape.kv_heads);
     auto const group = static_cast<std::int32_t>(shape.group());
     auto const dim = static_cast<std::int32_t>(shape.head_dim);
-    drift_heads const of{row(layer, base), row(layer, leader), row(layer, source), step_row(0),
-                         step_row(1),      step_row(2),        step_row(3)};
+    drift_heads const of{row(layer, base), row(layer, leader), row(layer, source), step_row(0), step_row(1), step_row(2)};
     buffer<float> const kept = queries_.of(layer);
     device.template launch<keep_queries_body>(
         {heads, context_.sequences, 1},
         {step.queries, of, heads, group, dim, window_, step.lengths, numbers_.of(prompt_tokens), numbers_.of(seen), kept});
     vector_rows const of_window = vectors_of_floats(kept, shape.kv_heads * window_ * group, dim);
     smoothing const averaged{.how = smoothing::kind::average, .width = rule.trigger.smooth};
-    unit_scores_.weigh(step, of_window, of.looks, window_, rule.trigger.merged);
-    unit_scores_.smooth(of.looks, window_, averaged, {});
+    unit_scores_.weigh(step, of_window, of.looks, window_);
+    unit_scores_.smooth(of.looks, window_, rule.trigger.merged, averaged);
     top_k_arguments top{};
     top.scores = unit_scores_.scores();
     top.score_stride = shape.max_tokens;
@@ -166,13 +165,13 @@ class decode_retrieve<Rule, D> {
     top.index_stride = shape.max_tokens;
     top.keeps_empty = true;
     launch_top_k(device, top, context_.heads() * window_, shape.max_tokens);
-    device.template launch<drift_body>({heads, context_.sequences, 1},
-                                       {of, heads, window_, sets_.get(), baseline_.of(layer), shape.max_tokens,
-                                        rule.trigger.tau, rule.trigger.chance_corrected});
-    device.template launch<followers_due_body>({divided_up(context_.heads(), followers_due_body::threads), 1, 1},
-                                               {of, heads, context_.heads(), numbers_.of(prompt_tokens), rule.score.own});
-    unit_scores_.weigh(step, step.queries, of.asked, 1, rule.score.merged);
-    unit_scores_.smooth(of.due, 1, rule.score.smooth, of.source);
+    device.template launch<drift_body>(
+        {heads, context_.sequences, 1},
+        {of, heads, window_, sets_.get(), baseline_.of(layer), shape.max_tokens, rule.trigger.tau,
+         rule.trigger.chance_corrected, context_.heads(), numbers_.of(prompt_tokens), device.counters()});
+    // A leader's attention in this step is the last of its window's.
+    if (rule.score.own) unit_scores_.weigh(step, step.queries, of.due, 1);
+    unit_scores_.smooth(of.due, rule.score.own ? 1 : window_, rule.score.merged, rule.score.smooth, of.source);
     top.columns.values = of.due;
     top.k.values = row(layer, length);
     top.rows_of_number = 1;
@@ -194,7 +193,7 @@ class decode_retrieve<Rule, D> {
   host_prompts<policy<keep_all, Rule>> prompts_;
   step_numbers<D> numbers_;
   layer_array<D, std::int32_t> of_layers_;  ///< `[layer_rows, sequences, kv_heads]`
-  array_of<D, std::int32_t> of_step_;       ///< `[4, sequences, kv_heads]`: looks, fired, due, asked
+  array_of<D, std::int32_t> of_step_;       ///< `[3, sequences, kv_heads]`: looks, fired, due
   layer_array<D, float> queries_;           ///< `[sequences, kv_heads, window, group, head_dim]`
   layer_array<D, std::int32_t> baseline_;   ///< `[sequences, kv_heads, max_tokens]`
   list_store<D> chosen_;

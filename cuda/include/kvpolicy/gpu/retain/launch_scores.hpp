@@ -137,7 +137,9 @@ void launch_gaussian_attention(D& device, gaussian_logits_body<element_type::f32
   all.most_tokens = columns;
   all.out = scores;
   all.head_stride = stride;
-  launch_group_weights(device, buffer<float const>(logits), columns, all);
+  buffer<float> const statistics = device.template scratch<float>(q_heads * 2);
+  launch_softmax_rows(device, logits, columns, all, statistics);
+  launch_group_weights(device, logits, columns, statistics, all, [](auto&) {});
 }
 
 }  // namespace kvpolicy::gpu::detail
