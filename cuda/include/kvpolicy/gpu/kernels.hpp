@@ -15,7 +15,7 @@
 #include "kvpolicy/gpu/hierarchy/anchor.hpp"
 #include "kvpolicy/gpu/hierarchy/descent.hpp"
 #include "kvpolicy/gpu/hierarchy/entropy.hpp"
-#include "kvpolicy/gpu/hierarchy/page_list.hpp"
+#include "kvpolicy/gpu/hierarchy/level.hpp"
 #include "kvpolicy/gpu/hierarchy/page_trigger.hpp"
 #include "kvpolicy/gpu/offload/gather.hpp"
 #include "kvpolicy/gpu/pages/represent.hpp"
@@ -74,9 +74,8 @@
 #define KVPOLICY_PAGES_KERNELS(X)                                                                              \
   X(gpu::detail::block_queries_body) KVPOLICY_EACH_TYPE(X, gpu::detail::represent_body) X(gpu::detail::sum_heads_body)
 #define KVPOLICY_HIERARCHY_KERNELS(X)                                                                          \
-  X(gpu::detail::entropy_body) X(gpu::detail::page_trigger_body) X(gpu::detail::page_anchor_body)              \
-  X(gpu::detail::cascade_due_body) X(gpu::detail::refresh_range_body) X(gpu::detail::cascade_following_body)   \
-  X(gpu::detail::cascade_children_body) X(gpu::detail::cascade_pages_body) X(gpu::detail::page_list_body)
+  X(gpu::detail::entropy_body) X(gpu::detail::page_trigger_body) X(gpu::detail::cascade_due_body)              \
+  X(gpu::detail::prepare_descent_body) X(gpu::detail::cascade_level_body)
 #define KVPOLICY_DRIFT_KERNELS(X)                                                                              \
   X(gpu::detail::keep_queries_body) X(gpu::detail::drift_body)
 #define KVPOLICY_SENTENCES_KERNELS(X)                                                                          \

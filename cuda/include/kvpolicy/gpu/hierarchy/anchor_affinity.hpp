@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "kvpolicy/gpu/hierarchy/anchor.hpp"
-#include "kvpolicy/gpu/hierarchy/descent.hpp"
 #include "kvpolicy/gpu/pooling/launch_pool.hpp"
 #include "kvpolicy/gpu/pooling/score_dot.hpp"
 #include "kvpolicy/gpu/step/context.hpp"
@@ -16,13 +15,14 @@
 namespace kvpolicy::gpu {
 
 /// For selectors::cascade: `units(level)` of a sequence at most; `plan(sequence, tokens)`, how many there are; `take(step)`,
-/// the step's token; `prepare(due)`, before a choice; `score(level, live, first, count, out)`. Level 0 is the finest.
+/// the step's token; `refreshed(levels)`, what a choice changes, and `prepare(due)`, before it; `scored(level)`, how a level's
+/// units are scored. Level 0 is the finest.
 template <class Rule, owning_device D>
   requires pools_and_scores<Rule, pools::hierarchical_mean, scorers::anchor_affinity>
 class unit_scores<Rule, D> {
   /// Rows of numbers, each of three levels.
   enum number { here, complete = 3, rows = 6 };
-  enum state_row { complete_chunks, complete_grids, first, last, state_rows };
+  enum state_row { complete_units, first = 2, last = 4, state_rows = 6 };  ///< of chunks, then of grids
 
  public:
   unit_scores(decode_context<Rule, D> const& context, std::size_t depth)
@@ -53,7 +53,7 @@ class unit_scores<Rule, D> {
     std::int64_t const page = fan_out_[0];
     if (piece.layer.value == 0) {
       if (context_.rule.pool.pre_rope) rope_.take(piece.prompt.rope, *context_.device);
-      for (int const row : {complete_chunks, complete_grids}) context_.put(state(row), piece.sequence, 0);
+      for (int const level : {0, 1}) context_.put(state(complete_units + level), piece.sequence, 0);
     }
     detail::pooled_tokens what{};
     what.last.all = piece.view.tokens();
@@ -82,16 +82,39 @@ class unit_scores<Rule, D> {
     pool(step.keys, what, context_.sequences, step.layer, 0);
   }
 
+  /// Units of chunks and grids that a choice changes. Returns how many of these levels there are.
+  std::int32_t refreshed(detail::level_refresh (&levels)[2]) const noexcept {
+    for (int l = 0; l < coarser(); ++l) {
+      levels[l] = {state(complete_units + l), numbers_.of(here + l), numbers_.of(complete + l), state(first + l),
+                   state(last + l)};
+    }
+    return coarser();
+  }
   void prepare(buffer<std::int32_t const> due) {
-    for (std::size_t level = 1; level < means_.size(); ++level) refresh(level, due);
-    context_.device->template launch<detail::page_anchor_body>(
-        {divided_up(dims_, detail::page_anchor_body::threads), context_.sequences, 1},
-        {means_[0].get(), units_[0] * dims_, dims_, numbers_.of(here), due, context_.rule.score.recent_pages,
-         context_.rule.score.standardised, scorers::anchor_affinity::min_deviation, anchor_.get()});
+    D& device = *context_.device;
+    using body = detail::prepare_descent_body;
+    body::arguments a{};
+    a.pages = means_[0].get();
+    a.page_stride = units_[0];
+    a.dims = dims_;
+    a.here = numbers_.of(here);
+    a.due = due;
+    a.recent = context_.rule.score.recent_pages;
+    a.standardised = context_.rule.score.standardised;
+    a.min_deviation = scorers::anchor_affinity::min_deviation;
+    a.anchor = anchor_.get();
+    a.levels = coarser();
+    for (int l = 0; l < coarser(); ++l) {
+      std::size_t const level = static_cast<std::size_t>(l) + 1;
+      a.level[l] = {means_[level].get(), units_[level], fan_out_[level], state(first + l), state(last + l)};
+    }
+    a.anchor_blocks = divided_up(dims_, body::threads);
+    a.blocks =
+        a.levels == 0 ? 0 : blocks_of_row<body>(device, units_[means_.size() - 1] * dims_, body::threads, context_.sequences);
+    device.template launch<body>({a.anchor_blocks + a.blocks, context_.sequences, 1}, a);
   }
 
-  void score(std::size_t level, buffer<std::int32_t const> live, per_sequence const& from, buffer<std::int32_t> count,
-             buffer<float> scores) {
+  detail::score_dot_body::arguments scored(std::size_t level) const noexcept {
     detail::score_dot_body::arguments dot{};
     dot.anchor = anchor_.get();
     dot.anchor_stride = dims_;
@@ -99,12 +122,8 @@ class unit_scores<Rule, D> {
     dot.vector_sequence_stride = units_[level] * dims_;
     dot.vector_stride = dims_;
     dot.dims = dims_;
-    dot.units = live;
-    dot.first = from;
-    dot.count.values = count;
-    dot.scores = scores;
     dot.stride = units_[0];
-    detail::launch_score_dot(*context_.device, dot, units_[level], context_.sequences);
+    return dot;
   }
 
  private:
@@ -129,26 +148,8 @@ class unit_scores<Rule, D> {
     else detail::launch_pool<detail::pool_mean_body>(*context_.device, keys, what, sequences, set);
   }
 
-  /// Chunks from pages, grids from chunks: those whose units changed since the last choice.
-  void refresh(std::size_t level, buffer<std::int32_t const> due) {
-    std::int64_t const finer = static_cast<std::int64_t>(level) - 1;
-    context_.device->template launch<detail::refresh_range_body>(
-        {divided_up(context_.sequences, detail::refresh_range_body::threads), 1, 1},
-        {due, state(level == 1 ? complete_chunks : complete_grids), numbers_.of(here + finer), numbers_.of(complete + finer),
-         fan_out_[level], context_.sequences, state(first), state(last)});
-    detail::pooled_tokens what{};
-    what.last.values = state(last);
-    what.begin.values = state(first);
-    what.unit_size = fan_out_[level];
-    what.units = units_[level];
-    detail::launch_pool<detail::pool_mean_body>(*context_.device,
-                                                summary_rows(means_[level - 1].get(), 1, units_[level - 1], dims_), what,
-                                                context_.sequences, [&](auto& a) {
-                                                  a.means = means_[level].get();
-                                                  a.sequence_stride = units_[level] * dims_;
-                                                  a.unit_stride = dims_;
-                                                });
-  }
+  /// Levels above the pages.
+  int coarser() const noexcept { return static_cast<int>(means_.size()) - 1; }
 
   decode_context<Rule, D> context_;
   std::int64_t dims_;

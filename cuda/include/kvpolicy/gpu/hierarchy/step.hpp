@@ -6,9 +6,8 @@
 #include <bit>
 
 #include "kvpolicy/exec/host.hpp"
-#include "kvpolicy/gpu/base/top_k.hpp"
 #include "kvpolicy/gpu/base/vectors.hpp"
-#include "kvpolicy/gpu/hierarchy/page_list.hpp"
+#include "kvpolicy/gpu/hierarchy/level.hpp"
 #include "kvpolicy/gpu/hierarchy/trigger.hpp"
 #include "kvpolicy/selectors/cascade.hpp"
 #include "kvpolicy/windows/pages.hpp"
@@ -28,7 +27,7 @@ class decode_retrieve<Rule, D> {
   enum number { fraction, least = 3, most = 6, first_unit = 9, last_unit = 12, sinks = 15, tail, slid, waits, rows };
   /// Rows of small device state, and of lists of pages.
   enum state_row { at, since, due, page_count, step_named, level_a, level_b = level_a + 3, state_rows = level_b + 3 };
-  enum list_row { live_a, live_b, kept_places, chosen_pages, step_list, list_rows };
+  enum list_row { live_a, live_b, kept_places, kept_pages, step_list, list_rows };
 
  public:
   static constexpr bool by_index = false;
@@ -147,46 +146,55 @@ class decode_retrieve<Rule, D> {
 
   void choose_pages(per_sequence const& lengths) {
     D& device = *context_.device;
-    device.template launch<cascade_due_body>(
-        {divided_up(context_.sequences, cascade_due_body::threads), 1, 1},
-        {lengths, trigger_.fired(), state(at), trigger_.steps(), trigger_.rest(), context_.sequences, limits(depth_ - 1),
-         numbers_.of(tail), numbers_.of(waits), state(due), state(since), state(page_count), counts(level_a)});
+    cascade_due_body::arguments when{lengths,
+                                     trigger_.fired(),
+                                     state(at),
+                                     trigger_.steps(),
+                                     trigger_.rest(),
+                                     context_.sequences,
+                                     limits(depth_ - 1),
+                                     numbers_.of(tail),
+                                     numbers_.of(waits),
+                                     state(due),
+                                     state(since),
+                                     state(page_count),
+                                     counts(level_a),
+                                     {},
+                                     0};
+    when.levels = unit_scores_.refreshed(when.refresh);
+    device.template launch<cascade_due_body>({divided_up(context_.sequences, cascade_due_body::threads), 1, 1}, when);
     unit_scores_.prepare(state(due));
     buffer<std::int32_t> live{};
     int of_level = level_a;
     for (std::size_t level = depth_; level-- > 0;) {
-      rank(level, live, counts(of_level));
-      if (level == 0) break;
       int const next = of_level == level_a ? level_b : level_a;
-      buffer<std::int32_t> const children = list(next == level_a ? live_a : live_b);
-      device.template launch<cascade_children_body>({context_.sequences, 1, 1},
-                                                    {counts(of_level), list(kept_places), live, limits(level).first, pages_,
-                                                     unit_scores_.fan_out(level), limits(level - 1), children, counts(next)});
-      live = children;
+      cascade_level_body::arguments a{};
+      a.score = unit_scores_.scored(level);
+      a.score.units = live;
+      a.score.first = limits(level).first;
+      a.score.count.values = counts(of_level).scored;
+      a.score.scores = scores_.get();
+      a.counts = counts(of_level);
+      a.top.score_stride = pages_;
+      a.top.columns.values = a.counts.live;
+      a.top.k.values = a.counts.kept;
+      a.top.indices = list(kept_places);
+      a.top.index_stride = pages_;
+      a.finest = level == 0;
+      if (a.finest) {
+        a.following = context_.rule.select.following;
+        a.pages = {state(due), list(kept_pages), state(page_count), pages_,           numbers_.of(sinks),
+                   behind(),   page(),           list(step_list),   state(step_named)};
+      } else {
+        live = list(next == level_a ? live_a : live_b);
+        a.fan_out = unit_scores_.fan_out(level);
+        a.finer = limits(level - 1);
+        a.children = live;
+        a.next = counts(next);
+      }
+      launch_cascade_level(device, a, unit_scores_.units(level), context_.sequences);
       of_level = next;
     }
-    device.template launch<cascade_pages_body>({context_.sequences, 1, 1},
-                                               {counts(of_level), list(kept_places), live, limits(0).first, pages_, state(due),
-                                                list(chosen_pages), state(page_count)});
-    device.template launch<page_list_body>({context_.sequences, 1, 1},
-                                           {list(chosen_pages), state(page_count), pages_, numbers_.of(sinks), behind(), page(),
-                                            list(step_list), state(step_named)});
-  }
-
-  /// Scores of a level's live units, and the places of the best among them.
-  void rank(std::size_t level, buffer<std::int32_t const> live, level_counts const& of_level) {
-    unit_scores_.score(level, live, limits(level).first, of_level.scored, scores_.get());
-    if (context_.rule.select.following && level == 0)
-      context_.device->template launch<cascade_following_body>({context_.sequences, 1, 1},
-                                                               {of_level, live, pages_, scores_.get()});
-    top_k_arguments top{};
-    top.scores = scores_.get();
-    top.score_stride = pages_;
-    top.columns.values = of_level.live;
-    top.k.values = of_level.kept;
-    top.indices = list(kept_places);
-    top.index_stride = pages_;
-    launch_top_k(*context_.device, top, context_.sequences, unit_scores_.units(level));
   }
 
   decode_context<Rule, D> context_;

@@ -5,10 +5,12 @@
 
 namespace kvpolicy::gpu::detail {
 
-/// scores(s, i) = anchor(s) . vectors(s, units(s, i)): a block has every `blocks`-th of the units that are named.
+/// scores(s, i) = anchor(s) . vectors(s, units(s, i)). Half a block has a unit; blocks take what is named in turns.
 struct score_dot_body {
-  static constexpr unsigned threads = 256;
+  static constexpr unsigned threads = 512;
   static constexpr char const* name = "score_dot";
+  static constexpr unsigned at_once = 2;  ///< units
+  static constexpr unsigned of_unit = threads / at_once;
   struct arguments {
     buffer<float const> anchor;  ///< `[sequences, dims]`
     std::int64_t anchor_stride = 0;
@@ -26,7 +28,7 @@ struct score_dot_body {
   };
   template <class B>
   struct shared {
-    typename B::template reduce_storage<float> sums;
+    typename B::template array<float, threads / 32> sums;  ///< of each warp
   };
 
   template <class B>
@@ -37,43 +39,62 @@ struct score_dot_body {
     auto const vectors = block.global(a.vectors);
     std::int64_t const from = sequence * a.anchor_stride;
     std::int64_t const first = a.first.of(block, block.y());
-    for (std::int64_t i = block.x(); i < count; i += a.blocks) {
+    auto const tile = block.tile();
+    unsigned const half = block.thread() / of_unit;
+    std::int64_t const thread = block.thread() % of_unit;
+    for (std::int64_t base = block.x() * at_once; base < count; base += a.blocks * at_once) {
+      std::int64_t const i = base + half;
       std::int64_t unit = first + i;
-      if (a.units.data != nullptr) {
+      if (a.units.data != nullptr && i < count) {
         std::int32_t const named = block.global(a.units)[sequence * a.stride + i];
         unit = named;
       }
       std::int64_t const at = sequence * a.vector_sequence_stride + unit * a.vector_stride;
+      std::int64_t const dims = i < count ? a.dims : 0;
       float sum = 0;
       if (a.packed) {
         KVPOLICY_UNROLL_4
-        for (std::int64_t d = block.thread() * 4; d < a.dims; d += B::threads * 4) {
+        for (std::int64_t d = thread * 4; d < dims; d += of_unit * 4) {
           pack const x = anchor.load(from + d);
           pack const y = vectors.load(at + d);
           KVPOLICY_UNROLL
           for (int j = 0; j < 4; ++j) sum += __builtin_bit_cast(float, x.word[j]) * __builtin_bit_cast(float, y.word[j]);
         }
       } else {
-        for (std::int64_t d = block.thread(); d < a.dims; d += B::threads) {
+        for (std::int64_t d = thread; d < dims; d += of_unit) {
           float const x = anchor[from + d];
           float const y = vectors[at + d];
           sum += x * y;
         }
       }
-      float const total = block.reduce(s.sums, sum, [](float x, float y) { return x + y; });
-      if (block.thread() == 0) block.global(a.scores)[sequence * a.stride + i] = total;
+      sum = lane_sum(tile, sum, 32);
+      if (tile.lane() == 0) s.sums[tile.index()] = sum;
+      block.sync();
+      if (thread == 0 && i < count) {
+        float total = 0;
+        for (unsigned w = half * of_unit / 32; w < (half + 1) * of_unit / 32; ++w) {
+          float const one = s.sums[w];
+          total += one;
+        }
+        block.global(a.scores)[sequence * a.stride + i] = total;
+      }
       block.sync();
     }
   }
 };
 
-template <device D>
-void launch_score_dot(D& device, score_dot_body::arguments a, std::int64_t max_units, std::int64_t sequences) {
+/// The same, with `packed` set.
+inline score_dot_body::arguments finished(score_dot_body::arguments a) noexcept {
   auto const aligned = [](void const* p) { return std::bit_cast<std::uintptr_t>(p) % 16 == 0; };
   a.packed = aligned(a.anchor.data) && aligned(a.vectors.data) && a.dims % 4 == 0 && a.anchor_stride % 4 == 0 &&
              a.vector_stride % 4 == 0 && a.vector_sequence_stride % 4 == 0;
-  // Where a cascade is not due its counts are 0: no more blocks than fill the device.
-  a.blocks = blocks_of_row<score_dot_body>(device, max_units, 1, sequences);
+  return a;
+}
+
+template <device D>
+void launch_score_dot(D& device, score_dot_body::arguments a, std::int64_t max_units, std::int64_t sequences) {
+  a = finished(a);
+  a.blocks = blocks_of_row<score_dot_body>(device, max_units, score_dot_body::at_once, sequences);
   device.template launch<score_dot_body>({a.blocks, sequences, 1}, a);
 }
 
