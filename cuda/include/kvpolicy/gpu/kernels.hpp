@@ -79,8 +79,8 @@
 #define KVPOLICY_DRIFT_KERNELS(X)                                                                              \
   X(gpu::detail::keep_queries_body) X(gpu::detail::drift_body)
 #define KVPOLICY_SENTENCES_KERNELS(X)                                                                          \
-  X(gpu::detail::sentence_step_body) KVPOLICY_EACH_TYPE(X, gpu::detail::sentence_means_body)                   \
-  X(gpu::detail::query_sums_body) X(gpu::detail::sentence_fill_body)
+  X(gpu::detail::sentence_step_body) KVPOLICY_EACH_TYPE(X, gpu::detail::sentence_take_body)                   \
+  X(gpu::detail::sentence_fill_body)
 
 #define KVPOLICY_RETAIN_KERNELS(X)                                                                             \
   KVPOLICY_EACH_TYPE(X, gpu::detail::row_norms_body) KVPOLICY_EACH_TYPE(X, gpu::detail::partition_deviation_body) \

@@ -88,16 +88,60 @@ struct sentence_units {
 
 KVPOLICY_KERNEL float within(float value, float most) { return value > most ? most : value < -most ? -most : value; }
 
-/// Folds in the sentences that have closed since: one block a head and sequence, a thread a channel of a part of the tokens.
+/// The sum of the queries so far, of which each step carries a share over; where that is 1, begun afresh where the open
+/// sentence's first token is the current one.
+struct query_sums {
+  vector_rows queries;
+  std::int32_t group = 1;
+  std::int32_t heads = 1;
+  std::int32_t head_dim = 0;
+  float carry = 1;
+  bool apart = false;  ///< each query head's, rather than the group's
+  per_sequence tokens;
+  buffer<std::int32_t> count;  ///< `[sequences, kv_heads]` queries in the sum
+  buffer<float> sums;          ///< `[sequences, kv_heads or query heads, head_dim]`
+
+  /// Adds the step's queries of the block's head, (x, y) as (head, sequence). Collective.
+  template <class B>
+  KVPOLICY_KERNEL void add(B& block, buffer<std::int32_t const> open_begin) const {
+    std::int64_t const list = static_cast<std::int64_t>(block.y()) * heads + block.x();
+    std::int64_t const length = tokens.of(block, block.y());
+    if (length == 0) return;
+    std::int32_t const begin = block.global(open_begin)[block.y()];
+    std::int32_t const before = block.global(count)[list];
+    block.sync();  // every thread has read what thread 0 writes below
+    bool const fresh = (carry == 1 && length - begin == 1) || before == 0 || carry == 0;
+    auto const all = block.global(sums);
+    std::int32_t const vectors = apart ? group : 1;
+    for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < vectors * head_dim; i += B::threads) {
+      std::int32_t const first = apart ? i / head_dim : 0;
+      std::int32_t const d = i - first * head_dim;
+      float sum = 0;
+      if (!fresh) {
+        float const carried = all[list * vectors * head_dim + i];
+        sum = carry * carried;
+      }
+      for (std::int32_t g = first; g < (apart ? first + 1 : group); ++g) {
+        sum += get(block, queries, block.y() * queries.sequence_stride + (block.x() * group + g) * queries.head_stride + d);
+      }
+      all[list * vectors * head_dim + i] = sum;
+    }
+    if (block.thread() == 0) block.global(count)[list] = fresh ? 1 : before + 1;
+  }
+};
+
+/// Takes in the step's queries, and the sentences that have closed since: one block a head and sequence, of a sentence a thread
+/// has a channel of a part of the tokens.
 template <element_type E>
-struct sentence_means_body {
+struct sentence_take_body {
   static constexpr unsigned threads = 128;
-  static constexpr char const* name = "sentence_means";
+  static constexpr char const* name = "sentence_take";
   struct arguments {
     batch_rows keys;
     token_lists retained;
     sentence_state state;
     sentence_units units;
+    query_sums queries;
   };
   template <class B>
   struct shared {
@@ -107,6 +151,7 @@ struct sentence_means_body {
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
+    a.queries.add(block, a.state.open_begin);
     std::int64_t const list = static_cast<std::int64_t>(block.y()) * a.keys.heads + block.x();
     std::int32_t const units = block.global(a.state.units)[block.y()];
     std::int32_t folded = block.global(a.units.folded)[list];
@@ -178,53 +223,6 @@ struct sentence_means_body {
       block.sync();
     }
     if (thread == 0) block.global(a.units.folded)[list] = units;
-  }
-};
-
-/// The sum of the queries so far, of which each step carries a share over; where that is 1, begun afresh where the open
-/// sentence's first token is the current one.
-struct query_sums_body : no_shared {
-  static constexpr unsigned threads = 128;
-  static constexpr char const* name = "query_sums";
-  struct arguments {
-    vector_rows queries;
-    std::int32_t group = 1;
-    std::int32_t heads = 1;
-    std::int32_t head_dim = 0;
-    float carry = 1;
-    bool apart = false;  ///< each query head's, rather than the group's
-    per_sequence tokens;
-    buffer<std::int32_t const> open_begin;
-    buffer<std::int32_t> count;  ///< `[sequences, kv_heads]` queries in the sum
-    buffer<float> sums;          ///< `[sequences, kv_heads or query heads, head_dim]`
-  };
-
-  template <class B>
-  KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    std::int64_t const list = static_cast<std::int64_t>(block.y()) * a.heads + block.x();
-    std::int64_t const tokens = a.tokens.of(block, block.y());
-    if (tokens == 0) return;
-    std::int32_t const begin = block.global(a.open_begin)[block.y()];
-    std::int32_t const before = block.global(a.count)[list];
-    block.sync();  // every thread has read what thread 0 writes below
-    bool const fresh = (a.carry == 1 && tokens - begin == 1) || before == 0 || a.carry == 0;
-    auto const sums = block.global(a.sums);
-    std::int32_t const vectors = a.apart ? a.group : 1;
-    for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < vectors * a.head_dim; i += B::threads) {
-      std::int32_t const first = a.apart ? i / a.head_dim : 0;
-      std::int32_t const d = i - first * a.head_dim;
-      float sum = 0;
-      if (!fresh) {
-        float const carried = sums[list * vectors * a.head_dim + i];
-        sum = a.carry * carried;
-      }
-      for (std::int32_t g = first; g < (a.apart ? first + 1 : a.group); ++g) {
-        sum += get(block, a.queries,
-                   block.y() * a.queries.sequence_stride + (block.x() * a.group + g) * a.queries.head_stride + d);
-      }
-      sums[list * vectors * a.head_dim + i] = sum;
-    }
-    if (block.thread() == 0) block.global(a.count)[list] = fresh ? 1 : before + 1;
   }
 };
 

@@ -42,15 +42,21 @@ class unit_scores<Rule, D> {
   }
 
   void take(decode_step const& step, detail::sentence_state const& state) {
-    auto const heads = static_cast<std::int32_t>(context_.shape.kv_heads);
+    cache_shape const& shape = context_.shape;
+    auto const heads = static_cast<std::int32_t>(shape.kv_heads);
+    detail::query_sums const sums{step.queries,
+                                  static_cast<std::int32_t>(shape.group()),
+                                  heads,
+                                  static_cast<std::int32_t>(shape.head_dim),
+                                  context_.rule.score.carry,
+                                  spread_,
+                                  step.lengths,
+                                  queries_summed(step.layer),
+                                  sums_.of(step.layer)};
     with_type(step.keys.type, [&]<element_type E>() {
-      context_.device->template launch<detail::sentence_means_body<E>>({heads, context_.sequences, 1},
-                                                                       {step.keys, step.retained, state, units(step.layer)});
+      context_.device->template launch<detail::sentence_take_body<E>>(
+          {heads, context_.sequences, 1}, {step.keys, step.retained, state, units(step.layer), sums});
     });
-    context_.device->template launch<detail::query_sums_body>(
-        {heads, context_.sequences, 1}, {step.queries, static_cast<std::int32_t>(context_.shape.group()), heads,
-                                         static_cast<std::int32_t>(context_.shape.head_dim), context_.rule.score.carry, spread_,
-                                         step.lengths, state.open_begin, queries_summed(step.layer), sums_.of(step.layer)});
   }
 
   void score(layer_id layer, buffer<std::int32_t const> count, buffer<float> scores) {
