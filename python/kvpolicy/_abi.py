@@ -45,7 +45,8 @@ class Prompt(c.Structure):
 
 class DeviceLists(c.Structure):
     _fields_ = ([(name, c.c_void_p) for name in ("units", "named", "tail", "tokens")] +
-                [("stride", c.c_int64), ("tail_of_all", c.c_int64), ("lists", c.c_int32), ("unit_size", c.c_int32)])
+                [("stride", c.c_int64), ("tail_of_all", c.c_int64), ("lists", c.c_int32), ("unit_size", c.c_int32),
+                 ("tails", c.c_int32)])
 
 
 Sum = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.POINTER(c.c_float), c.c_int64)

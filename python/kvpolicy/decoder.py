@@ -21,6 +21,7 @@ class DeviceLists(NamedTuple):
     tail_of_all: int
     lists: int
     unit_size: int
+    tails: int
 
 
 class Decoder:

@@ -121,7 +121,8 @@ class gpu_decoder final : public kvpolicy_decoder {
             .stride = made.stride,
             .tail_of_all = made.tail.all,
             .lists = made.lists,
-            .unit_size = made.unit_size};
+            .unit_size = made.unit_size,
+            .tails = made.tails};
   }
   bound_rows view() const noexcept { return {keys_.data(), values_.data()}; }
 

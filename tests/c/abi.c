@@ -102,6 +102,7 @@ int main(void) {
   FIELD(kvpolicy_device_lists, tail_of_all);
   FIELD(kvpolicy_device_lists, lists);
   FIELD(kvpolicy_device_lists, unit_size);
+  FIELD(kvpolicy_device_lists, tails);
   TYPE(kvpolicy_threads);
   FIELD(kvpolicy_threads, run);
   FIELD(kvpolicy_threads, user);

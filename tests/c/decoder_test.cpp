@@ -93,7 +93,7 @@ std::vector<std::int64_t> listed(gpu_device const& device, kvpolicy_device_lists
   std::vector<std::int64_t> made;
   for (std::int32_t i = 0, count = lists.named == nullptr ? 0 : number(lists.named, at); i < count; ++i)
     made.push_back(number(lists.units, at * lists.stride + i / lists.unit_size) * lists.unit_size + i % lists.unit_size);
-  std::int64_t const tail = lists.tail == nullptr ? lists.tail_of_all : number(lists.tail, slot);
+  std::int64_t const tail = lists.tail == nullptr ? lists.tail_of_all : number(lists.tail, lists.tails == 1 ? slot : at);
   for (std::int64_t t = tail; t < number(lists.tokens, slot); ++t) made.push_back(t);
   return made;
 }

@@ -26,17 +26,18 @@ constexpr std::int32_t narrow(std::int64_t n) { return static_cast<std::int32_t>
 /// What list `head` of a sequence names, read as kernels read it.
 inline std::vector<std::int64_t> tokens_of(test_device const& device, gpu::token_lists const& lists, std::int64_t sequence,
                                            std::int64_t head) {
-  auto const number = [&](gpu::per_sequence const& of) -> std::int64_t {
-    return of.values.data == nullptr ? of.all : device.read(of.values, sequence, 1)[0];
+  auto const number = [&](gpu::per_sequence const& of, std::int64_t nth) -> std::int64_t {
+    return of.values.data == nullptr ? of.all : device.read(of.values, nth, 1)[0];
   };
   std::int64_t const list = sequence * lists.lists + (lists.lists == 1 ? 0 : head);
+  std::int64_t const tail = number(lists.tail, lists.tails == 1 ? sequence : list);
   std::int32_t const named = lists.named.data == nullptr ? 0 : device.read(lists.named, list, 1)[0];
   auto const units = device.read(lists.units, list * lists.stride, gpu::divided_up(named, lists.unit_size));
   std::vector<std::int64_t> made;
   for (std::int32_t i = 0; i < named; ++i) {
     made.push_back(units[static_cast<std::size_t>(i / lists.unit_size)] * lists.unit_size + i % lists.unit_size);
   }
-  for (std::int64_t t = number(lists.tail); t < number(lists.tokens); ++t) made.push_back(t);
+  for (std::int64_t t = tail; t < number(lists.tokens, sequence); ++t) made.push_back(t);
   return made;
 }
 
@@ -104,6 +105,19 @@ class batch_run {
     piece(sequence, tokens, tokens + more, *oracles_[static_cast<std::size_t>(sequence)]);
     tokens += static_cast<std::int32_t>(more);
     prompts_[static_cast<std::size_t>(sequence)] = tokens;
+  }
+  /// The sequence is repeated, in one piece or two; rows behind it are scratch.
+  void repeat(std::int64_t sequence) {
+    std::int64_t const tokens = tokens_[static_cast<std::size_t>(sequence)];
+    if (tokens < 2) return;
+    std::int64_t const cut = random_.one_in(2) ? random_.between(1, tokens - 1) : tokens;
+    for (token_span const of : {token_span{0, cut}, token_span{cut, tokens}}) {
+      if (of.empty()) continue;
+      std::int64_t const more = random_.between(1, 5);
+      for (std::int64_t t = tokens; t < tokens + more; ++t) cache_.write(sequence, t, random_);
+      piece(sequence, tokens, tokens + more, *oracles_[static_cast<std::size_t>(sequence)], of);
+    }
+    prompts_[static_cast<std::size_t>(sequence)] = static_cast<std::int32_t>(tokens);
   }
   void end(std::int64_t sequence) {
     oracles_[static_cast<std::size_t>(sequence)].reset();
@@ -224,9 +238,10 @@ class batch_run {
     return made;
   }
 
-  void piece(std::int64_t sequence, std::int64_t first, std::int64_t tokens, oracle<Policy>& mine) {
+  void piece(std::int64_t sequence, std::int64_t first, std::int64_t tokens, oracle<Policy>& mine, token_span repeats = {}) {
     device_.send();
-    std::int64_t const window = std::min<std::int64_t>(observation_queries(policy_), tokens - first);
+    std::int64_t const observed = repeats.empty() ? observation_queries(policy_) : tokens - first;
+    std::int64_t const window = std::min<std::int64_t>(observed, tokens - first);
     std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens - first));
     for (std::int32_t& id : ids) id = static_cast<std::int32_t>(random_.between(0, vocabulary - 1));
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
@@ -235,6 +250,7 @@ class batch_run {
       prompt.first = first;
       prompt.observed_from = first;
       prompt.token_ids = ids;
+      prompt.repeats = repeats;
       prompt.queries = {queries.data(), window, shape_.q_heads, shape_.q_heads * shape_.head_dim, shape_.head_dim, .125f};
       prompt.rope = {frequencies_.data(), shape_.head_dim / 2, rotation_};
       decoder_.prefill(sequence, cache_.view(), tokens, {l}, prompt, exec_);

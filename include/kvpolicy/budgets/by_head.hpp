@@ -61,12 +61,15 @@ struct by_head {
   /// @param head  layer * kv_heads + KV head
   /// @param tokens  tokens of the sequence
   /// @return true for those of the smallest scores; ties: the smaller index
-  bool streams(std::size_t head, std::int64_t tokens) const noexcept {
+  bool streams(std::size_t head, std::int64_t tokens) const noexcept { return rank(head) < streaming_heads(tokens); }
+  /// Returns how many heads stream before this one does.
+  /// @param head  `layer * kv_heads + KV head`
+  std::int64_t rank(std::size_t head) const noexcept {
     std::int64_t before = 0;
     for (std::size_t other = 0; other < retrieval.size(); ++other) {
       before += retrieval[other] < retrieval[head] || (retrieval[other] == retrieval[head] && other < head) ? 1 : 0;
     }
-    return before < streaming_heads(tokens);
+    return before;
   }
 
   std::int64_t of(budget_request const& request) const noexcept {

@@ -328,16 +328,18 @@ typedef struct kvpolicy_decoder kvpolicy_decoder;
 
 /** What the KV heads of a layer read, in device memory, valid until the next step.
  * List l of slot s names `named[s * lists + l]` tokens, ascending: the first is unit_size * units[(s * lists + l) * stride],
- * and each unit has unit_size tokens. Then come the tokens from tail[s] to the last of tokens[s]. */
+ * and each unit has unit_size tokens. Then come the tokens from tail[s] on to the last of tokens[s]; from tail[s * lists + l]
+ * on if each list has its own. */
 typedef struct kvpolicy_device_lists {
   int32_t const* units;
   int32_t const* named;  /**< NULL: no list names any */
-  int32_t const* tail;   /**< NULL: tail_of_all is every slot's */
+  int32_t const* tail;   /**< NULL: tail_of_all is every list's */
   int32_t const* tokens; /**< 0: the slot reads nothing in this step */
   int64_t stride;
   int64_t tail_of_all;
   int32_t lists; /**< of a slot: 1 for all KV heads, or kv_heads */
   int32_t unit_size;
+  int32_t tails; /**< of a slot: 1, or `lists` */
 } kvpolicy_device_lists;
 
 /** Makes a decoder, and all device memory that it will use. Its tensors are on the device, except those of prompts.

@@ -21,6 +21,44 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: streaming_llm", 
   });
 }
 
+TEST_CASE("a decoder's steps choose what the four verbs choose: duoattention", "[cuda]") {
+  std::vector<float> retrieval;
+  run_batches<presets::duoattention>(11, 16, [&](random_source& random, cache_shape const& shape) {
+    retrieval = random.reals(shape.layers * shape.kv_heads);
+    for (float& head : retrieval) head = random.one_in(3) ? .5f : head;  // heads of one score
+    presets::duoattention made{.retrieval = {retrieval, shape.kv_heads},
+                               .tokens = random.one_in(2) ? static_cast<std::int32_t>(random.between(30, 70)) : 0,
+                               .streaming = std::abs(random.real()),
+                               .sinks = static_cast<std::int32_t>(random.between(0, 4)),
+                               .recent = static_cast<std::int32_t>(random.between(1, 20))};
+    if (random.one_in(4)) made.ratio = .5;
+    made.streaming = std::min(made.streaming, 1.0);
+    return made;
+  });
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: kvzip", "[cuda]") {
+  random_source random(12);
+  for (int round = 0; round < rounds_of(16); ++round) {
+    cache_shape const shape = batch_shape(random, 120);
+    presets::kvzip const policy{.tokens = narrow(random.between(10, 50)),
+                                .sinks = narrow(random.between(0, 4)),
+                                .recent = narrow(random.between(0, 3))};
+    batch_run<presets::kvzip> run(policy, shape, 2, false, random);
+    CHECK(run.step() == "");
+    run.begin(0, random.between(1, 60));
+    run.begin(1, random.between(1, 60));
+    for (int step = 0; step < 9; ++step) {
+      if (step == 1 || step == 6) run.repeat(0);  // the second time with what was answered
+      if (step == 4) run.extend(0, random.between(1, 9));
+      if (step == 5) run.begin(1, random.between(1, 60));
+      std::string const fault = run.step();
+      INFO("round " << round << " step " << step << ": " << fault);
+      REQUIRE(fault.empty());
+    }
+  }
+}
+
 TEST_CASE("a decoder's steps choose what the four verbs choose: snapkv", "[cuda]") {
   run_batches<presets::snapkv>(3, 10, [](random_source& random, cache_shape const& shape) {
     presets::snapkv made{.tokens = static_cast<std::int32_t>(random.between(20, 60)),

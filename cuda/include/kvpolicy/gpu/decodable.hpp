@@ -14,8 +14,10 @@
 #include "kvpolicy/gpu/pages/upper_bound.hpp"
 #include "kvpolicy/gpu/retain/evicted.hpp"
 #include "kvpolicy/gpu/retain/retained.hpp"
+#include "kvpolicy/gpu/retain/repeated.hpp"
 #include "kvpolicy/gpu/sentences/query_mean_dot.hpp"
 #include "kvpolicy/gpu/sentences/step.hpp"
+#include "kvpolicy/gpu/retain/streaming.hpp"
 #include "kvpolicy/policy.hpp"
 
 namespace kvpolicy::gpu {

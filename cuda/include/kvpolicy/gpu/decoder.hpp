@@ -61,7 +61,7 @@ class decoder {
     asked_.check_prompt(one, layer, prompt, begun, shape_);
     slots_.begin_prompt(sequence, layer, prompt.first, tokens);
     prompt_signals from = prompt;
-    from.first = slots_.settled(sequence);  // tokens that stayed of a step of several are new to the policy
+    if (prompt.repeats.empty()) from.first = slots_.settled(sequence);  // what stayed of a step of several is new to the policy
     from.observed_from = std::max(prompt.observed_from, begun);  // behind steps, whose queries stay on the device
     prompt_piece<sequence_view<V, typename Exec::memory>> piece{sequence, one, view.keys(layer), layer, from};
     retain_.prefill(piece, exec);
@@ -71,6 +71,7 @@ class decoder {
     }
     retrieve_.prefill(piece, exec);
     slots_.prefilled(sequence, tokens);
+    if (!prompt.repeats.empty() && layer.value + 1 == shape_.layers) slots_.repeated(sequence, prompt.first);
   }
 
   /// Takes back a sequence's last tokens, which an engine drafted step by step. Policies that learn from steps lack it: let a

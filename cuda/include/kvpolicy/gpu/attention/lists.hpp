@@ -11,9 +11,10 @@ struct token_lists {
   buffer<std::int32_t const> units;  ///< `[sequences, lists, stride]`
   std::int64_t stride = 0;
   buffer<std::int32_t const> named;  ///< `[sequences, lists]` tokens; or none: no list names any
-  per_sequence tail{{}, no_tail};    ///< its first token
+  per_sequence tail{{}, no_tail};    ///< its first token, of each sequence's lists or of each list
   per_sequence tokens;               ///< of the sequence; 0: it is not there, and reads nothing
   std::int32_t lists = 1;            ///< of a sequence: 1, or one for each KV head
+  std::int32_t tails = 1;            ///< of a sequence: 1, or one for each list
   std::int32_t unit_size = 1;
   std::int64_t about = 0;  ///< tokens that a list has at most, or not many more: how finely attention is split; 0: not known
 
@@ -30,7 +31,7 @@ class list_reader {
     at_ = list * lists.stride;
     // The three are read at once: none waits for another.
     std::int64_t const tokens = lists.tokens.of(block, sequence);
-    tail_ = lists.tail.of(block, sequence);
+    tail_ = lists.tail.of(block, lists.tails == 1 ? sequence : static_cast<unsigned>(list));
     std::int32_t named = 0;
     if (lists.named.data != nullptr) named = block.global(lists.named)[list];
     named_ = tokens > 0 ? named : 0;

@@ -1,19 +1,12 @@
 // What retains left, of every sequence of a batch, where no kernel runs at a step.
 #pragma once
 
-#include <algorithm>
-#include <string>
-
 #include <optional>
+#include <span>
+#include <vector>
 
-#include "kvpolicy/detail/eviction.hpp"
 #include "kvpolicy/gpu/retain/late_queries.hpp"
 #include "kvpolicy/gpu/step/host_prompts.hpp"
-#include "kvpolicy/pools/none.hpp"
-#include "kvpolicy/scorers/recency.hpp"
-#include "kvpolicy/segments/tokens.hpp"
-#include "kvpolicy/selectors/top.hpp"
-#include "kvpolicy/triggers/every_step.hpp"
 #include "kvpolicy/triggers/prefill.hpp"
 
 namespace kvpolicy::gpu::detail {
@@ -112,77 +105,6 @@ class decode_retain<Rule, D> {
   list_store<D> lists_;
   std::vector<std::int64_t> counts_;  ///< `[layers, sequences, lists]` tokens of the prompt
   std::optional<late_queries<D>> late_;
-};
-
-template <class Rule>
-concept keeps_recent =
-    std::same_as<typename Rule::score_type, scorers::recency> && std::same_as<typename Rule::select_type, selectors::top> &&
-    std::same_as<typename Rule::trigger_type, triggers::every_step> && budgets_on_device<Rule>;
-
-/// The first tokens and the last ones (StreamingLLM). What has left the window does not come back.
-template <class Rule, owning_device D>
-  requires keeps_recent<Rule>
-class decode_retain<Rule, D> {
-  enum number { tail, sinks, rows };
-
- public:
-  static constexpr bool stays = false;
-  static constexpr std::int64_t retained_lists() noexcept { return 0; }
-
-  explicit decode_retain(decode_context<Rule, D> const& context)
-      : context_(context),
-        numbers_(context.numbers(rows)),
-        kept_(static_cast<std::size_t>(context.sequences)),
-        ids_(counted(*context.device, context.shape.max_tokens)) {}
-
-  template <class View, class Exec>
-  void prefill(prompt_piece<View> const& piece, Exec&) {
-    if (piece.layer.value != 0) return;
-    kept_[static_cast<std::size_t>(piece.sequence)] = {};  // a prompt's end decides among all tokens, as for any retain
-    slide(piece.sequence, piece.view.tokens(), piece.view.tokens());
-  }
-  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
-    slide(sequence, prompt, tokens);
-    window const& mine = kept_[static_cast<std::size_t>(sequence)];
-    numbers_.set(tail, sequence, mine.begin);
-    numbers_.set(sinks, sequence, std::min(mine.sinks, mine.begin));
-  }
-  void upload() const { numbers_.upload(*context_.device); }
-  static constexpr bool idle() noexcept { return true; }
-  void choose(decode_step const&) const noexcept {}
-
-  std::int64_t listed(layer_id, std::int64_t sequence, head_id, std::int64_t tokens) const noexcept {
-    return numbers_.get(sinks, sequence) + tokens - numbers_.get(tail, sequence);
-  }
-
-  token_lists lists(layer_id, per_sequence const& lengths) const noexcept {
-    return {.units = ids_.get(),
-            .named = numbers_.of(sinks).values,
-            .tail = numbers_.of(tail),
-            .tokens = lengths,
-            .about = context_.rule.budget.most_tokens(context_.shape)};
-  }
-
- private:
-  struct window {
-    std::int64_t sinks = INT32_MAX;  ///< first tokens that are still there
-    std::int64_t begin = 0;          ///< of the last ones
-  };
-
-  void slide(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) {
-    cache_shape const& shape = context_.shape;
-    auto const [safe, kept] = protection(context_.rule, shape, {0}, {0, shape.kv_heads}, tokens, prompt);
-    std::int64_t const most = kept + safe.beside;
-    if (tokens <= most) return;
-    window& mine = kept_[static_cast<std::size_t>(sequence)];
-    mine.sinks = std::min({mine.sinks, safe.sink_end, most});
-    mine.begin = std::max(mine.begin, tokens - (most - mine.sinks));
-  }
-
-  decode_context<Rule, D> context_;
-  step_numbers<D> numbers_;
-  std::vector<window> kept_;
-  array_of<D, std::int32_t> ids_;  ///< 0, 1, 2, ...
 };
 
 }  // namespace kvpolicy::gpu::detail

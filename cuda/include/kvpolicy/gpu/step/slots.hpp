@@ -66,6 +66,13 @@ class decode_slots {
     if (mine.order.prefilled() == shape_.layers) mine.settled = tokens;
   }
 
+  /// What came behind so many tokens repeated them, and is removed.
+  void repeated(std::int64_t slot, std::int64_t tokens) noexcept {
+    one& mine = all_[static_cast<std::size_t>(slot)];
+    mine.prompt = tokens;
+    end(mine, tokens);
+  }
+
   /// Throws invalid_value unless the slot has the tokens, and its prompt remains.
   void cut(std::int64_t slot, std::int64_t tokens) {
     check_slot(slot);
@@ -74,9 +81,7 @@ class decode_slots {
                      "sequence " + std::to_string(slot) + " cut to " + std::to_string(tokens) + " of " +
                          std::to_string(there(mine)) + " tokens; its prompt of " + std::to_string(mine.prompt) +
                          " remains: prefill a shorter one");
-    mine.order.begin_prompt(tokens, tokens);
-    for (std::int64_t l = 0; l < shape_.layers; ++l) mine.order.prefilled_one();
-    mine.settled = tokens;
+    end(mine, tokens);
   }
 
   /// Throws invalid_value for a plan that no step can follow.
@@ -118,6 +123,12 @@ class decode_slots {
     std::int64_t prompt = 0;
     std::int64_t settled = 0;
   };
+  /// The slot's sequence ends behind so many tokens.
+  void end(one& mine, std::int64_t tokens) const noexcept {
+    mine.order.begin_prompt(tokens, tokens);
+    for (std::int64_t l = 0; l < shape_.layers; ++l) mine.order.prefilled_one();
+    mine.settled = tokens;
+  }
   void check_slot(std::int64_t slot) const {
     KVPOLICY_EXPECTS(slot >= 0 && slot < std::ssize(all_),
                      "sequence " + std::to_string(slot) + " of a decoder for " + std::to_string(all_.size()));
