@@ -63,12 +63,12 @@ TEST_CASE("all memory of a device and its decoder comes from an engine's pool, a
 
 TEST_CASE("a grid beyond the device's limits is refused by the kernel's name", "[gpu]") {
   gpu_device device;
-  gpu::detail::sum_heads_body::arguments a{};
+  gpu::detail::merge_heads_body::arguments a{};
   try {
-    device.launch<gpu::detail::sum_heads_body>({1, 70000, 1}, a);
+    device.launch<gpu::detail::merge_heads_body>({1, 70000, 1}, a);
     FAIL("70,000 blocks in y were launched");
   } catch (gpu::device_error const& e) {
-    REQUIRE(std::string(e.what()).find("sum_heads on 1 x 70000 x 1") != std::string::npos);
+    REQUIRE(std::string(e.what()).find("merge_heads on 1 x 70000 x 1") != std::string::npos);
   }
 }
 

@@ -58,6 +58,40 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: infllm", "[cuda]
       false, false, true);
 }
 
+TEST_CASE("a decoder's steps choose what the four verbs choose: rocketkv", "[cuda]") {
+  run_batches<presets::rocketkv>(
+      18, 16,
+      [](random_source& random, cache_shape const& shape) {
+        return presets::rocketkv{.tokens = static_cast<std::int32_t>(random.between(16, 36)),
+                                 .kept = static_cast<std::int32_t>(random.between(40, 80)),
+                                 .window = static_cast<std::int32_t>(random.between(1, 9)),
+                                 .page = static_cast<std::int32_t>(random.between(1, 4)),
+                                 .channels = static_cast<std::int32_t>(random.between(0, shape.head_dim)),
+                                 .group = random.one_in(2) ? group_merge::maximum : group_merge::mean,
+                                 .after = 0};
+      },
+      false);
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: omnikv", "[cuda]") {
+  run_batches<presets::omnikv>(
+      17, 20,
+      [](random_source& random, cache_shape const& shape) {
+        presets::omnikv made{.tokens = static_cast<std::int32_t>(random.between(24, 60)),
+                             .sinks = static_cast<std::int32_t>(random.between(0, 4)),
+                             .recent = static_cast<std::int32_t>(random.between(1, 9)),
+                             .generated = random.one_in(2)};
+        if (random.one_in(3)) made.ratio = .6;
+        if (random.one_in(2))
+          made.smooth = {.how = random.one_in(2) ? smoothing::kind::average : smoothing::kind::maximum, .width = 5};
+        made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers - 1)),
+                       .reuse = static_cast<std::int32_t>(random.between(1, 3)),
+                       .whole = static_cast<std::int32_t>(random.between(0, 1))};
+        return made;
+      },
+      false);
+}
+
 TEST_CASE("a decoder's steps choose what the four verbs choose: quest by mean and spread", "[cuda]") {
   run_batches<presets::quest>(
       11, 12,

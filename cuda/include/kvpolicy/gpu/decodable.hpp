@@ -9,15 +9,16 @@
 #include "kvpolicy/gpu/drift/step.hpp"
 #include "kvpolicy/gpu/hierarchy/anchor_affinity.hpp"
 #include "kvpolicy/gpu/hierarchy/step.hpp"
+#include "kvpolicy/gpu/pages/current_attention.hpp"
 #include "kvpolicy/gpu/pages/representatives.hpp"
 #include "kvpolicy/gpu/pages/step.hpp"
 #include "kvpolicy/gpu/pages/upper_bound.hpp"
 #include "kvpolicy/gpu/retain/evicted.hpp"
-#include "kvpolicy/gpu/retain/retained.hpp"
 #include "kvpolicy/gpu/retain/repeated.hpp"
+#include "kvpolicy/gpu/retain/retained.hpp"
+#include "kvpolicy/gpu/retain/streaming.hpp"
 #include "kvpolicy/gpu/sentences/query_mean_dot.hpp"
 #include "kvpolicy/gpu/sentences/step.hpp"
-#include "kvpolicy/gpu/retain/streaming.hpp"
 #include "kvpolicy/policy.hpp"
 
 namespace kvpolicy::gpu {

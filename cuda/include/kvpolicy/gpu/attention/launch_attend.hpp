@@ -176,8 +176,9 @@ void launch_list_logits(D& device, list_weights const& a, buffer<float> logits, 
   if (statistics.data != nullptr) launch_softmax_rows(device, logits, a.most_tokens, a, statistics);
 }
 
-template <device D>
-void launch_list_weights(D& device, list_weights const& a) {
+/// Both: a.out is what the listed tokens weigh. `set` as launch_group_weights takes it.
+template <device D, class Set>
+void launch_list_weights(D& device, list_weights const& a, Set set) {
   expect_row("list_attention", a.keys.head_dim, a.group);
   if (a.most_tokens <= 0) return;
   scratch_scope const scope(device);
@@ -185,7 +186,11 @@ void launch_list_weights(D& device, list_weights const& a) {
   buffer<float> const logits = device.template scratch<float>(rows * a.most_tokens);
   buffer<float> const statistics = device.template scratch<float>(rows * 2);
   launch_list_logits(device, a, logits, statistics);
-  launch_group_weights(device, logits, a.most_tokens, statistics, a, [](auto&) {});
+  launch_group_weights(device, logits, a.most_tokens, statistics, a, set);
+}
+template <device D>
+void launch_list_weights(D& device, list_weights const& a) {
+  launch_list_weights(device, a, [](auto&) {});
 }
 
 }  // namespace kvpolicy::gpu::detail

@@ -153,14 +153,15 @@ struct represent_body {
   }
 };
 
-/// out(s, u) = sum over heads of scores(s, h, u), in their order.
-struct sum_heads_body : no_shared {
+/// out(s, u): the scores of a layer's heads merged, for a list that they share.
+struct merge_heads_body : no_shared {
   static constexpr unsigned threads = 128;
-  static constexpr char const* name = "sum_heads";
+  static constexpr char const* name = "merge_heads";
   struct arguments {
     buffer<float const> scores;  ///< `[sequences, kv_heads, stride]`
     std::int64_t stride = 0;
     std::int32_t heads = 1;
+    bool maximum = false;  ///< not their sum
     per_sequence count;
     buffer<float> out;  ///< `[sequences, stride]`
   };
@@ -170,12 +171,14 @@ struct sum_heads_body : no_shared {
     std::int64_t const u = index_in_grid(block);
     if (u >= a.count.of(block, block.y())) return;
     auto const scores = block.global(a.scores);
-    float sum = 0;
+    float merged = 0;
     for (std::int32_t h = 0; h < a.heads; ++h) {
       float const one = scores[(static_cast<std::int64_t>(block.y()) * a.heads + h) * a.stride + u];
-      sum = h == 0 ? one : sum + one;
+      if (h == 0) merged = one;
+      else if (!a.maximum) merged += one;
+      else if (!(one <= merged)) merged = one;
     }
-    block.global(a.out)[block.y() * a.stride + u] = sum;
+    block.global(a.out)[block.y() * a.stride + u] = merged;
   }
 };
 

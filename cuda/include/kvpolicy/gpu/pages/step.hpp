@@ -1,4 +1,4 @@
-// Units that are scored at every step, the best ones listed (Quest, InfLLM), of every sequence of a batch.
+// Units that are scored at every step, the best ones listed (Quest, InfLLM, OmniKV), of every sequence of a batch.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,11 @@
 #include "kvpolicy/gpu/pages/represent.hpp"
 #include "kvpolicy/gpu/step/context.hpp"
 #include "kvpolicy/segments/pages.hpp"
+#include "kvpolicy/segments/tokens.hpp"
 #include "kvpolicy/selectors/top.hpp"
 #include "kvpolicy/triggers/every_step.hpp"
 #include "kvpolicy/windows/pages.hpp"
+#include "kvpolicy/windows/tokens.hpp"
 
 namespace kvpolicy::gpu {
 
@@ -32,11 +34,16 @@ inline constexpr bool is_top<selectors::basic_top<Finest>> = true;
 template <class Rule>
 concept lists_top_units = Rule::granularity != scope::request&& is_top<typename Rule::select_type>;
 
-/// The best units of each step (Quest, InfLLM). A window of whole pages: behind another one a page could be listed and reach
-/// into it.
+/// Pages with a window of whole pages: behind another one a page could be listed and reach into it. Or single tokens.
+template <class Rule>
+concept protects_whole_units = (std::same_as<typename Rule::segment_type, segments::pages> &&
+                                std::same_as<typename Rule::window_type, windows::pages>) ||
+                               (std::same_as<typename Rule::segment_type, segments::tokens> &&
+                                std::same_as<typename Rule::window_type, windows::tokens>);
+
+/// The best units of each step (Quest, InfLLM, OmniKV).
 template <class Rule, class D>
-concept lists_best_pages = lists_top_units<Rule> && std::same_as<typename Rule::segment_type, segments::pages> &&
-    std::same_as<typename Rule::window_type, windows::pages> &&
+concept lists_best_units = lists_top_units<Rule> && protects_whole_units<Rule> &&
     std::same_as<typename Rule::trigger_type, triggers::every_step> && scores_on_device<Rule, D> && budgets_on_device<Rule>;
 
 namespace detail {
@@ -45,7 +52,7 @@ namespace detail {
 /// `score(step, among, scores)`, which takes the step's token in and writes `[sequences, kv_heads, units]`; `by_index`, whether
 /// units may be of what a retain left.
 template <class Rule, owning_device D>
-  requires lists_best_pages<Rule, D>
+  requires lists_best_units<Rule, D>
 class decode_retrieve<Rule, D> {
   /// Rows of each layer's numbers.
   enum number { first, count, taken, tail, end, resident, rows };
@@ -61,11 +68,9 @@ class decode_retrieve<Rule, D> {
         numbers_(context.numbers(context.shape.layers * rows, context.sequences * planned_)),
         unit_scores_(context, units_),
         scores_(context.template array<float>(context.heads() * units_)),
-        summed_(context.template array<float>(Rule::granularity == scope::layer ? context.sequences * units_ : 1)),
+        merged_(context.template array<float>(Rule::granularity == scope::layer ? context.sequences * units_ : 1)),
         lists_(*context.device, context.shape.layers, context.sequences,
                Rule::granularity == scope::head ? context.shape.kv_heads : 1, units_, context.rule.segment.unit_size()) {
-    KVPOLICY_EXPECTS(context.rule.select.heads == selectors::merge::sum,
-                     "a kernel sums the scores of heads that share a list; set the selector's `heads` to sum");
     if (context.retained_lists > 0) {
       // What the window protects beyond a share, and an open unit, come on top of the budget.
       std::int64_t const most =
@@ -121,10 +126,11 @@ class decode_retrieve<Rule, D> {
     top_k_arguments top{};
     top.scores = scores_.get();
     if constexpr (Rule::granularity == scope::layer) {
-      context_.device->template launch<sum_heads_body>(
-          {divided_up(units_, sum_heads_body::threads), context_.sequences, 1},
-          {scores_.get(), units_, static_cast<std::int32_t>(context_.shape.kv_heads), number_of(layer, end), summed_.get()});
-      top.scores = summed_.get();
+      context_.device->template launch<merge_heads_body>(
+          {divided_up(units_, merge_heads_body::threads), context_.sequences, 1},
+          {scores_.get(), units_, static_cast<std::int32_t>(context_.shape.kv_heads),
+           context_.rule.select.heads == selectors::merge::maximum, number_of(layer, end), merged_.get()});
+      top.scores = merged_.get();
     }
     top.score_stride = units_;
     top.first = number_of(layer, first);
@@ -173,7 +179,7 @@ class decode_retrieve<Rule, D> {
   step_numbers<D> numbers_;
   unit_scores<Rule, D> unit_scores_;
   array_of<D, float> scores_;            ///< `[sequences, kv_heads, units]`
-  array_of<D, float> summed_;            ///< `[sequences, units]`, of a layer's list
+  array_of<D, float> merged_;            ///< `[sequences, units]`, of a layer's list
   list_store<D> lists_;                  ///< of units
   std::optional<list_store<D>> tokens_;  ///< where units are of what a retain left
 };

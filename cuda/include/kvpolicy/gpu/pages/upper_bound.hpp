@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "kvpolicy/gpu/pages/largest_channels.hpp"
 #include "kvpolicy/gpu/pages/step.hpp"
 #include "kvpolicy/gpu/pooling/launch_pool.hpp"
 #include "kvpolicy/gpu/pooling/unit_bounds.hpp"
@@ -21,11 +22,9 @@ class unit_scores<Rule, D> {
       : context_(context),
         bounds_(context.shape, context.shape.layers, context.sequences, units, *context.device),
         moments_(context.template by_layer<float>(
-            context.rule.pool.how == pools::bounds::kind::mean_deviation ? context.sequences * moments_of_sequence() : 0)) {
-    if (context.rule.score.channels == 0 || context.rule.score.channels >= context.shape.head_dim) return;
-    throw unsupported("the decoder's kernels score pages by all channels of a query, and channels is " +
-                      std::to_string(context.rule.score.channels) + "; set it to 0");
-  }
+            context.rule.pool.how == pools::bounds::kind::mean_deviation ? context.sequences * moments_of_sequence() : 0)),
+        largest_(context.template array<float>(
+            by_few_channels() ? context.sequences * context.shape.q_heads * context.shape.head_dim : 0)) {}
 
   /// Bounds of a prompt's pages: those of further tokens, where everything is there, and a page that was open is made anew; or
   /// of all that a retain left.
@@ -55,8 +54,9 @@ class unit_scores<Rule, D> {
     std::int64_t const units = bounds_.units();
     detail::scored_bounds const what{bounds_.rows(step.layer), static_cast<std::int32_t>(shape.group()), units,
                                      context_.sequences};
+    vector_rows const queries = by_few_channels() ? of_few_channels(step) : step.queries;
     auto const set = [&](auto& a) {
-      a.queries = step.queries;
+      a.queries = queries;
       a.merged = context_.rule.score.merged;
       a.first = among.first;
       a.count = among.count;
@@ -73,6 +73,19 @@ class unit_scores<Rule, D> {
  private:
   std::int32_t page() const noexcept { return static_cast<std::int32_t>(context_.rule.segment.unit_size()); }
   std::int64_t moments_of_sequence() const noexcept { return context_.shape.kv_heads * 2 * context_.shape.head_dim; }
+
+  bool by_few_channels() const noexcept {
+    std::int32_t const channels = context_.rule.score.channels;
+    return channels > 0 && channels < context_.shape.head_dim;
+  }
+  vector_rows of_few_channels(decode_step const& step) const {
+    cache_shape const& shape = context_.shape;
+    context_.device->template launch<detail::largest_channels_body>(
+        {shape.kv_heads, context_.sequences, 1},
+        {step.queries, static_cast<std::int32_t>(shape.group()), static_cast<std::int32_t>(shape.kv_heads),
+         static_cast<std::int32_t>(shape.head_dim), context_.rule.score.channels, step.lengths, largest_.get()});
+    return vectors_of_floats(largest_.get(), shape.q_heads, shape.head_dim);
+  }
 
   /// Calls work<Pool>(set): the pool's body, and what sets where it writes, from a sequence on.
   template <class Work>
@@ -93,6 +106,7 @@ class unit_scores<Rule, D> {
   decode_context<Rule, D> context_;
   detail::unit_bounds<D> bounds_;
   layer_array<D, float> moments_;  ///< `[sequences, kv_heads, 2, head_dim]` of open pages, where bounds are spreads
+  array_of<D, float> largest_;     ///< `[sequences, q_heads, head_dim]` a step's queries, where few of their channels count
 };
 
 }  // namespace kvpolicy::gpu
