@@ -67,7 +67,7 @@ class batch_run {
         whole_(whole),
         nearly_(nearly),
         is_captured_(on_real_gpu || random.one_in(2)),
-        most_new_(waits(policy) || random.one_in(2) ? 1 : random.between(2, 6)),
+        most_new_(waits(policy) || gpu::retain_renews<Policy, test_device> || random.one_in(2) ? 1 : random.between(2, 6)),
         cache_(shape, sequences, static_cast<std::int32_t>(random.between(1, 20)),
                random.one_in(2) ? page_layout::nhd : page_layout::hnd, random, whole),
         device_(static_cast<std::uint64_t>(random.between(1, 1000))),

@@ -67,6 +67,11 @@ class emulated_device {
     std::copy_n(from, count, to.data);
   }
 
+  template <class T>
+  void download(T* to, gpu::buffer<T const> from) const {
+    std::copy_n(from.data, from.size, to);
+  }
+
   emulated_device& on() noexcept { return *this; }
   /// Launches are done, or captured, in the order in which they come.
   template <class Work>

@@ -57,6 +57,8 @@ class recorder {
   template <class T>
   void upload(gpu::buffer<T>, T const*, std::int64_t) const {}
   template <class T>
+  void download(T*, gpu::buffer<T const>) const {}
+  template <class T>
   gpu::buffer<T const> in(T const* from, std::int64_t count) const {
     return {from, count};
   }

@@ -36,6 +36,11 @@ class retain_state : public keep_state<Rule> {
   /// Changes where tokens of the layer's lists were dropped.
   std::int64_t revision(layer_id layer) const noexcept { return slots_[kept_.slot(layer)].revision; }
 
+  /// What the next step's list begins with.
+  std::span<range_list const> left(layer_id layer) const noexcept {
+    return slots_[kept_.slot(layer)].pending ? next_.of(layer) : kept_.of(layer);
+  }
+
   /// What evicts weighs all that it keeps.
   std::int64_t always_read(layer_id layer, std::int64_t) const noexcept {
     return evicts && Rule::trigger_type::while_decoding && !rule_.layers.dense(layer) ? all_tokens : 0;

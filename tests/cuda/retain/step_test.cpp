@@ -37,6 +37,38 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: duoattention", "
   });
 }
 
+TEST_CASE("a decoder's steps choose what the four verbs choose: rkv", "[cuda]") {
+  run_batches<presets::rkv>(
+      13, 16,
+      [](random_source& random, cache_shape const& shape) {
+        presets::rkv made{.tokens = narrow(random.between(20, 50)),
+                          .keep_prompt = random.one_in(3),
+                          .every = narrow(random.between(1, 5)),
+                          .window = narrow(random.between(1, 6))};
+        made.layers = {.dense_first = narrow(random.between(0, shape.layers - 1)), .reuse = narrow(random.between(1, 2))};
+        return made;
+      },
+      false);
+}
+
+TEST_CASE("a decoder's steps choose what the four verbs choose: triattention", "[cuda]") {
+  std::vector<query_moment> moments;
+  run_batches<presets::triattention>(
+      14, 16,
+      [&](random_source& random, cache_shape const& shape) {
+        moments.clear();
+        for (std::int64_t i = 0; i < shape.layers * shape.q_heads * (shape.head_dim / 2); ++i)
+          moments.push_back({.real = random.real(), .imaginary = random.real(), .length = 2});
+        return presets::triattention{.moments = {moments, shape.q_heads},
+                                     .tokens = narrow(random.between(20, 50)),
+                                     .keep_prompt = random.one_in(3),
+                                     .every = narrow(random.between(1, 5)),
+                                     .recent = narrow(random.between(0, 8)),
+                                     .farthest = 64};
+      },
+      false);
+}
+
 TEST_CASE("a decoder's steps choose what the four verbs choose: kvzip", "[cuda]") {
   random_source random(12);
   for (int round = 0; round < rounds_of(16); ++round) {

@@ -14,6 +14,7 @@
 #include "kvpolicy/gpu/pages/step.hpp"
 #include "kvpolicy/gpu/pages/upper_bound.hpp"
 #include "kvpolicy/gpu/retain/evicted.hpp"
+#include "kvpolicy/gpu/retain/renewed.hpp"
 #include "kvpolicy/gpu/retain/repeated.hpp"
 #include "kvpolicy/gpu/retain/retained.hpp"
 #include "kvpolicy/gpu/retain/streaming.hpp"
@@ -81,6 +82,12 @@ concept retain_waits = std::same_as<decltype(parts_t<Policy>::retrieve), keep_al
   requires detail::decode_retain<decltype(parts_t<Policy>::retain), D>::can_wait;
 };
 
+/// Whether the retain's choices are made anew in steps of their own.
+template <class Policy, class D>
+concept retain_renews = requires {
+  requires detail::decode_retain<decltype(parts_t<Policy>::retain), D>::decides_by_steps;
+};
+
 /// The parts of a policy that a decoder can run, in a cache of a shape. Throws invalid_value, unsupported.
 template <class Policy, class D>
 parts_t<Policy> decodable_parts_of(Policy const& policy, cache_shape const& shape, std::int64_t step_tokens) {
@@ -95,6 +102,9 @@ parts_t<Policy> decodable_parts_of(Policy const& policy, cache_shape const& shap
       throw unsupported(waits + "and a step brings up to " + std::to_string(step_tokens) +
                         "; let it bring 1, or set the policy's after to 0");
   }
+  if (retain_renews<Policy, D> && step_tokens > 1)
+    throw unsupported("the policy chooses anew every so many steps, of one token each, and a step brings up to " +
+                      std::to_string(step_tokens) + "; let it bring 1");
   if constexpr (!std::same_as<decltype(parts_t<Policy>::retrieve), keep_all>) {
     using trigger = typename decltype(parts_t<Policy>::retrieve)::trigger_type;
     if (requirements_of(policy).next_step && !std::same_as<trigger, triggers::drift>)

@@ -28,6 +28,8 @@ class decoder {
   using retrieve_state = detail::decode_retrieve<decltype(parts_type::retrieve), D>;
   /// Its lists follow from lengths alone, at every step.
   static constexpr bool by_lengths = never_chooses<retain_state> && never_chooses<retrieve_state>;
+  /// Some steps make a choice that no captured one can.
+  static constexpr bool decides_late = requires(retain_state const& retain) { retain.decides(); };
 
  public:
   /// Makes the state of a batch. Allocates all device memory that it will use.
@@ -62,7 +64,7 @@ class decoder {
     slots_.begin_prompt(sequence, layer, prompt.first, tokens);
     prompt_signals from = prompt;
     if (prompt.repeats.empty()) from.first = slots_.settled(sequence);  // what stayed of a step of several is new to the policy
-    from.observed_from = std::max(prompt.observed_from, begun);  // behind steps, whose queries stay on the device
+    from.observed_from = std::max(prompt.observed_from, begun);         // behind steps, whose queries stay on the device
     prompt_piece<sequence_view<V, typename Exec::memory>> piece{sequence, one, view.keys(layer), layer, from};
     retain_.prefill(piece, exec);
     if constexpr (!std::same_as<decltype(parts_type::retrieve), keep_all>) {
@@ -79,7 +81,7 @@ class decoder {
   /// @param sequence,tokens  the slot, and how many it has left
   /// @throws invalid_value for an empty slot, for fewer tokens than its prompt, and for more than it has
   void cut(std::int64_t sequence, std::int64_t tokens) requires(by_lengths&& retain_state::stays) {
-    each_late([&](auto& late) { late.expect_undone(sequence, slots_.prompt(sequence), tokens); });
+    if constexpr (decides_late) retain_.expect_undone(sequence, slots_.prompt(sequence), tokens);
     slots_.cut(sequence, tokens);
   }
 
@@ -93,7 +95,7 @@ class decoder {
   ///        reads logits has gone a whole unit of steps without observe()
   void plan(std::span<std::int32_t const> tokens, std::span<std::int32_t const> brought = {}) {
     slots_.check(tokens, brought);
-    each_late([](auto& late) { late.expect_decided(); });
+    if constexpr (decides_late) retain_.expect_decided();
     asked_.plan();
     plan_.begin();
     for (std::size_t s = 0; s < tokens.size(); ++s) {
@@ -157,20 +159,18 @@ class decoder {
   /// Returns whether standing() may take choose()'s place at the planned step: for policies that never choose, or once, and
   /// have, and between HeteroCache's looks. choose() remains right.
   bool idle() const noexcept {
-    bool waits = false;
-    each_late([&](auto const& late) { waits = late.waits(); });
-    if constexpr (by_lengths) return !waits;
+    if constexpr (by_lengths && decides_late) return !retain_.waits();
+    else if constexpr (by_lengths) return true;
     else if constexpr (requires { retain_.idle(), retrieve_.idle(); })
       return plan_.alone() && !plan_.unsettled() && retain_.idle() && retrieve_.idle();
     else return false;
   }
 
-  /// Returns whether the planned step makes a choice that waited for tokens of the answer. Such a step is not captured: each
-  /// layer calls decide() before choose().
+  /// Returns whether the planned step makes a choice that waited for tokens of the answer, or that is due every so many steps.
+  /// Such a step is not captured: each layer calls decide() before choose().
   bool decides() const noexcept {
-    bool due = false;
-    each_late([&](auto const& late) { due = late.any_due(); });
-    return due;
+    if constexpr (decides_late) return retain_.decides();
+    else return false;
   }
   /// Makes a layer's choices that are due, of every sequence; enqueues and waits, as prefill().
   /// @param view,layer,queries,scale  as choose()
@@ -179,19 +179,13 @@ class decoder {
   void decide(V const& view, layer_id layer, vector_rows const& queries, float scale, Exec& exec) {
     check_scale(scale, "the queries");
     slots_.check_layer(layer);
-    if constexpr (requires { retain_.late(); }) {
-      if (!retain_.late()) return;
-      auto& late = *retain_.late();
-      late.add({layer, view.keys(layer), queries, scale, plan_.lengths(), {}});
-      for (std::int64_t s = 0; s < sequences_; ++s) {
-        if (!late.due(s)) continue;
-        prompt_signals from{};
-        from.queries = late.last(s, layer, scale);
-        from.observed_from = plan_.length(s) - from.queries.tokens;
-        sequence_view<V, typename Exec::memory> const one{view, shape_, s, plan_.length(s)};
-        retain_.decide(prompt_piece<sequence_view<V, typename Exec::memory>>{s, one, view.keys(layer), layer, from}, exec);
-        if (layer.value + 1 == shape_.layers) late.end(s);
-      }
+    if constexpr (decides_late) {
+      retain_.decide(
+          {layer, view.keys(layer), queries, scale, plan_.lengths(), {}},
+          [&](std::int64_t s) {
+            return sequence_view<V, typename Exec::memory>{view, shape_, s, plan_.length(s)};
+          },
+          exec);
       retain_.upload();
     }
   }
@@ -319,13 +313,6 @@ class decoder {
     else return 0;
   }
 
-  /// Calls work with the queries of choices that wait, if the policy has any.
-  template <class Work>
-  void each_late(Work work) const {
-    if constexpr (requires { retain_.late(); }) {
-      if (retain_.late()) work(*retain_.late());
-    }
-  }
   void choose_turn(decode_step& step) {
     retain_.choose(step);
     step.retained = retain_.lists(step.layer, step.lengths);

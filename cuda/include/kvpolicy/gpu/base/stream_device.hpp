@@ -93,6 +93,16 @@ class stream_device {
     copy_to_device(to.data, from, count * static_cast<std::int64_t>(sizeof(T)));
   }
 
+  /// Copies to the host, and waits for the device.
+  /// @param to,from  the destination, and the source
+  /// @throws device_error if CUDA refuses, or a kernel failed
+  template <class T>
+  void download(T* to, buffer<T const> from) {
+    auto const bytes = from.size * static_cast<std::int64_t>(sizeof(T));
+    if (bytes > 0) copies_.push_back({to, from.data, 1, bytes, bytes});
+    finish();
+  }
+
   /// Begins the staging of a call.
   void begin() noexcept { copies_.clear(); }
   /// Makes input reachable: copies it to the workspace, unless kernels can read it where it lies.

@@ -228,7 +228,7 @@ struct top_k_parts_body {
 template <device D>
 void launch_top_k(D& device, top_k_arguments a, std::int64_t rows, std::int64_t max_columns) {
   constexpr std::int64_t few = 16;
-  constexpr std::int64_t most_scratch = std::int64_t{64} << 20;  // bytes
+  constexpr std::int64_t most_scratch = std::int64_t{32} << 20;  // bytes
   std::int64_t const parts = divided_up(max_columns, top_k_digits_body::stretch);
   bool const in_parts = max_columns > (rows <= few ? ranked_keys::stretch / 4 * 3 : ranked_keys::stretch);
   buffer<std::int32_t> const counters = device.counters();

@@ -38,6 +38,13 @@ struct keep_late_body : no_shared {
   }
 };
 
+/// Throws invalid_value where the last step's choice was not made.
+inline void expect_no_choice(bool due, std::int64_t sequence) {
+  KVPOLICY_EXPECTS(!due, "the choice of sequence " + std::to_string(sequence) +
+                             " was due at the last step, and decide() was not called for every layer; where "
+                             "decides() is true, call it before choose(), and don't replay a captured step");
+}
+
 /// Which sequences wait, until when, and what is observed until then. A step brings one token.
 template <owning_device D>
 class late_queries {
@@ -105,12 +112,8 @@ class late_queries {
   }
   /// Its choice was made.
   void end(std::int64_t sequence) { slots_[static_cast<std::size_t>(sequence)] = {}; }
-  /// Throws invalid_value where the last step's choice was not made.
   void expect_decided() const {
-    for (std::size_t s = 0; s < slots_.size(); ++s)
-      KVPOLICY_EXPECTS(!slots_[s].due, "the choice of sequence " + std::to_string(s) +
-                                           " was due at the last step, and decide() was not called for every layer; where "
-                                           "decides() is true, call it before choose(), and don't replay a captured step");
+    for (std::size_t s = 0; s < slots_.size(); ++s) expect_no_choice(slots_[s].due, static_cast<std::int64_t>(s));
   }
   /// Throws invalid_value for a cut of a sequence that chose behind `tokens` tokens.
   void expect_undone(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) const {

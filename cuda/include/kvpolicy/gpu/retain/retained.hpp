@@ -35,24 +35,27 @@ class decode_retain<Rule, D> {
 
   template <class View, class Exec>
   void prefill(prompt_piece<View> const& piece, Exec& exec) {
-    if (!late_) return decide(piece, exec);
+    if (!late_) return decide_now(piece, exec);
     late_->begin(piece.sequence, piece.layer, piece.prompt, piece.view.tokens());
     std::vector<range_list> const none(static_cast<std::size_t>(lists_.lists()));  // every token is read
     tails_.set(piece.layer.value, piece.sequence, 0);
     lists_.upload(piece.layer, piece.sequence, none, *context_.device);
     for (std::size_t l = 0; l < none.size(); ++l) counts_[place(piece.layer, piece.sequence, l)] = 0;
   }
-  /// Decides by the four verbs' own parts, on the host, with the device's primitives.
-  template <class View, class Exec>
-  void decide(prompt_piece<View> const& piece, Exec& exec) {
-    auto& state = prompts_.prefill(piece, exec);
-    bool const dense = context_.rule.layers.dense(piece.layer);
-    tails_.set(piece.layer.value, piece.sequence, dense ? 0 : piece.view.tokens());
-    std::span<range_list const> lists = state.retain().lists(piece.layer);
-    std::vector<range_list> const none(lists.size());
-    if (dense) lists = none;
-    lists_.upload(piece.layer, piece.sequence, lists, *context_.device);
-    for (std::size_t l = 0; l < lists.size(); ++l) counts_[place(piece.layer, piece.sequence, l)] = token_count(lists[l]);
+  /// Makes a layer's choices that are due at the planned step. `view_of(sequence)` is the sequence's view.
+  template <class ViewOf, class Exec>
+  void decide(decode_step const& step, ViewOf view_of, Exec& exec) {
+    if (!late_) return;
+    late_->add(step);
+    for (std::int64_t s = 0; s < context_.sequences; ++s) {
+      if (!late_->due(s)) continue;
+      auto const view = view_of(s);
+      prompt_signals from{};
+      from.queries = late_->last(s, step.layer, step.scale);
+      from.observed_from = view.tokens() - from.queries.tokens;
+      decide_now(prompt_piece<std::decay_t<decltype(view)>>{s, view, step.keys, step.layer, from}, exec);
+      if (step.layer.value + 1 == context_.shape.layers) late_->end(s);
+    }
   }
 
   void plan(std::int64_t sequence, std::int64_t, std::int64_t tokens) {
@@ -62,8 +65,14 @@ class decode_retain<Rule, D> {
     tails_.upload(*context_.device);
     if (late_) late_->upload();
   }
-  std::optional<late_queries<D>>& late() noexcept { return late_; }
-  std::optional<late_queries<D>> const& late() const noexcept { return late_; }
+  bool decides() const noexcept { return late_ && late_->any_due(); }
+  bool waits() const noexcept { return late_ && late_->waits(); }
+  void expect_decided() const {
+    if (late_) late_->expect_decided();
+  }
+  void expect_undone(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) const {
+    if (late_) late_->expect_undone(sequence, prompt, tokens);
+  }
   std::span<range_list const> kept(std::int64_t sequence, layer_id layer) const noexcept {
     return prompts_[sequence].retain().lists(layer);
   }
@@ -90,6 +99,18 @@ class decode_retain<Rule, D> {
   }
 
  private:
+  /// Decides by the four verbs' own parts, on the host, with the device's primitives.
+  template <class View, class Exec>
+  void decide_now(prompt_piece<View> const& piece, Exec& exec) {
+    auto& state = prompts_.prefill(piece, exec);
+    bool const dense = context_.rule.layers.dense(piece.layer);
+    tails_.set(piece.layer.value, piece.sequence, dense ? 0 : piece.view.tokens());
+    std::span<range_list const> lists = state.retain().lists(piece.layer);
+    std::vector<range_list> const none(lists.size());
+    if (dense) lists = none;
+    lists_.upload(piece.layer, piece.sequence, lists, *context_.device);
+    for (std::size_t l = 0; l < lists.size(); ++l) counts_[place(piece.layer, piece.sequence, l)] = token_count(lists[l]);
+  }
   static Rule at_once(Rule rule) noexcept {
     rule.trigger.after = 0;
     return rule;

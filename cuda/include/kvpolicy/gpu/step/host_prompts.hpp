@@ -46,7 +46,10 @@ class host_prompts {
       states_[s]->prefill(piece.view.first(piece.prompt.first), {l}, {.first = tokens_[s]}, exec);
     tokens_[s] = piece.prompt.first;
   }
-  /// Tokens of the sequence at its last prompt's end.
+  /// A sequence's state, for a rule whose own verbs it follows steps by; it then has so many tokens.
+  request_of<Policy>& state(std::int64_t sequence) noexcept { return *states_[static_cast<std::size_t>(sequence)]; }
+  void follows(std::int64_t sequence, std::int64_t tokens) noexcept { tokens_[static_cast<std::size_t>(sequence)] = tokens; }
+  /// Tokens that a sequence's state has.
   std::int64_t tokens(std::int64_t sequence) const noexcept { return tokens_[static_cast<std::size_t>(sequence)]; }
   request_of<Policy> const& operator[](std::int64_t sequence) const noexcept {
     return *states_[static_cast<std::size_t>(sequence)];
