@@ -73,6 +73,22 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: rocketkv", "[cud
       false);
 }
 
+TEST_CASE("a decoder's steps choose what the four verbs choose: twilight", "[cuda]") {
+  run_batches<presets::twilight>(
+      19, 20,
+      [](random_source& random, cache_shape const& shape) {
+        presets::twilight made = random.one_in(2) ? presets::twilight::paper() : presets::twilight{};
+        made.page = narrow(random.between(1, 7));
+        made.tokens = narrow(random.between(4 * made.page, 60));
+        if (random.one_in(2)) made.ratio = {};
+        made.mass = random.one_in(4) ? 1 : .3 + .6 * std::abs(random.real());
+        made.mass = std::min(made.mass, 1.0);
+        made.layers = {.dense_first = narrow(random.between(0, shape.layers - 1)), .reuse = narrow(random.between(1, 2))};
+        return made;
+      },
+      false, true, true);
+}
+
 TEST_CASE("a decoder's steps choose what the four verbs choose: omnikv", "[cuda]") {
   run_batches<presets::omnikv>(
       17, 20,

@@ -19,6 +19,7 @@
 #include "kvpolicy/gpu/hierarchy/page_trigger.hpp"
 #include "kvpolicy/gpu/offload/gather.hpp"
 #include "kvpolicy/gpu/pages/largest_channels.hpp"
+#include "kvpolicy/gpu/pages/prune.hpp"
 #include "kvpolicy/gpu/pages/represent.hpp"
 #include "kvpolicy/gpu/pooling/pool.hpp"
 #include "kvpolicy/gpu/pooling/score_bounds.hpp"
@@ -74,7 +75,7 @@
 
 #define KVPOLICY_PAGES_KERNELS(X)                                                                              \
   X(gpu::detail::block_queries_body) KVPOLICY_EACH_TYPE(X, gpu::detail::represent_body) X(gpu::detail::merge_heads_body) \
-  X(gpu::detail::largest_channels_body)
+  X(gpu::detail::largest_channels_body) X(gpu::detail::prune_body)
 #define KVPOLICY_HIERARCHY_KERNELS(X)                                                                          \
   X(gpu::detail::entropy_body) X(gpu::detail::page_trigger_body) X(gpu::detail::cascade_due_body)              \
   X(gpu::detail::prepare_descent_body) X(gpu::detail::cascade_level_body)

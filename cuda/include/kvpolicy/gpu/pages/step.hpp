@@ -1,4 +1,5 @@
-// Units that are scored at every step, the best ones listed (Quest, InfLLM, OmniKV), of every sequence of a batch.
+// Units that are scored at every step, the best ones listed (Quest, InfLLM, OmniKV), or the best of their tokens (Twilight), of
+// every sequence of a batch.
 #pragma once
 
 #include <algorithm>
@@ -6,11 +7,14 @@
 #include <optional>
 
 #include "kvpolicy/exec/host.hpp"
+#include "kvpolicy/gpu/attention/launch_attend.hpp"
 #include "kvpolicy/gpu/base/top_k.hpp"
+#include "kvpolicy/gpu/pages/prune.hpp"
 #include "kvpolicy/gpu/pages/represent.hpp"
 #include "kvpolicy/gpu/step/context.hpp"
 #include "kvpolicy/segments/pages.hpp"
 #include "kvpolicy/segments/tokens.hpp"
+#include "kvpolicy/selectors/pruned_top.hpp"
 #include "kvpolicy/selectors/top.hpp"
 #include "kvpolicy/triggers/every_step.hpp"
 #include "kvpolicy/windows/pages.hpp"
@@ -31,8 +35,11 @@ inline constexpr bool is_top = false;
 template <scope Finest>
 inline constexpr bool is_top<selectors::basic_top<Finest>> = true;
 
+/// Of the best units the tokens that hold a share of the attention.
 template <class Rule>
-concept lists_top_units = Rule::granularity != scope::request&& is_top<typename Rule::select_type>;
+concept prunes_units = std::same_as<typename Rule::select_type, selectors::pruned_top>;
+template <class Rule>
+concept lists_top_units = Rule::granularity != scope::request && (is_top<typename Rule::select_type> || prunes_units<Rule>);
 
 /// Pages with a window of whole pages: behind another one a page could be listed and reach into it. Or single tokens.
 template <class Rule>
@@ -55,10 +62,11 @@ template <class Rule, owning_device D>
   requires lists_best_units<Rule, D>
 class decode_retrieve<Rule, D> {
   /// Rows of each layer's numbers.
-  enum number { first, count, taken, tail, end, resident, rows };
+  enum number { first, count, taken, tail, end, resident, weighed, rows };
+  static constexpr bool prunes = prunes_units<Rule>;
 
  public:
-  static constexpr bool by_index = unit_scores<Rule, D>::by_index;
+  static constexpr bool by_index = unit_scores<Rule, D>::by_index && !prunes;
   static constexpr bool can_wait = !contains(Rule::needs, signals::observation_queries);
 
   explicit decode_retrieve(decode_context<Rule, D> const& context)
@@ -71,11 +79,10 @@ class decode_retrieve<Rule, D> {
         merged_(context.template array<float>(Rule::granularity == scope::layer ? context.sequences * units_ : 1)),
         lists_(*context.device, context.shape.layers, context.sequences,
                Rule::granularity == scope::head ? context.shape.kv_heads : 1, units_, context.rule.segment.unit_size()) {
-    if (context.retained_lists > 0) {
+    if (context.retained_lists > 0 || prunes) {
       // What the window protects beyond a share, and an open unit, come on top of the budget.
-      std::int64_t const most =
-          (context.rule.select.max_ranges(context.rule, context.shape) + 1) * context.rule.segment.unit_size() +
-          context.rule.window.at(context.shape.max_tokens, context.shape.max_tokens).counted;
+      std::int64_t const most = (ranking().max_ranges(context.rule, context.shape) + 1) * context.rule.segment.unit_size() +
+                                context.rule.window.at(context.shape.max_tokens, context.shape.max_tokens).counted;
       tokens_.emplace(*context.device, context.shape.layers, context.sequences, context.shape.kv_heads,
                       std::min(context.shape.max_tokens, most));
     }
@@ -94,7 +101,7 @@ class decode_retrieve<Rule, D> {
       auto const set = [&](number row, std::int64_t value) {
         numbers_.set(layer.value * rows + row, sequence * planned_ + head.value, value);
       };
-      for (number const row : {first, count, taken, tail, end, resident}) set(row, 0);
+      for (number const row : {first, count, taken, tail, end, resident, weighed}) set(row, 0);
       if (tokens == 0) continue;
       std::int64_t const mine = retained(layer, head);
       set(resident, mine);
@@ -105,15 +112,16 @@ class decode_retrieve<Rule, D> {
                                    .heads = {head.value, planned_ > 1 ? 1 : context_.shape.kv_heads},
                                    .tokens = mine,
                                    .prompt = prompt};
-      auto const among = rule.select.candidates_of(rule, request, safe);
+      auto const among = ranking().candidates_of(rule, request, safe);
       std::array<std::int32_t, 1> units{};
       host_exec none;
-      if (among.any) rule.select.allot(rule, among, {}, units, none);
+      if (among.any) ranking().allot(rule, among, {}, units, none);
       set(first, among.first);
       set(count, among.count);
       set(end, among.first + among.count);
       set(taken, units[0]);
       set(tail, safe.recent_begin);
+      set(weighed, mine);
     }
   }
   void upload() const { numbers_.upload(*context_.device); }
@@ -142,6 +150,7 @@ class decode_retrieve<Rule, D> {
     top.tokens = lists_.named(layer);
     top.unit_size = static_cast<std::int32_t>(context_.rule.segment.unit_size());
     launch_top_k(*context_.device, top, lists_.rows(), units_);
+    if constexpr (prunes) return prune(step);
     if (!tokens_) return;
     context_.device->template launch<named_tokens_body>(
         {context_.shape.kv_heads, context_.sequences, 1},
@@ -150,7 +159,7 @@ class decode_retrieve<Rule, D> {
          static_cast<std::int32_t>(context_.shape.kv_heads)});
   }
 
-  std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t) const noexcept {
+  std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t) const noexcept requires(!prunes) {
     auto const get = [&](layer_id of, number row) {
       return numbers_.get(of.value * rows + row, sequence * planned_ + (planned_ > 1 ? head.value : 0));
     };
@@ -162,15 +171,45 @@ class decode_retrieve<Rule, D> {
 
   token_lists lists(layer_id layer, token_lists const& retained) const noexcept {
     if (context_.rule.layers.reads_all(layer)) return retained;
-    if (tokens_) {
-      return tokens_->of(context_.rule.layers.leader(layer), {{}, token_lists::no_tail}, retained.tokens,
-                         context_.rule.budget.most_tokens(context_.shape));
-    }
-    return lists_.of(context_.rule.layers.leader(layer), number_of(layer, tail), retained.tokens,
-                     context_.rule.budget.most_tokens(context_.shape));
+    layer_id const leader = context_.rule.layers.leader(layer);
+    std::int64_t const about = context_.rule.budget.most_tokens(context_.shape);
+    if (!tokens_) return lists_.of(leader, number_of(layer, tail), retained.tokens, about);
+    per_sequence const behind = prunes ? number_of(layer, tail) : per_sequence{{}, token_lists::no_tail};
+    return tokens_->of(leader, behind, retained.tokens, about);
   }
 
  private:
+  /// The selector that ranks units.
+  auto ranking() const noexcept {
+    if constexpr (prunes) return selectors::top{};
+    else return context_.rule.select;
+  }
+
+  /// Of the tokens of the listed units, those that query heads attend to most.
+  void prune(decode_step const& step) requires(prunes) {
+    layer_id const layer = step.layer;
+    cache_shape const& shape = context_.shape;
+    D& device = *context_.device;
+    list_weights a{};
+    a.queries = step.queries;
+    a.scale = step.scale;
+    a.group = static_cast<std::int32_t>(shape.group());
+    a.keys = step.keys;
+    a.lists = lists_.of(layer, number_of(layer, tail), number_of(layer, weighed), 0);
+    a.sequences = context_.sequences;
+    a.most_tokens = tokens_->stride();
+    scratch_scope const scope(device);
+    std::int64_t const rows = context_.heads() * shape.group();
+    buffer<float> const logits = device.template scratch<float>(rows * a.most_tokens);
+    buffer<float> const statistics = device.template scratch<float>(rows * 2);
+    launch_list_logits(device, a, logits, statistics);
+    device.template launch<prune_body>({shape.kv_heads, context_.sequences, 1},
+                                       {logits, a.most_tokens, statistics, a.lists, number_of(layer, first), a.group,
+                                        static_cast<std::int32_t>(shape.kv_heads), context_.rule.select.mass,
+                                        device.template scratch<std::uint8_t>(context_.heads() * a.most_tokens),
+                                        tokens_->units(layer), tokens_->stride(), tokens_->named(layer)});
+  }
+
   per_sequence number_of(layer_id layer, number row) const noexcept { return numbers_.of(layer.value * rows + row); }
 
   decode_context<Rule, D> context_;
@@ -181,7 +220,7 @@ class decode_retrieve<Rule, D> {
   array_of<D, float> scores_;            ///< `[sequences, kv_heads, units]`
   array_of<D, float> merged_;            ///< `[sequences, units]`, of a layer's list
   list_store<D> lists_;                  ///< of units
-  std::optional<list_store<D>> tokens_;  ///< where units are of what a retain left
+  std::optional<list_store<D>> tokens_;  ///< where units are of what a retain left, or of their tokens few are read
 };
 
 }  // namespace detail
