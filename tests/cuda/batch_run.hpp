@@ -212,7 +212,7 @@ class batch_run {
     return made;
   }
   static bool waits(Policy const& policy) {
-    return gpu::retain_waits<Policy, test_device> && requirements_of(policy).after > 0;
+    return gpu::decides_late<Policy, test_device> && requirements_of(policy).after > 0;
   }
   /// A cut does not undo a choice.
   std::int32_t cut_of(std::size_t s) const {

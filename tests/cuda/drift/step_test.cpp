@@ -37,7 +37,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: heterocache", "[
             .observe = static_cast<std::int32_t>(random.between(1, 4)),
             .monitor_smooth = random.one_in(2) ? 1 : 3,
             .least = 4,
-            .after = 0,
+            .after = random.one_in(2) ? static_cast<std::int32_t>(random.between(1, 6)) : 0,
             .next_step = random.one_in(2)};
       },
       false);

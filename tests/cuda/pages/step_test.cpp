@@ -68,7 +68,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: rocketkv", "[cud
                                  .page = static_cast<std::int32_t>(random.between(1, 4)),
                                  .channels = static_cast<std::int32_t>(random.between(0, shape.head_dim)),
                                  .group = random.one_in(2) ? group_merge::maximum : group_merge::mean,
-                                 .after = 0};
+                                 .after = random.one_in(2) ? narrow(random.between(1, 6)) : 0};
       },
       false);
 }
@@ -140,7 +140,7 @@ void run_quest_over(std::uint64_t seed) {
   using pair = decltype(policy{Retain{}.parts().retain, presets::quest{}.parts().retrieve});
   run_batches<pair>(seed, 10, [](random_source& random, cache_shape const& shape) {
     Retain retain{};
-    retain.after = 0;
+    retain.after = random.one_in(2) ? narrow(random.between(1, 6)) : 0;
     retain.tokens = static_cast<std::int32_t>(random.between(40, 80));
     retain.layers.dense_first = static_cast<std::int32_t>(random.between(0, 1));
     presets::quest made = random.one_in(2) ? presets::quest::paper() : presets::quest{};

@@ -14,8 +14,9 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: sentencekv", "[c
   run_batches<presets::sentencekv>(
       6, 24,
       [](random_source& random, cache_shape const& shape) {
-        presets::sentencekv made{
-            .tokens = static_cast<std::int32_t>(random.between(14, 40)), .keep = random.one_in(2) ? 1.5 : 1, .after = 0};
+        presets::sentencekv made{.tokens = static_cast<std::int32_t>(random.between(14, 40)),
+                                 .keep = random.one_in(2) ? 1.5 : 1};
+        made.after = random.one_in(2) ? static_cast<std::int32_t>(random.between(1, 6)) : 0;
         made.sentences.boundary = boundary;
         made.sentences.shortest = static_cast<std::int32_t>(random.between(1, 3));
         made.sentences.longest = static_cast<std::int32_t>(random.between(3, 20));

@@ -72,14 +72,16 @@ consteval bool fits_on_device() {
   return true;
 }
 
-/// Whether steps can read everything until the retrieve's first choice is due, or the retain's.
+/// How a policy can wait for tokens of the answer: its planned steps read everything until then; or its choice, of a retain, a
+/// retrieve or both, is a step of its own.
 template <class Policy, class D>
-concept retrieve_waits = std::same_as<decltype(parts_t<Policy>::retain), keep_all> && requires {
-  requires detail::decode_retrieve<decltype(parts_t<Policy>::retrieve), D>::can_wait;
+concept waits_in_steps = std::same_as<decltype(parts_t<Policy>::retain), keep_all> && requires {
+  requires detail::decode_retrieve<decltype(parts_t<Policy>::retrieve), D>::waits_in_steps;
 };
 template <class Policy, class D>
-concept retain_waits = std::same_as<decltype(parts_t<Policy>::retrieve), keep_all> && requires {
+concept decides_late = !waits_in_steps<Policy, D> && requires {
   requires detail::decode_retain<decltype(parts_t<Policy>::retain), D>::can_wait;
+  requires detail::decode_retrieve<decltype(parts_t<Policy>::retrieve), D>::can_wait;
 };
 
 /// Whether the retain's choices are made anew in steps of their own.
@@ -94,11 +96,10 @@ parts_t<Policy> decodable_parts_of(Policy const& policy, cache_shape const& shap
   kvpolicy::check(policy, shape);
   if (std::int64_t const after = requirements_of(policy).after; after != 0) {
     std::string const waits = "the policy's choice waits for " + std::to_string(after) + " tokens of the answer, ";
-    if (!retrieve_waits<Policy, D> && !retain_waits<Policy, D>)
+    if (!waits_in_steps<Policy, D> && !decides_late<Policy, D>)
       throw unsupported(waits +
-                        "and what it retains is then chosen from again at each step, which has no kernels; set its "
-                        "after to 0, and call prefill() when the answer has that many");
-    if (retain_waits<Policy, D> && step_tokens > 1)
+                        "and has no kernels for that; set its after to 0, and call prefill() when the answer has that many");
+    if (decides_late<Policy, D> && step_tokens > 1)
       throw unsupported(waits + "and a step brings up to " + std::to_string(step_tokens) +
                         "; let it bring 1, or set the policy's after to 0");
   }

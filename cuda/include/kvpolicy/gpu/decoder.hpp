@@ -2,12 +2,14 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <utility>
 
 #include "kvpolicy/gpu/attention/launch_attend.hpp"
 #include "kvpolicy/gpu/base/sequence_view.hpp"
 #include "kvpolicy/gpu/decodable.hpp"
+#include "kvpolicy/gpu/retain/late_queries.hpp"
 #include "kvpolicy/gpu/step/asked_signals.hpp"
 #include "kvpolicy/gpu/step/kept_step.hpp"
 #include "kvpolicy/gpu/step/slots.hpp"
@@ -28,8 +30,9 @@ class decoder {
   using retrieve_state = detail::decode_retrieve<decltype(parts_type::retrieve), D>;
   /// Its lists follow from lengths alone, at every step.
   static constexpr bool by_lengths = never_chooses<retain_state> && never_chooses<retrieve_state>;
-  /// Some steps make a choice that no captured one can.
-  static constexpr bool decides_late = requires(retain_state const& retain) { retain.decides(); };
+  /// Some steps make a choice that no captured one can: of a rule that waited, or of a retain every so many steps.
+  static constexpr bool decides_late = gpu::decides_late<Policy, D>;
+  static constexpr bool renews = retain_renews<Policy, D>;
 
  public:
   /// Makes the state of a batch. Allocates all device memory that it will use.
@@ -42,8 +45,7 @@ class decoder {
   ///         kernels' head sizes
   /// @throws device_memory_exceeded if the device has too little memory
   decoder(Policy const& policy, cache_shape const& shape, std::int64_t sequences, D& device, std::int64_t step_tokens = 1)
-      : decoder(decodable_parts_of<Policy, D>(policy, shape, step_tokens),
-                detail::asked_signals(requirements_of(policy), shape.layers),
+      : decoder(decodable_parts_of<Policy, D>(policy, shape, step_tokens), requirements_of(policy),
                 detail::decode_slots(shape, sequences, step_tokens), shape, sequences, device) {}
 
   /// Takes in a layer's keys of a prompt, or of a further piece, once they are written; as request::prefill(). Waits.
@@ -66,12 +68,8 @@ class decoder {
     if (prompt.repeats.empty()) from.first = slots_.settled(sequence);  // what stayed of a step of several is new to the policy
     from.observed_from = std::max(prompt.observed_from, begun);         // behind steps, whose queries stay on the device
     prompt_piece<sequence_view<V, typename Exec::memory>> piece{sequence, one, view.keys(layer), layer, from};
-    retain_.prefill(piece, exec);
-    if constexpr (!std::same_as<decltype(parts_type::retrieve), keep_all>) {
-      piece.retained = retain_.kept(sequence, layer);
-      piece.lists = retain_.kept_lists(sequence, layer, tokens);
-    }
-    retrieve_.prefill(piece, exec);
+    if (late_) wait(piece);
+    else decide_parts(piece, exec, [&] { retrieve_.prefill(piece, exec); });
     slots_.prefilled(sequence, tokens);
     if (!prompt.repeats.empty() && layer.value + 1 == shape_.layers) slots_.repeated(sequence, prompt.first);
   }
@@ -81,7 +79,6 @@ class decoder {
   /// @param sequence,tokens  the slot, and how many it has left
   /// @throws invalid_value for an empty slot, for fewer tokens than its prompt, and for more than it has
   void cut(std::int64_t sequence, std::int64_t tokens) requires(by_lengths&& retain_state::stays) {
-    if constexpr (decides_late) retain_.expect_undone(sequence, slots_.prompt(sequence), tokens);
     slots_.cut(sequence, tokens);
   }
 
@@ -95,7 +92,8 @@ class decoder {
   ///        reads logits has gone a whole unit of steps without observe()
   void plan(std::span<std::int32_t const> tokens, std::span<std::int32_t const> brought = {}) {
     slots_.check(tokens, brought);
-    if constexpr (decides_late) retain_.expect_decided();
+    if (late_) late_->expect_decided();
+    if constexpr (renews) retain_.expect_decided();
     asked_.plan();
     plan_.begin();
     for (std::size_t s = 0; s < tokens.size(); ++s) {
@@ -105,14 +103,12 @@ class decoder {
       std::int64_t const settled = slots_.step(sequence, tokens[s], own);
       std::int64_t const prompt = slots_.prompt(sequence);
       plan_.set(sequence, settled, now, own, [&](std::int64_t length) {
-        retain_.plan(sequence, prompt, length);
-        retrieve_.plan(sequence, prompt, length, [&](layer_id layer, head_id head) {
-          if constexpr (counts_lists<retain_state>) return retain_.listed(layer, sequence, head, length);
-          else return length;
-        });
+        if (late_) late_->plan(sequence, length);
+        plan_parts({sequence, prompt, length, late_ ? late_->waits(sequence) : length > 0 && length < prompt + after_});
       });
     }
     plan_.upload(*device_);
+    if (late_) late_->upload();
     retain_.upload();
     retrieve_.upload();
   }
@@ -159,7 +155,8 @@ class decoder {
   /// Returns whether standing() may take choose()'s place at the planned step: for policies that never choose, or once, and
   /// have, and between HeteroCache's looks. choose() remains right.
   bool idle() const noexcept {
-    if constexpr (by_lengths && decides_late) return !retain_.waits();
+    if (late_ && late_->waits()) return false;
+    if constexpr (renews) return !retain_.waits();
     else if constexpr (by_lengths) return true;
     else if constexpr (requires { retain_.idle(), retrieve_.idle(); })
       return plan_.alone() && !plan_.unsettled() && retain_.idle() && retrieve_.idle();
@@ -169,8 +166,8 @@ class decoder {
   /// Returns whether the planned step makes a choice that waited for tokens of the answer, or that is due every so many steps.
   /// Such a step is not captured: each layer calls decide() before choose().
   bool decides() const noexcept {
-    if constexpr (decides_late) return retain_.decides();
-    else return false;
+    if constexpr (renews) return retain_.decides();
+    else return late_ && late_->any_due();
   }
   /// Makes a layer's choices that are due, of every sequence; enqueues and waits, as prefill().
   /// @param view,layer,queries,scale  as choose()
@@ -179,15 +176,32 @@ class decoder {
   void decide(V const& view, layer_id layer, vector_rows const& queries, float scale, Exec& exec) {
     check_scale(scale, "the queries");
     slots_.check_layer(layer);
+    decode_step const step{layer, view.keys(layer), queries, scale, plan_.lengths(), {}};
+    auto const view_of = [&](std::int64_t s) {
+      return sequence_view<V, typename Exec::memory>{view, shape_, s, plan_.length(s)};
+    };
+    if constexpr (renews) retain_.decide(step, view_of, exec);
     if constexpr (decides_late) {
-      retain_.decide(
-          {layer, view.keys(layer), queries, scale, plan_.lengths(), {}},
-          [&](std::int64_t s) {
-            return sequence_view<V, typename Exec::memory>{view, shape_, s, plan_.length(s)};
-          },
-          exec);
-      retain_.upload();
+      if (late_) late_->add(step);
+      for (std::int64_t s = 0; late_ && s < sequences_; ++s) {
+        if (!late_->due(s)) continue;
+        sequence_view<V, typename Exec::memory> const one = view_of(s);
+        prompt_signals from{};
+        from.queries = late_->last(s, layer, scale);
+        from.observed_from = one.tokens() - from.queries.tokens;
+        prompt_piece<sequence_view<V, typename Exec::memory>> piece{s, one, step.keys, layer, from};
+        decide_parts(piece, exec, [&] {
+          if constexpr (requires { retrieve_.decide(piece, exec); }) retrieve_.decide(piece, exec);
+          else retrieve_.prefill(piece, exec);
+        });
+        plan_parts({s, one.tokens(), one.tokens(), false});
+        if (layer.value + 1 < shape_.layers) continue;
+        late_->end(s);
+        slots_.decided(s);
+      }
     }
+    retain_.upload();
+    retrieve_.upload();
   }
 
   /// Returns a layer's lists as choose() would, at an idle step; and after renew(), what the next step reads of the tokens so
@@ -296,24 +310,50 @@ class decoder {
   }
 
  private:
-  decoder(parts_type const& parts, detail::asked_signals asked, detail::decode_slots slots, cache_shape const& shape,
+  decoder(parts_type const& parts, requirements const& of, detail::decode_slots slots, cache_shape const& shape,
           std::int64_t sequences, D& device)
       : shape_(shape),
         sequences_(sequences),
         device_(&device),
-        asked_(asked),
+        after_(of.after),
+        asked_(of, shape.layers),
         slots_(std::move(slots)),
         plan_(device, sequences, slots_.step_tokens()),
         kept_(device, shape, sequences, plan_.step_tokens(), by_lengths ? signals::none : parts_type::needs),
         retain_({parts.retain, shape, sequences, &device, &plan_.turns()}),
-        retrieve_({parts.retrieve, shape, sequences, &device, &plan_.turns(), retain_.retained_lists(), after_of(parts)}) {}
+        retrieve_({parts.retrieve, shape, sequences, &device, &plan_.turns(), retain_.retained_lists(), after_ > 0}) {
+    if (decides_late && after_ > 0) late_.emplace(device, shape, sequences, after_, of.observation_queries);
+  }
 
-  static std::int64_t after_of(parts_type const& parts) noexcept {
-    if constexpr (std::same_as<decltype(parts_type::retain), keep_all>) return parts.retain.after;
-    else return 0;
+  /// A prompt is there, and its choice waits.
+  template <class View>
+  void wait(prompt_piece<View> const& piece) {
+    if constexpr (decides_late) {
+      late_->begin(piece.sequence, piece.layer, piece.prompt, piece.view.tokens());
+      retain_.wait(piece);
+      retrieve_.wait(piece);
+    }
+  }
+  /// Both rules choose: the retain, and then among what it left the retrieve, by `retrieve()`.
+  template <class View, class Exec, class Retrieve>
+  void decide_parts(prompt_piece<View>& piece, Exec& exec, Retrieve retrieve) {
+    retain_.prefill(piece, exec);
+    if constexpr (!std::same_as<decltype(parts_type::retrieve), keep_all>) {
+      piece.retained = retain_.kept(piece.sequence, piece.layer);
+      piece.lists = retain_.kept_lists(piece.sequence, piece.layer, piece.view.tokens());
+    }
+    retrieve();
+  }
+  void plan_parts(planned_turn const& turn) {
+    retain_.plan(turn.sequence, turn.prompt, turn.tokens);
+    retrieve_.plan(turn, [&](layer_id layer, head_id head) {
+      if constexpr (counts_lists<retain_state>) return retain_.listed(layer, turn.sequence, head, turn.tokens);
+      else return turn.tokens;
+    });
   }
 
   void choose_turn(decode_step& step) {
+    if (late_) late_->add(step);
     retain_.choose(step);
     step.retained = retain_.lists(step.layer, step.lengths);
     retrieve_.choose(step);
@@ -325,12 +365,14 @@ class decoder {
   cache_shape shape_;
   std::int64_t sequences_;
   D* device_;
+  std::int64_t after_;  ///< tokens of the answer that choices wait for
   detail::asked_signals asked_;
   detail::decode_slots slots_;
   detail::step_plan<D> plan_;  ///< the parts point to its turns
   detail::kept_step<D> kept_;
   retain_state retain_;
   retrieve_state retrieve_;
+  std::optional<detail::late_queries<D>> late_;  ///< of choices that wait and are made in a step of their own
 };
 
 }  // namespace kvpolicy::gpu

@@ -40,6 +40,7 @@ class decode_retrieve<Rule, D> {
 
  public:
   static constexpr bool by_index = true;
+  static constexpr bool can_wait = true;
 
   explicit decode_retrieve(decode_context<Rule, D> const& context)
       : context_(context),
@@ -107,9 +108,27 @@ class decode_retrieve<Rule, D> {
     chosen_.upload(piece.layer, piece.sequence, lists, *context_.device);
   }
 
-  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens, auto const&) {
-    numbers_.set(prompt_tokens, sequence, prompt);
-    numbers_.set(seen, sequence, tokens == 0 ? -1 : (tokens - prompt - 1) % every() - (every() - window_));
+  /// No head looks, or follows, and the tail has every token.
+  template <class View>
+  void wait(prompt_piece<View> const& piece) {
+    std::int64_t const heads = context_.shape.kv_heads;
+    std::vector<std::int32_t> const none(static_cast<std::size_t>(heads));
+    std::vector<std::int32_t> const nobody(static_cast<std::size_t>(heads), -1);
+    for (of_layer_row const which : {base, leader, source, length}) {
+      context_.device->upload(part_of(row(piece.layer, which), piece.sequence * heads, heads),
+                              which == leader ? nobody.data() : none.data(), heads);
+    }
+    chosen_.upload(piece.layer, piece.sequence, std::vector<range_list>(static_cast<std::size_t>(heads)), *context_.device);
+    for (std::int64_t h = 0; h < heads; ++h)
+      most_[static_cast<std::size_t>(piece.layer.value * context_.heads() + piece.sequence * heads + h)] = piece.view.tokens();
+  }
+
+  void plan(planned_turn const& turn, auto const&) {
+    auto const& [sequence, prompt, tokens, waits] = turn;
+    numbers_.set(prompt_tokens, sequence, waits ? 0 : prompt);
+    // A choice that waited is made in a step, which counts.
+    std::int64_t const steps = waits ? -1 : tokens - prompt - (context_.waits ? 0 : 1);
+    numbers_.set(seen, sequence, steps < 0 ? -1 : steps % every() - (every() - window_));
   }
   /// Between looks: the window of no sequence has begun.
   bool idle() const noexcept {

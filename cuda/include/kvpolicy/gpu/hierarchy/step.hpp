@@ -31,7 +31,7 @@ class decode_retrieve<Rule, D> {
 
  public:
   static constexpr bool by_index = false;
-  static constexpr bool can_wait = true;
+  static constexpr bool waits_in_steps = true;
 
   explicit decode_retrieve(decode_context<Rule, D> const& context)
       : context_(context),
@@ -57,7 +57,8 @@ class decode_retrieve<Rule, D> {
     unit_scores_.prefill(piece, exec);
   }
 
-  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens, auto const&) {
+  void plan(planned_turn const& turn, auto const&) {
+    auto const& [sequence, prompt, tokens, reads_all] = turn;
     Rule const& rule = context_.rule;
     std::int64_t const known = std::max<std::int64_t>(tokens - 1, 0);  // the choice is made before the step's keys are there
     unit_scores_.plan(sequence, known);
@@ -81,7 +82,6 @@ class decode_retrieve<Rule, D> {
       numbers_.set(first_unit + row, sequence, level.first);
       numbers_.set(last_unit + row, sequence, std::min(level.last, level.vectors.rows));
     }
-    bool const reads_all = context_.waits(prompt, tokens);
     protected_tokens const now = reads_all ? protected_tokens{} : rule.window.at(tokens, prompt);
     numbers_.set(sinks, sequence, now.sink_end / page());
     numbers_.set(tail, sequence, then.recent_begin);

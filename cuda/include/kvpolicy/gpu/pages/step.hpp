@@ -62,12 +62,13 @@ template <class Rule, owning_device D>
   requires lists_best_units<Rule, D>
 class decode_retrieve<Rule, D> {
   /// Rows of each layer's numbers.
-  enum number { first, count, taken, tail, end, resident, weighed, rows };
+  enum number { first, count, taken, tail, end, resident, weighed, behind, rows };
   static constexpr bool prunes = prunes_units<Rule>;
 
  public:
   static constexpr bool by_index = unit_scores<Rule, D>::by_index && !prunes;
-  static constexpr bool can_wait = !contains(Rule::needs, signals::observation_queries);
+  static constexpr bool can_wait = by_index;
+  static constexpr bool waits_in_steps = !contains(Rule::needs, signals::observation_queries);
 
   explicit decode_retrieve(decode_context<Rule, D> const& context)
       : context_(context),
@@ -93,19 +94,25 @@ class decode_retrieve<Rule, D> {
     unit_scores_.prefill(piece, exec);
   }
 
-  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens, auto const& retained) {
+  template <class View>
+  void wait(prompt_piece<View> const&) const noexcept {}
+
+  void plan(planned_turn const& turn, auto const& retained) {
     Rule const& rule = context_.rule;
+    auto const& [sequence, prompt, tokens, waits] = turn;
     for (std::int64_t i = 0; i < context_.shape.layers * planned_; ++i) {
       layer_id const layer{i / planned_};
       head_id const head{i % planned_};
       auto const set = [&](number row, std::int64_t value) {
         numbers_.set(layer.value * rows + row, sequence * planned_ + head.value, value);
       };
-      for (number const row : {first, count, taken, tail, end, resident, weighed}) set(row, 0);
+      for (number const row : {first, count, taken, tail, end, resident, weighed, behind}) set(row, 0);
       if (tokens == 0) continue;
+      set(behind, waits ? 0 : token_lists::no_tail);
+      if (waits && tokens_) set(tail, token_lists::no_tail);
       std::int64_t const mine = retained(layer, head);
       set(resident, mine);
-      if (rule.layers.dense(layer) || context_.waits(prompt, tokens)) continue;
+      if (rule.layers.dense(layer) || waits) continue;
       protected_tokens const safe = rule.window.at(mine, mine - (tokens - prompt));  // every token since the prompt is there
       budget_request const request{.shape = context_.shape,
                                    .layer = layer,
@@ -163,7 +170,7 @@ class decode_retrieve<Rule, D> {
     auto const get = [&](layer_id of, number row) {
       return numbers_.get(of.value * rows + row, sequence * planned_ + (planned_ > 1 ? head.value : 0));
     };
-    if (context_.rule.layers.reads_all(layer)) return get(layer, resident);
+    if (context_.rule.layers.reads_all(layer) || get(layer, behind) == 0) return get(layer, resident);
     layer_id const leader = context_.rule.layers.leader(layer);
     return (get(leader, first) + get(leader, taken)) * context_.rule.segment.unit_size() + get(layer, resident) -
            get(layer, tail);
@@ -174,8 +181,12 @@ class decode_retrieve<Rule, D> {
     layer_id const leader = context_.rule.layers.leader(layer);
     std::int64_t const about = context_.rule.budget.most_tokens(context_.shape);
     if (!tokens_) return lists_.of(leader, number_of(layer, tail), retained.tokens, about);
-    per_sequence const behind = prunes ? number_of(layer, tail) : per_sequence{{}, token_lists::no_tail};
-    return tokens_->of(leader, behind, retained.tokens, about);
+    token_lists made = tokens_->of(leader, {{}, token_lists::no_tail}, retained.tokens, about);
+    if (prunes || context_.waits) {
+      made.tail = number_of(layer, prunes ? tail : behind);
+      made.tails = static_cast<std::int32_t>(planned_);
+    }
+    return made;
   }
 
  private:

@@ -1,4 +1,4 @@
-// The queries that a retain observes whose choice waits for tokens of the answer: the prompt's last ones, and the answer's.
+// The queries that a policy observes whose choice waits for tokens of the answer: the prompt's last ones, and the answer's.
 #pragma once
 
 #include <algorithm>
@@ -67,9 +67,11 @@ class late_queries {
       throw unsupported(
           "the policy waits for tokens of the answer and reads every token until then, and rows of this sequence are gone; "
           "prefill it anew, or set the policy's after to 0");
-    query_window const last = last_queries(&prompt, window_);
     slot& mine = slots_[static_cast<std::size_t>(sequence)];
-    mine = {.due_at = tokens + after_, .of_prompt = last.tokens};
+    mine = {.due_at = tokens + after_};
+    if (window_ == 0) return;
+    query_window const last = last_queries(&prompt, window_);
+    mine.of_prompt = last.tokens;
     scratch_scope const scope(*device_);
     std::int64_t const count = (last.tokens - 1) * last.token_stride + (last.heads - 1) * last.head_stride + shape_.head_dim;
     vector_rows from{};
@@ -91,11 +93,15 @@ class late_queries {
   void upload() const { rows_.upload(*device_); }
   /// Enqueues the copy of what waiting sequences bring to a step.
   void add(decode_step const& step) {
+    if (window_ == 0) return;
     KVPOLICY_EXPECTS(step.queries.base != nullptr,
                      "the policy's choice waits for tokens of the answer and looks at their queries, and was given none");
     keep(step.queries, rows_.of(0), kept_.of(step.layer), {1, std::ssize(slots_), 1});
   }
 
+  /// Whether a sequence waits at the planned step, and after it.
+  bool waits(std::int64_t sequence) const noexcept { return rows_.get(0, sequence) >= 0 && !due(sequence); }
+  /// Whether any waits, or makes its choice.
   bool waits() const noexcept {
     for (std::size_t s = 0; s < slots_.size(); ++s)
       if (rows_.get(0, static_cast<std::int64_t>(s)) >= 0) return true;
@@ -106,6 +112,7 @@ class late_queries {
   bool any_due() const noexcept { return std::ranges::any_of(slots_, &slot::due); }
   /// The last queries of a sequence whose choice is due, on the device.
   query_window last(std::int64_t sequence, layer_id layer, float scale) const noexcept {
+    if (window_ == 0) return {};
     std::int64_t const count = std::min(window_, slots_[static_cast<std::size_t>(sequence)].of_prompt + after_);
     std::int64_t const first = (sequence + 1) * room() - count;
     return {kept_.of(layer).data + first * size(), count, shape_.q_heads, size(), shape_.head_dim, scale};
@@ -114,12 +121,6 @@ class late_queries {
   void end(std::int64_t sequence) { slots_[static_cast<std::size_t>(sequence)] = {}; }
   void expect_decided() const {
     for (std::size_t s = 0; s < slots_.size(); ++s) expect_no_choice(slots_[s].due, static_cast<std::int64_t>(s));
-  }
-  /// Throws invalid_value for a cut of a sequence that chose behind `tokens` tokens.
-  void expect_undone(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens) const {
-    KVPOLICY_EXPECTS(slots_[static_cast<std::size_t>(sequence)].due_at > 0 || tokens >= prompt + after_,
-                     "a cut to " + std::to_string(tokens) + " tokens; the choice was made on " +
-                         std::to_string(prompt + after_) + ": prefill the sequence anew");
   }
 
  private:

@@ -112,15 +112,16 @@ struct sentence_fill_body {
     // windows::tokens, by index.
     std::int64_t const prompt = a.prompt.of(block, block.y());
     std::int64_t recent_begin = indices > a.recent ? indices - a.recent : 0;
-    if (a.generated) recent_begin = index_of(retained, static_cast<std::int32_t>(prompt));
-    std::int64_t const sink_end = a.sinks < recent_begin ? a.sinks : recent_begin;
     std::int64_t const sequence_tokens = a.retained.tokens.of(block, block.y());
+    bool const generated = a.generated && sequence_tokens > prompt;
+    if (generated) recent_begin = index_of(retained, static_cast<std::int32_t>(prompt));
+    std::int64_t const sink_end = a.sinks < recent_begin ? a.sinks : recent_begin;
     std::int32_t const open_begin = block.global(a.state.open_begin)[block.y()];
     std::int64_t const open = index_of(retained, open_begin);
     std::int64_t tail = open < recent_begin ? open : recent_begin;
     tail = tail > sink_end ? tail : sink_end;
     std::int32_t const units = block.global(a.state.units)[block.y()];
-    std::int64_t budget = a.budget.of(block, block.y()) - (sink_end + (a.generated ? 0 : indices - recent_begin));
+    std::int64_t budget = a.budget.of(block, block.y()) - (sink_end + (generated ? 0 : indices - recent_begin));
     candidates<B> const of{block, a, list, units, sink_end, recent_begin};
     std::int32_t offered = 0;
     of.each([&](std::uint32_t, std::int32_t size) { offered += size; });

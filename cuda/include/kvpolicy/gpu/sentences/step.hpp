@@ -27,6 +27,7 @@ class decode_retrieve<Rule, D> {
  public:
   /// Sees what is there by index, whatever the retain.
   static constexpr bool by_index = true;
+  static constexpr bool can_wait = true;
 
   explicit decode_retrieve(decode_context<Rule, D> const& context)
       : context_(context),
@@ -57,18 +58,33 @@ class decode_retrieve<Rule, D> {
   template <class View, class Exec>
   void prefill(prompt_piece<View> const& piece, Exec& exec) {
     if (piece.layer.value == 0) mark_sentences(piece.sequence, piece.prompt);
-    for (std::int64_t h = 0; h < context_.shape.kv_heads; ++h) {
-      unit_scores_.restart(piece.layer, piece.sequence * context_.shape.kv_heads + h);
-      if (standing_) mark_standing(piece, h, exec);
-    }
+    begin_layer(piece.layer, piece.sequence);
+    for (std::int64_t h = 0; standing_ && h < context_.shape.kv_heads; ++h) mark_standing(piece, h, exec);
   }
 
-  void plan(std::int64_t sequence, std::int64_t prompt, std::int64_t tokens, auto const&) {
+  template <class View>
+  void wait(prompt_piece<View> const& piece) {
+    if (piece.layer.value == 0) mark_sentences(piece.sequence, piece.prompt);
+    // What is waited for goes on with the prompt's last sentence.
+    if (piece.layer.value == 0 && context_.rule.segment.prompt_ends)
+      context_.put(state().closes, piece.sequence, std::int32_t{marks_[static_cast<std::size_t>(piece.sequence)].behind_prompt});
+    begin_layer(piece.layer, piece.sequence);
+  }
+  /// A prefill on what has come since the prompt, too, whose sentences the device knows.
+  template <class View, class Exec>
+  void decide(prompt_piece<View> const& piece, Exec& exec) {
+    if (piece.layer.value == 0) learn_sentences(piece.sequence, piece.view.tokens());
+    begin_layer(piece.layer, piece.sequence);
+    for (std::int64_t h = 0; standing_ && h < context_.shape.kv_heads; ++h) mark_standing(piece, h, exec);
+  }
+
+  void plan(planned_turn const& turn, auto const&) {
     cache_shape const& shape = context_.shape;
+    auto const& [sequence, prompt, tokens, waits] = turn;
     budgets_.set(shape.layers, sequence, prompt);
     for (std::int64_t l = 0; l < shape.layers && tokens > 0; ++l) {
-      budgets_.set(l, sequence,
-                   context_.rule.budget.of({.shape = shape, .layer = {l}, .heads = {0, shape.kv_heads}, .tokens = tokens}));
+      budget_request const request{.shape = shape, .layer = {l}, .heads = {0, shape.kv_heads}, .tokens = tokens};
+      budgets_.set(l, sequence, waits ? shape.max_tokens : context_.rule.budget.of(request));
     }
   }
   void upload() const { budgets_.upload(*context_.device); }
@@ -119,6 +135,33 @@ class decode_retrieve<Rule, D> {
   sentence_state state() const noexcept {
     auto const row = [&](std::int64_t nth) { return part_of(state_.get(), nth * context_.sequences, context_.sequences); };
     return {ends_.get(), row(0), row(1), row(2), row(3), most_};
+  }
+
+  /// No sentence is in, and none stands.
+  void begin_layer(layer_id layer, std::int64_t sequence) {
+    std::vector<std::uint8_t> const none(static_cast<std::size_t>(standing_ ? most_ : 0));
+    for (std::int64_t h = 0; h < context_.shape.kv_heads; ++h) {
+      std::int64_t const row = sequence * context_.shape.kv_heads + h;
+      unit_scores_.restart(layer, row);
+      if (standing_) context_.device->upload(part_of(stands_.of(layer), row * most_, most_), none.data(), most_);
+    }
+  }
+
+  /// The sentences up to the current token, the last of `tokens`: those that steps have ended are known on the device.
+  void learn_sentences(std::int64_t sequence, std::int64_t tokens) {
+    std::vector<std::int32_t>& ends = marks_[static_cast<std::size_t>(sequence)].ends;
+    auto const get = [&](buffer<std::int32_t> of) {
+      std::int32_t found = 0;
+      context_.device->download(&found, buffer<std::int32_t const>(part_of(of, sequence, 1)));
+      return found;
+    };
+    sentence_state const on_device = state();
+    ends.resize(static_cast<std::size_t>(get(on_device.units)));
+    context_.device->download(ends.data(),
+                              buffer<std::int32_t const>(part_of(ends_.get(), sequence * most_, std::ssize(ends))));
+    bool const closes = get(on_device.closes) == segments::mark_ends;  // with the token before, as the step's kernel will find
+    if (closes && tokens - 1 > get(on_device.open_begin) && std::ssize(ends) < most_)
+      ends.push_back(static_cast<std::int32_t>(tokens - 1));
   }
 
   /// Where the prompt's sentences end, on the host and the device.

@@ -44,6 +44,14 @@ struct decode_step {
   token_lists retained{};          ///< what is there; a retrieve's alone
 };
 
+/// What a retrieve is told of a sequence when a step is planned.
+struct planned_turn {
+  std::int64_t sequence = 0;
+  std::int64_t prompt = 0;  ///< tokens when its choice was made: those of the prompt, or some of the answer's with them
+  std::int64_t tokens = 0;  ///< 0: the sequence has none at this step
+  bool waits = false;       ///< everything is read
+};
+
 /// What every part is made from. The rule is the same for good.
 template <class Rule, owning_device D>
 struct decode_context {
@@ -53,7 +61,7 @@ struct decode_context {
   D* device;
   step_turns const* turns;
   std::int64_t retained_lists = 0;  ///< of a layer, that a retrieve goes by; 0: everything is there
-  std::int64_t after = 0;           ///< tokens of the answer that a retrieve's choice waits for
+  bool waits = false;               ///< whether a retrieve's choice waits for tokens of the answer
 
   step_numbers<D> numbers(std::int64_t rows, std::int64_t of_sequences) const { return {*device, rows, of_sequences, *turns}; }
   step_numbers<D> numbers(std::int64_t rows) const { return numbers(rows, sequences); }
@@ -70,8 +78,6 @@ struct decode_context {
   void put(buffer<T> to, std::int64_t at, T value) const {
     device->upload(part_of(to, at, 1), &value, 1);
   }
-  /// Whether a sequence of so many tokens reads everything, because its choice waits.
-  bool waits(std::int64_t prompt, std::int64_t tokens) const noexcept { return tokens < prompt + after; }
   std::int64_t heads() const noexcept { return sequences * shape.kv_heads; }
 };
 
@@ -142,9 +148,10 @@ namespace detail {
 /// host, of a sequence with a token. A part whose planned step may need no choice has `idle()`; where it is true,
 /// lists() is right without choose(). A retain has `stays`, whether what it keeps of a prompt is there for good; then
 /// `kept(sequence, layer)` and `kept_lists(sequence, layer, tokens)`, what a prompt's end left, on the host and the device, and
-/// `retained_lists()` of a layer. A retrieve has `by_index`, whether it sees what is there by index, and `can_wait`, whether
-/// its planned step reads everything while context.waits(prompt, tokens); its plan() is given
-/// `retained(layer, head)`, too, how many tokens are there. Where it needs logits it has `read(logits, vocabulary, brought)`,
+/// `retained_lists()` of a layer. Where a choice can wait for tokens of the answer, `can_wait` is true: `wait(piece)` comes in
+/// place of prefill(), which comes when the choice is due. A retrieve has `by_index`, whether it sees what is there by index,
+/// and `waits_in_steps`, whether it needs nothing but plan() to wait; its plan(turn, retained) is given a planned_turn, and
+/// `retained(layer, head)`, how many tokens are there. Where it needs logits it has `read(logits, vocabulary, brought)`,
 /// which keeps what it needs of those behind each new token, and `observe(nth, lengths)`, what came behind the nth of them.
 /// A step's numbers are those of the turn that `turns` names, when plan() sets them and when choose() enqueues.
 template <class Rule, owning_device D>
@@ -157,10 +164,13 @@ template <owning_device D>
 class decode_retain<keep_all, D> {
  public:
   static constexpr bool stays = true;
+  static constexpr bool can_wait = true;
 
   explicit decode_retain(decode_context<keep_all, D> const&) {}
   template <class View, class Exec>
   void prefill(prompt_piece<View> const&, Exec&) {}
+  template <class View>
+  void wait(prompt_piece<View> const&) {}
   void plan(std::int64_t, std::int64_t, std::int64_t) noexcept {}
   void upload() const {}
   std::span<range_list const> kept(std::int64_t, layer_id) const noexcept { return {}; }
@@ -176,11 +186,15 @@ template <owning_device D>
 class decode_retrieve<keep_all, D> {
  public:
   static constexpr bool by_index = false;
+  static constexpr bool can_wait = true;
+  static constexpr bool waits_in_steps = false;
 
   explicit decode_retrieve(decode_context<keep_all, D> const&) {}
   template <class View, class Exec>
   void prefill(prompt_piece<View> const&, Exec&) {}
-  void plan(std::int64_t, std::int64_t, std::int64_t, auto const&) noexcept {}
+  template <class View>
+  void wait(prompt_piece<View> const&) {}
+  void plan(planned_turn const&, auto const&) noexcept {}
   void upload() const {}
   static constexpr bool idle() noexcept { return true; }
   void choose(decode_step const&) const noexcept {}

@@ -73,6 +73,9 @@ class decode_slots {
     end(mine, tokens);
   }
 
+  /// A choice that waited was made: what is there now is its prompt.
+  void decided(std::int64_t slot) noexcept { all_[static_cast<std::size_t>(slot)].prompt = at(slot).settled; }
+
   /// Throws invalid_value unless the slot has the tokens, and its prompt remains.
   void cut(std::int64_t slot, std::int64_t tokens) {
     check_slot(slot);
