@@ -225,8 +225,12 @@ TEST_CASE("a decoder behind the C ABI chooses and attends as states in host memo
   for (char const* const text : {"full", "quest:paper,tokens=64,page=8", "snapkv:tokens=40,after=0", "snapkv:tokens=40,after=2",
                                  "streaming_llm:tokens=50", "h2o:tokens=60", "tova:tokens=60", "infllm:tokens=64",
                                  "sentencekv:tokens=40,after=0", "chess:tokens=64", "quest:tokens=40,page=8,after=3",
-                                 "chess:tokens=64,after=2", "snapkv:tokens=64,after=0+quest:paper,tokens=40,page=8"})
+                                 "chess:tokens=64,after=2", "snapkv:tokens=64,after=0+quest:paper,tokens=40,page=8",
+                                 "sentencekv:tokens=40,after=2", "twilight:tokens=40", "rkv:tokens=40,window=4,every=3",
+                                 "rocketkv:tokens=24,kept=48,after=2", "snapkv:tokens=64,after=3+quest:tokens=40,page=8"})
     decode_beside_states(text);
+  decode_beside_states("duoattention:tokens=40,sinks=2,recent=8,heads=" + profile_path(decoder_shape));
+  decode_beside_states("heterocache:tokens=60,after=2,profile=" + profile_path(decoder_shape));
   for (char const* const serves : {"0", "1"})
     decode_beside_states("heterocache:tokens=60,window=3,every=3,after=0,next_step=" + std::string(serves) +
                          ",profile=" + profile_path(decoder_shape));
@@ -291,7 +295,6 @@ TEST_CASE("a decoder behind the C ABI refuses what it can't take, and says why",
                          std::int64_t workspace = 0) {
     return kvpolicy_decoder_start(parsed(text).get(), &sizes, count, device, test_stream(), workspace, &made);
   };
-  says(why(start("snapkv:tokens=64+quest:tokens=40"), KVPOLICY_UNSUPPORTED), "set its after to 0");
   says(why(start("quest:tokens=64,trigger=every:4"), KVPOLICY_UNSUPPORTED), "trigger");
   says(why(start("h2o:tokens=64+quest:tokens=40"), KVPOLICY_UNSUPPORTED), "has no decoder");
   says(why(start("quest:tokens=64", 0), KVPOLICY_INVALID), "0 sequences");

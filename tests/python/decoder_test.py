@@ -115,8 +115,10 @@ class Decodes(unittest.TestCase):
                 state.observe()
 
     def test_pages(self):
-        for text in ("quest:paper,tokens=40,page=8", "snapkv:tokens=40,after=0", "snapkv:tokens=40,after=2", "full"):
-            self.beside_states(text, True)
+        for text in ("quest:paper,tokens=40,page=8", "snapkv:tokens=40,after=0", "snapkv:tokens=40,after=2", "full",
+                     "omnikv:tokens=40", "rkv:tokens=40,window=4,every=3", "snapkv:tokens=64,after=2+quest:tokens=40,page=8"):
+            with self.subTest(text):
+                self.beside_states(text, True)
 
     def test_rows_without_pages(self):
         self.beside_states("quest:paper,tokens=40,page=8", False)
@@ -142,8 +144,8 @@ class Decodes(unittest.TestCase):
                     self.assertEqual(states[0].tokens(layer, head), states[1].tokens(layer, head))
 
     def test_refusals(self):
-        with self.assertRaisesRegex(kvpolicy.UnsupportedError, "after"):
-            kvpolicy.Decoder(kvpolicy.Policy("snapkv:tokens=64"), sizes, 1, cuda=(0, 0))
+        with self.assertRaisesRegex(kvpolicy.UnsupportedError, "has no decoder"):
+            kvpolicy.Decoder(kvpolicy.Policy("h2o:tokens=64+quest:tokens=40"), sizes, 1, cuda=(0, 0))
         decoder = kvpolicy.Decoder(kvpolicy.Policy("full"), sizes, 2, cuda=(0, 0))
         with self.assertRaisesRegex(kvpolicy.InvalidError, "1 numbers of tokens; there are 2 slots"):
             decoder.plan([0])

@@ -350,8 +350,7 @@ typedef struct kvpolicy_device_lists {
  * @param workspace  bytes of scratch on the device, 0 for 64 MiB; a call that needs more says so
  * @param decoder  receives the decoder
  * @return INVALID for a wrong shape, 0 slots or another current device; UNSUPPORTED if the library was built without CUDA, for
- * a policy without kernels for its steps or that waits for an answer's tokens (set after=0); FAILED if the device has too
- *         little memory */
+ *         a policy without kernels for its steps, a plugin's say; FAILED if the device has too little memory */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_start(kvpolicy_policy const* policy, kvpolicy_shape const* shape,
                                                     int64_t sequences, int32_t device, void* stream, int64_t workspace,
                                                     kvpolicy_decoder** decoder);
@@ -382,8 +381,8 @@ KVPOLICY_API kvpolicy_status kvpolicy_decoder_prefill(kvpolicy_decoder* decoder,
  * May be NULL
  * @return INVALID for a sequence that did not grow by one token */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_plan(kvpolicy_decoder* decoder, int32_t const* tokens, int32_t* idle);
-/** Says whether the planned step makes a choice that waited for tokens of the answer (`after`), of a policy that chooses once.
- * Such a step is not captured: each layer calls kvpolicy_decoder_decide before kvpolicy_decoder_choose.
+/** Says whether the planned step makes a choice that waited for tokens of the answer (`after`), or that is due every so many steps
+ * (rkv, triattention). Such a step is not captured: each layer calls kvpolicy_decoder_decide before kvpolicy_decoder_choose.
  * @param decoder  the decoder
  * @param decides  receives 1 if so, else 0 */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_decides(kvpolicy_decoder* decoder, int32_t* decides);

@@ -136,24 +136,28 @@ TEST_CASE("quest scores pages on tensor cores, beside the pooling of a step's ke
 
 /// Quest's pages of what another method retained, each head's own or a layer's.
 template <class Retain>
-void run_quest_over(std::uint64_t seed) {
+void run_quest_over(std::uint64_t seed, pools::bounds::kind how = pools::bounds::kind::range) {
   using pair = decltype(policy{Retain{}.parts().retain, presets::quest{}.parts().retrieve});
-  run_batches<pair>(seed, 10, [](random_source& random, cache_shape const& shape) {
-    Retain retain{};
-    retain.after = random.one_in(2) ? narrow(random.between(1, 6)) : 0;
-    retain.tokens = static_cast<std::int32_t>(random.between(40, 80));
-    retain.layers.dense_first = static_cast<std::int32_t>(random.between(0, 1));
-    presets::quest made = random.one_in(2) ? presets::quest::paper() : presets::quest{};
-    made.page = static_cast<std::int32_t>(random.between(1, 7));
-    made.tokens = static_cast<std::int32_t>(random.between(3 * made.page, 36));
-    made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers - 1))};
-    made.metadata = pools::bounds::kind::range;
-    return policy{retain.parts().retain, made.parts().retrieve};
-  });
+  run_batches<pair>(
+      seed, 10,
+      [how](random_source& random, cache_shape const& shape) {
+        Retain retain{};
+        retain.after = random.one_in(2) ? narrow(random.between(1, 6)) : 0;
+        retain.tokens = static_cast<std::int32_t>(random.between(40, 80));
+        retain.layers.dense_first = static_cast<std::int32_t>(random.between(0, 1));
+        presets::quest made = random.one_in(2) ? presets::quest::paper() : presets::quest{};
+        made.page = static_cast<std::int32_t>(random.between(1, 7));
+        made.tokens = static_cast<std::int32_t>(random.between(3 * made.page, 36));
+        made.layers = {.dense_first = static_cast<std::int32_t>(random.between(0, shape.layers - 1))};
+        made.metadata = how;
+        return policy{retain.parts().retain, made.parts().retrieve};
+      },
+      how == pools::bounds::kind::range, true, how != pools::bounds::kind::range);
 }
 
 TEST_CASE("a decoder's steps choose what the four verbs choose: quest over what is retained", "[cuda]") {
   SECTION("snapkv, a list for each head") { run_quest_over<presets::snapkv>(13); }
+  SECTION("snapkv, pages by mean and spread") { run_quest_over<presets::snapkv>(20, pools::bounds::kind::mean_deviation); }
   SECTION("adakv, lists of unequal length") { run_quest_over<presets::adakv>(14); }
   SECTION("pyramidkv, layers of unequal length") { run_quest_over<presets::pyramidkv>(15); }
   SECTION("chunkkv, a list for the layer") { run_quest_over<presets::chunkkv>(16); }

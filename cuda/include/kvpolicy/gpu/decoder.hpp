@@ -68,7 +68,7 @@ class decoder {
     if (prompt.repeats.empty()) from.first = slots_.settled(sequence);  // what stayed of a step of several is new to the policy
     from.observed_from = std::max(prompt.observed_from, begun);         // behind steps, whose queries stay on the device
     prompt_piece<sequence_view<V, typename Exec::memory>> piece{sequence, one, view.keys(layer), layer, from};
-    if (late_) wait(piece);
+    if (late_) wait(piece, exec);
     else decide_parts(piece, exec, [&] { retrieve_.prefill(piece, exec); });
     slots_.prefilled(sequence, tokens);
     if (!prompt.repeats.empty() && layer.value + 1 == shape_.layers) slots_.repeated(sequence, prompt.first);
@@ -190,6 +190,7 @@ class decoder {
         from.queries = late_->last(s, layer, scale);
         from.observed_from = one.tokens() - from.queries.tokens;
         prompt_piece<sequence_view<V, typename Exec::memory>> piece{s, one, step.keys, layer, from};
+        piece.later = 1;
         decide_parts(piece, exec, [&] {
           if constexpr (requires { retrieve_.decide(piece, exec); }) retrieve_.decide(piece, exec);
           else retrieve_.prefill(piece, exec);
@@ -326,12 +327,12 @@ class decoder {
   }
 
   /// A prompt is there, and its choice waits.
-  template <class View>
-  void wait(prompt_piece<View> const& piece) {
+  template <class View, class Exec>
+  void wait(prompt_piece<View> const& piece, Exec& exec) {
     if constexpr (decides_late) {
       late_->begin(piece.sequence, piece.layer, piece.prompt, piece.view.tokens());
-      retain_.wait(piece);
-      retrieve_.wait(piece);
+      retain_.wait(piece, exec);
+      retrieve_.wait(piece, exec);
     }
   }
   /// Both rules choose: the retain, and then among what it left the retrieve, by `retrieve()`.

@@ -109,8 +109,8 @@ class decode_retrieve<Rule, D> {
   }
 
   /// No head looks, or follows, and the tail has every token.
-  template <class View>
-  void wait(prompt_piece<View> const& piece) {
+  template <class View, class Exec>
+  void wait(prompt_piece<View> const& piece, Exec&) {
     std::int64_t const heads = context_.shape.kv_heads;
     std::vector<std::int32_t> const none(static_cast<std::size_t>(heads));
     std::vector<std::int32_t> const nobody(static_cast<std::size_t>(heads), -1);

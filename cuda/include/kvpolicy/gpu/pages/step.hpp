@@ -94,8 +94,10 @@ class decode_retrieve<Rule, D> {
     unit_scores_.prefill(piece, exec);
   }
 
-  template <class View>
-  void wait(prompt_piece<View> const&) const noexcept {}
+  template <class View, class Exec>
+  void wait(prompt_piece<View> const& piece, Exec& exec) {
+    unit_scores_.prefill(piece, exec);  // of everything, which waiting steps go on with
+  }
 
   void plan(planned_turn const& turn, auto const& retained) {
     Rule const& rule = context_.rule;
@@ -210,9 +212,9 @@ class decode_retrieve<Rule, D> {
     a.sequences = context_.sequences;
     a.most_tokens = tokens_->stride();
     scratch_scope const scope(device);
-    std::int64_t const rows = context_.heads() * shape.group();
-    buffer<float> const logits = device.template scratch<float>(rows * a.most_tokens);
-    buffer<float> const statistics = device.template scratch<float>(rows * 2);
+    std::int64_t const query_rows = context_.heads() * shape.group();
+    buffer<float> const logits = device.template scratch<float>(query_rows * a.most_tokens);
+    buffer<float> const statistics = device.template scratch<float>(query_rows * 2);
     launch_list_logits(device, a, logits, statistics);
     device.template launch<prune_body>({shape.kv_heads, context_.sequences, 1},
                                        {logits, a.most_tokens, statistics, a.lists, number_of(layer, first), a.group,

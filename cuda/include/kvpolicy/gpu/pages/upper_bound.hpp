@@ -33,6 +33,7 @@ class unit_scores<Rule, D> {
     detail::pooled_tokens what{};
     what.last.all = piece.view.tokens();
     what.lists = piece.lists;
+    what.later = piece.later;
     what.newest = what.last.all;
     if (what.lists.units.data == nullptr) what.newest -= piece.prompt.first / page() * page();
     what.units = divided_up(what.newest, page());

@@ -37,8 +37,8 @@ class decode_retain<Rule, D> {
     if (dense) read_all(piece.layer, piece.sequence);
     else put(lists, piece.layer, piece.sequence, piece.view.tokens());
   }
-  template <class View>
-  void wait(prompt_piece<View> const& piece) {
+  template <class View, class Exec>
+  void wait(prompt_piece<View> const& piece, Exec&) {
     read_all(piece.layer, piece.sequence);
   }
 

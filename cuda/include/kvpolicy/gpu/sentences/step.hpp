@@ -62,8 +62,8 @@ class decode_retrieve<Rule, D> {
     for (std::int64_t h = 0; standing_ && h < context_.shape.kv_heads; ++h) mark_standing(piece, h, exec);
   }
 
-  template <class View>
-  void wait(prompt_piece<View> const& piece) {
+  template <class View, class Exec>
+  void wait(prompt_piece<View> const& piece, Exec&) {
     if (piece.layer.value == 0) mark_sentences(piece.sequence, piece.prompt);
     // What is waited for goes on with the prompt's last sentence.
     if (piece.layer.value == 0 && context_.rule.segment.prompt_ends)

@@ -31,6 +31,7 @@ struct prompt_piece {
   prompt_signals const& prompt;
   std::span<range_list const> retained{};  ///< what the retain left, where it is not everything
   token_lists lists{};                     ///< the same on the device, of this sequence alone
+  std::int64_t later = 0;                  ///< last tokens of these that a step takes in
 };
 
 /// What the parts are given of one layer of a step.
@@ -148,10 +149,10 @@ namespace detail {
 /// host, of a sequence with a token. A part whose planned step may need no choice has `idle()`; where it is true,
 /// lists() is right without choose(). A retain has `stays`, whether what it keeps of a prompt is there for good; then
 /// `kept(sequence, layer)` and `kept_lists(sequence, layer, tokens)`, what a prompt's end left, on the host and the device, and
-/// `retained_lists()` of a layer. Where a choice can wait for tokens of the answer, `can_wait` is true: `wait(piece)` comes in
-/// place of prefill(), which comes when the choice is due. A retrieve has `by_index`, whether it sees what is there by index,
-/// and `waits_in_steps`, whether it needs nothing but plan() to wait; its plan(turn, retained) is given a planned_turn, and
-/// `retained(layer, head)`, how many tokens are there. Where it needs logits it has `read(logits, vocabulary, brought)`,
+/// `retained_lists()` of a layer. Where a choice can wait for tokens of the answer, `can_wait` is true: `wait(piece, exec)`
+/// comes in place of prefill(), which comes when the choice is due. A retrieve has `by_index`, whether it sees what is there by
+/// index, and `waits_in_steps`, whether it needs nothing but plan() to wait; its plan(turn, retained) is given a planned_turn,
+/// and `retained(layer, head)`, how many tokens are there. Where it needs logits it has `read(logits, vocabulary, brought)`,
 /// which keeps what it needs of those behind each new token, and `observe(nth, lengths)`, what came behind the nth of them.
 /// A step's numbers are those of the turn that `turns` names, when plan() sets them and when choose() enqueues.
 template <class Rule, owning_device D>
@@ -169,8 +170,8 @@ class decode_retain<keep_all, D> {
   explicit decode_retain(decode_context<keep_all, D> const&) {}
   template <class View, class Exec>
   void prefill(prompt_piece<View> const&, Exec&) {}
-  template <class View>
-  void wait(prompt_piece<View> const&) {}
+  template <class View, class Exec>
+  void wait(prompt_piece<View> const&, Exec&) {}
   void plan(std::int64_t, std::int64_t, std::int64_t) noexcept {}
   void upload() const {}
   std::span<range_list const> kept(std::int64_t, layer_id) const noexcept { return {}; }
@@ -192,8 +193,8 @@ class decode_retrieve<keep_all, D> {
   explicit decode_retrieve(decode_context<keep_all, D> const&) {}
   template <class View, class Exec>
   void prefill(prompt_piece<View> const&, Exec&) {}
-  template <class View>
-  void wait(prompt_piece<View> const&) {}
+  template <class View, class Exec>
+  void wait(prompt_piece<View> const&, Exec&) {}
   void plan(planned_turn const&, auto const&) noexcept {}
   void upload() const {}
   static constexpr bool idle() noexcept { return true; }
