@@ -1,5 +1,6 @@
 // How many kernels a decode step launches in a layer, and how large their grids are: what a step costs where nothing is due.
 #include <catch2/catch_test_macros.hpp>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -150,6 +151,10 @@ TEST_CASE("a decode step launches as many kernels in a layer as docs/kernels.md 
   SECTION("sentencekv") { expect_launches(sentencekv(), 4, 5); }
   SECTION("h2o") { expect_launches(presets::h2o{}, 4, 4); }
   SECTION("tova") { expect_launches(presets::tova{}, 4, 4); }
+  SECTION("twilight") { expect_launches(presets::twilight{}, 6, 6); }
+  SECTION("omnikv") { expect_launches(presets::omnikv{.layers = {.dense_first = 0, .reuse = 1}}, 6, 6); }
+  SECTION("rocketkv") { expect_launches(presets::rocketkv{.after = 0}, 6, 6); }
+  SECTION("rkv") { expect_launches(presets::rkv{}, 2, 2); }
   SECTION("heterocache") { expect_launches(presets::heterocache{.heads = profile(), .after = 0}, 10, 10); }
 }
 
@@ -192,6 +197,51 @@ TEST_CASE("grids of an idle step", "[.grids]") {
   for (recorded const& one : found[1]) {
     std::printf("grid %lld %u %s\n", static_cast<long long>(one.blocks), one.warps, one.name.c_str());
   }
+}
+
+/// Microseconds of plan() for 256 sequences of a model of 32 layers and 8 KV heads, on the host: the median of 101.
+template <class Policy>
+void time_plan(char const* name, Policy const& policy) {
+  constexpr std::int64_t sequences = 256;
+  constexpr std::int32_t tokens = 60;
+  cache_shape shape = llama_8b;
+  shape.layers = 32;
+  shape.head_dim = 8;
+  shape.max_tokens = 256;
+  random_source random(1);
+  batch_cache cache(shape, sequences, 16, page_layout::nhd, random, false);
+  std::vector<float> const queries(static_cast<std::size_t>(tokens * shape.q_heads * shape.head_dim), .1f);
+  recorder device;
+  gpu::decoder<Policy, recorder> decoder(policy, shape, sequences, device);
+  host_exec exec;
+  for (std::int64_t s = 0; s < sequences; ++s) {
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      prompt_signals prompt{};
+      std::int64_t const window = std::min<std::int64_t>(observation_queries(policy), tokens);
+      prompt.queries = {queries.data(), window, shape.q_heads, shape.q_heads * shape.head_dim, shape.head_dim, .1f};
+      decoder.prefill(s, cache.view(), tokens, {l}, prompt, exec);
+    }
+  }
+  std::vector<double> took;
+  for (std::int32_t now = tokens + 1; now <= tokens + 101; ++now) {
+    std::vector<std::int32_t> const lengths(sequences, now);
+    auto const begun = std::chrono::steady_clock::now();
+    decoder.plan(lengths);
+    took.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begun).count());
+  }
+  std::ranges::nth_element(took, took.begin() + 50);
+  std::printf("plan %-14s %7.1f us\n", name, took[50]);
+}
+
+// Hidden: docs/kernels.md has what this prints.
+TEST_CASE("what plan() takes on the host", "[.plan]") {
+  time_plan("full", presets::full{});
+  time_plan("snapkv", presets::snapkv{.after = 0});
+  time_plan("h2o", presets::h2o{.tokens = 40});
+  time_plan("quest", presets::quest{.tokens = 40});
+  time_plan("omnikv", presets::omnikv{.tokens = 40});
+  time_plan("snapkv+quest",
+            policy{presets::snapkv{.tokens = 50, .after = 0}.parts().retain, presets::quest{.tokens = 40}.parts().retrieve});
 }
 
 }  // namespace

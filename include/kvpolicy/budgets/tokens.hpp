@@ -32,6 +32,8 @@ struct tokens {
 
   /// Whether the number of tokens follows the sequence's length.
   bool relative() const noexcept { return ratio.has_value(); }
+  /// Whether a list's tokens don't depend on its layer.
+  bool alike_in_layers() const noexcept { return taper == 0; }
   /// Whether the longest sequence fits, and lists keep all of it.
   bool covers(cache_shape const& shape) const noexcept { return !ratio && count > shape.max_tokens; }
   std::int64_t most_tokens(cache_shape const& shape) const noexcept {

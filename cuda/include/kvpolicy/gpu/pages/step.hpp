@@ -11,47 +11,9 @@
 #include "kvpolicy/gpu/base/top_k.hpp"
 #include "kvpolicy/gpu/pages/prune.hpp"
 #include "kvpolicy/gpu/pages/represent.hpp"
-#include "kvpolicy/gpu/step/context.hpp"
-#include "kvpolicy/segments/pages.hpp"
-#include "kvpolicy/segments/tokens.hpp"
-#include "kvpolicy/selectors/pruned_top.hpp"
-#include "kvpolicy/selectors/top.hpp"
-#include "kvpolicy/triggers/every_step.hpp"
-#include "kvpolicy/windows/pages.hpp"
-#include "kvpolicy/windows/tokens.hpp"
+#include "kvpolicy/gpu/pages/units.hpp"
 
 namespace kvpolicy::gpu {
-
-/// Of each sequence, or of each of its heads: candidates [first, end), `count` of them.
-struct unit_candidates {
-  per_sequence first;
-  per_sequence count;
-  per_sequence end;
-  bool by_head = false;
-};
-
-template <class Select>
-inline constexpr bool is_top = false;
-template <scope Finest>
-inline constexpr bool is_top<selectors::basic_top<Finest>> = true;
-
-/// Of the best units the tokens that hold a share of the attention.
-template <class Rule>
-concept prunes_units = std::same_as<typename Rule::select_type, selectors::pruned_top>;
-template <class Rule>
-concept lists_top_units = Rule::granularity != scope::request && (is_top<typename Rule::select_type> || prunes_units<Rule>);
-
-/// Pages with a window of whole pages: behind another one a page could be listed and reach into it. Or single tokens.
-template <class Rule>
-concept protects_whole_units = (std::same_as<typename Rule::segment_type, segments::pages> &&
-                                std::same_as<typename Rule::window_type, windows::pages>) ||
-                               (std::same_as<typename Rule::segment_type, segments::tokens> &&
-                                std::same_as<typename Rule::window_type, windows::tokens>);
-
-/// The best units of each step (Quest, InfLLM, OmniKV).
-template <class Rule, class D>
-concept lists_best_units = lists_top_units<Rule> && protects_whole_units<Rule> &&
-    std::same_as<typename Rule::trigger_type, triggers::every_step> && scores_on_device<Rule, D> && budgets_on_device<Rule>;
 
 namespace detail {
 
@@ -73,8 +35,10 @@ class decode_retrieve<Rule, D> {
   explicit decode_retrieve(decode_context<Rule, D> const& context)
       : context_(context),
         units_(divided_up(context.shape.max_tokens, context.rule.segment.unit_size())),
+        alike_(alike_in_layers(context.rule.budget)),
+        layers_(context.retained_lists == 0 && alike_ ? 1 : context.shape.layers),
         planned_(context.retained_lists > 1 ? context.shape.kv_heads : 1),
-        numbers_(context.numbers(context.shape.layers * rows, context.sequences * planned_)),
+        numbers_(context.numbers(layers_ * rows, context.sequences * planned_)),
         unit_scores_(context, units_),
         scores_(context.template array<float>(context.heads() * units_)),
         merged_(context.template array<float>(Rule::granularity == scope::layer ? context.sequences * units_ : 1)),
@@ -100,37 +64,18 @@ class decode_retrieve<Rule, D> {
   }
 
   void plan(planned_turn const& turn, auto const& retained) {
-    Rule const& rule = context_.rule;
-    auto const& [sequence, prompt, tokens, waits] = turn;
-    for (std::int64_t i = 0; i < context_.shape.layers * planned_; ++i) {
-      layer_id const layer{i / planned_};
-      head_id const head{i % planned_};
-      auto const set = [&](number row, std::int64_t value) {
-        numbers_.set(layer.value * rows + row, sequence * planned_ + head.value, value);
-      };
-      for (number const row : {first, count, taken, tail, end, resident, weighed, behind}) set(row, 0);
-      if (tokens == 0) continue;
-      set(behind, waits ? 0 : token_lists::no_tail);
-      if (waits && tokens_) set(tail, token_lists::no_tail);
-      std::int64_t const mine = retained(layer, head);
-      set(resident, mine);
-      if (rule.layers.dense(layer) || waits) continue;
-      protected_tokens const safe = rule.window.at(mine, mine - (tokens - prompt));  // every token since the prompt is there
-      budget_request const request{.shape = context_.shape,
-                                   .layer = layer,
-                                   .heads = {head.value, planned_ > 1 ? 1 : context_.shape.kv_heads},
-                                   .tokens = mine,
-                                   .prompt = prompt};
-      auto const among = ranking().candidates_of(rule, request, safe);
-      std::array<std::int32_t, 1> units{};
-      host_exec none;
-      if (among.any) ranking().allot(rule, among, {}, units, none);
-      set(first, among.first);
-      set(count, among.count);
-      set(end, among.first + among.count);
-      set(taken, units[0]);
-      set(tail, safe.recent_begin);
-      set(weighed, mine);
+    list_numbers numbers{};
+    std::int64_t of = -1;  // tokens of the list that these are of, if another as long has the same
+    for (std::int64_t l = 0; l < layers_; ++l) {
+      bool const all = turn.tokens == 0 || turn.waits || (layers_ > 1 && context_.rule.layers.dense({l}));
+      for (std::int64_t h = 0; h < planned_; ++h) {
+        std::int64_t const mine = turn.tokens == 0 ? 0 : retained(layer_id{l}, head_id{h});
+        if (all) numbers = numbers_of_all(turn, mine);
+        else if (mine != of) numbers = numbers_of_best(turn, {l}, {h}, mine);
+        of = !all && alike_ ? mine : -1;
+        for (std::int64_t row = 0; row < rows; ++row)
+          numbers_.set(l * rows + row, turn.sequence * planned_ + h, numbers[static_cast<std::size_t>(row)]);
+      }
     }
   }
   void upload() const { numbers_.upload(*context_.device); }
@@ -170,7 +115,7 @@ class decode_retrieve<Rule, D> {
 
   std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t) const noexcept requires(!prunes) {
     auto const get = [&](layer_id of, number row) {
-      return numbers_.get(of.value * rows + row, sequence * planned_ + (planned_ > 1 ? head.value : 0));
+      return numbers_.get(first_row(of) + row, sequence * planned_ + (planned_ > 1 ? head.value : 0));
     };
     if (context_.rule.layers.reads_all(layer) || get(layer, behind) == 0) return get(layer, resident);
     layer_id const leader = context_.rule.layers.leader(layer);
@@ -223,10 +168,47 @@ class decode_retrieve<Rule, D> {
                                         tokens_->units(layer), tokens_->stride(), tokens_->named(layer)});
   }
 
-  per_sequence number_of(layer_id layer, number row) const noexcept { return numbers_.of(layer.value * rows + row); }
+  using list_numbers = std::array<std::int64_t, rows>;
+
+  /// Of a list that names nothing: its tail has every token.
+  list_numbers numbers_of_all(planned_turn const& turn, std::int64_t mine) const noexcept {
+    list_numbers made{};
+    made[resident] = mine;
+    if (turn.tokens > 0 && !turn.waits) made[behind] = token_lists::no_tail;
+    if (turn.waits && tokens_) made[tail] = token_lists::no_tail;
+    return made;
+  }
+  list_numbers numbers_of_best(planned_turn const& turn, layer_id layer, head_id head, std::int64_t mine) const {
+    Rule const& rule = context_.rule;
+    // Every token since the prompt is there.
+    protected_tokens const safe = rule.window.at(mine, mine - (turn.tokens - turn.prompt));
+    budget_request const request{.shape = context_.shape,
+                                 .layer = layer,
+                                 .heads = {head.value, planned_ > 1 ? 1 : context_.shape.kv_heads},
+                                 .tokens = mine,
+                                 .prompt = turn.prompt};
+    auto const among = ranking().candidates_of(rule, request, safe);
+    std::array<std::int32_t, 1> units{};
+    host_exec none;
+    if (among.any) ranking().allot(rule, among, {}, units, none);
+    list_numbers made{};
+    made[first] = among.first;
+    made[count] = among.count;
+    made[end] = among.first + among.count;
+    made[taken] = units[0];
+    made[tail] = safe.recent_begin;
+    made[resident] = made[weighed] = mine;
+    made[behind] = token_lists::no_tail;
+    return made;
+  }
+
+  std::int64_t first_row(layer_id layer) const noexcept { return layers_ == 1 ? 0 : layer.value * rows; }
+  per_sequence number_of(layer_id layer, number row) const noexcept { return numbers_.of(first_row(layer) + row); }
 
   decode_context<Rule, D> context_;
   std::int64_t units_;    ///< of a sequence, at most
+  bool alike_;            ///< lists of one length have one budget, whatever their layer
+  std::int64_t layers_;   ///< that numbers are kept of: one where all are alike
   std::int64_t planned_;  ///< numbers of a sequence and layer: one for all lists, or, where a retain left unequal ones, each
   step_numbers<D> numbers_;
   unit_scores<Rule, D> unit_scores_;

@@ -13,7 +13,7 @@ struct pooled_tokens {
   per_sequence begin{{}, -1};
   std::int32_t unit_size = 1;
   std::int64_t origin = 0;
-  std::int64_t later = 0;  ///< last tokens of a list that are not folded in yet
+  std::int64_t later = 0;  ///< last tokens that are not folded in yet; with `lists`' kernels alone
   token_lists lists{};     ///< pool_bounds and pool_mean_deviation alone: tokens are by index in these, `last` is their length
   std::int64_t units = 0;  ///< of any sequence that are touched, at most: the grid's
   std::int64_t unit_base = 0;  ///< the first unit of the output
@@ -63,7 +63,7 @@ class pooled_keys {
       : keys_(block, keys, block.z()),
         list_(block, what.lists, block.z(), block.y()),
         listed_(what.lists.units.data != nullptr),
-        last_(listed_ ? list_.count() - what.later : what.last.of(block, block.z())) {}
+        last_((listed_ ? list_.count() : what.last.of(block, block.z())) - what.later) {}
 
   KVPOLICY_KERNEL std::int64_t last() const { return last_; }
   /// Calls each(x) with 8 channels of each token of an item, in order.

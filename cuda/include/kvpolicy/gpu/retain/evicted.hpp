@@ -42,7 +42,8 @@ class decode_retain<Rule, D> {
       : context_(context),
         prompts_({context.rule, keep_all{}}, context.shape, context.sequences),
         stepped_(static_cast<std::size_t>(context.sequences)),
-        numbers_(context.numbers(context.shape.layers * rows)),
+        layers_(alike_in_layers(context.rule.budget) ? 1 : context.shape.layers),
+        numbers_(context.numbers(layers_ * rows)),
         lists_(*context.device, context.shape.layers, context.sequences,
                Rule::granularity == scope::head ? context.shape.kv_heads : 1, context.shape.max_tokens),
         weights_(context.template by_layer<float>(context.heads() * context.shape.max_tokens)),
@@ -60,7 +61,7 @@ class decode_retain<Rule, D> {
     lists_.upload(layer, piece.sequence, state.retain().lists(layer), *context_.device);
     if constexpr (sums) {
       auto& memory = state.retain().memory();
-      numbers_.set_all(layer.value * rows + first_query, piece.sequence, memory.first_query);
+      numbers_.set_all(first_row(layer) + first_query, piece.sequence, memory.first_query);
       std::vector<float> of_head(static_cast<std::size_t>(context_.shape.max_tokens));  // tokens to come begin at nothing
       for (std::int64_t h = 0; h < context_.shape.kv_heads; ++h) {
         std::copy_n(memory.row(layer, h), piece.view.tokens(), of_head.begin());
@@ -76,8 +77,8 @@ class decode_retain<Rule, D> {
     Rule const& rule = context_.rule;
     cache_shape const& shape = context_.shape;
     std::int64_t& last = stepped_[static_cast<std::size_t>(sequence)];
-    for (std::int64_t l = 0; l < shape.layers; ++l) {
-      bool const dense = rule.layers.dense({l});
+    for (std::int64_t l = 0; l < layers_; ++l) {
+      bool const dense = layers_ > 1 && rule.layers.dense({l});
       auto const set = [&](number row, std::int64_t value) { numbers_.set(l * rows + row, sequence, value); };
       set(tail, tokens == 0 || dense ? 0 : tokens - 1);
       set(last_tokens, tokens == 0 || dense ? 0 : last);
@@ -138,11 +139,13 @@ class decode_retain<Rule, D> {
     if (keeps_prompt(context_.rule.window)) return context_.shape.max_tokens;
     return context_.rule.budget.most_tokens(context_.shape);
   }
-  per_sequence number_of(layer_id layer, number row) const noexcept { return numbers_.of(layer.value * rows + row); }
+  std::int64_t first_row(layer_id layer) const noexcept { return layers_ == 1 ? 0 : layer.value * rows; }
+  per_sequence number_of(layer_id layer, number row) const noexcept { return numbers_.of(first_row(layer) + row); }
 
   decode_context<Rule, D> context_;
   host_prompts<policy<Rule, keep_all>> prompts_;
   std::vector<std::int64_t> stepped_;  ///< tokens at the last step since the prompt, or 0
+  std::int64_t layers_;                ///< that numbers are kept of: one where all are alike
   step_numbers<D> numbers_;
   list_store<D> lists_;
   layer_array<D, float> weights_;  ///< `[sequences, kv_heads, max_tokens]` of the last step

@@ -139,6 +139,13 @@ concept scores_on_device = requires {
 template <class Rule>
 concept budgets_on_device = !Rule::budget_type::reads_scores && !std::same_as<typename Rule::budget_type, budgets::by_head>;
 
+/// Whether lists of one length have one budget, whatever their layer: then a plan asks once.
+template <class Budget>
+bool alike_in_layers(Budget const& budget) noexcept {
+  if constexpr (requires { budget.alike_in_layers(); }) return budget.alike_in_layers();
+  else return false;
+}
+
 namespace detail {
 
 /// A retain on the device, and a retrieve: its selector's kernels over those of its other parts.
