@@ -23,7 +23,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: streaming_llm", 
 
 TEST_CASE("a decoder's steps choose what the four verbs choose: duoattention", "[cuda]") {
   std::vector<float> retrieval;
-  run_batches<presets::duoattention>(11, 16, [&](random_source& random, cache_shape const& shape) {
+  run_batches<presets::duoattention>(11, 60, [&](random_source& random, cache_shape const& shape) {
     retrieval = random.reals(shape.layers * shape.kv_heads);
     for (float& head : retrieval) head = random.one_in(3) ? .5f : head;  // heads of one score
     presets::duoattention made{.retrieval = {retrieval, shape.kv_heads},
@@ -39,7 +39,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: duoattention", "
 
 TEST_CASE("a decoder's steps choose what the four verbs choose: rkv", "[cuda]") {
   run_batches<presets::rkv>(
-      13, 16,
+      13, 60,
       [](random_source& random, cache_shape const& shape) {
         presets::rkv made{.tokens = narrow(random.between(20, 50)),
                           .keep_prompt = random.one_in(3),
@@ -54,7 +54,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: rkv", "[cuda]") 
 TEST_CASE("a decoder's steps choose what the four verbs choose: triattention", "[cuda]") {
   std::vector<query_moment> moments;
   run_batches<presets::triattention>(
-      14, 16,
+      14, 40,
       [&](random_source& random, cache_shape const& shape) {
         moments.clear();
         for (std::int64_t i = 0; i < shape.layers * shape.q_heads * (shape.head_dim / 2); ++i)
@@ -71,7 +71,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: triattention", "
 
 TEST_CASE("a decoder's steps choose what the four verbs choose: kvzip", "[cuda]") {
   random_source random(12);
-  for (int round = 0; round < rounds_of(16); ++round) {
+  for (int round = 0; round < rounds_of(40); ++round) {
     cache_shape const shape = batch_shape(random, 120);
     presets::kvzip const policy{.tokens = narrow(random.between(10, 50)),
                                 .sinks = narrow(random.between(0, 4)),
