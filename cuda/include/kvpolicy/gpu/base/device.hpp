@@ -29,7 +29,8 @@ concept device = requires(D& d) {
 };
 
 /// A device that owns memory, too: `allocate<T>(count)` gives an owner whose get() is a buffer, `upload(to, from, count)`
-/// copies from the host, after what was launched before; `download(to, from)` copies back, and waits; `in(from, count)` gives what kernels can read of either's memory.
+/// copies from the host, after what was launched before; `download(to, from)` copies back, and waits; `in(from, count)` gives
+/// what kernels can read of either's memory.
 template <class D>
 concept owning_device = device<D> && requires(D& d, float const* p) {
   { d.template allocate<float>(std::int64_t{}).get() } -> std::same_as<buffer<float>>;

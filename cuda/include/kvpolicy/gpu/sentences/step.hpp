@@ -67,7 +67,8 @@ class decode_retrieve<Rule, D> {
     if (piece.layer.value == 0) mark_sentences(piece.sequence, piece.prompt);
     // What is waited for goes on with the prompt's last sentence.
     if (piece.layer.value == 0 && context_.rule.segment.prompt_ends)
-      context_.put(state().closes, piece.sequence, std::int32_t{marks_[static_cast<std::size_t>(piece.sequence)].behind_prompt});
+      context_.put(state().closes, piece.sequence,
+                   std::int32_t{marks_[static_cast<std::size_t>(piece.sequence)].behind_prompt});
     begin_layer(piece.layer, piece.sequence);
   }
   /// A prefill on what has come since the prompt, too, whose sentences the device knows.
