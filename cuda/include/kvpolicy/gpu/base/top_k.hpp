@@ -1,4 +1,4 @@
-// Exact top-k of rows, indices ascending. A block has a row. Of a long one blocks count the first digits of parts, then list
+// Exact top-k of rows, indices ascending. A block has a row; of a long one blocks count the first digits of parts, then list
 // what is not below the k-th's, and the last ranks these.
 #pragma once
 
