@@ -132,6 +132,13 @@ TEST_CASE("a plan says how many of the last step's tokens stayed: at least one, 
 }
 
 // What is known at compile time: which policies have kernels for every step.
+template <class... Presets>
+constexpr bool serves_all = (gpu::decodable<Presets, test_device> && ...);
+static_assert(serves_all<presets::full, presets::streaming_llm, presets::h2o, presets::tova, presets::knorm, presets::snapkv,
+                         presets::pyramidkv, presets::adakv, presets::keydiff, presets::quest, presets::infllm,
+                         presets::expected_attention, presets::lagkv, presets::duoattention, presets::omnikv, presets::twilight,
+                         presets::rkv, presets::triattention, presets::rocketkv, presets::kvzip, presets::chess,
+                         presets::heterocache, presets::sentencekv, presets::chunkkv>);
 template <class Retain, class Retrieve>
 constexpr bool served = gpu::decodable<policy<Retain, Retrieve>, test_device>;
 using snapkv_retain = decltype(presets::snapkv{.after = 0}.parts().retain);
