@@ -35,17 +35,14 @@ class retain_state : public keep_state<Rule> {
 
   /// Changes where tokens of the layer's lists were dropped.
   std::int64_t revision(layer_id layer) const noexcept { return slots_[kept_.slot(layer)].revision; }
-
   /// What the next step's list begins with.
   std::span<range_list const> left(layer_id layer) const noexcept {
     return slots_[kept_.slot(layer)].pending ? next_.of(layer) : kept_.of(layer);
   }
-
   /// What evicts weighs all that it keeps.
   std::int64_t always_read(layer_id layer, std::int64_t) const noexcept {
     return evicts && Rule::trigger_type::while_decoding && !rule_.layers.dense(layer) ? all_tokens : 0;
   }
-
   bool by_steps() const noexcept { return evicts && Rule::trigger_type::while_decoding; }
 
   /// Forgets every token from `tokens` on. What was dropped of those before stays dropped.
@@ -143,13 +140,11 @@ class retain_state : public keep_state<Rule> {
     std::span const lists = kept_.of(layer);
     if (layer_id const leader = rule_.layers.leader(layer); leader != layer) {
       std::ranges::copy(kept_.of(leader), lists.begin());
-      expect_resident(lists, prompt.resident, tokens);
-      return;
+      return expect_resident(lists, prompt.resident, tokens);
     }
     if (rule_.layers.dense(layer)) {
       for (range_list& list : lists) list.clear(), append(list, 0, tokens, reason::open);
-      expect_resident(lists, prompt.resident, tokens);
-      return;
+      return expect_resident(lists, prompt.resident, tokens);
     }
     if (prompt.resident.empty()) return decide_among(view, layer, {0, shape_.kv_heads}, {}, prompt, queries, exec);
     refuse_gone(layer, tokens, prompt);
@@ -215,7 +210,7 @@ class retain_state : public keep_state<Rule> {
   void evict(View const& view, layer_id layer, query_heads const& queries, Exec& exec) {
     if (layer_id const leader = rule_.layers.leader(layer); leader != layer) {
       bool const later = slot_of(leader).pending;
-      std::ranges::copy(later ? next_.of(leader) : kept_.of(leader), later ? next_.of(layer).begin() : kept_.of(layer).begin());
+      std::ranges::copy(left(leader), later ? next_.of(layer).begin() : kept_.of(layer).begin());
       slot_of(layer).pending = later;
       if (!later) ++slot_of(layer).revision;
       return;

@@ -163,7 +163,6 @@ struct top_k_digits_body {
     }
   }
 
-  /// Where a key is counted: the largest digit's is the first.
   static KVPOLICY_KERNEL std::int32_t place_of(std::uint32_t key) {
     return radix::values - 1 - static_cast<std::int32_t>(key >> radix::first_shift);
   }
@@ -197,7 +196,7 @@ struct top_k_parts_body {
     if (thread < a.parts) of_part = block.global(a.no_lower)[(row.nth * a.parts + thread) * radix::values + place];
     std::int32_t listed = 0;
     std::int32_t const earlier = block.exclusive_sum(s.ranked.radix.scan, of_part, listed);
-    if (thread == static_cast<std::int32_t>(block.y())) s.before[0] = earlier;
+    if (block.thread() == block.y()) s.before[0] = earlier;
     block.sync();
     std::int32_t const before = s.before[0];
     auto const best = block.global(a.best);

@@ -58,7 +58,7 @@ struct keep_queries_body : no_shared {
 
 /// Whether a watched head has drifted: the median over the window of its sets' overlap with the baseline. Where it has, the
 /// last set is the baseline from here on. One block a head and sequence; the last to end says which heads are fetched for,
-/// those whose leader has drifted, and whose attention that takes.
+/// those whose leader has drifted.
 struct drift_body {
   static constexpr unsigned threads = 256;
   static constexpr char const* name = "drift";

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <optional>
 #include <span>
 #include <vector>
 
+#include "kvpolicy/gpu/retain/kept_tokens.hpp"
 #include "kvpolicy/gpu/retain/late_queries.hpp"
 #include "kvpolicy/gpu/step/host_prompts.hpp"
 #include "kvpolicy/scorers/recent_attention.hpp"
@@ -44,11 +44,8 @@ class decode_retain<Rule, D> {
       : context_(context),
         prompts_({context.rule, keep_all{}}, context.shape, context.sequences),
         slots_(static_cast<std::size_t>(context.sequences)),
-        tails_(*context.device, context.shape.layers, context.sequences),
         rows_(*context.device, 1, context.sequences),
-        lists_(*context.device, context.shape.layers, context.sequences,
-               Rule::granularity == scope::head ? context.shape.kv_heads : 1, context.shape.max_tokens),
-        counts_(static_cast<std::size_t>(context.shape.layers * lists_.rows())),
+        kept_(*context.device, context.shape, context.sequences, Rule::granularity == scope::head ? context.shape.kv_heads : 1),
         window_(hears_queries ? requirements_of(context.rule).observation_queries : 0),
         queries_(context.template by_layer<float>(context.sequences * window_ * size())) {}
 
@@ -59,7 +56,7 @@ class decode_retain<Rule, D> {
       if (piece.prompt.first > 0) follow(piece.sequence, piece.view, piece.prompt.first, exec);
       mine.due = false;
     }
-    put(prompts_.prefill(piece, exec).retain().lists(piece.layer), piece.layer, piece.sequence, piece.view.tokens());
+    put(piece.layer, piece.sequence, prompts_.prefill(piece, exec).retain().lists(piece.layer), piece.view.tokens());
     mine.due_at = piece.view.tokens() + context_.rule.trigger.steps;
   }
 
@@ -69,7 +66,7 @@ class decode_retain<Rule, D> {
     rows_.set(0, sequence, tokens > 0 && hears_queries ? (tokens - 1) % window_ : -1);
   }
   void upload() const {
-    tails_.upload(*context_.device);
+    kept_.upload();
     rows_.upload(*context_.device);
   }
   bool decides() const noexcept { return std::ranges::any_of(slots_, &slot::due); }
@@ -87,7 +84,7 @@ class decode_retain<Rule, D> {
       std::int64_t const tokens = view.tokens() - 1;
       mine.scale = step.scale;
       follow(s, view, tokens, exec);
-      for (std::int64_t l = 0; l < context_.shape.layers; ++l) put(prompts_.state(s).retain().left({l}), {l}, s, tokens);
+      for (std::int64_t l = 0; l < context_.shape.layers; ++l) put({l}, s, prompts_.state(s).retain().left({l}), tokens);
       mine.due = false;
       mine.due_at = tokens + context_.rule.trigger.steps;
     }
@@ -105,11 +102,11 @@ class decode_retain<Rule, D> {
   }
 
   std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t tokens) const noexcept {
-    return counts_[place(layer, sequence, lists_.lists() == 1 ? 0 : head.value)] + tokens - tails_.get(layer.value, sequence);
+    return kept_.count(layer, sequence, head, tokens);
   }
   token_lists lists(layer_id layer, per_sequence const& lengths) const noexcept {
     std::int64_t const about = context_.rule.layers.dense(layer) ? 0 : context_.rule.budget.most_tokens(context_.shape);
-    return lists_.of(layer, tails_.of(layer.value), lengths, about);
+    return kept_.of(layer, lengths, about);
   }
 
  private:
@@ -120,26 +117,23 @@ class decode_retain<Rule, D> {
   };
 
   std::int64_t size() const noexcept { return context_.shape.q_heads * context_.shape.head_dim; }
-  std::size_t place(layer_id layer, std::int64_t sequence, std::int64_t list) const noexcept {
-    return static_cast<std::size_t>(layer.value * lists_.rows() + sequence * lists_.lists() + list);
-  }
 
   /// Brings the host's state up to so many tokens, step by step, with the last queries.
   template <class View, class Exec>
   void follow(std::int64_t sequence, View const& view, std::int64_t tokens, Exec& exec) {
     cache_shape const& shape = context_.shape;
-    std::vector<float> kept(static_cast<std::size_t>(shape.layers * window_ * size()));
+    std::vector<float> heard(static_cast<std::size_t>(shape.layers * window_ * size()));
     for (std::int64_t l = 0; l < shape.layers && window_ > 0; ++l) {
       std::int64_t const of_sequence = window_ * size();
-      context_.device->download(kept.data() + l * of_sequence,
+      context_.device->download(heard.data() + l * of_sequence,
                                 buffer<float const>(part_of(queries_.of({l}), sequence * of_sequence, of_sequence)));
     }
     std::vector<float> const forgotten(static_cast<std::size_t>(size()));  // queries that later ones take the place of
     auto& state = prompts_.state(sequence);
     for (std::int64_t t = prompts_.tokens(sequence) + 1; t <= tokens; ++t) {
       for (std::int64_t l = 0; l < shape.layers; ++l) {
-        bool const heard = t > tokens - window_;
-        float const* const mine = heard ? kept.data() + (l * window_ + (t - 1) % window_) * size() : forgotten.data();
+        bool const last = t > tokens - window_;
+        float const* const mine = last ? heard.data() + (l * window_ + (t - 1) % window_) * size() : forgotten.data();
         step_signals step{};
         if (hears_queries)
           step.queries = {mine, shape.q_heads, shape.head_dim, slots_[static_cast<std::size_t>(sequence)].scale};
@@ -149,25 +143,18 @@ class decode_retain<Rule, D> {
     prompts_.follows(sequence, std::max(tokens, prompts_.tokens(sequence)));
   }
 
-  void put(std::span<range_list const> lists, layer_id layer, std::int64_t sequence, std::int64_t tokens) {
-    bool const all = context_.rule.layers.dense(layer);  // the tail has every token
-    std::vector<range_list> const none(lists.size());
-    if (all) lists = none;
-    tails_.set(layer.value, sequence, all ? 0 : tokens);
-    lists_.upload(layer, sequence, lists, *context_.device);
-    for (std::size_t l = 0; l < lists.size(); ++l)
-      counts_[place(layer, sequence, static_cast<std::int64_t>(l))] = token_count(lists[l]);
+  void put(layer_id layer, std::int64_t sequence, std::span<range_list const> lists, std::int64_t tokens) {
+    if (context_.rule.layers.dense(layer)) kept_.put_all(layer, sequence);
+    else kept_.put(layer, sequence, lists, tokens);
   }
 
   decode_context<Rule, D> context_;
   host_prompts<policy<Rule, keep_all>> prompts_;
   std::vector<slot> slots_;
-  step_numbers<D> tails_;
   step_numbers<D> rows_;  ///< where a step's queries go, of the last `window`
-  list_store<D> lists_;
-  std::vector<std::int64_t> counts_;  ///< `[layers, sequences, lists]` tokens that lists name
-  std::int64_t window_;               ///< queries that the scorer hears
-  layer_array<D, float> queries_;     ///< `[sequences, window, q_heads, head_dim]`
+  kept_tokens<D> kept_;
+  std::int64_t window_;            ///< queries that the scorer hears
+  layer_array<D, float> queries_;  ///< `[sequences, window, q_heads, head_dim]`
 };
 
 }  // namespace kvpolicy::gpu::detail

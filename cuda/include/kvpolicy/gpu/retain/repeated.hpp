@@ -1,10 +1,10 @@
 // What is retained once the engine has repeated the prompt (KVzip), of every sequence of a batch.
 #pragma once
 
-#include <span>
 #include <vector>
 
 #include "kvpolicy/detail/repeated_state.hpp"
+#include "kvpolicy/gpu/retain/kept_tokens.hpp"
 #include "kvpolicy/gpu/step/host_prompts.hpp"
 
 namespace kvpolicy::gpu::detail {
@@ -19,9 +19,7 @@ class decode_retain<Rule, D> {
   explicit decode_retain(decode_context<Rule, D> const& context)
       : context_(context),
         prompts_({context.rule, keep_all{}}, context.shape, context.sequences),
-        tails_(*context.device, context.shape.layers, context.sequences),
-        lists_(*context.device, context.shape.layers, context.sequences, context.shape.kv_heads, context.shape.max_tokens),
-        counts_(static_cast<std::size_t>(context.shape.layers * lists_.rows())) {}
+        kept_(*context.device, context.shape, context.sequences, context.shape.kv_heads) {}
 
   template <class View, class Exec>
   void prefill(prompt_piece<View> const& piece, Exec& exec) {
@@ -32,17 +30,15 @@ class decode_retain<Rule, D> {
   }
 
   void plan(std::int64_t, std::int64_t, std::int64_t) const noexcept {}
-  void upload() const { tails_.upload(*context_.device); }
+  void upload() const { kept_.upload(); }
   static constexpr std::int64_t retained_lists() noexcept { return 0; }
   static constexpr bool idle() noexcept { return true; }
   void choose(decode_step const&) const noexcept {}
 
   std::int64_t listed(layer_id layer, std::int64_t sequence, head_id head, std::int64_t tokens) const noexcept {
-    return counts_[place(layer, sequence, head.value)] + tokens - tails_.get(layer.value, sequence);
+    return kept_.count(layer, sequence, head, tokens);
   }
-  token_lists lists(layer_id layer, per_sequence const& lengths) const noexcept {
-    return lists_.of(layer, tails_.of(layer.value), lengths, 0);
-  }
+  token_lists lists(layer_id layer, per_sequence const& lengths) const noexcept { return kept_.of(layer, lengths, 0); }
 
  private:
   /// The lists of the host's state, without the repetition's own tokens, which the engine removes.
@@ -55,21 +51,13 @@ class decode_retain<Rule, D> {
       truncate(list, tokens);
       whole = whole && token_count(list) == tokens;
     }
-    if (whole) lists.assign(lists.size(), {});  // the tail has every token
-    tails_.set(layer.value, sequence, whole ? 0 : tokens);
-    lists_.upload(layer, sequence, lists, *context_.device);
-    for (std::size_t h = 0; h < lists.size(); ++h)
-      counts_[place(layer, sequence, static_cast<std::int64_t>(h))] = token_count(lists[h]);
-  }
-  std::size_t place(layer_id layer, std::int64_t sequence, std::int64_t head) const noexcept {
-    return static_cast<std::size_t>(layer.value * lists_.rows() + sequence * lists_.lists() + head);
+    if (whole) kept_.put_all(layer, sequence);
+    else kept_.put(layer, sequence, lists, tokens);
   }
 
   decode_context<Rule, D> context_;
   host_prompts<policy<Rule, keep_all>> prompts_;
-  step_numbers<D> tails_;
-  list_store<D> lists_;
-  std::vector<std::int64_t> counts_;  ///< `[layers, sequences, kv_heads]` tokens that lists name
+  kept_tokens<D> kept_;
 };
 
 }  // namespace kvpolicy::gpu::detail
