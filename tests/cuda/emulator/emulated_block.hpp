@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <vector>
 
@@ -110,7 +111,7 @@ class emulated_global {
       requires(std::is_same_v<T, float> || std::is_same_v<T, std::int32_t> || std::is_same_v<T, std::uint32_t>) {
     T const before = get<T>(i, alignof(T), 1, access::add);
     T const after = static_cast<T>(before + value);
-    std::memcpy(of_.data + i.value, &after, sizeof after);
+    std::memcpy(place(i), &after, sizeof after);
     return before;
   }
   value_type read(element_index const& i) const { return get<value_type>(i, alignof(T), 1, access::read); }
@@ -124,13 +125,13 @@ class emulated_global {
   void check(element_index const& i, std::size_t alignment, std::int64_t elements, access how) const {
     thread_state& me = *current;
     spend(me, i.where);
-    if (i.value < 0 || i.value > of_.size - elements || of_.data == nullptr) {
+    if (of_.size != kvpolicy::gpu::everywhere && (i.value < 0 || i.value > of_.size - elements || of_.data == nullptr)) {
       fail("out of bounds",
            std::to_string(elements) + " from element " + std::to_string(i.value) + " on of a buffer of " +
                std::to_string(of_.size) + (of_.data == nullptr ? " (null)" : ""),
            i.where);
     }
-    T* const at = of_.data + i.value;
+    T* const at = place(i);
     if (reinterpret_cast<std::uintptr_t>(at) % alignment != 0) {
       fail(
           "misaligned",
@@ -139,17 +140,21 @@ class emulated_global {
     }
     me.block->memory.touch(me, at, static_cast<std::size_t>(elements) * sizeof(T), how, i);
   }
+  /// By address: a buffer of everywhere may begin at none.
+  T* place(element_index const& i) const {
+    return std::bit_cast<T*>(std::bit_cast<std::uintptr_t>(of_.data) + static_cast<std::uintptr_t>(i.value) * sizeof(T));
+  }
   template <class V>
   V get(element_index const& i, std::size_t alignment, std::int64_t elements, access how) const {
     check(i, alignment, elements, how);
     V value;
-    std::memcpy(static_cast<void*>(&value), static_cast<void const*>(of_.data + i.value), sizeof value);
+    std::memcpy(static_cast<void*>(&value), static_cast<void const*>(place(i)), sizeof value);
     return value;
   }
   template <class V>
   void put(element_index const& i, std::size_t alignment, std::int64_t elements, access how, V const& value) const {
     check(i, alignment, elements, how);
-    std::memcpy(static_cast<void*>(of_.data + i.value), static_cast<void const*>(&value), sizeof value);
+    std::memcpy(static_cast<void*>(place(i)), static_cast<void const*>(&value), sizeof value);
   }
 
   kvpolicy::gpu::buffer<T> of_;

@@ -18,9 +18,9 @@
 
 namespace kvpolicy::gpu {
 
-/// A policy's state for a batch of sequences, on the device. Not thread-safe. The constructor allocates, prefill() waits, and
-/// plan() copies numbers to the device. choose() enqueues kernels whose arguments are the same at every step: capture a step
-/// once, and replay it after each plan().
+/// A policy's state for a batch of sequences, on the device. Not thread-safe. The constructor allocates,
+/// and where summaries follow the text prefill() and plan() do; prefill() waits, and plan() copies numbers to the device.
+/// choose() enqueues kernels whose arguments are the same at every step: capture a step once, and replay it after each plan().
 /// @tparam Policy, D  a decodable policy, and the device
 template <policy_like Policy, owning_device D>
 class decoder {
@@ -35,7 +35,7 @@ class decoder {
   static constexpr bool renews = retain_renews<Policy, D>;
 
  public:
-  /// Makes the state of a batch. Allocates all device memory that it will use.
+  /// Makes the state of a batch.
   /// @param policy, shape  the policy, and the shape of each sequence's cache
   /// @param sequences  slots: each may hold any request, one after the other
   /// @param device  the device; must outlive the decoder
@@ -90,11 +90,16 @@ class decoder {
   /// @throws invalid_value, before anything has changed, if a sequence has other tokens than those of its prompt or last step
   ///        and the new ones, if an empty slot is paused, if `tokens` or `brought` has another length, or if a policy that
   ///        reads logits has gone a whole unit of steps without observe()
+  /// @throws device_memory_exceeded, before anything has changed, if summaries of the new tokens have no room
   void plan(std::span<std::int32_t const> tokens, std::span<std::int32_t const> brought = {}) {
     slots_.check(tokens, brought);
     if (late_) late_->expect_decided();
     if constexpr (renews) retain_.expect_decided();
     asked_.plan();
+    if constexpr (requires { retrieve_.hold(0, 0); }) {
+      for (std::size_t s = 0; s < tokens.size(); ++s)
+        if (tokens[s] != paused) retrieve_.hold(static_cast<std::int64_t>(s), tokens[s]);
+    }
     plan_.begin();
     for (std::size_t s = 0; s < tokens.size(); ++s) {
       auto const sequence = static_cast<std::int64_t>(s);

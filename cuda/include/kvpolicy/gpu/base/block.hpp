@@ -30,6 +30,15 @@ struct buffer {
   constexpr operator buffer<U>() const noexcept { return {data, size}; }
 };
 
+/// `count` elements of a buffer, from `first` on.
+template <class T>
+constexpr buffer<T> part_of(buffer<T> all, std::int64_t first, std::int64_t count) noexcept {
+  return {all.data + first, count};
+}
+
+/// The size of a buffer that begins anywhere: of elements that are addressed from its `data` on, which may be null.
+inline constexpr std::int64_t everywhere = INT64_MAX;
+
 /// 16 bytes that are loaded and stored at once. Their address is a multiple of 16.
 struct alignas(16) pack {
   std::uint32_t word[4];

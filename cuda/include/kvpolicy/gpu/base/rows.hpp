@@ -8,8 +8,9 @@ namespace kvpolicy::gpu {
 
 /// One layer's rows of every sequence of a batch. Strides are in elements.
 /// Row (s, h, t) begins at `s sequence_stride + h head_stride + t token_stride`. With pages it is row `t % page_size` of page
-/// `pages[s page_table_stride + t / page_size]`. With indices, "token" t of head h is token
-/// `indices[s index_sequence_stride + h index_stride + t]`.
+/// `pages[s page_table_stride + t / page_size]`; with places, of the page that begins at element
+/// `places[s page_table_stride + t / page_size]` of memory, without a sequence_stride. With indices, "token" t of head h is
+/// token `indices[s index_sequence_stride + h index_stride + t]`.
 struct batch_rows {
   void const* base = nullptr;
   std::int64_t elements = 0;  ///< from base on, for the GPU emulator
@@ -23,6 +24,7 @@ struct batch_rows {
   std::int64_t dim_stride = 1;
 
   buffer<std::int32_t const> pages;
+  buffer<std::int64_t const> places;  ///< in place of pages
   std::int64_t page_table_stride = 0;
   std::int32_t page_size = 1;
   std::int32_t page_shift = -1;  ///< log2(page_size) of a power of two, else -1
@@ -68,6 +70,7 @@ class row_reader {
       : rows_(rows),
         data_(block.global(buffer<element>{static_cast<element*>(rows.base), rows.elements})),
         pages_(block.global(rows.pages)),
+        places_(block.global(rows.places)),
         indices_(block.global(rows.indices)),
         sequence_(sequence) {}
 
@@ -91,6 +94,11 @@ class row_reader {
       std::int32_t const physical = pages_[sequence_ * rows_.page_table_stride + page];
       at += physical * rows_.page_stride;
       token = t - page * rows_.page_size;
+    } else if (rows_.places.data != nullptr) {
+      auto const page = static_cast<std::int32_t>(token) >> rows_.page_shift;
+      std::int64_t const place = places_[sequence_ * rows_.page_table_stride + page];
+      at += place;
+      token -= page << rows_.page_shift;
     }
     return at + token * rows_.token_stride;
   }
@@ -200,6 +208,7 @@ class row_reader {
   batch_rows const& rows_;
   decltype(std::declval<B&>().global(buffer<element>{})) data_;
   decltype(std::declval<B&>().global(buffer<std::int32_t const>{})) pages_;
+  decltype(std::declval<B&>().global(buffer<std::int64_t const>{})) places_;
   decltype(std::declval<B&>().global(buffer<std::int32_t const>{})) indices_;
   std::int64_t sequence_;
 };

@@ -57,9 +57,9 @@ class staged {
     made.units = units;
     return made;
   }
-  batch_bounds bounds_of(bounds_table const& bounds) {
+  batch_vectors bounds_of(bounds_table const& bounds) {
     std::int64_t const bytes = bounds.bytes();
-    batch_bounds made{};
+    batch_vectors made{};
     made.base = device_.out(bounds.data, 1, bytes, bytes, true).data;
     made.elements = bytes / size_of(bounds.type);
     made.head_stride = bounds.units * 2 * bounds.head_dim;

@@ -19,7 +19,7 @@ namespace detail {
 
 /// A choice at every step. `unit_scores` is made from the units that a sequence has at most, and has `prefill(piece, exec)`;
 /// `score(step, among, scores)`, which takes the step's token in and writes `[sequences, kv_heads, units]`; `by_index`, whether
-/// units may be of what a retain left.
+/// units may be of what a retain left. Where its memory follows the text it has `hold(sequence, units)`.
 template <class Rule, owning_device D>
   requires lists_best_units<Rule, D>
 class decode_retrieve<Rule, D> {
@@ -52,6 +52,9 @@ class decode_retrieve<Rule, D> {
                       std::min(context.shape.max_tokens, most));
     }
   }
+
+  void hold(std::int64_t sequence, std::int64_t tokens) requires requires(unit_scores<Rule, D> of) { of.hold(0, 0); }
+  { unit_scores_.hold(sequence, divided_up(tokens, context_.rule.segment.unit_size())); }
 
   template <class View, class Exec>
   void prefill(prompt_piece<View> const& piece, Exec& exec) {

@@ -6,7 +6,7 @@
 #include "kvpolicy/gpu/pages/largest_channels.hpp"
 #include "kvpolicy/gpu/pages/step.hpp"
 #include "kvpolicy/gpu/pooling/launch_pool.hpp"
-#include "kvpolicy/gpu/pooling/unit_bounds.hpp"
+#include "kvpolicy/gpu/pooling/unit_vectors.hpp"
 #include "kvpolicy/pools/bounds.hpp"
 #include "kvpolicy/scorers/upper_bound.hpp"
 
@@ -20,16 +20,20 @@ class unit_scores<Rule, D> {
 
   unit_scores(decode_context<Rule, D> const& context, std::int64_t units)
       : context_(context),
-        bounds_(context.shape, context.shape.layers, context.sequences, units, *context.device),
+        bounds_(context.shape, context.sequences, units, 2, *context.device),
         moments_(context.template by_layer<float>(
             context.rule.pool.how == pools::bounds::kind::mean_deviation ? context.sequences * moments_of_sequence() : 0)),
         largest_(context.template array<float>(
             by_few_channels() ? context.sequences * context.shape.q_heads * context.shape.head_dim : 0)) {}
 
+  /// A sequence has room for so many units; it gives back what is beyond.
+  void hold(std::int64_t sequence, std::int64_t units) { bounds_.hold(sequence, units); }
+
   /// Bounds of a prompt's pages: those of further tokens, where everything is there, and a page that was open is made anew; or
   /// of all that a retain left.
   template <class View, class Exec>
   void prefill(prompt_piece<View> const& piece, Exec&) {
+    if (piece.layer.value == 0) hold(piece.sequence, divided_up(piece.view.tokens(), page()));
     detail::pooled_tokens what{};
     what.last.all = piece.view.tokens();
     what.lists = piece.lists;
@@ -91,7 +95,7 @@ class unit_scores<Rule, D> {
   /// Calls work<Pool>(set): the pool's body, and what sets where it writes, from a sequence on.
   template <class Work>
   void with_pool(layer_id layer, std::int64_t first_sequence, Work work) {
-    detail::batch_bounds const to = bounds_.to(layer, first_sequence);
+    detail::batch_vectors const to = bounds_.to(layer, first_sequence);
     if (context_.rule.pool.how == pools::bounds::kind::range) {
       work.template operator()<detail::pool_bounds_body>([&](auto& a) { a.bounds = to; });
     } else {
@@ -105,7 +109,7 @@ class unit_scores<Rule, D> {
   }
 
   decode_context<Rule, D> context_;
-  detail::unit_bounds<D> bounds_;
+  detail::unit_vectors<D> bounds_;
   layer_array<D, float> moments_;  ///< `[sequences, kv_heads, 2, head_dim]` of open pages, where bounds are spreads
   array_of<D, float> largest_;     ///< `[sequences, q_heads, head_dim]` a step's queries, where few of their channels count
 };

@@ -74,15 +74,28 @@ struct pool_pre_rope_body : pool_mean_of<E, true> {
   static constexpr char const* name = "pool_pre_rope";
 };
 
-/// Where units' bounds lie: (s, h, u): head_dim maxima, then head_dim minima, of the keys' own type.
-struct batch_bounds {
+/// Where units' vectors lie: (s, h, u), of the keys' own type. Of bounds that is head_dim maxima, then head_dim minima.
+struct batch_vectors {
   void* base = nullptr;
   std::int64_t elements = 0;
   std::int64_t sequence_stride = 0;  ///< elements
   std::int64_t head_stride = 0;
+  buffer<std::int64_t const> places{};  ///< `[sequences, place_stride]` where runs of units begin; none: one after the other
+  std::int64_t place_stride = 0;
+  std::int32_t place_shift = 0;  ///< log2 of a run's units
 
-  KVPOLICY_KERNEL std::int64_t at(std::int64_t s, std::int64_t h, std::int64_t u, std::int64_t dim) const {
-    return s * sequence_stride + h * head_stride + u * 2 * dim;
+  template <element_type E>
+  constexpr buffer<stored<E>> as() const noexcept {
+    return {static_cast<stored<E>*>(base), elements};
+  }
+  /// The first element of a unit of so many.
+  template <class B>
+  KVPOLICY_KERNEL std::int64_t at(B& block, std::int64_t s, std::int64_t h, std::int64_t u, std::int64_t size) const {
+    std::int64_t const in_run = s * sequence_stride + h * head_stride;
+    if (places.data == nullptr) return in_run + u * size;
+    std::int64_t const run = u >> place_shift;
+    std::int64_t const place = block.global(places)[s * place_stride + run];
+    return place + in_run + (u - (run << place_shift)) * size;
   }
 };
 
@@ -93,7 +106,7 @@ struct pool_bounds_body : no_shared {
   struct arguments {
     batch_rows keys;
     pooled_tokens what;
-    batch_bounds bounds;
+    batch_vectors bounds;
   };
 
   template <class B>
@@ -102,9 +115,9 @@ struct pool_bounds_body : no_shared {
     pool_item const mine = item_of(block, a.keys, a.what, keys.last());
     if (mine.begin >= mine.end) return;
     constexpr float most = largest(E);
-    auto const bounds = block.global(buffer<stored<E>>{static_cast<stored<E>*>(a.bounds.base), a.bounds.elements});
+    auto const bounds = block.global(a.bounds.template as<E>());
     std::int32_t const dim = a.keys.head_dim;
-    std::int64_t const at = a.bounds.at(block.z(), block.y(), mine.unit, dim) + mine.part * 8;
+    std::int64_t const at = a.bounds.at(block, block.z(), block.y(), mine.unit, 2 * dim) + mine.part * 8;
     float high[8];
     float low[8];
     KVPOLICY_UNROLL
@@ -146,7 +159,7 @@ struct pool_mean_deviation_body : no_shared {
     /// and head's open unit, `[sequences, heads, 2, head_dim]`: what is complete is not continued.
     buffer<float> moments;
     bool open_alone = false;
-    batch_bounds bounds;
+    batch_vectors bounds;
   };
 
   template <class B>
@@ -155,9 +168,9 @@ struct pool_mean_deviation_body : no_shared {
     pool_item const mine = item_of(block, a.keys, a.what, keys.last());
     if (mine.begin >= mine.end) return;
     auto const moments = block.global(a.moments);
-    auto const bounds = block.global(buffer<stored<E>>{static_cast<stored<E>*>(a.bounds.base), a.bounds.elements});
+    auto const bounds = block.global(a.bounds.template as<E>());
     std::int32_t const dim = a.keys.head_dim;
-    std::int64_t const at = a.bounds.at(block.z(), block.y(), mine.unit, dim) + mine.part * 8;
+    std::int64_t const at = a.bounds.at(block, block.z(), block.y(), mine.unit, 2 * dim) + mine.part * 8;
     std::int64_t const kept =
         a.open_alone ? (static_cast<std::int64_t>(block.z()) * a.keys.heads + block.y()) * 2 * dim + mine.part * 8 : at;
     float mean[8];

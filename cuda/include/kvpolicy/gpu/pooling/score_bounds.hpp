@@ -60,8 +60,9 @@ struct score_bounds_body {
     float low[8] = {};
     if (there && part < a.bounds.parts()) {
       row_reader<E, B> const bounds(block, a.bounds, block.z());
-      bounds.load(bounds.offset(block.y(), 2 * unit), part, high);
-      bounds.load(bounds.offset(block.y(), 2 * unit + 1), part, low);
+      std::int64_t const at = bounds.offset(block.y(), 2 * unit);
+      bounds.load(at, part, high);
+      bounds.load(at + a.bounds.token_stride, part, low);
     }
     float sum = 0;
     float most = -__builtin_huge_valf();

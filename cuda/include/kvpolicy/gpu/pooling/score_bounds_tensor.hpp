@@ -40,7 +40,7 @@ struct score_bounds_tensor_body : no_shared {
       typename row_reader<E, B>::raw high[Chunks];
       typename row_reader<E, B>::raw low[Chunks];
       std::int64_t const high_at = bounds.offset(block.y(), 2 * mine);
-      std::int64_t const low_at = bounds.offset(block.y(), 2 * mine + 1);
+      std::int64_t const low_at = high_at + a.bounds.token_stride;
       KVPOLICY_UNROLL
       for (int c = 0; c < Chunks; ++c) {
         high[c] = bounds.load_raw(high_at, t + 4 * c);

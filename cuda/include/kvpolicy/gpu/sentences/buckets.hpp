@@ -80,8 +80,8 @@ KVPOLICY_KERNEL std::int64_t index_of(list_reader<B> const& retained, std::int64
 
 /// What each head has of each sentence. Layer by layer.
 struct sentence_units {
-  buffer<std::byte> means;         ///< `[sequences, kv_heads, most, head_dim]` of the keys' type, or
-  batch_bounds spreads;            ///< mean -/+ deviation of each sentence, where it has a base
+  batch_vectors vectors;  ///< each sentence's mean; or, as `spread`, mean + deviation, then mean - deviation
+  bool spread = false;
   buffer<std::int32_t> index_end;  ///< `[sequences, kv_heads, most]` rank behind the sentence's retained tokens
   buffer<std::int32_t> folded;     ///< `[sequences, kv_heads]` sentences that are in
 };
@@ -158,7 +158,8 @@ struct sentence_take_body {
     row_reader<E, B> const keys(block, a.keys, block.y());
     list_reader<B> const retained(block, a.retained, block.y(), block.x());
     if (retained.count() == 0 || folded >= units) return;
-    auto const means = block.global(elements_of<E>(a.units.means));
+    auto const vectors = block.global(a.units.vectors.template as<E>());
+    bool const spread = a.units.spread;
     std::int32_t const parts = a.keys.parts();
     auto const thread = static_cast<std::int32_t>(block.thread());
     std::int32_t const at_once = static_cast<std::int32_t>(B::threads) / parts;
@@ -195,16 +196,14 @@ struct sentence_take_body {
         }
         block.sync();
       };
-      bool const spread = a.units.spreads.base != nullptr;
+      std::int64_t const at =
+          a.units.vectors.at(block, block.y(), block.x(), folded, spread ? 2 * a.keys.head_dim : a.keys.head_dim);
       each_channel([](float x, std::int32_t) { return x; },
                    [&](std::int32_t d, float mean) {
                      if (spread) s.means[d] = mean;
-                     else means[(list * a.state.most + folded) * a.keys.head_dim + d] = narrowed<E>(mean);
+                     else vectors[at + d] = narrowed<E>(mean);
                    });
       if (spread) {
-        auto const spreads =
-            block.global(buffer<stored<E>>{static_cast<stored<E>*>(a.units.spreads.base), a.units.spreads.elements});
-        std::int64_t const at = a.units.spreads.at(block.y(), block.x(), folded, a.keys.head_dim);
         each_channel(
             [&](float x, std::int32_t d) {
               if (d >= a.keys.head_dim) return 0.0f;
@@ -214,8 +213,8 @@ struct sentence_take_body {
             [&](std::int32_t d, float variance) {
               float const mean = s.means[d];
               float const deviation = sqrtf(variance);
-              spreads[at + d] = narrowed<E>(within(mean + deviation, largest(E)));
-              spreads[at + a.keys.head_dim + d] = narrowed<E>(within(mean - deviation, largest(E)));
+              vectors[at + d] = narrowed<E>(within(mean + deviation, largest(E)));
+              vectors[at + a.keys.head_dim + d] = narrowed<E>(within(mean - deviation, largest(E)));
             });
       }
       if (thread == 0) block.global(a.units.index_end)[list * a.state.most + folded] = static_cast<std::int32_t>(end);

@@ -4,7 +4,7 @@
 #include "kvpolicy/gpu/attention/launch_attend.hpp"
 #include "kvpolicy/gpu/base/vectors.hpp"
 #include "kvpolicy/gpu/pooling/launch_pool.hpp"
-#include "kvpolicy/gpu/pooling/unit_bounds.hpp"
+#include "kvpolicy/gpu/pooling/unit_vectors.hpp"
 #include "kvpolicy/gpu/sentences/fill.hpp"
 #include "kvpolicy/gpu/step/context.hpp"
 #include "kvpolicy/pools/unit_mean.hpp"
@@ -12,8 +12,9 @@
 
 namespace kvpolicy::gpu {
 
-/// For selectors::fill over segments::sentences, `units` of a sequence at most: `restart(layer, sequence)`; `take(step,
-/// state)`, the step's token and queries; `score(layer, count, out)`; `units(layer)`, where the fill finds what it reads.
+/// For selectors::fill over segments::sentences, `units` of a sequence at most: `hold(sequence, units)`, room for so many;
+/// `restart(layer, sequence)`; `take(step, state)`, the step's token and queries; `score(layer, count, out)`; `units(layer)`,
+/// where the fill finds what it reads.
 template <class Rule, owning_device D>
   requires pools_and_scores<Rule, pools::unit_mean, scorers::query_mean_dot>
 class unit_scores<Rule, D> {
@@ -23,9 +24,7 @@ class unit_scores<Rule, D> {
         most_(units),
         spread_(context.rule.pool.spread),
         vectors_(spread_ ? context.shape.group() : 1),
-        means_(context.template by_layer<std::byte>(
-            spread_ ? 0 : context.heads() * units * context.shape.head_dim * size_of(context.shape.type))),
-        spreads_(context.shape, spread_ ? context.shape.layers : 0, context.sequences, units, *context.device),
+        units_(context.shape, context.sequences, units, spread_ ? 2 : 1, *context.device),
         rank_ends_(context.template by_layer<std::int32_t>(context.heads() * units)),
         counts_(context.template by_layer<std::int32_t>(2 * context.heads())),
         sums_(context.template by_layer<float>(context.heads() * vectors_ * context.shape.head_dim)) {
@@ -34,8 +33,9 @@ class unit_scores<Rule, D> {
   }
 
   detail::sentence_units units(layer_id layer) const noexcept {
-    return {means_.of(layer), spread_ ? spreads_.to(layer) : detail::batch_bounds{}, rank_ends_.of(layer), folded(layer)};
+    return {units_.to(layer), spread_, rank_ends_.of(layer), folded(layer)};
   }
+  void hold(std::int64_t sequence, std::int64_t units) { units_.hold(sequence, units); }
   void restart(layer_id layer, std::int64_t row) {
     context_.put(folded(layer), row, 0);
     context_.put(queries_summed(layer), row, 0);
@@ -64,7 +64,7 @@ class unit_scores<Rule, D> {
     vector_rows const sums = vectors_of_floats(sums_.of(layer), shape.kv_heads * vectors_, shape.head_dim);
     if (spread_) {
       detail::launch_score_bounds(*context_.device,
-                                  {spreads_.rows(layer), static_cast<std::int32_t>(shape.group()), most_, context_.sequences},
+                                  {units_.rows(layer), static_cast<std::int32_t>(shape.group()), most_, context_.sequences},
                                   [&](auto& a) {
                                     a.queries = sums;
                                     a.merged = group_merge::mean;
@@ -77,7 +77,7 @@ class unit_scores<Rule, D> {
     }
     detail::list_weights a{};
     a.queries = sums;
-    a.keys = summary_rows(means_.of(layer), shape.kv_heads, most_, shape.head_dim, shape.type);
+    a.keys = units_.rows(layer);
     a.lists = all_of({count});
     a.sequences = context_.sequences;
     a.most_tokens = most_;
@@ -94,8 +94,7 @@ class unit_scores<Rule, D> {
   std::int64_t most_;
   bool spread_;
   std::int64_t vectors_;                    ///< query sums of a KV head: one, or its query heads'
-  layer_array<D, std::byte> means_;         ///< `[sequences, kv_heads, units, head_dim]` of the cache's type, or
-  detail::unit_bounds<D> spreads_;          ///< of the same
+  detail::unit_vectors<D> units_;           ///< means, or mean +/- deviation
   layer_array<D, std::int32_t> rank_ends_;  ///< `[sequences, kv_heads, units]`
   layer_array<D, std::int32_t> counts_;     ///< `[2, sequences, kv_heads]`: sentences that are in, queries in the sum
   layer_array<D, float> sums_;              ///< `[sequences, kv_heads, vectors, head_dim]`

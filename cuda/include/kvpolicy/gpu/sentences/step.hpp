@@ -54,6 +54,13 @@ class decode_retrieve<Rule, D> {
     context.device->upload(state_.get(), none.data(), std::ssize(none));
   }
 
+  /// Room for the sentences of so many tokens: the prompt's are known, of what came behind the shortest are counted with.
+  void hold(std::int64_t sequence, std::int64_t tokens) {
+    segments::sentence_marks const& marks = marks_[static_cast<std::size_t>(sequence)];
+    std::int64_t const behind = std::max<std::int64_t>(0, tokens - marks.tokens);
+    unit_scores_.hold(sequence, tokens == 0 ? 0 : marks.units() + behind / context_.rule.segment.shortest + 1);
+  }
+
   /// The prompt's sentences; those of a layer that were there are made anew.
   template <class View, class Exec>
   void prefill(prompt_piece<View> const& piece, Exec& exec) {
@@ -179,6 +186,7 @@ class decode_retrieve<Rule, D> {
     context_.put(state().units, sequence, static_cast<std::int32_t>(marks.units()));
     context_.put(state().open_begin, sequence, static_cast<std::int32_t>(marks.open_begin()));
     context_.put(state().closes, sequence, std::int32_t{marks.last()});
+    hold(sequence, marks.tokens);
   }
 
   /// The prompt's sentences that stand, of one head: chosen on the host, as the verb does.

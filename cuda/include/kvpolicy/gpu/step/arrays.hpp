@@ -82,12 +82,6 @@ array_of<D, std::int32_t> counted(D& device, std::int64_t size) {
   return made;
 }
 
-/// `count` elements of a buffer, from `first` on.
-template <class T>
-constexpr buffer<T> part_of(buffer<T> all, std::int64_t first, std::int64_t count) noexcept {
-  return {all.data + first, count};
-}
-
 /// Lists of tokens, or of units of several, for every layer: `[layers, sequences, lists, stride]`, and how many tokens each
 /// names.
 template <owning_device D>
