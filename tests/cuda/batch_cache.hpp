@@ -2,8 +2,10 @@
 // device, and the oracle on the host.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "conformance/random_cache.hpp"
@@ -16,8 +18,9 @@ namespace kvpolicy_test {
 /// Every page that no sequence has is NaN; so are rows that are not written yet.
 class batch_cache {
  public:
+  /// @param rows  of the device's page table, at least as many as sequences; 0: just as many
   batch_cache(cache_shape const& shape, std::int64_t sequences, std::int32_t page_size, page_layout layout,
-              random_source& random, bool whole)
+              random_source& random, bool whole, std::int64_t rows = 0)
       : shape_(shape),
         whole_(whole),
         page_size_(page_size),
@@ -30,6 +33,8 @@ class batch_cache {
       std::swap(all[i - 1], all[static_cast<std::size_t>(random.between(0, static_cast<std::int64_t>(i) - 1))]);
     }
     pages_.assign(all.begin(), all.begin() + sequences * table_stride_);
+    pages_of_rows_ = pages_;
+    pages_of_rows_.resize(static_cast<std::size_t>(std::max(rows, sequences) * table_stride_), -1);
     page_elements_ = shape.kv_heads * page_size * shape.head_dim;
     layer_elements_ = pages * page_elements_;
     std::size_t const bytes = static_cast<std::size_t>(shape.layers * layer_elements_ * size_of(shape.type));
@@ -39,8 +44,20 @@ class batch_cache {
     }
   }
 
+  /// Each sequence's page table moves to a row; -1: to none.
+  void arrange(std::span<std::int64_t const> rows) {
+    std::ranges::fill(pages_of_rows_, -1);
+    for (std::size_t s = 0; s < rows.size(); ++s) {
+      if (rows[s] < 0) continue;
+      std::copy_n(pages_.begin() + static_cast<std::int64_t>(s) * table_stride_, table_stride_,
+                  pages_of_rows_.begin() + rows[s] * table_stride_);
+    }
+  }
+
   /// The caches on the device, as they were when they were last sent.
-  gpu::paged_batch view() const { return view(on_device(halves_[0]).data, on_device(halves_[1]).data, on_device(pages_)); }
+  gpu::paged_batch view() const {
+    return view(on_device(halves_[0]).data, on_device(halves_[1]).data, on_device(pages_of_rows_));
+  }
   gpu::paged_batch host_view() const {
     return view(halves_[0].data(), halves_[1].data(), {const_cast<std::int32_t*>(pages_.data()), std::ssize(pages_)});
   }
@@ -95,7 +112,8 @@ class batch_cache {
   std::int64_t table_stride_;
   std::int64_t page_elements_ = 0;
   std::int64_t layer_elements_ = 0;
-  shared_vector<std::int32_t> pages_;
+  shared_vector<std::int32_t> pages_;          ///< `[sequences, table_stride]`
+  shared_vector<std::int32_t> pages_of_rows_;  ///< `[rows, table_stride]`
   shared_vector<gpu::pack> halves_[2];
 };
 

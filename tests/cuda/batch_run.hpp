@@ -6,6 +6,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <iterator>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -68,22 +69,26 @@ class batch_run {
         nearly_(nearly),
         is_captured_(on_real_gpu || random.one_in(2)),
         most_new_(waits(policy) || gpu::retain_renews<Policy, test_device> || random.one_in(2) ? 1 : random.between(2, 6)),
+        moves_(random.one_in(3)),
+        rows_(sequences + (moves_ ? random.between(0, 2) : 0)),
+        row_of_(static_cast<std::size_t>(sequences)),
         cache_(shape, sequences, static_cast<std::int32_t>(random.between(1, 20)),
-               random.one_in(2) ? page_layout::nhd : page_layout::hnd, random, whole),
+               random.one_in(2) ? page_layout::nhd : page_layout::hnd, random, whole, rows_),
         device_(static_cast<std::uint64_t>(random.between(1, 1000))),
-        decoder_(policy, shape, sequences, device_, most_new_),
+        decoder_(policy, shape, sequences, device_, most_new_, moves_ ? rows_ : 0),
         tokens_(static_cast<std::size_t>(sequences)),
         prompts_(static_cast<std::size_t>(sequences)),
         new_(static_cast<std::size_t>(sequences)),
         queries_(static_cast<std::size_t>(shape.layers * layer_size())),
         out_(queries_.size(), 7),
-        logits_(static_cast<std::size_t>(sequences * most_new_ * vocabulary)),
-        ids_(static_cast<std::size_t>(sequences * most_new_)),
+        logits_(static_cast<std::size_t>(rows_ * most_new_ * vocabulary)),
+        ids_(static_cast<std::size_t>(rows_ * most_new_)),
         lists_(static_cast<std::size_t>(shape.layers)),
         oracles_(static_cast<std::size_t>(sequences)) {
     for (std::int64_t i = 0; i < std::max<std::int64_t>(1, shape.head_dim / 2); ++i)
       frequencies_.push_back(whole ? 0 : std::pow(.3f, static_cast<float>(i)));  // keys that turn are no whole numbers
     if (random.one_in(2)) rotation_ = rotation::pairing::neighbours;
+    std::iota(row_of_.begin(), row_of_.end(), 0);
   }
 
   /// A new request in a slot; in two pieces in one case of two.
@@ -122,6 +127,7 @@ class batch_run {
   void end(std::int64_t sequence) {
     oracles_[static_cast<std::size_t>(sequence)].reset();
     tokens_[static_cast<std::size_t>(sequence)] = 0;
+    if (moves_) decoder_.end(sequence);
   }
 
   /// One step of the sequences that are there, but for those that pause; what differs from the oracle's, or nothing. On a GPU,
@@ -135,9 +141,12 @@ class batch_run {
       tokens_[s] += new_[s];
       if (tokens_[s] > 0) now[s] = steps ? tokens_[s] : gpu::paused;
     }
-    if (most_new_ == 1 && random_.one_in(2)) decoder_.plan(now);
-    else decoder_.plan(now, new_);
+    bool const alone = most_new_ == 1 && random_.one_in(2);
+    std::span<std::int32_t const> const brought = alone ? std::span<std::int32_t const>() : new_;
+    if (moves_) plan_rows(now, brought);
+    else decoder_.plan(now, brought);
     fill(queries_);
+    std::ranges::fill(out_, 7.0f);
     fill(logits_);
     for (std::int32_t& id : ids_) id = static_cast<std::int32_t>(random_.between(0, vocabulary - 1));
     // A step run layer by layer must do without the later layers' keys; one that is replayed has them all.
@@ -172,6 +181,11 @@ class batch_run {
     else enqueue();
     device_.wait();
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
+      for (std::int64_t r = 0; r < rows_; ++r) {
+        bool const theirs = std::ranges::find(row_of_, r) != row_of_.end();
+        if (!theirs && out_[static_cast<std::size_t>(l * layer_size() + r * layer_size() / rows_)] != 7)
+          return "row " + std::to_string(r) + ", which no sequence has, was written";
+      }
       for (std::size_t s = 0; s < tokens_.size(); ++s) {
         std::string const fault = compare(static_cast<std::int64_t>(s), l);
         if (!fault.empty()) return "layer " + std::to_string(l) + " sequence " + std::to_string(s) + ": " + fault;
@@ -188,7 +202,7 @@ class batch_run {
       }
       auto& mine = oracles_[s];
       for (std::int64_t i = 0; i < stay; ++i) {
-        std::int64_t const row = static_cast<std::int64_t>(s) * most_new_ + i;
+        std::int64_t const row = row_of_[s] * most_new_ + i;
         mine->state.observe({std::span<float const>(logits_.data() + row * vocabulary, vocabulary)}, mine->exec);
       }
       if (cut) mine->state.cut(tokens_[s]);
@@ -227,7 +241,38 @@ class batch_run {
     }
   }
   /// Queries or outputs of a layer, floats.
-  std::int64_t layer_size() const { return std::ssize(tokens_) * most_new_ * shape_.q_heads * shape_.head_dim; }
+  std::int64_t layer_size() const { return rows_ * most_new_ * shape_.q_heads * shape_.head_dim; }
+  /// Every sequence that steps has a row by chance, and some of those that pause.
+  void plan_rows(std::vector<std::int32_t> const& now, std::span<std::int32_t const> brought) {
+    move();
+    std::vector<std::int32_t> slots, tokens, new_ones;
+    for (std::int64_t r = 0; r < rows_; ++r) {
+      auto const slot = std::ranges::find(row_of_, r) - row_of_.begin();
+      auto const s = static_cast<std::size_t>(slot);
+      bool const none = slot == std::ssize(row_of_) || now[s] == 0;
+      if (none || (now[s] == gpu::paused && random_.one_in(2))) {
+        // A plan's rows have no gaps: those behind move up.
+        if (slot != std::ssize(row_of_)) row_of_[s] = -1;
+        continue;
+      }
+      row_of_[s] = std::ssize(slots);
+      slots.push_back(static_cast<std::int32_t>(slot));
+      tokens.push_back(now[s]);
+      if (!brought.empty()) new_ones.push_back(brought[s]);
+    }
+    cache_.arrange(row_of_);
+    decoder_.plan_rows(slots, tokens, new_ones);
+  }
+  /// Sequences take other rows.
+  void move() {
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(rows_));
+    std::iota(rows.begin(), rows.end(), 0);
+    for (std::size_t i = rows.size(); i > 1; --i)
+      std::swap(rows[i - 1], rows[static_cast<std::size_t>(random_.between(0, static_cast<std::int64_t>(i) - 1))]);
+    std::copy_n(rows.begin(), row_of_.size(), row_of_.begin());
+    device_.wait();
+    cache_.arrange(row_of_);
+  }
   gpu::vector_rows rows_of(float* data, std::int64_t size) const {
     gpu::vector_rows made{};
     made.base = data;
@@ -239,6 +284,7 @@ class batch_run {
   }
 
   void piece(std::int64_t sequence, std::int64_t first, std::int64_t tokens, oracle<Policy>& mine, token_span repeats = {}) {
+    if (moves_) move();
     device_.send();
     std::int64_t const observed = repeats.empty() ? observation_queries(policy_) : tokens - first;
     std::int64_t const window = std::min<std::int64_t>(observed, tokens - first);
@@ -253,20 +299,22 @@ class batch_run {
       prompt.repeats = repeats;
       prompt.queries = {queries.data(), window, shape_.q_heads, shape_.q_heads * shape_.head_dim, shape_.head_dim, .125f};
       prompt.rope = {frequencies_.data(), shape_.head_dim / 2, rotation_};
-      decoder_.prefill(sequence, cache_.view(), tokens, {l}, prompt, exec_);
+      decoder_.prefill(sequence, cache_.view(), tokens, {l}, prompt, exec_,
+                       moves_ ? row_of_[static_cast<std::size_t>(sequence)] : -1);
       mine.state.prefill(view(sequence, tokens), {l}, prompt, mine.exec);
     }
   }
 
   std::string compare(std::int64_t s, std::int64_t l) {
-    float const* const queries = queries_.data() + l * layer_size();
-    float const* const out = out_.data() + l * layer_size();
     std::int64_t const size = most_new_ * shape_.q_heads * shape_.head_dim;
+    std::int64_t const row = row_of_[static_cast<std::size_t>(s)];
+    float const* const queries = queries_.data() + l * layer_size() + row * size;
+    float const* const out = out_.data() + l * layer_size() + row * size;
     auto& mine = oracles_[static_cast<std::size_t>(s)];
     std::int64_t const brought = new_[static_cast<std::size_t>(s)];
     std::int64_t const written = brought * shape_.q_heads * shape_.head_dim;
-    for (std::int64_t i = written; i < size; ++i) {
-      if (out[s * size + i] != 0) return "a token that was not brought has an output";
+    for (std::int64_t i = written; i < size && row >= 0; ++i) {
+      if (out[i] != 0) return "a token that was not brought has an output";
     }
     if (brought == 0) {
       if constexpr (gpu::known_counts<Policy, test_device>) {
@@ -275,9 +323,8 @@ class batch_run {
       return {};
     }
     std::int64_t const n = tokens_[static_cast<std::size_t>(s)];
-    query_window const heads{queries + s * size, brought, shape_.q_heads, shape_.q_heads * shape_.head_dim,
-                             shape_.head_dim,    .125f};
-    std::span const ids(ids_.data() + s * most_new_, static_cast<std::size_t>(brought));
+    query_window const heads{queries, brought, shape_.q_heads, shape_.q_heads * shape_.head_dim, shape_.head_dim, .125f};
+    std::span const ids(ids_.data() + row * most_new_, static_cast<std::size_t>(brought));
     selection const kept = most_new_ == 1
                                ? mine->state.choose(view(s, n), {l}, step_signals{heads.token(0), ids[0]}, mine->exec)
                                : mine->state.choose(view(s, n), {l}, step_window{brought, heads, ids}, mine->exec);
@@ -304,8 +351,8 @@ class batch_run {
     attend(heads, view(s, n).keys({l}), view(s, n).values({l}), kept,
            table<float>{expected.data(), brought * shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, mine->exec);
     for (std::int64_t i = 0; i < written; ++i) {
-      if (!(std::abs(out[s * size + i] - expected[static_cast<std::size_t>(i)]) <= 1e-4f)) {
-        return "output " + std::to_string(i) + " is " + std::to_string(out[s * size + i]) + " for " +
+      if (!(std::abs(out[i] - expected[static_cast<std::size_t>(i)]) <= 1e-4f)) {
+        return "output " + std::to_string(i) + " is " + std::to_string(out[i]) + " for " +
                std::to_string(expected[static_cast<std::size_t>(i)]);
       }
     }
@@ -333,7 +380,10 @@ class batch_run {
   std::int64_t compared_ = 0;  ///< lists
   std::int64_t differ_ = 0;    ///< that a near-tie explains
   bool is_captured_;
-  std::int64_t most_new_;  ///< tokens that a sequence brings at most
+  std::int64_t most_new_;             ///< tokens that a sequence brings at most
+  bool moves_;                        ///< sequences' rows do, from step to step
+  std::int64_t rows_;                 ///< of a batch at most
+  std::vector<std::int64_t> row_of_;  ///< of each sequence at this step, or -1
   batch_cache cache_;
   test_device device_;
   prompt_exec exec_;

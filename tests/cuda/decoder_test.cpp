@@ -93,6 +93,45 @@ TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cud
   REQUIRE_THROWS_AS(by_sentence.choose(cache.view(), {0}, {}, 1), invalid_value);  // no ids
 }
 
+TEST_CASE("a plan of rows that move names a slot for each, and once", "[cuda]") {
+  written_batch batch(2);
+  auto& [shape, cache, device, exec] = batch;
+  auto const made = [&](std::int64_t rows) {
+    return gpu::decoder<presets::quest, test_device>(presets::quest{.tokens = 24}, shape, 3, device, 1, rows);
+  };
+  REQUIRE_THROWS_AS(made(-1), invalid_value);
+  device.send();
+  auto decoder = made(2);
+  auto const prefill = [&](std::int64_t slot, std::int64_t tokens, std::int64_t row) {
+    for (std::int64_t l = 0; l < 2; ++l) decoder.prefill(slot, cache.view(), tokens, {l}, {}, exec, row);
+  };
+  REQUIRE_THROWS_AS(prefill(2, 10, -1), invalid_value);  // which row?
+  REQUIRE_THROWS_AS(prefill(2, 10, 2), invalid_value);
+  prefill(2, 10, 0);
+  prefill(0, 20, 0);
+  using numbers = std::vector<std::int32_t>;
+  auto const plan = [&](numbers const& slots, numbers const& tokens) { decoder.plan_rows(slots, tokens); };
+  REQUIRE_THROWS_AS(decoder.plan(numbers{21, 0, 11}), invalid_value);
+  REQUIRE_THROWS_AS(plan({2, 2}, {11, 11}), invalid_value);
+  REQUIRE_THROWS_AS(plan({3}, {11}), invalid_value);
+  REQUIRE_THROWS_AS(plan({-1}, {11}), invalid_value);
+  REQUIRE_THROWS_AS(plan({1}, {11}), invalid_value);  // nobody is there
+  REQUIRE_THROWS_AS(plan({0, 1, 2}, {21, 0, 11}), invalid_value);
+  REQUIRE_THROWS_AS(plan({0, 2}, {21}), invalid_value);
+  REQUIRE_THROWS_AS(decoder.plan_rows(numbers{0}, numbers{21}, numbers{1, 1}), invalid_value);
+  plan({2}, {11});  // the other pauses
+  plan({0, 2}, {21, 12});
+  plan({2, 0}, {gpu::paused, 22});
+  plan({}, {});
+  REQUIRE_THROWS_AS(decoder.end(3), invalid_value);
+  decoder.end(2);
+  REQUIRE_THROWS_AS(plan({2}, {13}), invalid_value);
+  plan({0}, {23});
+
+  gpu::decoder<presets::full, test_device> by_slot(presets::full{}, shape, 1, device);
+  REQUIRE_THROWS_AS(by_slot.plan_rows(numbers{0}, numbers{0}), invalid_value);
+}
+
 TEST_CASE("a plan says how many of the last step's tokens stayed: at least one, at most all", "[cuda]") {
   written_batch batch(2);
   auto& [shape, cache, device, exec] = batch;

@@ -40,6 +40,21 @@ void several(kv::gpu_exec& exec, kv::cache_shape const& shape, std::int64_t sequ
   if (decoder.unsettled()) decoder.settle(view, scale);
 }
 
+void moving(kv::gpu_exec& exec, kv::cache_shape const& shape, std::int64_t slots, std::int64_t rows,
+            kv::gpu::paged_batch const& view, std::int64_t slot, std::int64_t row, std::int64_t tokens,
+            kv::layer_id layer_given, kv::prompt_signals const& prompt, std::span<std::int32_t const> slots_of_rows,
+            std::span<std::int32_t const> lengths);
+void moving(kv::gpu_exec& exec, kv::cache_shape const& shape, std::int64_t slots, std::int64_t rows,
+            kv::gpu::paged_batch const& view, std::int64_t slot, std::int64_t row, std::int64_t tokens,
+            kv::layer_id layer_given, kv::prompt_signals const& prompt, std::span<std::int32_t const> slots_of_rows,
+            std::span<std::int32_t const> lengths) {
+  kv::gpu::decoder<kv::presets::quest, kv::gpu::stream_device> decoder({}, shape, slots, exec.device(), 1, rows);
+  std::int64_t const layer = layer_given.value;
+  decoder.prefill(slot, view, tokens, {layer}, prompt, exec, row);
+  decoder.plan_rows(slots_of_rows, lengths);
+  decoder.end(slot);
+}
+
 void offloaded(kv::gpu::decoder<kv::presets::heterocache, kv::gpu::stream_device>& decoder, kv::cache_shape const& shape,
                std::int64_t sequences, std::span<std::int32_t const> slots, kv::gpu::paged_batch const& host,
                std::span<std::int32_t const> lengths, kv::gpu::vector_rows const* queries, float scale,

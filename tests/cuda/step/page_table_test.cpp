@@ -330,5 +330,44 @@ TEST_CASE("a decoder's lists become FlashInfer's indices, planned on the host fr
   }
 }
 
+TEST_CASE("tables of rows that moved are those of rows that did not, elsewhere", "[cuda]") {
+  random_source random(18);
+  constexpr std::int64_t sequences = 3, rows = 5, page = 4;
+  cache_shape const shape{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 8, .max_tokens = 120};
+  engine_batch const cache(engine::vllm, shape, sequences, page, random);
+  table_entries const how = entries_of(cache.view_in_pages(0, 0), entry_size::page, head_rows::shared);
+  constexpr std::int64_t most = 120 / page;
+  for (int round = 0; round < 20; ++round) {
+    drawn_lists const drawn(shape, sequences, page, false, true, random);
+    uploaded_tables const own(cache, false, false);
+    numbers row_of{4, -1, 1}, moved(static_cast<std::size_t>(rows * own.tables.stride), -1);
+    for (std::size_t s = 0; s < row_of.size(); ++s) {
+      if (row_of[s] < 0) continue;
+      std::copy_n(own.pages.begin() + static_cast<std::int64_t>(s) * own.tables.stride, own.tables.stride,
+                  moved.begin() + row_of[s] * own.tables.stride);
+    }
+    test_device device(static_cast<std::uint64_t>(random.between(1, 1000)));
+    numbers misfits(1), here = filled(sequences * most), lengths = filled(sequences), there = filled(rows * most),
+                        lengths_there = filled(rows);
+    device.send();
+    gpu::launch_page_table(device, drawn.device_lists, how, own.tables,
+                           gpu::block_table_rows(how, on_device(here), most, on_device(lengths), on_device(misfits)), sequences,
+                           shape.max_tokens, cache.pages_in_all());
+    gpu::launch_page_table(device, drawn.device_lists, how, {on_device(moved), own.tables.stride},
+                           gpu::block_table_rows(how, on_device(there), most, on_device(lengths_there), on_device(misfits)),
+                           sequences, shape.max_tokens, cache.pages_in_all(), {on_device(row_of)});
+    device.wait();
+    numbers want = filled(rows * most), want_lengths = filled(rows);
+    for (std::size_t s = 0; s < row_of.size(); ++s) {
+      if (row_of[s] < 0) continue;
+      std::copy_n(here.begin() + static_cast<std::int64_t>(s) * most, most, want.begin() + row_of[s] * most);
+      want_lengths[static_cast<std::size_t>(row_of[s])] = lengths[s];
+    }
+    REQUIRE(misfits[0] == 0);
+    REQUIRE(there == want);
+    REQUIRE(lengths_there == want_lengths);
+  }
+}
+
 }  // namespace
 }  // namespace kvpolicy_test

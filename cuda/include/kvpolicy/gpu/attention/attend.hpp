@@ -99,8 +99,7 @@ struct attend_body {
         for (int i = 0; i < 8; ++i) {
           query[g][i] = 0;
           if (g < heads.real && part * 8 + i < a.keys.head_dim) {
-            query[g][i] =
-                get(block, a.queries, heads.element(a, a.queries, block.z(), g) + part * 8 + i) * (a.scale * 1.44269504f);
+            query[g][i] = get(block, a.queries, heads.element(block, a, a.queries, g) + part * 8 + i) * (a.scale * 1.44269504f);
           }
         }
       }

@@ -21,7 +21,7 @@ struct attend_arguments {
   batch_rows values;
   token_lists lists;
   std::int32_t splits = 1;
-  vector_rows out;                ///< `[sequences, step, q_heads, head_dim]`; 0 of tokens that are not brought
+  vector_rows out;                ///< the same; 0 of tokens that are not brought
   buffer<float> log_sum_exp;      ///< `[sequences, step, q_heads]`, or none
   buffer<float> partial;          ///< `[sequences, step, q_heads, splits, head_dim + 2]`, where there are several splits
   buffer<std::int32_t> counters;  ///< `[sequences, kv_heads tiles]` zeros, where there are more
@@ -50,9 +50,9 @@ struct attend_tile {
     return static_cast<std::int32_t>(kv_head) * a.group + first + g - token(a, g) * a.group;
   }
   /// Its first element among vectors.
-  KVPOLICY_KERNEL std::int64_t element(attend_arguments const& a, vector_rows const& of, unsigned sequence,
-                                       std::int32_t g) const {
-    return sequence * of.sequence_stride + token(a, g) * of.token_stride + q_head(a, g) * of.head_stride;
+  template <class B>
+  KVPOLICY_KERNEL std::int64_t element(B& block, attend_arguments const& a, vector_rows const& of, std::int32_t g) const {
+    return of.begin(block, block.z()) + token(a, g) * of.token_stride + q_head(a, g) * of.head_stride;
   }
   /// Its row among those of a batch.
   KVPOLICY_KERNEL std::int64_t row(attend_arguments const& a, unsigned sequence, std::int32_t g) const {
@@ -95,7 +95,8 @@ class attend_shared {
   KVPOLICY_KERNEL void finish(B& block, attend_arguments const& a, attend_tile const& heads) {
     write(block, a, heads);
     std::int64_t const list = static_cast<std::int64_t>(block.z()) * a.keys.heads * a.tiles + block.y();
-    if (a.splits > 1 && block.last_of(last, a.counters, list, a.splits)) merge(block, a, heads);
+    if (a.splits > 1 && block.last_of(last, a.counters, list, a.splits) && a.out.rows.has(block, block.z()))
+      merge(block, a, heads);
   }
 
  private:
@@ -104,6 +105,7 @@ class attend_shared {
   }
 
   KVPOLICY_KERNEL void write(B& block, attend_arguments const& a, attend_tile const& heads) {
+    if (!a.out.rows.has(block, block.z())) return;
     for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < heads.real * a.keys.head_dim; i += B::threads) {
       std::int32_t const g = i / a.keys.head_dim;
       std::int32_t const d = i - g * a.keys.head_dim;
@@ -117,7 +119,7 @@ class attend_shared {
       float const weighted = sums[g * Channels + d];
       std::int64_t const q = heads.row(a, block.z(), g);
       if (a.splits == 1) {
-        put(block, a.out, heads.element(a, a.out, block.z(), g) + d, all == 0 ? 0.0f : weighted / all);
+        put(block, a.out, heads.element(block, a, a.out, g) + d, all == 0 ? 0.0f : weighted / all);
         if (d == 0 && a.log_sum_exp.data != nullptr) {
           block.global(a.log_sum_exp)[q] = log_sum_exp(more, all);
         }
@@ -177,7 +179,7 @@ class attend_shared {
       KVPOLICY_UNROLL
       for (int c = 0; c < Channels / 32; ++c) {
         if (32 * c + lane >= a.keys.head_dim) continue;
-        put(block, a.out, heads.element(a, a.out, block.z(), g) + 32 * c + lane,
+        put(block, a.out, heads.element(block, a, a.out, g) + 32 * c + lane,
             state.total == 0 ? 0.0f : state.sum[c] / state.total);
       }
       if (lane == 0 && a.log_sum_exp.data != nullptr) {

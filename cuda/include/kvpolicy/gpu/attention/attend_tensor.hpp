@@ -24,7 +24,7 @@ struct attend_tensor_body {
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
     warp_rows<B> const rows(block, a);
     float channels[Chunks][8];
-    tensor_queries<E, Chunks>::fetch(block, a.queries, rows.heads.element(a, a.queries, block.z(), rows.g),
+    tensor_queries<E, Chunks>::fetch(block, a.queries, rows.heads.element(block, a, a.queries, rows.g),
                                      rows.g < rows.heads.real, channels);
     std::int64_t const seen = rows.heads.seen(block, a, rows.list, rows.g);
     float sum[Chunks][4][4] = {};

@@ -39,7 +39,7 @@ struct list_logits_body {
     for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < a.group * dim; i += B::threads) {
       std::int32_t const g = i / dim;
       s.queries[i] = a.scale * get(block, a.queries,
-                                   block.z() * a.queries.sequence_stride +
+                                   a.queries.begin(block, block.z()) +
                                        (block.y() * a.rows_of_head + a.first_row + g) * a.queries.head_stride + (i - g * dim));
     }
     block.sync();

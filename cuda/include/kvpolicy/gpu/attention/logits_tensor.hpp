@@ -52,8 +52,7 @@ struct list_logits_tensor_body {
     std::int32_t const real = a.rows_of_head - row < 8 ? a.rows_of_head - row : 8;
     std::int64_t const first_q = static_cast<std::int64_t>(head) * a.rows_of_head + row;
     tensor_queries<E, Chunks> query;
-    query.load(block, a.queries, block.z() * a.queries.sequence_stride + (first_q + g) * a.queries.head_stride, g < real,
-               a.scale);
+    query.load(block, a.queries, a.queries.begin(block, block.z()) + (first_q + g) * a.queries.head_stride, g < real, a.scale);
     auto const place_of = [&](std::int64_t from) {
       std::int64_t const i = from + g < count ? from + g : count - 1;
       return keys.offset(head, list.token(a.first + i));

@@ -10,7 +10,8 @@ namespace kvpolicy::gpu {
 
 /// The caches of all sequences of a batch, on the device.
 /// Requires: `keys(layer)` and `values(layer)`: the finished() rows of all sequences.
-/// Semantics: trivially copyable. Addresses, strides and the places of page tables are the same at every step, so that launches
+/// Semantics: a sequence's row is that of decoder::plan_rows(); or, with a constant `by_sequence` that is true, its slot.
+/// Trivially copyable. Addresses, strides and the places of page tables are the same at every step, so that launches
 /// can be captured.
 /// Model: paged_batch.
 template <class V>
@@ -49,9 +50,10 @@ static_assert(batch_view<paged_batch>);
 
 /// Returns the rows of one sequence as a batch of one.
 /// @param rows  the rows of a batch
-/// @param sequence  its index
+/// @param sequence  its row of the batch
 /// @return its rows
 constexpr batch_rows of_sequence(batch_rows rows, std::int64_t sequence) noexcept {
+  rows.rows = {};
   std::int64_t const first = sequence * rows.sequence_stride;
   rows.base = static_cast<std::byte const*>(rows.base) + first * size_of(rows.type);
   rows.elements -= first;

@@ -44,6 +44,27 @@ struct alignas(16) pack {
   std::uint32_t word[4];
 };
 
+/// Which row of an engine's arrays is a sequence's.
+struct row_map {
+  buffer<std::int32_t const> rows;  ///< `[sequences]`, -1 of one that has none; none: each its own
+
+  /// Returns a sequence's row; one that has none reads row 0, as far as it reads.
+  /// @param block,sequence  the thread's block, and the sequence
+  template <class B>
+  KVPOLICY_KERNEL std::int64_t of(B& block, unsigned sequence) const {
+    if (rows.data == nullptr) return sequence;
+    std::int32_t const row = block.global(rows)[sequence];
+    return row < 0 ? 0 : row;
+  }
+  /// Returns whether a sequence has a row, which it may write.
+  template <class B>
+  KVPOLICY_KERNEL bool has(B& block, unsigned sequence) const {
+    if (rows.data == nullptr) return true;
+    std::int32_t const row = block.global(rows)[sequence];
+    return row >= 0;
+  }
+};
+
 /// The number of blocks of a launch.
 struct grid_size {
   std::int64_t x = 1;

@@ -34,6 +34,8 @@ struct batch_rows {
   std::int64_t index_sequence_stride = 0;
   std::int64_t index_stride = 0;
 
+  row_map rows{};  ///< s above is a sequence's row
+
   /// Returns the groups of 8 channels in a row.
   constexpr std::int32_t parts() const noexcept { return (head_dim + 7) / 8; }
 };
@@ -72,7 +74,7 @@ class row_reader {
         pages_(block.global(rows.pages)),
         places_(block.global(rows.places)),
         indices_(block.global(rows.indices)),
-        sequence_(sequence) {}
+        sequence_(rows.rows.of(block, sequence)) {}
 
   KVPOLICY_KERNEL bool packed() const { return rows_.packed; }
   /// Returns the sequence's token of a row.

@@ -15,18 +15,18 @@ struct sequence_view {
 
   V batch{};
   cache_shape cache{};
-  std::int64_t sequence = 0;  ///< index in the batch
-  std::int64_t count = 0;     ///< tokens of the sequence
+  std::int64_t row = 0;    ///< of the batch
+  std::int64_t count = 0;  ///< tokens of the sequence
 
   cache_shape shape() const noexcept { return cache; }
   std::int64_t tokens() const noexcept { return count; }
-  sequence_view first(std::int64_t tokens) const noexcept { return {batch, cache, sequence, tokens}; }
+  sequence_view first(std::int64_t tokens) const noexcept { return {batch, cache, row, tokens}; }
   basic_rows<Memory> keys(layer_id layer) const noexcept { return at(batch.keys(layer)); }
   basic_rows<Memory> values(layer_id layer) const noexcept { return at(batch.values(layer)); }
 
  private:
   basic_rows<Memory> at(batch_rows const& all) const noexcept {
-    batch_rows const mine = of_sequence(all, sequence);
+    batch_rows const mine = of_sequence(all, row);
     std::int64_t const size = size_of(mine.type);
     return {.base = static_cast<std::byte const*>(mine.base),
             .type = mine.type,

@@ -14,7 +14,14 @@ struct vector_rows {
   std::int64_t sequence_stride = 0;  ///< elements
   std::int64_t token_stride = 0;     ///< elements
   std::int64_t head_stride = 0;      ///< elements
+  row_map rows{};
 
+  /// Returns the first element of a sequence.
+  /// @param block,sequence  the thread's block, and the sequence
+  template <class B>
+  KVPOLICY_KERNEL std::int64_t begin(B& block, unsigned sequence) const {
+    return rows.of(block, sequence) * sequence_stride;
+  }
   /// Returns the elements as a buffer of their type.
   template <element_type E>
   constexpr buffer<stored<E>> as() const noexcept {

@@ -51,7 +51,7 @@ struct keep_queries_body : no_shared {
       std::int32_t const g = i / a.head_dim;
       block.global(a.kept)[(row * a.window + seen) * size + i] =
           get(block, a.queries,
-              block.y() * a.queries.sequence_stride + (block.x() * a.group + g) * a.queries.head_stride + (i - g * a.head_dim));
+              a.queries.begin(block, block.y()) + (block.x() * a.group + g) * a.queries.head_stride + (i - g * a.head_dim));
     }
   }
 };

@@ -59,7 +59,7 @@ class unit_scores<Rule, D> {
     what.last.all = piece.view.tokens();
     what.newest = piece.view.tokens() - piece.prompt.first / page * page;
     what.units = divided_up(what.newest, page);
-    pool(of_sequence(piece.keys, piece.sequence), what, 1, piece.layer, piece.sequence);
+    pool(piece.keys, what, 1, piece.layer, piece.sequence);
   }
 
   void plan(std::int64_t sequence, std::int64_t tokens) {

@@ -53,7 +53,7 @@ struct entropy_body {
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
     if (block.y() >= a.brought.of(block, block.x())) return;
-    std::int64_t const from = block.x() * a.logits.sequence_stride + block.y() * a.logits.token_stride;
+    std::int64_t const from = a.logits.begin(block, block.x()) + block.y() * a.logits.token_stride;
     // A thread's own sums are fp32: a few hundred terms; a NaN goes into all of them.
     float most = -__builtin_huge_valf();
     float total = 0;

@@ -14,6 +14,8 @@ namespace kvpolicy::gpu {
 /// Rows of all layers by token, as far as they are in slots. Models batch_view: a decoder attends over them, and looks at them.
 /// Valid while its resident_rows is.
 struct slots_view {
+  static constexpr bool by_sequence = true;
+
   batch_rows const* rows = nullptr;  ///< `[layers, 2]` keys and values
 
   batch_rows keys(layer_id layer) const { return rows[2 * layer.value]; }

@@ -31,7 +31,7 @@ struct largest_channels_body {
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
     if (a.tokens.of(block, block.y()) == 0) return;
     auto const thread = static_cast<std::int32_t>(block.thread());
-    std::int64_t const first = block.y() * a.queries.sequence_stride + block.x() * a.group * a.queries.head_stride;
+    std::int64_t const first = a.queries.begin(block, block.y()) + block.x() * a.group * a.queries.head_stride;
     for (std::int32_t d = thread; d < a.head_dim; d += B::threads) {
       float size = 0;
       for (std::int32_t g = 0; g < a.group; ++g) size += fabsf(get(block, a.queries, first + g * a.queries.head_stride + d));

@@ -34,9 +34,9 @@ struct block_queries_body : no_shared {
     auto const mean = [&](std::int32_t d) {
       float sum = 0;
       for (std::int32_t g = 0; g < a.group; ++g) {
-        sum += get(block, a.queries,
-                   block.y() * a.queries.sequence_stride + (block.x() * a.group + g) * a.queries.head_stride + d) /
-               static_cast<float>(a.group);
+        sum +=
+            get(block, a.queries, a.queries.begin(block, block.y()) + (block.x() * a.group + g) * a.queries.head_stride + d) /
+            static_cast<float>(a.group);
       }
       return sum;
     };

@@ -43,7 +43,7 @@ class unit_scores<Rule, D> {
     what.units = divided_up(what.newest, page());
     what.unit_size = page();
     with_pool(piece.layer, piece.sequence, [&]<template <element_type> class Pool>(auto set) {
-      detail::launch_pool<Pool>(*context_.device, of_sequence(piece.keys, piece.sequence), what, 1, set);
+      detail::launch_pool<Pool>(*context_.device, piece.keys, what, 1, set);
     });
   }
 

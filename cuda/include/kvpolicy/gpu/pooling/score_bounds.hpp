@@ -47,7 +47,7 @@ struct score_bounds_body {
       std::int32_t const g = i / a.head_dim;
       s.queries[i] =
           get(block, a.queries,
-              block.z() * a.queries.sequence_stride + (block.y() * a.group + g) * a.queries.head_stride + (i - g * a.head_dim));
+              a.queries.begin(block, block.z()) + (block.y() * a.group + g) * a.queries.head_stride + (i - g * a.head_dim));
     }
     block.sync();
     auto const tile = block.tile();

@@ -33,7 +33,7 @@ struct score_bounds_tensor_body : no_shared {
     row_reader<E, B> const bounds(block, a.bounds, block.z());
     tensor_queries<E, Chunks> above;  // what takes the maxima
     std::int64_t const q_head = static_cast<std::int64_t>(block.y()) * a.group + g;
-    above.load(block, a.queries, block.z() * a.queries.sequence_stride + q_head * a.queries.head_stride, g < a.group, 1);
+    above.load(block, a.queries, a.queries.begin(block, block.z()) + q_head * a.queries.head_stride, g < a.group, 1);
     tensor_queries<E, Chunks> const below = above.take_negative();  // and what the minima
     for (std::int64_t const step = 8 * warps * a.blocks; at < count; at += step) {
       std::int64_t const mine = first + (at + g < count ? at + g : count - 1);

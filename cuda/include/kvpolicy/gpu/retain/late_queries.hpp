@@ -29,7 +29,7 @@ struct keep_late_body : no_shared {
     std::int64_t const row = a.row.of(block, block.y());
     if (row < 0) return;
     std::int32_t const size = a.q_heads * a.head_dim;
-    std::int64_t const from = block.y() * a.queries.sequence_stride + block.x() * a.queries.token_stride;
+    std::int64_t const from = a.queries.begin(block, block.y()) + block.x() * a.queries.token_stride;
     std::int64_t const to = (block.y() * a.room + row + block.x()) * size;
     for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < size; i += B::threads) {
       std::int32_t const head = i / a.head_dim;

@@ -27,7 +27,8 @@ struct sentence_step_body : no_shared {
   struct arguments {
     sentence_state state;
     per_sequence tokens;
-    buffer<std::int32_t const> ids;  ///< `[sequences]`
+    buffer<std::int32_t const> ids;  ///< `[rows]`
+    row_map rows;
     std::int64_t sequences = 0;
     buffer<std::uint16_t const> boundary;  ///< `[vocabulary]` fragment_of_mark() of each token's entry
     std::int32_t longest = 1;
@@ -53,7 +54,7 @@ struct sentence_step_body : no_shared {
       open_begin[s] = begin;
     }
     block.global(a.state.scored)[s] = units;
-    std::int32_t const id = block.global(a.ids)[s];
+    std::int32_t const id = block.global(a.ids)[a.rows.of(block, static_cast<unsigned>(s))];
     std::int32_t const length = tokens - begin;
     std::uint16_t now = length >= a.longest ? segments::mark_ends : std::uint16_t{0};
     if (now == 0 && id >= 0 && id < a.boundary.size) {
@@ -122,7 +123,7 @@ struct query_sums {
         sum = carry * carried;
       }
       for (std::int32_t g = first; g < (apart ? first + 1 : group); ++g) {
-        sum += get(block, queries, block.y() * queries.sequence_stride + (block.x() * group + g) * queries.head_stride + d);
+        sum += get(block, queries, queries.begin(block, block.y()) + (block.x() * group + g) * queries.head_stride + d);
       }
       all[list * vectors * head_dim + i] = sum;
     }

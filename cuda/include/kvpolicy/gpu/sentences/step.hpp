@@ -115,6 +115,7 @@ class decode_retrieve<Rule, D> {
                                                  {state(),
                                                   step.lengths,
                                                   step.ids,
+                                                  step.id_rows,
                                                   context_.sequences,
                                                   {boundary_.get().data, boundary_size_},
                                                   rule.segment.longest,

@@ -26,7 +26,7 @@ template <class View>
 struct prompt_piece {
   std::int64_t sequence = 0;
   View const& view;  ///< of the sequence alone
-  batch_rows keys;   ///< of all sequences
+  batch_rows keys;   ///< the same
   layer_id layer{};
   prompt_signals const& prompt;
   std::span<range_list const> retained{};  ///< what the retain left, where it is not everything
@@ -42,7 +42,8 @@ struct decode_step {
   float scale = 1;
   per_sequence lengths;            ///< tokens of each sequence, the current one included
   buffer<std::int32_t const> ids;  ///< the current tokens' ids, where the policy needs them
-  token_lists retained{};          ///< what is there; a retrieve's alone
+  row_map id_rows{};
+  token_lists retained{};  ///< what is there; a retrieve's alone
 };
 
 /// What a retrieve is told of a sequence when a step is planned.

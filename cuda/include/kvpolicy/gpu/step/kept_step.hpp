@@ -14,7 +14,8 @@ struct keep_step_body : no_shared {
     vector_rows queries;  ///< `[sequences, step, q_heads, head_dim]`, or none
     std::int32_t q_heads = 1;
     std::int32_t head_dim = 0;
-    buffer<std::int32_t const> ids;  ///< `[sequences, step]`, or none
+    buffer<std::int32_t const> ids;  ///< `[rows, step]`, or none
+    row_map rows;
     std::int32_t step = 1;
     std::int64_t sequences = 1;
     per_sequence brought;           ///< tokens of each; of others nothing is written
@@ -27,12 +28,12 @@ struct keep_step_body : no_shared {
     if (block.x() >= a.brought.of(block, block.y())) return;
     std::int64_t const row = block.x() * a.sequences + block.y();
     if (a.ids.data != nullptr && block.thread() == 0) {
-      std::int32_t const id = block.global(a.ids)[block.y() * static_cast<std::int64_t>(a.step) + block.x()];
+      std::int32_t const id = block.global(a.ids)[a.rows.of(block, block.y()) * a.step + block.x()];
       block.global(a.kept_ids)[row] = id;
     }
     if (a.queries.base == nullptr) return;
     std::int32_t const size = a.q_heads * a.head_dim;
-    std::int64_t const from = block.y() * a.queries.sequence_stride + block.x() * a.queries.token_stride;
+    std::int64_t const from = a.queries.begin(block, block.y()) + block.x() * a.queries.token_stride;
     for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < size; i += B::threads) {
       std::int32_t const head = i / a.head_dim;
       block.global(a.kept_queries)[row * size + i] =
@@ -68,6 +69,7 @@ class kept_step {
     a.q_heads = static_cast<std::int32_t>(shape_.q_heads);
     a.head_dim = static_cast<std::int32_t>(shape_.head_dim);
     if (with_ids_ && step.layer.value == 0) a.ids = step.ids;
+    a.rows = step.id_rows;
     a.step = static_cast<std::int32_t>(tokens_);
     a.sequences = sequences_;
     a.brought = brought;
@@ -81,7 +83,9 @@ class kept_step {
     std::int64_t const size = sequences_ * shape_.q_heads * shape_.head_dim;
     if (with_queries_)
       step.queries = vectors_of_floats(part_of(queries_.of(step.layer), nth * size, size), shape_.q_heads, shape_.head_dim);
-    if (with_ids_) step.ids = part_of(buffer<std::int32_t const>(ids_.get()), nth * sequences_, sequences_);
+    if (!with_ids_) return;
+    step.ids = part_of(buffer<std::int32_t const>(ids_.get()), nth * sequences_, sequences_);
+    step.id_rows = {};
   }
 
  private:

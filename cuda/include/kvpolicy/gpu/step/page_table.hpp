@@ -48,11 +48,13 @@ struct page_table_body : no_shared {
     own_tables own;
     table_rows to;
     std::int64_t pool_pages = 0;
+    row_map rows;
   };
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>&, arguments const& a) {
-    std::int64_t const sequence = block.z();
+    if (!a.rows.has(block, block.z())) return;
+    std::int64_t const sequence = a.rows.of(block, block.z());  // of the engine's tables
     std::int64_t const head = block.y();
     list_reader<B> const list(block, a.lists, block.z(), block.y());
     auto const covered = static_cast<std::int32_t>(a.how.tokens);
@@ -168,11 +170,12 @@ inline table_rows sparse_index_rows(buffer<std::int32_t const> offsets, buffer<s
 }
 
 /// Enqueues the table of a step's lists. `most_tokens` bounds every list's length (cache_shape::max_tokens), `pool_pages` the
-/// engine's page numbers. Throws invalid_value where lists are by head and the table has a row for all, and where an entry
-/// could be more than an int32.
+/// engine's page numbers; where a decoder's rows move, `rows` are its rows(). Throws invalid_value where lists are by head and
+/// the table has a row for all, and where an entry could be more than an int32.
 template <device D>
 void launch_page_table(D& device, token_lists const& lists, table_entries const& how, own_tables const& own,
-                       table_rows const& to, std::int64_t sequences, std::int64_t most_tokens, std::int64_t pool_pages) {
+                       table_rows const& to, std::int64_t sequences, std::int64_t most_tokens, std::int64_t pool_pages,
+                       row_map const& rows = {}) {
   KVPOLICY_EXPECTS(how.rows > 1 || lists.lists == 1, std::to_string(lists.lists) +
                                                          " lists a sequence, one for each KV head, and a table of one row for "
                                                          "each; fold heads into the batch (head_rows::folded)");
@@ -187,7 +190,7 @@ void launch_page_table(D& device, token_lists const& lists, table_entries const&
   if (sequences == 0) return;
   std::int64_t const entries = std::max<std::int64_t>(1, divided_up(most_tokens, how.tokens));
   device.template launch<detail::page_table_body>({divided_up(entries, detail::page_table_body::threads), how.rows, sequences},
-                                                  {lists, how, own, to, pool_pages});
+                                                  {lists, how, own, to, pool_pages, rows});
 }
 
 }  // namespace kvpolicy::gpu

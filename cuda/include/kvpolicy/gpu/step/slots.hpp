@@ -33,6 +33,14 @@ class decode_slots {
   }
 
   std::int64_t step_tokens() const noexcept { return step_tokens_; }
+  std::int64_t count() const noexcept { return std::ssize(all_); }
+  /// Whether a sequence is in the slot whose prompt is whole.
+  bool live(std::int64_t slot) const noexcept { return there(at(slot)) > 0; }
+  /// Throws invalid_value for a slot that there is not.
+  void empty(std::int64_t slot) {
+    check_slot(slot);
+    all_[static_cast<std::size_t>(slot)] = empty(shape_);
+  }
   /// Throws invalid_value for a layer that there is not.
   void check_layer(layer_id layer) const {
     KVPOLICY_EXPECTS(layer.value >= 0 && layer.value < shape_.layers,
