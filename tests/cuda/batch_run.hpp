@@ -89,6 +89,11 @@ class batch_run {
       frequencies_.push_back(whole ? 0 : std::pow(.3f, static_cast<float>(i)));  // keys that turn are no whole numbers
     if (random.one_in(2)) rotation_ = rotation::pairing::neighbours;
     std::iota(row_of_.begin(), row_of_.end(), 0);
+    for (auto* const of : {&slopes_, &sinks_})
+      if (random.one_in(4)) of->assign(static_cast<std::size_t>(shape.q_heads), .25f);
+    if (random.one_in(4)) terms_.soft_cap = 1.5f;
+    terms_.slopes = slopes_.empty() ? nullptr : on_device(slopes_).data;
+    terms_.sinks = sinks_.empty() ? nullptr : on_device(sinks_).data;
   }
 
   /// A new request in a slot; in two pieces in one case of two.
@@ -167,7 +172,7 @@ class batch_run {
         lists_[static_cast<std::size_t>(l)] =
             idle ? decoder_.standing({l}) : decoder_.choose(cache_.view(), {l}, heads, .125f, on_device(ids_));
         decoder_.attend(cache_.view(), {l}, lists_[static_cast<std::size_t>(l)], heads, .125f,
-                        rows_of(on_device(out_).data + l * layer_size(), layer_size()));
+                        rows_of(on_device(out_).data + l * layer_size(), layer_size()), terms_);
         if (!idle) decoder_.renew(cache_.view(), {l}, heads, .125f);
       }
       gpu::vector_rows logits{};
@@ -348,8 +353,10 @@ class batch_run {
       }
     }
     std::vector<float> expected(static_cast<std::size_t>(written));
-    attend(heads, view(s, n).keys({l}), view(s, n).values({l}), kept,
-           table<float>{expected.data(), brought * shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, mine->exec);
+    attend(
+        heads, view(s, n).keys({l}), view(s, n).values({l}), kept,
+        attention_terms{terms_.soft_cap, slopes_.empty() ? nullptr : slopes_.data(), sinks_.empty() ? nullptr : sinks_.data()},
+        table<float>{expected.data(), brought * shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, mine->exec);
     for (std::int64_t i = 0; i < written; ++i) {
       if (!(std::abs(out[i] - expected[static_cast<std::size_t>(i)]) <= 1e-4f)) {
         return "output " + std::to_string(i) + " is " + std::to_string(out[i]) + " for " +
@@ -401,7 +408,9 @@ class batch_run {
   shared_vector<std::int32_t> ids_;
   std::vector<gpu::token_lists> lists_;  ///< of each layer
   std::vector<std::optional<oracle<Policy>>> oracles_;
-  std::vector<float> frequencies_;  ///< of the keys' rotary embedding
+  shared_vector<float> slopes_, sinks_;  ///< `[q_heads]`, or empty
+  attention_terms terms_;                ///< on the device
+  std::vector<float> frequencies_;       ///< of the keys' rotary embedding
   rotation::pairing rotation_ = rotation::pairing::halves;
 };
 

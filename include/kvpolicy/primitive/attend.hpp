@@ -92,7 +92,6 @@ inline constexpr std::int64_t most_step_tokens = 16;
 /// @param exec  the executor
 /// @throws invalid_value for more tokens than most_step_tokens, or than rows; a scale that is not set; lists, or tables, of
 ///         other sizes
-/// @throws unsupported on a GPU, if `terms` adds anything and `log_sum_exp` is not empty
 template <step_queries Queries, class Memory, class Exec>
 void attend(Queries const& queries, basic_rows<Memory> const& keys, basic_rows<Memory> const& values, selection const& kept,
             attention_terms const& terms, table<float> out, std::span<float> log_sum_exp, Exec& exec) {

@@ -258,10 +258,15 @@ class decoder {
   /// @param view,layer,queries,scale  as choose()
   /// @param lists  from choose()
   /// @param out  `[sequences, step_tokens, q_heads, head_dim]`
+  /// @param terms  what the model adds, its arrays on the device; no window
+  /// @throws unsupported for a window: a layer with one is the engine's own to attend
   template <batch_view V>
   void attend(V const& view, layer_id layer, token_lists const& lists, vector_rows const& queries, float scale,
-              vector_rows const& out) {
+              vector_rows const& out, attention_terms const& terms = {}) {
     check_scale(scale, "the queries");
+    if (terms.window != 0)
+      throw unsupported("a window of " + std::to_string(terms.window) +
+                        " tokens; lists name what is read, so attend layers with windows by your own kernel");
     slots_.check_layer(layer);
     detail::launch_attend(*device_, {.queries = placed(queries),
                                      .scale = scale,
@@ -273,7 +278,10 @@ class decoder {
                                      .lists = lists,
                                      .sequences = sequences_,
                                      .most_tokens = shape_.max_tokens,
-                                     .out = placed(out)});
+                                     .out = placed(out),
+                                     .terms = {terms.soft_cap,
+                                               {terms.slopes, terms.slopes == nullptr ? 0 : shape_.q_heads},
+                                               {terms.sinks, terms.sinks == nullptr ? 0 : shape_.q_heads}}});
   }
 
  private:

@@ -10,8 +10,8 @@ namespace kvpolicy::gpu::detail {
 
 /// Splits of each list; Group query heads of a KV head share the loads of its rows, fewer in the last of `tiles` groups. A
 /// warp's lanes share rows, warps take turns; each keeps a softmax of its own until the end.
-/// Packed: 16-byte loads, the next turn's on their way while this one's are worked on.
-template <element_type E, int Group, bool Packed = true>
+/// Packed: 16-byte loads, the next turn's on their way while this one's are worked on. Terms: the model adds to logits.
+template <element_type E, int Group, bool Packed = true, bool Terms = false>
 struct attend_body {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "attend";
@@ -99,7 +99,7 @@ struct attend_body {
         for (int i = 0; i < 8; ++i) {
           query[g][i] = 0;
           if (g < heads.real && part * 8 + i < a.keys.head_dim) {
-            query[g][i] = get(block, a.queries, heads.element(block, a, a.queries, g) + part * 8 + i) * (a.scale * 1.44269504f);
+            query[g][i] = get(block, a.queries, heads.element(block, a, a.queries, g) + part * 8 + i) * (a.scale * log2_of_e);
           }
         }
       }
@@ -154,7 +154,12 @@ struct attend_body {
           KVPOLICY_UNROLL
           for (int c = 0; c < 8; ++c) dot += query[g][c] * key[r][c];
           dot = lane_sum(tile, dot, share.lanes);
-          logits[r] = rows.there[r] && place(turn, r) < seen ? dot : 2 * no_logit;
+          bool const sees = rows.there[r] && place(turn, r) < seen;
+          if constexpr (Terms) {
+            if (sees && g < heads.real)
+              dot = heads.changed(block, a, g, dot, list.token(place(turn, r)), heads.own(block, a, g));
+          }
+          logits[r] = sees ? dot : 2 * no_logit;
         }
         states[g].add(logits, [&](int r, int c) { return value[r][c]; });
       }

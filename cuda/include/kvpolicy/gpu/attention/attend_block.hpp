@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "kvpolicy/gpu/attention/attend_split.hpp"
 #include "kvpolicy/gpu/attention/logit_tile.hpp"
 #include "kvpolicy/gpu/attention/softmax_state.hpp"
 #include "kvpolicy/gpu/base/vectors.hpp"
@@ -18,11 +19,9 @@ struct attend_block_body {
   struct arguments {
     prompt_attention what;  ///< of listed keys
     batch_rows values;
-    float soft_cap = 0;
-    buffer<float const> slopes;  ///< `[q_heads]`, or none
-    buffer<float const> sinks;   ///< `[q_heads]`, or none
-    std::int64_t first = 0;      ///< the first query's token
-    vector_rows out;             ///< `[window, q_heads, head_dim]`
+    attend_terms terms;
+    std::int64_t first = 0;  ///< the first query's token
+    vector_rows out;         ///< `[window, q_heads, head_dim]`
   };
   template <class B>
   struct shared {
@@ -139,8 +138,8 @@ struct attend_block_body {
       std::int64_t const row = row0 + r;
       if (row >= a.what.rows()) continue;
       std::int64_t const q_head = block.y() * a.what.group + row / a.what.window;
-      if (a.sinks.data != nullptr) {
-        float const sink = block.global(a.sinks)[q_head];
+      if (a.terms.sinks.data != nullptr) {
+        float const sink = block.global(a.terms.sinks)[q_head];
         states[r].merge(sink, 1);
       }
       KVPOLICY_UNROLL
@@ -157,9 +156,9 @@ struct attend_block_body {
   KVPOLICY_KERNEL static float with_terms(B& block, arguments const& a, unsigned head, std::int64_t row, std::int64_t key,
                                           float logit) {
     if (logit == -__builtin_huge_valf() || row >= a.what.rows()) return logit;
-    if (a.soft_cap != 0) logit = a.soft_cap * tanhf(logit / a.soft_cap);
-    if (a.slopes.data == nullptr) return logit;
-    float const slope = block.global(a.slopes)[head * a.what.group + row / a.what.window];
+    if (a.terms.soft_cap != 0) logit = a.terms.soft_cap * tanhf(logit / a.terms.soft_cap);
+    if (a.terms.slopes.data == nullptr) return logit;
+    float const slope = block.global(a.terms.slopes)[head * a.what.group + row / a.what.window];
     std::int32_t const token = block.global(a.what.listed.tokens)[a.what.listed.of(head) * a.what.listed.stride + key];
     return logit + slope * static_cast<float>(token - (a.first + row % a.what.window));
   }

@@ -9,6 +9,15 @@
 
 namespace kvpolicy::gpu::detail {
 
+/// What a model adds, as attention_terms; arrays on the device.
+struct attend_terms {
+  float soft_cap = 0;
+  buffer<float const> slopes{};  ///< `[q_heads]`, or none
+  buffer<float const> sinks{};   ///< `[q_heads]`, or none
+
+  constexpr bool change_logits() const noexcept { return soft_cap != 0 || slopes.data != nullptr; }
+};
+
 /// What an attention over splits of lists is given.
 struct attend_arguments {
   vector_rows queries;  ///< `[sequences, step, q_heads, head_dim]`
@@ -25,7 +34,12 @@ struct attend_arguments {
   buffer<float> log_sum_exp;      ///< `[sequences, step, q_heads]`, or none
   buffer<float> partial;          ///< `[sequences, step, q_heads, splits, head_dim + 2]`, where there are several splits
   buffer<std::int32_t> counters;  ///< `[sequences, kv_heads tiles]` zeros, where there are more
+  attend_terms terms{};
 };
+
+/// Logits in base 2, which powers_of_two takes, and back.
+inline constexpr float log2_of_e = 1.44269504f;
+inline constexpr float log_of_2 = 0.693147181f;
 
 /// The queries of a block's tile, `most` to each tile but the last: of a KV head's, the first token's heads, the second's and
 /// so on.
@@ -59,6 +73,25 @@ struct attend_tile {
     std::int64_t const q_heads = static_cast<std::int64_t>(a.keys.heads) * a.group;
     return (static_cast<std::int64_t>(sequence) * a.step + token(a, g)) * q_heads + q_head(a, g);
   }
+  /// A query's logit in base 2 with what the model adds: of a key of `token`, where the query's own is `own`.
+  template <class B>
+  KVPOLICY_KERNEL float changed(B& block, attend_arguments const& a, std::int32_t g, float logit, std::int64_t token,
+                                std::int64_t own) const {
+    logit *= log_of_2;
+    if (a.terms.soft_cap != 0) logit = a.terms.soft_cap * tanhf(logit / a.terms.soft_cap);
+    if (a.terms.slopes.data != nullptr) {
+      float const slope = block.global(a.terms.slopes)[q_head(a, g)];
+      logit += slope * static_cast<float>(token - own);
+    }
+    return logit * log2_of_e;
+  }
+  /// The token of a query itself.
+  template <class B>
+  KVPOLICY_KERNEL std::int64_t own(B& block, attend_arguments const& a, std::int32_t g) const {
+    std::int64_t const tokens = a.lists.tokens.of(block, block.z());
+    return a.step == 1 ? tokens - 1 : tokens - a.brought.of(block, block.z()) + token(a, g);
+  }
+
   /// How many of its list's tokens a query sees: those up to its own. The tokens behind it are at the list's end.
   template <class B>
   KVPOLICY_KERNEL std::int64_t seen(B& block, attend_arguments const& a, list_reader<B> const& list, std::int32_t g) const {
@@ -66,8 +99,8 @@ struct attend_tile {
     if (a.step == 1) return count;
     std::int64_t const brought = a.brought.of(block, block.z());
     if (token(a, g) >= brought) return 0;
-    std::int64_t const own = a.lists.tokens.of(block, block.z()) - brought + token(a, g);
-    while (count > 0 && list.token(count - 1) > own) --count;
+    std::int64_t const mine = own(block, a, g);
+    while (count > 0 && list.token(count - 1) > mine) --count;
     return count;
   }
 };
@@ -101,7 +134,13 @@ class attend_shared {
 
  private:
   KVPOLICY_KERNEL static float log_sum_exp(float most, float total) {
-    return total == 0 ? -__builtin_huge_valf() : (most + log2f(total)) * 0.693147181f;
+    return total == 0 ? -__builtin_huge_valf() : (most + log2f(total)) * log_of_2;
+  }
+
+  /// A sink's logit in base 2.
+  KVPOLICY_KERNEL static float sink_of(B& block, attend_arguments const& a, attend_tile const& heads, std::int32_t g) {
+    float const sink = block.global(a.terms.sinks)[heads.q_head(a, g)];
+    return sink * log2_of_e;
   }
 
   KVPOLICY_KERNEL void write(B& block, attend_arguments const& a, attend_tile const& heads) {
@@ -109,16 +148,23 @@ class attend_shared {
     for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < heads.real * a.keys.head_dim; i += B::threads) {
       std::int32_t const g = i / a.keys.head_dim;
       std::int32_t const d = i - g * a.keys.head_dim;
-      float const more = largest(g);
+      float more = largest(g);
       float all = 0;
       for (int v = 0; v < Warps; ++v) {
         float const m = most[v * Heads + g];
         float const t = total[v * Heads + g];
         all += t * powers_of_two::of(m - more);
       }
-      float const weighted = sums[g * Channels + d];
+      float weighted = sums[g * Channels + d];
       std::int64_t const q = heads.row(a, block.z(), g);
       if (a.splits == 1) {
+        if (a.terms.sinks.data != nullptr) {
+          softmax_state<powers_of_two, 1> with{more, all, {weighted}};
+          with.merge(sink_of(block, a, heads, g), 1);
+          more = with.most;
+          all = with.total;
+          weighted = with.sum[0];
+        }
         put(block, a.out, heads.element(block, a, a.out, g) + d, all == 0 ? 0.0f : weighted / all);
         if (d == 0 && a.log_sum_exp.data != nullptr) {
           block.global(a.log_sum_exp)[q] = log_sum_exp(more, all);
@@ -176,6 +222,7 @@ class attend_shared {
           }
         }
       }
+      if (a.terms.sinks.data != nullptr) state.merge(sink_of(block, a, heads, g), 1);
       KVPOLICY_UNROLL
       for (int c = 0; c < Channels / 32; ++c) {
         if (32 * c + lane >= a.keys.head_dim) continue;

@@ -36,7 +36,7 @@ struct attend_tensor_body {
     place next = {};
     if (first < last) next = rows.place_of(first);
     tensor_queries<E, Chunks> query;
-    query.take(rows.tile, channels, a.scale * 1.44269504f);
+    query.take(rows.tile, channels, a.scale * log2_of_e);
     for (std::int64_t turn = first; turn < last; turn += step) {
       turn_rows<B> const mine = rows.fetch(next);
       if (turn + step < last) next = rows.place_of(turn + step);

@@ -27,6 +27,7 @@ struct decode_attention {
   std::int64_t most_tokens = 0;  ///< of any list
   vector_rows out;
   buffer<float> log_sum_exp{};  ///< `[sequences, step, q_heads]`, or none
+  attend_terms terms{};
 };
 
 /// How many blocks share a list: as many as the device runs at once, none with less than 64 tokens to read.
@@ -50,12 +51,13 @@ void launch_attend_splits(D& device, decode_attention const& a, std::int64_t mos
       splits > 1 ? device.template scratch<float>(queries * splits * (a.keys.head_dim + 2)) : buffer<float>{};
   device.template launch<Body>({splits, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences},
                                {a.queries, a.scale, a.group, a.step, a.brought, tiles, a.keys, a.values, a.lists, splits, a.out,
-                                a.log_sum_exp, partial, counters});
+                                a.log_sum_exp, partial, counters, a.terms});
 }
 
-template <int Group, bool Packed = true, device D>
+template <int Group, bool Packed = true, bool Terms = false, device D>
 void launch_attend_tiles(D& device, decode_attention const& a) {
-  with_type(a.keys.type, [&]<element_type E>() { launch_attend_splits<attend_body<E, Group, Packed>>(device, a, Group); });
+  with_type(a.keys.type,
+            [&]<element_type E>() { launch_attend_splits<attend_body<E, Group, Packed, Terms>>(device, a, Group); });
 }
 
 inline void expect_alike(char const* kernel, batch_rows const& keys, batch_rows const& values) {
@@ -70,6 +72,8 @@ void launch_attend(D& device, decode_attention const& a) {
   expect_row("attend", a.keys.head_dim);
   expect_alike("attend", a.keys, a.values);
   bool const packed = a.keys.packed && a.values.packed;
+  if (a.terms.change_logits())
+    return packed ? launch_attend_tiles<8, true, true>(device, a) : launch_attend_tiles<1, false, true>(device, a);
   if (packed && with_tensor_rows(a.keys, [&]<element_type E, int Chunks>() {
         launch_attend_splits<attend_tensor_body<E, Chunks>>(device, a, 8);
       })) {

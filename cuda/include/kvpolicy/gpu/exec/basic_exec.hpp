@@ -20,15 +20,8 @@ class basic_exec : public detail::prompt_primitives<D> {
   using typename base::memory;
 
   /// See primitive/attend.hpp.
-  /// @throws unsupported for `log_sum_exp` together with soft caps, slopes or sinks
   void attend(query_window const& queries, basic_rows<memory> const& keys, basic_rows<memory> const& values,
               selection const& kept, attention_terms const& terms, table<float> out, std::span<float> log_sum_exp) {
-    if (!terms.plain()) {
-      if (!log_sum_exp.empty()) throw unsupported("attention with soft caps, slopes or sinks gives no log-sum-exp on a GPU");
-      attention_terms unwindowed = terms;
-      unwindowed.window = 0;
-      return attend_block(queries, keys, values, kept, unwindowed, out);
-    }
     call const scope(*this);
     detail::decode_attention a{};
     a.queries = vectors_of(queries, keys.head_dim);
@@ -41,6 +34,7 @@ class basic_exec : public detail::prompt_primitives<D> {
     a.step = static_cast<std::int32_t>(queries.tokens);
     a.brought.all = queries.tokens;
     a.out = rows_for(queries, out);
+    a.terms = terms_of(terms, queries.heads);
     std::int64_t const rows = queries.tokens * queries.heads;
     if (!log_sum_exp.empty()) a.log_sum_exp = device_.out(log_sum_exp.data(), 1, rows, rows, false);
     detail::launch_attend(device_, a);
@@ -56,9 +50,7 @@ class basic_exec : public detail::prompt_primitives<D> {
     detail::launch_attend_block(device_, keys.type, queries.tokens * queries.heads / keys.heads, keys.heads, [&](auto& a) {
       a.what = what;
       a.values = rows_of(values, values.tokens);
-      a.soft_cap = terms.soft_cap;
-      if (terms.slopes != nullptr) a.slopes = device_.in(terms.slopes, queries.heads);
-      if (terms.sinks != nullptr) a.sinks = device_.in(terms.sinks, queries.heads);
+      a.terms = terms_of(terms, queries.heads);
       a.first = keys.tokens - queries.tokens;
       a.out = rows_for(queries, out);
     });
@@ -66,6 +58,12 @@ class basic_exec : public detail::prompt_primitives<D> {
   }
 
  private:
+  detail::attend_terms terms_of(attention_terms const& terms, std::int64_t heads) {
+    detail::attend_terms made{.soft_cap = terms.soft_cap};
+    if (terms.slopes != nullptr) made.slopes = device_.in(terms.slopes, heads);
+    if (terms.sinks != nullptr) made.sinks = device_.in(terms.sinks, heads);
+    return made;
+  }
   vector_rows rows_for(query_window const& queries, table<float> out) {
     std::int64_t const rows = queries.tokens * queries.heads;
     vector_rows made{};
