@@ -66,7 +66,8 @@ int main(int count, char** arguments) {
   kvpolicy_decoder* decoder = NULL;
   must(kvpolicy_policy_parse(text, NULL, 0, &policy));
   kvpolicy_shape const shape = {layers, q_heads, kv_heads, dim, pages_of * page, KVPOLICY_F32};
-  must(kvpolicy_decoder_start(policy, &shape, sequences, 0, stream, 0, &decoder));
+  kvpolicy_decoder_options const options = {.sequences = sequences, .stream = stream};
+  must(kvpolicy_decoder_start(policy, &shape, &options, &decoder));
   int64_t const of_rows[] = {sequences * pages_of, kv_heads, page, dim}, of_tables[] = {sequences, pages_of};
   int64_t const of_heads[] = {sequences, q_heads, dim};
   for (int64_t l = 0; l < layers; ++l) {
@@ -77,7 +78,7 @@ int main(int count, char** arguments) {
   }
   kvpolicy_prompt const given = {0};
   for (int64_t s = 0; s < sequences; ++s) {
-    for (int64_t l = 0; l < layers; ++l) must(kvpolicy_decoder_prefill(decoder, s, l, prompt, &given));
+    for (int64_t l = 0; l < layers; ++l) must(kvpolicy_decoder_prefill(decoder, s, -1, l, prompt, &given));
   }
 
   /* A first step loads the kernels, the second is captured; an engine's own kernels are between these calls. */
@@ -88,7 +89,7 @@ int main(int count, char** arguments) {
   int32_t tokens[sequences];
   for (int i = 1; i <= steps; ++i) {
     for (int s = 0; s < sequences; ++s) tokens[s] = prompt + i;
-    must(kvpolicy_decoder_plan(decoder, tokens, NULL));
+    must(kvpolicy_decoder_plan(decoder, sequences, tokens, NULL, NULL, NULL));
     if (i == 2) fine(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     for (int64_t l = 0; l < layers && i <= 2; ++l) {
       must(kvpolicy_decoder_choose(decoder, l, &q, scale, NULL, &lists));

@@ -11,7 +11,7 @@
 from kvpolicy import _abi
 from kvpolicy._abi import Error, InvalidError, OutOfMemoryError, UnsupportedError
 from kvpolicy.batch import Batch, StepError, Threads, openmp
-from kvpolicy.decoder import Decoder, DeviceLists
+from kvpolicy.decoder import Decoder, DeviceLists, Step
 from kvpolicy.policy import Needs, Policy, load_plugin, policies, sentence_ends
 from kvpolicy.shape import Shape
 from kvpolicy.state import Range, Ranks, State
@@ -19,4 +19,4 @@ from kvpolicy.store import Arena, Store
 
 __version__: str = _abi.version().decode()
 __all__ = ["Arena", "Batch", "Decoder", "DeviceLists", "Error", "InvalidError", "Needs", "OutOfMemoryError", "Policy", "Range", "Ranks",
-           "Shape", "State", "StepError", "Store", "Threads", "UnsupportedError", "load_plugin", "openmp", "policies", "sentence_ends"]
+           "Shape", "State", "Step", "StepError", "Store", "Threads", "UnsupportedError", "load_plugin", "openmp", "policies", "sentence_ends"]

@@ -43,6 +43,11 @@ class Prompt(c.Structure):
                 ("repeats_end", c.c_int64)]
 
 
+class DecoderOptions(c.Structure):
+    _fields_ = [("sequences", c.c_int64), ("rows", c.c_int64), ("workspace", c.c_int64), ("stream", c.c_void_p), ("device", c.c_int32),
+                ("step_tokens", c.c_int32)]
+
+
 class DeviceLists(c.Structure):
     _fields_ = ([(name, c.c_void_p) for name in ("units", "named", "tail", "tokens")] +
                 [("stride", c.c_int64), ("tail_of_all", c.c_int64), ("lists", c.c_int32), ("unit_size", c.c_int32),
@@ -137,12 +142,15 @@ page_table = _declare("page_table", _status, handle, i64, i64, c.POINTER(i32), i
 attend = _declare("attend", _status, handle, i64, handle, c.c_float, handle)
 attend_prompt = _declare("attend_prompt", _status, handle, i64, i64, handle, c.c_float, handle)
 observe = _declare("observe", _status, handle, handle)
-decoder_start = _declare("decoder_start", _status, handle, c.POINTER(Shape), i64, i32, handle, i64, _out)
+decoder_start = _declare("decoder_start", _status, handle, c.POINTER(Shape), c.POINTER(DecoderOptions), _out)
 decoder_free = _declare("decoder_free", None, handle)
+decoder_on = _declare("decoder_on", _status, handle, handle)
 decoder_bind = _declare("decoder_bind", _status, handle, i64, handle, handle, handle)
-decoder_prefill = _declare("decoder_prefill", _status, handle, i64, i64, i64, c.POINTER(Prompt))
-decoder_plan = _declare("decoder_plan", _status, handle, c.POINTER(i32), c.POINTER(i32))
-decoder_decides = _declare("decoder_decides", _status, handle, c.POINTER(i32))
+decoder_prefill = _declare("decoder_prefill", _status, handle, i64, i64, i64, i64, c.POINTER(Prompt))
+decoder_plan = _declare("decoder_plan", _status, handle, i64, c.POINTER(i32), c.POINTER(i32), c.POINTER(i32), c.POINTER(i32))
+decoder_settle = _declare("decoder_settle", _status, handle, c.c_float)
+decoder_cut = _declare("decoder_cut", _status, handle, i64, i64)
+decoder_end = _declare("decoder_end", _status, handle, i64)
 decoder_decide = _declare("decoder_decide", _status, handle, i64, handle, c.c_float)
 decoder_standing = _declare("decoder_standing", _status, handle, i64, c.POINTER(DeviceLists))
 decoder_choose = _declare("decoder_choose", _status, handle, i64, handle, c.c_float, handle, c.POINTER(DeviceLists))

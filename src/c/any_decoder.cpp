@@ -15,15 +15,28 @@ using owned_data = std::vector<std::shared_ptr<void const>>;
 template <class Policy>
 class decoder_for final : public any_decoder {
  public:
-  decoder_for(Policy const& policy, owned_data owned, cache_shape const& shape, std::int64_t sequences,
-              gpu::stream_device& device)
-      : owned_(std::move(owned)), decoder_(policy, shape, sequences, device) {}
+  decoder_for(Policy const& policy, owned_data owned, cache_shape const& shape, gpu::stream_device& device,
+              decoder_sizes const& sizes)
+      : owned_(std::move(owned)), decoder_(policy, shape, sizes.sequences, device, sizes.step_tokens, sizes.rows) {}
 
   void prefill(std::int64_t sequence, bound_rows const& view, std::int64_t tokens, layer_id layer, prompt_signals const& prompt,
-               gpu_exec& exec) override {
-    decoder_.prefill(sequence, view, tokens, layer, prompt, exec);
+               gpu_exec& exec, std::int64_t row) override {
+    decoder_.prefill(sequence, view, tokens, layer, prompt, exec, row);
   }
-  void plan(std::span<std::int32_t const> tokens) override { decoder_.plan(tokens); }
+  void plan(std::span<std::int32_t const> tokens, std::span<std::int32_t const> brought) override {
+    decoder_.plan(tokens, brought);
+  }
+  void plan_rows(std::span<std::int32_t const> slots, std::span<std::int32_t const> tokens,
+                 std::span<std::int32_t const> brought) override {
+    decoder_.plan_rows(slots, tokens, brought);
+  }
+  bool unsettled() const override { return decoder_.unsettled(); }
+  void settle(bound_rows const& view, float scale) override { decoder_.settle(view, scale); }
+  void cut(std::int64_t sequence, std::int64_t tokens) override {
+    if constexpr (requires { decoder_.cut(sequence, tokens); }) decoder_.cut(sequence, tokens);
+    else throw unsupported("the policy learns from steps, which a cut would not undo; let a step bring several tokens");
+  }
+  void end(std::int64_t sequence) override { decoder_.end(sequence); }
   bool idle() const override { return decoder_.idle(); }
   bool decides() const override { return decoder_.decides(); }
   void decide(bound_rows const& view, layer_id layer, gpu::vector_rows const& queries, float scale, gpu_exec& exec) override {
@@ -66,10 +79,10 @@ void with_preset(std::string_view text, policy_inputs const& inputs, Visit visit
 }  // namespace
 
 std::unique_ptr<any_decoder> decoder_of(std::string_view text, policy_inputs const& inputs, cache_shape const& shape,
-                                        std::int64_t sequences, gpu::stream_device& device) {
+                                        gpu::stream_device& device, decoder_sizes const& sizes) {
   std::unique_ptr<any_decoder> made;
   auto const make = [&](auto const& policy, owned_data owned) {
-    made = std::make_unique<decoder_for<std::decay_t<decltype(policy)>>>(policy, std::move(owned), shape, sequences, device);
+    made = std::make_unique<decoder_for<std::decay_t<decltype(policy)>>>(policy, std::move(owned), shape, device, sizes);
   };
   std::size_t const plus = text.find('+');
   with_preset(text.substr(0, plus), inputs, [&](auto const& first) {

@@ -29,8 +29,15 @@ class any_decoder {
   virtual ~any_decoder() = default;
 
   virtual void prefill(std::int64_t sequence, bound_rows const& view, std::int64_t tokens, layer_id layer,
-                       prompt_signals const& prompt, gpu_exec& exec) = 0;
-  virtual void plan(std::span<std::int32_t const> tokens) = 0;
+                       prompt_signals const& prompt, gpu_exec& exec, std::int64_t row) = 0;
+  virtual void plan(std::span<std::int32_t const> tokens, std::span<std::int32_t const> brought) = 0;
+  virtual void plan_rows(std::span<std::int32_t const> slots, std::span<std::int32_t const> tokens,
+                         std::span<std::int32_t const> brought) = 0;
+  virtual bool unsettled() const = 0;
+  virtual void settle(bound_rows const& view, float scale) = 0;
+  /// Throws unsupported where the policy learns from steps.
+  virtual void cut(std::int64_t sequence, std::int64_t tokens) = 0;
+  virtual void end(std::int64_t sequence) = 0;
   virtual bool idle() const = 0;
   virtual bool decides() const = 0;
   virtual void decide(bound_rows const& view, layer_id layer, gpu::vector_rows const& queries, float scale, gpu_exec& exec) = 0;
@@ -43,10 +50,17 @@ class any_decoder {
   virtual void observe(gpu::vector_rows const& logits, std::int64_t vocabulary) = 0;
 };
 
+/// As gpu::decoder's constructor has them.
+struct decoder_sizes {
+  std::int64_t sequences;
+  std::int64_t step_tokens;
+  std::int64_t rows;
+};
+
 /// Makes the decoder of a policy that policy_list::parse() accepted.
 /// Throws unsupported for a pair of policies without kernels, for a trigger that text names, and as the decoder does.
 /// In a file of its own: it instantiates every decoder.
 std::unique_ptr<any_decoder> decoder_of(std::string_view text, policy_inputs const& inputs, cache_shape const& shape,
-                                        std::int64_t sequences, gpu::stream_device& device);
+                                        gpu::stream_device& device, decoder_sizes const& sizes);
 
 }  // namespace kvpolicy::c

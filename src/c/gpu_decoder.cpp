@@ -16,20 +16,22 @@ namespace {
 
 class gpu_decoder final : public kvpolicy_decoder {
  public:
-  gpu_decoder(kvpolicy_policy const& policy, cache_shape const& of, std::int64_t count, std::int32_t device, gpu::stream stream,
-              std::int64_t workspace)
+  gpu_decoder(kvpolicy_policy const& policy, cache_shape const& of, kvpolicy_decoder_options const& options)
       : shape_(of),
-        sequences_(count),
+        step_tokens_(options.step_tokens == 0 ? 1 : options.step_tokens),
+        moves_(options.rows != 0),
+        rows_(moves_ ? options.rows : options.sequences),
         needed_(requirements_of(policy.chosen.policy)),
-        backend_(of, device, stream, workspace),
-        steps_(decoder_of(policy.chosen.text, policy.inputs, of, count, backend_.exec.device())),
+        backend_(of, options.device, static_cast<gpu::stream>(options.stream), options.workspace),
+        steps_(decoder_of(policy.chosen.text, policy.inputs, of, backend_.exec.device(),
+                          {options.sequences, step_tokens_, options.rows})),
         keys_(static_cast<std::size_t>(of.layers)),
         values_(keys_.size()),
         lists_(keys_.size()),
         room_(keys_.size()) {}
 
   void enter() const override { backend_.enter(); }
-  std::int64_t slots() const noexcept override { return sequences_; }
+  void on(void* stream) override { backend_.exec.device().on(static_cast<gpu::stream>(stream)); }
 
   void bind(std::int64_t layer, kvpolicy_tensor const* given_keys, kvpolicy_tensor const* given_values,
             kvpolicy_tensor const* pages) override {
@@ -44,21 +46,35 @@ class gpu_decoder final : public kvpolicy_decoder {
     room_[at] = std::min(key_room, value_room);
   }
 
-  void prefill(std::int64_t sequence, std::int64_t layer, std::int64_t tokens, kvpolicy_prompt const& prompt) override {
+  void prefill(std::int64_t sequence, std::int64_t row, std::int64_t layer, std::int64_t tokens,
+               kvpolicy_prompt const& prompt) override {
     check_room(layer, tokens);
+    KVPOLICY_EXPECTS(row < rows_, "row " + std::to_string(row) + " of batches of " + std::to_string(rows_));
     steps_->prefill(sequence, view(), tokens, {layer}, signals_of(prompt, needed_, shape_, layer, tokens, backend_),
-                    backend_.exec);
+                    backend_.exec, row);
   }
 
-  bool plan(std::span<std::int32_t const> tokens) override {
-    std::int64_t const most = *std::ranges::max_element(tokens);
+  std::int32_t plan(std::span<std::int32_t const> tokens, std::span<std::int32_t const> brought,
+                    std::span<std::int32_t const> slots) override {
+    KVPOLICY_EXPECTS(moves_ == (slots.data() != nullptr) || (moves_ && tokens.empty()),
+                     moves_ ? "no slots; the decoder's rows move, so say whose each row is"
+                            : "slots; the decoder was started without rows that move, so a slot's number is its row");
+    std::int32_t const most = tokens.empty() ? 0 : *std::ranges::max_element(tokens);
     for (std::int64_t l = 0; l < shape_.layers; ++l) check_room(l, most);
-    steps_->plan(tokens);
+    if (moves_) steps_->plan_rows(slots, tokens, brought);
+    else steps_->plan(tokens, brought);
     planned_ = most;
-    return steps_->idle();
+    return (steps_->idle() ? KVPOLICY_STEP_IDLE : 0) | (steps_->decides() ? KVPOLICY_STEP_DECIDES : 0) |
+           (steps_->unsettled() ? KVPOLICY_STEP_UNSETTLED : 0);
   }
+  void settle(float scale) override {
+    for (std::int64_t l = 0; l < shape_.layers; ++l) check_room(l, planned_);
+    check_scale(scale);
+    steps_->settle(view(), scale);
+  }
+  void cut(std::int64_t sequence, std::int64_t tokens) override { steps_->cut(sequence, tokens); }
+  void end(std::int64_t sequence) override { steps_->end(sequence); }
 
-  bool decides() const override { return steps_->decides(); }
   void decide(std::int64_t layer, kvpolicy_tensor const* queries, float scale) override {
     check_room(layer, planned_);
     if (!steps_->decides()) return;
@@ -81,9 +97,12 @@ class gpu_decoder final : public kvpolicy_decoder {
     check_scale(scale);
     gpu::buffer<std::int32_t const> current{};
     if (contains(needed_.needs, signals::token_ids)) {
-      tensor const t = checked(ids, {.name = "token ids", .dtype = int32, .where = backend_.rows, .dense_last = true},
-                               {{"sequences", sequences_}});
-      current = {reinterpret_cast<std::int32_t const*>(t.data), sequences_};
+      tensor const t =
+          checked(ids, {.name = "token ids", .dtype = int32, .where = backend_.rows, .dense_last = true}, of_step());
+      KVPOLICY_EXPECTS(
+          step_tokens_ == 1 || rows_ == 1 || t.stride[0] == 4 * step_tokens_,
+          "token ids: axis 0 (rows) has a stride of " + std::to_string(t.stride[0]) + " bytes; give ids that are dense");
+      current = {reinterpret_cast<std::int32_t const*>(t.data), rows_ * step_tokens_};
     }
     return told(lists_[static_cast<std::size_t>(layer)] = steps_->choose(view(), {layer}, heads, scale, current));
   }
@@ -107,9 +126,10 @@ class gpu_decoder final : public kvpolicy_decoder {
   void observe(kvpolicy_tensor const* given) override {
     if (!contains(needed_.needs, signals::logits)) return;
     tensor const t = checked(given, {.name = "logits", .dtype = type_of(given), .where = backend_.rows, .dense_last = true},
-                             {{"sequences", sequences_}, {"vocabulary"}});
-    KVPOLICY_EXPECTS(t.extent[1] >= 1, "logits: axis 1 (vocabulary) has 0 elements; it must have at least 1");
-    steps_->observe(vectors(t, given, 0), t.extent[1]);
+                             of_step({{"vocabulary"}}));
+    std::int64_t const vocabulary = t.extent[step_tokens_ == 1 ? 1 : 2];
+    KVPOLICY_EXPECTS(vocabulary >= 1, "logits: the axis of the vocabulary has 0 elements; it must have at least 1");
+    steps_->observe(vectors(t, given, 0), vocabulary);
   }
 
  private:
@@ -126,14 +146,13 @@ class gpu_decoder final : public kvpolicy_decoder {
   }
   bound_rows view() const noexcept { return {keys_.data(), values_.data()}; }
 
-  /// Rows of all sequences: `[pages, kv_heads, page_size, head_dim]` behind page tables, or `[sequences, kv_heads, tokens,
-  /// head_dim]`.
+  /// The batch's rows: `[pages, kv_heads, page_size, head_dim]` behind page tables, or `[rows, kv_heads, tokens, head_dim]`.
   gpu::batch_rows bound(kvpolicy_tensor const* given, char const* name, std::int64_t layer, kvpolicy_tensor const* pages,
                         std::int64_t& tokens) const {
     bool const paged = pages != nullptr;
     tensor const t =
         checked(given, {.name = name, .layer = layer, .dtype = dtype_of(shape_.type), .where = backend_.rows, .apart = true},
-                {{paged ? "pages" : "sequences", paged ? axis::any : sequences_},
+                {{paged ? "pages" : "rows", paged ? axis::any : rows_},
                  {"kv_heads", shape_.kv_heads},
                  {paged ? "page_size" : "tokens"},
                  {"head_dim", shape_.head_dim}});
@@ -148,7 +167,7 @@ class gpu_decoder final : public kvpolicy_decoder {
     tensor table{};
     if (paged) {
       table = checked(pages, {.name = "pages", .layer = layer, .dtype = int32, .where = backend_.rows, .dense_last = true},
-                      {{"sequences", sequences_}, {"pages"}});
+                      {{"rows", rows_}, {"pages"}});
       KVPOLICY_EXPECTS(t.extent[2] >= 1 && t.extent[2] <= INT32_MAX && table.extent[1] <= INT32_MAX,
                        std::string(name) + " of layer " + std::to_string(layer) + ": " + std::to_string(table.extent[1]) +
                            " pages of " + std::to_string(t.extent[2]) +
@@ -186,10 +205,17 @@ class gpu_decoder final : public kvpolicy_decoder {
     tensor const t = checked(
         given,
         {.name = name, .layer = layer, .dtype = type_of(given), .where = backend_.rows, .dense_last = true, .apart = true},
-        {{"sequences", sequences_}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
-    return vectors(t, given, t.stride[1]);
+        of_step({{"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}}));
+    return vectors(t, given, t.stride[step_tokens_ == 1 ? 1 : 2]);
   }
-  static gpu::vector_rows vectors(tensor const& t, kvpolicy_tensor const* given, std::int64_t head_stride) {
+  /// The axes of a batch's rows, and of their tokens where there may be several, before others.
+  std::vector<axis> of_step(std::initializer_list<axis> others = {}) const {
+    std::vector<axis> made{{"rows", rows_}};
+    if (step_tokens_ > 1) made.push_back({"step_tokens", step_tokens_});
+    made.insert(made.end(), others);
+    return made;
+  }
+  gpu::vector_rows vectors(tensor const& t, kvpolicy_tensor const* given, std::int64_t head_stride) const {
     kvpolicy_dtype const type = type_of(given);
     std::int64_t const size = type.bits / 8;
     gpu::vector_rows made{};
@@ -197,12 +223,15 @@ class gpu_decoder final : public kvpolicy_decoder {
     made.elements = INT64_MAX;
     made.type = type.bits == 32 ? element_type::f32 : type.code == 2 ? element_type::f16 : element_type::bf16;
     made.sequence_stride = t.stride[0] / size;
+    made.token_stride = step_tokens_ == 1 ? 0 : t.stride[1] / size;
     made.head_stride = head_stride / size;
     return made;
   }
 
   cache_shape shape_;
-  std::int64_t sequences_;
+  std::int64_t step_tokens_;
+  bool moves_;         ///< sequences' rows do, from step to step
+  std::int64_t rows_;  ///< of a batch
   requirements needed_;
   gpu_backend backend_;
   std::unique_ptr<any_decoder> steps_;
@@ -215,9 +244,9 @@ class gpu_decoder final : public kvpolicy_decoder {
 
 }  // namespace
 
-std::unique_ptr<kvpolicy_decoder> start_decoder(kvpolicy_policy const& policy, cache_shape const& shape, std::int64_t sequences,
-                                                std::int32_t device, void* stream, std::int64_t workspace) {
-  return std::make_unique<gpu_decoder>(policy, shape, sequences, device, static_cast<gpu::stream>(stream), workspace);
+std::unique_ptr<kvpolicy_decoder> start_decoder(kvpolicy_policy const& policy, cache_shape const& shape,
+                                                kvpolicy_decoder_options const& options) {
+  return std::make_unique<gpu_decoder>(policy, shape, options);
 }
 
 }  // namespace kvpolicy::c

@@ -16,13 +16,17 @@ struct kvpolicy_decoder {
   virtual ~kvpolicy_decoder() = default;
 
   virtual void enter() const = 0;
-  virtual std::int64_t slots() const noexcept = 0;
+  virtual void on(void* stream) = 0;
   virtual void bind(std::int64_t layer, kvpolicy_tensor const* keys, kvpolicy_tensor const* values,
                     kvpolicy_tensor const* pages) = 0;
-  virtual void prefill(std::int64_t sequence, std::int64_t layer, std::int64_t tokens, kvpolicy_prompt const& prompt) = 0;
-  /// Returns whether the step is idle.
-  virtual bool plan(std::span<std::int32_t const> tokens) = 0;
-  virtual bool decides() const = 0;
+  virtual void prefill(std::int64_t sequence, std::int64_t row, std::int64_t layer, std::int64_t tokens,
+                       kvpolicy_prompt const& prompt) = 0;
+  /// Returns what the step asks for. `brought` and `slots` have as many numbers as `tokens`, or none.
+  virtual std::int32_t plan(std::span<std::int32_t const> tokens, std::span<std::int32_t const> brought,
+                            std::span<std::int32_t const> slots) = 0;
+  virtual void settle(float scale) = 0;
+  virtual void cut(std::int64_t sequence, std::int64_t tokens) = 0;
+  virtual void end(std::int64_t sequence) = 0;
   virtual void decide(std::int64_t layer, kvpolicy_tensor const* queries, float scale) = 0;
   virtual kvpolicy_device_lists standing(std::int64_t layer) = 0;
   virtual kvpolicy_device_lists choose(std::int64_t layer, kvpolicy_tensor const* queries, float scale,
@@ -35,7 +39,7 @@ struct kvpolicy_decoder {
 namespace kvpolicy::c {
 
 /// Only where the library is built with CUDA. Throws as gpu_backend does, and as decoder_of().
-std::unique_ptr<kvpolicy_decoder> start_decoder(kvpolicy_policy const& policy, cache_shape const& shape, std::int64_t sequences,
-                                                std::int32_t device, void* stream, std::int64_t workspace);
+std::unique_ptr<kvpolicy_decoder> start_decoder(kvpolicy_policy const& policy, cache_shape const& shape,
+                                                kvpolicy_decoder_options const& options);
 
 }  // namespace kvpolicy::c

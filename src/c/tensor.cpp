@@ -20,9 +20,9 @@ std::string text_of(kvpolicy_dtype type) {
   return text;
 }
 
-std::string text_of(std::initializer_list<axis> axes) {
+std::string text_of(std::span<axis const> axes) {
   std::string text = "[";
-  for (axis const& a : axes) text += (&a == axes.begin() ? "" : ", ") + std::string(a.name);
+  for (axis const& a : axes) text += (&a == axes.data() ? "" : ", ") + std::string(a.name);
   return text + "]";
 }
 
@@ -51,7 +51,7 @@ bool overlaps(tensor const& t, std::size_t axes, std::int64_t size) {
 
 }  // namespace
 
-tensor checked(kvpolicy_tensor const* given, tensor_rule const& rule, std::initializer_list<axis> axes) {
+tensor checked(kvpolicy_tensor const* given, tensor_rule const& rule, std::span<axis const> axes) {
   auto const refuse = [&](std::string const& why) { throw invalid_value(rule.named() + ": " + why); };
   if (given == nullptr) refuse("no tensor was given; it must be " + text_of(axes) + " of " + text_of(rule.dtype));
   kvpolicy_tensor const& t = *given;

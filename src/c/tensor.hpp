@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 
 #include "kvpolicy.h"
@@ -57,6 +58,9 @@ constexpr kvpolicy_dtype dtype_of(element_type type) noexcept {
 }
 
 /// Throws invalid_value that names the tensor and what is wrong with it. Reads the descriptor alone, never the data.
-tensor checked(kvpolicy_tensor const* given, tensor_rule const& rule, std::initializer_list<axis> axes);
+tensor checked(kvpolicy_tensor const* given, tensor_rule const& rule, std::span<axis const> axes);
+inline tensor checked(kvpolicy_tensor const* given, tensor_rule const& rule, std::initializer_list<axis> axes) {
+  return checked(given, rule, std::span<axis const>(axes.begin(), axes.size()));
+}
 
 }  // namespace kvpolicy::c

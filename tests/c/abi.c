@@ -35,15 +35,19 @@ kvpolicy_status (*const step)(kvpolicy_state* const*, int64_t, int64_t, kvpolicy
                               kvpolicy_tensor const*, float, kvpolicy_tensor const*, kvpolicy_tensor const*, int64_t*, int32_t,
                               kvpolicy_threads const*) = kvpolicy_step;
 kvpolicy_status (*const observe)(kvpolicy_state*, kvpolicy_tensor const*) = kvpolicy_observe;
-kvpolicy_status (*const decoder_start)(kvpolicy_policy const*, kvpolicy_shape const*, int64_t, int32_t, void*, int64_t,
+kvpolicy_status (*const decoder_start)(kvpolicy_policy const*, kvpolicy_shape const*, kvpolicy_decoder_options const*,
                                        kvpolicy_decoder**) = kvpolicy_decoder_start;
+kvpolicy_status (*const decoder_on)(kvpolicy_decoder*, void*) = kvpolicy_decoder_on;
 void (*const decoder_free)(kvpolicy_decoder*) = kvpolicy_decoder_free;
 kvpolicy_status (*const decoder_bind)(kvpolicy_decoder*, int64_t, kvpolicy_tensor const*, kvpolicy_tensor const*,
                                       kvpolicy_tensor const*) = kvpolicy_decoder_bind;
-kvpolicy_status (*const decoder_prefill)(kvpolicy_decoder*, int64_t, int64_t, int64_t,
+kvpolicy_status (*const decoder_prefill)(kvpolicy_decoder*, int64_t, int64_t, int64_t, int64_t,
                                          kvpolicy_prompt const*) = kvpolicy_decoder_prefill;
-kvpolicy_status (*const decoder_plan)(kvpolicy_decoder*, int32_t const*, int32_t*) = kvpolicy_decoder_plan;
-kvpolicy_status (*const decoder_decides)(kvpolicy_decoder*, int32_t*) = kvpolicy_decoder_decides;
+kvpolicy_status (*const decoder_plan)(kvpolicy_decoder*, int64_t, int32_t const*, int32_t const*, int32_t const*,
+                                      int32_t*) = kvpolicy_decoder_plan;
+kvpolicy_status (*const decoder_settle)(kvpolicy_decoder*, float) = kvpolicy_decoder_settle;
+kvpolicy_status (*const decoder_cut)(kvpolicy_decoder*, int64_t, int64_t) = kvpolicy_decoder_cut;
+kvpolicy_status (*const decoder_end)(kvpolicy_decoder*, int64_t) = kvpolicy_decoder_end;
 kvpolicy_status (*const decoder_decide)(kvpolicy_decoder*, int64_t, kvpolicy_tensor const*, float) = kvpolicy_decoder_decide;
 kvpolicy_status (*const decoder_standing)(kvpolicy_decoder*, int64_t, kvpolicy_device_lists*) = kvpolicy_decoder_standing;
 kvpolicy_status (*const decoder_choose)(kvpolicy_decoder*, int64_t, kvpolicy_tensor const*, float, kvpolicy_tensor const*,
@@ -93,6 +97,13 @@ int main(void) {
   FIELD(kvpolicy_prompt, token_ids);
   FIELD(kvpolicy_prompt, repeats_begin);
   FIELD(kvpolicy_prompt, repeats_end);
+  TYPE(kvpolicy_decoder_options);
+  FIELD(kvpolicy_decoder_options, sequences);
+  FIELD(kvpolicy_decoder_options, rows);
+  FIELD(kvpolicy_decoder_options, workspace);
+  FIELD(kvpolicy_decoder_options, stream);
+  FIELD(kvpolicy_decoder_options, device);
+  FIELD(kvpolicy_decoder_options, step_tokens);
   TYPE(kvpolicy_device_lists);
   FIELD(kvpolicy_device_lists, units);
   FIELD(kvpolicy_device_lists, named);
@@ -128,6 +139,9 @@ int main(void) {
   VALUE(KVPOLICY_NEEDS_LOGITS);
   VALUE(KVPOLICY_NEEDS_TOKEN_IDS);
   VALUE(KVPOLICY_NEEDS_REPETITION);
+  VALUE(KVPOLICY_STEP_IDLE);
+  VALUE(KVPOLICY_STEP_DECIDES);
+  VALUE(KVPOLICY_STEP_UNSETTLED);
   VALUE(KVPOLICY_SINK);
   VALUE(KVPOLICY_SCORED);
   VALUE(KVPOLICY_RECENT);

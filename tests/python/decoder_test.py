@@ -96,11 +96,11 @@ class Decodes(unittest.TestCase):
             tokens = [n + 1 for n in tokens]
             queries.host[:] = floats(*queries.host.shape)
             queries.put()
-            idle, decides = decoder.plan(tokens), decoder.decides()
+            step = decoder.plan(tokens)
             for layer in range(sizes.layers):
-                if decides:
+                if step.decides:
                     decoder.decide(layer, queries, scale)
-                lists = decoder.standing(layer) if idle else decoder.choose(layer, queries, scale)
+                lists = decoder.standing(layer) if step.idle else decoder.choose(layer, queries, scale)
                 decoder.attend(layer, queries, scale, out)
                 given = out.get()
                 for slot, state in enumerate(states):
@@ -122,6 +122,61 @@ class Decodes(unittest.TestCase):
 
     def test_rows_without_pages(self):
         self.beside_states("quest:paper,tokens=40,page=8", False)
+
+    def test_several_tokens_in_rows_that_move(self):
+        """Each slot brings two tokens a step, of which the second stays at every other one; rows swap at every step."""
+        draw = np.random.default_rng(4)
+        floats = lambda *shape: draw.integers(-2, 3, size=shape).astype(np.float32)
+        policy, slots, several = kvpolicy.Policy("quest:paper,tokens=40,page=8"), 2, 2
+        decoder = kvpolicy.Decoder(policy, sizes, slots, cuda=(0, 0), step_tokens=several, rows=slots)
+        states = [kvpolicy.State(policy, sizes) for _ in range(slots)]
+        table = draw.permutation(slots * room // page).reshape(slots, -1).astype(np.int32)
+        on_device = There(table)
+        for layer in range(sizes.layers):
+            keys, values = (floats(slots * room // page, sizes.kv_heads, page, sizes.head_dim) for _ in range(2))
+            decoder.bind(layer, There(keys), There(values), on_device)
+            for slot, state in enumerate(states):
+                state.bind(layer, keys, values, table[slot])
+        tokens = [90, 121]
+        for slot, state in enumerate(states):
+            for layer in range(sizes.layers):
+                decoder.prefill(slot, layer, tokens[slot], row=slot)
+                state.prefill(layer, tokens[slot])
+        queries, out = There(floats(slots, several, sizes.q_heads, sizes.head_dim)), There(floats(slots, several, sizes.q_heads, sizes.head_dim))
+        order, unsettled = [0, 1], 0
+        for turn in range(4):
+            order.reverse()
+            on_device.host[:] = table[order]
+            on_device.put()
+            queries.host[:] = floats(*queries.host.shape)
+            queries.put()
+            step = decoder.plan([tokens[slot] + several for slot in order], [several] * slots, order)
+            unsettled += step.unsettled
+            if step.unsettled:
+                decoder.settle(scale)
+            for layer in range(sizes.layers):
+                lists = decoder.choose(layer, queries, scale)
+                decoder.attend(layer, queries, scale, out)
+                given = out.get()
+                for row, slot in enumerate(order):
+                    want = np.zeros((sizes.q_heads, sizes.head_dim), np.float32)
+                    states[slot].choose(layer, tokens[slot] + 1, queries.host[row, 0], scale)
+                    states[slot].attend(layer, queries.host[row, 0], scale, want)
+                    np.testing.assert_allclose(given[row, 0], want, atol=1e-4)
+                    for head in range(sizes.kv_heads):
+                        self.assertEqual(listed(lists, slot, head), states[slot].tokens(layer, head) + [tokens[slot] + 1])
+            stays = 1 + turn % 2
+            for row, slot in enumerate(order):
+                for layer in range(sizes.layers if stays == 2 else 0):
+                    states[slot].choose(layer, tokens[slot] + 2, queries.host[row, 1], scale)
+                tokens[slot] += stays
+        self.assertEqual(unsettled, 1)  # the last step's are settled by the next
+        decoder.end(0)
+        decoder.plan([tokens[1] + 1], slots=[1])
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "both have slot 1"):
+            decoder.plan([tokens[1] + 1] * 2, slots=[1, 1])
+        with self.assertRaisesRegex(kvpolicy.UnsupportedError, "learns from steps"):
+            decoder.cut(1, tokens[1])
 
     def test_states(self):
         for text in ("quest:paper,tokens=40,page=8", "snapkv:tokens=40,after=0", "infllm:tokens=64"):

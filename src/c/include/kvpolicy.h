@@ -16,7 +16,7 @@
  *
  * Policies are immutable, and threads share them as they are. States are independent of each other; one thread at a time uses
  * a state, which works on that thread alone. Tensors are borrowed and their descriptors copied: memory must live while it is
- * bound, everything else for the call. Only parse, start and a decoder's prefill allocate, errors aside. */
+ * bound, everything else for the call. Only parse, start and a decoder's prefill and plan allocate, errors aside. */
 #ifndef KVPOLICY_H
 #define KVPOLICY_H
 
@@ -316,8 +316,8 @@ KVPOLICY_API kvpolicy_status kvpolicy_attend_prompt(kvpolicy_state* state, int64
  * @return INVALID for missing logits, or before a step */
 KVPOLICY_API kvpolicy_status kvpolicy_observe(kvpolicy_state* state, kvpolicy_tensor const* logits);
 
-/* Decoders: the steps of a batch of sequences on a CUDA device. start, bind and prefill wait, and plan copies numbers. choose,
- * attend and observe only enqueue kernels, with the same arguments at every step: capture the calls of one step in a CUDA
+/* Decoders: the steps of a batch of sequences on a CUDA device. start, bind and prefill wait, and plan copies numbers. settle,
+ * choose, attend, renew and observe only enqueue kernels, with the same arguments at every step: capture the calls of one step in a CUDA
  * graph, and replay it after each plan. Each plan has exactly one step, captured or not. A capture may not load kernels: before
  * it make one step, with a plan of its own; before the first prompt a plan of zeros serves. Keys and values are written on the
  * stream, or before it was synchronised. A slot whose prompt was refused has no step until the prompt was given again from
@@ -327,7 +327,7 @@ KVPOLICY_API kvpolicy_status kvpolicy_observe(kvpolicy_state* state, kvpolicy_te
 typedef struct kvpolicy_decoder kvpolicy_decoder;
 
 /** What the KV heads of a layer read, in device memory, valid until the next step.
- * List l of slot s names `named[s * lists + l]` tokens, ascending: the first is unit_size * units[(s * lists + l) * stride],
+ * List l of slot s (whatever its row) names `named[s * lists + l]` tokens, ascending: the first is unit_size * units[(s * lists + l) * stride],
  * and each unit has unit_size tokens. Then come the tokens from tail[s] on to the last of tokens[s]; from tail[s * lists + l]
  * on if each list has its own. */
 typedef struct kvpolicy_device_lists {
@@ -342,60 +342,94 @@ typedef struct kvpolicy_device_lists {
   int32_t tails; /**< of a slot: 1, or `lists` */
 } kvpolicy_device_lists;
 
-/** Makes a decoder, and all device memory that it will use. Its tensors are on the device, except those of prompts.
+/** How a decoder is made. Zeros are defaults, except of `sequences`. */
+typedef struct kvpolicy_decoder_options {
+  int64_t sequences;   /**< slots: each may hold any sequence, one after the other */
+  int64_t rows;        /**< of a batch at most, if sequences' rows move from step to step; 0: a slot's number is its row */
+  int64_t workspace;   /**< bytes of scratch on the device, 0 for 64 MiB; a call that needs more says so */
+  void* stream;        /**< a cudaStream_t */
+  int32_t device;      /**< it must be the calling thread's at every call */
+  int32_t step_tokens; /**< that a sequence brings to a step at most, 1 to 16; 0: 1 */
+} kvpolicy_decoder_options;
+
+/** What a planned step asks for beside choose and attend, in any combination. */
+enum {
+  KVPOLICY_STEP_IDLE = 1,     /**< kvpolicy_decoder_standing may take choose's place: the lists follow from lengths alone */
+  KVPOLICY_STEP_DECIDES = 2,  /**< each layer calls kvpolicy_decoder_decide before choose, and the step is not captured */
+  KVPOLICY_STEP_UNSETTLED = 4 /**< call kvpolicy_decoder_settle before choose */
+};
+
+/** Makes a decoder. Its tensors are on the device, except those of prompts.
  * @param policy,shape  the policy, and the shape of each sequence's cache
- * @param sequences  slots: each may hold any sequence, one after the other
- * @param device  the device; it must be the calling thread's at every call
- * @param stream  a cudaStream_t
- * @param workspace  bytes of scratch on the device, 0 for 64 MiB; a call that needs more says so
+ * @param options  the slots, and where and how they step
  * @param decoder  receives the decoder
- * @return INVALID for a wrong shape, 0 slots or another current device; UNSUPPORTED if the library was built without CUDA, for
- *         a policy without kernels for its steps, a plugin's say; FAILED if the device has too little memory */
+ * @return INVALID for a wrong shape, 0 slots, step_tokens above 16 or another current device; UNSUPPORTED if the library was built
+ *         without CUDA, for a policy without kernels for its steps, a plugin's say; FAILED if the device has too little memory */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_start(kvpolicy_policy const* policy, kvpolicy_shape const* shape,
-                                                    int64_t sequences, int32_t device, void* stream, int64_t workspace,
-                                                    kvpolicy_decoder** decoder);
+                                                    kvpolicy_decoder_options const* options, kvpolicy_decoder** decoder);
 /** Frees a decoder once its work is done, or does nothing for NULL. */
 KVPOLICY_API void kvpolicy_decoder_free(kvpolicy_decoder* decoder);
-/** Says where a layer's rows are, before the layer's first call. A captured step keeps these places.
+/** Uses another stream from now on. Order its work behind what was enqueued before: scratch is shared.
+ * @param decoder,stream  the decoder, a cudaStream_t */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_on(kvpolicy_decoder* decoder, void* stream);
+/** Says where a layer's rows are, before the layer's first call. A captured step keeps these places. A batch has as many rows as
+ * slots, or the options' `rows` where they move.
  * @param decoder,layer  which layer
- * @param keys,values  `[pages, kv_heads, page_size, head_dim]` of the shape's type, any strides; without pages `[sequences,
- *        kv_heads, tokens, head_dim]`
- * @param pages  int32 `[sequences, n]`: token t of slot s is row t % page_size of page pages[s, t / page_size]. Its numbers may
- *        change between steps. NULL: no pages
+ * @param keys,values  `[pages, kv_heads, page_size, head_dim]` of the shape's type, any strides; without pages `[rows, kv_heads,
+ *        tokens, head_dim]`
+ * @param pages  int32 `[rows, n]`: token t of row r is row t % page_size of page pages[r, t / page_size]. Its numbers may change
+ *        between steps. NULL: no pages
  * @return INVALID for tensors of other axes, type or place */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_bind(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_tensor const* keys,
                                                    kvpolicy_tensor const* values, kvpolicy_tensor const* pages);
 /** Takes in a layer's keys of a slot's prompt, or of a further piece, as kvpolicy_prefill. Waits for the device.
  * @param decoder,sequence,layer  which slot, which layer
+ * @param row  the sequence's row of the batch, where rows move; -1: the slot's number
  * @param tokens  tokens of the sequence now
  * @param prompt  the prompt; its queries may be on the device or the host, all else is on the host
  * @return INVALID for a gap, a layer out of order or a missing signal */
-KVPOLICY_API kvpolicy_status kvpolicy_decoder_prefill(kvpolicy_decoder* decoder, int64_t sequence, int64_t layer,
-                                                      int64_t tokens, kvpolicy_prompt const* prompt);
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_prefill(kvpolicy_decoder* decoder, int64_t sequence, int64_t row,
+                                                      int64_t layer, int64_t tokens, kvpolicy_prompt const* prompt);
 /** Plans a step, before it and outside of what is captured.
  * @param decoder  the decoder
- * @param tokens  `[sequences]` in host memory: each slot's tokens, with the one that is decoded now; 0 for an empty slot, -1
- * for a sequence that pauses. Empty and paused slots read nothing, and their `out` is 0
- * @param idle  receives 1 if this step's lists follow from its lengths alone, so that kvpolicy_decoder_standing may take
- * choose's place: for policies that never choose, or once, and have, and between heterocache's looks; else 0.
- * May be NULL
- * @return INVALID for a sequence that did not grow by one token */
-KVPOLICY_API kvpolicy_status kvpolicy_decoder_plan(kvpolicy_decoder* decoder, int32_t const* tokens, int32_t* idle);
-/** Says whether the planned step makes a choice that waited for tokens of the answer (`after`), or that is due every so many steps
- * (rkv, triattention). Such a step is not captured: each layer calls kvpolicy_decoder_decide before kvpolicy_decoder_choose.
- * @param decoder  the decoder
- * @param decides  receives 1 if so, else 0 */
-KVPOLICY_API kvpolicy_status kvpolicy_decoder_decides(kvpolicy_decoder* decoder, int32_t* decides);
-/** Makes a layer's choices that are due at the planned step. Waits for the device.
+ * @param rows  of the arrays: the slots; where rows move, the rows of this step
+ * @param tokens  `[rows]` in host memory: each sequence's tokens, with those that are decoded now; 0 for an empty slot, -1 for a
+ *        sequence that pauses. Empty and paused slots read nothing, and their `out` is 0
+ * @param brought  `[rows]` how many of them are decoded now, 1 to step_tokens: those before them say how many of the last step's
+ *        stayed. NULL: one of each
+ * @param slots  `[rows]` the slot of each row, where rows move: each has one row of a step at most, slots without a row pause,
+ *        and `out` of rows without a slot is not written. Else NULL
+ * @param step  receives what the step asks for, KVPOLICY_STEP_IDLE and others; may be NULL
+ * @return INVALID for a sequence whose tokens are not those that stayed and the new ones, and for slots that are none or are named
+ *         twice; FAILED if the device has too little memory. Then nothing has changed */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_plan(kvpolicy_decoder* decoder, int64_t rows, int32_t const* tokens,
+                                                   int32_t const* brought, int32_t const* slots, int32_t* step);
+/** Enqueues the steps of the last one's later tokens that stayed: the policy learns from each as if it had come alone. Call it
+ * after plan and before choose where the step is KVPOLICY_STEP_UNSETTLED. It may be captured.
+ * @param decoder,scale  the decoder, and what multiplies q.k */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_settle(kvpolicy_decoder* decoder, float scale);
+/** Takes back a sequence's last tokens, which an engine drafted step by step.
+ * @param decoder,sequence  which slot
+ * @param tokens  how many it has left
+ * @return INVALID for an empty slot, for fewer tokens than its prompt, and for more than it has; UNSUPPORTED for a policy that
+ *         learns from steps: let a step bring several tokens */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_cut(kvpolicy_decoder* decoder, int64_t sequence, int64_t tokens);
+/** Empties a slot: its sequence has ended.
+ * @param decoder,sequence  which slot
+ * @return INVALID for a slot that there is not */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_end(kvpolicy_decoder* decoder, int64_t sequence);
+/** Makes a layer's choices that are due at the planned step: they waited for tokens of the answer (`after`), or come every so many
+ * steps (rkv, triattention). Waits for the device.
  * @param decoder,layer,queries,scale  as kvpolicy_decoder_choose
  * @return INVALID for missing or other tensors. The next kvpolicy_decoder_plan is INVALID where the call is missing */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_decide(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_tensor const* queries,
                                                      float scale);
 /** Enqueues the choice of a layer, before its attention. Each sequence's current key is written.
  * @param decoder,layer  which layer, in order
- * @param queries  `[sequences, q_heads, head_dim]` f32, f16 or bf16, if the policy needs them
+ * @param queries  `[rows, q_heads, head_dim]` f32, f16 or bf16, if the policy needs them. Where a step may bring several tokens
+ *        there is an axis of step_tokens behind that of rows, here, of ids, outputs and logits
  * @param scale  multiplies q.k
- * @param token_ids  `[sequences]` int32, if the policy needs them
+ * @param token_ids  `[rows]` int32, if the policy needs them
  * @param lists  receives where the lists are; may be NULL
  * @return INVALID for missing or other tensors; FAILED if the workspace is too small */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_choose(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_tensor const* queries,
@@ -408,9 +442,9 @@ KVPOLICY_API kvpolicy_status kvpolicy_decoder_choose(kvpolicy_decoder* decoder, 
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_standing(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_device_lists* lists);
 /** Enqueues a layer's attention over its lists, after its choose or standing.
  * @param decoder,layer  which layer
- * @param queries  `[sequences, q_heads, head_dim]` f32, f16 or bf16
+ * @param queries  `[rows, q_heads, head_dim]` f32, f16 or bf16
  * @param scale  multiplies q.k
- * @param out  the same axes, any of these types
+ * @param out  the same axes, any of these types; 0 of tokens that were not brought
  * @return INVALID before the layer's choose, or for other tensors */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_attend(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_tensor const* queries,
                                                      float scale, kvpolicy_tensor const* out);
@@ -422,7 +456,7 @@ KVPOLICY_API kvpolicy_status kvpolicy_decoder_renew(kvpolicy_decoder* decoder, i
                                                     float scale);
 /** Enqueues the end of a step.
  * @param decoder  the decoder
- * @param logits  `[sequences, vocabulary]` f32, f16 or bf16; NULL if the policy does not need them
+ * @param logits  `[rows, vocabulary]` f32, f16 or bf16; NULL if the policy does not need them
  * @return INVALID for missing logits */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_observe(kvpolicy_decoder* decoder, kvpolicy_tensor const* logits);
 
