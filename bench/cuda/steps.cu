@@ -15,15 +15,16 @@ using namespace llama_8b;
 /// Tokens that lists name, those of a layer's KV heads and all sequences together.
 std::int64_t tokens_of(measured_gpu& on, situation const& at, gpu::token_lists const& lists) {
   std::int64_t const tail = lists.tail.all;
-  std::vector<std::int32_t> tails(static_cast<std::size_t>(at.batch), static_cast<std::int32_t>(tail));
   std::int64_t const all = at.batch * lists.lists;
+  std::int64_t const of_tail = lists.lists / lists.tails;  // lists that share one
+  std::vector<std::int32_t> tails(static_cast<std::size_t>(all / of_tail), static_cast<std::int32_t>(tail));
   std::vector<std::int32_t> named(static_cast<std::size_t>(all));
-  if (lists.tail.values.data != nullptr) tails = on.on_host({lists.tail.values.data, at.batch});
+  if (lists.tail.values.data != nullptr) tails = on.on_host({lists.tail.values.data, std::ssize(tails)});
   if (lists.named.data != nullptr) named = on.on_host({lists.named.data, all});
   std::int64_t sum = 0;
   for (std::int64_t i = 0; i < all; ++i) {
     sum += named[static_cast<std::size_t>(i)] +
-           std::max<std::int64_t>(0, at.context - tails[static_cast<std::size_t>(i / lists.lists)]);
+           std::max<std::int64_t>(0, at.context - tails[static_cast<std::size_t>(i / of_tail)]);
   }
   return sum * (kv_heads / lists.lists);
 }
@@ -61,6 +62,30 @@ void policies(measured_gpu& on, situation const& at, std::int64_t tokens, std::s
   step(on, at, "snapkv, then quest " + budget,
        policy{presets::snapkv{.tokens = few, .after = 0}.parts().retain, quest.parts().retrieve}, quest.tokens,
        bounds(at.batch, few) * layers, {}, "half of what snapkv retains is read");
+
+  presets::twilight twilight{.tokens = few};
+  twilight.metadata = pools::bounds::kind::range;
+  twilight.page = 16;
+  step(on, at, "twilight " + budget, twilight, tokens, bounds(at.batch, at.context) * layers + keys(at.batch, tokens) * layers,
+       {}, "the pages of quest's row, of whose tokens it reads those with .85 of the weight");
+  step(on, at, "rocketkv " + budget, presets::rocketkv{.tokens = few, .kept = 2 * few, .after = 0}, tokens,
+       4 * bounds(at.batch, 2 * tokens) * layers, {}, "bounds of pages of 4 of the tokens that it kept");
+
+  presets::omnikv const omnikv{.tokens = few};
+  double leaders = 0;
+  for (std::int64_t l = 0; l < layers; ++l)
+    leaders += !omnikv.layers.dense({l}) && omnikv.layers.leader({l}) == layer_id{l} ? 1 : 0;
+  step(on, at, "omnikv " + budget, omnikv, tokens, keys(at.batch, at.context) * leaders, {},
+       "leaders, and the first two layers, read everything");
+
+  presets::duoattention duoattention{.tokens = few};
+  std::vector<float> retrieval;
+  for (std::int64_t head = 0; head < layers * kv_heads; ++head) retrieval.push_back(static_cast<float>(head % 7));
+  duoattention.retrieval = retrieval;
+  if (few >= duoattention.sinks + duoattention.recent)
+    step(on, at, "duoattention " + budget, duoattention, tokens, 0, {},
+         "a few heads read everything, the others sinks and recent tokens");
+  step(on, at, "rkv " + budget, presets::rkv{.tokens = few, .keep_prompt = false}, tokens, 0, {.before = 2}, "between choices");
 
   presets::chess chess = presets::chess::of_paper({.tokens = few});
   chess.entropy = chess.varentropy = 0;  // any page is unsure
