@@ -183,7 +183,7 @@ stage ncu 60 "true" "command -v ncu >/dev/null || { echo 'no ncu here'; exit 77;
       cat ncu-\$kernel.csv; exit 1; }
   done <<'KERNELS'
 attend_tensor:attend to all
-list_logits_tensor:list weights of all
+list_statistics_tensor:list weights of all
 score_bounds_tensor:score bounds of 16
 top_k:top 2048
 pool_mean:pool means of 32, prompt

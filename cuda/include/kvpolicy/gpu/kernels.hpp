@@ -52,6 +52,7 @@
 #define KVPOLICY_ATTENTION_KERNELS(X)                                                                          \
   KVPOLICY_EACH_GROUP(X, f32) KVPOLICY_EACH_GROUP(X, f16) KVPOLICY_EACH_GROUP(X, bf16)                         \
   KVPOLICY_EACH_TENSOR(X, gpu::detail::attend_tensor_body) KVPOLICY_EACH_TENSOR(X, gpu::detail::list_logits_tensor_body) \
+  KVPOLICY_EACH_TENSOR(X, gpu::detail::list_statistics_tensor_body) KVPOLICY_EACH_TENSOR(X, gpu::detail::unit_logits_tensor_body) \
   KVPOLICY_EACH_TYPE(X, gpu::detail::list_logits_body) X(gpu::detail::softmax_rows_body) X(gpu::detail::group_weights_body) \
   X(gpu::detail::named_tokens_body)
 #define KVPOLICY_PROMPT_ATTENTION_KERNELS(X)                                                                   \

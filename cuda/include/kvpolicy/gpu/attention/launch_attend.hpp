@@ -152,19 +152,25 @@ template <device D>
 void launch_list_logits(D& device, list_weights const& a, buffer<float> logits, buffer<float> statistics = {}) {
   std::int32_t const rows = a.group * a.window;
   bool const on_tensors = with_tensor_rows(a.keys, [&]<element_type E, int Chunks>() {
-    using body = list_logits_tensor_body<E, Chunks>;
     auto const tiles = static_cast<std::int32_t>(divided_up(rows, 8));
     std::int64_t const lists = a.sequences * a.keys.heads * tiles;
-    std::int32_t const blocks = blocks_of_row<body>(device, a.most_tokens, body::threads / 4, lists);
-    typename body::arguments l{a.queries, a.scale, rows, tiles, a.keys, a.lists, a.first, logits, a.most_tokens, blocks};
-    bool const at_once = statistics.data != nullptr && lists <= device.counters().size;
-    if (at_once) {
-      l.statistics = statistics;
-      l.partial = device.template scratch<float>(a.sequences * a.keys.heads * rows * blocks * 2);
-      l.counters = device.counters();
+    auto const launch = [&]<class Body>(auto set) {
+      std::int32_t const blocks = blocks_of_row<Body>(device, a.most_tokens, Body::threads / 4, lists);
+      typename Body::arguments l{a.queries, a.scale, rows, tiles, a.keys, a.lists, a.first, logits, a.most_tokens, blocks};
+      set(l);
+      device.template launch<Body>({blocks, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences}, l);
+    };
+    if (statistics.data != nullptr && lists <= device.counters().size) {
+      return launch.template operator()<list_statistics_tensor_body<E, Chunks>>([&](auto& l) {
+        l.statistics = statistics;
+        l.partial = device.template scratch<float>(a.sequences * a.keys.heads * rows * l.blocks * 2);
+        l.counters = device.counters();
+      });
     }
-    device.template launch<body>({blocks, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences}, l);
-    if (!at_once && statistics.data != nullptr) launch_softmax_rows(device, logits, a.most_tokens, a, statistics);
+    auto const nothing = [](auto&) {};
+    if (a.keys.places.data != nullptr) launch.template operator()<unit_logits_tensor_body<E, Chunks>>(nothing);
+    else launch.template operator()<list_logits_tensor_body<E, Chunks>>(nothing);
+    if (statistics.data != nullptr) launch_softmax_rows(device, logits, a.most_tokens, a, statistics);
   });
   if (on_tensors) return;
   std::int32_t const at_once = 16 * max_head_dim / a.keys.head_dim;

@@ -46,7 +46,7 @@ struct list_logits_body {
     auto const tile = block.tile();
     auto const lane = static_cast<std::int32_t>(tile.lane());
     std::int32_t const part = lane & (share.lanes - 1);
-    row_reader<E, B> const keys(block, a.keys, block.z());
+    row_reader<E, B, true> const keys(block, a.keys, block.z());
     std::int64_t const i = block.x() * of_block + tile.index() * share.rows_of_warp() + lane / share.lanes;
     bool const there = a.first + i < list.count();
     float key[8] = {};

@@ -9,12 +9,11 @@
 
 namespace kvpolicy::gpu::detail {
 
-/// As list_logits_body, for rows of 32 Chunks halves; a tile has 8 query rows of a KV head. If statistics are asked for, as
-/// softmax_rows_body's: parts of a row are merged in the order of their blocks.
-template <element_type E, int Chunks>
-struct list_logits_tensor_body {
+/// As list_logits_body, for rows of 32 Chunks halves; a tile has 8 query rows of a KV head. With Counts, their softmax's
+/// statistics, too, as softmax_rows_body's: parts of a row are merged in the order of their blocks.
+template <element_type E, int Chunks, bool Counts, bool Placed>
+struct list_logits_tensor_of {
   static constexpr unsigned threads = 128;
-  static constexpr char const* name = "list_logits_tensor";
   struct arguments {
     vector_rows queries;
     float scale = 1;
@@ -26,7 +25,7 @@ struct list_logits_tensor_body {
     buffer<float> logits;    ///< `[sequences, q_heads, stride]`
     std::int64_t stride = 0;
     std::int32_t blocks = 1;          ///< that share a list
-    buffer<float> statistics{};       ///< `[sequences, q_heads, 2]`, or none
+    buffer<float> statistics{};       ///< `[sequences, q_heads, 2]`, with Counts
     buffer<float> partial{};          ///< `[sequences, q_heads, blocks, 2]`, likewise
     buffer<std::int32_t> counters{};  ///< `[sequences, kv_heads tiles]` zeros, likewise
   };
@@ -48,7 +47,7 @@ struct list_logits_tensor_body {
     constexpr std::int64_t warps = B::threads / 32;
     std::int64_t at = 8 * (static_cast<std::int64_t>(block.x()) * warps + tile.index());
     if (8 * static_cast<std::int64_t>(block.x()) * warps >= count) return;
-    row_reader<E, B> const keys(block, a.keys, block.z());
+    row_reader<E, B, Placed> const keys(block, a.keys, block.z());
     std::int32_t const real = a.rows_of_head - row < 8 ? a.rows_of_head - row : 8;
     std::int64_t const first_q = static_cast<std::int64_t>(head) * a.rows_of_head + row;
     tensor_queries<E, Chunks> query;
@@ -57,7 +56,7 @@ struct list_logits_tensor_body {
       std::int64_t const i = from + g < count ? from + g : count - 1;
       return keys.offset(head, list.token(a.first + i));
     };
-    using packs = typename row_reader<E, B>::raw;
+    using packs = typename row_reader<E, B, Placed>::raw;
     auto const load = [&](std::int64_t from, packs(&into)[Chunks]) {
       KVPOLICY_UNROLL
       for (int c = 0; c < Chunks; ++c) into[c] = keys.load_raw(from, t + 4 * c);
@@ -67,7 +66,6 @@ struct list_logits_tensor_body {
     load(place_of(at), coming);
     std::int64_t next = place_of(at + step);
     std::int64_t const q = static_cast<std::int64_t>(block.z()) * a.keys.heads * a.rows_of_head + first_q + g;
-    bool const counts = a.statistics.data != nullptr;
     softmax_state<powers_of_e> state;
     for (; at < count; at += step) {  // the next rows are on their way, and the place of those after them
       packs key[Chunks];
@@ -85,9 +83,18 @@ struct list_logits_tensor_body {
         if (g < real && there) block.global(a.logits)[q * a.stride + at + 2 * t + i] = logits[i];
         if (!there) logits[i] = no_logit;
       }
-      if (counts) state.add(logits);
+      if constexpr (Counts) state.add(logits);
     }
-    if (!counts) return;
+    if constexpr (Counts) finish(block, s, a, first_q, g, t, real, count, state);
+  }
+
+ private:
+  /// The block's part of each row's statistics; the last block to come puts the parts together.
+  template <class B>
+  KVPOLICY_KERNEL static void finish(B& block, shared<B>& s, arguments const& a, std::int64_t first_q, std::int32_t g,
+                                     std::int32_t t, std::int32_t real, std::int64_t count, softmax_state<powers_of_e> state) {
+    auto const tile = block.tile();
+    constexpr std::int64_t warps = B::threads / 32;
     KVPOLICY_UNROLL
     for (unsigned mask = 1; mask < 4; mask *= 2) state.merge_lane(tile, mask);
     if (t == 0) {
@@ -126,6 +133,20 @@ struct list_logits_tensor_body {
       block.global(a.statistics)[(first_of_block + r) * 2 + 1] = 1 / all.total;
     }
   }
+};
+
+template <element_type E, int Chunks>
+struct list_logits_tensor_body : list_logits_tensor_of<E, Chunks, false, false> {
+  static constexpr char const* name = "list_logits_tensor";
+};
+/// Of summaries, which have places.
+template <element_type E, int Chunks>
+struct unit_logits_tensor_body : list_logits_tensor_of<E, Chunks, false, true> {
+  static constexpr char const* name = "unit_logits_tensor";
+};
+template <element_type E, int Chunks>
+struct list_statistics_tensor_body : list_logits_tensor_of<E, Chunks, true, false> {
+  static constexpr char const* name = "list_statistics_tensor";
 };
 
 }  // namespace kvpolicy::gpu::detail

@@ -51,10 +51,10 @@ struct row_map {
   /// Returns a sequence's row; one that has none reads row 0, as far as it reads.
   /// @param block,sequence  the thread's block, and the sequence
   template <class B>
-  KVPOLICY_KERNEL std::int64_t of(B& block, unsigned sequence) const {
+  KVPOLICY_KERNEL unsigned of(B& block, unsigned sequence) const {
     if (rows.data == nullptr) return sequence;
     std::int32_t const row = block.global(rows)[sequence];
-    return row < 0 ? 0 : row;
+    return row < 0 ? 0 : static_cast<unsigned>(row);
   }
   /// Returns whether a sequence has a row, which it may write.
   template <class B>

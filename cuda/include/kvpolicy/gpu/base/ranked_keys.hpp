@@ -29,7 +29,7 @@ struct ranked_keys {
     // Of a stretch, thread t has every 512th candidate from t on, so that a warp's loads are of neighbours. Behind the end keys
     // are 0, as of NaN: these come last, and ties go to what is before them.
     std::uint32_t keys[Items];
-    constexpr std::int32_t stretch = threads * Items;
+    constexpr std::int32_t at_once = threads * Items;
     auto const each_item = [&](std::int32_t base, auto visit) {
       KVPOLICY_UNROLL
       for (int i = 0; i < Items; ++i) {
@@ -46,10 +46,10 @@ struct ranked_keys {
       KVPOLICY_UNROLL
       for (int i = 0; i < Items; ++i) keys[i] = base + i * threads + thread < count ? sortable_key(score[i]) : 0;
     };
-    bool const in_registers = count <= stretch;
+    bool const in_registers = count <= at_once;
     if (in_registers) read(0);
     radix_threshold const threshold = threshold_of([&](auto visit) {
-      for (std::int32_t base = 0; base < count; base += stretch) {
+      for (std::int32_t base = 0; base < count; base += at_once) {
         if (!in_registers) read(base);
         each_item(base, [&](int i) { visit(keys[i], 1); });
       }
@@ -60,7 +60,7 @@ struct ranked_keys {
     std::uint32_t const lower_lanes = (1u << tile.lane()) - 1;
     std::int32_t higher_before = 0;
     std::int32_t ties_before = 0;
-    for (std::int32_t base = 0; base < count; base += stretch) {
+    for (std::int32_t base = 0; base < count; base += at_once) {
       if (!in_registers) read(base);
       auto const each_above = [&](auto visit) {  // visit(item, lanes that are higher, lanes that are equal)
         each_item(base, [&](int i) {

@@ -59,7 +59,8 @@ struct per_sequence {
 /// Reads the rows of one sequence.
 /// @tparam E  the type of the rows' elements
 /// @tparam B  the block
-template <element_type E, class B>
+/// @tparam Placed  whether they may have places, as summaries do; it costs registers
+template <element_type E, class B, bool Placed = false>
 class row_reader {
   using element = stored<E> const;
 
@@ -96,11 +97,14 @@ class row_reader {
       std::int32_t const physical = pages_[sequence_ * rows_.page_table_stride + page];
       at += physical * rows_.page_stride;
       token = t - page * rows_.page_size;
-    } else if (rows_.places.data != nullptr) {
-      auto const page = static_cast<std::int32_t>(token) >> rows_.page_shift;
-      std::int64_t const place = places_[sequence_ * rows_.page_table_stride + page];
-      at += place;
-      token -= page << rows_.page_shift;
+    }
+    if constexpr (Placed) {
+      if (rows_.places.data != nullptr) {
+        auto const page = static_cast<std::int32_t>(token) >> rows_.page_shift;
+        std::int64_t const place = places_[sequence_ * rows_.page_table_stride + page];
+        at += place;
+        token -= page << rows_.page_shift;
+      }
     }
     return at + token * rows_.token_stride;
   }
@@ -212,7 +216,7 @@ class row_reader {
   decltype(std::declval<B&>().global(buffer<std::int32_t const>{})) pages_;
   decltype(std::declval<B&>().global(buffer<std::int64_t const>{})) places_;
   decltype(std::declval<B&>().global(buffer<std::int32_t const>{})) indices_;
-  std::int64_t sequence_;
+  unsigned sequence_;
 };
 
 /// How many threads of a warp share a row: a power of two that holds the row's parts, at most 32.

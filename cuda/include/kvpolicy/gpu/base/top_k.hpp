@@ -37,7 +37,7 @@ struct top_k_row {
 
   template <class B>
   KVPOLICY_KERNEL top_k_row(B& block, top_k_arguments const& a, std::int64_t row) : nth(row) {
-    auto const number = static_cast<unsigned>(nth / a.rows_of_number);
+    auto const number = static_cast<unsigned>(row) / static_cast<unsigned>(a.rows_of_number);
     first = static_cast<std::int32_t>(a.first.of(block, number));
     columns = static_cast<std::int32_t>(a.columns.of(block, number));
     auto const wanted = static_cast<std::int32_t>(a.k.of(block, number));
@@ -186,6 +186,7 @@ struct top_k_parts_body {
     constexpr std::int32_t stretch = top_k_digits_body::stretch;
     top_k_row const row(block, a, block.x());
     std::int32_t const begin = static_cast<std::int32_t>(block.y()) * stretch;
+    if (row.columns == 0 && (begin > 0 || a.keeps_empty)) return;
     row.put_undecided(block, a, begin, begin + stretch);
     if (!row.scores_decide()) return;
     std::int32_t const place = block.global(a.digit)[row.nth * 2];

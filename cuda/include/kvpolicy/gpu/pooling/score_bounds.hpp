@@ -59,7 +59,7 @@ struct score_bounds_body {
     float high[8] = {};
     float low[8] = {};
     if (there && part < a.bounds.parts()) {
-      row_reader<E, B> const bounds(block, a.bounds, block.z());
+      row_reader<E, B, true> const bounds(block, a.bounds, block.z());
       std::int64_t const at = bounds.offset(block.y(), 2 * unit);
       bounds.load(at, part, high);
       bounds.load(at + a.bounds.token_stride, part, low);

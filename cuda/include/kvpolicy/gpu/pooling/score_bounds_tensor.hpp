@@ -30,15 +30,15 @@ struct score_bounds_tensor_body : no_shared {
     constexpr std::int64_t warps = B::threads / 32;
     std::int64_t at = 8 * ((static_cast<std::int64_t>(block.x()) - a.before) * warps + tile.index());
     if (at >= count) return;
-    row_reader<E, B> const bounds(block, a.bounds, block.z());
+    row_reader<E, B, true> const bounds(block, a.bounds, block.z());
     tensor_queries<E, Chunks> above;  // what takes the maxima
     std::int64_t const q_head = static_cast<std::int64_t>(block.y()) * a.group + g;
     above.load(block, a.queries, a.queries.begin(block, block.z()) + q_head * a.queries.head_stride, g < a.group, 1);
     tensor_queries<E, Chunks> const below = above.take_negative();  // and what the minima
     for (std::int64_t const step = 8 * warps * a.blocks; at < count; at += step) {
       std::int64_t const mine = first + (at + g < count ? at + g : count - 1);
-      typename row_reader<E, B>::raw high[Chunks];
-      typename row_reader<E, B>::raw low[Chunks];
+      typename row_reader<E, B, true>::raw high[Chunks];
+      typename row_reader<E, B, true>::raw low[Chunks];
       std::int64_t const high_at = bounds.offset(block.y(), 2 * mine);
       std::int64_t const low_at = high_at + a.bounds.token_stride;
       KVPOLICY_UNROLL

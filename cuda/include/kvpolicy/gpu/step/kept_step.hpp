@@ -28,7 +28,7 @@ struct keep_step_body : no_shared {
     if (block.x() >= a.brought.of(block, block.y())) return;
     std::int64_t const row = block.x() * a.sequences + block.y();
     if (a.ids.data != nullptr && block.thread() == 0) {
-      std::int32_t const id = block.global(a.ids)[a.rows.of(block, block.y()) * a.step + block.x()];
+      std::int32_t const id = block.global(a.ids)[static_cast<std::int64_t>(a.rows.of(block, block.y())) * a.step + block.x()];
       block.global(a.kept_ids)[row] = id;
     }
     if (a.queries.base == nullptr) return;
