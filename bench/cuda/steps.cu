@@ -71,12 +71,13 @@ void policies(measured_gpu& on, situation const& at, std::int64_t tokens, std::s
   step(on, at, "rocketkv " + budget, presets::rocketkv{.tokens = few, .kept = 2 * few, .after = 0}, tokens,
        4 * bounds(at.batch, 2 * tokens) * layers, {}, "bounds of pages of 4 of the tokens that it kept");
 
-  presets::omnikv const omnikv{.tokens = few};
+  presets::omnikv omnikv{.tokens = few};
+  omnikv.layers.dense_first = 0;
   double leaders = 0;
   for (std::int64_t l = 0; l < layers; ++l)
     leaders += !omnikv.layers.dense({l}) && omnikv.layers.leader({l}) == layer_id{l} ? 1 : 0;
   step(on, at, "omnikv " + budget, omnikv, tokens, keys(at.batch, at.context) * leaders, {},
-       "leaders, and the first two layers, read everything");
+       "every sixth layer reads everything and chooses for those behind it; no dense layer");
 
   presets::duoattention duoattention{.tokens = few};
   std::vector<float> retrieval;
@@ -85,7 +86,6 @@ void policies(measured_gpu& on, situation const& at, std::int64_t tokens, std::s
   if (few >= duoattention.sinks + duoattention.recent)
     step(on, at, "duoattention " + budget, duoattention, tokens, 0, {},
          "a few heads read everything, the others sinks and recent tokens");
-  step(on, at, "rkv " + budget, presets::rkv{.tokens = few, .keep_prompt = false}, tokens, 0, {.before = 2}, "between choices");
 
   presets::chess chess = presets::chess::of_paper({.tokens = few});
   chess.entropy = chess.varentropy = 0;  // any page is unsure

@@ -29,7 +29,9 @@ class unit_scores<Rule, D> {
     a.scale = step.scale;
     a.group = static_cast<std::int32_t>(shape.group());
     a.keys = step.keys;
-    a.lists = {.units = all_.get(), .named = among.end.values, .tokens = step.lengths};
+    a.lists.units = all_.get();
+    a.lists.named = among.end.values;
+    a.lists.tokens = step.lengths;
     a.sequences = context_.sequences;
     a.most_tokens = shape.max_tokens;
     a.out = scores;
