@@ -53,12 +53,12 @@ ggml_type cache_type_of(std::string const& name) {
   throw invalid_value("'" + name + "' is no type of a KV cache; there are " + known);
 }
 
-text_model::text_model(std::string const& path, cache_types types) : types_(types) {
+text_model::text_model(std::string const& path, cache_types types, int gpu_layers) : types_(types) {
   llama_log_set(keep_errors, nullptr);
   check_gguf(path);
   llama_backend_init();
   llama_model_params params = llama_model_default_params();
-  params.n_gpu_layers = 0;
+  params.n_gpu_layers = gpu_layers;
   model_.reset(llama_model_load_from_file(path.c_str(), params));
   if (!model_) throw invalid_value("model '" + path + "' can't be loaded (truncated, or of an unknown kind): " + first_error());
   inputs_ = inputs_for(llama::sentence_ends(model_.get()));

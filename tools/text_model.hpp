@@ -33,7 +33,8 @@ ggml_type cache_type_of(std::string const& name);
 class text_model {
  public:
   /// Throws invalid_value for what is missing, unreadable, not a GGUF file, truncated or refused by llama.cpp.
-  explicit text_model(std::string const& path, cache_types types = {});
+  /// @param path,types,gpu_layers  the file, its cache, and how many layers llama.cpp offloads
+  explicit text_model(std::string const& path, cache_types types = {}, int gpu_layers = 0);
 
   llama_model* get() const noexcept { return model_.get(); }
   std::int64_t trained_context() const noexcept { return llama_model_n_ctx_train(model_.get()); }

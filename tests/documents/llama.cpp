@@ -1,6 +1,7 @@
 // Snippets of README.md, docs/llama.md, docs/lossless.md and docs/memory.md on llama.cpp, as the pages have them: compiled, not
 // run.
 #include <kvpolicy/compose.hpp>
+#include <kvpolicy/interop/llama/compact.hpp>
 #include <kvpolicy/interop/llama/lossless.hpp>
 #include <kvpolicy/interop/llama/repetition.hpp>
 #include <kvpolicy/presets/all.hpp>
@@ -35,6 +36,15 @@ void compressed(kv::llama::session& session, llama_context* context, llama_batch
   decode(text);
   kv::llama::repeat(session, context);
   decode(question);
+}
+
+void compacted(llama_context_params& params, llama_model* model, llama_batch const& prompt);
+void compacted(llama_context_params& params, llama_model* model, llama_batch const& prompt) {
+  kv::llama::compactor compactor(kv::presets::snapkv{.tokens = 1024, .after = 0});
+  compactor.attach(params, model);
+  llama_context* const context = llama_init_from_model(model, params);
+  llama_decode(context, prompt);
+  compactor.compact(context);
 }
 
 void lossless(llama_context_params& params, llama_model* model, llama_token token, llama_token (*sample)(float const*));

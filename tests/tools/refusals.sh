@@ -32,6 +32,11 @@ with_model() { refused "$1" --model "$model" "${@:2}"; }
 refused '--model is missing'
 with_model '--tier-async requires --tier' --prompt x --tier-async
 with_model '--tier-slots requires --tier' --prompt x --tier-slots 8
+with_model '--gpu-layers requires --compact' --prompt x --gpu-layers 4
+with_model '--compact needs a policy that drops tokens' --prompt x --compact
+with_model 'at each step it chooses what to read' --prompt x --compact --policy quest
+with_model 'it waits for 16 tokens of the answer; set its after to 0' --prompt x --compact --policy snapkv
+with_model '--compact leaves prompts and steps to llama.cpp' --prompt x --compact --policy knorm --managed-cache
 with_model "unknown tier 'floppy'" --prompt x --policy sentencekv --tier floppy
 with_model "there are host, host:q8_0, host:q4_0, disk:FILE" --prompt x --policy sentencekv --tier host:q5_0
 with_model 'needs a profile' --prompt x --policy heterocache

@@ -31,10 +31,6 @@ std::string whole_text(text_model const& model, run_options const& options, prom
   return (options.chat && !prompt.text.empty() ? model.as_chat(prompt.text) : prompt.text) + options.answer_prefix;
 }
 
-double milliseconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
-
 /// Of the whole process, model and engine included.
 std::int64_t peak_memory_bytes() {
   rusage used{};
@@ -63,6 +59,21 @@ class memory_over_time {
 };
 
 }  // namespace
+
+double milliseconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+void write_token(text_model const& model, llama_token token, std::string& answer) {
+  std::string const piece = model.text_of(token);
+  answer += piece;
+  std::fputs(piece.c_str(), stdout);
+  std::fflush(stdout);
+}
+void write_end() {
+  std::fputs("\n", stdout);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw error("standard output could not be written whole");
+}
 
 std::optional<std::pair<std::size_t, std::size_t>> marked_tokens(text_model const& model, run_options const& options,
                                                                  prompt_text const& prompt) {
@@ -218,10 +229,7 @@ void generate(run_options const& options) {
   for (int i = 0; i < options.predict; ++i) {
     llama_token const token = likeliest(logits);
     if (model.ends(token)) break;
-    std::string const piece = model.text_of(token);
-    answer += piece;
-    std::fputs(piece.c_str(), stdout);
-    std::fflush(stdout);
+    write_token(model, token, answer);
     if (i + 1 == options.predict && !saved) break;  // the next run's prompt comes behind it
     watching_ms = 0;
     auto const start = std::chrono::steady_clock::now();
@@ -245,8 +253,7 @@ void generate(run_options const& options) {
     std::vector<std::byte> const state = session->save_state(policy_text);
     saved->stream().write(reinterpret_cast<char const*>(state.data()), std::ssize(state));
   }
-  std::fputs("\n", stdout);
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw error("standard output could not be written whole");
+  write_end();
   nlohmann::ordered_json const at_work = watch.at_work(*session);
   warn_of_idle(chosen.name, at_work);
   if (json) {

@@ -3,8 +3,10 @@
 
 #include <kvpolicy/interop/llama.hpp>
 
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -27,6 +29,11 @@ std::int64_t repetition_tokens(run_options const& options);
 std::int64_t context_tokens(text_model const& model, run_options const& options, std::size_t longest_prompt);
 
 void generate(run_options const& options);
+
+double milliseconds_since(std::chrono::steady_clock::time_point start);
+/// Writes a token of the answer to standard output, and behind the last one the line's end. Throws where it can't be written.
+void write_token(text_model const& model, llama_token token, std::string& answer);
+void write_end();
 
 nlohmann::ordered_json memory_json(llama::memory_statistics const& of);
 

@@ -8,6 +8,7 @@
 #include <kvpolicy/primitive/attend.hpp>
 #include <kvpolicy/text/prompt_policy.hpp>
 
+#include "compacted.hpp"
 #include "compare.hpp"
 #include "generate.hpp"
 #include "read_file.hpp"
@@ -56,6 +57,12 @@ void declare(CLI::App& app, arguments& a) {
   app.add_option("--cache-type-k", a.options.key_type, "type of the cache's keys: f16, bf16, f32, q8_0, q4_0, ...")
       ->capture_default_str();
   app.add_option("--cache-type-v", a.options.value_type, "type of the cache's values")->capture_default_str();
+  auto* const compact =
+      app.add_flag("--compact", a.options.compact,
+                   "give llama.cpp's own cache what the policy retains of the prompt; its own steps go on with that");
+  app.add_option("--gpu-layers", a.options.gpu_layers, "with --compact, layers that llama.cpp offloads to a GPU")
+      ->check(between(0, 1 << 20))
+      ->needs(compact);
   auto* const own =
       app.add_flag("--managed-cache", a.options.managed_cache,
                    "the library holds the cache, and frees the rows that a policy drops; prompts may be longer than --ctx");
@@ -121,6 +128,14 @@ void run(arguments& a) {
   }
   if (a.options.lossless && a.options.managed_cache)
     throw invalid_value("--lossless verifies in the engine's cells; leave the managed cache away");
+  bool const other_way =
+      a.compare || a.options.managed_cache || a.options.lossless || !a.prompt_policy.empty() || !a.options.trace.empty();
+  if (a.options.compact && other_way)
+    throw invalid_value(
+        "--compact leaves prompts and steps to llama.cpp: leave --compare, --managed-cache, --tier, --lossless, "
+        "--prompt-policy and --trace away");
+  if (a.policies.empty() && a.options.compact)
+    throw invalid_value("--compact needs a policy that drops tokens: --policy snapkv:after=0, knorm, ...");
   if (a.policies.empty() && (a.compare || !a.options.lossless)) {
     a.policies = a.compare ? a.options.known.names() : std::vector<std::string>{"full"};
     std::erase(a.policies, "heterocache");  // it needs a profile
@@ -135,7 +150,8 @@ void run(arguments& a) {
     }
     a.options.prompts.push_back({"prompt", a.prompt});
   }
-  if (a.compare) compare(a.options);
+  if (a.options.compact) generate_compacted(a.options);
+  else if (a.compare) compare(a.options);
   else generate(a.options);
 }
 

@@ -31,6 +31,8 @@ struct run_options {
   std::int64_t context = 0;  ///< tokens; 0: as many as needed
   int threads = 1;
   std::optional<prompt_pages> prompt_policy;
+  bool compact = false;  ///< compact the prompt in the engine's cache; steps are the engine's own
+  int gpu_layers = 0;    ///< with that: layers that the engine offloads
   std::string key_type = "f16";
   std::string value_type = "f16";
   bool managed_cache = false;   ///< the session holds the rows, the engine's context is --ctx

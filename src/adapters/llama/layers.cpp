@@ -107,7 +107,7 @@ auto heads_of(cache_shape const& s) { return std::tuple(s.q_heads, s.kv_heads, s
 
 }  // namespace
 
-served_layers::served_layers(llama_context_params params, llama_model const* model) {
+served_layers::served_layers(llama_context_params params, llama_model const* model, bool anywhere) {
   survey const seen(params, model);
   std::vector<found_attention> const& all = seen.found();
   if (all.empty()) throw unsupported("the model's graph has no attention that kvpolicy knows");
@@ -123,7 +123,7 @@ served_layers::served_layers(llama_context_params params, llama_model const* mod
       ++left["sliding windows of " + std::to_string(llama_model_n_swa(model)) + " tokens"];
     } else if (shared) {
       ++left["keys and values that several layers share"];
-    } else if (f.offloaded) {
+    } else if (f.offloaded && !anywhere) {
       ++left[offloaded];
     } else {
       usable.push_back(&f);

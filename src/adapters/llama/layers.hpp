@@ -18,7 +18,8 @@ class served_layers {
 
   /// Has the engine build a graph of one token, looks at it, and stops it where it would compute. Serves ordinary attention
   /// over all tokens of one shape of heads, the most frequent. Throws unsupported where there is none, or no context.
-  served_layers(llama_context_params params, llama_model const* model);
+  /// `anywhere`: their rows may lie where the host can't read them.
+  served_layers(llama_context_params params, llama_model const* model, bool anywhere = false);
 
   std::int64_t count() const noexcept { return std::ssize(served_); }
   /// Which of those that are served it is, by the number that the engine's cache has for it.
