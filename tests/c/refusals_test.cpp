@@ -135,7 +135,8 @@ TEST_CASE("a CUDA sequence is refused in one message: built without, or no devic
   checked(kvpolicy_start_cuda(policy.get(), &shape, 0, nullptr, &made));
   c_state const state(made);
   kvpolicy_decoder* decoder = nullptr;
-  kvpolicy_decoder_options const options{.sequences = 1};
+  kvpolicy_decoder_options options{};
+  options.sequences = 1;
   checked(kvpolicy_decoder_start(policy.get(), &shape, &options, &decoder));
   kvpolicy_decoder_free(decoder);
 }

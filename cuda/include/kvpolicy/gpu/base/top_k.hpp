@@ -223,8 +223,7 @@ struct top_k_parts_body {
   }
 };
 
-/// `max_columns` bounds every row's length. Rows that are long, or few and not short, are ranked in parts, so that more blocks
-/// work on them.
+/// `max_columns` bounds every row's length. More blocks rank the parts of rows that are long, or few and not short.
 template <device D>
 void launch_top_k(D& device, top_k_arguments a, std::int64_t rows, std::int64_t max_columns) {
   constexpr std::int64_t few = 16;

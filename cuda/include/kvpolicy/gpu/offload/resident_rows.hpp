@@ -15,7 +15,6 @@ namespace kvpolicy::gpu {
 /// Valid while its resident_rows is.
 struct slots_view {
   static constexpr bool by_sequence = true;
-
   batch_rows const* rows = nullptr;  ///< `[layers, 2]` keys and values
 
   batch_rows keys(layer_id layer) const { return rows[2 * layer.value]; }
@@ -28,7 +27,6 @@ static_assert(batch_view<slots_view>);
 /// longest make room. A head with a slot for each token keeps all of its rows on the device. gather() enqueues on the device's
 /// stream, and uses none of its scratch; a graph can capture it. The source is pinned (pinned_memory), managed or device
 /// memory, and must live until those launches have run.
-///
 /// @tparam D  the device
 template <owning_device D>
 class resident_rows {
