@@ -191,14 +191,14 @@ class decoder {
   /// ends, or by lengths. Enqueues nothing.
   /// @param layer  the layer
   /// @return the lists
-  token_lists retained(layer_id layer) const requires rules_type::counts_retained {
+  token_lists retained(layer_id layer) const requires(rules_type::counts_retained) {
     slots_.check_layer(layer);
     return plan_.with_later(rules_.retained(layer, plan_.lengths()));
   }
   /// Returns how many tokens of a head these lists have.
   /// @param layer,sequence,head  the head
   /// @return tokens
-  std::int64_t retained_count(layer_id layer, std::int64_t sequence, head_id head) const requires rules_type::counts_retained {
+  std::int64_t retained_count(layer_id layer, std::int64_t sequence, head_id head) const requires(rules_type::counts_retained) {
     std::int64_t const tokens = plan_.length(sequence);
     return tokens == 0 ? 0 : rules_.retained_count(layer, sequence, head, tokens) + plan_.brought(sequence) - 1;
   }

@@ -24,6 +24,8 @@ struct attend_body {
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
     warp_rows<B> const rows(block, a);
+    std::int32_t const splits = shared<B>::working(a, rows.turns());
+    if (static_cast<std::int32_t>(block.x()) >= splits) return;
     float query[Group][8];
     rows.load_query(query);
     state states[Group];
@@ -39,7 +41,7 @@ struct attend_body {
     }
     rows.merge_warp(s, states);
     rows.merge_block(s, states);
-    s.finish(block, a, rows.heads);
+    s.finish(block, a, rows.heads, splits);
   }
 
  private:

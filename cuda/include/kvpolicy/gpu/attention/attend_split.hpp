@@ -124,12 +124,18 @@ class attend_shared {
     return more;
   }
 
-  /// A list's result from all warps' sums; of a split its part, which the last one to come puts together.
-  KVPOLICY_KERNEL void finish(B& block, attend_arguments const& a, attend_tile const& heads) {
-    write(block, a, heads);
+  /// How many splits of a list of so many turns have one: the others end at once. One at least.
+  KVPOLICY_KERNEL static std::int32_t working(attend_arguments const& a, std::int64_t turns) {
+    std::int64_t const wanted = (turns + Warps - 1) / Warps;
+    return wanted < 1 ? 1 : wanted < a.splits ? static_cast<std::int32_t>(wanted) : a.splits;
+  }
+
+  /// A list's result from all warps' sums; of a split its part, which the last of `splits` to come puts together.
+  KVPOLICY_KERNEL void finish(B& block, attend_arguments const& a, attend_tile const& heads, std::int32_t splits) {
+    write(block, a, heads, splits);
     std::int64_t const list = static_cast<std::int64_t>(block.z()) * a.keys.heads * a.tiles + block.y();
-    if (a.splits > 1 && block.last_of(last, a.counters, list, a.splits) && a.out.rows.has(block, block.z()))
-      merge(block, a, heads);
+    if (splits > 1 && block.last_of(last, a.counters, list, splits) && a.out.rows.has(block, block.z()))
+      merge(block, a, heads, splits);
   }
 
  private:
@@ -143,7 +149,7 @@ class attend_shared {
     return sink * log2_of_e;
   }
 
-  KVPOLICY_KERNEL void write(B& block, attend_arguments const& a, attend_tile const& heads) {
+  KVPOLICY_KERNEL void write(B& block, attend_arguments const& a, attend_tile const& heads, std::int32_t splits) {
     if (!a.out.rows.has(block, block.z())) return;
     for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < heads.real * a.keys.head_dim; i += B::threads) {
       std::int32_t const g = i / a.keys.head_dim;
@@ -157,7 +163,7 @@ class attend_shared {
       }
       float weighted = sums[g * Channels + d];
       std::int64_t const q = heads.row(a, block.z(), g);
-      if (a.splits == 1) {
+      if (splits == 1) {
         if (a.terms.sinks.data != nullptr) {
           softmax_state<powers_of_two, 1> with{more, all, {weighted}};
           with.merge(sink_of(block, a, heads, g), 1);
@@ -182,7 +188,7 @@ class attend_shared {
   }
 
   /// A warp a query, so that what all splits found is on its way at once; the splits in order.
-  KVPOLICY_KERNEL static void merge(B& block, attend_arguments const& a, attend_tile const& heads) {
+  KVPOLICY_KERNEL static void merge(B& block, attend_arguments const& a, attend_tile const& heads, std::int32_t splits) {
     auto const partial = block.global(a.partial);
     auto const tile = block.tile();
     auto const lane = static_cast<std::int32_t>(tile.lane());
@@ -191,7 +197,7 @@ class attend_shared {
       std::int64_t const q = heads.row(a, block.z(), g);
       std::int64_t const at = q * a.splits * size;
       softmax_state<powers_of_two, Channels / 32> state;
-      for (std::int32_t split = lane; split < a.splits; split += 32) {
+      for (std::int32_t split = lane; split < splits; split += 32) {
         float const m = partial[at + split * size];
         state.most = fmaxf(state.most, m);
       }
@@ -200,16 +206,16 @@ class attend_shared {
         float const other = tile.shfl_xor(state.most, mask);
         state.most = fmaxf(state.most, other);
       }
-      for (std::int32_t base = 0; base < a.splits; base += 32) {
+      for (std::int32_t base = 0; base < splits; base += 32) {
         float kept = 0;
         float of_split = 0;
-        if (base + lane < a.splits) {
+        if (base + lane < splits) {
           float const m = partial[at + (base + lane) * size];
           float const t = partial[at + (base + lane) * size + 1];
           kept = state.weight(m);
           of_split = t;
         }
-        std::int32_t const here = a.splits - base < 32 ? a.splits - base : 32;
+        std::int32_t const here = splits - base < 32 ? splits - base : 32;
         KVPOLICY_UNROLL_4
         for (std::int32_t i = 0; i < here; ++i) {
           float const share = tile.shfl(kept, static_cast<unsigned>(i));

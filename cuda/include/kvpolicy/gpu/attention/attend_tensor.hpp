@@ -23,6 +23,9 @@ struct attend_tensor_body {
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
     warp_rows<B> const rows(block, a);
+    std::int64_t const last = (rows.list.count() + at_once - 1) / at_once;
+    std::int32_t const splits = shared<B>::working(a, last);
+    if (static_cast<std::int32_t>(block.x()) >= splits) return;
     float channels[Chunks][8];
     tensor_queries<E, Chunks>::fetch(block, a.queries, rows.heads.element(block, a, a.queries, rows.g),
                                      rows.g < rows.heads.real, channels);
@@ -30,7 +33,6 @@ struct attend_tensor_body {
     float sum[Chunks][4][4] = {};
     softmax_state<powers_of_two> state;
     // Splits take turns, too: which of them reads a token does not depend on the tokens behind it, nor does a query's result.
-    std::int64_t const last = (rows.list.count() + at_once - 1) / at_once;
     std::int64_t const step = static_cast<std::int64_t>(warps) * a.splits;
     std::int64_t const first = static_cast<std::int64_t>(block.x()) * warps + rows.tile.index();
     place next = {};
@@ -44,7 +46,7 @@ struct attend_tensor_body {
       rows.consume(mine, static_cast<std::int32_t>(behind < at_once ? behind : at_once), query, state, sum);
     }
     rows.merge_block(s, state, sum);
-    s.finish(block, a, rows.heads);
+    s.finish(block, a, rows.heads, splits);
   }
 
  private:

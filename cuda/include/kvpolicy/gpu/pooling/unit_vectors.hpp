@@ -17,8 +17,7 @@ class unit_vectors {
  public:
   static constexpr std::int64_t run = 16;  ///< units; a tile of a scoring warp is half of that
 
-  /// @param shape,sequences,units  the caches, their number, and the units of one at most
-  /// @param of_unit  vectors, 1 or 2
+  /// So many units of a sequence at most, `of_unit` vectors each, 1 or 2.
   unit_vectors(cache_shape const& shape, std::int64_t sequences, std::int64_t units, std::int64_t of_unit, D& device)
       : shape_(shape),
         units_(units),
@@ -34,7 +33,7 @@ class unit_vectors {
 
   /// A sequence has so many units from now on: those that it has, and room for more; none of what is beyond. Allocates where
   /// what sequences gave back does not suffice, and some in advance.
-  /// @throws device_memory_exceeded where the device has too little: the sequence then has what it had, or more
+  /// Throws device_memory_exceeded where the device has too little: the sequence then has what it had, or more.
   void hold(std::int64_t sequence, std::int64_t units) {
     std::vector<std::int64_t>& mine = held_[static_cast<std::size_t>(sequence)];
     std::int64_t const wanted = divided_up(std::min(units, units_), run);

@@ -13,9 +13,7 @@ namespace kvpolicy::gpu::detail {
 template <owning_device D>
 class moving_rows {
  public:
-  /// @param sequences  slots
-  /// @param rows  of a batch at most; 0: each slot has the row of its number
-  /// @throws invalid_value for fewer than none
+  /// `sequences` slots; `rows` of a batch at most, or 0: each slot has the row of its number. Throws invalid_value.
   moving_rows(D& device, std::int64_t sequences, std::int64_t rows)
       : most_(rows), row_of_(static_cast<std::size_t>(sequences), -1), numbers_(device, 1, rows == 0 ? 0 : sequences) {
     KVPOLICY_EXPECTS(rows >= 0, "batches of " + std::to_string(rows) +

@@ -27,7 +27,7 @@ class decode_rules {
   static constexpr bool stays = retain_state::stays;
   static constexpr bool counts_retained = counts_lists<retain_state>;
 
-  /// @param after,window  tokens of the answer that choices wait for, and last queries that they look at
+  /// `after`: tokens of the answer that choices wait for; `window`: last queries that they look at.
   decode_rules(parts_type const& parts, cache_shape const& shape, std::int64_t sequences, D& device, step_turns const& turns,
                std::int64_t after, std::int64_t window)
       : sequences_(sequences),
