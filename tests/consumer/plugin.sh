@@ -6,7 +6,7 @@ cmake --fresh -S "$project" -B "$build" "${@:8}"
 cmake --build "$build"
 plugin=$build/libown_policy.so
 
-"$tools/kvpolicy-run" --plugin "$plugin" --list-policies | grep -q '^value_recency: large, recent values'
+"$tools/kvpolicy-run" --plugin "$plugin" --list-policies | grep '^value_recency: large, recent values' >/dev/null
 python3 - "$library" "$plugin" <<'PY'
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
