@@ -44,8 +44,8 @@ struct compacting {
 
 /// Both decode a prompt and then steps; a second prompt may follow, and a compaction after it.
 template <class Policy>
-void compare(Policy const& policy, context_options const& options, std::int64_t kept) {
-  model_owner const model = tiny_llama();
+void compare(Policy const& policy, context_options const& options, std::int64_t kept, tiny_shape const& shape = {}) {
+  model_owner const model = tiny_llama(shape);
   compacting<Policy> compacted(model.get(), policy, options);
   session_options plain;
   plain.prompts = false;  // by the engine, as the other's
@@ -78,6 +78,7 @@ void compare(Policy const& policy, context_options const& options, std::int64_t 
 TEST_CASE("compacted cells give what the policy's rows give", "[llama]") {
   compare(presets::snapkv{.tokens = 64, .after = 0}, {}, 64);
   compare(presets::snapkv{.tokens = 64, .after = 0}, {.micro_batch = 64, .type = GGML_TYPE_Q8_0}, 64);
+  compare(presets::snapkv{.tokens = 64, .after = 0}, {.type = GGML_TYPE_Q8_0}, 64, {.head_dim = 64});
   compare(presets::knorm{.tokens = 80}, {.type = GGML_TYPE_BF16}, 80);
   compare(presets::chunkkv{.tokens = 64, .after = 0}, {}, 58);  // whole chunks
 }
@@ -94,9 +95,18 @@ TEST_CASE("a compacted sequence goes on, and is compacted again after another pr
   REQUIRE(again.kept == 64);
   REQUIRE(llama_memory_seq_pos_max(compacted.engine.memory(), 0) == 309);
   REQUIRE(compacted.with.compact(compacted.engine.context()).kept == 64);  // nothing is left to drop
+  compacted.engine.feed(random_tokens(50, 9));
+  REQUIRE(compacted.engine.cut(340));
+  REQUIRE_THROWS_AS(compacted.with.compact(compacted.engine.context()), invalid_value);  // whose are the last queries?
+  compacted.engine.feed(random_tokens(10, 10));
+  REQUIRE(compacted.with.compact(compacted.engine.context()).tokens == 64 + 30 + 10);
+  compacted.engine.feed(random_tokens(20, 12));
+  REQUIRE(compacted.engine.cut(369));
+  compacted.engine.feed(random_tokens(2, 13));  // those before the cut count, those behind it do not
+  REQUIRE(compacted.with.compact(compacted.engine.context()).tokens == 64 + 19 + 2);
   compacted.engine.clear();
-  compacted.engine.feed(random_tokens(30, 8));
-  REQUIRE(compacted.with.compact(compacted.engine.context()).kept == 30);
+  compacted.engine.feed(random_tokens(3, 8));  // fewer than the policy looks at; those before were another's
+  REQUIRE(compacted.with.compact(compacted.engine.context()).kept == 3);
 }
 
 TEST_CASE("sequences of a unified cache are compacted one by one, by keys", "[llama]") {
@@ -155,8 +165,12 @@ TEST_CASE("what can't be compacted is refused by name", "[llama]") {
   model_owner const model = tiny_llama();
   compactor by_queries(presets::snapkv{.tokens = 32, .after = 0});
   says([&] { by_queries.compact(nullptr); }, "before attach()");
-  llama_context_params params = parameters({.sequences = 2});
+  llama_context_params encoder = parameters({});
+  says([&] { by_queries.attach(encoder, header_of("t5").get()); }, "encoder");
+  llama_context_params params = parameters({.sequences = 2, .unified = true});
   says([&] { by_queries.attach(params, model.get()); }, "set n_seq_max to 1");
+  params = parameters({.sequences = 2});
+  says([&] { by_queries.attach(params, model.get()); }, "set kv_unified");
   params = parameters({});
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
   says([&] { by_queries.attach(params, model.get()); }, "flash attention");
@@ -169,11 +183,8 @@ TEST_CASE("what can't be compacted is refused by name", "[llama]") {
   uneven.engine.feed(random_tokens(200));
   says([&] { uneven.with.compact(uneven.engine.context()); }, "the same in all layers and heads");
   REQUIRE(cells_of(uneven.engine) == 200);
-
-  // Streams of a cache that is not unified.
-  compacting<presets::knorm> streams(model.get(), presets::knorm{.tokens = 40}, {.sequences = 2});
-  REQUIRE(streams.engine.status_of(random_tokens(100), std::vector<llama_seq_id>(100, 1)) == 0);
-  says([&] { streams.with.compact(streams.engine.context(), 1); }, "set kv_unified");
+  says([&] { uneven.with.compact(uneven.engine.context(), -1); }, "sequence -1");
+  says([&] { uneven.with.compact(uneven.engine.context(), 1); }, "sequence 1 of a context for 1");
 }
 
 }  // namespace

@@ -3,10 +3,11 @@
 #include <ggml-backend.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cstdlib>
 #include <exception>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,16 @@ void check_kind(host_policy const& policy) {
   if (of.observation_queries == all_queries) refuse("it looks at every query of the prompt; use a session");
 }
 
+/// The cache layer of an attention node's keys, through a copy of them on another device ("CUDA0#cache_k_l3 (view)#0").
+std::optional<std::int64_t> layer_of(ggml_tensor const* attention) noexcept {
+  if (auto const found = key_cache_layer(attention->src[1])) return found;
+  constexpr std::string_view prefix = "#cache_k_l";
+  std::string_view const name = attention->src[1]->name;
+  std::size_t const at = name.find(prefix);
+  if (at == std::string_view::npos) return std::nullopt;
+  return std::strtoll(name.data() + at + prefix.size(), nullptr, 10);
+}
+
 }  // namespace
 
 /// The last queries of each layer, as prompts and steps bring them.
@@ -48,51 +59,95 @@ struct compactor::inside {
   bool they_ask = false;
   float scale = 1;
   bool biased = false;
+  bool watching = true;
   std::exception_ptr failure{};
-  std::vector<std::vector<float>> queries{};  ///< `[layers][tokens, q_heads, head_dim]`, the last `window` tokens
+  std::vector<llama_pos> positions{};  ///< of the micro-batch
+  /// A layer's last queries, of `window` tokens at most.
+  struct seen {
+    std::vector<float> queries{};        ///< `[tokens, q_heads, head_dim]`
+    std::vector<llama_pos> positions{};  ///< `[tokens]`
+
+    /// How many of the last ones are a sequence's, which ends at a position. Throws invalid_value for none.
+    std::int64_t up_to(llama_pos last) const {
+      std::int64_t count = 0;
+      for (auto p = positions.rbegin(); p != positions.rend() && *p == last - count; ++p) ++count;
+      std::string const of = positions.empty() ? "no position" : "position " + std::to_string(positions.back());
+      KVPOLICY_EXPECTS(count > 0, "the sequence ends at position " + std::to_string(last) +
+                                      ", and the last queries seen are of " + of +
+                                      "; decode the prompt's end again before compact()");
+      return count;
+    }
+  };
+  std::vector<seen> of_layers{};
 
   explicit inside(host_policy of) : policy(std::move(of)), window(requirements_of(policy).observation_queries) {}
 
   static bool on_node(ggml_tensor* node, bool ask, void* self_data) {
     auto& self = *static_cast<inside*>(self_data);
     if (ask) self.they_ask = self.theirs != nullptr && self.theirs(node, true, self.theirs_data);
-    std::optional<std::int64_t> const layer =
-        node->op == GGML_OP_FLASH_ATTN_EXT ? self.layers->find(key_cache_layer(node->src[1])) : std::nullopt;
-    bool const mine = layer && self.window > 0;
-    if (ask) {
-      if (layer) {
-        attention_parameters const of(node);
-        self.scale = of.scale;
-        self.biased = of.max_bias > 0;
-      }
-      return mine || self.they_ask;
-    }
-    if (mine) self.keep(*layer, node->src[0]);
+    bool const mine = self.wants(node, ask);
+    if (ask) return mine || self.they_ask;
     return !self.they_ask || self.theirs(node, false, self.theirs_data);
   }
 
-  void keep(std::int64_t layer, ggml_tensor const* q) noexcept {
+  /// Before a node is computed: whether its queries are wanted; behind it, they are kept.
+  bool wants(ggml_tensor const* node, bool ask) noexcept {
     try {
-      std::int64_t const row = q->ne[0] * q->ne[2];
-      std::int64_t const count = std::min<std::int64_t>(window, q->ne[1]);
-      std::vector<float>& mine = queries[static_cast<std::size_t>(layer)];
-      std::int64_t const stay = std::min<std::int64_t>(std::ssize(mine) / row, window - count);
-      mine.erase(mine.begin(), mine.end() - stay * row);
-      mine.resize(static_cast<std::size_t>((stay + count) * row));
-      float* to = mine.data() + stay * row;
-      std::size_t const head = static_cast<std::size_t>(q->ne[0]) * sizeof(float);
-      for (std::int64_t t = q->ne[1] - count; t < q->ne[1]; ++t) {
-        std::size_t const at = static_cast<std::size_t>(t) * q->nb[1];
-        if (q->nb[2] == head) {  // a token's heads are neighbours
-          ggml_backend_tensor_get(q, to, at, head * static_cast<std::size_t>(q->ne[2]));
-          to += row;
-          continue;
-        }
-        for (std::int64_t h = 0; h < q->ne[2]; ++h, to += q->ne[0])
-          ggml_backend_tensor_get(q, to, at + static_cast<std::size_t>(h) * q->nb[2], head);
+      if (node->op == GGML_OP_ROPE && ask && window > 0) learn_positions(node->src[1]);
+      if (node->op != GGML_OP_FLASH_ATTN_EXT) return false;
+      std::optional<std::int64_t> const layer = layers->find(layer_of(node));
+      if (!layer) return false;
+      if (ask) {
+        attention_parameters const of(node);
+        scale = of.scale;
+        biased = of.max_bias > 0;
+        // Behind a compaction, steps need not be watched until the next prompt.
+        watching = watching || node->src[0]->ne[1] > 1;
+      } else if (watching && window > 0) {
+        keep(of_layers[static_cast<std::size_t>(*layer)], node->src[0]);
       }
+      return watching && window > 0;
     } catch (...) {
       failure = std::current_exception();
+      for (seen& layer : of_layers) layer = {};
+      return false;
+    }
+  }
+
+  /// Those of the micro-batch: read before the first node that uses them, as their memory may be another's later.
+  void learn_positions(ggml_tensor const* from) {
+    if (from == nullptr || from->type != GGML_TYPE_I32) return;
+    positions.resize(static_cast<std::size_t>(from->ne[0]));
+    ggml_backend_tensor_get(from, positions.data(), 0, positions.size() * sizeof(llama_pos));
+  }
+
+  /// Appends a micro-batch's last queries, which have not been overwritten: nothing behind their attention was computed yet.
+  void keep(seen& mine, ggml_tensor const* q) {
+    std::int64_t const tokens = q->ne[1];
+    if (std::ssize(positions) != tokens)
+      throw unsupported("a compaction by queries without rotary positions: nothing says of which tokens they are");
+    std::int64_t const row = q->ne[0] * q->ne[2];
+    std::int64_t const count = std::min(window, tokens);
+    auto const first = positions.end() - count;
+    while (!mine.positions.empty() && mine.positions.back() >= positions.front()) mine.positions.pop_back();  // taken back
+    std::int64_t const had = std::ssize(mine.positions);
+    std::int64_t const stay = std::min(had, window - count);
+    mine.queries.resize(static_cast<std::size_t>(had * row));
+    mine.queries.erase(mine.queries.begin(), mine.queries.end() - stay * row);
+    mine.queries.resize(static_cast<std::size_t>((stay + count) * row));
+    mine.positions.erase(mine.positions.begin(), mine.positions.end() - stay);
+    mine.positions.insert(mine.positions.end(), first, positions.end());
+    float* to = mine.queries.data() + stay * row;
+    std::size_t const head = static_cast<std::size_t>(q->ne[0]) * sizeof(float);
+    for (std::int64_t t = tokens - count; t < tokens; ++t) {
+      std::size_t const at = static_cast<std::size_t>(t) * q->nb[1];
+      if (q->nb[2] == head) {  // a token's heads are neighbours
+        ggml_backend_tensor_get(q, to, at, head * static_cast<std::size_t>(q->ne[2]));
+        to += row;
+        continue;
+      }
+      for (std::int64_t h = 0; h < q->ne[2]; ++h, to += q->ne[0])
+        ggml_backend_tensor_get(q, to, at + static_cast<std::size_t>(h) * q->nb[2], head);
     }
   }
 };
@@ -106,13 +161,12 @@ void compactor::attach(llama_context_params& params, llama_model const* model) {
   auto const refuse_if = [](bool refused, char const* why) {
     if (refused) throw unsupported(why);
   };
-  refuse_if(llama_model_is_recurrent(model) || llama_model_is_hybrid(model),
-            "a compaction of a model with recurrent layers, whose state is no row of a token");
-  refuse_if(llama_model_rope_type(model) == LLAMA_ROPE_TYPE_MROPE || llama_model_rope_type(model) == LLAMA_ROPE_TYPE_IMROPE ||
-                llama_model_rope_type(model) == LLAMA_ROPE_TYPE_VISION,
+  check_parameters(params, model);
+  refuse_if(llama_model_is_hybrid(model), "a compaction of a model with recurrent layers, whose state is no row of a token");
+  llama_rope_type const turns = llama_model_rope_type(model);
+  refuse_if(turns == LLAMA_ROPE_TYPE_MROPE || turns == LLAMA_ROPE_TYPE_IMROPE || turns == LLAMA_ROPE_TYPE_VISION,
             "a compaction of a model with positions of several axes");
-  refuse_if(params.flash_attn_type == LLAMA_FLASH_ATTN_TYPE_DISABLED,
-            "a compaction without flash attention; set flash_attn_type to LLAMA_FLASH_ATTN_TYPE_ENABLED");
+  refuse_if(params.n_seq_max > 1 && !params.kv_unified, "a compaction of a cache of several streams; set kv_unified");
   refuse_if(in.window > 0 && params.n_seq_max > 1,
             "a compaction by the last queries of several sequences' prompts, which can't be told apart here; set n_seq_max to "
             "1, or use a policy that looks at keys alone (knorm, keydiff)");
@@ -121,7 +175,7 @@ void compactor::attach(llama_context_params& params, llama_model const* model) {
   cache_shape shape = found.shape();
   shape.max_tokens = params.n_ctx != 0 ? params.n_ctx : llama_model_n_ctx_train(model);
   kvpolicy::check(in.policy, shape);
-  in.queries.resize(static_cast<std::size_t>(found.count()));
+  in.of_layers.resize(static_cast<std::size_t>(found.count()));
   in.layers = std::move(found);
   in.theirs = std::exchange(params.cb_eval, &inside::on_node);
   in.theirs_data = std::exchange(params.cb_eval_user_data, &in);
@@ -130,6 +184,8 @@ void compactor::attach(llama_context_params& params, llama_model const* model) {
 compaction compactor::compact(llama_context* context, llama_seq_id of) {
   inside& in = *inside_;
   KVPOLICY_EXPECTS(in.layers.has_value(), "a compaction before attach(); attach the compactor to the context's parameters");
+  KVPOLICY_EXPECTS(of >= 0 && of < static_cast<llama_seq_id>(llama_n_seq_max(context)),
+                   "sequence " + std::to_string(of) + " of a context for " + std::to_string(llama_n_seq_max(context)));
   if (in.failure) std::rethrow_exception(std::exchange(in.failure, {}));
   if (in.biased) throw unsupported("a compaction of a model with ALiBi, whose attention depends on positions");
   cache_shape shape = in.layers->shape();
@@ -149,12 +205,13 @@ compaction compactor::compact(llama_context* context, llama_seq_id of) {
   simd_exec exec(shape);
   std::vector<std::vector<std::int32_t>> lists;  // `[layers, kv_heads]` tokens
   for (std::int64_t l = 0; l < shape.layers; ++l) {
-    std::vector<float> const& seen = in.queries[static_cast<std::size_t>(l)];
-    std::int64_t const row = shape.q_heads * shape.head_dim;
     prompt_signals prompt{};
     if (in.window > 0) {
-      std::int64_t const count = std::min<std::int64_t>(std::ssize(seen) / row, made.tokens);
-      prompt.queries = {seen.data() + std::ssize(seen) - count * row, count, shape.q_heads, row, shape.head_dim, in.scale};
+      inside::seen const& seen = in.of_layers[static_cast<std::size_t>(l)];
+      std::int64_t const row = shape.q_heads * shape.head_dim;
+      std::int64_t const count = std::min(seen.up_to(image.last()), made.tokens);
+      prompt.queries = {
+          seen.queries.data() + std::ssize(seen.queries) - count * row, count, shape.q_heads, row, shape.head_dim, in.scale};
       prompt.observed_from = made.tokens - count;
     }
     request.prefill(view, {l}, prompt, exec);
@@ -170,6 +227,7 @@ compaction compactor::compact(llama_context* context, llama_seq_id of) {
     }
   }
   made.kept = std::ssize(lists.front());
+  in.watching = false;
   if (made.kept == made.tokens) return made;
   std::vector<std::uint8_t> const small = image.with(made.kept, [&](layer_id l, head_id h, std::int64_t i) {
     return lists[static_cast<std::size_t>(l.value * shape.kv_heads + h.value)][static_cast<std::size_t>(i)];

@@ -111,6 +111,8 @@ served_layers::served_layers(llama_context_params params, llama_model const* mod
   survey const seen(params, model);
   std::vector<found_attention> const& all = seen.found();
   if (all.empty()) throw unsupported("the model's graph has no attention that kvpolicy knows");
+  // Layers on several devices have copies of one mask: without windows all of them are it.
+  bool const one_mask = anywhere && llama_model_n_swa(model) == 0;
   ggml_tensor const* const whole = whole_mask(all, model);
   std::map<std::string, std::int64_t> left;  // by reason
   std::vector<found_attention const*> usable;
@@ -119,7 +121,7 @@ served_layers::served_layers(llama_context_params params, llama_model const* mod
         std::ranges::count_if(all, [&](found_attention const& other) { return f.layer >= 0 && other.layer == f.layer; }) > 1;
     if (!f.refused.empty()) {
       ++left[f.refused];
-    } else if (f.mask != whole) {
+    } else if (f.mask != whole && !one_mask) {
       ++left["sliding windows of " + std::to_string(llama_model_n_swa(model)) + " tokens"];
     } else if (shared) {
       ++left["keys and values that several layers share"];

@@ -18,6 +18,8 @@ class sequence_image {
   sequence_image(llama_context* context, llama_seq_id of, cache_shape const& shape);
 
   std::int64_t tokens() const noexcept { return static_cast<std::int64_t>(order_.size()); }
+  /// The last token's position.
+  llama_pos last() const noexcept { return last_; }
   /// Rows of a layer, tokens in the order of their positions. Valid while the image is.
   rows keys(layer_id layer) const { return rows_of(planes_[static_cast<std::size_t>(layer.value)]); }
   rows values(layer_id layer) const { return rows_of(planes_[static_cast<std::size_t>(shape_.layers + layer.value)]); }
@@ -27,6 +29,7 @@ class sequence_image {
   template <class TokenOf>
   std::vector<std::uint8_t> with(std::int64_t kept, TokenOf token_of) const {
     std::vector<std::uint8_t> made = header_of(kept);
+    made.reserve(bytes_.size());
     for (std::int64_t p = 0; p < std::ssize(planes_); ++p) {
       layer_id const layer{p % shape_.layers};
       std::uint8_t* const to = append_plane(made, p, kept);

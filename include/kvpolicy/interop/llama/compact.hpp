@@ -16,20 +16,24 @@ struct compaction {
   std::int64_t kept = 0;    ///< cells now
 };
 
-/// Replaces the cells of a sequence by those rows that a policy retains of each KV head. Memory and the time of a step fall
-/// together, and no step is changed: so this serves models on GPUs, too, which session does not. Its price is the sequence's
-/// state on the host once (llama_state_seq_get_data), and positions: n kept cells have the last n positions, and a text that
-/// shares only a part of the prompt must be read anew.
+/// Replaces the cells of a sequence by those rows that a policy retains of each KV head. Steps read fewer cells, and are the
+/// engine's own: so this serves models on GPUs, too, which session does not. The other cells are free for longer answers and
+/// other sequences; the engine's buffers keep their size. The price is the sequence's state on the host
+/// (llama_state_seq_get_data), and positions: n kept cells have the last n positions, and a text that shares only a part of
+/// the prompt must be read anew.
 /// - Serves policies that choose once, when a prompt ends, as many tokens for each head of each layer, and need nothing but
-/// keys,
-///   values and the prompt's last queries: snapkv, chunkkv, knorm, keydiff, lagkv, ...
+///   keys, values and the prompt's last queries: snapkv, knorm, keydiff, lagkv, ...
 /// - Serves models whose layers all attend to all tokens, with rotary positions. Needs flash attention not disabled.
+/// - A policy that looks at queries has the engine wait once a layer while a prompt is decoded, and in the steps before the
+///   first compaction.
+/// - Compact a sequence before llama_memory_seq_cp shares its cells. After llama_memory_seq_add decode once before: only then
+///   are its keys moved. After another text's state was restored, decode the end of its prompt.
 /// Not thread-safe. Must outlive the context that it is attached to.
 class compactor {
  public:
   /// Makes a compactor of a policy.
-  /// @param policy  the policy; one that waits for tokens of the answer has its `after` set to 0: call compact() that much
-  /// later
+  /// @param policy  the policy; one that waits for tokens of the answer needs its `after` set to 0: call compact() that
+  ///        much later
   /// @throws unsupported for a policy of another kind
   template <policy_like Policy>
     requires serves<adapter, parts_t<Policy>>
@@ -43,7 +47,8 @@ class compactor {
   /// Attaches the compactor to parameters; call it before llama_init_from_model(model, params). A callback in them is kept.
   /// Makes a small context of its own for a moment, to see the model's layers. An exception leaves `params` as it was.
   /// @param params,model  the context's parameters, and its model
-  /// @throws unsupported for a model that is not served; for several sequences, if the policy looks at a prompt's queries
+  /// @throws unsupported for a model that is not served; for several streams; for several sequences, if the policy looks at a
+  ///         prompt's queries
   /// @throws invalid_value for an impossible budget, or if the compactor is attached already
   void attach(llama_context_params& params, llama_model const* model);
 
@@ -51,7 +56,9 @@ class compactor {
   /// @param context  the context that the compactor is attached to
   /// @param of  the sequence
   /// @return how many cells it had, and has
-  /// @throws invalid_value for a sequence without tokens, and before attach()
+  /// @throws invalid_value for a sequence that there is not, or without tokens; for one whose last token's queries were not
+  /// seen, as its tail was
+  ///         removed; and before attach()
   /// @throws unsupported where heads retain different numbers of tokens, and for a state of another form than this version of
   ///         llama.cpp writes
   /// @throws error if the engine does not take the compacted state; the sequence is as before then, if it takes that
