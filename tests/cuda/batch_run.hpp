@@ -90,7 +90,8 @@ class batch_run {
     if (random.one_in(2)) rotation_ = rotation::pairing::neighbours;
     std::iota(row_of_.begin(), row_of_.end(), 0);
     for (auto* const of : {&slopes_, &sinks_})
-      if (random.one_in(4)) of->assign(static_cast<std::size_t>(shape.q_heads), .25f);
+      for (std::int64_t q = 0, heads = random.one_in(4) ? shape.q_heads : 0; q < heads; ++q)
+        of->push_back(.25f * random.real());
     if (random.one_in(4)) terms_.soft_cap = 1.5f;
     terms_.slopes = slopes_.empty() ? nullptr : on_device(slopes_).data;
     terms_.sinks = sinks_.empty() ? nullptr : on_device(sinks_).data;
@@ -275,7 +276,6 @@ class batch_run {
     for (std::size_t i = rows.size(); i > 1; --i)
       std::swap(rows[i - 1], rows[static_cast<std::size_t>(random_.between(0, static_cast<std::int64_t>(i) - 1))]);
     std::copy_n(rows.begin(), row_of_.size(), row_of_.begin());
-    device_.wait();
     cache_.arrange(row_of_);
   }
   gpu::vector_rows rows_of(float* data, std::int64_t size) const {

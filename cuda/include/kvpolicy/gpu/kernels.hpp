@@ -48,7 +48,7 @@
   X(gpu::detail::attend_body<element_type::type, 1>) X(gpu::detail::attend_body<element_type::type, 2>)        \
   X(gpu::detail::attend_body<element_type::type, 4>) X(gpu::detail::attend_body<element_type::type, 8>)        \
   X(gpu::detail::attend_body<element_type::type, 1, false>)                                                    \
-  X(gpu::detail::attend_body<element_type::type, 1, false, true>) X(gpu::detail::attend_body<element_type::type, 8, true, true>)
+  X(gpu::detail::attend_body<element_type::type, 1, false, true>) X(gpu::detail::attend_body<element_type::type, 4, true, true>)
 #define KVPOLICY_ATTENTION_KERNELS(X)                                                                          \
   KVPOLICY_EACH_GROUP(X, f32) KVPOLICY_EACH_GROUP(X, f16) KVPOLICY_EACH_GROUP(X, bf16)                         \
   KVPOLICY_EACH_TENSOR(X, gpu::detail::attend_tensor_body) KVPOLICY_EACH_TENSOR(X, gpu::detail::list_logits_tensor_body) \

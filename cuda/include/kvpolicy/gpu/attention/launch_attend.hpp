@@ -73,7 +73,7 @@ void launch_attend(D& device, decode_attention const& a) {
   expect_alike("attend", a.keys, a.values);
   bool const packed = a.keys.packed && a.values.packed;
   if (a.terms.change_logits())
-    return packed ? launch_attend_tiles<8, true, true>(device, a) : launch_attend_tiles<1, false, true>(device, a);
+    return packed ? launch_attend_tiles<4, true, true>(device, a) : launch_attend_tiles<1, false, true>(device, a);
   if (packed && with_tensor_rows(a.keys, [&]<element_type E, int Chunks>() {
         launch_attend_splits<attend_tensor_body<E, Chunks>>(device, a, 8);
       })) {
@@ -160,7 +160,7 @@ void launch_list_logits(D& device, list_weights const& a, buffer<float> logits, 
       set(l);
       device.template launch<Body>({blocks, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences}, l);
     };
-    if (statistics.data != nullptr && lists <= device.counters().size) {
+    if (statistics.data != nullptr && a.keys.places.data == nullptr && lists <= device.counters().size) {
       return launch.template operator()<list_statistics_tensor_body<E, Chunks>>([&](auto& l) {
         l.statistics = statistics;
         l.partial = device.template scratch<float>(a.sequences * a.keys.heads * rows * l.blocks * 2);
