@@ -1,6 +1,7 @@
 #include "gpu_decoder.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -209,10 +210,16 @@ class gpu_decoder final : public kvpolicy_decoder {
     return vectors(t, given, t.stride[step_tokens_ == 1 ? 1 : 2]);
   }
   /// The axes of a batch's rows, and of their tokens where there may be several, before others.
-  std::vector<axis> of_step(std::initializer_list<axis> others = {}) const {
-    std::vector<axis> made{{"rows", rows_}};
-    if (step_tokens_ > 1) made.push_back({"step_tokens", step_tokens_});
-    made.insert(made.end(), others);
+  struct step_axes {
+    std::array<axis, tensor::max_axes> all{};
+    std::size_t count = 0;
+    operator std::span<axis const>() const noexcept { return {all.data(), count}; }
+  };
+  step_axes of_step(std::initializer_list<axis> others = {}) const {
+    step_axes made;
+    made.all[made.count++] = {"rows", rows_};
+    if (step_tokens_ > 1) made.all[made.count++] = {"step_tokens", step_tokens_};
+    for (axis const& other : others) made.all[made.count++] = other;
     return made;
   }
   gpu::vector_rows vectors(tensor const& t, kvpolicy_tensor const* given, std::int64_t head_stride) const {

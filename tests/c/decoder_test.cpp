@@ -201,7 +201,6 @@ void decode_beside_states(std::string const& text, std::int32_t step_tokens = 1,
     auto const n = static_cast<std::int32_t>(90 + 30 * s);
     for (std::int64_t t = 0; t < n; ++t) memory.write(s, t);
     if (moves) row_of[static_cast<std::size_t>(s)] = rows - 1 - s;
-    device.wait();
     memory.arrange(row_of);
     device.send();
     states.push_back(started(parsed(text, boundary), decoder_shape));
@@ -428,6 +427,8 @@ TEST_CASE("a decoder behind the C ABI refuses what it can't take, and says why",
        "without rows that move");
   says(why(kvpolicy_decoder_plan(d, 1, tokens.data(), nullptr, nullptr, nullptr), KVPOLICY_INVALID), "a plan for 1 sequences");
   REQUIRE(kvpolicy_decoder_end(d, 0) == KVPOLICY_OK);
+  REQUIRE(kvpolicy_decoder_on(d, test_stream()) == KVPOLICY_OK);
+  REQUIRE(kvpolicy_decoder_on(nullptr, test_stream()) == KVPOLICY_INVALID);
 
   c_decoder const moving = decoding("full", {}, 0, 2);
   for (std::int64_t l = 0; l < decoder_shape.layers; ++l) REQUIRE(memory.bind(moving.get(), l) == KVPOLICY_OK);

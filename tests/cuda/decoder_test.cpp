@@ -93,6 +93,10 @@ TEST_CASE("what a decoder can't take is refused, and nothing has changed", "[cud
   REQUIRE_THROWS_AS(by_sentence.choose(cache.view(), {0}, {}, 1), invalid_value);  // no ids
 }
 
+struct view_of_slots : gpu::paged_batch {
+  static constexpr bool by_sequence = true;
+};
+
 TEST_CASE("a plan of rows that move names a slot for each, and once", "[cuda]") {
   written_batch batch(2);
   auto& [shape, cache, device, exec] = batch;
@@ -126,7 +130,14 @@ TEST_CASE("a plan of rows that move names a slot for each, and once", "[cuda]") 
   REQUIRE_THROWS_AS(decoder.end(3), invalid_value);
   decoder.end(2);
   REQUIRE_THROWS_AS(plan({2}, {13}), invalid_value);
+  decoder.prefill(1, cache.view(), 10, {0}, {}, exec, 1);
+  REQUIRE_THROWS_AS(plan({0}, {23}), invalid_value);  // it would forget a prompt that has one of two layers
+  decoder.prefill(1, cache.view(), 10, {1}, {}, exec, 1);
   plan({0}, {23});
+
+  auto moves = made(1);  // a view of slots needs no row
+  for (std::int64_t l = 0; l < 2; ++l) moves.prefill(1, view_of_slots{cache.view()}, 10, {l}, {}, exec);
+  moves.plan_rows(numbers{1}, numbers{11});
 
   gpu::decoder<presets::full, test_device> by_slot(presets::full{}, shape, 1, device);
   REQUIRE_THROWS_AS(by_slot.plan_rows(numbers{0}, numbers{0}), invalid_value);

@@ -131,7 +131,7 @@ class Decodes(unittest.TestCase):
         decoder = kvpolicy.Decoder(policy, sizes, slots, cuda=(0, 0), step_tokens=several, rows=slots)
         states = [kvpolicy.State(policy, sizes) for _ in range(slots)]
         table = draw.permutation(slots * room // page).reshape(slots, -1).astype(np.int32)
-        on_device = There(table)
+        on_device = There(table.copy())
         for layer in range(sizes.layers):
             keys, values = (floats(slots * room // page, sizes.kv_heads, page, sizes.head_dim) for _ in range(2))
             decoder.bind(layer, There(keys), There(values), on_device)

@@ -384,7 +384,7 @@ KVPOLICY_API kvpolicy_status kvpolicy_decoder_bind(kvpolicy_decoder* decoder, in
                                                    kvpolicy_tensor const* values, kvpolicy_tensor const* pages);
 /** Takes in a layer's keys of a slot's prompt, or of a further piece, as kvpolicy_prefill. Waits for the device.
  * @param decoder,sequence,layer  which slot, which layer
- * @param row  the sequence's row of the batch, where rows move; -1: the slot's number
+ * @param row  the sequence's row of the batch, where rows move; else -1
  * @param tokens  tokens of the sequence now
  * @param prompt  the prompt; its queries may be on the device or the host, all else is on the host
  * @return INVALID for a gap, a layer out of order or a missing signal */
@@ -401,7 +401,7 @@ KVPOLICY_API kvpolicy_status kvpolicy_decoder_prefill(kvpolicy_decoder* decoder,
  *        and `out` of rows without a slot is not written. Else NULL
  * @param step  receives what the step asks for, KVPOLICY_STEP_IDLE and others; may be NULL
  * @return INVALID for a sequence whose tokens are not those that stayed and the new ones, and for slots that are none or are named
- *         twice; FAILED if the device has too little memory. Then nothing has changed */
+ *         twice; FAILED if the device has too little memory: then slots with 0 tokens are empty. Nothing else has changed */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_plan(kvpolicy_decoder* decoder, int64_t rows, int32_t const* tokens,
                                                    int32_t const* brought, int32_t const* slots, int32_t* step);
 /** Enqueues the steps of the last one's later tokens that stayed: the policy learns from each as if it had come alone. Call it
@@ -426,8 +426,9 @@ KVPOLICY_API kvpolicy_status kvpolicy_decoder_decide(kvpolicy_decoder* decoder, 
                                                      float scale);
 /** Enqueues the choice of a layer, before its attention. Each sequence's current key is written.
  * @param decoder,layer  which layer, in order
- * @param queries  `[rows, q_heads, head_dim]` f32, f16 or bf16, if the policy needs them. Where a step may bring several tokens
- *        there is an axis of step_tokens behind that of rows, here, of ids, outputs and logits
+ * @param queries  `[rows, q_heads, head_dim]` f32, f16 or bf16, if the policy needs them: rows of the whole batch, however many
+ *        of them this step's plan has. Where a step may bring several tokens there is an axis of step_tokens behind that of
+ *        rows, here, of ids, outputs and logits
  * @param scale  multiplies q.k
  * @param token_ids  `[rows]` int32, if the policy needs them
  * @param lists  receives where the lists are; may be NULL

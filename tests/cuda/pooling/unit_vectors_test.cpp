@@ -92,6 +92,19 @@ TEST_CASE("unit_vectors: where a device has too little, a sequence keeps what it
   REQUIRE(places_of(vectors, 1, 100).size() == before.size());
 }
 
+TEST_CASE("unit_vectors: what is needed is allocated where what would be in advance does not fit", "[gpu]") {
+  small_device probe;
+  gpu::detail::unit_vectors<small_device> first(shape, 2, 8192, 2, probe);
+  std::int64_t const empty = probe.used;
+  first.hold(0, 16 * 64);
+  std::int64_t const run = (probe.used - empty) / 64;
+  small_device device(empty + 65 * run);  // one run more; in advance eight would come
+  gpu::detail::unit_vectors<small_device> vectors(shape, 2, 8192, 2, device);
+  vectors.hold(0, 16 * 64);
+  vectors.hold(0, 16 * 64 + 1);
+  REQUIRE_THROWS_AS(vectors.hold(1, 1), gpu::device_memory_exceeded);
+}
+
 TEST_CASE("a decoder's summaries follow its texts, not max_tokens", "[gpu]") {
   cache_shape longest = shape;
   longest.max_tokens = std::int64_t{1} << 17;

@@ -56,7 +56,7 @@ class decoder {
   void prefill(std::int64_t sequence, V const& view, std::int64_t tokens, layer_id layer, prompt_signals const& prompt,
                Exec& exec, std::int64_t row = -1) {
     slots_.check_prompt(sequence, layer, prompt.first, tokens);
-    row = rows_.row_of_prompt(sequence, row);
+    row = by_sequence<V> ? sequence : rows_.row_of_prompt(sequence, row);
     sequence_view<V, typename Exec::memory> const one{view, shape_, row, tokens};
     std::int64_t const begun = slots_.prompt_begin(sequence, layer, prompt.first);
     asked_.check_prompt(one, layer, prompt, begun, shape_);
@@ -86,7 +86,9 @@ class decoder {
   /// @throws invalid_value, before anything has changed, if a sequence has other tokens than those of its prompt or last step
   ///        and the new ones, if an empty slot is paused, if `tokens` or `brought` has another length, or if a policy that
   ///        reads logits has gone a whole unit of steps without observe()
-  /// @throws device_memory_exceeded, before anything has changed, if summaries of the new tokens have no room
+  /// @throws device_memory_exceeded if summaries of the new tokens have no room: slots with 0 tokens are empty then, and
+  /// nothing
+  ///         else has changed
   void plan(std::span<std::int32_t const> tokens, std::span<std::int32_t const> brought = {}) {
     KVPOLICY_EXPECTS(!rows_.move(), "plan() of a decoder whose sequences' rows move; plan_rows() says which row each has");
     plan_slots(tokens, brought);
@@ -98,7 +100,7 @@ class decoder {
   /// @param slots  `[rows of this step]`: each row's slot
   /// @param tokens,brought  the same, as plan(); 0 empties a slot, and so does end()
   /// @throws invalid_value, before anything has changed, as plan(); for more rows than the constructor was given, for a slot
-  ///         that there is not, and for two rows with the same
+  ///         that there is not, for two rows with the same, and while a slot is in the middle of its prompt's layers
   /// @throws device_memory_exceeded as plan()
   void plan_rows(std::span<std::int32_t const> slots, std::span<std::int32_t const> tokens,
                  std::span<std::int32_t const> brought = {}) {
@@ -109,7 +111,8 @@ class decoder {
     by_slot_.assign(2 * static_cast<std::size_t>(sequences_), 1);
     std::span const lengths(by_slot_.data(), static_cast<std::size_t>(sequences_));
     std::span const new_ones = std::span(by_slot_).last(lengths.size());
-    for (std::int64_t s = 0; s < sequences_; ++s) lengths[static_cast<std::size_t>(s)] = slots_.live(s) ? paused : 0;
+    for (std::int64_t s = 0; s < sequences_; ++s)
+      lengths[static_cast<std::size_t>(s)] = slots_.live_between_prompts(s) ? paused : 0;
     for (std::size_t r = 0; r < slots.size(); ++r) {
       lengths[static_cast<std::size_t>(slots[r])] = tokens[r];
       if (!brought.empty()) new_ones[static_cast<std::size_t>(slots[r])] = brought[r];
@@ -173,7 +176,7 @@ class decoder {
   void decide(V const& view, layer_id layer, vector_rows const& queries, float scale, Exec& exec) {
     decode_step const step = step_of(view, layer, queries, scale);
     auto const view_of = [&](std::int64_t s) {
-      return sequence_view<V, typename Exec::memory>{view, shape_, rows_.row(s), plan_.length(s)};
+      return sequence_view<V, typename Exec::memory>{view, shape_, by_sequence<V> ? s : rows_.row(s), plan_.length(s)};
     };
     rules_.decide(step, view_of, exec, [&](std::int64_t s) { slots_.decided(s); });
   }
@@ -301,8 +304,14 @@ class decoder {
                   std::span<std::int32_t const> slots_of_rows = {}) {
     slots_.check(tokens, brought);
     rules_.expect_decided();
+    // What ended sequences had serves those that grow.
     for (std::size_t s = 0; s < tokens.size(); ++s) {
-      if (tokens[s] != paused) rules_.hold(static_cast<std::int64_t>(s), tokens[s]);
+      if (tokens[s] != 0) continue;
+      slots_.empty(static_cast<std::int64_t>(s));
+      rules_.hold(static_cast<std::int64_t>(s), 0);
+    }
+    for (std::size_t s = 0; s < tokens.size(); ++s) {
+      if (tokens[s] > 0) rules_.hold(static_cast<std::int64_t>(s), tokens[s]);
     }
     asked_.plan();
     rows_.set(slots_of_rows);
@@ -320,6 +329,12 @@ class decoder {
     rules_.upload();
   }
 
+  /// A view of slots, whatever their rows.
+  template <class V>
+  static constexpr bool by_sequence = requires {
+    requires V::by_sequence;
+  };
+
   /// An engine's arrays, by row.
   vector_rows placed(vector_rows of) const noexcept {
     of.rows = rows_.map();
@@ -327,7 +342,7 @@ class decoder {
   }
   template <class V>
   batch_rows placed(batch_rows of) const noexcept {
-    if constexpr (!requires { requires V::by_sequence; }) of.rows = rows_.map();
+    if (!by_sequence<V>) of.rows = rows_.map();
     return of;
   }
   template <batch_view V>

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <span>
 #include <vector>
 
 #include "kvpolicy/gpu/base/device.hpp"
+#include "kvpolicy/gpu/base/device_memory.hpp"
 #include "kvpolicy/gpu/pooling/pool.hpp"
 
 namespace kvpolicy::gpu::detail {
@@ -39,10 +41,11 @@ class unit_vectors {
     std::int64_t const wanted = divided_up(std::min(units, units_), run);
     std::int64_t const had = std::ssize(mine);
     for (; std::ssize(mine) > wanted; mine.pop_back()) free_.push_back(mine.back());
+    if (wanted < had) put(sequence, wanted, std::vector<std::int64_t>(static_cast<std::size_t>(had - wanted)));  // no place
     if (wanted <= had) return;
     if (wanted - had > std::ssize(free_)) grow(wanted - had - std::ssize(free_));
     for (; std::ssize(mine) < wanted; free_.pop_back()) mine.push_back(free_.back());
-    device_->upload(part_of(places_.get(), sequence * most_runs() + had, wanted - had), mine.data() + had, wanted - had);
+    put(sequence, had, std::span(mine).subspan(static_cast<std::size_t>(had)));
   }
 
   /// As kernels write them, from a sequence on.
@@ -86,10 +89,22 @@ class unit_vectors {
     return part_of(places_.get(), skipped, places_.get().size - skipped);
   }
 
-  /// Runs that no sequence has, so many at least, in one allocation.
-  void grow(std::int64_t runs) {
-    runs = std::max(runs, made_ / 8);
-    memory_.push_back(device_->template allocate<pack>(runs * run_bytes() / 16));
+  void put(std::int64_t sequence, std::int64_t first, std::span<std::int64_t const> places) {
+    device_->upload(part_of(places_.get(), sequence * most_runs() + first, std::ssize(places)), places.data(),
+                    std::ssize(places));
+  }
+
+  /// Runs that no sequence has, in one allocation: so many, and some in advance where the device has them.
+  void grow(std::int64_t needed) {
+    std::int64_t runs = std::max(needed, made_ / 8);
+    auto const allocate = [&] { memory_.push_back(device_->template allocate<pack>(runs * run_bytes() / 16)); };
+    try {
+      allocate();
+    } catch (device_memory_exceeded const&) {
+      if (runs == needed) throw;
+      runs = needed;
+      allocate();
+    }
     auto const begin = std::bit_cast<std::uintptr_t>(memory_.back().get().data);
     for (std::int64_t r = runs; r-- > 0;)
       free_.push_back((static_cast<std::int64_t>(begin) + r * run_bytes()) / size_of(shape_.type));

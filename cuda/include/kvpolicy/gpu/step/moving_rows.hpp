@@ -28,7 +28,12 @@ class moving_rows {
 
   /// The row that a slot's prompt has in its view, `given` or by its number. Throws invalid_value.
   std::int64_t row_of_prompt(std::int64_t slot, std::int64_t given) const {
-    if (!move()) return given < 0 ? slot : given;
+    if (!move()) {
+      KVPOLICY_EXPECTS(given < 0 || given == slot, "a prompt of slot " + std::to_string(slot) + " in row " +
+                                                       std::to_string(given) + ", and steps will read row " +
+                                                       std::to_string(slot) + "; give the constructor rows that move");
+      return slot;
+    }
     KVPOLICY_EXPECTS(given >= 0 && given < most_, "a prompt in row " + std::to_string(given) + " of batches of " +
                                                       std::to_string(most_) + "; rows move, so say which its page table has");
     return given;

@@ -34,8 +34,14 @@ class decode_slots {
 
   std::int64_t step_tokens() const noexcept { return step_tokens_; }
   std::int64_t count() const noexcept { return std::ssize(all_); }
-  /// Whether a sequence is in the slot whose prompt is whole.
-  bool live(std::int64_t slot) const noexcept { return there(at(slot)) > 0; }
+  /// Whether a sequence is in the slot. Throws invalid_value while layers of its prompt are missing: a plan would forget it.
+  bool live_between_prompts(std::int64_t slot) const {
+    std::int64_t const layers = at(slot).order.prefilled();
+    KVPOLICY_EXPECTS(layers == 0 || layers >= shape_.layers,
+                     "a plan while sequence " + std::to_string(slot) + " has " + std::to_string(layers) + " of " +
+                         std::to_string(shape_.layers) + " layers of its prompt; prefill the others first, or end() it");
+    return there(at(slot)) > 0;
+  }
   /// Throws invalid_value for a slot that there is not.
   void empty(std::int64_t slot) {
     check_slot(slot);
