@@ -415,7 +415,7 @@ class batch_run {
 };
 
 inline cache_shape batch_shape(random_source& random, std::int64_t most_tokens) {
-  constexpr std::array<std::int64_t, 7> dims{8, 16, 24, 5, 64, 128, 256};
+  constexpr std::array<std::int64_t, 8> dims{8, 16, 24, 5, 64, 96, 128, 256};
   constexpr std::array<std::int64_t, 4> groups{1, 2, 3, 8};
   std::int64_t const heads = random.between(1, 3);
   return {.layers = random.between(1, 3),

@@ -121,7 +121,7 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: quest by mean an
 TEST_CASE("quest scores pages on tensor cores, beside the pooling of a step's key", "[cuda]") {
   auto const how = GENERATE(pools::bounds::kind::range, pools::bounds::kind::mean_deviation);
   auto const type = GENERATE(element_type::f16, element_type::bf16);
-  std::int64_t const dim = GENERATE(64, 128);  // rows that the tensor cores' kernels take
+  std::int64_t const dim = GENERATE(64, 96, 128, 256);  // rows that the tensor cores' kernels take
   CAPTURE(how, type, dim);
   random_source random(31);
   presets::quest policy{.tokens = 40};

@@ -86,8 +86,7 @@ class decoder {
   /// @throws invalid_value, before anything has changed, if a sequence has other tokens than those of its prompt or last step
   ///        and the new ones, if an empty slot is paused, if `tokens` or `brought` has another length, or if a policy that
   ///        reads logits has gone a whole unit of steps without observe()
-  /// @throws device_memory_exceeded if summaries of the new tokens have no room: slots with 0 tokens are empty then, and
-  /// nothing
+  /// @throws device_memory_exceeded if summaries of the new tokens have no room: slots with 0 tokens are empty then, nothing
   ///         else has changed
   void plan(std::span<std::int32_t const> tokens, std::span<std::int32_t const> brought = {}) {
     KVPOLICY_EXPECTS(!rows_.move(), "plan() of a decoder whose sequences' rows move; plan_rows() says which row each has");

@@ -40,9 +40,9 @@
 
 /// Each macro calls X(body) for every body of a folder. Use it where kvpolicy's names are known.
 #define KVPOLICY_EACH_TYPE(X, body) X(body<element_type::f32>) X(body<element_type::f16>) X(body<element_type::bf16>)
+#define KVPOLICY_EACH_SIZE(X, body, type) X(body<type, 2>) X(body<type, 3>) X(body<type, 4>) X(body<type, 8>)
 #define KVPOLICY_EACH_TENSOR(X, body)                                                                          \
-  X(body<element_type::f16, 2>) X(body<element_type::f16, 4>)                                                  \
-  X(body<element_type::bf16, 2>) X(body<element_type::bf16, 4>)
+  KVPOLICY_EACH_SIZE(X, body, element_type::f16) KVPOLICY_EACH_SIZE(X, body, element_type::bf16)
 
 #define KVPOLICY_EACH_GROUP(X, type)                                                                           \
   X(gpu::detail::attend_body<element_type::type, 1>) X(gpu::detail::attend_body<element_type::type, 2>)        \
@@ -72,8 +72,10 @@
   KVPOLICY_EACH_TYPE(X, gpu::detail::pool_bounds_body) KVPOLICY_EACH_TYPE(X, gpu::detail::pool_mean_deviation_body) \
   X(gpu::detail::score_dot_body)                                                                               \
   KVPOLICY_EACH_TYPE(X, gpu::detail::score_bounds_body) KVPOLICY_EACH_TENSOR(X, gpu::detail::score_bounds_tensor_body) \
-  KVPOLICY_EACH_BESIDE(X, f16, 2) KVPOLICY_EACH_BESIDE(X, f16, 4)                                              \
-  KVPOLICY_EACH_BESIDE(X, bf16, 2) KVPOLICY_EACH_BESIDE(X, bf16, 4)
+  KVPOLICY_EACH_BESIDE(X, f16, 2) KVPOLICY_EACH_BESIDE(X, f16, 3)                                              \
+  KVPOLICY_EACH_BESIDE(X, f16, 4) KVPOLICY_EACH_BESIDE(X, f16, 8)                                              \
+  KVPOLICY_EACH_BESIDE(X, bf16, 2) KVPOLICY_EACH_BESIDE(X, bf16, 3)                                            \
+  KVPOLICY_EACH_BESIDE(X, bf16, 4) KVPOLICY_EACH_BESIDE(X, bf16, 8)
 
 #define KVPOLICY_PAGES_KERNELS(X)                                                                              \
   X(gpu::detail::block_queries_body) KVPOLICY_EACH_TYPE(X, gpu::detail::represent_body) X(gpu::detail::merge_heads_body) \

@@ -105,7 +105,7 @@ struct attend_tile {
   }
 };
 
-/// What the warps of a block come to, each by itself.
+/// What the warps of a block come to, each by itself; or groups of them that share rows.
 template <class B, int Heads, int Warps, int Channels>
 class attend_shared {
  public:
@@ -193,7 +193,7 @@ class attend_shared {
     auto const tile = block.tile();
     auto const lane = static_cast<std::int32_t>(tile.lane());
     std::int64_t const size = a.keys.head_dim + 2;
-    for (auto g = static_cast<std::int32_t>(tile.index()); g < heads.real; g += Warps) {
+    for (auto g = static_cast<std::int32_t>(tile.index()); g < heads.real; g += static_cast<std::int32_t>(B::threads / 32)) {
       std::int64_t const q = heads.row(a, block.z(), g);
       std::int64_t const at = q * a.splits * size;
       softmax_state<powers_of_two, Channels / 32> state;

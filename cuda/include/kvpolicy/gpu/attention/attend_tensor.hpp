@@ -8,17 +8,23 @@ namespace kvpolicy::gpu::detail {
 
 /// Rows as tensor_queries; weights in two halves like them. Of lane l, g = l / 4 and t = l % 4: it reads channels
 /// [8 (t + 4 c), + 8) of the keys and values of tokens g and g + 8 of a turn, has those channels of query head g's sum, and the
-/// logits of tokens 2 t, 2 t + 1, 2 t + 8 and 2 t + 9.
+/// logits of tokens 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. Of rows above 128 channels a warp has a half, and tells another its
+/// part of the logits: one alone would not have the registers.
 template <element_type E, int Chunks>
 struct attend_tensor_body {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "attend_tensor";
-  static constexpr int warps = 4;
+  static constexpr int halves = Chunks > 4 ? 2 : 1;     ///< of a row
+  static constexpr int own = Chunks / halves;           ///< chunks that a warp has
+  static constexpr int groups = threads / 32 / halves;  ///< of warps that share tokens
   static constexpr int heads_of_tile = 8;
   static constexpr std::int64_t at_once = 16;  ///< tokens
   using arguments = attend_arguments;
   template <class B>
-  using shared = attend_shared<B, heads_of_tile, warps, 32 * Chunks>;
+  struct shared : attend_shared<B, heads_of_tile, groups, 32 * Chunks> {
+    /// Logits from a warp's half of the channels, of this turn and the one before: `[2, warps, 4, lanes]`, or none.
+    typename B::template array<float, halves == 1 ? 1 : 2 * threads * 4> products;
+  };
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
@@ -26,24 +32,28 @@ struct attend_tensor_body {
     std::int64_t const last = (rows.list.count() + at_once - 1) / at_once;
     std::int32_t const splits = shared<B>::working(a, last);
     if (static_cast<std::int32_t>(block.x()) >= splits) return;
-    float channels[Chunks][8];
-    tensor_queries<E, Chunks>::fetch(block, a.queries, rows.heads.element(block, a, a.queries, rows.g),
-                                     rows.g < rows.heads.real, channels);
+    float channels[own][8];
+    tensor_queries<E, own>::fetch(block, a.queries, rows.heads.element(block, a, a.queries, rows.g) + 32 * own * rows.half,
+                                  rows.g < rows.heads.real, channels);
     std::int64_t const seen = rows.heads.seen(block, a, rows.list, rows.g);
-    float sum[Chunks][4][4] = {};
+    float sum[own][4][4] = {};
     softmax_state<powers_of_two> state;
     // Splits take turns, too: which of them reads a token does not depend on the tokens behind it, nor does a query's result.
-    std::int64_t const step = static_cast<std::int64_t>(warps) * a.splits;
-    std::int64_t const first = static_cast<std::int64_t>(block.x()) * warps + rows.tile.index();
+    std::int64_t const step = static_cast<std::int64_t>(groups) * a.splits;
+    std::int64_t const first = static_cast<std::int64_t>(block.x()) * groups + rows.group;
+    // Warps that wait for each other take equally many turns, the last of them behind the list's end.
+    std::int64_t const until = halves == 1 ? last : last + rows.group;
     place next = {};
-    if (first < last) next = rows.place_of(first);
-    tensor_queries<E, Chunks> query;
+    if (first < until) next = rows.place_of(first);
+    tensor_queries<E, own> query;
     query.take(rows.tile, channels, a.scale * log2_of_e);
-    for (std::int64_t turn = first; turn < last; turn += step) {
+    std::int32_t parity = 0;
+    for (std::int64_t turn = first; turn < until; turn += step) {
       turn_rows<B> const mine = rows.fetch(next);
-      if (turn + step < last) next = rows.place_of(turn + step);
+      if (turn + step < until) next = rows.place_of(turn + step);
       std::int64_t const behind = seen - turn * at_once;
-      rows.consume(mine, static_cast<std::int32_t>(behind < at_once ? behind : at_once), query, state, sum);
+      rows.consume(s, parity, mine, static_cast<std::int32_t>(behind < at_once ? behind : at_once), query, state, sum);
+      parity ^= 1;
     }
     rows.merge_block(s, state, sum);
     s.finish(block, a, rows.heads, splits);
@@ -57,8 +67,8 @@ struct attend_tensor_body {
   /// Two keys and two values of a lane, as they were read.
   template <class B>
   struct turn_rows {
-    typename row_reader<E, B>::raw key[2][Chunks];
-    typename row_reader<E, B>::raw value[2][Chunks];
+    typename row_reader<E, B>::raw key[2][own];
+    typename row_reader<E, B>::raw value[2][own];
   };
 
   /// What a warp reads, and what its lane does of that.
@@ -70,6 +80,8 @@ struct attend_tensor_body {
     decltype(std::declval<B&>().tile()) tile;
     std::int32_t g;
     std::int32_t t;
+    std::int32_t half;   ///< the row's, that this warp has
+    std::int32_t group;  ///< its warps
     row_reader<E, B> keys;
     row_reader<E, B> values;
     list_reader<B> list;
@@ -81,6 +93,8 @@ struct attend_tensor_body {
           tile(of.tile()),
           g(static_cast<std::int32_t>(tile.lane()) >> 2),
           t(static_cast<std::int32_t>(tile.lane()) & 3),
+          half(halves == 1 ? 0 : static_cast<std::int32_t>(tile.index()) % halves),
+          group(static_cast<std::int32_t>(tile.index()) / halves),
           keys(of, given.keys, of.z()),
           values(of, given.values, of.z()),
           list(of, given.lists, of.z(), heads.kv_head) {}
@@ -103,25 +117,29 @@ struct attend_tensor_body {
       KVPOLICY_UNROLL
       for (int r = 0; r < 2; ++r) {
         KVPOLICY_UNROLL
-        for (int c = 0; c < Chunks; ++c) made.key[r][c] = keys.load_raw(at.key[r], t + 4 * c);
+        for (int c = 0; c < own; ++c) made.key[r][c] = keys.load_raw(at.key[r], t + 4 * (c + own * half));
         KVPOLICY_UNROLL
-        for (int c = 0; c < Chunks; ++c) made.value[r][c] = values.load_raw(at.value[r], t + 4 * c);
+        for (int c = 0; c < own; ++c) made.value[r][c] = values.load_raw(at.value[r], t + 4 * (c + own * half));
       }
       return made;
     }
 
     /// Adds a turn's rows, of which the lane's query sees the first `left`.
-    KVPOLICY_KERNEL void consume(turn_rows<B> const& rows, std::int32_t left, tensor_queries<E, Chunks> const& query,
-                                 softmax_state<powers_of_two>& state, float (&sum)[Chunks][4][4]) const {
+    KVPOLICY_KERNEL void consume(shared<B>& s, std::int32_t parity, turn_rows<B> const& rows, std::int32_t left,
+                                 tensor_queries<E, own> const& query, softmax_state<powers_of_two>& state,
+                                 float (&sum)[own][4][4]) const {
       float logit[4];
       KVPOLICY_UNROLL
       for (int r = 0; r < 2; ++r) {
         float product[4] = {};
         query.multiply(tile, rows.key[r], product);
         KVPOLICY_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          logit[2 * r + i] = 8 * r + 2 * t + i < left ? (product[i] + product[2 + i]) * query.unit : 2 * no_logit;
-        }
+        for (int i = 0; i < 2; ++i) logit[2 * r + i] = (product[i] + product[2 + i]) * query.unit;
+      }
+      if constexpr (halves > 1) add_other_half(s, parity, logit);
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (8 * (i / 2) + 2 * t + i % 2 >= left) logit[i] = 2 * no_logit;
       }
       float more = state.most;
       KVPOLICY_UNROLL
@@ -135,7 +153,7 @@ struct attend_tensor_body {
       if (tile.ballot(kept != 1) != 0) {
         state.total *= kept;
         KVPOLICY_UNROLL
-        for (int c = 0; c < Chunks; ++c) {
+        for (int c = 0; c < own; ++c) {
           KVPOLICY_UNROLL
           for (int w = 0; w < 4; ++w) {
             KVPOLICY_UNROLL
@@ -152,7 +170,7 @@ struct attend_tensor_body {
         split<E>(weight0, weight1, weights[2 * r], weights[2 * r + 1]);
       }
       KVPOLICY_UNROLL
-      for (int c = 0; c < Chunks; ++c) {
+      for (int c = 0; c < own; ++c) {
         KVPOLICY_UNROLL
         for (int w = 0; w < 4; ++w) {
           std::uint32_t const turned[2] = {tile.transpose(rows.value[0][c].word[0].word[w]),
@@ -162,26 +180,38 @@ struct attend_tensor_body {
       }
     }
 
+    /// Adds what the other warp of the group says. Collective for the block, which takes turns at two buffers: who writes one
+    /// again knows from the other's wait that it was read.
+    KVPOLICY_KERNEL void add_other_half(shared<B>& s, std::int32_t parity, float (&logit)[4]) const {
+      auto const lane = static_cast<std::int32_t>(tile.lane());
+      auto const warp = static_cast<std::int32_t>(tile.index());
+      std::int32_t const buffer = parity * static_cast<std::int32_t>(threads) * 4;
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 4; ++i) s.products[buffer + (warp * 4 + i) * 32 + lane] = logit[i];
+      block.sync();
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 4; ++i) logit[i] += s.products[buffer + ((warp ^ 1) * 4 + i) * 32 + lane];
+    }
+
     /// Adds the sums of the warps, in order.
-    KVPOLICY_KERNEL void merge_block(shared<B>& s, softmax_state<powers_of_two>& state,
-                                     float const (&sum)[Chunks][4][4]) const {
+    KVPOLICY_KERNEL void merge_block(shared<B>& s, softmax_state<powers_of_two>& state, float const (&sum)[own][4][4]) const {
       KVPOLICY_UNROLL
       for (unsigned mask = 1; mask < 4; mask *= 2) state.total += tile.shfl_xor(state.total, mask);
-      if (t == 0) {
-        s.most[tile.index() * heads_of_tile + g] = state.most;
-        s.total[tile.index() * heads_of_tile + g] = state.total;
+      if (t == 0 && half == 0) {
+        s.most[group * heads_of_tile + g] = state.most;
+        s.total[group * heads_of_tile + g] = state.total;
       }
       block.sync();
       float const mine = powers_of_two::of(state.most - s.largest(g));
-      for (int v = 0; v < warps; ++v) {
-        if (static_cast<int>(tile.index()) == v) {
+      for (int v = 0; v < groups; ++v) {
+        if (group == v) {
           KVPOLICY_UNROLL
-          for (int c = 0; c < Chunks; ++c) {
+          for (int c = 0; c < own; ++c) {
             KVPOLICY_UNROLL
             for (int w = 0; w < 4; ++w) {
               KVPOLICY_UNROLL
               for (int i = 0; i < 2; ++i) {
-                std::int32_t const at = g * 32 * Chunks + 8 * (t + 4 * c) + 2 * w + i;
+                std::int32_t const at = g * 32 * Chunks + 8 * (t + 4 * (c + own * half)) + 2 * w + i;
                 float before = 0;
                 if (v > 0) before = s.sums[at];
                 s.sums[at] = before + mine * (sum[c][w][i] + sum[c][w][2 + i]);

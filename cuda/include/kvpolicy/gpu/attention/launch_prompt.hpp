@@ -49,7 +49,7 @@ void launch_window_attention(D& device, prompt_attention const& what, std::int64
         using of_rows = window_statistics_tensor_body<E, Chunks>;
         using of_columns = window_sums_tensor_body<E, Chunks>;
         constexpr std::int64_t warps = of_rows::threads / 32;
-        std::int64_t const parts = divided_up(what.window, 32);
+        std::int64_t const parts = divided_up(what.window, of_rows::queries);
         statistics_by.template operator()<of_rows>(divided_up(what.group * parts, warps), 512,
                                                    [&](auto& a) { a.parts = static_cast<std::int32_t>(parts); });
         std::int64_t const blocks = divided_up(what.group, warps);

@@ -1,4 +1,5 @@
-// What a prompt's last queries attend to, on tensor cores: a warp holds 32 queries of a query head, and takes keys by eights.
+// What a prompt's last queries attend to, on tensor cores: a warp holds up to 32 queries of a query head, and takes keys by
+// eights.
 #pragma once
 
 #include <cmath>
@@ -9,10 +10,14 @@
 
 namespace kvpolicy::gpu::detail {
 
-/// Up to 32 of a window's queries of one query head, in tiles of 8, and their logits in base 2.
+/// How many tiles of 8 queries a warp holds: more would not fit into registers.
+template <int Chunks>
+inline constexpr int window_tiles = Chunks > 4 ? 2 : 4;
+
+/// Some of a window's queries of one query head, in tiles of 8, and their logits in base 2.
 template <element_type E, int Chunks, class B>
 struct window_rows {
-  static constexpr int tiles = 4;
+  static constexpr int tiles = window_tiles<Chunks>;
   static constexpr std::int32_t most = 8 * tiles;
   using raw = typename row_reader<E, B>::raw;
 
@@ -20,7 +25,7 @@ struct window_rows {
   std::int32_t count = 0;  ///< queries that are there
   std::int64_t seen = 0;   ///< keys that the first of them sees; each sees one more than the one before
 
-  /// Queries [first, first + 32) of a query head. Collective.
+  /// Queries [first, first + most) of a query head. Collective.
   KVPOLICY_KERNEL void load(B& block, prompt_attention const& a, std::int64_t q_head, std::int64_t first) {
     count = static_cast<std::int32_t>(a.window - first < most ? a.window - first : most);
     seen = a.tokens - a.window + first + 1;
@@ -79,8 +84,9 @@ template <element_type E, int Chunks>
 struct window_statistics_tensor_body : no_shared {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "window_statistics_tensor";
-  struct arguments : window_statistics_body<E>::arguments {  // splits are of a multiple of 8 keys
-    std::int32_t parts = 1;                                  ///< of a query head: groups of 32 queries
+  static constexpr std::int64_t queries = 8 * window_tiles<Chunks>;  ///< of a warp
+  struct arguments : window_statistics_body<E>::arguments {          // splits are of a multiple of 8 keys
+    std::int32_t parts = 1;                                          ///< of a query head: groups of `queries`
   };
 
   template <class B>

@@ -77,10 +77,12 @@ void with_type(element_type type, Work work) {
 template <class Work>
 bool with_tensor_rows(batch_rows const& rows, Work work) {
   if (!rows.packed || (rows.type != element_type::f16 && rows.type != element_type::bf16)) return false;
-  if (rows.head_dim != 64 && rows.head_dim != 128) return false;
+  if (rows.head_dim != 64 && rows.head_dim != 96 && rows.head_dim != 128 && rows.head_dim != 256) return false;
   auto const of_type = [&]<element_type E>() {
     if (rows.head_dim == 64) work.template operator()<E, 2>();
-    else work.template operator()<E, 4>();
+    else if (rows.head_dim == 96) work.template operator()<E, 3>();
+    else if (rows.head_dim == 128) work.template operator()<E, 4>();
+    else work.template operator()<E, 8>();
   };
   if (rows.type == element_type::f16) of_type.template operator()<element_type::f16>();
   else of_type.template operator()<element_type::bf16>();

@@ -11,7 +11,8 @@ namespace kvpolicy::gpu::detail {
 template <element_type E, int Chunks>
 struct score_bounds_tensor_body : no_shared {
   static constexpr unsigned threads = 128;
-  static constexpr unsigned least_blocks = 4;  ///< with 3, 128K tokens took half as long again on an H100
+  /// Of rows up to 128 channels; with 3, 128K tokens took half as long again on an H100. Longer ones need more registers.
+  static constexpr unsigned least_blocks = Chunks > 4 ? 2 : 4;
   static constexpr char const* name = "score_bounds_tensor";
   static constexpr int units_of_block = 64;  ///< at least: a warp's second turn makes up for reading the queries
   struct arguments : score_bounds_body<E>::arguments {
