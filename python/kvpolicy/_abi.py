@@ -57,6 +57,10 @@ class DeviceLists(c.Structure):
 Sum = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.POINTER(c.c_float), c.c_int64)
 
 
+class Terms(c.Structure):
+    _fields_ = [("soft_cap", c.c_float), ("slopes", c.c_void_p), ("sinks", c.c_void_p)]
+
+
 class Ranks(c.Structure):
     _fields_ = [("rank", c.c_int32), ("size", c.c_int32), ("sum", Sum), ("user", c.c_void_p)]
 
@@ -132,6 +136,7 @@ state_copy = _declare("state_copy", _status, handle, _out)
 state_free = _declare("state_free", None, handle)
 cut = _declare("cut", _status, handle, i64)
 bind = _declare("bind", _status, handle, i64, handle, handle, handle)
+bind_terms = _declare("bind_terms", _status, handle, i64, c.POINTER(Terms))
 observed_from = _declare("observed_from", _status, handle, i64)
 prefill = _declare("prefill", _status, handle, i64, i64, c.POINTER(Prompt))
 choose = _declare("choose", _status, handle, i64, i64, handle, c.c_float, i32)
@@ -146,6 +151,7 @@ decoder_start = _declare("decoder_start", _status, handle, c.POINTER(Shape), c.P
 decoder_free = _declare("decoder_free", None, handle)
 decoder_on = _declare("decoder_on", _status, handle, handle)
 decoder_bind = _declare("decoder_bind", _status, handle, i64, handle, handle, handle)
+decoder_bind_terms = _declare("decoder_bind_terms", _status, handle, i64, c.POINTER(Terms))
 decoder_prefill = _declare("decoder_prefill", _status, handle, i64, i64, i64, i64, c.POINTER(Prompt))
 decoder_plan = _declare("decoder_plan", _status, handle, i64, c.POINTER(i32), c.POINTER(i32), c.POINTER(i32), c.POINTER(i32))
 decoder_settle = _declare("decoder_settle", _status, handle, c.c_float)

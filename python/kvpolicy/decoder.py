@@ -56,6 +56,7 @@ class Decoder:
         self.step_tokens, self.rows = step_tokens, rows
         self._handle = _abi.handle()
         self._bound: dict[int, tuple[borrowed, ...]] = {}
+        self._terms: dict[int, tuple[borrowed, ...]] = {}
         sizes = shape._struct()
         options = _abi.DecoderOptions(_abi.integer(sequences), _abi.integer(rows), _abi.integer(workspace), cuda[1],
                                       _abi.integer(cuda[0], 32), _abi.integer(step_tokens, 32))
@@ -76,6 +77,12 @@ class Decoder:
         tensors = borrowed("keys", keys), borrowed("values", values), borrowed("pages", pages)
         _abi.decoder_bind(self._handle, layer, *(t.pointer for t in tensors))
         self._bound[layer] = tensors
+
+    def bind_terms(self, layer: int, *, soft_cap: float = 0.0, slopes: Array | None = None, sinks: Array | None = None) -> None:
+        """What the model adds to a layer's attention, as State.bind_terms; slopes and sinks are on the device."""
+        tensors = borrowed("slopes", slopes), borrowed("sinks", sinks)
+        _abi.decoder_bind_terms(self._handle, layer, c.byref(_abi.Terms(soft_cap, *(t.pointer for t in tensors))))
+        self._terms[layer] = tensors
 
     def prefill(self, sequence: int, layer: int, tokens: int, *, first: int = 0, queries: Array | None = None, scale: float = 0.0,
                 inverse_frequencies: Array | None = None, neighbours: bool = False, token_ids: Array | None = None,

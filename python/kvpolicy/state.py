@@ -46,6 +46,7 @@ class State:
         self.policy, self.shape = policy, shape
         self._handle = _abi.handle()
         self._bound: dict[int, tuple[borrowed, ...]] = {}
+        self._terms: dict[int, tuple[borrowed, ...]] = {}
         self._store: Store | None = None
         sizes = shape._struct()
         if ranks is not None:
@@ -69,6 +70,13 @@ class State:
         _abi.bind(self._handle, layer, *(t.pointer for t in tensors))
         self._bound[layer] = tensors
 
+    def bind_terms(self, layer: int, *, soft_cap: float = 0.0, slopes: Array | None = None, sinks: Array | None = None) -> None:
+        """What the model adds to a layer's attention, in this order: logits become soft_cap tanh(logit / soft_cap); slopes [q_heads]
+        float32 (ALiBi); sinks [q_heads] float32, one more logit each, whose value is zero. Policies choose without them."""
+        tensors = borrowed("slopes", slopes), borrowed("sinks", sinks)
+        _abi.bind_terms(self._handle, layer, c.byref(_abi.Terms(soft_cap, *(t.pointer for t in tensors))))
+        self._terms[layer] = tensors
+
     def bind_store(self, store: Store) -> None:
         """In place of bind, for all layers, once: the rows are the store's."""
         _abi.bind_store(self._handle, store._handle)
@@ -79,6 +87,7 @@ class State:
         on a device, or of ranks."""
         made = State.__new__(State)
         made.policy, made.shape, made._bound, made._store = self.policy, self.shape, dict(self._bound), None
+        made._terms = dict(self._terms)
         made._handle = _abi.handle()
         _abi.state_copy(self._handle, c.byref(made._handle))
         return made
@@ -100,9 +109,9 @@ class State:
                 inverse_frequencies: Array | None = None, neighbours: bool = False, token_ids: Array | None = None,
                 repeats: tuple[int, int] = (0, 0), observed_from: int = 0) -> None:
         """The keys of a prompt, or of a further piece of one behind `first` tokens, are written: there are `tokens` now. Every
-        layer in order. queries [n, q_heads, head_dim] float32, of the last n tokens, oldest first, with their scale, the factor of
-        q.k, in most models head_dim ** -.5; inverse_frequencies [pairs]
-        float32, of channels (i, i + pairs) or, with neighbours, (2 i, 2 i + 1); token_ids [tokens - first] int32.
+        layer in order. queries [n, q_heads, head_dim] float32, float16 or bfloat16, of the last n tokens, oldest first, with
+        their scale, the factor of q.k, in most models head_dim ** -.5; inverse_frequencies [pairs] float32, of channels
+        (i, i + pairs) or, with neighbours, (2 i, 2 i + 1); token_ids [tokens - first] int32.
         The queries are of a prompt's earlier pieces too; observed_from is the first token whose query the caller still has, behind
         tokens that another request computed.
         For a policy with Needs.REPETITION, the new tokens repeat the tokens [begin, end) of `repeats`, queries are all of theirs, and

@@ -48,8 +48,8 @@ class decoder_for final : public any_decoder {
     return decoder_.choose(view, layer, queries, scale, ids);
   }
   void attend(bound_rows const& view, layer_id layer, gpu::token_lists const& lists, gpu::vector_rows const& queries,
-              float scale, gpu::vector_rows const& out) override {
-    decoder_.attend(view, layer, lists, queries, scale, out);
+              float scale, gpu::vector_rows const& out, attention_terms const& terms) override {
+    decoder_.attend(view, layer, lists, queries, scale, out, terms);
   }
   void renew(bound_rows const& view, layer_id layer, gpu::vector_rows const& queries, float scale) override {
     decoder_.renew(view, layer, queries, scale);

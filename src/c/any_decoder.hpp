@@ -45,7 +45,7 @@ class any_decoder {
   virtual gpu::token_lists choose(bound_rows const& view, layer_id layer, gpu::vector_rows const& queries, float scale,
                                   gpu::buffer<std::int32_t const> ids) = 0;
   virtual void attend(bound_rows const& view, layer_id layer, gpu::token_lists const& lists, gpu::vector_rows const& queries,
-                      float scale, gpu::vector_rows const& out) = 0;
+                      float scale, gpu::vector_rows const& out, attention_terms const& terms) = 0;
   virtual void renew(bound_rows const& view, layer_id layer, gpu::vector_rows const& queries, float scale) = 0;
   virtual void observe(gpu::vector_rows const& logits, std::int64_t vocabulary) = 0;
 };

@@ -54,6 +54,13 @@ kvpolicy_status kvpolicy_decoder_bind(kvpolicy_decoder* decoder, int64_t layer, 
   return on_decoder(decoder, [&] { decoder->bind(layer, keys, values, pages); });
 }
 
+kvpolicy_status kvpolicy_decoder_bind_terms(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_terms const* terms) {
+  return on_decoder(decoder, [&] {
+    required(terms, "terms");
+    decoder->bind_terms(layer, *terms);
+  });
+}
+
 kvpolicy_status kvpolicy_decoder_prefill(kvpolicy_decoder* decoder, int64_t sequence, int64_t row, int64_t layer,
                                          int64_t tokens, kvpolicy_prompt const* prompt) {
   return on_decoder(decoder, [&] {

@@ -31,16 +31,16 @@ std::int32_t gpu_backend::check_current(std::int32_t device) {
   return device;
 }
 
-tensor gpu_backend::on_host(tensor const& given, std::size_t axes) {
+tensor gpu_backend::on_host(tensor const& given, std::size_t axes, std::size_t size) {
   if (!given.on_device) return given;
-  auto const width = static_cast<std::size_t>(given.extent[axes - 1]) * sizeof(float);
+  auto const width = static_cast<std::size_t>(given.extent[axes - 1]) * size;
   auto const rows_each = static_cast<std::size_t>(given.extent[axes - 2]);
   std::size_t const pieces = axes == 3 ? static_cast<std::size_t>(given.extent[0]) : 1;
-  copied_.resize(pieces * rows_each * width / sizeof(float));
+  copied_.resize(pieces * rows_each * width);
   tensor made = given;
-  made.data = reinterpret_cast<std::byte*>(copied_.data());
+  made.data = copied_.data();
   made.on_device = false;
-  made.stride[axes - 1] = sizeof(float);
+  made.stride[axes - 1] = static_cast<std::int64_t>(size);
   made.stride[axes - 2] = static_cast<std::int64_t>(width);
   if (axes == 3) made.stride[0] = static_cast<std::int64_t>(rows_each * width);
   gpu::stream const stream = exec.device().on();

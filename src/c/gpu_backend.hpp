@@ -21,8 +21,8 @@ struct gpu_backend {
   gpu_backend(cache_shape const&, std::int32_t device, gpu::stream stream, std::int64_t workspace = 0);
 
   void enter() const { check_current(rows.cuda_id); }
-  /// Some scorers read queries on the host, so all are copied there; waits for the stream.
-  tensor on_host(tensor const& given, std::size_t axes);
+  /// Some scorers read queries on the host, so all are copied there; waits for the stream. `size`: bytes of an element.
+  tensor on_host(tensor const& given, std::size_t axes, std::size_t size);
 
   place rows;
   place vectors;
@@ -31,7 +31,7 @@ struct gpu_backend {
  private:
   static std::int32_t check_current(std::int32_t device);
 
-  std::vector<float> copied_;
+  std::vector<std::byte> copied_;
 };
 
 }  // namespace kvpolicy::c

@@ -11,6 +11,7 @@
 #include "gpu_backend.hpp"
 #include "kvpolicy/gpu/base/batch.hpp"
 #include "prompt.hpp"
+#include "terms.hpp"
 
 namespace kvpolicy::c {
 namespace {
@@ -29,7 +30,8 @@ class gpu_decoder final : public kvpolicy_decoder {
         keys_(static_cast<std::size_t>(of.layers)),
         values_(keys_.size()),
         lists_(keys_.size()),
-        room_(keys_.size()) {}
+        room_(keys_.size()),
+        terms_(keys_.size()) {}
 
   void enter() const override { backend_.enter(); }
   void on(void* stream) override { backend_.exec.device().on(static_cast<gpu::stream>(stream)); }
@@ -46,12 +48,16 @@ class gpu_decoder final : public kvpolicy_decoder {
     values_[at] = value_rows;
     room_[at] = std::min(key_room, value_room);
   }
+  void bind_terms(std::int64_t layer, kvpolicy_terms const& terms) override {
+    check_layer(layer, shape_);
+    terms_[static_cast<std::size_t>(layer)] = terms_of(terms, shape_, layer, backend_.rows);
+  }
 
   void prefill(std::int64_t sequence, std::int64_t row, std::int64_t layer, std::int64_t tokens,
                kvpolicy_prompt const& prompt) override {
     check_room(layer, tokens);
     KVPOLICY_EXPECTS(row < rows_, "row " + std::to_string(row) + " of batches of " + std::to_string(rows_));
-    steps_->prefill(sequence, view(), tokens, {layer}, signals_of(prompt, needed_, shape_, layer, tokens, backend_),
+    steps_->prefill(sequence, view(), tokens, {layer}, signals_of(prompt, needed_, shape_, layer, tokens, backend_, floats_),
                     backend_.exec, row);
   }
 
@@ -114,7 +120,8 @@ class gpu_decoder final : public kvpolicy_decoder {
     KVPOLICY_EXPECTS(chosen.lists > 0 && chosen.tokens.values.data != nullptr,
                      "layer " + std::to_string(layer) + " has chosen nothing yet; call kvpolicy_decoder_choose first");
     check_scale(scale);
-    steps_->attend(view(), {layer}, chosen, heads_of(queries, "queries", layer), scale, heads_of(out, "out", layer));
+    steps_->attend(view(), {layer}, chosen, heads_of(queries, "queries", layer), scale, heads_of(out, "out", layer),
+                   terms_[static_cast<std::size_t>(layer)]);
   }
 
   void renew(std::int64_t layer, kvpolicy_tensor const* queries, float scale) override {
@@ -126,8 +133,9 @@ class gpu_decoder final : public kvpolicy_decoder {
 
   void observe(kvpolicy_tensor const* given) override {
     if (!contains(needed_.needs, signals::logits)) return;
-    tensor const t = checked(given, {.name = "logits", .dtype = type_of(given), .where = backend_.rows, .dense_last = true},
-                             of_step({{"vocabulary"}}));
+    tensor const t =
+        checked(given, {.name = "logits", .dtype = float_type_of(given), .where = backend_.rows, .dense_last = true},
+                of_step({{"vocabulary"}}));
     std::int64_t const vocabulary = t.extent[step_tokens_ == 1 ? 1 : 2];
     KVPOLICY_EXPECTS(vocabulary >= 1, "logits: the axis of the vocabulary has 0 elements; it must have at least 1");
     steps_->observe(vectors(t, given, 0), vocabulary);
@@ -197,16 +205,15 @@ class gpu_decoder final : public kvpolicy_decoder {
                                               std::to_string(room_[at]) + " tokens, one has " + std::to_string(tokens));
   }
 
-  /// float32, or the 16-bit type that a tensor has.
-  static kvpolicy_dtype type_of(kvpolicy_tensor const* given) noexcept {
-    bool const half = given != nullptr && given->dtype.bits == 16 && (given->dtype.code == 2 || given->dtype.code == 4);
-    return half ? kvpolicy_dtype{given->dtype.code, 16, 1} : float32;
-  }
   gpu::vector_rows heads_of(kvpolicy_tensor const* given, char const* name, std::int64_t layer) const {
-    tensor const t = checked(
-        given,
-        {.name = name, .layer = layer, .dtype = type_of(given), .where = backend_.rows, .dense_last = true, .apart = true},
-        of_step({{"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}}));
+    tensor const t = checked(given,
+                             {.name = name,
+                              .layer = layer,
+                              .dtype = float_type_of(given),
+                              .where = backend_.rows,
+                              .dense_last = true,
+                              .apart = true},
+                             of_step({{"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}}));
     return vectors(t, given, t.stride[step_tokens_ == 1 ? 1 : 2]);
   }
   /// The axes of a batch's rows, and of their tokens where there may be several, before others.
@@ -223,12 +230,12 @@ class gpu_decoder final : public kvpolicy_decoder {
     return made;
   }
   gpu::vector_rows vectors(tensor const& t, kvpolicy_tensor const* given, std::int64_t head_stride) const {
-    kvpolicy_dtype const type = type_of(given);
+    kvpolicy_dtype const type = float_type_of(given);
     std::int64_t const size = type.bits / 8;
     gpu::vector_rows made{};
     made.base = t.data;
     made.elements = INT64_MAX;
-    made.type = type.bits == 32 ? element_type::f32 : type.code == 2 ? element_type::f16 : element_type::bf16;
+    made.type = element_of(type);
     made.sequence_stride = t.stride[0] / size;
     made.token_stride = step_tokens_ == 1 ? 0 : t.stride[1] / size;
     made.head_stride = head_stride / size;
@@ -246,6 +253,8 @@ class gpu_decoder final : public kvpolicy_decoder {
   std::vector<gpu::batch_rows> values_;  ///< `[layers]`
   std::vector<gpu::token_lists> lists_;  ///< `[layers]`, of the last choice
   std::vector<std::int64_t> room_;       ///< `[layers]` tokens of a sequence
+  std::vector<attention_terms> terms_;   ///< `[layers]`, arrays on the device
+  std::vector<float> floats_;            ///< a prompt's queries, if they came in 16 bits
   std::int64_t planned_ = 0;             ///< most tokens of a sequence at the planned step
 };
 

@@ -31,6 +31,7 @@ struct kvpolicy_decoder {
   virtual kvpolicy_device_lists standing(std::int64_t layer) = 0;
   virtual kvpolicy_device_lists choose(std::int64_t layer, kvpolicy_tensor const* queries, float scale,
                                        kvpolicy_tensor const* token_ids) = 0;
+  virtual void bind_terms(std::int64_t layer, kvpolicy_terms const& terms) = 0;
   virtual void attend(std::int64_t layer, kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* out) = 0;
   virtual void renew(std::int64_t layer, kvpolicy_tensor const* queries, float scale) = 0;
   virtual void observe(kvpolicy_tensor const* logits) = 0;

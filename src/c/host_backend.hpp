@@ -12,7 +12,7 @@ struct host_backend {
   explicit host_backend(cache_shape const& shape) : exec(shape) {}
 
   void enter() const noexcept {}
-  static tensor const& on_host(tensor const& given, std::size_t) noexcept { return given; }
+  static tensor const& on_host(tensor const& given, std::size_t, std::size_t) noexcept { return given; }
 
   place rows{};
   place vectors{};

@@ -222,6 +222,13 @@ kvpolicy_status kvpolicy_bind(kvpolicy_state* state, int64_t layer, kvpolicy_ten
   return on_state(state, [&](auto& sequence) { sequence.bind(layer, keys, values, pages); });
 }
 
+kvpolicy_status kvpolicy_bind_terms(kvpolicy_state* state, int64_t layer, kvpolicy_terms const* terms) {
+  return on_state(state, [&](auto& sequence) {
+    required(terms, "terms");
+    sequence.bind_terms(layer, *terms);
+  });
+}
+
 kvpolicy_status kvpolicy_bind_store(kvpolicy_state* state, kvpolicy_store* store) {
   return on_state(state, [&](auto& sequence) {
     required(store, "store");

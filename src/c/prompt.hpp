@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "kvpolicy/policy.hpp"
 #include "tensor.hpp"
@@ -19,15 +20,33 @@ inline void check_layer(std::int64_t layer, cache_shape const& shape) {
                    "layer " + std::to_string(layer) + "; there are 0 to " + std::to_string(shape.layers - 1));
 }
 
+/// A prompt's queries as floats; those of 16 bits are copied to `floats`.
 template <class Backend>
-query_window queries_of(kvpolicy_prompt const& prompt, cache_shape const& shape, std::int64_t layer, Backend& backend) {
+query_window queries_of(kvpolicy_prompt const& prompt, cache_shape const& shape, std::int64_t layer, Backend& backend,
+                        std::vector<float>& floats) {
+  kvpolicy_dtype const type = float_type_of(prompt.queries);
+  std::int64_t const size = type.bits / 8;
   tensor t = checked(
       prompt.queries,
-      {.name = "prompt queries", .layer = layer, .dtype = float32, .where = backend.vectors, .dense_last = true, .apart = true},
+      {.name = "prompt queries", .layer = layer, .dtype = type, .where = backend.vectors, .dense_last = true, .apart = true},
       {{"tokens"}, {"q_heads", shape.q_heads}, {"head_dim", shape.head_dim}});
   check_scale(prompt.scale);
-  t = backend.on_host(t, 3);
-  return {reinterpret_cast<float const*>(t.data), t.extent[0], shape.q_heads, t.stride[0] / 4, t.stride[1] / 4, prompt.scale};
+  t = backend.on_host(t, 3, static_cast<std::size_t>(size));
+  query_window made{
+      reinterpret_cast<float const*>(t.data), t.extent[0], shape.q_heads, t.stride[0] / size, t.stride[1] / size, prompt.scale};
+  if (type.bits == 32) return made;
+  floats.resize(static_cast<std::size_t>(made.tokens * made.heads * shape.head_dim));
+  float* to = floats.data();
+  for (std::int64_t i = 0; i < made.tokens * made.heads; ++i) {
+    auto const* const from =
+        reinterpret_cast<std::uint16_t const*>(t.data) + i / made.heads * made.token_stride + i % made.heads * made.head_stride;
+    for (std::int64_t d = 0; d < shape.head_dim; ++d)
+      *to++ = element_of(type) == element_type::f16 ? half_to_float(from[d]) : bfloat_to_float(from[d]);
+  }
+  made.data = floats.data();
+  made.head_stride = shape.head_dim;
+  made.token_stride = made.heads * shape.head_dim;
+  return made;
 }
 
 inline rotation rotation_of(kvpolicy_prompt const& prompt, cache_shape const& shape, std::int64_t layer) {
@@ -43,15 +62,16 @@ inline rotation rotation_of(kvpolicy_prompt const& prompt, cache_shape const& sh
           prompt.pairing == KVPOLICY_HALVES ? rotation::pairing::halves : rotation::pairing::neighbours};
 }
 
-/// What the policy needs of the prompt of a layer that now has `tokens` tokens. Queries are where the host reads them.
+/// What the policy needs of the prompt of a layer that now has `tokens` tokens. Queries are where the host reads them, in
+/// `floats` if they are not floats.
 template <class Backend>
 prompt_signals signals_of(kvpolicy_prompt const& prompt, requirements const& needed, cache_shape const& shape,
-                          std::int64_t layer, std::int64_t tokens, Backend& backend) {
+                          std::int64_t layer, std::int64_t tokens, Backend& backend, std::vector<float>& floats) {
   prompt_signals made{.first = prompt.first};
   made.repeats = {prompt.repeats_begin, prompt.repeats_end};
   if (contains(needed.needs, signals::observation_queries) ||
       (contains(needed.needs, signals::repetition) && !made.repeats.empty())) {
-    made.queries = queries_of(prompt, shape, layer, backend);
+    made.queries = queries_of(prompt, shape, layer, backend, floats);
   }
   if (contains(needed.needs, signals::rotation)) made.rope = rotation_of(prompt, shape, layer);
   if (contains(needed.needs, signals::token_ids)) {

@@ -18,11 +18,12 @@
 #include "published.hpp"
 #include "status.hpp"
 #include "tensor.hpp"
+#include "terms.hpp"
 
 namespace kvpolicy::c {
 
 /// Backend: `executor`; `policy_of(text, inputs)`; `exec`; `enter()` before each call; `rows`, `vectors`: where those may be;
-/// `on_host(tensor, axes)`, the same floats where the host reads them, until the next call.
+/// `on_host(tensor, axes, size)`, the same elements where the host reads them, until the next call.
 template <class Backend>
 class sequence {
   using executor = typename Backend::executor;
@@ -41,6 +42,7 @@ class sequence {
         keys_(static_cast<std::size_t>(shape.layers)),
         values_(keys_.size()),
         room_(keys_.size()),
+        terms_(keys_.size()),
         prompted_(keys_.size()),
         scale_(keys_.size()),
         resident_(static_cast<std::size_t>(shape.kv_heads)) {}
@@ -55,6 +57,7 @@ class sequence {
         keys_(other.store_ == nullptr ? other.keys_ : std::vector<rows>(other.keys_.size())),
         values_(other.store_ == nullptr ? other.values_ : std::vector<rows>(other.values_.size())),
         room_(other.room_),
+        terms_(other.terms_),
         prompted_(other.prompted_),
         brought_(other.brought_),
         observed_from_(other.observed_from_),
@@ -83,6 +86,11 @@ class sequence {
     keys_[at] = key_rows;
     values_[at] = value_rows;
     room_[at] = space;
+  }
+  void bind_terms(std::int64_t layer, kvpolicy_terms const& terms) {
+    backend_.enter();
+    check_layer(layer);
+    terms_[static_cast<std::size_t>(layer)] = terms_of(terms, shape_, layer, backend_.vectors);
   }
 
   /// Rows of a store, in all layers.
@@ -124,7 +132,7 @@ class sequence {
     std::int64_t const first = prompt->first;
     check_stored(layer, tokens);
     request_.order().check_prompt({layer}, first, tokens);
-    prompt_signals given = signals_of(*prompt, requirements_, shape_, layer, tokens, backend_);
+    prompt_signals given = signals_of(*prompt, requirements_, shape_, layer, tokens, backend_, floats_);
     check_rows(layer, tokens, contains(requirements_.needs, signals::keys), contains(requirements_.needs, signals::values));
     if (store_ != nullptr && !store_->whole()) {  // of this layer all may be there, where others' prompts have ended
       std::span const lists = resident(layer, tokens);
@@ -201,7 +209,7 @@ class sequence {
         auto const kept = request_.kept(layer);
         view const cache = view_of(tokens);
         if (!leave_whole || kept.tokens() < tokens * shape_.kv_heads)
-          kvpolicy::attend(queries, cache.keys(layer), cache.values(layer), kept,
+          kvpolicy::attend(queries, cache.keys(layer), cache.values(layer), kept, terms(layer.value),
                            table<float>{out, shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, backend_.exec);
         stepping_ = layer.value + 1 == shape_.layers ? INT64_MAX : tokens;
         if (layer.value + 1 == shape_.layers) end_step(tokens);
@@ -254,7 +262,7 @@ class sequence {
         {{"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
     check_rows(layer, request_.tokens(), true, true);
     view const cache = view_of(request_.tokens());
-    kvpolicy::attend(heads, cache.keys({layer}), cache.values({layer}), request_.kept({layer}),
+    kvpolicy::attend(heads, cache.keys({layer}), cache.values({layer}), request_.kept({layer}), terms(layer),
                      table<float>{reinterpret_cast<float*>(to.data), shape_.q_heads, shape_.head_dim, to.stride[0] / 4}, {},
                      backend_.exec);
   }
@@ -284,7 +292,7 @@ class sequence {
       view const cache = view_of(tokens);
       attend_block(
           {reinterpret_cast<float const*>(from.data), count, shape_.q_heads, from.stride[0] / 4, from.stride[1] / 4, scale},
-          cache.keys({layer}), cache.values({layer}), {scope::head, resident(layer, tokens), shape_.kv_heads}, {},
+          cache.keys({layer}), cache.values({layer}), {scope::head, resident(layer, tokens), shape_.kv_heads}, terms(layer),
           table<float>{reinterpret_cast<float*>(to.data), count * shape_.q_heads, shape_.head_dim, to.stride[1] / 4},
           backend_.exec);
     }
@@ -363,7 +371,7 @@ class sequence {
         {.name = "queries", .layer = layer, .dtype = float32, .where = backend_.vectors, .dense_last = true, .apart = true},
         {{"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
     check_scale(scale);
-    if (on_host) t = backend_.on_host(t, 2);
+    if (on_host) t = backend_.on_host(t, 2, sizeof(float));
     return {reinterpret_cast<float const*>(t.data), shape_.q_heads, t.stride[0] / 4, scale};
   }
 
@@ -378,6 +386,7 @@ class sequence {
                      "attention of layer " + std::to_string(layer) + " with a scale of " + std::to_string(scale) +
                          "; its policy was given queries with " + std::to_string(known));
   }
+  attention_terms const& terms(std::int64_t layer) const noexcept { return terms_[static_cast<std::size_t>(layer)]; }
   void check_layer(std::int64_t layer) const { c::check_layer(layer, shape_); }
   void check_head(std::int64_t head) const {
     KVPOLICY_EXPECTS(head >= 0 && head < shape_.kv_heads,
@@ -407,7 +416,7 @@ class sequence {
     check_rows(layer, request_.tokens(), true, true);
     view const cache = view_of(request_.tokens());
     kvpolicy::attend(
-        window, cache.keys({layer}), cache.values({layer}), request_.kept({layer}),
+        window, cache.keys({layer}), cache.values({layer}), request_.kept({layer}), terms(layer),
         table<float>{reinterpret_cast<float*>(to.data), brought_ * shape_.q_heads, shape_.head_dim, to.stride[1] / 4}, {},
         backend_.exec);
   }
@@ -482,16 +491,18 @@ class sequence {
   cache_shape shape_;
   Backend backend_;
   any_request<view, executor> request_;
-  std::vector<rows> keys_;      ///< `[layers]`; no heads where nothing is bound
-  std::vector<rows> values_;    ///< `[layers]`
-  std::vector<room> room_;      ///< `[layers]`
-  std::vector<char> prompted_;  ///< `[layers]`, whether rows that a prompt decided of are still to go
+  std::vector<rows> keys_;              ///< `[layers]`; no heads where nothing is bound
+  std::vector<rows> values_;            ///< `[layers]`
+  std::vector<room> room_;              ///< `[layers]`
+  std::vector<attention_terms> terms_;  ///< `[layers]`
+  std::vector<char> prompted_;          ///< `[layers]`, whether rows that a prompt decided of are still to go
   row_store* store_ = nullptr;
   std::int64_t brought_ = 1;           ///< tokens of the last step
   std::int64_t observed_from_ = 0;     ///< of the next prompt, or piece
   std::int64_t stepping_ = INT64_MAX;  ///< tokens of a step() that some layers have made, and others have not
   std::vector<float> scale_;           ///< `[layers]` of the policy's queries; 0: not known
   std::vector<range_list> resident_;   ///< `[kv_heads]`, scratch
+  std::vector<float> floats_;          ///< a prompt's queries, if they came in 16 bits
 };
 
 }  // namespace kvpolicy::c

@@ -57,6 +57,15 @@ constexpr kvpolicy_dtype dtype_of(element_type type) noexcept {
   return {static_cast<std::uint8_t>(type == element_type::f16 ? 2 : 4), 16, 1};
 }
 
+/// float32, or the 16-bit floats that a tensor has.
+inline kvpolicy_dtype float_type_of(kvpolicy_tensor const* given) noexcept {
+  bool const half = given != nullptr && given->dtype.bits == 16 && (given->dtype.code == 2 || given->dtype.code == 4);
+  return half ? kvpolicy_dtype{given->dtype.code, 16, 1} : float32;
+}
+constexpr element_type element_of(kvpolicy_dtype type) noexcept {
+  return type.bits == 32 ? element_type::f32 : type.code == 2 ? element_type::f16 : element_type::bf16;
+}
+
 /// Throws invalid_value that names the tensor and what is wrong with it. Reads the descriptor alone, never the data.
 tensor checked(kvpolicy_tensor const* given, tensor_rule const& rule, std::span<axis const> axes);
 inline tensor checked(kvpolicy_tensor const* given, tensor_rule const& rule, std::initializer_list<axis> axes) {

@@ -20,6 +20,7 @@ kvpolicy_status (*const start_cuda)(kvpolicy_policy const*, kvpolicy_shape const
 void (*const state_free)(kvpolicy_state*) = kvpolicy_state_free;
 kvpolicy_status (*const bind)(kvpolicy_state*, int64_t, kvpolicy_tensor const*, kvpolicy_tensor const*,
                               kvpolicy_tensor const*) = kvpolicy_bind;
+kvpolicy_status (*const bind_terms)(kvpolicy_state*, int64_t, kvpolicy_terms const*) = kvpolicy_bind_terms;
 kvpolicy_status (*const prefill)(kvpolicy_state*, int64_t, int64_t, kvpolicy_prompt const*) = kvpolicy_prefill;
 kvpolicy_status (*const choose)(kvpolicy_state*, int64_t, int64_t, kvpolicy_tensor const*, float, int32_t) = kvpolicy_choose;
 kvpolicy_status (*const list)(kvpolicy_state const*, int64_t, int64_t, kvpolicy_range const**, int64_t*) = kvpolicy_list;
@@ -41,6 +42,7 @@ kvpolicy_status (*const decoder_on)(kvpolicy_decoder*, void*) = kvpolicy_decoder
 void (*const decoder_free)(kvpolicy_decoder*) = kvpolicy_decoder_free;
 kvpolicy_status (*const decoder_bind)(kvpolicy_decoder*, int64_t, kvpolicy_tensor const*, kvpolicy_tensor const*,
                                       kvpolicy_tensor const*) = kvpolicy_decoder_bind;
+kvpolicy_status (*const decoder_bind_terms)(kvpolicy_decoder*, int64_t, kvpolicy_terms const*) = kvpolicy_decoder_bind_terms;
 kvpolicy_status (*const decoder_prefill)(kvpolicy_decoder*, int64_t, int64_t, int64_t, int64_t,
                                          kvpolicy_prompt const*) = kvpolicy_decoder_prefill;
 kvpolicy_status (*const decoder_plan)(kvpolicy_decoder*, int64_t, int32_t const*, int32_t const*, int32_t const*,
@@ -97,6 +99,10 @@ int main(void) {
   FIELD(kvpolicy_prompt, token_ids);
   FIELD(kvpolicy_prompt, repeats_begin);
   FIELD(kvpolicy_prompt, repeats_end);
+  TYPE(kvpolicy_terms);
+  FIELD(kvpolicy_terms, soft_cap);
+  FIELD(kvpolicy_terms, slopes);
+  FIELD(kvpolicy_terms, sinks);
   TYPE(kvpolicy_decoder_options);
   FIELD(kvpolicy_decoder_options, sequences);
   FIELD(kvpolicy_decoder_options, rows);

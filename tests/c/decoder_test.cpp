@@ -121,8 +121,9 @@ std::vector<std::int64_t> listed(kvpolicy_state* state, std::int64_t layer, std:
   return made;
 }
 
-/// Steps of up to so many tokens a sequence; `moves`: rows are other ones at every step, and one of them is nobody's.
-void decode_beside_states(std::string const& text, std::int32_t step_tokens = 1, bool moves = false) {
+/// Steps of up to so many tokens a sequence; `moves`: rows are other ones at every step, and one of them is nobody's; `adds`:
+/// the model has a soft cap, slopes and sinks.
+void decode_beside_states(std::string const& text, std::int32_t step_tokens = 1, bool moves = false, bool adds = false) {
   CAPTURE(text, step_tokens, moves);
   constexpr std::int64_t vocabulary = 30;
   std::int64_t const rows = sequences + (moves ? 1 : 0);
@@ -134,6 +135,11 @@ void decode_beside_states(std::string const& text, std::int32_t step_tokens = 1,
   INFO(kvpolicy_message());
   REQUIRE(decoder != nullptr);
   for (std::int64_t l = 0; l < decoder_shape.layers; ++l) REQUIRE(memory.bind(decoder.get(), l) == KVPOLICY_OK);
+  shared_vector<float> const slopes{-.5f, .25f, 0, 1}, sinks{1, -2, 3, 0};
+  c_tensor const slopes_there = there(slopes, c_float, {decoder_shape.q_heads});
+  c_tensor const sinks_there = there(sinks, c_float, {decoder_shape.q_heads});
+  kvpolicy_terms const terms_there{2.5f, &slopes_there.t, &sinks_there.t};
+  if (adds) REQUIRE(kvpolicy_decoder_bind_terms(decoder.get(), 1, &terms_there) == KVPOLICY_OK);
 
   std::int64_t const size = decoder_shape.q_heads * decoder_shape.head_dim;
   std::int64_t const of_layer = rows * step_tokens * size;
@@ -205,8 +211,15 @@ void decode_beside_states(std::string const& text, std::int32_t step_tokens = 1,
     device.send();
     states.push_back(started(parsed(text, boundary), decoder_shape));
     memory.bind(states.back().get(), s);
+    c_tensor const slopes_here(slopes.data(), c_float, {decoder_shape.q_heads});
+    c_tensor const sinks_here(sinks.data(), c_float, {decoder_shape.q_heads});
+    kvpolicy_terms const terms{2.5f, &slopes_here.t, &sinks_here.t};
+    if (adds) REQUIRE(kvpolicy_bind_terms(states.back().get(), 1, &terms) == KVPOLICY_OK);
     std::vector<float> window(static_cast<std::size_t>(n * size));
     for (float& x : window) x = static_cast<float>(random.between(-1, 1));
+    shared_vector<std::uint16_t> halves;  // the decoder's second piece has them like this, on the device
+    for (float const x : window) halves.push_back(float_to_bfloat(x));
+    device.send();
     std::vector<std::int32_t> prompt_ids(static_cast<std::size_t>(n));
     for (std::int32_t& id : prompt_ids) id = static_cast<std::int32_t>(random.between(0, 9));
     c_tensor const turns(frequencies, {decoder_shape.head_dim / 2});
@@ -215,9 +228,12 @@ void decode_beside_states(std::string const& text, std::int32_t step_tokens = 1,
       c_tensor const q(window, {last, decoder_shape.q_heads, decoder_shape.head_dim});
       c_tensor const of_piece(prompt_ids.data() + first, c_int, {last - first});
       kvpolicy_prompt const prompt{first, &q.t, scale, KVPOLICY_HALVES, &turns.t, &of_piece.t, 0, 0};
+      c_tensor const narrow = there(halves, c_dtype(element_type::bf16), {last, decoder_shape.q_heads, decoder_shape.head_dim});
+      kvpolicy_prompt of_decoder = prompt;
+      if (first > 0) of_decoder.queries = &narrow.t;
       for (std::int64_t l = 0; l < decoder_shape.layers; ++l) {
         std::int64_t const row = moves ? row_of[static_cast<std::size_t>(s)] : -1;
-        REQUIRE(kvpolicy_decoder_prefill(decoder.get(), s, row, l, last, &prompt) == KVPOLICY_OK);
+        REQUIRE(kvpolicy_decoder_prefill(decoder.get(), s, row, l, last, &of_decoder) == KVPOLICY_OK);
         REQUIRE(kvpolicy_prefill(states.back().get(), l, last, &prompt) == KVPOLICY_OK);
       }
     }
@@ -301,6 +317,11 @@ TEST_CASE("a decoder behind the C ABI takes several tokens a step, in rows that 
     decode_beside_states(text, 3, true);
   for (char const* const text : {"full", "chess:tokens=64"}) decode_beside_states(text, 2);
   decode_beside_states("snapkv:tokens=40,after=2", 1, true);
+}
+
+TEST_CASE("a decoder behind the C ABI adds to attention what a model adds", "[c]") {
+  decode_beside_states("full", 2, true, true);
+  decode_beside_states("quest:paper,tokens=64,page=8", 1, false, true);
 }
 
 TEST_CASE("a decoder behind the C ABI takes 16-bit queries with strides, and slots that come and go", "[c]") {
@@ -390,6 +411,11 @@ TEST_CASE("a decoder behind the C ABI refuses what it can't take, and says why",
   says(why(kvpolicy_decoder_bind(d, 0, &on_host.t, &on_host.t, nullptr), KVPOLICY_INVALID), "it must be on CUDA device 0");
   for (std::int64_t l = 0; l < decoder_shape.layers; ++l) REQUIRE(memory.bind(d, l) == KVPOLICY_OK);
   REQUIRE(memory.bind(d, 2) == KVPOLICY_INVALID);
+  std::vector<float> const numbers(4);
+  c_tensor const sinks_here(numbers.data(), c_float, {decoder_shape.q_heads});
+  kvpolicy_terms const terms{0, nullptr, &sinks_here.t};
+  says(why(kvpolicy_decoder_bind_terms(d, 0, &terms), KVPOLICY_INVALID),
+       "sinks of layer 0: on device type 1, id 0; it must be on CUDA device 0");
   says(why(kvpolicy_decoder_plan(d, sequences, tokens.data(), nullptr, nullptr, nullptr), KVPOLICY_INVALID), "");
   says(why(kvpolicy_decoder_prefill(d, 2, -1, 0, 20, &prompt), KVPOLICY_INVALID), "2");
   says(why(kvpolicy_decoder_prefill(d, 0, -1, 0, 161, &prompt), KVPOLICY_INVALID), "161");

@@ -419,6 +419,14 @@ TEST_CASE("steps out of order are refused, and what they ask for by its name", "
           "out of layer 0: its strides of 7, 1 elements let elements overlap");
   REQUIRE(kvpolicy_bind(state.get(), 0, w.keys, nullptr, nullptr) == KVPOLICY_OK);
   refused(kvpolicy_attend(state.get(), 0, w.queries, 1, w.out), "values of layer 0: none are bound");
+  std::vector<float> const numbers(4);
+  c_tensor const of_three(numbers, {3}), of_four(numbers, {4});
+  kvpolicy_terms const negative{-1, nullptr, nullptr}, short_slopes{0, &of_three.t, nullptr}, wrong_sinks{0, &of_four.t, w.out};
+  refused(kvpolicy_bind_terms(state.get(), 0, nullptr), "terms is NULL");
+  refused(kvpolicy_bind_terms(state.get(), 2, &negative), "layer 2; there are 0 to 1");
+  refused(kvpolicy_bind_terms(state.get(), 0, &negative), "a soft cap of -1.000000; give 0 for none, or more than that");
+  refused(kvpolicy_bind_terms(state.get(), 0, &short_slopes), "slopes of layer 0: axis 0 (q_heads) has 3 elements");
+  refused(kvpolicy_bind_terms(state.get(), 0, &wrong_sinks), "sinks of layer 0: 2 axes; it must have 1: [q_heads]");
 }
 
 TEST_CASE("a cut lets a step begin behind what is left, and a copy goes on by itself", "[c]") {

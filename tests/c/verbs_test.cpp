@@ -51,14 +51,19 @@ struct model_signals {
   std::vector<std::int32_t> ids;            ///< `[max_tokens]`
   std::vector<float> frequencies;           ///< `[head_dim / 2]`
   std::vector<float> logits;                ///< `[vocabulary]`
+  std::vector<float> slopes, sinks;         ///< `[q_heads]`
+  bool adds = false;                        ///< whether attention has these, and a cap
 
   model_signals(cache_shape const& s, random_source& random) {
     for (std::int64_t l = 0; l < s.layers; ++l) {
       prompt.push_back(random.reals(s.max_tokens * s.q_heads * s.head_dim));
+      for (float& x : prompt.back()) x = half_to_float(float_to_half(x));  // both forms say the same
       current.push_back(random.reals(s.q_heads * s.head_dim));
     }
     for (std::int64_t t = 0; t < s.max_tokens; ++t) ids.push_back(static_cast<std::int32_t>(random.between(0, vocabulary - 1)));
     for (std::int64_t i = 0; i < s.head_dim / 2; ++i) frequencies.push_back(1 / static_cast<float>(i + 1));
+    slopes = random.reals(s.q_heads);
+    sinks = random.reals(s.q_heads);
     step(random);
   }
   void step(random_source& random) {
@@ -114,7 +119,7 @@ class twin {
     cache_shape const& s = cache_.shape();
     std::vector<float> out(static_cast<std::size_t>(brought * s.q_heads * s.head_dim));
     layer_table_view const all = view(tokens);
-    kvpolicy::attend(window(layer, tokens, brought, scale), all.keys({layer}), all.values({layer}), kept,
+    kvpolicy::attend(window(layer, tokens, brought, scale), all.keys({layer}), all.values({layer}), kept, terms,
                      table<float>{out.data(), brought * s.q_heads, s.head_dim, s.head_dim}, {}, exec_);
     return out;
   }
@@ -127,10 +132,11 @@ class twin {
     cache_shape const& s = cache_.shape();
     std::vector<float> out(static_cast<std::size_t>(s.q_heads * s.head_dim));
     layer_table_view const all = view(tokens);
-    kvpolicy::attend(queries(layer, scale), all.keys({layer}), all.values({layer}), kept,
+    kvpolicy::attend(queries(layer, scale), all.keys({layer}), all.values({layer}), kept, terms,
                      table<float>{out.data(), s.q_heads, s.head_dim, s.head_dim}, {}, exec_);
     return out;
   }
+  attention_terms terms;  ///< of all layers
   void observe() { state_.observe({said_.logits}, exec_); }
   range_list retained(std::int64_t layer, std::int64_t head) const { return state_.retained({layer}).of({head}); }
   rows const& keys(std::int64_t layer) const { return keys_[static_cast<std::size_t>(layer)]; }
@@ -172,7 +178,13 @@ class pair {
     state_ = started(policy_, cache.shape());
     INFO(kvpolicy_message());
     REQUIRE(state_ != nullptr);
-    for (std::int64_t l = 0; l < cache.shape().layers; ++l) ok(bind(state_.get(), cache, l));
+    c_tensor const slopes(said.slopes, {cache.shape().q_heads}), sinks(said.sinks, {cache.shape().q_heads});
+    kvpolicy_terms const terms{3, &slopes.t, &sinks.t};
+    for (std::int64_t l = 0; l < cache.shape().layers; ++l) {
+      ok(bind(state_.get(), cache, l));
+      if (said.adds) ok(kvpolicy_bind_terms(state_.get(), l, &terms));
+    }
+    if (said.adds) twin_.terms = {.soft_cap = 3, .slopes = said.slopes.data(), .sinks = said.sinks.data()};
     policy_.reset();  // the state lives on
   }
 
@@ -184,7 +196,11 @@ class pair {
     if (!repeats.empty()) with_queries |= KVPOLICY_NEEDS_REPETITION;
     for (std::int64_t l = 0; l < s.layers; ++l) {
       auto const& of_layer = said_.prompt[static_cast<std::size_t>(l)];
-      c_tensor const q(of_layer.data() + (tokens - queries) * row, c_float, {queries, s.q_heads, s.head_dim});
+      std::vector<std::uint16_t> halves;
+      for (float const x : of_layer) halves.push_back(float_to_half(x));
+      std::vector<std::int64_t> const extents{queries, s.q_heads, s.head_dim};
+      c_tensor const q = first == 0 ? c_tensor(of_layer.data() + (tokens - queries) * row, c_float, extents)
+                                    : c_tensor(halves.data() + (tokens - queries) * row, c_dtype(element_type::f16), extents);
       c_tensor const frequencies(said_.frequencies, {std::ssize(said_.frequencies)});
       c_tensor const ids(said_.ids.data() + first, c_int, {tokens - first});
       kvpolicy_prompt const prompt{first,
@@ -320,6 +336,7 @@ TEST_CASE("every policy chooses through the C ABI what it chooses through the he
     for (std::string const& text : policies(shape)) {
       INFO("round " << round << ", " << text);
       model_signals said(shape, random);
+      said.adds = round % 2 == 1;
       pair both(text, cache, said, boundary);
       std::int64_t const first = random.between(1, 60);
       std::int64_t tokens = random.between(80, 120);

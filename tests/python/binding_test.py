@@ -152,6 +152,35 @@ class Binding(unittest.TestCase):
             for head in range(sizes.kv_heads):
                 np.testing.assert_allclose(out[i, head * group:(head + 1) * group], engine.attention(1, head, range(41 + i)), atol=.02)
 
+    def test_attention_adds_what_a_model_adds(self):
+        engine = Engine("full").bind().prompt(40)
+        slopes, sinks = engine.floats(sizes.q_heads), engine.floats(sizes.q_heads)
+        for layer in range(sizes.layers):
+            engine.state.bind_terms(layer, soft_cap=1.5, slopes=slopes, sinks=sinks)
+        out = engine.step()
+        for head in range(sizes.q_heads):
+            logits = self.scaled(engine, head)
+            logits = 1.5 * np.tanh(logits / 1.5) + slopes[head] * (np.arange(41) - 40)
+            weights = np.exp(logits)
+            want = weights @ engine.values[0, head // group, :41] / (weights.sum() + np.exp(sinks[head]))
+            np.testing.assert_allclose(out[0, head], want, atol=2e-5)
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "soft cap of -1"):
+            engine.state.bind_terms(0, soft_cap=-1)
+
+    def scaled(self, engine, head):
+        """Logits of a query head in layer 0."""
+        return engine.keys[0, head // group, :engine.tokens] @ engine.queries[0, head] * scale
+
+    def test_prompt_queries_may_have_16_bits(self):
+        narrow = np.random.default_rng(5).normal(size=(60, sizes.q_heads, sizes.head_dim)).astype(np.float16)
+        kept = []
+        for queries in (narrow, narrow.astype(np.float32)):
+            engine = Engine("snapkv:tokens=20,after=0").bind()
+            for layer in range(sizes.layers):
+                engine.state.prefill(layer, 60, queries=queries, scale=scale)
+            kept.append([engine.state.retained(layer, head) for layer in range(sizes.layers) for head in range(sizes.kv_heads)])
+        self.assertEqual(*kept)
+
     def test_ranges_say_why(self):
         engine = Engine("streaming_llm:tokens=20,sinks=4").bind().prompt(100)
         engine.step()

@@ -69,7 +69,7 @@ def listed(lists, slot, head):
 
 
 class Decodes(unittest.TestCase):
-    def beside_states(self, text, paged):
+    def beside_states(self, text, paged, **terms):
         draw = np.random.default_rng(3)
         floats = lambda *shape: draw.integers(-2, 3, size=shape).astype(np.float32)  # exact: equal scores are equal on both sides
         policy, slots = kvpolicy.Policy(text), 2
@@ -85,6 +85,11 @@ class Decodes(unittest.TestCase):
                     state.bind(layer, keys, values, table[slot])
                 else:
                     state.bind(layer, keys[slot], values[slot])
+        if terms:
+            slopes, sinks = floats(sizes.q_heads), floats(sizes.q_heads)
+            decoder.bind_terms(0, slopes=There(slopes), sinks=There(sinks), **terms)
+            for state in states:
+                state.bind_terms(0, slopes=slopes, sinks=sinks, **terms)
         tokens = [90, 121]
         for slot, state in enumerate(states):
             queries = floats(tokens[slot], sizes.q_heads, sizes.head_dim)
@@ -119,6 +124,9 @@ class Decodes(unittest.TestCase):
                      "omnikv:tokens=40", "rkv:tokens=40,window=4,every=3", "snapkv:tokens=64,after=2+quest:tokens=40,page=8"):
             with self.subTest(text):
                 self.beside_states(text, True)
+
+    def test_what_a_model_adds(self):
+        self.beside_states("quest:paper,tokens=40,page=8", True, soft_cap=2.0)
 
     def test_rows_without_pages(self):
         self.beside_states("quest:paper,tokens=40,page=8", False)

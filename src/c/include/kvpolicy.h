@@ -106,7 +106,8 @@ typedef struct kvpolicy_shape {
 /** What prefill gets beside the cache. Tensors that the policy does not need may be NULL. */
 typedef struct kvpolicy_prompt {
   int64_t first;                  /**< earlier tokens of the sequence; 0 for a new prompt */
-  /** `[n, q_heads, head_dim]` f32: of the last n tokens, oldest first, after rotation; of a prompt's earlier pieces too. */
+  /** `[n, q_heads, head_dim]` f32, f16 or bf16: of the last n tokens, oldest first, after rotation; of a prompt's earlier pieces
+   * too. */
   kvpolicy_tensor const* queries;
   float scale;                    /**< multiplies q.k, 1 / sqrt(head_dim) in most models */
   int32_t pairing;                /**< of the rotation: a kvpolicy_pairing */
@@ -118,6 +119,13 @@ typedef struct kvpolicy_prompt {
   int64_t repeats_begin;
   int64_t repeats_end;
 } kvpolicy_prompt;
+
+/** What a model adds to attention's logits scale q.k. They apply in this order; zeros and NULL add nothing. */
+typedef struct kvpolicy_terms {
+  float soft_cap;                /**< a logit becomes soft_cap tanh(logit / soft_cap) (Gemma 2) */
+  kvpolicy_tensor const* slopes; /**< `[q_heads]` f32: a logit gets slope * (token of the key - token of the query) (ALiBi) */
+  kvpolicy_tensor const* sinks;  /**< `[q_heads]` f32: one more logit, whose value is zero (gpt-oss) */
+} kvpolicy_terms;
 
 /** A group of ranks that run one model, each with a part of its KV heads. */
 typedef struct kvpolicy_ranks {
@@ -220,6 +228,12 @@ KVPOLICY_API void kvpolicy_state_free(kvpolicy_state* state);
  * @return INVALID for tensors of other axes, type or place */
 KVPOLICY_API kvpolicy_status kvpolicy_bind(kvpolicy_state* state, int64_t layer, kvpolicy_tensor const* keys,
                                            kvpolicy_tensor const* values, kvpolicy_tensor const* pages);
+/** Says what the model adds to a layer's attention: attend, attend_prompt and step compute it from then on. Policies choose by
+ * scale q.k alone.
+ * @param state,layer  which layer
+ * @param terms  its tensors are read at every call
+ * @return INVALID for a negative cap, and for tensors of another length, type or place */
+KVPOLICY_API kvpolicy_status kvpolicy_bind_terms(kvpolicy_state* state, int64_t layer, kvpolicy_terms const* terms);
 
 /** Tells a state that the keys of a prompt, or of a further piece, are written. For every layer, in order.
  * @param state,layer  which layer
@@ -382,6 +396,10 @@ KVPOLICY_API kvpolicy_status kvpolicy_decoder_on(kvpolicy_decoder* decoder, void
  * @return INVALID for tensors of other axes, type or place */
 KVPOLICY_API kvpolicy_status kvpolicy_decoder_bind(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_tensor const* keys,
                                                    kvpolicy_tensor const* values, kvpolicy_tensor const* pages);
+/** Says what the model adds to a layer's attention, as kvpolicy_bind_terms, with tensors on the device. A captured step keeps their
+ * places, and the cap.
+ * @param decoder,layer,terms  as there */
+KVPOLICY_API kvpolicy_status kvpolicy_decoder_bind_terms(kvpolicy_decoder* decoder, int64_t layer, kvpolicy_terms const* terms);
 /** Takes in a layer's keys of a slot's prompt, or of a further piece, as kvpolicy_prefill. Waits for the device.
  * @param decoder,sequence,layer  which slot, which layer
  * @param row  the sequence's row of the batch, where rows move; else -1
