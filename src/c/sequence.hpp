@@ -14,6 +14,7 @@
 #include "kvpolicy/interop/page_table.hpp"
 #include "kvpolicy/primitive/attend_block.hpp"
 #include "kvpolicy/store/row_store.hpp"
+#include "layer_rows.hpp"
 #include "prompt.hpp"
 #include "published.hpp"
 #include "status.hpp"
@@ -68,15 +69,17 @@ class sequence {
     backend_.enter();
     check_layer(layer);
     KVPOLICY_EXPECTS(store_ == nullptr, "the state is bound to a store, which holds its rows; bind tensors to another state");
-    room space;
+    layer_room space;
     rows paged;
     if (pages != nullptr) {
       tensor const table = checked(pages, {.name = "pages", .layer = layer, .dtype = int32, .dense_last = true}, {{"pages"}});
       paged.pages = reinterpret_cast<std::int32_t const*>(table.data);
       space.table = table.extent[0];
     }
-    rows const key_rows = bound(keys, "keys", layer, paged, space);
-    rows const value_rows = values == nullptr ? rows{} : bound(values, "values", layer, paged, space);
+    tensor_rule rule{.name = "keys", .layer = layer, .dtype = dtype_of(shape_.type), .where = backend_.rows, .apart = true};
+    rows const key_rows = bound_rows(keys, rule, shape_, paged, space);
+    rule.name = "values";
+    rows const value_rows = values == nullptr ? rows{} : bound_rows(values, rule, shape_, paged, space);
     if (values != nullptr && paged.pages != nullptr && value_rows.page_size != key_rows.page_size) {
       throw invalid_value("values of layer " + std::to_string(layer) + ": page_size (axis 2) has " +
                           std::to_string(value_rows.page_size) + " elements; the keys' pages have " +
@@ -312,46 +315,6 @@ class sequence {
   }
 
  private:
-  /// What a layer's tensors have room for.
-  struct room {
-    std::int64_t tokens = INT64_MAX;  ///< without pages
-    std::int64_t table = 0;           ///< pages in the table
-    std::int64_t pages = INT32_MAX;   ///< physical
-  };
-
-  rows bound(kvpolicy_tensor const* given, char const* name, std::int64_t layer, rows const& paged, room& space) const {
-    tensor_rule const rule{.name = name, .layer = layer, .dtype = dtype_of(shape_.type), .where = backend_.rows, .apart = true};
-    axis const heads{"kv_heads", shape_.kv_heads};
-    axis const dims{"head_dim", shape_.head_dim};
-    rows made = paged;
-    tensor t;
-    std::size_t at = 0;  // of kv_heads
-    if (paged.pages == nullptr) {
-      t = checked(given, rule, {heads, {"tokens"}, dims});
-      space.tokens = std::min(space.tokens, t.extent[1]);
-    } else {
-      t = checked(given, rule, {{"pages"}, heads, {"page_size"}, dims});
-      at = 1;
-      made.page_size = t.extent[2];
-      made.page_stride = t.stride[0];
-      space.pages = std::min(space.pages, t.extent[0]);
-      KVPOLICY_EXPECTS(made.page_size >= 1, rule.named() + ": axis 2 (page_size) has 0 elements; it must have at least 1");
-    }
-    made.base = t.data;
-    made.type = shape_.type;
-    made.heads = shape_.kv_heads;
-    made.tokens = INT64_MAX;  // each call checks the room
-    made.head_dim = shape_.head_dim;
-    made.head_stride = t.stride[at];
-    made.token_stride = t.stride[at + 1];
-    made.dim_stride = t.stride[at + 2];
-    constexpr std::int64_t most = 8192;  // the executor's limit
-    KVPOLICY_EXPECTS(made.contiguous() || shape_.head_dim <= most,
-                     rule.named() + ": the stride of head_dim is " + std::to_string(made.dim_stride / size_of(shape_.type)) +
-                         "; rows of more than " + std::to_string(most) + " elements must be contiguous");
-    return made;
-  }
-
   /// A store has a layer's rows of these tokens, the new ones included, and no others.
   void check_stored(std::int64_t layer, std::int64_t tokens) const {
     KVPOLICY_EXPECTS(store_ == nullptr || store_->tokens({layer}) == tokens,
@@ -445,7 +408,6 @@ class sequence {
   /// Whether the layer's rows are there for the first `tokens` tokens.
   void check_rows(std::int64_t layer, std::int64_t tokens, bool with_keys, bool with_values) const {
     auto const at = static_cast<std::size_t>(layer);
-    room const& space = room_[at];
     auto const named = [&](char const* what) { return std::string(what) + " of layer " + std::to_string(layer); };
     KVPOLICY_EXPECTS(!with_keys || keys_[at].heads > 0, named("keys") + ": none are bound; call bind first");
     KVPOLICY_EXPECTS(!with_values || values_[at].heads > 0, named("values") + ": none are bound; call bind with values first");
@@ -456,22 +418,7 @@ class sequence {
                                                               " tokens, the sequence has " + std::to_string(tokens));
       return;
     }
-    rows const& any = with_keys ? keys_[at] : values_[at];
-    if (any.pages == nullptr) {
-      KVPOLICY_EXPECTS(tokens <= space.tokens, named("keys and values") + ": they have room for " +
-                                                   std::to_string(space.tokens) + " tokens, the sequence has " +
-                                                   std::to_string(tokens));
-      return;
-    }
-    std::int64_t const used = (tokens + any.page_size - 1) / any.page_size;
-    KVPOLICY_EXPECTS(used <= space.table, named("pages") + ": axis 0 (pages) has " + std::to_string(space.table) +
-                                              " elements; " + std::to_string(tokens) + " tokens in pages of " +
-                                              std::to_string(any.page_size) + " need " + std::to_string(used));
-    for (std::int64_t p = 0; p < used; ++p) {
-      KVPOLICY_EXPECTS(any.pages[p] >= 0 && any.pages[p] < space.pages,
-                       named("pages") + ": entry " + std::to_string(p) + " is page " + std::to_string(any.pages[p]) +
-                           "; keys and values have 0 to " + std::to_string(space.pages - 1));
-    }
+    room_[at].check(with_keys ? keys_[at] : values_[at], layer, tokens);
   }
 
   /// Of the first tokens, those that a layer has, by KV head.
@@ -493,7 +440,7 @@ class sequence {
   any_request<view, executor> request_;
   std::vector<rows> keys_;              ///< `[layers]`; no heads where nothing is bound
   std::vector<rows> values_;            ///< `[layers]`
-  std::vector<room> room_;              ///< `[layers]`
+  std::vector<layer_room> room_;        ///< `[layers]`
   std::vector<attention_terms> terms_;  ///< `[layers]`
   std::vector<char> prompted_;          ///< `[layers]`, whether rows that a prompt decided of are still to go
   row_store* store_ = nullptr;
