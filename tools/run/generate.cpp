@@ -149,133 +149,178 @@ nlohmann::ordered_json memory_json(llama::memory_statistics const& of) {
   return {{"rows", of.rows}, {"bytes", of.bytes}, {"most_bytes", of.most_bytes}, {"limit_bytes", of.limit}};
 }
 
-void generate(run_options const& options) {
-  text_model const model(options.model, {cache_type_of(options.key_type), cache_type_of(options.value_type)});
-  named_host_policy const chosen =
-      options.policies.empty() ? named_host_policy{.name = "verified",
-                                                   .text = {},
-                                                   .parameters = {},
-                                                   .policy = erase<layer_table_view, simd_exec>(llama::verified_draft{})}
-                               : options.known.parse(options.policies.front().text, model.inputs());
-  std::vector<llama_token> prompt = prompt_tokens(model, options, options.prompts.front());
-  if (!options.load_state.empty() && prompt.size() > 1 && model.begins(prompt.front())) prompt.erase(prompt.begin());
-  std::optional<output_file> trace;
-  if (!options.trace.empty()) trace.emplace(options.trace);
-  std::optional<output_file> json;
-  if (!options.json.empty()) json.emplace(options.json);
-  std::optional<output_file> saved;
-  if (!options.save_state.empty()) saved.emplace(options.save_state);
+namespace {
 
-  recorder watch;
-  if (trace || json) {
-    watch.start(chosen.name, options.prompts.front().name, static_cast<std::int64_t>(prompt.size()),
-                trace ? &trace->stream() : nullptr, 0, 0);
-  }
-  double watching_ms = 0;  // not the policy's: taken off each step's time
-  llama::session_options session_options;
-  session_options.on_choice = [&](llama_seq_id, layer_id layer, std::int64_t tokens, selection const& kept) {
-    auto const start = std::chrono::steady_clock::now();
-    watch(layer, tokens, kept);
-    watching_ms += milliseconds_since(start);
-  };
-  session_options.prompt_policy = options.prompt_policy;
-  std::int64_t const context_size = context_tokens(model, options, prompt.size());
-  std::int64_t const behind = std::max<std::int64_t>(options.predict, repetition_tokens(options));
-  std::int64_t const needed = (static_cast<std::int64_t>(prompt.size()) + behind + 255) / 256 * 256;
-  std::int64_t const longest = options.longest != 0 ? options.longest : needed;
-  host_policy between_pieces{};
-  if (!options.between_pieces.empty()) between_pieces = options.known.parse(options.between_pieces, model.inputs()).policy;
-  std::optional<tiers::any_tier> row_tier =
-      make_tier(options.tier, model.cache(longest), model.row_bytes(model.cache(longest).head_dim), model.values_as_keys());
-  if (options.managed_cache) {
-    llama::managed_cache cache{.longest = longest,
-                               .memory = options.memory,
-                               .tier = row_tier ? &*row_tier : nullptr,
-                               .resident = {.slots = options.tier_slots, .wait = !options.tier_async}};
-    cache.between_pieces = between_pieces;
-    session_options.cache = std::move(cache);
-  }
-  auto session = std::make_unique<llama::session>(chosen.policy, session_options);
-  llama_context_params params = model.parameters(context_size, options.threads, true);
-  session->attach(params, model.get());
-  context_ptr const context = model.context(params);
-  std::string const policy_text = chosen.name + ":" + chosen.parameters;
-  if (!options.load_state.empty()) {
-    std::string const state = read_file(options.load_state);
-    session->load_state(std::as_bytes(std::span(state)), policy_text);
-  }
-  std::optional<llama::lossless> fast;
-  if (options.lossless) fast.emplace(*session, context.get(), lossless_options_of(options.drafts));
-  auto const failed = [&] { session->check(); };
-
-  decode_function const decode = [&](llama_context* with, llama_batch batch) { return session->decode(with, batch); };
-  memory_over_time memory;
-  memory.see(*session);
-  auto const begun = std::chrono::steady_clock::now();
-  {
-    progress_bar bar("prompt", prompt.size());
-    auto const done = [&](std::size_t tokens) { bar.show(tokens), memory.see(*session); };
-    decode_prompt(context.get(), prompt, done, failed, decode);
-  }
-  double const first_token_ms = milliseconds_since(begun);
-  std::span<float const> logits = last_logits(context.get(), model);
-  std::vector<float> const of_prompt(logits.begin(), logits.end());
-  if (repetition_tokens(options) > 0 && options.load_state.empty()) {
-    llama::repeat(*session, context.get());
-    logits = of_prompt;
-  }
-  nlohmann::ordered_json steps = nlohmann::ordered_json::array();
-  std::string answer;
-  for (int i = 0; i < options.predict; ++i) {
-    llama_token const token = likeliest(logits);
-    if (model.ends(token)) break;
-    write_token(model, token, answer);
-    if (i + 1 == options.predict && !saved) break;  // the next run's prompt comes behind it
-    watching_ms = 0;
-    auto const start = std::chrono::steady_clock::now();
-    if (fast) {
-      logits = fast->decode(token);
-    } else {
-      decode_token(context.get(), token, failed, decode);
-      logits = last_logits(context.get(), model);
+/// One prompt and its answer.
+class generation {
+ public:
+  explicit generation(run_options const& options)
+      : options_(options),
+        model_(options.model, {cache_type_of(options.key_type), cache_type_of(options.value_type)}),
+        chosen_(chosen()),
+        prompt_(prompt()) {
+    if (!options.trace.empty()) trace_.emplace(options.trace);
+    if (!options.json.empty()) json_.emplace(options.json);
+    if (!options.save_state.empty()) saved_.emplace(options.save_state);
+    if (trace_ || json_) {
+      watch_.start(chosen_.name, options.prompts.front().name, static_cast<std::int64_t>(prompt_.size()),
+                   trace_ ? &trace_->stream() : nullptr, 0, 0);
     }
-    double const ms = milliseconds_since(start) - watching_ms;
-    llama::step_statistics const& step = session->last_step();
-    memory.see(*session);
-    steps.push_back({{"tokens", step.tokens},
-                     {"tokens_read", step.tokens_read},
-                     {"ms", ms},
-                     {"choose_ms", 1e3 * step.choose_seconds},
-                     {"fetch_ms", 1e3 * step.fetch_seconds},
-                     {"attend_ms", 1e3 * step.attend_seconds}});
+    open();
   }
-  if (saved) {
-    std::vector<std::byte> const state = session->save_state(policy_text);
-    saved->stream().write(reinterpret_cast<char const*>(state.data()), std::ssize(state));
+
+  void run() {
+    std::span<float const> const logits = read_prompt();
+    answer(logits);
+    if (saved_) {
+      std::vector<std::byte> const state = session_->save_state(policy_text());
+      saved_->stream().write(reinterpret_cast<char const*>(state.data()), std::ssize(state));
+    }
+    write_end();
+    report();
   }
-  write_end();
-  nlohmann::ordered_json const at_work = watch.at_work(*session);
-  warn_of_idle(chosen.name, at_work);
-  if (json) {
-    json->stream() << nlohmann::ordered_json{{"policy", chosen.name},
-                                             {"parameters", chosen.parameters},
-                                             {"prompt_tokens", prompt.size()},
-                                             {"first_token_ms", first_token_ms},
-                                             {"prompt", prompt_json(options.prompt_policy, session->prompts())},
-                                             {"peak_memory_bytes", peak_memory_bytes()},
-                                             {"rows", memory_json(session->memory())},
-                                             {"memory", memory.result()},
-                                             {"answer", answer},
-                                             {"tier", tier_json(options.tier, session->tier_statistics())},
-                                             {"at_work", at_work},
-                                             {"lossless", fast ? lossless_json(fast->statistics()) : nullptr},
-                                             {"steps", steps}}
-                          .dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
-                   << '\n';
-    json->commit();
+
+ private:
+  named_host_policy chosen() const {
+    if (!options_.policies.empty()) return options_.known.parse(options_.policies.front().text, model_.inputs());
+    return {.name = "verified",
+            .text = {},
+            .parameters = {},
+            .policy = erase<layer_table_view, simd_exec>(llama::verified_draft{})};
   }
-  if (trace) trace->commit();
-  if (saved) saved->commit();
-}
+  std::vector<llama_token> prompt() const {
+    std::vector<llama_token> made = prompt_tokens(model_, options_, options_.prompts.front());
+    if (!options_.load_state.empty() && made.size() > 1 && model_.begins(made.front())) made.erase(made.begin());
+    return made;
+  }
+  std::string policy_text() const { return chosen_.name + ":" + chosen_.parameters; }
+
+  /// Makes the session and its context.
+  void open() {
+    llama::session_options settings{.prompt_policy = options_.prompt_policy};
+    settings.on_choice = [this](llama_seq_id, layer_id layer, std::int64_t tokens, selection const& kept) {
+      auto const start = std::chrono::steady_clock::now();
+      watch_(layer, tokens, kept);
+      watching_ms_ += milliseconds_since(start);
+    };
+    if (options_.managed_cache) settings.cache = managed_cache();
+    session_.emplace(chosen_.policy, settings);
+    llama_context_params params = model_.parameters(context_tokens(model_, options_, prompt_.size()), options_.threads, true);
+    session_->attach(params, model_.get());
+    context_ = model_.context(params);
+    if (!options_.load_state.empty()) {
+      std::string const state = read_file(options_.load_state);
+      session_->load_state(std::as_bytes(std::span(state)), policy_text());
+    }
+    if (options_.lossless) fast_.emplace(*session_, context_.get(), lossless_options_of(options_.drafts));
+  }
+  llama::managed_cache managed_cache() {
+    std::int64_t const behind = std::max<std::int64_t>(options_.predict, repetition_tokens(options_));
+    std::int64_t const needed = (static_cast<std::int64_t>(prompt_.size()) + behind + 255) / 256 * 256;
+    std::int64_t const longest = options_.longest != 0 ? options_.longest : needed;
+    tier_ = make_tier(options_.tier, model_.cache(longest), model_.row_bytes(model_.cache(longest).head_dim),
+                      model_.values_as_keys());
+    llama::managed_cache made{.longest = longest,
+                              .memory = options_.memory,
+                              .tier = tier_ ? &*tier_ : nullptr,
+                              .resident = {.slots = options_.tier_slots, .wait = !options_.tier_async}};
+    if (!options_.between_pieces.empty())
+      made.between_pieces = options_.known.parse(options_.between_pieces, model_.inputs()).policy;
+    return made;
+  }
+
+  /// Returns the logits behind the prompt.
+  std::span<float const> read_prompt() {
+    memory_.see(*session_);
+    auto const begun = std::chrono::steady_clock::now();
+    {
+      progress_bar bar("prompt", prompt_.size());
+      auto const done = [&](std::size_t tokens) { bar.show(tokens), memory_.see(*session_); };
+      decode_function const decode = [this](llama_context* with, llama_batch batch) { return session_->decode(with, batch); };
+      decode_prompt(
+          context_.get(), prompt_, done, [this] { session_->check(); }, decode);
+    }
+    first_token_ms_ = milliseconds_since(begun);
+    std::span<float const> const logits = last_logits(context_.get(), model_);
+    if (repetition_tokens(options_) == 0 || !options_.load_state.empty()) return logits;
+    of_prompt_.assign(logits.begin(), logits.end());
+    llama::repeat(*session_, context_.get());
+    return of_prompt_;
+  }
+
+  void answer(std::span<float const> logits) {
+    for (int i = 0; i < options_.predict; ++i) {
+      llama_token const token = likeliest(logits);
+      if (model_.ends(token)) break;
+      write_token(model_, token, answer_);
+      if (i + 1 == options_.predict && !saved_) break;  // the next run's prompt comes behind it
+      watching_ms_ = 0;
+      auto const start = std::chrono::steady_clock::now();
+      logits = step(token);
+      double const ms = milliseconds_since(start) - watching_ms_;
+      llama::step_statistics const& last = session_->last_step();
+      memory_.see(*session_);
+      steps_.push_back({{"tokens", last.tokens},
+                        {"tokens_read", last.tokens_read},
+                        {"ms", ms},
+                        {"choose_ms", 1e3 * last.choose_seconds},
+                        {"fetch_ms", 1e3 * last.fetch_seconds},
+                        {"attend_ms", 1e3 * last.attend_seconds}});
+    }
+  }
+  std::span<float const> step(llama_token token) {
+    if (fast_) return fast_->decode(token);
+    decode_function const decode = [this](llama_context* with, llama_batch batch) { return session_->decode(with, batch); };
+    decode_token(
+        context_.get(), token, [this] { session_->check(); }, decode);
+    return last_logits(context_.get(), model_);
+  }
+
+  void report() {
+    nlohmann::ordered_json const at_work = watch_.at_work(*session_);
+    warn_of_idle(chosen_.name, at_work);
+    if (json_) {
+      json_->stream() << nlohmann::ordered_json{{"policy", chosen_.name},
+                                                {"parameters", chosen_.parameters},
+                                                {"prompt_tokens", prompt_.size()},
+                                                {"first_token_ms", first_token_ms_},
+                                                {"prompt", prompt_json(options_.prompt_policy, session_->prompts())},
+                                                {"peak_memory_bytes", peak_memory_bytes()},
+                                                {"rows", memory_json(session_->memory())},
+                                                {"memory", memory_.result()},
+                                                {"answer", answer_},
+                                                {"tier", tier_json(options_.tier, session_->tier_statistics())},
+                                                {"at_work", at_work},
+                                                {"lossless", fast_ ? lossless_json(fast_->statistics()) : nullptr},
+                                                {"steps", steps_}}
+                             .dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
+                      << '\n';
+      json_->commit();
+    }
+    if (trace_) trace_->commit();
+    if (saved_) saved_->commit();
+  }
+
+  run_options const& options_;
+  text_model model_;
+  named_host_policy chosen_;
+  std::vector<llama_token> prompt_;
+  std::optional<output_file> trace_, json_, saved_;
+  recorder watch_;
+  double watching_ms_ = 0;  ///< not the policy's: taken off each step's time
+  std::optional<tiers::any_tier> tier_;
+  std::optional<llama::session> session_;
+  context_ptr context_{};
+  std::optional<llama::lossless> fast_;
+  memory_over_time memory_;
+  double first_token_ms_ = 0;
+  std::vector<float> of_prompt_;  ///< its last logits, if a repetition of it came behind
+  std::string answer_;
+  nlohmann::ordered_json steps_ = nlohmann::ordered_json::array();
+};
+
+}  // namespace
+
+void generate(run_options const& options) { generation(options).run(); }
 
 }  // namespace kvpolicy
