@@ -78,11 +78,11 @@ for stage in "${stages[@]}"; do
       for area in "${areas[@]}"; do
         case $area in
           core) targets+=(kvpolicy_tests kvpolicy_tier_tests kvpolicy_tier_io_tests) ;;
-          llama) targets+=(kvpolicy_llama_tests) ;;
+          llama) targets+=(kvpolicy_llama_tests kvpolicy_standin_tests) ;;
           c) targets+=(kvpolicy_c_tests kvpolicy_fuzz_{policy_text,profile,safetensors,tensors}) ;;
         esac
       done
-      of_stage=(--tests-regex "^(kvpolicy|tier|llama|c|fuzz):" --exclude-regex "500 kills" --label-exclude model) ;;
+      of_stage=(--tests-regex "^(kvpolicy|tier|llama|standin|c|fuzz):" --exclude-regex "500 kills" --label-exclude model) ;;
     tsan)
       for area in "${areas[@]}"; do
         case $area in

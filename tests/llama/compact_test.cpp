@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "compacting.hpp"
 #include "decoding.hpp"
 #include "kvpolicy/presets/adakv.hpp"
 #include "kvpolicy/presets/chunkkv.hpp"
@@ -21,26 +22,6 @@ namespace kvpolicy::llama::testing {
 namespace {
 
 using Catch::Matchers::ContainsSubstring;
-
-std::int64_t cells_of(decoder const& of, llama_seq_id sequence = 0) {
-  return llama_memory_seq_pos_max(of.memory(), sequence) - llama_memory_seq_pos_min(of.memory(), sequence) + 1;
-}
-
-/// A context with a compactor.
-template <class Policy>
-struct compacting {
-  compactor with;
-  decoder engine;
-
-  compacting(llama_model* model, Policy const& policy, context_options const& options = {})
-      : with(policy), engine(model, attached(with, model, options)) {}
-
-  static llama_context_params attached(compactor& with, llama_model const* model, context_options const& options) {
-    llama_context_params params = parameters(options);
-    with.attach(params, model);
-    return params;
-  }
-};
 
 /// Both decode a prompt and then steps; a second prompt may follow, and a compaction after it.
 template <class Policy>
@@ -123,6 +104,48 @@ TEST_CASE("sequences of a unified cache are compacted one by one, by keys", "[ll
   REQUIRE(cells_of(compacted.engine, 0) == 100);
 }
 
+TEST_CASE("sequences of a unified cache are compacted by their own queries, whatever batches bring them", "[llama]") {
+  model_owner const model = tiny_llama();
+  presets::snapkv const policy{.tokens = 40, .after = 0};
+  compacting<presets::snapkv> both(model.get(), policy, {.micro_batch = 32, .sequences = 2, .unified = true});
+  token_list const prompts[2] = {random_tokens(150, 1), random_tokens(110, 2)};
+  std::size_t next[2] = {0, 0};
+  auto const bring = [&](token_list const& tokens, std::vector<llama_seq_id> const& of) {
+    both.with.set_batch(of);
+    REQUIRE(both.engine.status_of(tokens, of) == 0);
+  };
+  for (std::size_t turn = 0; next[0] < prompts[0].size() || next[1] < prompts[1].size(); ++turn) {
+    token_list tokens;
+    std::vector<llama_seq_id> of;
+    for (std::size_t i = 0; i < 50; ++i) {  // first in runs, then token by token
+      std::size_t s = turn % 2 == 0 ? i / 25 : i % 2;
+      if (next[s] == prompts[s].size()) s = 1 - s;
+      if (next[s] == prompts[s].size()) break;
+      tokens.push_back(prompts[s][next[s]++]);
+      of.push_back(static_cast<llama_seq_id>(s));
+    }
+    bring(tokens, of);
+  }
+  REQUIRE(both.with.compact(both.engine.context(), 1).kept == 40);
+  bring({5, 6, 7}, {0, 0, 0});
+  REQUIRE(both.with.compact(both.engine.context(), 0).tokens == 153);
+  REQUIRE(cells_of(both.engine, 1) == 40);
+  for (llama_seq_id s = 0; s < 2; ++s) {
+    CAPTURE(s);
+    compacting<presets::snapkv> alone(model.get(), policy);
+    alone.engine.feed(prompts[s]);
+    if (s == 0) alone.engine.feed({5, 6, 7});
+    alone.with.compact(alone.engine.context());
+    logits const wanted = alone.engine.feed(llama_token{9});
+    bring({9}, {s});
+    float const* const got = llama_get_logits_ith(both.engine.context(), -1);
+    REQUIRE(difference(logits(got, got + wanted.size()), wanted) < .02);
+  }
+  // One goes on while the other one's next prompt comes.
+  bring({3, 4, 5, 6}, {0, 1, 1, 1});
+  REQUIRE(both.with.compact(both.engine.context(), 1).tokens == 44);
+}
+
 TEST_CASE("a callback that the parameters had still gets the nodes that it asks for", "[llama]") {
   struct counts {
     int asked = 0;
@@ -167,9 +190,10 @@ TEST_CASE("what can't be compacted is refused by name", "[llama]") {
   says([&] { by_queries.compact(nullptr); }, "before attach()");
   llama_context_params encoder = parameters({});
   says([&] { by_queries.attach(encoder, header_of("t5").get()); }, "encoder");
-  llama_context_params params = parameters({.sequences = 2, .unified = true});
-  says([&] { by_queries.attach(params, model.get()); }, "set n_seq_max to 1");
-  params = parameters({.sequences = 2});
+  compacting<presets::snapkv> two(model.get(), presets::snapkv{.tokens = 32, .after = 0}, {.sequences = 2, .unified = true});
+  two.engine.feed(random_tokens(50));
+  says([&] { two.with.compact(two.engine.context()); }, "call set_batch()");
+  llama_context_params params = parameters({.sequences = 2});
   says([&] { by_queries.attach(params, model.get()); }, "set kv_unified");
   params = parameters({});
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;

@@ -65,14 +65,14 @@ void gguf_writer::constant(std::string const& name, std::int64_t columns, float 
   for (std::int64_t i = 0; i < columns * rows; ++i) data[i] = value;
 }
 
-model_owner gguf_writer::load(bool header_only) {
+model_owner gguf_writer::load(bool header_only, std::int32_t gpu_layers) {
   silence_engine();
   static int files = 0;
   auto const path = std::filesystem::temp_directory_path() /
                     ("kvpolicy_" + architecture_ + "_" + std::to_string(getpid()) + "_" + std::to_string(files++) + ".gguf");
   if (!gguf_write_to_file(gguf_, path.c_str(), false)) throw std::runtime_error("can't write " + path.string());
   llama_model_params params = llama_model_default_params();
-  params.n_gpu_layers = 0;
+  params.n_gpu_layers = gpu_layers;
   params.vocab_only = header_only;
   model_owner model(llama_model_load_from_file(path.c_str(), params));
   std::filesystem::remove(path);

@@ -44,7 +44,7 @@ class gguf_writer {
   /// `[rows, columns]`; draws no random number.
   void constant(std::string const& name, std::int64_t columns, float value = 1, std::int64_t rows = 1);
 
-  model_owner load(bool header_only = false);
+  model_owner load(bool header_only = false, std::int32_t gpu_layers = 0);
 
  private:
   float* add(std::string const& name, std::int64_t columns, std::int64_t rows, std::int64_t copies);

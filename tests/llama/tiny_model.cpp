@@ -10,7 +10,7 @@ model_owner tiny_llama(tiny_shape const& shape) {
   write_ends(out, shape, 1);
   write_layers(out, shape);
   out.matrix("output.weight", width_of(shape), tiny_vocabulary, 1);
-  return out.load();
+  return out.load(false, shape.gpu_layers);
 }
 
 model_owner tiny_sliding_window() {

@@ -22,6 +22,7 @@ struct tiny_shape {
   std::int64_t kv_heads = 2;
   std::int64_t head_dim = 32;
   std::uint64_t seed = 1;
+  std::int32_t gpu_layers = 0;  ///< that lie on a device, the output being one more
 };
 
 /// A model of the llama architecture; the same shape gives the same weights. Its attention is neither flat nor one-hot:

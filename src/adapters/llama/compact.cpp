@@ -5,12 +5,16 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <map>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "compactable.hpp"
 #include "kvpolicy/error.hpp"
 #include "layers.hpp"
 #include "nodes.hpp"
@@ -18,50 +22,9 @@
 #include "sequence_image.hpp"
 
 namespace kvpolicy::llama {
-namespace {
 
-/// Throws unsupported unless the policy chooses once, by what a compaction can give it.
-void check_kind(host_policy const& policy) {
-  requirements const of = requirements_of(policy);
-  requirements const retain = requirements_of(parts_of(policy).retain);
-  auto const refuse = [](std::string const& why) { throw unsupported("a compaction can't serve this policy: " + why); };
-  if (!requirements_of(parts_of(policy).retrieve).keeps_all)
-    refuse("at each step it chooses what to read, which the engine's own steps don't; use a session");
-  if (retain.keeps_all) refuse("it drops nothing");
-  if (of.after > 0)
-    refuse("it waits for " + std::to_string(of.after) +
-           " tokens of the answer; set its after to 0, and call compact() when the answer has that many");
-  if (retain.evicts) refuse("it drops tokens in steps, too; use a session");
-  constexpr signals given = signals::keys | signals::values | signals::observation_queries;
-  if ((of.needs | given) != given) refuse("it needs more than keys, values and the prompt's last queries; use a session");
-  if (of.observation_queries == all_queries) refuse("it looks at every query of the prompt; use a session");
-}
-
-/// The cache layer of an attention node's keys, through a copy of them on another device ("CUDA0#cache_k_l3 (view)#0").
-std::optional<std::int64_t> layer_of(ggml_tensor const* attention) noexcept {
-  if (auto const found = key_cache_layer(attention->src[1])) return found;
-  constexpr std::string_view prefix = "#cache_k_l";
-  std::string_view const name = attention->src[1]->name;
-  std::size_t const at = name.find(prefix);
-  if (at == std::string_view::npos) return std::nullopt;
-  return std::strtoll(name.data() + at + prefix.size(), nullptr, 10);
-}
-
-}  // namespace
-
-/// The last queries of each layer, as prompts and steps bring them.
+/// The last queries of each sequence and layer, as prompts and steps bring them.
 struct compactor::inside {
-  host_policy policy;
-  std::int64_t window;
-  std::optional<served_layers> layers{};
-  ggml_backend_sched_eval_callback theirs = nullptr;  ///< that the parameters had
-  void* theirs_data = nullptr;
-  bool they_ask = false;
-  float scale = 1;
-  bool biased = false;
-  bool watching = true;
-  std::exception_ptr failure{};
-  std::vector<llama_pos> positions{};  ///< of the micro-batch
   /// A layer's last queries, of `window` tokens at most.
   struct seen {
     std::vector<float> queries{};        ///< `[tokens, q_heads, head_dim]`
@@ -78,7 +41,24 @@ struct compactor::inside {
       return count;
     }
   };
-  std::vector<seen> of_layers{};
+
+  host_policy policy;
+  std::int64_t window;
+  std::optional<served_layers> layers{};
+  ggml_backend_sched_eval_callback theirs = nullptr;  ///< that the parameters had
+  void* theirs_data = nullptr;
+  bool they_ask = false;
+  float scale = 1;
+  bool biased = false;
+  bool several = false;  ///< sequences
+  bool told = false;     ///< set_batch() says whose each token is
+  bool watching = true;
+  std::exception_ptr failure{};
+  std::vector<llama_pos> positions{};                        ///< of the micro-batch
+  std::vector<llama_seq_id> batch{};                         ///< sequences of the batch's tokens
+  std::int64_t done = 0;                                     ///< the batch's tokens in earlier micro-batches
+  std::set<llama_seq_id> at_rest{};                          ///< whose queries are not kept
+  std::map<llama_seq_id, std::vector<seen>> of_sequences{};  ///< `[layers]` each
 
   explicit inside(host_policy of) : policy(std::move(of)), window(requirements_of(policy).observation_queries) {}
 
@@ -95,21 +75,21 @@ struct compactor::inside {
     try {
       if (node->op == GGML_OP_ROPE && ask && window > 0) learn_positions(node->src[1]);
       if (node->op != GGML_OP_FLASH_ATTN_EXT) return false;
-      std::optional<std::int64_t> const layer = layers->find(layer_of(node));
+      std::optional<std::int64_t> const layer = layers->find(attended_layer(node));
       if (!layer) return false;
       if (ask) {
         attention_parameters const of(node);
         scale = of.scale;
         biased = of.max_bias > 0;
         // Behind a compaction, steps need not be watched until the next prompt.
-        watching = watching || node->src[0]->ne[1] > 1;
+        if (!told && node->src[0]->ne[1] > 1) at_rest.clear(), watching = true;
       } else if (watching && window > 0) {
-        keep(of_layers[static_cast<std::size_t>(*layer)], node->src[0]);
+        keep(static_cast<std::size_t>(*layer), node->src[0]);
       }
       return watching && window > 0;
     } catch (...) {
       failure = std::current_exception();
-      for (seen& layer : of_layers) layer = {};
+      of_sequences.clear();
       return false;
     }
   }
@@ -121,38 +101,61 @@ struct compactor::inside {
     ggml_backend_tensor_get(from, positions.data(), 0, positions.size() * sizeof(llama_pos));
   }
 
-  /// Appends a micro-batch's last queries, which have not been overwritten: nothing behind their attention was computed yet.
-  void keep(seen& mine, ggml_tensor const* q) {
+  /// Whose a token of the micro-batch is. Throws invalid_value for one that set_batch() did not name.
+  llama_seq_id sequence_of(std::int64_t token) const {
+    if (!told && !several) return 0;
+    KVPOLICY_EXPECTS(done + token < std::ssize(batch),
+                     "a batch of more tokens than the " + std::to_string(batch.size()) +
+                         " whose sequences set_batch() was told; call set_batch() before each llama_decode");
+    return batch[static_cast<std::size_t>(done + token)];
+  }
+
+  /// Appends the micro-batch's last queries of each sequence. They have not been overwritten: nothing behind their attention
+  /// was computed yet.
+  void keep(std::size_t layer, ggml_tensor const* q) {
     std::int64_t const tokens = q->ne[1];
     if (std::ssize(positions) != tokens)
       throw unsupported("a compaction by queries without rotary positions: nothing says of which tokens they are");
+    std::map<llama_seq_id, std::vector<std::int64_t>> own;
+    for (std::int64_t t = 0; t < tokens; ++t) own[sequence_of(t)].push_back(t);
+    for (auto const& [of, mine] : own) {
+      std::vector<seen>& layers_of = of_sequences[of];
+      layers_of.resize(static_cast<std::size_t>(layers->count()));
+      if (!at_rest.contains(of)) append(layers_of[layer], q, mine);
+    }
+    if (layer + 1 == static_cast<std::size_t>(layers->count())) done += tokens;
+  }
+  /// `mine`: which of the micro-batch's tokens are the sequence's.
+  void append(seen& to, ggml_tensor const* q, std::span<std::int64_t const> mine) const {
     std::int64_t const row = q->ne[0] * q->ne[2];
-    std::int64_t const count = std::min(window, tokens);
-    auto const first = positions.end() - count;
-    while (!mine.positions.empty() && mine.positions.back() >= positions.front()) mine.positions.pop_back();  // taken back
-    std::int64_t const had = std::ssize(mine.positions);
-    std::int64_t const stay = std::min(had, window - count);
-    mine.queries.resize(static_cast<std::size_t>(had * row));
-    mine.queries.erase(mine.queries.begin(), mine.queries.end() - stay * row);
-    mine.queries.resize(static_cast<std::size_t>((stay + count) * row));
-    mine.positions.erase(mine.positions.begin(), mine.positions.end() - stay);
-    mine.positions.insert(mine.positions.end(), first, positions.end());
-    float* to = mine.queries.data() + stay * row;
+    auto const position = [&](std::int64_t token) { return positions[static_cast<std::size_t>(token)]; };
+    while (!to.positions.empty() && to.positions.back() >= position(mine.front())) to.positions.pop_back();  // taken back
+    mine = mine.last(std::min(mine.size(), static_cast<std::size_t>(window)));
+    std::int64_t const had = std::ssize(to.positions);
+    std::int64_t const stay = std::min(had, window - std::ssize(mine));
+    to.queries.resize(static_cast<std::size_t>(had * row));
+    to.queries.erase(to.queries.begin(), to.queries.end() - stay * row);
+    to.queries.resize(static_cast<std::size_t>((stay + std::ssize(mine)) * row));
+    to.positions.erase(to.positions.begin(), to.positions.end() - stay);
+    for (std::int64_t const t : mine) to.positions.push_back(position(t));
+    float* into = to.queries.data() + stay * row;
     std::size_t const head = static_cast<std::size_t>(q->ne[0]) * sizeof(float);
-    for (std::int64_t t = tokens - count; t < tokens; ++t) {
+    for (std::int64_t const t : mine) {
       std::size_t const at = static_cast<std::size_t>(t) * q->nb[1];
       if (q->nb[2] == head) {  // a token's heads are neighbours
-        ggml_backend_tensor_get(q, to, at, head * static_cast<std::size_t>(q->ne[2]));
-        to += row;
+        ggml_backend_tensor_get(q, into, at, head * static_cast<std::size_t>(q->ne[2]));
+        into += row;
         continue;
       }
-      for (std::int64_t h = 0; h < q->ne[2]; ++h, to += q->ne[0])
-        ggml_backend_tensor_get(q, to, at + static_cast<std::size_t>(h) * q->nb[2], head);
+      for (std::int64_t h = 0; h < q->ne[2]; ++h, into += q->ne[0])
+        ggml_backend_tensor_get(q, into, at + static_cast<std::size_t>(h) * q->nb[2], head);
     }
   }
 };
 
-compactor::compactor(host_policy policy) : inside_(std::make_unique<inside>(std::move(policy))) { check_kind(inside_->policy); }
+compactor::compactor(host_policy policy) : inside_(std::make_unique<inside>(std::move(policy))) {
+  check_compactable(inside_->policy);
+}
 compactor::~compactor() = default;
 
 void compactor::attach(llama_context_params& params, llama_model const* model) {
@@ -167,19 +170,29 @@ void compactor::attach(llama_context_params& params, llama_model const* model) {
   refuse_if(turns == LLAMA_ROPE_TYPE_MROPE || turns == LLAMA_ROPE_TYPE_IMROPE || turns == LLAMA_ROPE_TYPE_VISION,
             "a compaction of a model with positions of several axes");
   refuse_if(params.n_seq_max > 1 && !params.kv_unified, "a compaction of a cache of several streams; set kv_unified");
-  refuse_if(in.window > 0 && params.n_seq_max > 1,
-            "a compaction by the last queries of several sequences' prompts, which can't be told apart here; set n_seq_max to "
-            "1, or use a policy that looks at keys alone (knorm, keydiff)");
   served_layers found(params, model, true);
   if (!found.left().empty()) throw unsupported("a compaction of some of a model's layers; " + found.left().front());
   cache_shape shape = found.shape();
   shape.max_tokens = params.n_ctx != 0 ? params.n_ctx : llama_model_n_ctx_train(model);
   kvpolicy::check(in.policy, shape);
-  in.of_layers.resize(static_cast<std::size_t>(found.count()));
+  in.several = params.n_seq_max > 1;
   in.layers = std::move(found);
   in.theirs = std::exchange(params.cb_eval, &inside::on_node);
   in.theirs_data = std::exchange(params.cb_eval_user_data, &in);
 }
+
+cache_shape compactor::shape() const { return inside_->layers ? inside_->layers->shape() : cache_shape{}; }
+
+void compactor::set_batch(std::span<llama_seq_id const> sequences, std::span<llama_seq_id const> at_rest) {
+  inside& in = *inside_;
+  in.told = true;
+  in.batch.assign(sequences.begin(), sequences.end());
+  in.at_rest = std::set(at_rest.begin(), at_rest.end());
+  in.done = 0;
+  in.watching = std::ranges::any_of(in.batch, [&](llama_seq_id of) { return !in.at_rest.contains(of); });
+}
+
+void compactor::forget(llama_seq_id of) { inside_->of_sequences.erase(of); }
 
 compaction compactor::compact(llama_context* context, llama_seq_id of) {
   inside& in = *inside_;
@@ -204,10 +217,12 @@ compaction compactor::compact(llama_context* context, llama_seq_id of) {
   host_request request = start(in.policy, shape);
   simd_exec exec(shape);
   std::vector<std::vector<std::int32_t>> lists;  // `[layers, kv_heads]` tokens
+  std::vector<inside::seen>& of_layers = in.of_sequences[of];
+  of_layers.resize(static_cast<std::size_t>(shape.layers));
   for (std::int64_t l = 0; l < shape.layers; ++l) {
     prompt_signals prompt{};
     if (in.window > 0) {
-      inside::seen const& seen = in.of_layers[static_cast<std::size_t>(l)];
+      inside::seen const& seen = of_layers[static_cast<std::size_t>(l)];
       std::int64_t const row = shape.q_heads * shape.head_dim;
       std::int64_t const count = std::min(seen.up_to(image.last()), made.tokens);
       prompt.queries = {
@@ -227,15 +242,17 @@ compaction compactor::compact(llama_context* context, llama_seq_id of) {
     }
   }
   made.kept = std::ssize(lists.front());
-  in.watching = false;
+  if (!in.told) in.at_rest.insert(of), in.watching = false;
   if (made.kept == made.tokens) return made;
   std::vector<std::uint8_t> const small = image.with(made.kept, [&](layer_id l, head_id h, std::int64_t i) {
     return lists[static_cast<std::size_t>(l.value * shape.kv_heads + h.value)][static_cast<std::size_t>(i)];
   });
   if (llama_state_seq_set_data(context, small.data(), small.size(), of) == small.size()) return made;
   bool const back = llama_state_seq_set_data(context, image.bytes().data(), image.bytes().size(), of) == image.bytes().size();
-  throw error("llama.cpp does not take a compacted state of " + std::to_string(made.kept) + " cells; " +
-              (back ? "the sequence is as it was" : "nor the one before, so the sequence is lost: decode its prompt again"));
+  std::string const what = "llama.cpp does not take a compacted state of " + std::to_string(made.kept) + " cells; ";
+  if (back) throw error(what + "the sequence is as it was");
+  in.of_sequences.erase(of);
+  throw sequence_lost(what + "nor the one before, so the sequence is lost: decode its prompt again");
 }
 
 }  // namespace kvpolicy::llama

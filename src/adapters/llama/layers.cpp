@@ -73,7 +73,7 @@ class survey {
     flash_attention_off_ = flash_attention_off_ || (node->op == GGML_OP_SOFT_MAX && name.starts_with("kq_soft_max"));
     if (node->op != GGML_OP_FLASH_ATTN_EXT) return;
     ggml_tensor const* const keys = node->src[1];
-    found_attention made{.layer = key_cache_layer(keys).value_or(-1),
+    found_attention made{.layer = attended_layer(node).value_or(-1),
                          .shape = {.q_heads = node->src[0]->ne[2], .kv_heads = keys->ne[2], .head_dim = keys->ne[0]},
                          .cells = storage_of(keys)->ne[1]};
     try {

@@ -77,10 +77,19 @@ rows all_rows_of(ggml_tensor const* source) {
           .dim_stride = static_cast<std::int64_t>(source->nb[0])};
 }
 
+std::optional<std::int64_t> attended_layer(ggml_tensor const* attention) noexcept {
+  if (auto const found = key_cache_layer(attention->src[1])) return found;
+  constexpr std::string_view prefix = "#cache_k_l";
+  std::string_view const name = attention->src[1]->name;
+  std::size_t const at = name.find(prefix);
+  if (at == std::string_view::npos) return std::nullopt;
+  return std::strtoll(name.data() + at + prefix.size(), nullptr, 10);
+}
+
 void check_attention(ggml_tensor const* node) {
   ggml_tensor const* const keys = node->src[1];
   ggml_tensor const* const values = node->src[2];
-  if (node->src[3] == nullptr || !key_cache_layer(keys)) {
+  if (node->src[3] == nullptr || !attended_layer(node)) {
     throw unsupported("attention without an ordinary KV cache (an encoder, or a cache of another kind) is not supported");
   }
   if (keys->ne[0] != values->ne[0]) {

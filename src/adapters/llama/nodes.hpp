@@ -31,11 +31,17 @@ std::optional<element_type> element_of(ggml_type type) noexcept;
 /// Throws unsupported for types that element_of has none for.
 rows all_rows_of(ggml_tensor const* source);
 
+/// The cache layer of an attention node's keys, through a copy of them on another device ("CUDA0#cache_k_l3 (view)#0").
+std::optional<std::int64_t> attended_layer(ggml_tensor const* attention) noexcept;
+
 /// Throws unsupported unless the node is attention that kvpolicy computes exactly.
 void check_attention(ggml_tensor const* node);
 /// Whether its keys or values lie where the host can't read them, and how to say so.
 bool is_offloaded(ggml_tensor const* node) noexcept;
-inline constexpr char const* offloaded = "the KV cache is offloaded; set n_gpu_layers = 0 or offload_kqv = false";
+inline constexpr char const* offloaded =
+    "attention runs on a device, with offload_kqv = false too, where flash attention gets copies of the cache; set "
+    "n_gpu_layers = 0, "
+    "or compact the cache (kvpolicy::llama::compactor)";
 
 /// What a FLASH_ATTN_EXT node's parameters say.
 struct attention_parameters {

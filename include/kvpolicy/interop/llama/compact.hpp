@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "kvpolicy/interop/llama.hpp"
 
@@ -14,6 +15,11 @@ namespace kvpolicy::llama {
 struct compaction {
   std::int64_t tokens = 0;  ///< cells before
   std::int64_t kept = 0;    ///< cells now
+};
+
+/// A sequence has no cells any more, and its prompt must be decoded again.
+struct sequence_lost : error {
+  using error::error;
 };
 
 /// Replaces the cells of a sequence by those rows that a policy retains of each KV head. Steps read fewer cells, and are the
@@ -26,7 +32,8 @@ struct compaction {
 /// - Serves models whose layers all attend to all tokens, with rotary positions. Needs flash attention not disabled.
 /// - A policy that looks at queries has the engine wait once a layer while a prompt is decoded, and in the steps before the
 ///   first compaction.
-/// - Compact a sequence before llama_memory_seq_cp shares its cells. After llama_memory_seq_add decode once before: only then
+/// - Compact a sequence before llama_memory_seq_cp shares its cells, which a compaction of one would not free. After
+/// llama_memory_seq_add decode once before: only then
 ///   are its keys moved. After another text's state was restored, decode the end of its prompt.
 /// Not thread-safe. Must outlive the context that it is attached to.
 class compactor {
@@ -47,21 +54,34 @@ class compactor {
   /// Attaches the compactor to parameters; call it before llama_init_from_model(model, params). A callback in them is kept.
   /// Makes a small context of its own for a moment, to see the model's layers. An exception leaves `params` as it was.
   /// @param params,model  the context's parameters, and its model
-  /// @throws unsupported for a model that is not served; for several streams; for several sequences, if the policy looks at a
-  ///         prompt's queries
+  /// @throws unsupported for a model that is not served, and for several streams
   /// @throws invalid_value for an impossible budget, or if the compactor is attached already
   void attach(llama_context_params& params, llama_model const* model);
+
+  /// Returns the layers, heads and sizes of the model's cache, once the compactor is attached.
+  cache_shape shape() const;
+
+  /// Says of which sequence each token of the next batch is, if the policy looks at queries: call it before each llama_decode
+  /// of a context of several sequences.
+  /// @param sequences  `[tokens of the batch]`, in the batch's order
+  /// @param at_rest  sequences that are not compacted before another prompt of theirs: their queries are not kept, so the
+  /// engine
+  ///        need not wait for them
+  void set_batch(std::span<llama_seq_id const> sequences, std::span<llama_seq_id const> at_rest = {});
+  /// Forgets a sequence's queries: another text takes its place, from a state for instance.
+  /// @param of  the sequence
+  void forget(llama_seq_id of);
 
   /// Compacts a sequence. Call it when the prompt was decoded, and again after a further prompt.
   /// @param context  the context that the compactor is attached to
   /// @param of  the sequence
   /// @return how many cells it had, and has
   /// @throws invalid_value for a sequence that there is not, or without tokens; for one whose last token's queries were not
-  /// seen, as its tail was
-  ///         removed; and before attach()
+  ///         seen, as its tail was removed; without set_batch() where that is needed; and before attach()
   /// @throws unsupported where heads retain different numbers of tokens, and for a state of another form than this version of
   ///         llama.cpp writes
-  /// @throws error if the engine does not take the compacted state; the sequence is as before then, if it takes that
+  /// @throws error if the engine does not take the compacted state; the sequence is as before then
+  /// @throws sequence_lost if the engine does not take that either: it has no cells for it
   compaction compact(llama_context* context, llama_seq_id of = 0);
 
  private:
