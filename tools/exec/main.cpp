@@ -102,6 +102,7 @@ int main(int argc, char** argv) {
   bool lossless = false;
   bool strict = false;
   bool managed_cache = false;
+  bool compact = false;
   bool only_explain = false;
   app.add_option("policy", policy, "NAME[:parameter=value,...][+NAME...]; kvpolicy-run --list-policies lists them");
   app.add_flag(
@@ -110,6 +111,8 @@ int main(int argc, char** argv) {
   app.add_option("--drafts", drafts, "with --lossless, guess always so many tokens (default: as many as pay, up to 7)");
   app.add_option("--prompts", prompts, "the prompt policy: pages[:share=.15,...] (default: prompts read all of themselves)");
   app.add_flag("--managed-cache", managed_cache, "the library holds the cache, and frees the rows that the policy drops");
+  app.add_flag("--compact", compact,
+               "the engine's cache gets what the policy retains of each prompt; also with layers on a GPU");
   app.add_option("--tier", tier,
                  "where a managed cache stores the rows that steps do not read: host, host:q8_0, host:q4_0, disk:FILE or "
                  "redis:HOST:PORT,... (default: memory)");
@@ -124,8 +127,8 @@ int main(int argc, char** argv) {
                      "no policy is given; full reads everything, and --help lists what else there is");
     std::string const drafted = (lossless && !policy.empty() ? ";lossless" : "") + (drafts.empty() ? "" : ";drafts=" + drafts);
     std::string said = (policy.empty() ? "lossless" : policy) + drafted + (strict ? ";strict" : "") +
-                       (managed_cache ? ";managed-cache" : "") + (prompts.empty() ? "" : ";prompts=" + prompts) +
-                       (tier.empty() ? "" : ";tier=" + tier);
+                       (managed_cache ? ";managed-cache" : "") + (compact ? ";compact" : "") +
+                       (prompts.empty() ? "" : ";prompts=" + prompts) + (tier.empty() ? "" : ";tier=" + tier);
     preload::parse_settings(said);
     if (only_explain) {
       if (policy.empty() || policy == "lossless")
@@ -146,6 +149,7 @@ int main(int argc, char** argv) {
     setenv("LD_PRELOAD", front.c_str(), 1);
     setenv("KVPOLICY", said.c_str(), 1);
     if (!log.empty()) setenv("KVPOLICY_LOG", log.c_str(), 1);
+    if (compact) setenv("LLAMA_ARG_KV_UNIFIED", "1", 0);  // what a compaction frees is for all sequences
     spin_for_a_moment();
     std::vector<char*> arguments;
     for (std::string& argument : command) arguments.push_back(argument.data());

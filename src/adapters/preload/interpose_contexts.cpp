@@ -21,7 +21,9 @@ bool is_sketch(llama_model const* model) {
 
 llama_context* make_context(llama_model* model, llama_context_params params) {
   nested const guard;
-  if (is_sketch(model)) return engines<llama_init_from_model>("llama_init_from_model")(model, params);
+  // A draft model's texts are the target's, and its context must be able to follow that one's cuts.
+  bool const drafts = here->how.compact && params.ctx_other != nullptr;
+  if (drafts || is_sketch(model)) return engines<llama_init_from_model>("llama_init_from_model")(model, params);
   std::unique_ptr<served_context> served;
   try {
     served = std::make_unique<served_context>(here->how, model, params, here->to);
@@ -51,7 +53,7 @@ int decode_with(llama_context* context, served_context* served, batch_tokens con
   std::optional<int> done;
   or_say([&] { done = served->step(batch); });
   if (done) return *done;
-  or_say([&] { served->before(batch); });
+  or_say([&] { served->before(context, batch); });
   int status = decode();
   or_say([&] { status = served->after(context, batch, status); });
   return status;

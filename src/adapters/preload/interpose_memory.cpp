@@ -1,5 +1,6 @@
 // In front of libllama by LD_PRELOAD: what becomes of a context's memory. Where rows are the library's own, the engine has but
-// the last few tokens of each sequence, and is not asked what there is.
+// the last few tokens of each sequence, and is not asked what there is. Where its cells are compacted, it has all of them, and
+// does not know which of their positions are a text's.
 #include <algorithm>
 
 #include "process.hpp"
@@ -12,6 +13,7 @@ void llama_memory_clear(llama_memory_t memory, bool data) {
   preload::settle(memory);
   if (preload::serves()) preload::tell_context_of(memory, [](preload::served_context& served) { served.begin_anew(); });
   if (preload::served_context* const owner = preload::owner_of(memory)) owner->remove(-1, 0);
+  if (preload::compacted_sequences* const of = preload::compacting(memory)) of->keep(-1);
   preload::engines<llama_memory_clear>("llama_memory_clear")(memory, data);
 }
 
@@ -27,18 +29,23 @@ bool llama_memory_seq_rm(llama_memory_t memory, llama_seq_id of, llama_pos from,
     if (!is_tail && std::max(from, 0) < to) return false;  // the engine's word for what can't be cut out
     if (is_tail) owner->remove(of, from);
   }
+  if (preload::compacted_sequences* const compacted = preload::compacting(memory)) {
+    if (!compacted->cut(of, from, to)) return false;
+  }
   return preload::engines<llama_memory_seq_rm>("llama_memory_seq_rm")(memory, of, from, to);
 }
 
 void llama_memory_seq_keep(llama_memory_t memory, llama_seq_id of) {
   preload::settle(memory);
   if (preload::served_context* const owner = preload::owner_of(memory)) owner->keep(of);
+  if (preload::compacted_sequences* const compacted = preload::compacting(memory)) compacted->keep(of);
   preload::engines<llama_memory_seq_keep>("llama_memory_seq_keep")(memory, of);
 }
 
 void llama_memory_seq_cp(llama_memory_t memory, llama_seq_id from, llama_seq_id to, llama_pos first, llama_pos last) {
   preload::settle(memory);
   preload::engines<llama_memory_seq_cp>("llama_memory_seq_cp")(memory, from, to, first, last);
+  if (preload::compacted_sequences* const compacted = preload::compacting(memory)) compacted->copy(memory, from, to);
   preload::served_context* const owner = preload::owner_of(memory);
   if (owner == nullptr || first > 0) return;
   try {
@@ -61,11 +68,15 @@ void llama_memory_seq_div(llama_memory_t memory, llama_seq_id of, llama_pos firs
 
 /// Positions are how the library tells tokens: they can't be moved.
 bool llama_memory_can_shift(llama_memory_t memory) {
-  return preload::owner_of(memory) == nullptr && preload::engines<llama_memory_can_shift>("llama_memory_can_shift")(memory);
+  return preload::owner_of(memory) == nullptr && preload::compacting(memory) == nullptr &&
+         preload::engines<llama_memory_can_shift>("llama_memory_can_shift")(memory);
 }
 
 llama_pos llama_memory_seq_pos_min(llama_memory_t memory, llama_seq_id of) {
   preload::settle(memory);
+  if (preload::compacted_sequences const* const compacted = preload::compacting(memory)) {
+    if (llama_pos const from = compacted->compacted(of); from >= 0) return from;
+  }
   preload::served_context const* const owner = preload::owner_of(memory);
   if (owner == nullptr) return preload::engines<llama_memory_seq_pos_min>("llama_memory_seq_pos_min")(memory, of);
   if (owner->last_position(of) >= 0) return owner->first_position(of);

@@ -13,10 +13,17 @@
 namespace kvpolicy::preload {
 namespace {
 
+/// Whether its sequences are compacted, which need no state beside the engine's.
+bool was_restored(served_context& served, llama_context const* context, llama_seq_id of) {
+  nested const guard;
+  if (served.compacts() != nullptr) served.compacts()->restored(llama_get_memory(context), of);
+  return served.compacts() != nullptr;
+}
+
 /// The engine wrote so many bytes of a sequence's state, or read them.
 void state_was_saved(llama_context* context, std::uint8_t const* bytes, std::size_t size, llama_seq_id of) {
-  served_context const* const served = size > 0 ? context_of(context) : nullptr;
-  if (served == nullptr) return;
+  served_context* const served = size > 0 ? context_of(context) : nullptr;
+  if (served == nullptr || served->compacts() != nullptr) return;
   or_say([&] {
     llama::saved_prompt prompt = served->save(of);
     std::lock_guard const lock(here->working);
@@ -25,7 +32,7 @@ void state_was_saved(llama_context* context, std::uint8_t const* bytes, std::siz
 }
 void state_was_restored(llama_context* context, std::uint8_t const* bytes, std::size_t size, llama_seq_id of) {
   served_context* const served = size > 0 ? context_of(context) : nullptr;
-  if (served == nullptr) return;
+  if (served == nullptr || was_restored(*served, context, of)) return;
   std::lock_guard const lock(here->working);
   if (llama::saved_prompt const* const kept = here->prompts.find(std::as_bytes(std::span(bytes, size))))
     served->load(*kept, of);
@@ -33,13 +40,13 @@ void state_was_restored(llama_context* context, std::uint8_t const* bytes, std::
 
 /// The same in a file, with one of this library's beside it.
 void file_was_saved(llama_context* context, char const* path, llama_seq_id of) {
-  served_context const* const served = context_of(context);
-  if (served == nullptr) return;
+  served_context* const served = context_of(context);
+  if (served == nullptr || served->compacts() != nullptr) return;
   or_say([&] { write_beside(path, served->save(of)); });
 }
 void file_was_restored(llama_context* context, char const* path, llama_seq_id of) {
   served_context* const served = context_of(context);
-  if (served == nullptr) return;
+  if (served == nullptr || was_restored(*served, context, of)) return;
   or_say([&] {
     if (auto const prompt = read_beside(path)) served->load(*prompt, of);
   });
@@ -121,6 +128,15 @@ std::size_t load_slot(served_context& owner, llama_context const* context, char 
     read = bytes->size();
   });
   return read;
+}
+
+/// A whole context's state was restored, or not.
+template <class Result>
+Result all_were_restored(llama_context* context, Result done) {
+  served_context* const served = serves() && done ? context_of(context) : nullptr;
+  for (std::uint32_t of = 0; served != nullptr && of < llama_n_seq_max(context); ++of)
+    was_restored(*served, context, static_cast<llama_seq_id>(of));
+  return done;
 }
 
 /// Of a whole context.
@@ -217,14 +233,16 @@ std::size_t llama_state_get_data(llama_context* context, std::uint8_t* to, std::
 }
 
 std::size_t llama_state_set_data(llama_context* context, std::uint8_t const* from, std::size_t size) {
-  return preload::has_no_state(context) ? 0
-                                        : preload::engines<llama_state_set_data>("llama_state_set_data")(context, from, size);
+  if (preload::has_no_state(context)) return 0;
+  return preload::all_were_restored(context,
+                                    preload::engines<llama_state_set_data>("llama_state_set_data")(context, from, size));
 }
 
 bool llama_state_load_file(llama_context* context, char const* path, llama_token* tokens, std::size_t capacity,
                            std::size_t* count) {
   return !preload::has_no_state(context) &&
-         preload::engines<llama_state_load_file>("llama_state_load_file")(context, path, tokens, capacity, count);
+         preload::all_were_restored(
+             context, preload::engines<llama_state_load_file>("llama_state_load_file")(context, path, tokens, capacity, count));
 }
 
 bool llama_state_save_file(llama_context* context, char const* path, llama_token const* tokens, std::size_t count) {

@@ -10,10 +10,13 @@ namespace kvpolicy::preload {
 namespace {
 
 /// What a program on libllama sets, and the options by which a server's user sets it.
-constexpr std::array<std::array<std::string_view, 2>, 6> options_of{{
+constexpr std::array<std::array<std::string_view, 2>, 8> options_of{{
+    {"set kv_unified", "start the program with --kv-unified"},
     {"set type_k and type_v to", "set --cache-type-k and --cache-type-v to"},
     {"set flash_attn_type to LLAMA_FLASH_ATTN_TYPE_ENABLED", "start the program with --flash-attn on"},
-    {"set n_gpu_layers = 0 or offload_kqv = false", "start the program with --n-gpu-layers 0 or --no-kv-offload"},
+    {"with offload_kqv = false too", "with --no-kv-offload too"},
+    {"set n_gpu_layers = 0, or compact the cache (kvpolicy::llama::compactor)",
+     "start the program with --n-gpu-layers 0, or add compact"},
     {", or after llama_set_causal_attn(context, false)", ", or an embedding model's"},
     {" (llama_memory_seq_rm from the middle, or llama_memory_seq_div), or the batch has several sequences in one unified cache "
      "and set_batch() was not called",

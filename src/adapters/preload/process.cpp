@@ -38,6 +38,15 @@ served_context* owner_of(llama_memory_t memory) {
   return nullptr;
 }
 
+compacted_sequences* compacting(llama_memory_t memory) {
+  if (!serves()) return nullptr;
+  std::lock_guard const lock(here->working);
+  for (auto& [context, served] : here->contexts) {
+    if (served->compacts() != nullptr && llama_get_memory(context) == memory) return served->compacts();
+  }
+  return nullptr;
+}
+
 namespace {
 
 /// The engine does not say when a request has ended: it has, at the latest, when nothing was decoded for a second.

@@ -59,6 +59,8 @@ served_context* context_of(llama_context const* context);
 /// The same of those with rows of their own, and where it is not the session that asks; null also where there is no policy.
 served_context* owner_of(llama_context const* context);
 served_context* owner_of(llama_memory_t memory);
+/// What compacts this memory's sequences; null if nothing does.
+compacted_sequences* compacting(llama_memory_t memory);
 
 /// From the first context on, what ended requests did is said.
 void keep_watch();

@@ -73,6 +73,13 @@ served_context::served_context(settings const& how, llama_model const* model, ll
       tier_(tier_of(how.tier, params, model, asked_)),
       session_(policy_.policy, session_options_of(how, asked_, tier_ ? &*tier_ : nullptr)),
       log_(to) {
+  if (how.compact) {
+    if (params.embeddings) throw unsupported("a compaction of embeddings' texts, behind which nothing is generated");
+    compacted_.emplace(policy_.policy, how.after);
+    compacted_->attach(params, model);
+    row_bytes_ = bytes_of_row(params, compacted_->shape().head_dim);
+    return;
+  }
   llama_context_params made = manages_cache() ? small(params, asked_) : params;
   if (how.lossless && params.embeddings) throw unsupported("lossless decoding gives logits, and no embeddings");
   if (how.lossless) {
@@ -131,6 +138,10 @@ std::optional<int> served_context::step(batch_tokens const& batch) {
 /// Said before the first decode: the engine and its program have said by then what they are.
 void served_context::begin() {
   begun_ = true;
+  if (compacted_) {
+    std::string const waits = how_.after == 0 ? "" : " and " + std::to_string(how_.after) + " tokens of its answer";
+    return log_.say(how_.said + " compacts the engine's cells behind each prompt" + waits);
+  }
   cache_shape const shape = session_.shape();
   if (shape.layers == 0) return;
   log_.say(policy_.text + " (" + policy_.parameters + ") on " + std::to_string(shape.layers) + " layers, for up to " +
@@ -138,8 +149,9 @@ void served_context::begin() {
            (tier_ ? " in " + tier_name_ : ""));
 }
 
-void served_context::before(batch_tokens const& batch) {
+void served_context::before(llama_context* context, batch_tokens const& batch) {
   if (!begun_) begin();
+  if (compacted_) return compact(context, batch);
   state_.reset();
   session_.set_batch(batch.sequences, batch.outputs,
                      lossless_ ? llama::batch_reading::everything_as_prompt : llama::batch_reading::by_policy);
@@ -158,6 +170,13 @@ int served_context::decode(llama_context* context, llama_batch const& batch) {
 
 int served_context::after(llama_context* context, batch_tokens const& batch, int status) {
   std::span const sequences = batch.sequences;
+  if (compacted_) {
+    if (status == 0) count_compacted(context, batch);
+    std::lock_guard const lock(counting_);
+    decoding_ = false;
+    decoded_ = clock::now();
+    return std::exchange(refused_, false) ? compute_error : status;
+  }
   if (manages_cache()) {
     session_.give_back(context, sequences);
     session_.give_back(context, batch.others);
@@ -191,6 +210,45 @@ int served_context::after(llama_context* context, batch_tokens const& batch, int
     r.all.bytes = bytes_of(of);
   }
   return status;
+}
+
+void served_context::compact(llama_context* context, batch_tokens const& batch) {
+  {
+    std::lock_guard const lock(counting_);
+    decoding_ = true;
+  }
+  try {
+    compacted_->before(context, batch);
+  } catch (llama::sequence_lost const& why) {
+    log_.say(why.what());
+    refused_ = true;
+  } catch (std::exception const& why) {
+    // Most later ones differ by numbers alone.
+    if (!std::exchange(told_, true))
+      log_.say(std::string(why.what()) + (how_.strict ? "" : "; the request goes on with all of its cells"));
+    refused_ = how_.strict;
+  }
+}
+
+void served_context::count_compacted(llama_context* context, batch_tokens const& batch) {
+  compacted_->after(context, batch);
+  std::lock_guard const lock(counting_);
+  for (auto& [of, r] : requests_) {
+    if (r.all.steps > 0 && std::ranges::count(batch.sequences, of) != 1) end(of, r);
+  }
+  for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
+    llama_seq_id const of = batch.sequences[i];
+    request& r = requests_[of];
+    if (std::ranges::count(batch.sequences, of) > 1 || !batch.has_output(i)) {
+      ++r.all.prompt;
+      continue;
+    }
+    llama_pos const last = llama_memory_seq_pos_max(llama_get_memory(context), of);
+    auto const cells = static_cast<double>(last + 1 - llama_memory_seq_pos_min(llama_get_memory(context), of));
+    r.all.add({.tokens = last + 1, .tokens_read = cells}, false);
+    cache_shape const shape = compacted_->shape();
+    r.all.bytes = static_cast<std::int64_t>(cells) * shape.layers * shape.kv_heads * row_bytes_;
+  }
 }
 
 void served_context::cut(llama_seq_id of, bool removes) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "batch_tokens.hpp"
+#include "compacted_sequences.hpp"
 #include "log.hpp"
 #include "lossless_steps.hpp"
 #include "published.hpp"
@@ -49,7 +50,7 @@ class served_context {
   lossless_steps* lossless() noexcept { return lossless_ ? &*lossless_ : nullptr; }
 
   /// Around each decode. after() returns the status for the caller.
-  void before(batch_tokens const& batch);
+  void before(llama_context* context, batch_tokens const& batch);
   int after(llama_context* context, batch_tokens const& batch, int status);
   /// In the engine's place, for a batch that it may be told of: with a managed cache the engine does not know where a sequence
   /// ends.
@@ -58,6 +59,9 @@ class served_context {
   /// Beside the engine's own state of a sequence. load() of what does not fit leaves the sequence to the engine.
   llama::saved_prompt save(llama_seq_id of) const { return session_.save(of); }
   void load(llama::saved_prompt const& saved, llama_seq_id of);
+
+  /// Null unless the policy drops the engine's cells.
+  compacted_sequences* compacts() noexcept { return compacted_ ? &*compacted_ : nullptr; }
 
   /// Whether rows are the library's, and the engine has a small context: what it would say of its cache is said here.
   bool manages_cache() const noexcept { return asked_.all > 0; }
@@ -92,6 +96,8 @@ class served_context {
 
   std::int64_t bytes_of(llama_seq_id of) const noexcept;
   void begin();
+  void compact(llama_context* context, batch_tokens const& batch);
+  void count_compacted(llama_context* context, batch_tokens const& batch);
   void end(llama_seq_id of, request& ended);
 
   settings how_;
@@ -100,12 +106,15 @@ class served_context {
   std::uint32_t sequences_;
   std::string tier_name_;
   std::optional<tiers::any_tier> tier_;
-  llama::session session_;
+  llama::session session_;  ///< attached unless cells are compacted
+  std::optional<compacted_sequences> compacted_;
   std::int64_t row_bytes_ = 0;  ///< of a token in a layer's KV head
   std::optional<lossless_steps> lossless_;
   std::optional<saved_state> state_;  ///< the last one, until something changes
   log& log_;
   bool begun_ = false;
+  bool refused_ = false;  ///< a compaction of the batch, which is to fail then
+  bool told_ = false;     ///< why one was
   std::mutex counting_;
   std::map<llama_seq_id, request> requests_;
   bool decoding_ = false;

@@ -3,6 +3,7 @@
 
 #include <kvpolicy/prompt_pages.hpp>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,6 +20,9 @@ struct settings {
   bool lossless = false;        ///< the policy only drafts
   std::optional<int> drafts{};  ///< of a round; none: as many as pay
   std::string tier{};           ///< of a managed cache; empty: its rows stay in memory
+  std::string said{};           ///< the policy as it was given
+  bool compact = false;         ///< the engine's own cells: they get what the policy retains
+  std::int64_t after = 0;       ///< with compact: tokens of the answer that the policy waited for, which `policy` does not
 };
 
 /// "snapkv:tokens=1024;strict;managed-cache;prompts=pages:share=.1", "quest;lossless;drafts=4", or "lossless" for its usual
