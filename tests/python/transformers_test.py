@@ -40,6 +40,18 @@ def with_windows(seed=0):
     return transformers.Qwen2ForCausalLM(config).eval()
 
 
+def with_sinks(seed=0):
+    torch.manual_seed(seed)
+    config = transformers.GptOssConfig(num_hidden_layers=4, num_local_experts=2, num_experts_per_tok=1, sliding_window=20, head_dim=16, **sizes)
+    return transformers.GptOssForCausalLM(config).eval()
+
+
+def with_soft_caps(seed=0):
+    torch.manual_seed(seed)
+    config = transformers.Gemma2Config(num_hidden_layers=4, sliding_window=40, head_dim=16, attn_logit_softcapping=.5, **sizes)
+    return transformers.Gemma2ForCausalLM(config).eval()
+
+
 def prompts(batch, tokens, seed=0):
     return torch.randint(2, vocabulary, (batch, tokens), generator=torch.Generator().manual_seed(seed))
 
@@ -90,6 +102,16 @@ class FullIsExact(unittest.TestCase):
         ids = prompts(2, 130)
         self.check(with_windows(), ids)
         self.check(with_windows(1), ids, padded(ids, [0, 30]))
+
+    def test_of_sinks_and_soft_caps_beside_windows(self):
+        for model in (with_sinks(), with_soft_caps()):
+            self.check(model, prompts(2, 90), padded(prompts(2, 90), [0, 30]))
+            caches = {"eager": transformers.DynamicCache(config=model.config), "kvpolicy": PolicyCache(model, "full")}
+            ids = prompts(1, 70)
+            for turn in range(2):
+                made = [generate(model, way, cache, ids, tokens=3) for way, cache in caches.items()]
+                self.same(*made, 1e-5 if turn == 0 else .01)
+                ids = torch.cat([made[0][0], prompts(1, 40, seed=2)], 1)
 
     def test_of_half_precision_within_rounding(self):
         self.check(llama(2, torch.bfloat16), prompts(1, 60), within=.02)
@@ -382,12 +404,6 @@ class Policies(unittest.TestCase):
             PolicyCache(transformers.BartForConditionalGeneration(transformers.BartConfig(
                 vocab_size=vocabulary, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
                 encoder_ffn_dim=32, decoder_ffn_dim=32)), "full")
-        sinks = transformers.GptOssForCausalLM(transformers.GptOssConfig(num_hidden_layers=2, num_local_experts=2, num_experts_per_tok=1,
-                                                                         sliding_window=20, **sizes)).eval()
-        sinks.set_attn_implementation("kvpolicy")
-        for cache in (transformers.DynamicCache(config=sinks.config), PolicyCache(sinks, "full")):
-            with self.assertRaisesRegex(kvpolicy.UnsupportedError, "s_aux"):
-                sinks(ids, past_key_values=cache)
         used = PolicyCache(model, "full")
         generate(model, "kvpolicy", used, ids)
         with self.assertRaisesRegex(kvpolicy.UnsupportedError, "a batch of 1; the cache has 2"):

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
 from kvpolicy import Arena, Batch, InvalidError, Needs, Policy, Shape, State, Store, UnsupportedError
+from kvpolicy.transformers.device import DeviceRows, memory
 from kvpolicy.transformers.layer import PolicyLayer, waiting
 from kvpolicy.transformers.mask import new_tokens
 from kvpolicy.transformers.rotation import rotation_of
@@ -19,10 +20,10 @@ _address_space = 1 << 40  # bytes: an arena takes memory for the rows that it ha
 
 
 class Sequence:
-    """A sequence of the batch."""
+    """A sequence of the batch; on a CPU with a state of its own, in a store of its own."""
 
-    def __init__(self, place: int, state: State, store: Store) -> None:
-        self.place, self.state, self.store = place, state, store
+    def __init__(self, place: int, state: State | None = None, store: Store | None = None) -> None:
+        self.place, self._state, self._store = place, state, store
         self.tokens = 0  # without padding
         self.fresh = 0  # of the running forward
         self.columns = torch.zeros(0, dtype=torch.long)  # where they stand in it: the others are padding
@@ -30,11 +31,22 @@ class Sequence:
         self.in_prompt = False  # the last forward brought a prompt, or a piece of one
         self.goes_on = False  # the running one goes on with it
         self.observed: dict[int, torch.Tensor] = {}  # by layer: the last queries of the prompt so far
-        state.bind_store(store)
+        if state is not None and store is not None:
+            state.bind_store(store)
+
+    @property
+    def state(self) -> State:
+        assert self._state is not None
+        return self._state
+
+    @property
+    def store(self) -> Store:
+        assert self._store is not None
+        return self._store
 
     def end_prompt(self) -> None:
         """What the policy drops of a prompt goes; a step does this by itself."""
-        for layer in range(self.state.shape.layers if self.in_prompt else 0):
+        for layer in range(self.state.shape.layers if self.in_prompt and self._store is not None else 0):
             self.store.retain(layer, self.state)
         self.in_prompt = False
         self.observed.clear()
@@ -46,11 +58,13 @@ class Sequence:
 
 
 class PolicyCache(Cache):
-    """Keys and values of a batch of sequences, each with a state of its own, in memory of the library's (on a CPU): what the policy
-    drops of a row, a layer and a head is freed. Layers with sliding windows are transformers' own.
+    """Keys and values of a batch of sequences. On a CPU each has a state of its own, in memory of the library's: what the policy
+    drops of a row, a layer and a head is freed. On a CUDA device all rows stay, and steps read what the policy chooses. Layers with
+    sliding windows are transformers' own.
 
-    policy: its text, or a Policy. max_tokens: the most that a sequence may have, as many as the model was made for by default;
-    memory follows the tokens that there are. Rows may be padded on the left. Raises InvalidError, UnsupportedError."""
+    policy: its text, or a Policy. max_tokens: the most that a sequence may have. On a CPU that is as many as the model was made for
+    by default, and memory follows the tokens that there are; a CUDA device has room for it from the start. Rows may be padded on the
+    left. Raises InvalidError, UnsupportedError."""
 
     def __init__(self, model: PreTrainedModel, policy: str | Policy, max_tokens: int | None = None) -> None:
         self.policy = Policy(policy) if isinstance(policy, str) else policy
@@ -63,6 +77,7 @@ class PolicyCache(Cache):
         config = model.config.get_text_config(decoder=True)
         if getattr(config, "num_kv_shared_layers", 0):
             raise UnsupportedError(f"the model's last {config.num_kv_shared_layers} layers share other layers' rows, which is not served")
+        self._given_tokens = max_tokens
         self.max_tokens = max_tokens or getattr(config, "max_position_embeddings", None) or 1 << 20
         layers = self._layers(config)
         self.inverse_frequencies, self.neighbours = rotation_of(model) if Needs.ROTATION in self.policy.needs else (None, False)
@@ -73,10 +88,12 @@ class PolicyCache(Cache):
 
     def _begin(self) -> None:
         self.sequences: list[Sequence] = []
+        self.device: DeviceRows | None = None  # none: rows are in stores
         self.head_dim = 0
         self._shown = torch.zeros(0, 0, dtype=torch.bool)  # [rows, tokens]: not padding
         self._batch: Batch | None = None
         self._ids: torch.Tensor | None = None
+        self._with_terms: set[int] = set()  # layers whose terms are bound
 
     def _layers(self, config: Any) -> list[CacheLayerMixin]:
         window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
@@ -104,7 +121,9 @@ class PolicyCache(Cache):
 
     @property
     def bytes(self) -> int:
-        """Of rows that are held, those of sliding windows aside."""
+        """Of rows that are held, those of sliding windows aside; on a device, of all that there is room for."""
+        if self.device is not None:
+            return self.device.bytes
         return sum({id(row.store.arena): row.store.arena.bytes for row in self.sequences}.values())
 
     def reset(self) -> None:
@@ -118,6 +137,8 @@ class PolicyCache(Cache):
         left = min(tokens, max_length) if max_length > 0 else tokens + max_length
         if left < 0:
             raise InvalidError(f"{-max_length} tokens to remove of {tokens}")
+        if self.device is not None:  # which may refuse
+            self.device.cut(self.sequences, self._shown[:, :left].sum(1).tolist())
         for layer in self.layers:
             if isinstance(layer, PolicyLayer):
                 layer.tokens, layer.fresh = left, 0
@@ -128,8 +149,9 @@ class PolicyCache(Cache):
             if whole:
                 row.end_prompt()
             row.tokens = int(self._shown[row.place].sum())
-            row.store.truncate(row.tokens)
-            row.state.cut(row.tokens)
+            if self.device is None:
+                row.store.truncate(row.tokens)
+                row.state.cut(row.tokens)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self.batch_select_indices(torch.arange(len(self.sequences)).repeat_interleave(repeats))
@@ -148,6 +170,7 @@ class PolicyCache(Cache):
 
     def _take(self, indices: torch.Tensor) -> None:
         """Rows of these places, in this order; a row that is taken again is copied."""
+        self._only_on_a_cpu("rows that are moved or copied (beams, several answers to one prompt)")
         places, taken, rows = indices.tolist(), set(), []
         for place, old in enumerate(places):
             row = self.sequences[old]
@@ -157,8 +180,13 @@ class PolicyCache(Cache):
             row.place = place
         self.sequences, self._shown = rows, self._shown[places]
 
+    def _only_on_a_cpu(self, what: str) -> None:
+        if self.device is not None:
+            raise UnsupportedError(f"{what}: a policy's cache on a device has none; begin with a cache of its own")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> PolicyCache:
         """Rows are shared until one of both writes."""
+        self._only_on_a_cpu("a copy")
         made = PolicyCache.__new__(PolicyCache)
         memo[id(self)] = made
         made.__dict__.update({name: value for name, value in self.__dict__.items() if name not in ("layers", "policy_layers", "sequences")})
@@ -179,16 +207,23 @@ class PolicyCache(Cache):
     def see(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> None:
         """A forward's new tokens, in its first layer: which row has which of them. Sequences begin here, where there are none."""
         if not self.sequences:
-            if key.device.type != "cpu" or key.dtype not in _types:
-                raise UnsupportedError(f"keys of {key.dtype} on {key.device}; there are float32, float16 and bfloat16 on the CPU")
+            on_device = memory.has(key)
+            if not (on_device or key.device.type == "cpu") or key.dtype not in _types:
+                raise UnsupportedError(f"keys of {key.dtype} on {key.device}; there are float32, float16 and bfloat16 on CPUs and CUDA devices")
             self.head_dim = max(key.shape[3], value.shape[3])
             shape = Shape(len(self.policy_layers), query.shape[1], key.shape[1], self.head_dim, self.max_tokens, _types[key.dtype])
-            arena = Arena(shape, _address_space)
-            self.sequences = [Sequence(place, State(self.policy, shape), Store(arena)) for place in range(key.shape[0])]
+            if on_device:
+                if self._given_tokens is None:
+                    raise InvalidError("a cache on a device has room for all tokens from the start: PolicyCache(model, policy, max_tokens=...)")
+                self.device = DeviceRows(self.policy, shape, key.shape[0], key)
+                self.sequences = [Sequence(place) for place in range(key.shape[0])]
+            else:
+                arena = Arena(shape, _address_space)
+                self.sequences = [Sequence(place, State(self.policy, shape), Store(arena)) for place in range(key.shape[0])]
             self._shown = torch.zeros(key.shape[0], 0, dtype=torch.bool)
         if len(self.sequences) != key.shape[0]:
             raise UnsupportedError(f"a batch of {key.shape[0]}; the cache has {len(self.sequences)} sequences: begin with a cache of its own")
-        new = new_tokens(mask, self._shown, key.shape[2])
+        new = new_tokens(mask if mask is None else mask.cpu(), self._shown, key.shape[2])
         counts = new.sum(1).tolist()
         for row, count in zip(self.sequences, counts):
             if row.tokens + count > self.max_tokens:
@@ -208,6 +243,18 @@ class PolicyCache(Cache):
             row.in_prompt = row.in_prompt if count == 0 else not row.steps
             if row.steps:
                 row.observed.clear()
+        if self.device is not None:
+            self.device.plan(self.sequences, key)
+
+    def bind_terms(self, layer: int, words: dict[str, Any]) -> None:
+        """What the model adds to a layer's attention, which stays as it is; once."""
+        if layer in self._with_terms:
+            return
+        if self.device is not None:
+            self.device.bind_terms(layer, **words)
+        for row in self.sequences if self.device is None else ():
+            row.state.bind_terms(layer, **words)
+        self._with_terms.add(layer)
 
     def batch(self, rows: list[Sequence]) -> Batch:
         states = tuple(row.state for row in rows)
@@ -227,11 +274,11 @@ class PolicyCache(Cache):
             row.observed[layer] = queries
         return queries
 
-    def last_ids(self, rows: torch.Tensor) -> torch.Tensor | None:
+    def last_ids(self, rows: torch.Tensor | slice) -> torch.Tensor | None:
         return None if self._ids is None else self._ids[rows, -1].to(torch.int32)
 
     def token_ids(self, row: Sequence) -> torch.Tensor | None:
-        return None if self._ids is None else self._ids[row.place, row.columns].to(torch.int32)
+        return None if self._ids is None else self._ids[row.place, row.columns].to("cpu", torch.int32)
 
     def model_runs(self) -> tuple[str, str]:
         """Its attn_implementation, and its class's name."""
@@ -263,7 +310,10 @@ class PolicyCache(Cache):
             for layer, tokens in zip(cache.policy_layers, cache._before):
                 if layer.tokens == tokens:
                     raise UnsupportedError(f"the model gave layer {layer.position} of this cache no rows; use another cache")
-            if Needs.LOGITS in cache.policy.needs:
+            if Needs.LOGITS in cache.policy.needs and cache.device is not None:
+                if any(row.steps for row in cache.sequences):
+                    cache.device.observe(output.logits[:, -1])
+            elif Needs.LOGITS in cache.policy.needs:
                 for row in cache.sequences:
                     if row.steps:
                         row.state.observe(output.logits[row.place, -1].float())

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
@@ -14,8 +14,42 @@ from kvpolicy import UnsupportedError
 if TYPE_CHECKING:
     from kvpolicy.transformers.cache import PolicyCache, Sequence
 
-# Words that some models give their attention function, and that this one and sdpa's would ignore.
-_not_served = ("softcap", "s_aux", "position_bias", "head_mask")
+# Words that some models give their attention function, and that this one would ignore.
+_not_served = ("position_bias", "head_mask")
+
+
+class Terms(NamedTuple):
+    """What a model adds to a layer's attention: a soft cap of its logits, and sinks [q_heads], one more logit each."""
+
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+    @staticmethod
+    def of(given: dict[str, Any]) -> Terms | None:
+        softcap, sinks = given.get("softcap"), given.get("s_aux")
+        return None if softcap is None and sinks is None else Terms(softcap, sinks)
+
+    def attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
+        """As sdpa_attention_forward, which knows no terms: out [batch, n, q_heads, head_dim]."""
+        group, count = query.shape[1] // key.shape[1], query.shape[2]
+        logits = query.float() @ key.repeat_interleave(group, 1).float().transpose(2, 3) * scale
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        if mask is None:
+            mask = torch.ones(count, key.shape[2], dtype=torch.bool, device=query.device).tril(key.shape[2] - count)
+        if mask.dtype == torch.bool:
+            logits = logits.masked_fill(~mask, torch.finfo(torch.float32).min)
+        else:
+            logits = logits + mask
+        if self.sinks is not None:
+            sinks = self.sinks.float().reshape(1, -1, 1, 1).expand(len(query), -1, count, 1)
+            logits = torch.cat([logits, sinks], 3)
+        weights = logits.softmax(3)[..., :key.shape[2]]
+        return (weights @ value.repeat_interleave(group, 1).float()).transpose(1, 2).to(query.dtype)
+
+    def words(self) -> dict[str, Any]:
+        """For bind_terms."""
+        return dict(soft_cap=self.softcap or 0.0, sinks=None if self.sinks is None else self.sinks.detach().float().contiguous())
 
 
 class _Waiting(threading.local):
@@ -34,11 +68,13 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     """transformers' attention interface: query [batch, q_heads, n, head_dim]; out [batch, n, q_heads, head_dim]."""
     layer, waiting.layer = waiting.layer, None
     position = getattr(module, "layer_idx", None)
+    terms = Terms.of(more)
     if layer is None:
-        _refuse_words({name: more.get(name) for name in ("softcap", "s_aux")}, position)
         cache = PolicyLayer.running()
         if cache is not None and getattr(module, "is_causal", False) and position in cache.policy_positions:
             raise UnsupportedError(f"layer {position} attends again, or without new rows of its own: such layers are not served")
+        if terms is not None:
+            return terms.attention(query, key, value, attention_mask, query.shape[-1] ** -.5 if scaling is None else scaling), None
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     _refuse_words({name: more.get(name) for name in _not_served}, position)
     if not getattr(module, "is_causal", True) or more.get("is_causal") is False:
@@ -56,7 +92,7 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     if scaling is None and (getattr(module, "scale_attn_by_inverse_layer_idx", False) or not getattr(module, "scale_attn_weights", True)):
         raise UnsupportedError(f"layer {position} scales its logits by itself (scale_attn_weights), and does not say by what")
     scale = query.shape[-1] ** -.5 if scaling is None else scaling
-    return layer.attend(module, query, key, value, attention_mask, scale), None
+    return layer.attend(module, query, key, value, attention_mask, scale, terms), None
 
 
 def _refuse_words(given: dict[str, Any], position: int | None) -> None:
@@ -115,18 +151,25 @@ class PolicyLayer(CacheLayerMixin):
                "the model knows no other attention"))
 
     def attend(self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-               mask: torch.Tensor | None, scale: float) -> torch.Tensor:
+               mask: torch.Tensor | None, scale: float, terms: Terms | None = None) -> torch.Tensor:
         cache = self._cache()
         assert cache is not None
         if self.index == 0:
             cache.see(query, key, value, mask)
+        if terms is not None:
+            cache.bind_terms(self.index, terms.words())
         before, channels, width = self.tokens, value.shape[3], cache.head_dim
         self.tokens, self.fresh = before + query.shape[2], 0
-        exact = sdpa_attention_forward(module, query, key, value, mask, scaling=scale)[0] if before == 0 else None
+        exact = (None if before > 0 else sdpa_attention_forward(module, query, key, value, mask, scaling=scale)[0] if terms is None
+                 else terms.attention(query, key, value, mask, scale))
         query, key, value = (torch.nn.functional.pad(rows, (0, width - rows.shape[3])) for rows in (query, key, value))
-        out = torch.zeros(query.shape[0], query.shape[2], query.shape[1], width)
+        out = torch.zeros(query.shape[0], query.shape[2], query.shape[1], width, device=query.device)
         stepping = [row for row in cache.sequences if row.steps]
-        if stepping:
+        if stepping and cache.device is not None:
+            rows = torch.tensor([row.place for row in stepping])
+            made = cache.device.step(self.index, stepping, query, key, value, scale, cache.last_ids(slice(None)))
+            out[rows, -1] = made[rows].float()
+        elif stepping:
             rows = torch.tensor([row.place for row in stepping])
             made = torch.empty(len(stepping), *query.shape[1::2])
             cache.batch(stepping).step(self.index, key[rows, :, -1], value[rows, :, -1], query[rows, :, -1].float(), scale, made,
@@ -135,22 +178,27 @@ class PolicyLayer(CacheLayerMixin):
         for row in cache.sequences:
             if row.fresh > 0 and not row.steps:
                 self._prompt(cache, row, query[row.place], key[row.place], value[row.place], scale,
-                             out[row.place] if exact is None else None)
+                             out[row.place] if exact is None else None, terms)
         return (out[..., :channels].to(query.dtype) if exact is None else exact)
 
     def _prompt(self, cache: PolicyCache, row: Sequence, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float,
-                out: torch.Tensor | None) -> None:
+                out: torch.Tensor | None, terms: Terms | None) -> None:
         """A prompt of one row, or a piece of one. What the policy drops of it goes with the step behind its last piece."""
         queries = query[:, row.columns].transpose(0, 1).float().contiguous()
+        first = row.tokens - row.fresh
+        signals: dict[str, Any] = dict(scale=scale, queries=cache.observed(row, self.index, queries), neighbours=cache.neighbours,
+                                       inverse_frequencies=cache.inverse_frequencies, token_ids=cache.token_ids(row))
+        if cache.device is not None:
+            cache.device.prompt(self.index, row, key[:, row.columns], value[:, row.columns], **signals)
+            if out is not None:
+                out[row.columns] = cache.device.attend_prompt(self.index, row, query[:, row.columns], scale, terms).float()
+            return
         row.store.append(self.index, key[:, row.columns], value[:, row.columns])
         if out is not None:
             made = torch.empty_like(queries)
             row.state.attend_prompt(self.index, row.tokens, queries, scale, made)
             out[row.columns] = made
-        first = row.tokens - row.fresh
-        row.state.prefill(self.index, row.tokens, first=first, scale=scale, queries=cache.observed(row, self.index, queries),
-                          observed_from=0 if row.goes_on else first, inverse_frequencies=cache.inverse_frequencies,
-                          neighbours=cache.neighbours, token_ids=cache.token_ids(row))
+        row.state.prefill(self.index, row.tokens, first=first, observed_from=0 if row.goes_on else first, **signals)
 
     def get_seq_length(self) -> int:
         return self.tokens

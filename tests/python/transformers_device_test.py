@@ -1,0 +1,211 @@
+"""Hugging Face transformers with a PolicyCache on a device, over a library whose device is an interpreter of PTX: its managed memory stands
+for CUDA tensors. Tokens and logits are those of a PolicyCache on a CPU. 77 where torch or transformers is missing."""
+import ctypes as c
+import sys
+import unittest
+
+try:
+    import torch
+    import transformers
+except ImportError as missing:
+    print(f"no {missing.name} in {sys.executable}: a cache on a device is not tested")
+    sys.exit(77)
+
+import kvpolicy
+import kvpolicy.transformers
+from kvpolicy import _abi
+from kvpolicy.transformers import device
+
+kvpolicy.transformers.register()
+torch.set_grad_enabled(False)
+PolicyCache = kvpolicy.transformers.PolicyCache
+runtime = _abi._library
+sizes = dict(vocab_size=300, hidden_size=128, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2,
+             max_position_embeddings=512, pad_token_id=0, bos_token_id=1, eos_token_id=None)
+codes = {torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16), torch.int32: (0, 32)}
+
+
+class Described(c.Structure):
+    _fields_ = [("data", c.c_void_p), ("where", c.c_int32 * 2), ("ndim", c.c_int32), ("code", c.c_uint8), ("bits", c.c_uint8), ("lanes", c.c_uint16),
+                ("shape", c.c_void_p), ("strides", c.c_void_p), ("offset", c.c_uint64), ("context", c.c_void_p), ("deleter", c.c_void_p)]
+
+
+make_capsule = c.pythonapi.PyCapsule_New
+make_capsule.restype, make_capsule.argtypes = c.py_object, (c.c_void_p, c.c_char_p, c.c_void_p)
+
+
+class OnDevice:
+    """A tensor in managed memory, as PyTorch would export one of CUDA."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, stream=None):
+        assert stream == -1, "it would wait for another stream"
+        code, bits = codes[self.tensor.dtype]
+        self.shape, self.strides = ((c.c_int64 * self.tensor.ndim)(*numbers) for numbers in (self.tensor.shape, self.tensor.stride()))
+        self.described = Described(self.tensor.data_ptr(), (c.c_int32 * 2)(2, 0), self.tensor.ndim, code, bits, 1,
+                                   c.cast(self.shape, c.c_void_p), c.cast(self.strides, c.c_void_p))
+        return make_capsule(c.byref(self.described), b"dltensor", None)
+
+
+class Interpreted(device.Memory):
+    """PyTorch's CPU kernels reach what the interpreter's kernels do; all tensors are a device's while `on`."""
+
+    on = False
+
+    def has(self, tensor):
+        return self.on
+
+    def empty(self, shape, like, dtype=None):
+        dtype = dtype or like.dtype
+        count, at = torch.Size(shape).numel(), c.c_void_p()
+        size = count * torch.empty(0, dtype=dtype).element_size()
+        assert runtime.cudaMallocManaged(c.byref(at), c.c_size_t(size), 1) == 0
+        return torch.frombuffer((c.c_uint8 * size).from_address(at.value), dtype=dtype, count=count).view(shape)
+
+    def exported(self, tensor):
+        return OnDevice(tensor)
+
+    def stream(self, like):
+        return 0, 0
+
+    def settle(self):
+        assert runtime.cudaStreamSynchronize(c.c_void_p(0)) == 0
+
+
+device.memory.__class__ = Interpreted
+
+
+def llama(seed=0, dtype=torch.float32):
+    torch.manual_seed(seed)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).to(dtype).eval()
+
+
+def prompts(batch, tokens, seed=0):
+    return torch.randint(2, 300, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def cache_for(model, policy, there):
+    device.memory.on = there
+    return PolicyCache(model, policy, max_tokens=192)
+
+
+def generate(model, cache, ids, mask=None, tokens=6):
+    model.set_attn_implementation("kvpolicy")
+    mask = torch.ones_like(ids) if mask is None else mask
+    made = model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=tokens, do_sample=False, output_logits=True,
+                          return_dict_in_generate=True)
+    return made.sequences, torch.stack(made.logits)
+
+
+class AsOnACpu(unittest.TestCase):
+    def check(self, model, policy, ids, mask=None, tokens=6, within=1e-4):
+        here = generate(model, cache_for(model, policy, False), ids, mask, tokens)
+        cache = cache_for(model, policy, True)
+        there = generate(model, cache, ids, mask, tokens)
+        self.assertIsNotNone(cache.device)
+        self.same(here, there, within)
+
+    def same(self, here, there, within):
+        """Logits, up to the first token that differs; that one is a near-tie."""
+        for row, (one, other) in enumerate(zip(here[0], there[0])):
+            count = len(here[1])
+            apart = (one[-count:] != other[-count:]).nonzero()[:1, 0].tolist() or [count - 1]
+            self.assertLess((here[1][:, row] - there[1][:, row])[:apart[0] + 1].abs().max().item(), within)
+
+    def test_policies(self):
+        for policy in ("full", "streaming_llm:tokens=48", "snapkv:tokens=40,after=0", "snapkv:tokens=40,after=3", "knorm:tokens=40",
+                       "quest:tokens=48,page=8", "quest:tokens=48,page=8,after=2", "h2o:tokens=48", "tova:tokens=40",
+                       "chess:tokens=64,page=8,sink_pages=1,recent_pages=2,after=0", "expected_attention:ratio=0.5,future=16",
+                       "infllm:tokens=48,block=8,local=4,sink_blocks=1,recent_blocks=2", "pyramidkv:tokens=48,window=4,after=0",
+                       "adakv:tokens=40,after=0", "chunkkv:tokens=48,chunk=6,after=0", "keydiff:tokens=30,sinks=2,recent=3",
+                       "lagkv:ratio=0.5,lag=8", "omnikv:tokens=40,dense_first=0,reuse=2", "rkv:tokens=60,keep_prompt=0,every=3",
+                       "twilight:tokens=40,page=8,mass=0.6", "rocketkv:tokens=24,kept=60,channels=3,after=0",
+                       "snapkv:tokens=60,window=8,after=0+quest:tokens=24,page=4"):
+            with self.subTest(policy):
+                self.check(llama(), policy, prompts(1, 100))
+
+    def test_a_batch_of_rows_that_are_padded(self):
+        ids = prompts(3, 90)
+        mask = torch.ones_like(ids)
+        mask[1, :40], mask[2, :7] = 0, 0
+        for policy in ("full", "snapkv:tokens=40,after=0", "quest:tokens=40,page=8"):
+            with self.subTest(policy):
+                self.check(llama(1), policy, ids, mask)
+
+    def test_what_a_model_adds(self):
+        more = {**sizes, "num_hidden_layers": 4, "head_dim": 32, "sliding_window": 40}
+        torch.manual_seed(5)
+        models = (transformers.GptOssForCausalLM(transformers.GptOssConfig(num_local_experts=2, num_experts_per_tok=1, **more)),
+                  transformers.Gemma2ForCausalLM(transformers.Gemma2Config(attn_logit_softcapping=.5, **more)))
+        for model in models:
+            for policy in ("full", "quest:tokens=40,page=8", "snapkv:tokens=40,after=0"):
+                with self.subTest(f"{type(model).__name__}, {policy}"):
+                    self.check(model.eval(), policy, prompts(2, 90))
+
+    def test_half_precision(self):
+        for dtype in (torch.float16, torch.bfloat16):
+            self.check(llama(2, dtype), "quest:tokens=48,page=8", prompts(2, 80), within=.03)
+
+    def test_a_chat_that_goes_on(self):
+        for policy in ("full", "quest:tokens=64,page=8"):
+            with self.subTest(policy):
+                model, ids = llama(3), prompts(2, 60)
+                caches = [cache_for(model, policy, there) for there in (False, True)]
+                for turn in range(2):
+                    made = []
+                    for there, cache in zip((False, True), caches):
+                        device.memory.on = there
+                        made.append(generate(model, cache, ids, tokens=4))
+                    self.same(*made, .01)
+                    ids = torch.cat([made[0][0], prompts(2, 20, seed=turn)], 1)
+
+    def test_a_cache_that_was_cropped_or_begun_anew(self):
+        model, ids = llama(4), prompts(2, 80)
+        for policy in ("full", "snapkv:tokens=40,after=0"):
+            with self.subTest(policy):
+                made = []
+                for there in (False, True):
+                    cache = cache_for(model, policy, there)
+                    text = generate(model, cache, ids)[0]
+                    cache.crop(82)
+                    made.append(generate(model, cache, text[:, :83]))
+                self.same(*made, 1e-4)
+        cache.reset()
+        self.assertEqual(cache.get_seq_length(), 0)
+        self.assertEqual(generate(model, cache, ids[:, :50])[0].shape, (2, 56))
+        cache = cache_for(model, "quest:tokens=48,page=8", True)
+        generate(model, cache, ids)
+        with self.assertRaisesRegex(kvpolicy.UnsupportedError, "learns from steps"):
+            cache.crop(82)
+        self.assertEqual(cache.get_seq_length(), 85)
+
+    def test_steps_read_what_the_policy_chose(self):
+        model, ids = llama(), prompts(1, 100)
+        full, little = (generate(model, cache_for(model, policy, True), ids)[1] for policy in ("full", "streaming_llm:tokens=16,sinks=4"))
+        self.assertLess((full[0] - little[0]).abs().max().item(), 1e-6)  # of the prompt
+        self.assertGreater((full[1] - little[1]).abs().max().item(), 1e-3)
+
+    def test_what_is_refused(self):
+        model, ids = llama(), prompts(2, 30)
+        device.memory.on = True
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "max_tokens="):
+            generate(model, PolicyCache(model, "full"), ids)
+        cache = cache_for(model, "full", True)
+        generate(model, cache, ids)
+        self.assertGreater(cache.bytes, 2 * 2 * 2 * 192 * 32 * 4 - 1)
+        for call in (lambda: cache.reorder_cache(torch.tensor([1, 0])), lambda: cache.batch_repeat_interleave(2)):
+            with self.assertRaisesRegex(kvpolicy.UnsupportedError, "on a device"):
+                call()
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "this cache was made for 192"):
+            generate(model, cache_for(model, "full", True), prompts(1, 190), tokens=5)
+        with self.assertRaisesRegex(kvpolicy.UnsupportedError, "repeated"):
+            cache_for(model, "kvzip", True)
+
+
+if __name__ == "__main__":
+    unittest.main()
