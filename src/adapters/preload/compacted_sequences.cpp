@@ -1,6 +1,7 @@
 #include "compacted_sequences.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <set>
 #include <vector>
@@ -38,8 +39,10 @@ void compacted_sequences::before(llama_context* context, batch_tokens const& bat
     if (p.waits && last >= p.prompt_end + after_) {
       p.waits = false;
       try {
+        auto const begun = std::chrono::steady_clock::now();
         llama::compaction const made = frees(p, last) ? compactor_.compact(context, of) : llama::compaction{};
         if (made.kept < made.tokens) p.compacted = last;
+        p.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
       } catch (llama::sequence_lost const&) {
         failure = std::current_exception();
         reset(of, {});

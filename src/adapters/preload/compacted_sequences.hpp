@@ -26,6 +26,8 @@ class compacted_sequences {
   /// After it: which prompts have ended.
   void after(llama_context* context, batch_tokens const& batch);
 
+  /// Seconds that a sequence's compactions took since this was asked.
+  double seconds(llama_seq_id of) noexcept { return std::exchange(sequences_[of].seconds, 0); }
   /// The last position of a sequence's last compaction, or -1: a text that leaves what the sequence has before that must be
   /// read anew, as the cells up to there have other tokens' positions.
   llama_pos compacted(llama_seq_id of) const noexcept;
@@ -44,6 +46,7 @@ class compacted_sequences {
     llama_pos shared = 0;       ///< its tokens before this one may have cells that another sequence has, too
     llama_pos prompt_end = -1;  ///< its last token
     llama_pos compacted = -1;   ///< the last one when it was compacted
+    double seconds = 0;
   };
 
   void reset(llama_seq_id of, progress const& to);

@@ -245,7 +245,7 @@ void served_context::count_compacted(llama_context* context, batch_tokens const&
     }
     llama_pos const last = llama_memory_seq_pos_max(llama_get_memory(context), of);
     auto const cells = static_cast<double>(last + 1 - llama_memory_seq_pos_min(llama_get_memory(context), of));
-    r.all.add({.tokens = last + 1, .tokens_read = cells}, false);
+    r.all.add({.tokens = last + 1, .tokens_read = cells, .choose_seconds = compacted_->seconds(of)}, false);
     cache_shape const shape = compacted_->shape();
     r.all.bytes = static_cast<std::int64_t>(cells) * shape.layers * shape.kv_heads * row_bytes_;
   }
