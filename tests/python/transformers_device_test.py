@@ -1,5 +1,7 @@
 """Hugging Face transformers with a PolicyCache on a device, over a library whose device is an interpreter of PTX: its managed memory stands
 for CUDA tensors. Tokens and logits are those of a PolicyCache on a CPU. 77 where torch or transformers is missing."""
+import contextlib
+import copy
 import ctypes as c
 import sys
 import unittest
@@ -59,6 +61,9 @@ class Interpreted(device.Memory):
 
     def has(self, tensor):
         return self.on
+
+    def current(self, number):
+        return contextlib.nullcontext()
 
     def empty(self, shape, like, dtype=None):
         dtype = dtype or like.dtype
@@ -147,6 +152,18 @@ class AsOnACpu(unittest.TestCase):
                 with self.subTest(f"{type(model).__name__}, {policy}"):
                     self.check(model.eval(), policy, prompts(2, 90))
 
+    def test_copies_of_an_empty_cache_and_forwards_without_gradients(self):
+        torch.manual_seed(6)
+        model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(attn_logit_softcapping=.2, **sizes, head_dim=32)).eval()
+        ids, first = prompts(1, 60), cache_for(model, "full", True)
+        second = copy.deepcopy(first)
+        made = [generate(model, cache, ids) for cache in (first, second)]
+        self.same(*made, 1e-6)
+        begun = cache_for(model, "full", True)
+        with torch.inference_mode():
+            model(ids, past_key_values=begun)
+        generate(model, begun, torch.cat([ids, prompts(1, 3)], 1))
+
     def test_half_precision(self):
         for dtype in (torch.float16, torch.bfloat16):
             self.check(llama(2, dtype), "quest:tokens=48,page=8", prompts(2, 80), within=.03)
@@ -205,6 +222,13 @@ class AsOnACpu(unittest.TestCase):
             generate(model, cache_for(model, "full", True), prompts(1, 190), tokens=5)
         with self.assertRaisesRegex(kvpolicy.UnsupportedError, "repeated"):
             cache_for(model, "kvzip", True)
+        cache = cache_for(model, "infllm:tokens=48,block=8,local=4,sink_blocks=1,recent_blocks=2", True)
+        text = generate(model, cache, prompts(1, 60))[0]
+        with self.assertRaisesRegex(kvpolicy.UnsupportedError, "no further prompt"):
+            generate(model, cache, torch.cat([text, prompts(1, 20)], 1))
+        self.assertEqual(cache.get_seq_length(), 65)
+        model.set_attn_implementation("kvpolicy")  # a forward that was refused leaves other caches alone
+        model(prompts(1, 5), past_key_values=transformers.DynamicCache(config=model.config))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindo
 
 from kvpolicy import Arena, Batch, InvalidError, Needs, Policy, Shape, State, Store, UnsupportedError
 from kvpolicy.transformers.device import DeviceRows, memory
-from kvpolicy.transformers.layer import PolicyLayer, waiting
+from kvpolicy.transformers.layer import PolicyLayer, Terms, waiting
 from kvpolicy.transformers.mask import new_tokens
 from kvpolicy.transformers.rotation import rotation_of
 
@@ -26,7 +26,7 @@ class Sequence:
         self.place, self._state, self._store = place, state, store
         self.tokens = 0  # without padding
         self.fresh = 0  # of the running forward
-        self.columns = torch.zeros(0, dtype=torch.long)  # where they stand in it: the others are padding
+        self.columns = torch.zeros(0, dtype=torch.long, device="cpu")  # where they stand in it: the others are padding
         self.steps = False  # the running forward is a step for it, not a prompt
         self.in_prompt = False  # the last forward brought a prompt, or a piece of one
         self.goes_on = False  # the running one goes on with it
@@ -90,7 +90,7 @@ class PolicyCache(Cache):
         self.sequences: list[Sequence] = []
         self.device: DeviceRows | None = None  # none: rows are in stores
         self.head_dim = 0
-        self._shown = torch.zeros(0, 0, dtype=torch.bool)  # [rows, tokens]: not padding
+        self._shown = torch.zeros(0, 0, dtype=torch.bool, device="cpu")  # [rows, tokens]: not padding
         self._batch: Batch | None = None
         self._ids: torch.Tensor | None = None
         self._with_terms: set[int] = set()  # layers whose terms are bound
@@ -146,7 +146,7 @@ class PolicyCache(Cache):
                 layer.crop(left - tokens)
         self._shown = self._shown[:, :left]
         for row in self.sequences:
-            if whole:
+            if whole and (self.device is None or left < tokens):
                 row.end_prompt()
             row.tokens = int(self._shown[row.place].sum())
             if self.device is None:
@@ -154,7 +154,7 @@ class PolicyCache(Cache):
                 row.state.cut(row.tokens)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self.batch_select_indices(torch.arange(len(self.sequences)).repeat_interleave(repeats))
+        self.batch_select_indices(torch.arange(len(self.sequences), device="cpu").repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         self._take(indices)
@@ -190,7 +190,7 @@ class PolicyCache(Cache):
         made = PolicyCache.__new__(PolicyCache)
         memo[id(self)] = made
         made.__dict__.update({name: value for name, value in self.__dict__.items() if name not in ("layers", "policy_layers", "sequences")})
-        made.layers, made.policy_layers, made._batch = [], [], None
+        made.layers, made.policy_layers, made._batch, made._with_terms = [], [], None, set(self._with_terms)
         for layer in self.layers:
             if isinstance(layer, PolicyLayer):
                 twin = PolicyLayer(made, layer.index, layer.position)
@@ -220,7 +220,7 @@ class PolicyCache(Cache):
             else:
                 arena = Arena(shape, _address_space)
                 self.sequences = [Sequence(place, State(self.policy, shape), Store(arena)) for place in range(key.shape[0])]
-            self._shown = torch.zeros(key.shape[0], 0, dtype=torch.bool)
+            self._shown = torch.zeros(key.shape[0], 0, dtype=torch.bool, device="cpu")
         if len(self.sequences) != key.shape[0]:
             raise UnsupportedError(f"a batch of {key.shape[0]}; the cache has {len(self.sequences)} sequences: begin with a cache of its own")
         new = new_tokens(mask if mask is None else mask.cpu(), self._shown, key.shape[2])
@@ -231,6 +231,8 @@ class PolicyCache(Cache):
                                    "PolicyCache(model, policy, max_tokens=...)")
             steps = key.shape[2] == 1 and count == 1 and row.tokens > 0
             goes_on = count > 0 and not steps and row.in_prompt
+            if self.device is not None and count > 0 and not steps and row.tokens > 0 and not row.in_prompt:
+                self.device.expect_further_prompts()
             if goes_on and self.policy.observation_queries > self.max_tokens:
                 raise UnsupportedError("the policy reads every query of a prompt, and this one comes in pieces; give it at once "
                                        "(prefill_chunk_size=None), or decode a token before it goes on")
@@ -246,10 +248,11 @@ class PolicyCache(Cache):
         if self.device is not None:
             self.device.plan(self.sequences, key)
 
-    def bind_terms(self, layer: int, words: dict[str, Any]) -> None:
+    def bind_terms(self, layer: int, terms: Terms) -> None:
         """What the model adds to a layer's attention, which stays as it is; once."""
         if layer in self._with_terms:
             return
+        words = terms.words()
         if self.device is not None:
             self.device.bind_terms(layer, **words)
         for row in self.sequences if self.device is None else ():
@@ -302,7 +305,6 @@ class PolicyCache(Cache):
 
         @torch.compiler.disable
         def after(_: torch.nn.Module, __: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            waiting.cache = None
             if (cache := of_this(named)) is None:
                 return
             if waiting.layer is not None:
@@ -318,5 +320,11 @@ class PolicyCache(Cache):
                     if row.steps:
                         row.state.observe(output.logits[row.place, -1].float())
 
-        for handle in (model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after, with_kwargs=True)):
+        @torch.compiler.disable
+        def at_the_end(_: torch.nn.Module, __: tuple[Any, ...], named: dict[str, Any], ___: Any) -> None:
+            if of_this(named) is not None:
+                waiting.layer, waiting.cache = None, None
+
+        for handle in (model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after, with_kwargs=True),
+                       model.register_forward_hook(at_the_end, with_kwargs=True, always_call=True)):
             weakref.finalize(self, handle.remove)

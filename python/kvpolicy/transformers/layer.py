@@ -29,23 +29,30 @@ class Terms(NamedTuple):
         softcap, sinks = given.get("softcap"), given.get("s_aux")
         return None if softcap is None and sinks is None else Terms(softcap, sinks)
 
-    def attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
-        """As sdpa_attention_forward, which knows no terms: out [batch, n, q_heads, head_dim]."""
+    def attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float,
+                  causal: bool) -> torch.Tensor:
+        """As sdpa_attention_forward, which knows no terms: out [batch, n, q_heads, head_dim]. Without a mask, causal tokens see the first
+        keys up to their own."""
         group, count = query.shape[1] // key.shape[1], query.shape[2]
-        logits = query.float() @ key.repeat_interleave(group, 1).float().transpose(2, 3) * scale
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        if mask is None:
-            mask = torch.ones(count, key.shape[2], dtype=torch.bool, device=query.device).tril(key.shape[2] - count)
-        if mask.dtype == torch.bool:
-            logits = logits.masked_fill(~mask, torch.finfo(torch.float32).min)
-        else:
-            logits = logits + mask
-        if self.sinks is not None:
-            sinks = self.sinks.float().reshape(1, -1, 1, 1).expand(len(query), -1, count, 1)
-            logits = torch.cat([logits, sinks], 3)
-        weights = logits.softmax(3)[..., :key.shape[2]]
-        return (weights @ value.repeat_interleave(group, 1).float()).transpose(1, 2).to(query.dtype)
+        if mask is None and causal and count > 1:
+            key, value = key[:, :, :count], value[:, :, :count]
+            mask = torch.ones(count, count, dtype=torch.bool, device=query.device).tril()
+        keys = key.repeat_interleave(group, 1).float().transpose(2, 3)
+        values = value.repeat_interleave(group, 1).float()
+        made = torch.empty(len(query), count, query.shape[1], value.shape[3], dtype=query.dtype, device=query.device)
+        for begin in range(0, count, 512):  # all queries' logits would take as much as their square
+            part = slice(begin, begin + 512)
+            logits = query[:, :, part].float() @ keys * scale
+            if self.softcap is not None:
+                logits = self.softcap * torch.tanh(logits / self.softcap)
+            if mask is not None:
+                here = mask[..., part, :]
+                logits = logits.masked_fill(~here, torch.finfo(torch.float32).min) if here.dtype == torch.bool else logits + here
+            if self.sinks is not None:
+                sinks = self.sinks.float().reshape(1, -1, 1, 1).expand(len(query), -1, logits.shape[2], 1)
+                logits = torch.cat([logits, sinks], 3)
+            made[:, part] = (logits.softmax(3)[..., :keys.shape[3]] @ values).transpose(1, 2)
+        return made
 
     def words(self) -> dict[str, Any]:
         """For bind_terms."""
@@ -74,7 +81,9 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
         if cache is not None and getattr(module, "is_causal", False) and position in cache.policy_positions:
             raise UnsupportedError(f"layer {position} attends again, or without new rows of its own: such layers are not served")
         if terms is not None:
-            return terms.attention(query, key, value, attention_mask, query.shape[-1] ** -.5 if scaling is None else scaling), None
+            causal = more.get("is_causal")
+            return terms.attention(query, key, value, attention_mask, query.shape[-1] ** -.5 if scaling is None else scaling,
+                                   getattr(module, "is_causal", True) if causal is None else causal), None
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     _refuse_words({name: more.get(name) for name in _not_served}, position)
     if not getattr(module, "is_causal", True) or more.get("is_causal") is False:
@@ -154,24 +163,25 @@ class PolicyLayer(CacheLayerMixin):
                mask: torch.Tensor | None, scale: float, terms: Terms | None = None) -> torch.Tensor:
         cache = self._cache()
         assert cache is not None
+        if cache.device is not None:
+            cache.device.expect(key, self.position)
         if self.index == 0:
             cache.see(query, key, value, mask)
         if terms is not None:
-            cache.bind_terms(self.index, terms.words())
+            cache.bind_terms(self.index, terms)
         before, channels, width = self.tokens, value.shape[3], cache.head_dim
         self.tokens, self.fresh = before + query.shape[2], 0
         exact = (None if before > 0 else sdpa_attention_forward(module, query, key, value, mask, scaling=scale)[0] if terms is None
-                 else terms.attention(query, key, value, mask, scale))
+                 else terms.attention(query, key, value, mask, scale, True))
         query, key, value = (torch.nn.functional.pad(rows, (0, width - rows.shape[3])) for rows in (query, key, value))
         out = torch.zeros(query.shape[0], query.shape[2], query.shape[1], width, device=query.device)
         stepping = [row for row in cache.sequences if row.steps]
         if stepping and cache.device is not None:
-            rows = torch.tensor([row.place for row in stepping])
-            made = cache.device.step(self.index, stepping, query, key, value, scale, cache.last_ids(slice(None)))
-            out[rows, -1] = made[rows].float()
+            made = cache.device.step(self.index, query, key, value, scale, cache.last_ids(slice(None)))
+            out[cache.device.places, -1] = made[cache.device.places].float()
         elif stepping:
-            rows = torch.tensor([row.place for row in stepping])
-            made = torch.empty(len(stepping), *query.shape[1::2])
+            rows = torch.tensor([row.place for row in stepping], device="cpu")
+            made = torch.empty(len(stepping), *query.shape[1::2], device="cpu")
             cache.batch(stepping).step(self.index, key[rows, :, -1], value[rows, :, -1], query[rows, :, -1].float(), scale, made,
                                        cache.last_ids(rows))
             out[rows, -1] = made
@@ -184,7 +194,10 @@ class PolicyLayer(CacheLayerMixin):
     def _prompt(self, cache: PolicyCache, row: Sequence, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float,
                 out: torch.Tensor | None, terms: Terms | None) -> None:
         """A prompt of one row, or a piece of one. What the policy drops of it goes with the step behind its last piece."""
-        queries = query[:, row.columns].transpose(0, 1).float().contiguous()
+        if cache.device is None or cache.policy.observation_queries > 0:
+            queries = query[:, row.columns].transpose(0, 1).float().contiguous()
+        else:
+            queries = query
         first = row.tokens - row.fresh
         signals: dict[str, Any] = dict(scale=scale, queries=cache.observed(row, self.index, queries), neighbours=cache.neighbours,
                                        inverse_frequencies=cache.inverse_frequencies, token_ids=cache.token_ids(row))

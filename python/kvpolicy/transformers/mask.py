@@ -16,7 +16,7 @@ def new_tokens(mask: torch.Tensor | None, shown: torch.Tensor, count: int) -> to
     if mask is None:
         if not bool(shown.all()):
             raise UnsupportedError("a forward without the attention mask of the padded prompt before it; pass attention_mask for all tokens")
-        return torch.ones(rows, count, dtype=torch.bool)
+        return torch.ones(rows, count, dtype=torch.bool, device="cpu")
     if mask.dtype != torch.bool:
         if not bool(((mask == 0) | (mask <= torch.finfo(mask.dtype).min / 2)).all()):
             raise UnsupportedError("an attention mask that adds to logits; use attn_implementation='eager' with another cache")
@@ -33,7 +33,7 @@ def new_tokens(mask: torch.Tensor | None, shown: torch.Tensor, count: int) -> to
         raise UnsupportedError("an attention mask that hides the last token of a row: pad on the left (tokenizer.padding_side = 'left'); "
                                "masks that are not causal are not served")
     if count > 1:
-        causal = torch.ones(count, count, dtype=torch.bool).tril() & new[:, None]
+        causal = torch.ones(count, count, dtype=torch.bool, device="cpu").tril() & new[:, None]
         expected = torch.cat([shown[:, None].expand(-1, count, -1), causal], 2) & new[..., None]
         if bool((expected & ~mask).any()):
             raise UnsupportedError("an attention mask that hides earlier tokens from some of a prompt's, which is not served")
