@@ -270,6 +270,7 @@ class PolicyCache(Cache):
         wanted = self.policy.observation_queries
         if wanted == 0:
             return None
+        queries = queries[-min(wanted, queries.shape[0]):].float()
         if row.goes_on and layer in row.observed:
             queries = torch.cat([row.observed[layer], queries])
         queries = queries[-min(wanted, queries.shape[0]):].contiguous()

@@ -39,6 +39,7 @@ class Terms(NamedTuple):
             mask = torch.ones(count, count, dtype=torch.bool, device=query.device).tril()
         keys = key.repeat_interleave(group, 1).float().transpose(2, 3)
         values = value.repeat_interleave(group, 1).float()
+        sinks = None if self.sinks is None else self.sinks.float().reshape(1, -1, 1, 1)
         made = torch.empty(len(query), count, query.shape[1], value.shape[3], dtype=query.dtype, device=query.device)
         for begin in range(0, count, 512):  # all queries' logits would take as much as their square
             part = slice(begin, begin + 512)
@@ -48,9 +49,8 @@ class Terms(NamedTuple):
             if mask is not None:
                 here = mask[..., part, :]
                 logits = logits.masked_fill(~here, torch.finfo(torch.float32).min) if here.dtype == torch.bool else logits + here
-            if self.sinks is not None:
-                sinks = self.sinks.float().reshape(1, -1, 1, 1).expand(len(query), -1, logits.shape[2], 1)
-                logits = torch.cat([logits, sinks], 3)
+            if sinks is not None:
+                logits = torch.cat([logits, sinks.expand(len(query), -1, logits.shape[2], 1)], 3)
             made[:, part] = (logits.softmax(3)[..., :keys.shape[3]] @ values).transpose(1, 2)
         return made
 
@@ -194,20 +194,18 @@ class PolicyLayer(CacheLayerMixin):
     def _prompt(self, cache: PolicyCache, row: Sequence, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float,
                 out: torch.Tensor | None, terms: Terms | None) -> None:
         """A prompt of one row, or a piece of one. What the policy drops of it goes with the step behind its last piece."""
-        if cache.device is None or cache.policy.observation_queries > 0:
-            queries = query[:, row.columns].transpose(0, 1).float().contiguous()
-        else:
-            queries = query
+        queries = query[:, row.columns].transpose(0, 1)
         first = row.tokens - row.fresh
         signals: dict[str, Any] = dict(scale=scale, queries=cache.observed(row, self.index, queries), neighbours=cache.neighbours,
                                        inverse_frequencies=cache.inverse_frequencies, token_ids=cache.token_ids(row))
         if cache.device is not None:
             cache.device.prompt(self.index, row, key[:, row.columns], value[:, row.columns], **signals)
             if out is not None:
-                out[row.columns] = cache.device.attend_prompt(self.index, row, query[:, row.columns], scale, terms).float()
+                out[row.columns] = cache.device.attend_prompt(self.index, row, queries.transpose(0, 1), scale, terms).float()
             return
         row.store.append(self.index, key[:, row.columns], value[:, row.columns])
         if out is not None:
+            queries = queries.float().contiguous()
             made = torch.empty_like(queries)
             row.state.attend_prompt(self.index, row.tokens, queries, scale, made)
             out[row.columns] = made
