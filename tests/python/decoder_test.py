@@ -12,6 +12,7 @@ except ImportError:
 
 import kvpolicy
 from kvpolicy import _abi
+from on_device import Exported
 
 cuda = _abi._library
 sizes = kvpolicy.Shape(layers=2, q_heads=4, kv_heads=2, head_dim=8, max_tokens=160)
@@ -19,21 +20,14 @@ scale = sizes.head_dim ** -.5
 room, page = 160, 8
 
 
-class Tensor(c.Structure):
-    _fields_ = [("data", c.c_void_p), ("where", c.c_int32 * 2), ("ndim", c.c_int32), ("code", c.c_uint8), ("bits", c.c_uint8), ("lanes", c.c_uint16),
-                ("shape", c.POINTER(c.c_int64)), ("strides", c.c_void_p), ("offset", c.c_uint64), ("context", c.c_void_p), ("deleter", c.c_void_p)]
-
-
-make_capsule = c.pythonapi.PyCapsule_New
-make_capsule.restype, make_capsule.argtypes = c.py_object, (c.c_void_p, c.c_char_p, c.c_void_p)
-
-
-class There:
+class There(Exported):
     """An array on the device, as PyTorch would give it."""
 
     def __init__(self, values):
         self.host, self.at = np.ascontiguousarray(values), c.c_void_p()
         cuda.cudaMalloc(c.byref(self.at), c.c_size_t(self.host.nbytes))
+        element = 2 if self.host.dtype.kind == "f" else 0, self.host.itemsize * 8
+        super().__init__(self.at.value, element, self.host.shape, [n // self.host.itemsize for n in self.host.strides])
         self.put()
 
     def put(self):
@@ -42,15 +36,6 @@ class There:
     def get(self):
         cuda.cudaMemcpy(self.host.ctypes.data_as(c.c_void_p), self.at, c.c_size_t(self.host.nbytes), 2)
         return self.host
-
-    def __dlpack_device__(self):
-        return 2, 0
-
-    def __dlpack__(self, stream=None):
-        assert stream == -1, "it would wait for another stream"
-        self.shape = (c.c_int64 * self.host.ndim)(*self.host.shape)
-        self.tensor = Tensor(self.at, (c.c_int32 * 2)(2, 0), self.host.ndim, 2 if self.host.dtype.kind == "f" else 0, self.host.itemsize * 8, 1, self.shape)
-        return make_capsule(c.byref(self.tensor), b"dltensor", None)
 
 
 def read(address, count):
