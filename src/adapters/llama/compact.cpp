@@ -82,7 +82,7 @@ struct compactor::inside {
         scale = of.scale;
         biased = of.max_bias > 0;
         // Behind a compaction, steps need not be watched until the next prompt.
-        if (!told && node->src[0]->ne[1] > 1) at_rest.clear(), watching = true;
+        watching = watching || (!told && node->src[0]->ne[1] > 1);
       } else if (watching && window > 0) {
         keep(static_cast<std::size_t>(*layer), node->src[0]);
       }
@@ -119,9 +119,10 @@ struct compactor::inside {
     std::map<llama_seq_id, std::vector<std::int64_t>> own;
     for (std::int64_t t = 0; t < tokens; ++t) own[sequence_of(t)].push_back(t);
     for (auto const& [of, mine] : own) {
+      if (at_rest.contains(of)) continue;
       std::vector<seen>& layers_of = of_sequences[of];
       layers_of.resize(static_cast<std::size_t>(layers->count()));
-      if (!at_rest.contains(of)) append(layers_of[layer], q, mine);
+      append(layers_of[layer], q, mine);
     }
     if (layer + 1 == static_cast<std::size_t>(layers->count())) done += tokens;
   }
@@ -242,7 +243,7 @@ compaction compactor::compact(llama_context* context, llama_seq_id of) {
     }
   }
   made.kept = std::ssize(lists.front());
-  if (!in.told) in.at_rest.insert(of), in.watching = false;
+  if (!in.told) in.watching = false;
   if (made.kept == made.tokens) return made;
   std::vector<std::uint8_t> const small = image.with(made.kept, [&](layer_id l, head_id h, std::int64_t i) {
     return lists[static_cast<std::size_t>(l.value * shape.kv_heads + h.value)][static_cast<std::size_t>(i)];

@@ -69,6 +69,13 @@ void compacted_sequences::after(llama_context* context, batch_tokens const& batc
   }
 }
 
+llama::step_statistics compacted_sequences::last_step(llama_memory_t memory, llama_seq_id of) {
+  llama_pos const end = llama_memory_seq_pos_max(memory, of) + 1;
+  return {.tokens = end,
+          .tokens_read = static_cast<double>(end - llama_memory_seq_pos_min(memory, of)),
+          .choose_seconds = std::exchange(sequences_[of].seconds, 0)};
+}
+
 llama_pos compacted_sequences::compacted(llama_seq_id of) const noexcept {
   auto const found = sequences_.find(of);
   return found == sequences_.end() ? -1 : found->second.compacted;

@@ -26,8 +26,8 @@ class compacted_sequences {
   /// After it: which prompts have ended.
   void after(llama_context* context, batch_tokens const& batch);
 
-  /// Seconds that a sequence's compactions took since this was asked.
-  double seconds(llama_seq_id of) noexcept { return std::exchange(sequences_[of].seconds, 0); }
+  /// What a sequence's last step read, and the seconds of compactions since this was asked.
+  llama::step_statistics last_step(llama_memory_t memory, llama_seq_id of);
   /// The last position of a sequence's last compaction, or -1: a text that leaves what the sequence has before that must be
   /// read anew, as the cells up to there have other tokens' positions.
   llama_pos compacted(llama_seq_id of) const noexcept;

@@ -29,22 +29,28 @@ served_context* owner_of(llama_context const* context) {
   return served != nullptr && served->manages_cache() ? served : nullptr;
 }
 
-served_context* owner_of(llama_memory_t memory) {
+namespace {
+
+/// The context with this memory; null where it is the library that asks.
+served_context* context_with(llama_memory_t memory) {
   if (!serves()) return nullptr;
   std::lock_guard const lock(here->working);
   for (auto& [context, served] : here->contexts) {
-    if (served->manages_cache() && llama_get_memory(context) == memory) return served.get();
+    if (llama_get_memory(context) == memory) return served.get();
   }
   return nullptr;
 }
 
+}  // namespace
+
+served_context* owner_of(llama_memory_t memory) {
+  served_context* const served = context_with(memory);
+  return served != nullptr && served->manages_cache() ? served : nullptr;
+}
+
 compacted_sequences* compacting(llama_memory_t memory) {
-  if (!serves()) return nullptr;
-  std::lock_guard const lock(here->working);
-  for (auto& [context, served] : here->contexts) {
-    if (served->compacts() != nullptr && llama_get_memory(context) == memory) return served->compacts();
-  }
-  return nullptr;
+  served_context* const served = context_with(memory);
+  return served != nullptr ? served->compacts() : nullptr;
 }
 
 namespace {

@@ -77,7 +77,7 @@ served_context::served_context(settings const& how, llama_model const* model, ll
     if (params.embeddings) throw unsupported("a compaction of embeddings' texts, behind which nothing is generated");
     compacted_.emplace(policy_.policy, how.after);
     compacted_->attach(params, model);
-    row_bytes_ = bytes_of_row(params, compacted_->shape().head_dim);
+    row_bytes_ = bytes_of_row(params, shape().head_dim);
     return;
   }
   llama_context_params made = manages_cache() ? small(params, asked_) : params;
@@ -92,7 +92,7 @@ served_context::served_context(settings const& how, llama_model const* model, ll
     made.n_samplers = 0;
   }
   session_.attach(made, model);
-  row_bytes_ = bytes_of_row(params, session_.shape().head_dim);
+  row_bytes_ = bytes_of_row(params, shape().head_dim);
   params = made;
 }
 
@@ -142,10 +142,9 @@ void served_context::begin() {
     std::string const waits = how_.after == 0 ? "" : " and " + std::to_string(how_.after) + " tokens of its answer";
     return log_.say(how_.said + " compacts the engine's cells behind each prompt" + waits);
   }
-  cache_shape const shape = session_.shape();
-  if (shape.layers == 0) return;
-  log_.say(policy_.text + " (" + policy_.parameters + ") on " + std::to_string(shape.layers) + " layers, for up to " +
-           std::to_string(shape.max_tokens) + " tokens" + (manages_cache() ? ", with a managed cache" : "") +
+  if (shape().layers == 0) return;
+  log_.say(policy_.text + " (" + policy_.parameters + ") on " + std::to_string(shape().layers) + " layers, for up to " +
+           std::to_string(shape().max_tokens) + " tokens" + (manages_cache() ? ", with a managed cache" : "") +
            (tier_ ? " in " + tier_name_ : ""));
 }
 
@@ -170,29 +169,27 @@ int served_context::decode(llama_context* context, llama_batch const& batch) {
 
 int served_context::after(llama_context* context, batch_tokens const& batch, int status) {
   std::span const sequences = batch.sequences;
-  if (compacted_) {
-    if (status == 0) count_compacted(context, batch);
-    std::lock_guard const lock(counting_);
-    decoding_ = false;
-    decoded_ = clock::now();
-    return std::exchange(refused_, false) ? compute_error : status;
-  }
   if (manages_cache()) {
     session_.give_back(context, sequences);
     session_.give_back(context, batch.others);
   }
-  // The engine's status of a decode that was refused is that of one which was aborted, on which llama-server tries again.
-  try {
-    session_.check();
-  } catch (std::exception const& refusal) {
-    log_.say(refusal.what());
-    status = compute_error;
+  if (compacted_) {
+    if (status == 0) compacted_->after(context, batch);
+    if (std::exchange(refused_, false)) status = compute_error;
+  } else {
+    // The engine's status of a decode that was refused is that of one which was aborted, on which llama-server tries again.
+    try {
+      session_.check();
+    } catch (std::exception const& refusal) {
+      log_.say(refusal.what());
+      status = compute_error;
+    }
+    for (std::string const& line : session_.report()) log_.say_once(line);
   }
-  for (std::string const& line : session_.report()) log_.say_once(line);
   std::lock_guard const lock(counting_);
   decoding_ = false;
   decoded_ = clock::now();
-  if (status != 0 || session_.shape().layers == 0) return status;
+  if (status != 0 || shape().layers == 0) return status;
   for (auto& [of, r] : requests_) {
     // Who generates is in every batch.
     if (r.all.steps > 0 && std::ranges::count(sequences, of) != 1) end(of, r);
@@ -202,12 +199,15 @@ int served_context::after(llama_context* context, batch_tokens const& batch, int
     if (std::ranges::find(sequences.first(i), of) != sequences.first(i).end()) continue;
     auto const count = std::ranges::count(sequences, of);
     request& r = requests_[of];
-    std::int64_t const steps = session_.steps(of);
-    bool const stepped = steps > std::exchange(r.steps_before, steps);
+    std::int64_t const steps = compacted_ ? 0 : session_.steps(of);
+    bool const stepped = compacted_ || steps > std::exchange(r.steps_before, steps);
+    llama::step_statistics const last =
+        compacted_ ? compacted_->last_step(llama_get_memory(context), of) : session_.last_step(of);
     // A prompt's first piece may be one token.
-    if (count == 1 && batch.has_output(i) && session_.last_step(of).tokens > 1) r.all.add(session_.last_step(of), !stepped);
+    if (count == 1 && batch.has_output(i) && last.tokens > 1) r.all.add(last, !stepped);
     else r.all.prompt += count;
-    r.all.bytes = bytes_of(of);
+    r.all.bytes = manages_cache() ? session_.memory(of).bytes
+                                  : bytes_of(compacted_ ? last.tokens_read : static_cast<double>(last.tokens));
   }
   return status;
 }
@@ -227,27 +227,6 @@ void served_context::compact(llama_context* context, batch_tokens const& batch) 
     if (!std::exchange(told_, true))
       log_.say(std::string(why.what()) + (how_.strict ? "" : "; the request goes on with all of its cells"));
     refused_ = how_.strict;
-  }
-}
-
-void served_context::count_compacted(llama_context* context, batch_tokens const& batch) {
-  compacted_->after(context, batch);
-  std::lock_guard const lock(counting_);
-  for (auto& [of, r] : requests_) {
-    if (r.all.steps > 0 && std::ranges::count(batch.sequences, of) != 1) end(of, r);
-  }
-  for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
-    llama_seq_id const of = batch.sequences[i];
-    request& r = requests_[of];
-    if (std::ranges::count(batch.sequences, of) > 1 || !batch.has_output(i)) {
-      ++r.all.prompt;
-      continue;
-    }
-    llama_pos const last = llama_memory_seq_pos_max(llama_get_memory(context), of);
-    auto const cells = static_cast<double>(last + 1 - llama_memory_seq_pos_min(llama_get_memory(context), of));
-    r.all.add({.tokens = last + 1, .tokens_read = cells, .choose_seconds = compacted_->seconds(of)}, false);
-    cache_shape const shape = compacted_->shape();
-    r.all.bytes = static_cast<std::int64_t>(cells) * shape.layers * shape.kv_heads * row_bytes_;
   }
 }
 
@@ -312,13 +291,6 @@ void served_context::load_state(std::span<std::byte const> state, llama_seq_id o
   state_.reset();
   std::lock_guard const lock(counting_);
   requests_[of].steps_before = session_.steps(of);
-}
-
-/// Of its rows: those that are in memory, or all in the engine's cache.
-std::int64_t served_context::bytes_of(llama_seq_id of) const noexcept {
-  if (manages_cache()) return session_.memory(of).bytes;
-  cache_shape const shape = session_.shape();
-  return session_.last_step(of).tokens * shape.layers * shape.kv_heads * row_bytes_;
 }
 
 void served_context::say_ended(clock::duration idle) {

@@ -94,10 +94,13 @@ class served_context {
     std::vector<std::byte> bytes;
   };
 
-  std::int64_t bytes_of(llama_seq_id of) const noexcept;
+  cache_shape shape() const { return compacted_ ? compacted_->shape() : session_.shape(); }
+  /// Of so many tokens' rows in the engine's cache.
+  std::int64_t bytes_of(double tokens) const {
+    return static_cast<std::int64_t>(tokens * static_cast<double>(shape().layers * shape().kv_heads * row_bytes_));
+  }
   void begin();
   void compact(llama_context* context, batch_tokens const& batch);
-  void count_compacted(llama_context* context, batch_tokens const& batch);
   void end(llama_seq_id of, request& ended);
 
   settings how_;

@@ -78,7 +78,10 @@ std::byte* kernels_place(ggml_tensor const* of) {
 /// Work in order, which waits until somebody waits for it.
 class late_stream {
  public:
-  void add(std::function<void()> work) { work_.push_back(std::move(work)), ++added_; }
+  void add(std::function<void()> work) {
+    work_.push_back(std::move(work));
+    ++added_;
+  }
   std::int64_t added() const noexcept { return added_; }
   void finish(std::int64_t until) {
     while (done_ < until) {
@@ -224,6 +227,10 @@ ggml_backend_t make_backend(ggml_backend_dev_t of, char const*) {
   };
   auto* const mine = new backend;
   mine->cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
+  // As many threads as the tests' contexts have: sums that are split among threads are the same then.
+  ggml_backend_reg_t const cpus = ggml_backend_dev_backend_reg(ggml_backend_get_device(mine->cpu));
+  void* const found = ggml_backend_reg_get_proc_address(cpus, "ggml_backend_set_n_threads");
+  reinterpret_cast<ggml_backend_set_n_threads_t>(found)(mine->cpu, 1);
   static ggml_guid guid{'s', 't', 'a', 'n', 'd', 'i', 'n'};
   return new ggml_backend{&guid, does, of, mine};
 }

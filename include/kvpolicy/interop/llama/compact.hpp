@@ -32,9 +32,9 @@ struct sequence_lost : error {
 /// - Serves models whose layers all attend to all tokens, with rotary positions. Needs flash attention not disabled.
 /// - A policy that looks at queries has the engine wait once a layer while a prompt is decoded, and in the steps before the
 ///   first compaction.
-/// - Compact a sequence before llama_memory_seq_cp shares its cells, which a compaction of one would not free. After
-/// llama_memory_seq_add decode once before: only then
-///   are its keys moved. After another text's state was restored, decode the end of its prompt.
+/// - Compact a sequence before llama_memory_seq_cp shares its cells: a compaction of one would not free them. After
+///   llama_memory_seq_add decode once before a compaction: only then are the keys moved. After another text's state was
+///   restored, decode the end of its prompt.
 /// Not thread-safe. Must outlive the context that it is attached to.
 class compactor {
  public:
@@ -64,9 +64,8 @@ class compactor {
   /// Says of which sequence each token of the next batch is, if the policy looks at queries: call it before each llama_decode
   /// of a context of several sequences.
   /// @param sequences  `[tokens of the batch]`, in the batch's order
-  /// @param at_rest  sequences that are not compacted before another prompt of theirs: their queries are not kept, so the
-  /// engine
-  ///        need not wait for them
+  /// @param at_rest  sequences that are not compacted before another prompt of theirs: the engine need not wait for their
+  ///        queries, which are not kept
   void set_batch(std::span<llama_seq_id const> sequences, std::span<llama_seq_id const> at_rest = {});
   /// Forgets a sequence's queries: another text takes its place, from a state for instance.
   /// @param of  the sequence
