@@ -235,10 +235,12 @@ class generation {
     auto const begun = std::chrono::steady_clock::now();
     {
       progress_bar bar("prompt", prompt_.size());
-      auto const done = [&](std::size_t tokens) { bar.show(tokens), memory_.see(*session_); };
-      decode_function const decode = [this](llama_context* with, llama_batch batch) { return session_->decode(with, batch); };
+      auto const done = [&](std::size_t tokens) {
+        bar.show(tokens);
+        memory_.see(*session_);
+      };
       decode_prompt(
-          context_.get(), prompt_, done, [this] { session_->check(); }, decode);
+          context_.get(), prompt_, done, [this] { session_->check(); }, decode_);
     }
     first_token_ms_ = milliseconds_since(begun);
     std::span<float const> const logits = last_logits(context_.get(), model_);
@@ -270,9 +272,8 @@ class generation {
   }
   std::span<float const> step(llama_token token) {
     if (fast_) return fast_->decode(token);
-    decode_function const decode = [this](llama_context* with, llama_batch batch) { return session_->decode(with, batch); };
     decode_token(
-        context_.get(), token, [this] { session_->check(); }, decode);
+        context_.get(), token, [this] { session_->check(); }, decode_);
     return last_logits(context_.get(), model_);
   }
 
@@ -311,6 +312,7 @@ class generation {
   std::optional<tiers::any_tier> tier_;
   std::optional<llama::session> session_;
   context_ptr context_{};
+  decode_function const decode_ = [this](llama_context* with, llama_batch batch) { return session_->decode(with, batch); };
   std::optional<llama::lossless> fast_;
   memory_over_time memory_;
   double first_token_ms_ = 0;

@@ -39,8 +39,8 @@ class planned_steps {
   /// @throws invalid_value, before anything has changed, if a sequence has other tokens than those of its prompt or last step
   ///        and the new ones, if an empty slot is paused, if `tokens` or `brought` has another length, or if a policy that
   ///        reads logits has gone a whole unit of steps without observe()
-  /// @throws device_memory_exceeded if summaries of the new tokens have no room: slots with 0 tokens are empty then, nothing
-  ///         else has changed
+  /// @throws device_memory_exceeded if summaries of the new tokens have no room: slots with 0 tokens are empty then, and
+  ///         nothing else has changed
   void plan(std::span<std::int32_t const> tokens, std::span<std::int32_t const> brought = {}) {
     KVPOLICY_EXPECTS(!rows_.move(), "plan() of a decoder whose sequences' rows move; plan_rows() says which row each has");
     plan_slots(tokens, brought);
@@ -102,6 +102,7 @@ class planned_steps {
   /// Returns whether the planned step makes a choice that waited for tokens of the answer, or that is due every so many steps.
   /// Such a step is not captured: each layer calls decide() before choose().
   bool decides() const noexcept { return rules_.decides(); }
+
   /// Returns a layer's lists as choose() would, at an idle step; and after renew(), what the next step reads of the tokens so
   /// far. Enqueues nothing.
   /// @param layer  the layer
