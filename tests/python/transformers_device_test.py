@@ -1,10 +1,12 @@
-"""Hugging Face transformers with a PolicyCache on a device, over a library whose device is an interpreter of PTX: its managed memory stands
-for CUDA tensors. Tokens and logits are those of a PolicyCache on a CPU. 77 where torch or transformers is missing."""
+"""Hugging Face transformers with a PolicyCache on a device: tokens and logits are those of a PolicyCache on a CPU. The device is a GPU, or,
+where the library's is an interpreter of PTX, the interpreter's managed memory stands for CUDA tensors. 77 where torch or transformers is
+missing."""
 import contextlib
 import copy
 import ctypes as c
 import sys
 import unittest
+import unittest.mock
 
 try:
     import torch
@@ -28,10 +30,36 @@ sizes = dict(vocab_size=300, hidden_size=128, intermediate_size=96, num_attentio
 codes = {torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16), torch.int32: (0, 32)}
 
 
-class Interpreted(device.Memory):
+class Counted(device.Memory):
+    """A GPU's, that counts graphs."""
+
+    captures = replays = 0
+
+    def graph(self, like, work):
+        Counted.captures += 1
+        replay = self.captured(like, work)
+
+        def counted():
+            Counted.replays += 1
+            return replay()
+
+        return counted
+
+    def captured(self, like, work):
+        return super().graph(like, work)
+
+    def put(self, model, there):
+        return model.to("cuda" if there else "cpu")
+
+
+class Interpreted(Counted):
     """PyTorch's CPU kernels reach what the interpreter's kernels do; all tensors are a device's while `on`."""
 
     on = False
+
+    def put(self, model, there):
+        self.on = there
+        return model
 
     def has(self, tensor):
         return self.on
@@ -52,11 +80,15 @@ class Interpreted(device.Memory):
     def stream(self, like):
         return 0, 0
 
+    def captured(self, like, work):
+        """PyTorch's CPU kernels can't be captured: a replay is the same forward over the same inputs."""
+        return work
+
     def settle(self):
         assert runtime.cudaStreamSynchronize(c.c_void_p(0)) == 0
 
 
-device.memory.__class__ = Interpreted
+device.memory.__class__ = Interpreted if hasattr(runtime, "cudaMallocManaged") else Counted
 
 
 def llama(seed=0, dtype=torch.float32):
@@ -69,16 +101,16 @@ def prompts(batch, tokens, seed=0):
 
 
 def cache_for(model, policy, there):
-    device.memory.on = there
+    device.memory.put(model, there)
     return PolicyCache(model, policy, max_tokens=192)
 
 
 def generate(model, cache, ids, mask=None, tokens=6):
     model.set_attn_implementation("kvpolicy")
     mask = torch.ones_like(ids) if mask is None else mask
-    made = model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=tokens, do_sample=False, output_logits=True,
+    made = model.generate(ids.to(model.device), attention_mask=mask.to(model.device), past_key_values=cache, max_new_tokens=tokens, do_sample=False, output_logits=True,
                           return_dict_in_generate=True)
-    return made.sequences, torch.stack(made.logits)
+    return made.sequences.cpu(), torch.stack(made.logits).cpu()
 
 
 class AsOnACpu(unittest.TestCase):
@@ -135,7 +167,7 @@ class AsOnACpu(unittest.TestCase):
         self.same(*made, 1e-6)
         begun = cache_for(model, "full", True)
         with torch.inference_mode():
-            model(ids, past_key_values=begun)
+            model(ids.to(model.device), past_key_values=begun)
         generate(model, begun, torch.cat([ids, prompts(1, 3)], 1))
 
     def test_half_precision(self):
@@ -150,7 +182,7 @@ class AsOnACpu(unittest.TestCase):
                 for turn in range(2):
                     made = []
                     for there, cache in zip((False, True), caches):
-                        device.memory.on = there
+                        device.memory.put(model, there)
                         made.append(generate(model, cache, ids, tokens=4))
                     self.same(*made, .01)
                     ids = torch.cat([made[0][0], prompts(2, 20, seed=turn)], 1)
@@ -175,6 +207,44 @@ class AsOnACpu(unittest.TestCase):
             cache.crop(82)
         self.assertEqual(cache.get_seq_length(), 85)
 
+    def test_steps_are_replayed(self):
+        def counted(policy, ids, mask=None, hook=None, **more):
+            Counted.captures = Counted.replays = 0
+            model = llama()
+            if hook is not None:
+                model.model.layers[1].register_forward_hook(hook)
+            cache = cache_for(model, policy, True)
+            generate(model, cache, ids, mask, 12)
+            return Counted.captures, Counted.replays
+
+        self.assertEqual(counted("full", prompts(1, 50)), (1, 10))  # the prompt gives the first token, a step as it is the second
+        padded = torch.ones(2, 50, dtype=torch.long)
+        padded[1, :9] = 0
+        self.assertEqual(counted("quest:tokens=32,page=8,after=2", prompts(2, 50), padded), (1, 10))
+        self.assertEqual(counted("full", prompts(1, 50), hook=lambda *_: None), (0, 0))
+
+    def test_a_step_that_can_not_be_captured(self):
+        def refused(*_):
+            raise RuntimeError("the stream waits")
+
+        model, ids = llama(), prompts(1, 60)
+        plain = generate(model, cache_for(model, "full", True), ids)
+        with unittest.mock.patch.object(Counted, "graph", refused), self.assertWarnsRegex(UserWarning, "LlamaForCausalLM.*stream waits"):
+            self.same(plain, generate(model, cache_for(model, "full", True), ids), 1e-6)
+
+    def test_a_graph_of_each_way_to_ask(self):
+        model, ids = llama(), prompts(1, 60)
+        model.set_attn_implementation("kvpolicy")
+        cache = cache_for(model, "full", True)
+        ids = ids.to(model.device)
+        model(ids, past_key_values=cache)
+        for turn, keep in ((0, 1), (1, 1), (2, 0), (3, 1), (4, 0), (5, 0)):
+            made = model(ids[:, :1], past_key_values=cache, logits_to_keep=keep, return_dict=turn != 5)
+            self.assertEqual(tuple(made[0].shape), (1, 1, 300))
+        self.assertEqual(cache.get_seq_length(), 66)
+        with self.assertRaisesRegex(kvpolicy.UnsupportedError, "hides tokens"):
+            model(ids[:, :1], past_key_values=cache, attention_mask=1 - torch.eye(1, 67, device=model.device))
+
     def test_steps_read_what_the_policy_chose(self):
         model, ids = llama(), prompts(1, 100)
         full, little = (generate(model, cache_for(model, policy, True), ids)[1] for policy in ("full", "streaming_llm:tokens=16,sinks=4"))
@@ -183,7 +253,7 @@ class AsOnACpu(unittest.TestCase):
 
     def test_what_is_refused(self):
         model, ids = llama(), prompts(2, 30)
-        device.memory.on = True
+        device.memory.put(model, True)
         with self.assertRaisesRegex(kvpolicy.InvalidError, "max_tokens="):
             generate(model, PolicyCache(model, "full"), ids)
         cache = cache_for(model, "full", True)
@@ -202,7 +272,7 @@ class AsOnACpu(unittest.TestCase):
             generate(model, cache, torch.cat([text, prompts(1, 20)], 1))
         self.assertEqual(cache.get_seq_length(), 65)
         model.set_attn_implementation("kvpolicy")  # a forward that was refused leaves other caches alone
-        model(prompts(1, 5), past_key_values=transformers.DynamicCache(config=model.config))
+        model(prompts(1, 5).to(model.device), past_key_values=transformers.DynamicCache(config=model.config))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
 from kvpolicy import Arena, Batch, InvalidError, Needs, Policy, Shape, State, Store, UnsupportedError
+from kvpolicy.transformers.captured import CapturedSteps
 from kvpolicy.transformers.device import DeviceRows, memory
 from kvpolicy.transformers.layer import PolicyLayer, Terms, waiting
 from kvpolicy.transformers.mask import new_tokens
@@ -89,6 +90,9 @@ class PolicyCache(Cache):
     def _begin(self) -> None:
         self.sequences: list[Sequence] = []
         self.device: DeviceRows | None = None  # none: rows are in stores
+        self.captured: CapturedSteps | None = None  # of a device
+        self.arrived = False  # the running forward's new tokens were seen before its first layer
+        self.length_was_read = False
         self.head_dim = 0
         self._shown = torch.zeros(0, 0, dtype=torch.bool, device="cpu")  # [rows, tokens]: not padding
         self._batch: Batch | None = None
@@ -216,6 +220,8 @@ class PolicyCache(Cache):
                 if self._given_tokens is None:
                     raise InvalidError("a cache on a device has room for all tokens from the start: PolicyCache(model, policy, max_tokens=...)")
                 self.device = DeviceRows(self.policy, shape, key.shape[0], key)
+                if (model := self._model()) is not None:
+                    self.captured = CapturedSteps(model, self, key.shape[0], key.device)
                 self.sequences = [Sequence(place) for place in range(key.shape[0])]
             else:
                 arena = Arena(shape, _address_space)
@@ -223,13 +229,25 @@ class PolicyCache(Cache):
             self._shown = torch.zeros(key.shape[0], 0, dtype=torch.bool, device="cpu")
         if len(self.sequences) != key.shape[0]:
             raise UnsupportedError(f"a batch of {key.shape[0]}; the cache has {len(self.sequences)} sequences: begin with a cache of its own")
-        new = new_tokens(mask if mask is None else mask.cpu(), self._shown, key.shape[2])
-        counts = new.sum(1).tolist()
+        self.arrive(new_tokens(mask if mask is None else mask.cpu(), self._shown, key.shape[2]))
+
+    def every_row_steps(self, mask: torch.Tensor | None) -> bool:
+        """Whether a forward of one token a row, with this mask [rows, tokens] of all, is a step of each."""
+        begun = (all(row.tokens > 0 for row in self.sequences) and len({layer.tokens for layer in self.policy_layers}) == 1
+                 and self.policy_layers[0].tokens == self._shown.shape[1])
+        if not begun or mask is None:
+            return begun and bool(self._shown.all())
+        sees = mask.cpu() != 0
+        return tuple(sees.shape) == (len(self.sequences), self._shown.shape[1] + 1) and torch.equal(sees[:, :-1], self._shown) and bool(sees[:, -1].all())
+
+    def arrive(self, new: torch.Tensor) -> None:
+        """A forward's new tokens: bool [rows, tokens], which of them each row has. Raises as see()."""
+        counts, width = new.sum(1).tolist(), new.shape[1]
         for row, count in zip(self.sequences, counts):
             if row.tokens + count > self.max_tokens:
                 raise InvalidError(f"a sequence of {row.tokens + count} tokens; this cache was made for {self.max_tokens}: "
                                    "PolicyCache(model, policy, max_tokens=...)")
-            steps = key.shape[2] == 1 and count == 1 and row.tokens > 0
+            steps = width == 1 and count == 1 and row.tokens > 0
             goes_on = count > 0 and not steps and row.in_prompt
             if self.device is not None and count > 0 and not steps and row.tokens > 0 and not row.in_prompt:
                 self.device.expect_further_prompts()
@@ -240,13 +258,13 @@ class PolicyCache(Cache):
         for row, here, count in zip(self.sequences, new, counts):
             row.columns = here.nonzero()[:, 0]
             row.fresh, row.tokens = count, row.tokens + count
-            row.steps = key.shape[2] == 1 and count == 1 and row.tokens > 1
+            row.steps = width == 1 and count == 1 and row.tokens > 1
             row.goes_on = count > 0 and not row.steps and row.in_prompt
             row.in_prompt = row.in_prompt if count == 0 else not row.steps
             if row.steps:
                 row.observed.clear()
         if self.device is not None:
-            self.device.plan(self.sequences, key)
+            self.device.plan(self.sequences)
 
     def bind_terms(self, layer: int, terms: Terms) -> None:
         """What the model adds to a layer's attention, which stays as it is; once."""
@@ -277,6 +295,14 @@ class PolicyCache(Cache):
         if wanted <= self.max_tokens:
             row.observed[layer] = queries
         return queries
+
+    def token_ids_are(self, ids: torch.Tensor) -> None:
+        self._ids = ids
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Of masks, which a step's attention does not read."""
+        layer = self.layers[layer_idx]
+        return layer.tokens if isinstance(layer, PolicyLayer) else layer.get_seq_length()
 
     def last_ids(self, rows: torch.Tensor | slice) -> torch.Tensor | None:
         return None if self._ids is None else self._ids[rows, -1].to(torch.int32)
@@ -323,8 +349,8 @@ class PolicyCache(Cache):
 
         @torch.compiler.disable
         def at_the_end(_: torch.nn.Module, __: tuple[Any, ...], named: dict[str, Any], ___: Any) -> None:
-            if of_this(named) is not None:
-                waiting.layer, waiting.cache = None, None
+            if (cache := of_this(named)) is not None:
+                waiting.layer, waiting.cache, cache.arrived = None, None, False
 
         for handle in (model.register_forward_pre_hook(before, with_kwargs=True), model.register_forward_hook(after, with_kwargs=True),
                        model.register_forward_hook(at_the_end, with_kwargs=True, always_call=True)):

@@ -1,7 +1,7 @@
 """The rows of a PolicyCache on a CUDA device, and the decoder that makes its steps there."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ContextManager
+from typing import TYPE_CHECKING, Any, Callable, ContextManager
 
 import torch
 
@@ -36,6 +36,18 @@ class Memory:
     def settle(self) -> None:
         """Before PyTorch reads what the decoder enqueued: nothing, as both work on one stream."""
 
+    def graph(self, like: torch.Tensor, work: Callable[[], Any]) -> Callable[[], Any]:
+        """Captures what work() enqueues. Each call of the result enqueues it again, and returns what work() returned."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(like.device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            made = work()
+
+        def replay() -> Any:
+            graph.replay()
+            return made
+
+        return replay
+
 
 memory = Memory()
 
@@ -55,9 +67,11 @@ class DeviceRows:
                 self._decoder.bind(layer, *(memory.exported(rows) for rows in both))
             self._queries, self._out = memory.empty(step, like), memory.empty(step, like)
             self._ids = memory.empty((sequences,), like, torch.int32)
+            self._all = torch.arange(sequences, device=like.device)
+            self._ends = torch.zeros_like(self._all)
         self._sinks: dict[int, torch.Tensor] = {}
-        self._step = Step(False, False, False)
-        self.places = self._last = torch.zeros(0, dtype=torch.long, device=like.device)  # of the rows that step, and their new tokens
+        self.planned = Step(False, False, False)
+        self.places, self._last = self._all, self._ends  # of the rows that step, and of their new tokens
 
     @property
     def bytes(self) -> int:
@@ -74,36 +88,48 @@ class DeviceRows:
             if name in self._policy.text:
                 raise UnsupportedError(f"{name} takes no further prompt behind decoded tokens on a device; begin with a cache of its own")
 
-    def plan(self, sequences: list[Sequence], like: torch.Tensor) -> None:
+    def plan(self, sequences: list[Sequence]) -> None:
         """Before a forward's first layer: which sequences step. The others pause, or begin a prompt."""
-        if (now := memory.stream(like)) != self._device:
+        self.follow()
+        stepping = [row for row in sequences if row.steps]
+        if not stepping:
+            return
+        with memory.current(self._device[0]):
+            self.planned = self._decoder.plan([row.tokens if row.steps else -1 if row.tokens > row.fresh else 0 for row in sequences])
+        ends = torch.tensor([row.tokens - 1 for row in stepping], device="cpu")
+        if len(stepping) == len(sequences):  # a captured step's tensors stay where they are
+            self.places, self._last = self._all, self._ends
+            self._ends.copy_(ends)
+        else:
+            self.places = torch.tensor([row.place for row in stepping], device=self._at)
+            self._last = ends.to(self._at)
+
+    def follow(self) -> None:
+        """Works on PyTorch's current stream from here on."""
+        if (now := memory.stream(self._queries)) != self._device:
             self._decoder.on(now[1])
             self._device = now
-        if any(row.steps for row in sequences):
-            with memory.current(self._device[0]):
-                self._step = self._decoder.plan([row.tokens if row.steps else -1 if row.tokens > row.fresh else 0 for row in sequences])
-            self.places, self._last = (torch.tensor(numbers, device=like.device) for numbers in (
-                [row.place for row in sequences if row.steps], [row.tokens - 1 for row in sequences if row.steps]))
 
     def step(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float,
              ids: torch.Tensor | None) -> torch.Tensor:
         """A layer's step of the rows that were planned; query [rows, q_heads, 1, head_dim] and the others are of all. out [rows, q_heads,
         head_dim]."""
-        self._keys[layer][self.places, :, self._last] = key[self.places, :, -1]
-        self._values[layer][self.places, :, self._last] = value[self.places, :, -1]
+        every = self.places is self._all
+        for rows, new in ((self._keys[layer], key), (self._values[layer], value)):
+            rows[self.places, :, self._last] = new[:, :, -1] if every else new[self.places, :, -1]
         self._queries.copy_(query[:, :, -1])
         queries = memory.exported(self._queries)
         with memory.current(self._device[0]):
-            if self._step.decides:
+            if self.planned.decides:
                 self._decoder.decide(layer, queries, scale)
-            if self._step.idle:
+            if self.planned.idle:
                 self._decoder.standing(layer)
             else:
                 if ids is not None:
                     self._ids.copy_(ids)
                 self._decoder.choose(layer, queries, scale, None if ids is None else memory.exported(self._ids))
             self._decoder.attend(layer, queries, scale, memory.exported(self._out))
-            if not self._step.idle:
+            if not self.planned.idle:
                 self._decoder.renew(layer, queries, scale)
         memory.settle()
         return self._out

@@ -71,7 +71,8 @@ waiting = _Waiting()
 
 @torch.compiler.disable
 def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-              attention_mask: torch.Tensor | None, scaling: float | None = None, **more: Any) -> tuple[torch.Tensor, None]:
+              attention_mask: torch.Tensor | None, dropout: float = 0.0, scaling: float | None = None,
+              **more: Any) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: query [batch, q_heads, n, head_dim]; out [batch, n, q_heads, head_dim]."""
     layer, waiting.layer = waiting.layer, None
     position = getattr(module, "layer_idx", None)
@@ -84,11 +85,11 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
             causal = more.get("is_causal")
             return terms.attention(query, key, value, attention_mask, query.shape[-1] ** -.5 if scaling is None else scaling,
                                    getattr(module, "is_causal", True) if causal is None else causal), None
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **more)
     _refuse_words({name: more.get(name) for name in _not_served}, position)
     if not getattr(module, "is_causal", True) or more.get("is_causal") is False:
         raise UnsupportedError(f"layer {position} is not causal: cross-attention and encoders are not served")
-    if more.get("dropout"):
+    if dropout:
         raise UnsupportedError("a policy's cache is for inference: call model.eval()")
     if any(tensor.requires_grad for tensor in (query, key, value)):
         raise UnsupportedError("a policy's cache keeps no gradients: call the model under torch.no_grad()")
@@ -165,7 +166,7 @@ class PolicyLayer(CacheLayerMixin):
         assert cache is not None
         if cache.device is not None:
             cache.device.expect(key, self.position)
-        if self.index == 0:
+        if self.index == 0 and not cache.arrived:
             cache.see(query, key, value, mask)
         if terms is not None:
             cache.bind_terms(self.index, terms)
@@ -173,9 +174,13 @@ class PolicyLayer(CacheLayerMixin):
         self.tokens, self.fresh = before + query.shape[2], 0
         exact = (None if before > 0 else sdpa_attention_forward(module, query, key, value, mask, scaling=scale)[0] if terms is None
                  else terms.attention(query, key, value, mask, scale, True))
-        query, key, value = (torch.nn.functional.pad(rows, (0, width - rows.shape[3])) for rows in (query, key, value))
-        out = torch.zeros(query.shape[0], query.shape[2], query.shape[1], width, device=query.device)
+        query, key, value = (rows if rows.shape[3] == width else torch.nn.functional.pad(rows, (0, width - rows.shape[3]))
+                             for rows in (query, key, value))
         stepping = [row for row in cache.sequences if row.steps]
+        if cache.device is not None and len(stepping) == len(cache.sequences):
+            made = cache.device.step(self.index, query, key, value, scale, cache.last_ids(slice(None)))
+            return made[:, None, :, :channels].to(query.dtype)
+        out = torch.zeros(query.shape[0], query.shape[2], query.shape[1], width, device=query.device)
         if stepping and cache.device is not None:
             made = cache.device.step(self.index, query, key, value, scale, cache.last_ids(slice(None)))
             out[cache.device.places, -1] = made[cache.device.places].float()
@@ -212,6 +217,8 @@ class PolicyLayer(CacheLayerMixin):
         row.state.prefill(self.index, row.tokens, first=first, observed_from=0 if row.goes_on else first, **signals)
 
     def get_seq_length(self) -> int:
+        if (cache := self._cache()) is not None:
+            cache.length_was_read = True
         return self.tokens
 
     def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
