@@ -203,6 +203,13 @@ void note_write(void const* address, std::size_t bytes) {
   memory::device().note_write(memory::device().find(at), at, bytes);
 }
 
+/// Throws where a copy would read what was never written on the device.
+void expect_written(void const* address, std::size_t bytes) {
+  auto const at = reinterpret_cast<std::uint64_t>(address);
+  if (!memory::device().is_written(memory::device().find(at), at, bytes))
+    throw fault("a copy of " + std::to_string(bytes) + " bytes reads some that were never written");
+}
+
 /// Whether a copy may read or write it later: the host's own memory that nobody registered may be gone by then.
 bool is_known(void const* address) { return memory::device().find(reinterpret_cast<std::uint64_t>(address)).end != 0; }
 
@@ -224,7 +231,10 @@ cudaError_t copy(void* to, std::size_t to_pitch, void const* from, std::size_t f
     auto const* const now = static_cast<std::byte const*>(from);
     return here().enqueue(on, [move, taken = std::vector<std::byte>(now, now + span)] { move(taken.data()); });
   }
-  cudaError_t const result = here().enqueue(on, [=] { move(side(from, span)); });
+  cudaError_t const result = here().enqueue(on, [=] {
+    for (std::size_t row = 0; row < rows; ++row) expect_written(static_cast<std::byte const*>(from) + row * from_pitch, bytes);
+    move(side(from, span));
+  });
   return is_known(to) || captures ? result : here().drain(here().at(on));
 }
 
@@ -318,6 +328,9 @@ cudaError_t cudaMemcpy(void* to, void const* from, std::size_t bytes, cudaMemcpy
   here().drain();
   ptx::copy(to, bytes, from, bytes, bytes, 1, nullptr);
   return here().drain();
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t on, cudaHostFn_t what, void* with) {
+  return here().enqueue(on, [=] { what(with); });
 }
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t on) {
   return here().enqueue(on, [=] {

@@ -123,10 +123,17 @@ class decode_retain<Rule, D> {
   void follow(std::int64_t sequence, View const& view, std::int64_t tokens, Exec& exec) {
     cache_shape const& shape = context_.shape;
     std::vector<float> heard(static_cast<std::size_t>(shape.layers * window_ * size()));
-    for (std::int64_t l = 0; l < shape.layers && window_ > 0; ++l) {
-      std::int64_t const of_sequence = window_ * size();
-      context_.device->download(heard.data() + l * of_sequence,
-                                buffer<float const>(part_of(queries_.of({l}), sequence * of_sequence, of_sequence)));
+    // In a ring: those of the last steps, from the oldest on, and behind the ring's end the others.
+    std::int64_t const fresh = std::min(window_, tokens - prompts_.tokens(sequence));
+    std::int64_t const oldest = fresh > 0 ? (tokens - fresh) % window_ : 0;
+    auto const download = [&](std::int64_t layer, std::int64_t at, std::int64_t count) {
+      if (count <= 0) return;
+      buffer<float const> const from = part_of(queries_.of({layer}), (sequence * window_ + at) * size(), count * size());
+      context_.device->download(heard.data() + (layer * window_ + at) * size(), from);
+    };
+    for (std::int64_t l = 0; l < shape.layers; ++l) {
+      download(l, oldest, std::min(fresh, window_ - oldest));
+      download(l, 0, oldest + fresh - window_);
     }
     std::vector<float> const forgotten(static_cast<std::size_t>(size()));  // queries that later ones take the place of
     auto& state = prompts_.state(sequence);
