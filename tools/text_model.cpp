@@ -55,6 +55,12 @@ ggml_type cache_type_of(std::string const& name) {
 
 text_model::text_model(std::string const& path, cache_types types, int gpu_layers) : types_(types) {
   llama_log_set(keep_errors, nullptr);
+  if (gpu_layers > 0) {
+    ggml_backend_load_all();  // those that lie beside the program, or that GGML_BACKEND_PATH names
+    KVPOLICY_EXPECTS(llama_supports_gpu_offload(),
+                     "--gpu-layers " + std::to_string(gpu_layers) +
+                         ", and this llama.cpp has no GPU; its backend, libggml-cuda.so, may lie beside this program");
+  }
   check_gguf(path);
   llama_backend_init();
   llama_model_params params = llama_model_default_params();
