@@ -191,26 +191,27 @@ install_engine() {
   ln -s "$model" $venv/model.gguf
   printf %s "$versions $flags" > $venv/stamp
 }
-# What a test's own ggml device is made from; llama-cpp-python carries it and does not install it.
-device_header() {
+# What a ggml device is made from, and what is put before one; llama-cpp-python carries these and does not install them.
+device_headers() {
   local into=build/engine/ggml
-  [ ! -e $into/ggml-backend-impl.h ] || return 0
-  begin "ggml-backend-impl.h of llama-cpp-python $llama_cpp_python, under $into (77 MB to fetch)" || return 0
+  [ ! -e $into/ggml-impl.h ] || return 0
+  begin "ggml's inner headers of llama-cpp-python $llama_cpp_python, under $into (77 MB to fetch)" || return 0
   mkdir -p $into
   build/engine/bin/python -m pip download --quiet --no-deps --no-binary llama-cpp-python --dest $into \
     "llama-cpp-python==$llama_cpp_python" >&2
-  tar -xzf $into/llama_cpp_python-*.tar.gz -C $into --wildcards --transform='s|.*/||' '*/ggml/src/ggml-backend-impl.h'
+  tar -xzf $into/llama_cpp_python-*.tar.gz -C $into --wildcards --transform='s|.*/||' \
+    '*/ggml/src/ggml-backend-impl.h' '*/ggml/src/ggml-impl.h'
   rm $into/llama_cpp_python-*.tar.gz
 }
 engine() {
   local flags
   flags=$(engine_flags)
   install_engine "llama.cpp's libraries (llama-cpp-python $llama_cpp_python)" "$flags" "$flags $(program_flags)"
-  device_header
+  device_headers
 }
 programs() {
   install_engine "llama.cpp's libraries and programs (llama-cpp-python $llama_cpp_python)" "$(engine_flags) $(program_flags)"
-  device_header
+  device_headers
 }
 
 nccl_files() {

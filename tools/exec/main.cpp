@@ -27,18 +27,33 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The library that goes in front, beside this program: installed, or where it was built.
-fs::path preload_library() {
+/// The library of this name beside this program: installed, or in the folder where it was built. `where` says what it needs.
+std::string library_of(std::string const& name, char const* built, std::string const& where) {
   fs::path const here = fs::read_symlink("/proc/self/exe").parent_path();
-  for (char const* const folder : {KVPOLICY_LIBRARIES, "../src/adapters/preload"}) {
-    fs::path const found = here / folder / "libkvpolicy-llama.so";
-    if (!fs::exists(found)) continue;
-    fs::path const library = fs::canonical(found);
-    if (library.string().find_first_of(" :") == std::string::npos) return library;
-    throw error("'" + library.string() + "' has a space or a colon in its path, which LD_PRELOAD can't hold; move it");
-  }
-  throw error("libkvpolicy-llama.so is not in " + (here / KVPOLICY_LIBRARIES).lexically_normal().string() +
-              "; it is built where libllama is a shared library");
+  for (char const* const folder : {KVPOLICY_LIBRARIES, built})
+    if (fs::path const found = here / folder / name; fs::exists(found)) return fs::canonical(found).string();
+  throw error(name + " is not in " + (here / KVPOLICY_LIBRARIES).lexically_normal().string() + "; it is built where " + where);
+}
+
+/// Has the program load the library that takes its contexts' place before libllama.
+void put_before_libllama() {
+  std::string const library = library_of("libkvpolicy-llama.so", "../src/adapters/preload", "libllama is a shared library");
+  if (library.find_first_of(" :") != std::string::npos)
+    throw error("'" + library + "' has a space or a colon in its path, which LD_PRELOAD can't hold; move it");
+  char const* const before = std::getenv("LD_PRELOAD");
+  setenv("LD_PRELOAD", (library + (before != nullptr && *before != '\0' ? ":" + std::string(before) : "")).c_str(), 1);
+}
+
+/// Has ggml load the library that goes before its CUDA devices. Throws invalid_value where ggml is to load another.
+void put_before_devices() {
+  char const* const other = std::getenv("GGML_BACKEND_PATH");
+  std::string const library = library_of("libkvpolicy-ggml.so", "../src/adapters/ggml",
+                                         "nvcc, llama.cpp and ggml's inner headers are (cmake/bootstrap.sh programs)");
+  KVPOLICY_EXPECTS(other == nullptr || *other == '\0' || library == other,
+                   "GGML_BACKEND_PATH is '" + std::string(other != nullptr ? other : "") +
+                       "', and llama.cpp loads one library of that name; leave the variable to --gpu");
+  setenv("GGML_BACKEND_PATH", library.c_str(), 1);
+  setenv("LLAMA_ARG_N_PARALLEL", "1", 0);  // one sequence is served
 }
 
 /// Where the shell would find it.
@@ -103,6 +118,7 @@ int main(int argc, char** argv) {
   bool strict = false;
   bool managed_cache = false;
   bool compact = false;
+  bool gpu = false;
   bool only_explain = false;
   app.add_option("policy", policy, "NAME[:parameter=value,...][+NAME...]; kvpolicy-run --list-policies lists them");
   app.add_flag(
@@ -118,6 +134,9 @@ int main(int argc, char** argv) {
                  "redis:HOST:PORT,... (default: memory)");
   app.add_option("--log", log, "file for the library's messages, or none (default: standard error)");
   app.add_flag("--strict", strict, "fail if a request can't be served, instead of leaving it to the engine");
+  app.add_flag("--gpu", gpu,
+               "the layers are on a CUDA device, whose steps read what the policy chooses; prompts are the engine's")
+      ->excludes("--lossless", "--drafts", "--prompts", "--managed-cache", "--compact", "--strict", "--tier");
   app.add_flag("--explain", only_explain, "print the policy, and run nothing");
   app.prefix_command();
   // What is behind -- is the program's.
@@ -143,10 +162,7 @@ int main(int argc, char** argv) {
                                            (policy.empty() ? "--lossless" : policy) + " -- llama-server -m MODEL.gguf");
     fs::path const program = program_of(command.front());
     check_program(program);
-    char const* const before = std::getenv("LD_PRELOAD");
-    std::string const front =
-        preload_library().string() + (before != nullptr && *before != '\0' ? ":" + std::string(before) : "");
-    setenv("LD_PRELOAD", front.c_str(), 1);
+    gpu ? put_before_devices() : put_before_libllama();
     setenv("KVPOLICY", said.c_str(), 1);
     if (!log.empty()) setenv("KVPOLICY_LOG", log.c_str(), 1);
     if (compact) setenv("LLAMA_ARG_KV_UNIFIED", "1", 0);  // what a compaction frees is for all sequences

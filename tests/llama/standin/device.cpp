@@ -1,9 +1,7 @@
 #include "device.hpp"
 
+#include <cuda_runtime_api.h>
 #include <ggml-backend-impl.h>
-
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <array>
 #include <cstddef>
@@ -12,14 +10,17 @@
 #include <cstring>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
+
+#include "cuda/ptx/memory.hpp"
 
 namespace kvpolicy::llama::testing {
 namespace {
 
-bool waits_are_lost = false;
+bool events_are_lost = false;
+std::int64_t nodes_given = 0;
 std::int64_t nodes_computed = 0;
 
 [[noreturn]] void fail(char const* what, char const* name) {
@@ -27,90 +28,31 @@ std::int64_t nodes_computed = 0;
   std::abort();
 }
 
-/// Memory under two addresses: the device's, which no host code may touch, and one for the kernels.
-class device_memory {
- public:
-  explicit device_memory(std::size_t bytes) : bytes_(bytes + 4096) {
-    int const file = memfd_create("standin", MFD_CLOEXEC);
-    if (file < 0 || ftruncate(file, static_cast<off_t>(bytes_)) != 0) fail("no memory", "allocation");
-    kernels_ = static_cast<std::byte*>(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
-    device_ = static_cast<std::byte*>(mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    close(file);
-    all()[device_] = this;
-  }
-  ~device_memory() {
-    all().erase(device_);
-    munmap(kernels_, bytes_);
-    munmap(device_, bytes_);
-  }
-  device_memory(device_memory const&) = delete;
-  device_memory& operator=(device_memory const&) = delete;
-
-  std::byte* device() const noexcept { return device_; }
-  std::byte* kernels() const noexcept { return kernels_; }
-
-  /// Where kernels find what has this address of a device; null if it is none.
-  static std::byte* found(void const* address) {
-    auto const* const at = static_cast<std::byte const*>(address);
-    auto next = all().upper_bound(at);
-    if (next == all().begin()) return nullptr;
-    device_memory const& in = *(--next)->second;
-    return at < in.device_ + in.bytes_ ? in.kernels_ + (at - in.device_) : nullptr;
-  }
-
- private:
-  static std::map<std::byte const*, device_memory*>& all() {
-    static auto& made = *new std::map<std::byte const*, device_memory*>;  // outlives what exit() destroys
-    return made;
-  }
-
-  std::size_t bytes_;
-  std::byte* kernels_;
-  std::byte* device_;
-};
-
-std::byte* kernels_place(ggml_tensor const* of) {
-  std::byte* const found = device_memory::found(of->data);
-  if (found == nullptr) fail("its memory is the host's", of->name);
-  return found;
+void must(cudaError_t status) {
+  if (status != cudaSuccess) fail(cudaGetErrorString(status), "CUDA");
 }
 
-/// Work in order, which waits until somebody waits for it.
-class late_stream {
- public:
-  void add(std::function<void()> work) {
-    work_.push_back(std::move(work));
-    ++added_;
-  }
-  std::int64_t added() const noexcept { return added_; }
-  void finish(std::int64_t until) {
-    while (done_ < until) {
-      auto const next = std::move(work_.front());
-      work_.pop_front();
-      ++done_;
-      next();
-    }
-  }
-
- private:
-  std::deque<std::function<void()>> work_;
-  std::int64_t added_ = 0;
-  std::int64_t done_ = 0;
-};
-
-struct event {
-  late_stream* of = nullptr;
-  std::int64_t at = 0;
-  void wait() const {
-    if (of != nullptr && !waits_are_lost) of->finish(at);
-  }
-};
+/// Where the host, which stands for the engine's kernels, finds what has an address of the device's.
+std::byte* kernels_place(ggml_tensor const* of) {
+  ptx::memory& device = ptx::memory::device();
+  if (!device.is_device_only(of->data)) fail("its memory is the host's", of->name);
+  return static_cast<std::byte*>(device.host_address(of->data, 1));
+}
 
 struct backend {
-  late_stream stream;
+  cudaStream_t stream = nullptr;
   ggml_backend_t cpu = nullptr;
+  std::deque<std::function<void()>> work;  ///< of its life: what was captured is done again
+
+  void add(std::function<void()> what) {
+    work.push_back(std::move(what));
+    ++nodes_given;
+    must(cudaLaunchHostFunc(
+        stream, [](void* one) { (*static_cast<std::function<void()>*>(one))(); }, &work.back()));
+  }
 };
 backend& backend_of(ggml_backend_t of) { return *static_cast<backend*>(of->context); }
+cudaEvent_t event_of(ggml_backend_event_t of) { return static_cast<cudaEvent_t>(of->context); }
 
 /// A node and its sources as they are now, with the kernels' addresses.
 struct launch {
@@ -155,8 +97,8 @@ ggml_backend_dev_t device();
 
 ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, std::size_t bytes) {
   ggml_backend_buffer_i does{};
-  does.free_buffer = [](ggml_backend_buffer_t b) { delete static_cast<device_memory*>(b->context); };
-  does.get_base = [](ggml_backend_buffer_t b) -> void* { return static_cast<device_memory*>(b->context)->device(); };
+  does.free_buffer = [](ggml_backend_buffer_t b) { must(cudaFree(b->context)); };
+  does.get_base = [](ggml_backend_buffer_t b) { return b->context; };
   does.memset_tensor = [](ggml_backend_buffer_t, ggml_tensor* t, std::uint8_t value, std::size_t at, std::size_t size) {
     std::memset(kernels_place(t) + at, value, size);
   };
@@ -167,19 +109,21 @@ ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, std::size_t byte
     std::memcpy(to, kernels_place(t) + at, size);
   };
   does.cpy_tensor = [](ggml_backend_buffer_t, ggml_tensor const* from, ggml_tensor* to) {
-    std::byte const* const found = device_memory::found(from->data);
-    if (found != nullptr) std::memcpy(kernels_place(to), found, ggml_nbytes(from));
-    return found != nullptr;
+    bool const mine = ptx::memory::device().is_device_only(from->data);
+    if (mine) std::memcpy(kernels_place(to), kernels_place(from), ggml_nbytes(from));
+    return mine;
   };
   does.clear = [](ggml_backend_buffer_t b, std::uint8_t value) {
-    std::memset(static_cast<device_memory*>(b->context)->kernels(), value, b->size);
+    std::memset(ptx::memory::device().host_address(b->context, b->size), value, b->size);
   };
-  return ggml_backend_buffer_init(type, does, new device_memory(bytes), bytes);
+  void* at = nullptr;
+  must(cudaMalloc(&at, bytes + 4096));
+  return ggml_backend_buffer_init(type, does, at, bytes);
 }
 
 ggml_backend_buffer_type_t buffer_type() {
   static ggml_backend_buffer_type made{};
-  made.iface.get_name = [](ggml_backend_buffer_type_t) { return "STANDIN0"; };
+  made.iface.get_name = [](ggml_backend_buffer_type_t) { return "CUDA0"; };
   made.iface.alloc_buffer = allocate;
   made.iface.get_alignment = [](ggml_backend_buffer_type_t) { return std::size_t{128}; };
   made.device = device();
@@ -194,38 +138,39 @@ ggml_status compute(ggml_backend_t of, ggml_cgraph* graph) {
                                node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
     if (moves_nothing || ggml_is_empty(node) || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0) continue;
     auto const held = std::make_shared<launch>(*node);
-    mine.stream.add([held, cpu = mine.cpu] { held->run(cpu); });
+    mine.add([held, cpu = mine.cpu] { held->run(cpu); });
   }
   return GGML_STATUS_SUCCESS;
 }
 
 ggml_backend_t make_backend(ggml_backend_dev_t of, char const*) {
   ggml_backend_i does{};
-  does.get_name = [](ggml_backend_t) { return "STANDIN0"; };
+  does.get_name = [](ggml_backend_t) { return "CUDA0"; };
   does.free = [](ggml_backend_t b) {
+    must(cudaStreamDestroy(backend_of(b).stream));
     ggml_backend_free(backend_of(b).cpu);
     delete static_cast<backend*>(b->context);
     delete b;
   };
   does.set_tensor_async = [](ggml_backend_t b, ggml_tensor* t, void const* from, std::size_t at, std::size_t size) {
     auto const* const first = static_cast<std::byte const*>(from);
-    backend_of(b).stream.add([to = kernels_place(t) + at, bytes = std::vector<std::byte>(first, first + size)] {
+    backend_of(b).add([to = kernels_place(t) + at, bytes = std::vector<std::byte>(first, first + size)] {
       std::memcpy(to, bytes.data(), bytes.size());
     });
   };
   does.get_tensor_async = [](ggml_backend_t b, ggml_tensor const* t, void* to, std::size_t at, std::size_t size) {
-    backend_of(b).stream.add([=, from = kernels_place(t) + at] { std::memcpy(to, from, size); });
+    backend_of(b).add([=, from = kernels_place(t) + at] { std::memcpy(to, from, size); });
   };
-  does.synchronize = [](ggml_backend_t b) { event{&backend_of(b).stream, backend_of(b).stream.added()}.wait(); };
+  does.synchronize = [](ggml_backend_t b) { must(cudaStreamSynchronize(backend_of(b).stream)); };
   does.graph_compute = compute;
   does.event_record = [](ggml_backend_t b, ggml_backend_event_t e) {
-    *static_cast<event*>(e->context) = {&backend_of(b).stream, backend_of(b).stream.added()};
+    must(cudaEventRecord(event_of(e), backend_of(b).stream));
   };
   does.event_wait = [](ggml_backend_t b, ggml_backend_event_t e) {
-    event const recorded = *static_cast<event*>(e->context);
-    if (recorded.of != &backend_of(b).stream) backend_of(b).stream.add([recorded] { recorded.wait(); });
+    if (!events_are_lost) must(cudaStreamWaitEvent(backend_of(b).stream, event_of(e), 0));
   };
   auto* const mine = new backend;
+  must(cudaStreamCreate(&mine->stream));
   mine->cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
   // As many threads as the tests' contexts have: sums that are split among threads are the same then.
   ggml_backend_reg_t const cpus = ggml_backend_dev_backend_reg(ggml_backend_get_device(mine->cpu));
@@ -238,7 +183,7 @@ ggml_backend_t make_backend(ggml_backend_dev_t of, char const*) {
 ggml_backend_reg& registry() {
   static ggml_backend_reg made{};
   made.api_version = GGML_BACKEND_API_VERSION;
-  made.iface.get_name = [](ggml_backend_reg_t) { return "STANDIN"; };
+  made.iface.get_name = [](ggml_backend_reg_t) { return "CUDA"; };
   made.iface.get_device_count = [](ggml_backend_reg_t) { return std::size_t{1}; };
   made.iface.get_device = [](ggml_backend_reg_t, std::size_t) { return device(); };
   made.iface.get_proc_address = [](ggml_backend_reg_t, char const*) -> void* { return nullptr; };
@@ -248,7 +193,7 @@ ggml_backend_reg& registry() {
 ggml_backend_dev_t device() {
   static ggml_backend_device made = [] {
     ggml_backend_device_i does{};
-    does.get_name = [](ggml_backend_dev_t) { return "STANDIN0"; };
+    does.get_name = [](ggml_backend_dev_t) { return "CUDA0"; };
     does.get_description = [](ggml_backend_dev_t) { return "a stand-in for a GPU"; };
     does.get_memory = [](ggml_backend_dev_t, std::size_t* free, std::size_t* total) { *free = *total = std::size_t{8} << 30; };
     does.get_type = [](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; };
@@ -267,12 +212,16 @@ ggml_backend_dev_t device() {
       return op->op != GGML_OP_CUSTOM && ggml_backend_dev_supports_op(cpu, op);
     };
     does.supports_buft = [](ggml_backend_dev_t, ggml_backend_buffer_type_t type) { return type == buffer_type(); };
-    does.event_new = [](ggml_backend_dev_t of) { return new ggml_backend_event{of, new event}; };
+    does.event_new = [](ggml_backend_dev_t of) {
+      cudaEvent_t event = nullptr;
+      must(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+      return new ggml_backend_event{of, event};
+    };
     does.event_free = [](ggml_backend_dev_t, ggml_backend_event_t e) {
-      delete static_cast<event*>(e->context);
+      must(cudaEventDestroy(event_of(e)));
       delete e;
     };
-    does.event_synchronize = [](ggml_backend_dev_t, ggml_backend_event_t e) { static_cast<event*>(e->context)->wait(); };
+    does.event_synchronize = [](ggml_backend_dev_t, ggml_backend_event_t e) { must(cudaEventSynchronize(event_of(e))); };
     return ggml_backend_device{does, nullptr, nullptr};
   }();
   made.reg = &registry();
@@ -287,7 +236,8 @@ void register_standin() {
 }
 
 std::int64_t standin_nodes() { return nodes_computed; }
+std::int64_t standin_given() { return nodes_given; }
 
-void lose_waits(bool lost) { waits_are_lost = lost; }
+void lose_events(bool lost) { events_are_lost = lost; }
 
 }  // namespace kvpolicy::llama::testing

@@ -14,6 +14,7 @@
 #include "compacting.hpp"
 #include "decoding.hpp"
 #include "device.hpp"
+#include "hook.hpp"
 #include "kvpolicy/presets/chunkkv.hpp"
 #include "kvpolicy/presets/knorm.hpp"
 #include "kvpolicy/presets/quest.hpp"
@@ -29,6 +30,7 @@ constexpr std::int32_t all_layers = 99;
 
 model_owner on_device(tiny_shape shape = {}) {
   register_standin();
+  ggml::put_before_devices("", {});
   if (shape.gpu_layers == 0) shape.gpu_layers = all_layers;
   return tiny_llama(shape);
 }
@@ -49,21 +51,10 @@ TEST_CASE("the engine computes on the device what it computes on the host", "[st
   }
 }
 
-TEST_CASE("the device's memory traps, and a wait that is forgotten shows", "[standin]") {
-  model_owner const model = on_device();
-  std::vector<logits> const wanted = dense(model.get(), {});
-  lose_waits(true);
-  bool same = true;
-  try {
-    same = identical(dense(model.get(), {}), wanted);
-  } catch (std::exception const&) {
-    same = false;
-  }
-  lose_waits(false);
-  REQUIRE_FALSE(same);
-
+TEST_CASE("the device's memory traps", "[standin]") {
+  register_standin();
   ggml_backend_buffer_t const buffer =
-      ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(ggml_backend_dev_by_name("STANDIN0")), 64);
+      ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(ggml_backend_dev_by_name("CUDA0")), 64);
   pid_t const child = fork();
   if (child == 0) {
     std::signal(SIGSEGV, SIG_DFL);

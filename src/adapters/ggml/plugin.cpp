@@ -1,0 +1,34 @@
+// libkvpolicy-ggml.so: llama.cpp loads it as a ggml backend that GGML_BACKEND_PATH names. It has no device of its own.
+#include <ggml-backend-impl.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+
+#include "hook.hpp"
+#include "kvpolicy/error.hpp"
+#include "preload/log.hpp"
+
+extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init() {
+  static ggml_backend_reg none{};
+  none.api_version = GGML_BACKEND_API_VERSION;
+  none.iface.get_name = [](ggml_backend_reg_t) { return "kvpolicy"; };
+  none.iface.get_device_count = [](ggml_backend_reg_t) { return std::size_t{0}; };
+  none.iface.get_device = [](ggml_backend_reg_t, std::size_t) -> ggml_backend_dev_t { return nullptr; };
+  none.iface.get_proc_address = [](ggml_backend_reg_t, char const*) -> void* { return nullptr; };
+  try {
+    char const* const policy = std::getenv("KVPOLICY");
+    if (policy == nullptr || *policy == '\0')
+      throw kvpolicy::invalid_value("KVPOLICY names no policy, quest:tokens=1024 for instance");
+    // Steps are captured whole, here; ggml's own capture of their parts would stand in the way.
+    setenv("GGML_CUDA_DISABLE_GRAPHS", "1", 1);
+    char const* const file = std::getenv("KVPOLICY_LOG");
+    static kvpolicy::preload::log to(file != nullptr ? file : "");
+    kvpolicy::ggml::put_before_devices(policy, [](std::string const& line) { to.say(line); });
+  } catch (std::exception const& why) {
+    std::fprintf(stderr, "kvpolicy: %s\n", why.what());
+    std::exit(2);  // a server without its policy would answer otherwise than its user asked
+  }
+  return &none;
+}

@@ -1,0 +1,352 @@
+#include "sequence.hpp"
+
+#include <ggml-impl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <tuple>
+#include <utility>
+
+namespace kvpolicy::ggml {
+
+static void must(cudaError_t status) {
+  if (status != cudaSuccess) throw error(std::string("CUDA: ") + cudaGetErrorString(status));
+}
+
+namespace {
+
+constexpr kvpolicy_dtype dtype_of(ggml_type type) {
+  return type == GGML_TYPE_F16 ? kvpolicy_dtype{2, 16, 1} : kvpolicy_dtype{4, 16, 1};
+}
+
+/// "CUDA0" is device 0.
+int number_of(ggml_backend_t backend) {
+  std::string const name = ggml_backend_name(backend);
+  return std::atoi(name.c_str() + name.find_last_not_of("0123456789") + 1);
+}
+
+float scale_of(ggml_tensor const* node) { return llama::attention_parameters(node).scale; }
+
+/// What a ROPE node turns pair i by at position 1. Throws unsupported for positions of several axes and for YaRN.
+std::vector<float> inverse_frequencies_of(ggml_tensor const* rope) {
+  if (rope == nullptr) throw unsupported("the policy needs the rotary embedding, and the model has none");
+  auto const parameter = [&](int at) {
+    float value = 0;
+    std::memcpy(&value, rope->op_params + at, sizeof value);
+    return value;
+  };
+  std::int32_t const mode = rope->op_params[2];
+  if ((mode != GGML_ROPE_TYPE_NORMAL && mode != GGML_ROPE_TYPE_NEOX) || parameter(7) != 0 || parameter(8) != 1)
+    throw unsupported("the policy needs the rotary embedding, and this model's is of kind " + std::to_string(mode) +
+                      " or scaled by YaRN; plain ones are supported");
+  std::vector<float> made(static_cast<std::size_t>(rope->op_params[1] / 2));
+  std::vector<float> factors(made.size(), 1);
+  if (rope->src[2] != nullptr) ggml_backend_tensor_get(rope->src[2], factors.data(), 0, factors.size() * sizeof(float));
+  for (std::size_t i = 0; i < made.size(); ++i)
+    made[i] = static_cast<float>(
+        std::pow(static_cast<double>(parameter(5)), -static_cast<double>(i) / static_cast<double>(made.size())) *
+        static_cast<double>(parameter(6)) / static_cast<double>(factors[i]));
+  return made;
+}
+
+policy_owner parsed(std::string const& text) {
+  kvpolicy_policy* made = nullptr;
+  must(kvpolicy_policy_parse(text.c_str(), nullptr, 0, &made));
+  policy_owner policy(made);
+  std::uint32_t const needs = kvpolicy_policy_needs(made);
+  for (auto const& [need, what] : {std::pair{KVPOLICY_NEEDS_TOKEN_IDS, "token ids, which a device's graphs don't have"},
+                                   std::pair{KVPOLICY_NEEDS_REPETITION, "its prompt repeated"}})
+    if ((needs & static_cast<std::uint32_t>(need)) != 0) throw unsupported("'" + text + "' needs " + what);
+  constexpr std::int64_t most = 4096;
+  if (kvpolicy_observation_queries(made) > most)
+    throw unsupported("'" + text + "' looks at more than " + std::to_string(most) +
+                      " queries of a prompt, which a device has no room for");
+  return policy;
+}
+
+}  // namespace
+
+void check_policy(std::string const& text) { static_cast<void>(parsed(text)); }
+
+device_sequence::device_sequence(std::string policy, ggml_backend_t backend, engine by,
+                                 std::function<void(std::string const&)> say)
+    : text_(std::move(policy)),
+      policy_(parsed(text_)),
+      needs_(kvpolicy_policy_needs(policy_.get())),
+      observed_(kvpolicy_observation_queries(policy_.get())),
+      backend_(backend),
+      engine_(by),
+      say_(std::move(say)),
+      device_(number_of(backend)) {}
+
+device_sequence::~device_sequence() {
+  forget_steps();
+  decoder_.reset();
+  for (kept_queries const& each : kept_)
+    for (void* const place : each.places) cudaFree(place);
+  cudaFreeHost(room_.data());
+  if (before_ != nullptr) ggml_backend_event_free(before_);
+  if (after_ != nullptr) ggml_backend_event_free(after_);
+  if (ours_ != nullptr) cudaStreamDestroy(ours_);
+}
+
+ggml_status device_sequence::compute(ggml_cgraph* graph) {
+  sequence_graph const of = read(graph);
+  if (of.layers.empty()) return engine_(backend_, graph);
+  if (device_ != 0)
+    throw unsupported("layers on CUDA" + std::to_string(device_) + ": one GPU is served; set CUDA_VISIBLE_DEVICES to one");
+  must(cudaSetDevice(device_));
+  if (ours_ == nullptr) {
+    must(cudaStreamCreate(&ours_));
+    before_ = ggml_backend_event_new(ggml_backend_get_device(backend_));
+    after_ = ggml_backend_event_new(ggml_backend_get_device(backend_));
+  }
+  std::int64_t const first = first_cell(of, backend_, room_for(bytes_of_cells(of)));
+  return of.tokens() == 1 && first > 0 ? step(graph, of, first) : prompt(graph, of, first);
+}
+
+ggml_status device_sequence::prompt(ggml_cgraph* graph, sequence_graph const& of, std::int64_t first) {
+  for (attention const& each : of.layers) each.node->flags |= GGML_TENSOR_FLAG_COMPUTE;
+  kept_.resize(of.layers.size());
+  ggml_status const status =
+      observed_ == 0 ? engine_(backend_, graph) : in_parts(graph, of, [&](std::int64_t layer, ggml_tensor* node) {
+        keep(node->src[0], kept_[static_cast<std::size_t>(layer)], first);
+      });
+  tokens_ = kept_end_ = first + of.tokens();
+  in_prompt_ = true;
+  return status;
+}
+
+void device_sequence::keep(ggml_tensor const* queries, kept_queries& into, std::int64_t first) {
+  std::size_t const row = queries->nb[1];
+  for (void*& place : into.places)
+    if (place == nullptr) must(cudaMalloc(&place, static_cast<std::size_t>(observed_) * row));
+  std::int64_t const valid = first <= kept_end_ ? std::max<std::int64_t>(0, into.count - (kept_end_ - first)) : 0;
+  std::int64_t const fresh = std::min(observed_, queries->ne[1]);
+  std::int64_t const stay = std::min(valid, observed_ - fresh);
+  auto const copy = [&](void* to, std::int64_t at, void const* from, std::int64_t begin, std::int64_t count) {
+    if (count == 0) return;
+    must(cudaMemcpyAsync(static_cast<char*>(to) + static_cast<std::size_t>(at) * row,
+                         static_cast<char const*>(from) + static_cast<std::size_t>(begin) * row,
+                         static_cast<std::size_t>(count) * row, cudaMemcpyDeviceToDevice, ours_));
+  };
+  void* const to = into.places[1 - into.now];
+  copy(to, 0, into.places[into.now], valid - stay, stay);
+  copy(to, stay, queries->data, queries->ne[1] - fresh, fresh);
+  into.now = 1 - into.now;
+  into.count = stay + fresh;
+}
+
+void device_sequence::start(sequence_graph const& of) {
+  ggml_tensor const* const q = of.layers.front().node->src[0];
+  ggml_tensor const* const k = of.layers.front().node->src[1];
+  kvpolicy_shape const shape{static_cast<std::int64_t>(of.layers.size()),
+                             q->ne[2],
+                             k->ne[2],
+                             k->ne[0],
+                             llama::storage_of(k)->ne[1],
+                             k->type == GGML_TYPE_F16 ? KVPOLICY_F16 : KVPOLICY_BF16};
+  kvpolicy_decoder_options options{};
+  options.sequences = 1;
+  options.stream = ours_;
+  options.device = device_;
+  kvpolicy_decoder* made = nullptr;
+  must(kvpolicy_decoder_start(policy_.get(), &shape, &options, &made));
+  decoder_.reset(made);
+  bound_.assign(of.layers.size(), nullptr);
+  for (std::size_t l = 0; l < of.layers.size(); ++l) bind(static_cast<std::int64_t>(l), of.layers[l].node);
+  say_(text_ + " on " + ggml_backend_name(backend_) + ": " + std::to_string(shape.layers) + " layers of " +
+       std::to_string(shape.q_heads) + "/" + std::to_string(shape.kv_heads) + " heads x " + std::to_string(shape.head_dim) +
+       ", for up to " + std::to_string(shape.max_tokens) + " tokens");
+}
+
+void device_sequence::bind(std::int64_t layer, ggml_tensor const* node) {
+  auto const rows = [&](ggml_tensor const* source) {
+    ggml_tensor const* const cache = llama::storage_of(source);
+    auto const stride = [&](std::size_t bytes) { return static_cast<std::int64_t>(bytes / ggml_type_size(cache->type)); };
+    return std::tuple(cache->data, dtype_of(cache->type), source->ne[2], cache->ne[1], source->ne[0], stride(source->nb[2]),
+                      stride(source->nb[1]));
+  };
+  auto const tensor = [&](auto const& of) {
+    auto const& [at, type, heads, cells, channels, head_stride, token_stride] = of;
+    return std::make_unique<device_tensor>(
+        at, type, device_, std::initializer_list<std::int64_t>{1, heads, cells, channels},
+        std::initializer_list<std::int64_t>{token_stride * cells, head_stride, token_stride, 1});
+  };
+  auto const keys = rows(node->src[1]);
+  auto const bound = tensor(keys);
+  auto const values = tensor(rows(node->src[2]));
+  must(kvpolicy_decoder_bind(decoder_.get(), layer, *bound, *values, nullptr));
+  bound_[static_cast<std::size_t>(layer)] = std::get<0>(keys);
+  float const soft_cap = llama::attention_parameters(node).soft_cap;
+  if (soft_cap == 0 && node->src[4] == nullptr) return;
+  device_tensor sinks(node->src[4] != nullptr ? node->src[4]->data : nullptr, f32, device_, {node->src[0]->ne[2]}, {1});
+  kvpolicy_terms const terms{soft_cap, nullptr, node->src[4] != nullptr ? static_cast<kvpolicy_tensor const*>(sinks) : nullptr};
+  must(kvpolicy_decoder_bind_terms(decoder_.get(), layer, &terms));
+}
+
+void device_sequence::give_prompt(sequence_graph const& of, std::int64_t tokens) {
+  std::vector<float> const frequencies =
+      (needs_ & KVPOLICY_NEEDS_ROTATION) != 0 ? inverse_frequencies_of(of.rope) : std::vector<float>{};
+  auto const pairs = static_cast<std::int64_t>(frequencies.size());
+  kvpolicy_tensor turns{const_cast<float*>(frequencies.data()), {1, 0}, 1, f32, &pairs, nullptr, 0};
+  must(kvpolicy_decoder_end(decoder_.get(), 0));
+  kept_.resize(of.layers.size());
+  ours_waits();
+  for (std::size_t l = 0; l < of.layers.size(); ++l) {
+    ggml_tensor const* const node = of.layers[l].node;
+    ggml_tensor const* const q = node->src[0];
+    kept_queries const& kept = kept_[l];
+    std::int64_t const count = kept_end_ >= tokens ? std::max<std::int64_t>(0, kept.count - (kept_end_ - tokens)) : 0;
+    if (observed_ > 0 && count == 0)
+      throw unsupported(
+          "'" + text_ +
+          "' reads a prompt's last queries, and none of these tokens' were seen here: decode its last tokens again");
+    device_tensor queries(kept.places[kept.now], f32, device_, {count, q->ne[2], q->ne[0]}, {q->ne[2] * q->ne[0], q->ne[0], 1});
+    kvpolicy_prompt prompt{};
+    prompt.scale = scale_of(node);
+    prompt.queries = observed_ > 0 ? static_cast<kvpolicy_tensor const*>(queries) : nullptr;
+    if (pairs > 0) {
+      prompt.inverse_frequencies = &turns;
+      prompt.pairing = of.rope->op_params[2] == GGML_ROPE_TYPE_NEOX ? KVPOLICY_HALVES : KVPOLICY_NEIGHBOURS;
+    }
+    must(kvpolicy_decoder_prefill(decoder_.get(), 0, -1, static_cast<std::int64_t>(l), tokens, &prompt));
+  }
+  in_prompt_ = false;
+}
+
+void device_sequence::take_back(sequence_graph const& of, std::int64_t tokens) {
+  if (tokens < tokens_ && kvpolicy_decoder_cut(decoder_.get(), 0, tokens) == KVPOLICY_OK) return;
+  give_prompt(of,
+              tokens);  // of a policy that learned from what is gone, of less than a prompt, or of cells that a state brought
+}
+
+ggml_status device_sequence::step(ggml_cgraph* graph, sequence_graph const& of, std::int64_t first) {
+  if (decoder_ == nullptr) start(of);
+  for (std::size_t l = 0; l < of.layers.size(); ++l)
+    if (bound_.at(l) != llama::storage_of(of.layers[l].node->src[1])->data) throw unsupported("the cache has moved");
+  if (in_prompt_) give_prompt(of, first);
+  else if (first != tokens_) take_back(of, first);
+  auto const now = static_cast<std::int32_t>(first + 1);
+  std::int32_t planned = 0;
+  must(kvpolicy_decoder_plan(decoder_.get(), 1, &now, nullptr, nullptr, &planned));
+  tokens_ = now;
+  kept_end_ = std::min(kept_end_, first);
+  for (attention const& each : of.layers) each.node->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
+  if ((planned & KVPOLICY_STEP_DECIDES) != 0 || of.waits || graph->uid == 0) return launch(graph, of, planned);
+  constexpr std::size_t most = 8;
+  step_key const key{graph->uid, (planned & KVPOLICY_STEP_IDLE) != 0};
+  if (!steps_.contains(key) && steps_.size() >= most) forget_steps();
+  captured_step& mine = steps_[key];
+  if (++mine.seen == 1) return launch(graph, of, planned);
+  if (mine.graph == nullptr)
+    if (ggml_status const status = capture(graph, of, planned, mine); status != GGML_STATUS_SUCCESS) return status;
+  ours_waits();
+  must(cudaGraphLaunch(mine.graph, ours_));
+  engine_waits();
+  return GGML_STATUS_SUCCESS;
+}
+
+ggml_status device_sequence::launch(ggml_cgraph* graph, sequence_graph const& of, std::int32_t planned) {
+  ggml_status const status = in_parts(graph, of, [&](std::int64_t layer, ggml_tensor* node) { attend(layer, node, planned); });
+  if (status == GGML_STATUS_SUCCESS) observe(of);
+  return status;
+}
+
+ggml_status device_sequence::capture(ggml_cgraph* graph, sequence_graph const& of, std::int32_t planned, captured_step& into) {
+  ours_waits();
+  must(cudaStreamBeginCapture(ours_, cudaStreamCaptureModeRelaxed));
+  ggml_status status = GGML_STATUS_FAILED;
+  std::exception_ptr failure;
+  try {
+    engine_waits();  // by which its stream takes part
+    status = launch(graph, of, planned);
+    ours_waits();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  cudaGraph_t made = nullptr;
+  cudaError_t const ended = cudaStreamEndCapture(ours_, &made);
+  if (failure) std::rethrow_exception(failure);
+  if (status != GGML_STATUS_SUCCESS) return status;
+  must(ended);
+  must(cudaGraphInstantiate(&into.graph, made, 0));
+  must(cudaGraphDestroy(made));
+  return status;
+}
+
+ggml_status device_sequence::in_parts(ggml_cgraph* graph, sequence_graph const& of,
+                                      std::function<void(std::int64_t, ggml_tensor*)> const& attend) {
+  int begin = 0;
+  auto const engine_until = [&](int end) {
+    ggml_cgraph part = ggml_graph_view(graph, begin, end);
+    begin = end;
+    return engine_(backend_, &part);
+  };
+  for (std::size_t l = 0; l < of.layers.size(); ++l) {
+    if (ggml_status const status = engine_until(of.layers[l].place + 1); status != GGML_STATUS_SUCCESS) return status;
+    ours_waits();
+    attend(static_cast<std::int64_t>(l), of.layers[l].node);
+    engine_waits();
+  }
+  return begin == graph->n_nodes ? GGML_STATUS_SUCCESS : engine_until(graph->n_nodes);
+}
+
+void device_sequence::attend(std::int64_t layer, ggml_tensor* node, std::int32_t planned) {
+  ggml_tensor const* const q = node->src[0];
+  float const scale = scale_of(node);
+  std::int64_t const row = q->ne[0] * q->ne[2];
+  device_tensor queries(q->data, f32, device_, {1, q->ne[2], q->ne[0]}, {row, q->ne[0], 1});
+  device_tensor out(node->data, f32, device_, {1, q->ne[2], q->ne[0]}, {row, q->ne[0], 1});
+  kvpolicy_decoder* const by = decoder_.get();
+  bool const idle = (planned & KVPOLICY_STEP_IDLE) != 0;
+  if ((planned & KVPOLICY_STEP_DECIDES) != 0) must(kvpolicy_decoder_decide(by, layer, queries, scale));
+  must(idle ? kvpolicy_decoder_standing(by, layer, nullptr)
+            : kvpolicy_decoder_choose(by, layer, queries, scale, nullptr, nullptr));
+  must(kvpolicy_decoder_attend(by, layer, queries, scale, out));
+  if (!idle) must(kvpolicy_decoder_renew(by, layer, queries, scale));
+}
+
+void device_sequence::observe(sequence_graph const& of) {
+  if ((needs_ & KVPOLICY_NEEDS_LOGITS) == 0) return must(kvpolicy_decoder_observe(decoder_.get(), nullptr));
+  if (of.logits == nullptr)
+    throw unsupported("'" + text_ + "' needs the logits of each step, and this graph has none on the device");
+  ours_waits();
+  device_tensor logits(of.logits->data, f32, device_, {1, of.logits->ne[0]}, {of.logits->ne[0], 1});
+  must(kvpolicy_decoder_observe(decoder_.get(), logits));
+  engine_waits();
+}
+
+std::span<std::byte> device_sequence::room_for(std::size_t bytes) {
+  if (room_.size() < bytes) {
+    must(cudaFreeHost(room_.data()));
+    room_ = {};
+    void* made = nullptr;
+    must(cudaHostAlloc(&made, 2 * bytes, cudaHostAllocDefault));
+    room_ = {static_cast<std::byte*>(made), 2 * bytes};
+  }
+  return room_;
+}
+
+void device_sequence::ours_waits() {
+  ggml_backend_event_record(before_, backend_);
+  must(cudaStreamWaitEvent(ours_, static_cast<cudaEvent_t>(before_->context), 0));
+}
+void device_sequence::engine_waits() {
+  must(cudaEventRecord(static_cast<cudaEvent_t>(after_->context), ours_));
+  ggml_backend_event_wait(backend_, after_);
+}
+
+void device_sequence::forget_steps() {
+  if (steps_.empty()) return;
+  cudaStreamSynchronize(ours_);
+  for (auto& [key, each] : steps_)
+    if (each.graph != nullptr) cudaGraphExecDestroy(each.graph);
+  steps_.clear();
+}
+
+}  // namespace kvpolicy::ggml

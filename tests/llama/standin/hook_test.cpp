@@ -1,0 +1,194 @@
+// libkvpolicy-ggml.so's code before the device: prompts are the engine's, steps read what a policy chooses, by the library's
+// kernels from their PTX. Logits are those of a session on the host.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
+
+#include <string>
+#include <vector>
+
+#include "decoding.hpp"
+#include "device.hpp"
+#include "hook.hpp"
+#include "published.hpp"
+#include "tiny_model.hpp"
+
+namespace kvpolicy::llama::testing {
+namespace {
+
+std::vector<std::string> said;  ///< by the hook, since the last policy
+
+void put_before_device(std::string const& policy) {
+  register_standin();
+  said.clear();
+  ggml::put_before_devices(policy, [](std::string const& line) { said.push_back(line); });
+}
+
+/// Contexts of a model on the device decode under the policy from here on.
+model_owner under(std::string const& policy, tiny_shape shape = {}) {
+  put_before_device(policy);
+  shape.gpu_layers = 99;
+  return tiny_llama(shape);
+}
+
+/// A prompt in two batches, steps, a further prompt and steps.
+std::vector<logits> chat(decoder& with) {
+  std::vector<logits> all;
+  with.feed(random_tokens(130));
+  all.push_back(with.feed(random_tokens(40, 2)));
+  for (logits& each : decode_each(with, random_tokens(8, 3))) all.push_back(std::move(each));
+  all.push_back(with.feed(random_tokens(50, 4)));
+  for (logits& each : decode_each(with, random_tokens(6, 5))) all.push_back(std::move(each));
+  return all;
+}
+
+std::vector<logits> on_host(std::string const& policy, context_options const& options, tiny_shape const& shape) {
+  model_owner const model = tiny_llama(shape);
+  session by(known_policies().parse(policy, {}).policy);
+  llama_context_params params = parameters(options);
+  by.attach(params, model.get());
+  decoder with(model.get(), params);
+  return chat(with);
+}
+
+std::vector<logits> on_device(std::string const& policy, context_options const& options, tiny_shape const& shape) {
+  model_owner const model = under(policy, shape);
+  decoder with(model.get(), parameters(options));
+  return chat(with);
+}
+
+void as_on_host(std::string const& policy, context_options const& options = {}, tiny_shape const& shape = {}) {
+  CAPTURE(policy, options.type, options.micro_batch, shape.head_dim);
+  REQUIRE(difference(on_device(policy, options, shape), on_host(policy, options, shape)) < .02);
+}
+
+TEST_CASE("steps before a device's engine are those of a session on the host", "[standin]") {
+  as_on_host("full");
+  as_on_host("quest:tokens=48,page=8");
+  as_on_host("quest:tokens=48,page=8", {.micro_batch = 32}, {.head_dim = 64});
+  as_on_host("snapkv:tokens=40,after=0", {.micro_batch = 12});
+  as_on_host("full", {.type = GGML_TYPE_BF16});
+}
+
+TEST_CASE("every policy that a device serves steps there as on the host", "[standin][all]") {
+  for (std::string const policy :
+       {"streaming_llm:tokens=48", "snapkv:tokens=40,after=0", "snapkv:tokens=40,after=3",
+        "pyramidkv:tokens=48,window=4,after=0", "adakv:tokens=40,after=0", "chunkkv:tokens=48,chunk=6,after=0",
+        "knorm:tokens=40", "keydiff:tokens=30,sinks=2,recent=3", "lagkv:ratio=0.5,lag=8", "tova:tokens=40",
+        "omnikv:tokens=40,dense_first=0,reuse=2", "chess:tokens=64,page=8,sink_pages=1,recent_pages=2,after=0",
+        "twilight:tokens=40,page=8,mass=0.6", "rocketkv:tokens=24,kept=60,channels=3,after=0", "quest:tokens=48,page=8,after=2",
+        "snapkv:tokens=60,window=8,after=0+quest:tokens=24,page=4"})
+    as_on_host(policy);
+}
+
+TEST_CASE("a sequence on a device is taken back, begun anew and restored", "[standin]") {
+  for (std::string const policy : {"snapkv:tokens=40,after=0", "quest:tokens=48,page=8"}) {
+    CAPTURE(policy);
+    model_owner const model = under(policy);
+    decoder with(model.get(), parameters({}));
+    with.feed(random_tokens(150));
+    std::vector<logits> const once = decode_each(with, random_tokens(6, 3));
+    REQUIRE(with.cut(150));
+    REQUIRE(difference(decode_each(with, random_tokens(6, 3)), once) < .02);
+    std::vector<std::uint8_t> const state = with.state();
+    std::vector<logits> const next = decode_each(with, random_tokens(3, 4));
+    with.clear();
+    with.feed(random_tokens(90, 9));
+    decode_each(with, random_tokens(3, 8));
+    with.clear();
+    with.feed(random_tokens(150));
+    REQUIRE(difference(decode_each(with, random_tokens(6, 3)), once) < .02);
+    if (policy.starts_with("snapkv")) continue;  // whose choice needs queries that a state does not have
+    with.restore(state);
+    REQUIRE(difference(decode_each(with, random_tokens(3, 4)), next) < .02);
+  }
+}
+
+TEST_CASE("what a device's steps can't serve is refused by name, and nothing is computed", "[standin]") {
+  using Catch::Matchers::ContainsSubstring;
+  REQUIRE_THROWS_WITH(put_before_device("sentencekv"), ContainsSubstring("token ids"));
+  REQUIRE_THROWS_WITH(put_before_device("kvzip"), ContainsSubstring("repeated"));
+  REQUIRE_THROWS_WITH(put_before_device("expected_attention"), ContainsSubstring("4096 queries"));
+  REQUIRE_THROWS_WITH(put_before_device("questt"), ContainsSubstring("quest"));
+  model_owner const model = under("full");
+  {
+    decoder two(model.get(), parameters({.sequences = 2, .unified = true}));
+    REQUIRE(two.status_of(random_tokens(4), {0, 0, 1, 1}) != 0);
+    REQUIRE_THAT(said.back(), ContainsSubstring("several sequences") && ContainsSubstring("--parallel 1"));
+  }
+  {
+    decoder streams(model.get(), parameters({.sequences = 2}));
+    REQUIRE(streams.status_of(random_tokens(4), {0, 0, 0, 0}) != 0);
+    REQUIRE_THAT(said.back(), ContainsSubstring("2 streams"));
+  }
+  for (ggml_type const type : {GGML_TYPE_Q8_0, GGML_TYPE_F32}) {
+    decoder other(model.get(), parameters({.type = type}));
+    REQUIRE(other.status_of(random_tokens(4)) != 0);
+    REQUIRE_THAT(said.back(), ContainsSubstring("f16 or bf16"));
+  }
+  {
+    llama_context_params params = parameters({});
+    params.offload_kqv = false;
+    decoder in_ram(model.get(), params);
+    REQUIRE(in_ram.status_of(random_tokens(4)) != 0);
+    REQUIRE_THAT(said.back(), ContainsSubstring("--no-kv-offload"));
+  }
+  {
+    llama_context_params params = parameters({});
+    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    decoder plain(model.get(), params);
+    REQUIRE(plain.status_of(random_tokens(4)) != 0);
+    REQUIRE_THAT(said.back(), ContainsSubstring("--flash-attn on"));
+  }
+  decoder holes(model.get(), parameters({}));
+  holes.feed(random_tokens(40));
+  REQUIRE(llama_memory_seq_rm(holes.memory(), 0, 10, 20));
+  REQUIRE(holes.status_of({5}) != 0);
+}
+
+TEST_CASE("a wait that a device's engine forgets shows", "[standin]") {
+  model_owner const model = under("full");
+  auto const decoded = [&] {
+    decoder with(model.get(), parameters({}));
+    with.feed(random_tokens(60));
+    return decode_each(with, random_tokens(1, 3));
+  };
+  std::vector<logits> const wanted = decoded();
+  lose_events(true);
+  std::vector<logits> const got = decoded();
+  lose_events(false);
+  REQUIRE(difference(got, wanted) > .1);
+}
+
+TEST_CASE("a capture that the engine's stream does not join is refused", "[standin]") {
+  model_owner const model = under("full");
+  decoder with(model.get(), parameters({}));
+  with.feed(random_tokens(60));
+  decode_each(with, random_tokens(1, 3));
+  lose_events(true);
+  int const status = with.status_of({5});
+  lose_events(false);
+  REQUIRE(status != 0);
+  REQUIRE_THAT(said.back(), Catch::Matchers::ContainsSubstring("CUDA"));
+}
+
+TEST_CASE("a policy's steps before a device's engine differ from the engine's, and its prompts do not", "[standin]") {
+  std::vector<logits> const full = on_device("full", {}, {});
+  std::vector<logits> const little = on_device("streaming_llm:tokens=16", {}, {});
+  REQUIRE(difference(little.front(), full.front()) < 1e-6);
+  REQUIRE(difference(little[2], full[2]) > .1);
+}
+
+TEST_CASE("steps before a device's engine are replays of a graph", "[standin]") {
+  model_owner const model = under("quest:tokens=48,page=8");
+  decoder with(model.get(), parameters({}));
+  with.feed(random_tokens(100));
+  decode_each(with, random_tokens(2, 3));
+  std::int64_t const given = standin_given();
+  std::int64_t const computed = standin_nodes();
+  decode_each(with, random_tokens(5, 4));
+  REQUIRE(standin_nodes() - computed > 5 * 30);
+  REQUIRE(standin_given() - given < 5 * 15);
+}
+
+}  // namespace
+}  // namespace kvpolicy::llama::testing

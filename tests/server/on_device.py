@@ -1,0 +1,47 @@
+"""on_device.py KVPOLICY_EXEC LIBRARY ENGINE_BIN MODEL STANDIN CHATS: a llama-server whose layers are on a device, the tests' own, with a
+policy before it, answers as one without and as one on the host."""
+import subprocess
+import sys
+
+from server import library_lines, needle, programs, server
+from harness import expect, finish, scratch
+
+of, standin = programs(sys.argv[1:5]), sys.argv[5]
+sure = 0.7  # a token that wins by so much wins with other kernels, too
+policy = "quest:tokens=96,page=8,after=4"
+questions = [needle(4826 + 311 * chat, 24 + chat % 9, (.2, .4, .6, .8)[chat % 4]) for chat in range(int(sys.argv[6]))]
+
+
+def answers(work, how, *more):
+    with server(work, of, how, "-c", "1024", "-np", "1", *more) as s:
+        return [s.chat(text, 12, logprobs=True, top_logprobs=2) for text in questions], library_lines(s.said())
+
+
+def on_device(work, by):
+    return answers(work, ["env", f"GGML_BACKEND_PATH={standin}", f"KVPOLICY={by}"], "-ngl", "99")
+
+
+def compare(what, wanted, got):
+    compared = [(one, other) for one, other in zip(wanted, got) if one.margin > sure]
+    near = [round(one.margin, 2) for one in wanted if one.margin <= sure]
+    print(f"{what}: {len(compared)} of {len(wanted)} compared; the others were near-ties of {near}")
+    expect(len(compared) > len(wanted) // 2, f"{what}: too many near-ties")
+    for one, other in compared:
+        expect(one.text == other.text, f"{what}: {one.text!r} and {other.text!r}")
+
+
+with scratch() as work:
+    plain, said = on_device(work, "")
+    expect(not said, f"without a policy: {said}")
+    full, said = on_device(work, "full")
+    expect(any("full on CUDA0: 30 layers" in line for line in said), f"with full: {said}")
+    compare("full, and no policy", plain, full)
+    there, said = on_device(work, policy)
+    expect(not any("refused" in line for line in said), f"with {policy}: {said}")
+    here, _ = answers(work, of.exec(policy))
+    compare(f"{policy} on the device, and on the host", here, there)
+    refused = subprocess.run([of.kvpolicy_exec, "full", "--gpu", "--", of("llama-server"), "-m", of.model], capture_output=True, text=True)
+    expect(refused.returncode == 2 and "no CUDA device" in refused.stderr, f"no GPU: {refused.returncode}, {refused.stderr[-300:]!r}")
+    refused = subprocess.run([of.kvpolicy_exec, "full", "--gpu", "--compact", "--", "true"], capture_output=True, text=True)
+    expect(refused.returncode == 2 and "--compact" in refused.stderr, f"--gpu and --compact: {refused.returncode}, {refused.stderr!r}")
+finish()
