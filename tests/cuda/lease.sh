@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All that a GPU is to be asked, in one command: the suites, compute-sanitizer, the benchmarks. It needs no compiler and no network.
 #
-#   lease.sh --pack FILE.tar.gz   in the repository: build the programs, and put them and this into a package
+#   lease.sh --pack FILE.tar.xz   in the repository: build the programs, and put them and this into a package
 #   lease.sh OUT                  run everything; in the repository the programs are built first
 #   lease.sh --dry OUT            the same but for the device: each program is started and ends before it would need one
 #
@@ -19,21 +19,34 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 die() { echo "lease.sh: $*" >&2; exit 2; }
 
-# The programs, in a folder: those of a package, or built.
+# The programs, in a folder: those of a package, or built. With llama.cpp and its CUDA backend (cmake/bootstrap.sh programs ggml-cuda) also
+# what runs it: its libraries, a backend before its CUDA devices, and the package's own library for Python.
 programs() {
   [ -d "$here/bin" ] && { echo "$here/bin"; return; }
-  local root="$here/../.." made
+  local root="$here/../.." made engine=() targets=(kvpolicy_gpu_tests kvpolicy_cuda_{primitives,steps,claims} kvpolicy_c)
   made=$root/build/lease/bin
+  if [ -e "$root/build/ggml-cuda/libggml-cuda.so" ]; then
+    engine=(-DKVPOLICY_BUILD_LLAMA=ON -DKVPOLICY_BUILD_PRELOAD=ON -DCMAKE_PREFIX_PATH="$(cd "$root" && pwd)/build/engine/prefix")
+    targets+=(kvpolicy_ggml kvpolicy_llama_steps)
+  fi
   command -v nvcc >/dev/null || die "no nvcc here, and no bin/ beside this: run what --pack made on another machine"
   (cd "$root" && cmake -S . -B build/lease/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CUDA_ARCHITECTURES=90 \
-      -DKVPOLICY_BUILD_GPU=ON -DKVPOLICY_BUILD_BENCHMARKS=ON >/dev/null &&
-    cmake --build build/lease/cmake --parallel "$(nproc)" --target kvpolicy_gpu_tests kvpolicy_cuda_{primitives,steps,claims}) >&2 ||
+      -DKVPOLICY_BUILD_GPU=ON -DKVPOLICY_BUILD_BENCHMARKS=ON "${engine[@]}" >/dev/null &&
+    cmake --build build/lease/cmake --parallel "$(nproc)" --target "${targets[@]}") >&2 ||
     die "the programs were not built"
   mkdir -p "$made"
   local program
   for program in tests/cuda/kvpolicy_gpu_tests bench/cuda/kvpolicy_cuda_{primitives,steps,claims}; do
     strip -o "$made/$(basename "$program")" "$root/build/lease/cmake/$program" || die "'$program' can't be stripped"
   done
+  strip -o "$made/libkvpolicy.so" "$root/build/lease/cmake/src/c/libkvpolicy.so" || die "libkvpolicy.so can't be stripped"
+  cp -L "$(ldd "$made/libkvpolicy.so" | awk '/libhwy/ {print $3}')" "$made/" || die "libkvpolicy.so needs Highway's library"
+  if [ ${#engine[@]} -gt 0 ]; then
+    strip -o "$made/libkvpolicy-ggml.so" "$root/build/lease/cmake/src/adapters/ggml/libkvpolicy-ggml.so"
+    strip -o "$made/llama_steps" "$root/build/lease/cmake/bench/cuda/kvpolicy_llama_steps"
+    cp -L "$root"/build/engine/prefix/lib/lib{llama,ggml,ggml-base,ggml-cpu}.so.0 "$root/build/ggml-cuda/libggml-cuda.so" "$made/"
+    cp -r "$root/build/ggml-cuda/gguf" "$root/bench/cuda/random_gguf.py" "$made/"
+  fi
   echo "$made"
 }
 
@@ -42,10 +55,11 @@ pack() {
   folder=$(mktemp -d)
   local bin libc
   bin=$(programs)
-  libc=$(objdump -T "$bin"/* | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
+  libc=$(find "$bin" -maxdepth 1 -type f ! -name "*.py" -exec objdump -T {} + | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
   mkdir "$folder/lease"
   cp -r "$bin" "$folder/lease/bin"
-  cp "$here/lease.sh" "$root/bench/cuda/sdpa.py" "$folder/lease/"
+  cp "$here/lease.sh" "$here/engines.sh" "$root/bench/cuda/sdpa.py" "$root/bench/transformers/steps.py" "$folder/lease/"
+  cp -r "$root/python/kvpolicy" "$root/tests/python/transformers_device_test.py" "$root/tests/python/on_device.py" "$folder/lease/"
   # The machine may have none of its own.
   local sanitizer
   sanitizer=$(readlink -f "$root/build/sanitizer/compute-sanitizer" || true)
@@ -53,7 +67,7 @@ pack() {
     mkdir "$folder/lease/sanitizer"
     find "$(dirname "$sanitizer")" -maxdepth 1 -type f -exec cp {} "$folder/lease/sanitizer" ';'
   fi
-  tar -C "$folder" -czf "$file.part" lease
+  tar -C "$folder" -cf - lease | xz -T0 -4 >"$file.part"
   bytes=$(stat -c %s "$file.part")
   rm -rf "$folder"
   [ "$bytes" -lt $((64 << 20)) ] || { rm "$file.part"; die "a package of $bytes bytes; it must stay under 64 MiB"; }
@@ -63,7 +77,7 @@ pack() {
 
 dry= out= within= archive=
 case "${1:-}" in
-  --pack) [ $# -eq 2 ] || die "--pack FILE.tar.gz"; pack "$2"; exit 0 ;;
+  --pack) [ $# -eq 2 ] || die "--pack FILE.tar.xz"; pack "$2"; exit 0 ;;
   --dry) dry=1; shift ;;
   -*) die "unknown option '$1'; there are --pack and --dry, and after OUT --within and --archive" ;;
 esac
@@ -147,7 +161,7 @@ stage suite 120 "$starts" "export KVPOLICY_ROUNDS=1; shards=() status=0
 # reasons, too. What runs under it is a twentieth of the suite's random cases.
 check() {  # check TOOL REPORT [VARIABLE=VALUE]
   local look="$sanitizer --tool $1"
-  stage "$1" 120 "$(needs "$sanitizer" compute-sanitizer) $sanitizer --version" \
+  stage "$1" 240 "$(needs "$sanitizer" compute-sanitizer) $sanitizer --version" \
     "$(needs "$sanitizer" compute-sanitizer)
      $look '$tests' 'planted for $1' >planted-$1.txt 2>&1 || true
      why=\$(grep -m 1 -E 'before first instrumented API call|No attachable process|Device not supported' planted-$1.txt) &&
@@ -172,6 +186,10 @@ sdpa=$here/sdpa.py
 python=$(command -v python3 || true)
 stage sdpa 30 "$(needs "$python" python3) $python -c 'compile(open(\"$sdpa\").read(), \"sdpa\", \"exec\")'" \
   "$(needs "$python" python3) $python '$sdpa' | tee sdpa.jsonl"
+# Models: a policy's steps beside the engine's own.
+stage transformers 90 "bash -n '$here/engines.sh'" "'$here/engines.sh' transformers"
+stage transformers-steps 170 "bash -n '$here/engines.sh'" "'$here/engines.sh' steps"
+stage llama 200 "bash -n '$here/engines.sh'" "'$here/engines.sh' llama | tee llama.jsonl"
 stage steps-batch 180 "$(ends kvpolicy_cuda_steps)" "$bin/kvpolicy_cuda_steps --context 131072 --batch 16 --only '1%' --replays 9 | tee steps-batch.jsonl"
 stage claims 150 "$(ends kvpolicy_cuda_claims)" "$bin/kvpolicy_cuda_claims --replays 5 | tee claims.jsonl"
 # Six kernels, each where a benchmark launches it first.

@@ -30,6 +30,7 @@ class Lease(unittest.TestCase):
             where.mkdir(parents=True)
         shutil.copy(ROOT / "tests/cuda/lease.sh", package)
         shutil.copy(ROOT / "bench/cuda/sdpa.py", package)
+        self.program(package / "engines.sh", '#!/bin/bash\necho "engine $1"\n')
         self.program(package / "bin/kvpolicy_gpu_tests", TESTS)
         for name in ("kvpolicy_cuda_primitives", "kvpolicy_cuda_steps", "kvpolicy_cuda_claims"):
             self.program(package / "bin" / name, BENCH)
@@ -66,11 +67,11 @@ class Lease(unittest.TestCase):
         done, lines = self.lease(self.out)
         self.assertEqual(set(self.statuses(lines).values()), {"passed"}, done.stdout)
         self.assertEqual(done.returncode, 0)
-        self.assertEqual(len(lines), 13)
+        self.assertEqual(len(lines), 16)
         self.assertTrue((self.out / "ncu-pool_mean.csv").exists())
         again, more = self.lease(self.out)
-        self.assertEqual((again.returncode, len(more)), (0, 13))  # nothing is run twice
-        self.assertEqual(again.stdout.count("passed before"), 13)
+        self.assertEqual((again.returncode, len(more)), (0, 16))  # nothing is run twice
+        self.assertEqual(again.stdout.count("passed before"), 16)
 
     def test_without_a_gpu_nothing_is_run(self):
         done, lines = self.lease(self.out)
@@ -158,26 +159,29 @@ class Lease(unittest.TestCase):
         held = subprocess.run(["tar", "-tzf", self.folder / "found.tar.gz"], capture_output=True, text=True, check=True).stdout
         self.assertIn("./lease.jsonl", held)
         done, lines = self.lease(self.out, "--within", "3600")
-        self.assertEqual((done.returncode, len(lines)), (0, 13), done.stdout)
+        self.assertEqual((done.returncode, len(lines)), (0, 16), done.stdout)
 
     def test_a_package_has_what_a_bare_machine_needs(self):
         repository, package = self.folder / "repository", self.folder / "package.tar.gz"
-        for file in ("tests/cuda/lease.sh", "bench/cuda/sdpa.py"):
-            (repository / file).parent.mkdir(parents=True)
+        taken = ("tests/cuda/lease.sh", "tests/cuda/engines.sh", "bench/cuda/sdpa.py", "bench/transformers/steps.py", "python/kvpolicy/__init__.py",
+                 "tests/python/transformers_device_test.py", "tests/python/on_device.py")
+        for file in taken:
+            (repository / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / file, repository / file)
         (repository / "build/sanitizer").mkdir(parents=True)
         self.program(repository / "build/sanitizer/compute-sanitizer", SANITIZER)
         self.program(self.tools / "nvcc", "#!/bin/bash\n")
         self.program(self.tools / "objdump", "#!/bin/bash\nprintf 'GLIBC_2.9 a\\nGLIBC_2.35 b\\n'\n")
+        self.program(self.tools / "ldd", '#!/bin/bash\necho "libhwy.so.1 => $0 (0x0)"\n')
         self.program(self.tools / "strip", '#!/bin/bash\ncp "$3" "$2"\n')
-        built = ('#!/bin/bash\n[[ "$*" == *--build* ]] || exit 0\nfor p in tests/cuda/kvpolicy_gpu_tests bench/cuda/kvpolicy_cuda_{primitives,steps,claims}; do\n'
+        built = ('#!/bin/bash\n[[ "$*" == *--build* ]] || exit 0\nfor p in src/c/libkvpolicy.so tests/cuda/kvpolicy_gpu_tests bench/cuda/kvpolicy_cuda_{primitives,steps,claims}; do\n'
                  '  mkdir -p "build/lease/cmake/${p%/*}"; head -c BYTES /dev/urandom >"build/lease/cmake/$p"\ndone\n')
 
         def pack():
             environment = {"PATH": f"{self.tools}:/usr/bin:/bin"}
             return subprocess.run([repository / "tests/cuda/lease.sh", "--pack", package], cwd=self.folder, env=environment, capture_output=True, text=True)
 
-        for build, why in (("#!/bin/bash\nexit 1\n", "not built"), (built.replace("BYTES", "23M"), "64 MiB")):
+        for build, why in (("#!/bin/bash\nexit 1\n", "not built"), (built.replace("BYTES", "14M"), "64 MiB")):
             self.program(self.tools / "cmake", build)
             done = pack()
             self.assertEqual((done.returncode, package.exists()), (2, False), done.stdout)
@@ -185,10 +189,12 @@ class Lease(unittest.TestCase):
         self.program(self.tools / "cmake", built.replace("BYTES", "9"))
         done = pack()
         self.assertEqual((done.returncode, done.stdout.split(", ", 1)[1]), (0, "for systems that have GLIBC_2.35\n"), done.stderr)
-        held = subprocess.run(["tar", "-tzf", package], capture_output=True, text=True, check=True).stdout.split()
+        held = subprocess.run(["tar", "-tf", package], capture_output=True, text=True, check=True).stdout.split()
         self.assertEqual({name for name in held if not name.endswith("/")},
-                         {"lease/" + name for name in ("lease.sh", "sdpa.py", "bin/kvpolicy_gpu_tests", "bin/kvpolicy_cuda_primitives",
-                                                       "bin/kvpolicy_cuda_steps", "bin/kvpolicy_cuda_claims", "sanitizer/compute-sanitizer")})
+                         {"lease/" + name for name in ("lease.sh", "engines.sh", "sdpa.py", "steps.py", "transformers_device_test.py", "on_device.py",
+                                                       "kvpolicy/__init__.py", "bin/libkvpolicy.so", "bin/ldd", "bin/kvpolicy_gpu_tests",
+                                                       "bin/kvpolicy_cuda_primitives", "bin/kvpolicy_cuda_steps", "bin/kvpolicy_cuda_claims",
+                                                       "sanitizer/compute-sanitizer")})
 
     def test_a_program_of_a_newer_system_is_refused_at_once(self):
         self.gpu()

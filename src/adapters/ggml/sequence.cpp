@@ -270,12 +270,11 @@ ggml_status device_sequence::capture(ggml_cgraph* graph, sequence_graph const& o
     failure = std::current_exception();
   }
   cudaGraph_t made = nullptr;
-  cudaError_t const ended = cudaStreamEndCapture(ours_, &made);
+  cudaError_t ended = cudaStreamEndCapture(ours_, &made);
+  if (ended == cudaSuccess && status == GGML_STATUS_SUCCESS) ended = cudaGraphInstantiate(&into.graph, made, 0);
+  if (made != nullptr) cudaGraphDestroy(made);
   if (failure) std::rethrow_exception(failure);
-  if (status != GGML_STATUS_SUCCESS) return status;
-  must(ended);
-  must(cudaGraphInstantiate(&into.graph, made, 0));
-  must(cudaGraphDestroy(made));
+  if (status == GGML_STATUS_SUCCESS) must(ended);
   return status;
 }
 
