@@ -2,6 +2,7 @@
 // contexts.
 #include <kvpolicy/error.hpp>
 
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,6 +53,8 @@ void put_before_devices() {
   KVPOLICY_EXPECTS(other == nullptr || *other == '\0' || library == other,
                    "GGML_BACKEND_PATH is '" + std::string(other != nullptr ? other : "") +
                        "', and llama.cpp loads one library of that name; leave the variable to --gpu");
+  // ggml says no more than a line of its log where it can't load a library, and goes on without.
+  if (dlopen(library.c_str(), RTLD_LAZY) == nullptr) throw error("'" + library + "' can't be loaded: " + dlerror());
   setenv("GGML_BACKEND_PATH", library.c_str(), 1);
   setenv("LLAMA_ARG_N_PARALLEL", "1", 0);  // one sequence is served
 }

@@ -1,5 +1,7 @@
 #include "graph.hpp"
 
+#include <ggml-impl.h>
+
 #include <string>
 #include <string_view>
 
@@ -30,6 +32,11 @@ void check(ggml_tensor const* node) {
     throw unsupported("this llama.cpp lays out its queries in a way that kvpolicy does not know");
 }
 
+/// Not an encoder's attention, nor a vision model's.
+bool attends_to_cache(ggml_tensor const* node) {
+  return node->op == GGML_OP_FLASH_ATTN_EXT && llama::attended_layer(node).has_value();
+}
+
 /// Whether ggml-cuda's product of experts, for so many tokens, waits for the device.
 bool may_wait(ggml_tensor const* node) {
   return node->op == GGML_OP_MUL_MAT_ID && (!ggml_is_quantized(node->src[0]->type) || node->ne[2] > 1);
@@ -56,15 +63,16 @@ bool sees_up_to(ggml_tensor const* mask, std::byte const* row, std::int64_t cell
 sequence_graph read(ggml_cgraph* graph) {
   sequence_graph made;
   ggml_tensor const* masked_by = nullptr;
-  for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
-    ggml_tensor* const node = ggml_graph_node(graph, i);
+  for (int i = 0; i < graph->n_nodes; ++i) {
+    ggml_tensor* const node = graph->nodes[i];
     if (std::string_view(node->name) == "result_output") made.logits = node;
     made.waits = made.waits || may_wait(node);
+    made.rotates = made.rotates || llama::rotated_by(node) != nullptr;
     if (node->op == GGML_OP_SET_ROWS && made.cells == nullptr && llama::key_cache_layer(node)) {
       made.cells = node->src[1];
       made.rope = llama::rope_of(node);
     }
-    if (node->op != GGML_OP_FLASH_ATTN_EXT) continue;
+    if (!attends_to_cache(node)) continue;
     check(node);
     llama::graph_mask const mask(node);
     if (masked_by != nullptr && mask.input() != masked_by)
@@ -73,11 +81,33 @@ sequence_graph read(ggml_cgraph* graph) {
     made.mask = mask;
     made.layers.push_back({i, node});
   }
-  if (made.layers.empty() && made.cells != nullptr)
-    throw unsupported("flash attention is off in this context; start the program with --flash-attn on");
-  if (!made.layers.empty() && (made.cells == nullptr || made.cells->type != GGML_TYPE_I64))
-    throw unsupported("this llama.cpp writes its cache in a way that kvpolicy does not know");
+  if (made.layers.empty() && made.cells == nullptr) return made;
+  if (made.layers.empty())
+    throw unsupported(
+        "attention without flash attention on the device; start the program with --flash-attn on (llama.cpp has no "
+        "such kernel for some sizes of heads)");
+  if (made.cells == nullptr || made.cells->type != GGML_TYPE_I64)
+    throw unsupported(
+        "attention to a cache that the graph does not write (a draft model that shares the other's, say), or writes in a "
+        "way that kvpolicy does not know");
+  std::size_t all = 0;
+  for (std::size_t i = 0; i < graph->visited_hash_set.size; ++i)
+    if (ggml_bitset_get(graph->visited_hash_set.used, i) && attends_to_cache(graph->visited_hash_set.keys[i])) ++all;
+  if (all > made.layers.size())
+    throw unsupported(
+        std::to_string(made.layers.size()) + " of the model's " + std::to_string(all) +
+        " layers with attention are in one graph on the device; all have to be: start the program with --n-gpu-layers 999, "
+        "without --cpu-moe, --n-cpu-moe and --override-tensor");
   return made;
+}
+
+void refuse_attention(ggml_cgraph* graph) {
+  for (int i = 0; i < graph->n_nodes; ++i)
+    if (attends_to_cache(graph->nodes[i]) ||
+        (graph->nodes[i]->op == GGML_OP_SET_ROWS && llama::key_cache_layer(graph->nodes[i])))
+      throw unsupported(
+          "layers with attention on the CPU, where --gpu serves none; start the program with --n-gpu-layers 999 and "
+          "without --no-kv-offload, or leave --gpu away");
 }
 
 std::size_t bytes_of_cells(sequence_graph const& of) noexcept {

@@ -26,13 +26,17 @@ struct sequence_graph {
   ggml_tensor const* rope = nullptr;    ///< that turned the first layer's keys; null: nothing did
   ggml_tensor const* logits = nullptr;  ///< f32 `[vocabulary, outputs]`; null: none
   llama::graph_mask mask{};
-  bool waits = false;  ///< ggml-cuda waits for the device in the middle of it, so it can't be captured
+  bool rotates = false;  ///< keys where they lie: the cache's positions are shifted
+  bool waits = false;    ///< ggml-cuda waits for the device in the middle of it, so it can't be captured
 
   std::int64_t tokens() const noexcept { return layers.front().node->src[0]->ne[1]; }
 };
 
-/// Reads a graph that is about to be computed. Throws unsupported for attention that no policy can serve.
+/// Reads a graph that is about to be computed. Throws unsupported for attention that no policy can serve, and where the model
+/// has attention over a cache in other graphs, too.
 sequence_graph read(ggml_cgraph* graph);
+/// Throws unsupported for a graph that attends to a cache, on a device that no policy serves.
+void refuse_attention(ggml_cgraph* graph);
 
 /// Bytes that first_cell() reads.
 std::size_t bytes_of_cells(sequence_graph const& of) noexcept;

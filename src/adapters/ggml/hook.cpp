@@ -14,18 +14,20 @@ namespace kvpolicy::ggml {
 namespace {
 
 struct taken {
-  std::unique_ptr<device_sequence> sequence;
+  std::unique_ptr<device_sequence> sequence;  ///< none on a CPU
+  device_sequence::engine engine;
   void (*free)(ggml_backend_t);
   std::string said{};  ///< the last refusal
 };
 
-struct {
+struct hooks {
   std::mutex changing;
   std::string policy;
   std::function<void(std::string const&)> say;
   std::map<ggml_backend_dev_t, ggml_backend_t (*)(ggml_backend_dev_t, char const*)> devices;
   std::map<ggml_backend_t, taken> backends;
-} table;
+};
+hooks& table = *new hooks;  // backends may end after static objects, and CUDA before them
 
 ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) {
   taken* mine = nullptr;
@@ -34,7 +36,10 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) {
     mine = &table.backends.at(backend);
   }
   try {
-    return mine->sequence->compute(graph);
+    if (mine->sequence == nullptr) refuse_attention(graph);
+    ggml_status const status = mine->sequence != nullptr ? mine->sequence->compute(graph) : mine->engine(backend, graph);
+    mine->said.clear();
+    return status;
   } catch (std::exception const& why) {
     if (mine->said != why.what()) table.say("refused: " + (mine->said = why.what()));
     return GGML_STATUS_FAILED;
@@ -55,8 +60,11 @@ ggml_backend_t make_backend(ggml_backend_dev_t device, char const* parameters) {
   std::lock_guard const lock(table.changing);
   ggml_backend_t const made = table.devices.at(device)(device, parameters);
   if (made == nullptr || table.policy.empty()) return made;
-  table.backends[made] = {std::make_unique<device_sequence>(table.policy, made, made->iface.graph_compute, table.say),
-                          made->iface.free};
+  device_sequence::engine const engine = made->iface.graph_compute;
+  auto sequence = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU
+                      ? nullptr
+                      : std::make_unique<device_sequence>(table.policy, made, engine, table.say);
+  table.backends[made] = {std::move(sequence), engine, made->iface.free};
   made->iface.graph_compute = compute;
   made->iface.free = free_backend;
   return made;
@@ -73,16 +81,19 @@ void put_before_devices(std::string const& policy, std::function<void(std::strin
   std::lock_guard const lock(table.changing);
   table.policy = policy;
   table.say = std::move(say);
+  bool found = false;
   for (std::size_t i = 0; i < ggml_backend_dev_count(); ++i) {
     ggml_backend_dev_t const device = ggml_backend_dev_get(i);
     ggml_backend_reg_t const of = ggml_backend_dev_backend_reg(device);
-    if (std::string_view(ggml_backend_reg_name(of)) != "CUDA" || of->api_version != GGML_BACKEND_API_VERSION) continue;
+    bool const cuda = std::string_view(ggml_backend_reg_name(of)) == "CUDA";
+    if ((!cuda && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU) || of->api_version != GGML_BACKEND_API_VERSION)
+      continue;
+    found = found || cuda;
     if (table.devices.contains(device)) continue;
     table.devices[device] = device->iface.init_backend;
     device->iface.init_backend = make_backend;
   }
-  if (table.devices.empty())
-    throw unsupported("no CUDA device that ggml knows; libggml-cuda.so lies beside llama.cpp's programs");
+  if (!found) throw unsupported("no CUDA device that ggml knows; libggml-cuda.so lies beside llama.cpp's programs");
 }
 
 }  // namespace kvpolicy::ggml

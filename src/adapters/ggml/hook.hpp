@@ -7,7 +7,7 @@
 namespace kvpolicy::ggml {
 
 /// From now on, contexts that are made on a CUDA device decode under the policy: their backends' function tables are changed.
-/// Without a policy, contexts that are made from now on are the engine's own.
+/// Layers with attention on a CPU are refused. Without a policy, contexts that are made from now on are the engine's own.
 /// Throws unsupported where there is no CUDA device, or where this library was built for another ggml; and what parsing throws.
 /// @param say  takes lines for the user: what is served, and what is refused
 void put_before_devices(std::string const& policy, std::function<void(std::string const&)> say);

@@ -24,8 +24,8 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
     // Steps are captured whole, here; ggml's own capture of their parts would stand in the way.
     setenv("GGML_CUDA_DISABLE_GRAPHS", "1", 1);
     char const* const file = std::getenv("KVPOLICY_LOG");
-    static kvpolicy::preload::log to(file != nullptr ? file : "");
-    kvpolicy::ggml::put_before_devices(policy, [](std::string const& line) { to.say(line); });
+    auto* const to = new kvpolicy::preload::log(file != nullptr ? file : "");  // for as long as there are backends
+    kvpolicy::ggml::put_before_devices(policy, [to](std::string const& line) { to->say(line); });
   } catch (std::exception const& why) {
     std::fprintf(stderr, "kvpolicy: %s\n", why.what());
     std::exit(2);  // a server without its policy would answer otherwise than its user asked

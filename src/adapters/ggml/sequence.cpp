@@ -11,6 +11,8 @@
 #include <tuple>
 #include <utility>
 
+#include "row_writes.hpp"
+
 namespace kvpolicy::ggml {
 
 static void must(cudaError_t status) {
@@ -28,6 +30,9 @@ int number_of(ggml_backend_t backend) {
   std::string const name = ggml_backend_name(backend);
   return std::atoi(name.c_str() + name.find_last_not_of("0123456789") + 1);
 }
+
+/// Tokens whose queries are kept beyond those that a policy reads: a server decodes a prompt's last ones again.
+constexpr std::int64_t taken_back_at_most = 64;
 
 float scale_of(ggml_tensor const* node) { return llama::attention_parameters(node).scale; }
 
@@ -94,40 +99,79 @@ device_sequence::~device_sequence() {
   if (ours_ != nullptr) cudaStreamDestroy(ours_);
 }
 
+sequence_graph const& device_sequence::read_once(ggml_cgraph* graph) {
+  if (graph->uid == 0 || graph->uid != read_uid_) {
+    read_uid_ = 0;
+    read_ = read(graph);
+    read_uid_ = graph->uid;
+  }
+  return read_;
+}
+
 ggml_status device_sequence::compute(ggml_cgraph* graph) {
-  sequence_graph const of = read(graph);
+  sequence_graph const& of = read_once(graph);
+  if (of.rotates) forget_rows();
   if (of.layers.empty()) return engine_(backend_, graph);
   if (device_ != 0)
     throw unsupported("layers on CUDA" + std::to_string(device_) + ": one GPU is served; set CUDA_VISIBLE_DEVICES to one");
+  if (of.tokens() > 1 && of.logits != nullptr && of.logits->ne[1] > 1)
+    throw unsupported(
+        "outputs of " + std::to_string(of.logits->ne[1]) +
+        " tokens at once: those of drafts, or of a measurement, would attend to everything; steps of one token are served");
   must(cudaSetDevice(device_));
-  if (ours_ == nullptr) {
-    must(cudaStreamCreate(&ours_));
-    before_ = ggml_backend_event_new(ggml_backend_get_device(backend_));
-    after_ = ggml_backend_event_new(ggml_backend_get_device(backend_));
-  }
+  if (decoder_ == nullptr) start(of);
+  for (std::size_t l = 0; l < of.layers.size(); ++l)
+    if (bound_.at(l) != llama::storage_of(of.layers[l].node->src[1])->data) throw unsupported("a context with several caches");
+  std::uint64_t writes = 0;
+  for (ggml_backend_buffer_t const buffer : buffers_) writes += writes_to(buffer);
+  if (writes != std::exchange(writes_, writes)) forget_rows();
   std::int64_t const first = first_cell(of, backend_, room_for(bytes_of_cells(of)));
   return of.tokens() == 1 && first > 0 ? step(graph, of, first) : prompt(graph, of, first);
 }
 
+void device_sequence::forget_rows() {
+  forget_queries(0);
+  in_prompt_ = true;
+  prompt_begin_ = 0;
+}
+
+void device_sequence::forget_queries(std::int64_t first) {
+  for (kept_queries& each : kept_)
+    if (first < kept_end_) each.count = std::max<std::int64_t>(0, each.count - (kept_end_ - first));
+  kept_end_ = std::min(kept_end_, first);
+}
+
 ggml_status device_sequence::prompt(ggml_cgraph* graph, sequence_graph const& of, std::int64_t first) {
   for (attention const& each : of.layers) each.node->flags |= GGML_TENSOR_FLAG_COMPUTE;
-  kept_.resize(of.layers.size());
-  ggml_status const status =
-      observed_ == 0 ? engine_(backend_, graph) : in_parts(graph, of, [&](std::int64_t layer, ggml_tensor* node) {
-        keep(node->src[0], kept_[static_cast<std::size_t>(layer)], first);
-      });
-  tokens_ = kept_end_ = first + of.tokens();
+  forget_queries(first);
+  if (kept_end_ < first) forget_queries(0);  // those between were not seen
+  if (!in_prompt_) prompt_begin_ = first == tokens_ ? first : 0;
+  else if (first < prompt_begin_) prompt_begin_ = 0;
   in_prompt_ = true;
+  ggml_status status = GGML_STATUS_FAILED;
+  try {
+    status = observed_ == 0 ? engine_(backend_, graph) : in_parts(graph, of, [&](std::int64_t layer, ggml_tensor* node) {
+      keep(node->src[0], kept_[static_cast<std::size_t>(layer)]);
+    });
+  } catch (...) {
+    forget_rows();
+    throw;
+  }
+  if (status != GGML_STATUS_SUCCESS) {
+    forget_rows();
+    return status;
+  }
+  tokens_ = kept_end_ = first + of.tokens();
   return status;
 }
 
-void device_sequence::keep(ggml_tensor const* queries, kept_queries& into, std::int64_t first) {
+void device_sequence::keep(ggml_tensor const* queries, kept_queries& into) {
   std::size_t const row = queries->nb[1];
+  std::int64_t const room = observed_ + taken_back_at_most;
   for (void*& place : into.places)
-    if (place == nullptr) must(cudaMalloc(&place, static_cast<std::size_t>(observed_) * row));
-  std::int64_t const valid = first <= kept_end_ ? std::max<std::int64_t>(0, into.count - (kept_end_ - first)) : 0;
-  std::int64_t const fresh = std::min(observed_, queries->ne[1]);
-  std::int64_t const stay = std::min(valid, observed_ - fresh);
+    if (place == nullptr) must(cudaMalloc(&place, static_cast<std::size_t>(room) * row));
+  std::int64_t const fresh = std::min(room, queries->ne[1]);
+  std::int64_t const stay = std::min(into.count, room - fresh);
   auto const copy = [&](void* to, std::int64_t at, void const* from, std::int64_t begin, std::int64_t count) {
     if (count == 0) return;
     must(cudaMemcpyAsync(static_cast<char*>(to) + static_cast<std::size_t>(at) * row,
@@ -135,13 +179,20 @@ void device_sequence::keep(ggml_tensor const* queries, kept_queries& into, std::
                          static_cast<std::size_t>(count) * row, cudaMemcpyDeviceToDevice, ours_));
   };
   void* const to = into.places[1 - into.now];
-  copy(to, 0, into.places[into.now], valid - stay, stay);
+  copy(to, 0, into.places[into.now], into.count - stay, stay);
   copy(to, stay, queries->data, queries->ne[1] - fresh, fresh);
   into.now = 1 - into.now;
   into.count = stay + fresh;
 }
 
 void device_sequence::start(sequence_graph const& of) {
+  if (ours_ == nullptr) {
+    for (ggml_backend_event_t* const event : {&before_, &after_}) {
+      if (*event == nullptr) *event = ggml_backend_event_new(ggml_backend_get_device(backend_));
+      if (*event == nullptr) throw unsupported("this libggml-cuda.so has no events (GGML_CUDA_NO_PEER_COPY); build it without");
+    }
+    must(cudaStreamCreateWithFlags(&ours_, cudaStreamNonBlocking));
+  }
   ggml_tensor const* const q = of.layers.front().node->src[0];
   ggml_tensor const* const k = of.layers.front().node->src[1];
   kvpolicy_shape const shape{static_cast<std::int64_t>(of.layers.size()),
@@ -158,6 +209,13 @@ void device_sequence::start(sequence_graph const& of) {
   must(kvpolicy_decoder_start(policy_.get(), &shape, &options, &made));
   decoder_.reset(made);
   bound_.assign(of.layers.size(), nullptr);
+  kept_.resize(of.layers.size());
+  for (attention const& each : of.layers)
+    for (int const source : {1, 2}) {
+      ggml_backend_buffer_t const buffer = llama::storage_of(each.node->src[source])->buffer;
+      if (std::ranges::find(buffers_, buffer) == buffers_.end()) buffers_.push_back(buffer);
+    }
+  for (ggml_backend_buffer_t const buffer : buffers_) writes_ += writes_to(buffer);
   for (std::size_t l = 0; l < of.layers.size(); ++l) bind(static_cast<std::int64_t>(l), of.layers[l].node);
   say_(text_ + " on " + ggml_backend_name(backend_) + ": " + std::to_string(shape.layers) + " layers of " +
        std::to_string(shape.q_heads) + "/" + std::to_string(shape.kv_heads) + " heads x " + std::to_string(shape.head_dim) +
@@ -189,27 +247,33 @@ void device_sequence::bind(std::int64_t layer, ggml_tensor const* node) {
   must(kvpolicy_decoder_bind_terms(decoder_.get(), layer, &terms));
 }
 
-void device_sequence::give_prompt(sequence_graph const& of, std::int64_t tokens) {
+void device_sequence::give_prompt(sequence_graph const& of, std::int64_t first, std::int64_t tokens) {
   std::vector<float> const frequencies =
       (needs_ & KVPOLICY_NEEDS_ROTATION) != 0 ? inverse_frequencies_of(of.rope) : std::vector<float>{};
   auto const pairs = static_cast<std::int64_t>(frequencies.size());
   kvpolicy_tensor turns{const_cast<float*>(frequencies.data()), {1, 0}, 1, f32, &pairs, nullptr, 0};
-  must(kvpolicy_decoder_end(decoder_.get(), 0));
-  kept_.resize(of.layers.size());
+  forget_queries(tokens);
+  std::int64_t const wanted = std::min(observed_, tokens - first);
+  if (wanted > 0 && (kept_end_ < tokens || std::ranges::any_of(kept_, [&](auto const& kept) { return kept.count < wanted; })))
+    throw unsupported(
+        "'" + text_ + "' reads the queries of a prompt's last " + std::to_string(wanted) +
+        " tokens, and these were not all computed since the sequence was restored, shifted or taken back; send the "
+        "prompt anew, with cache_prompt=false in llama-server");
+  in_prompt_ = true;  // until all layers have it
+  prompt_begin_ = 0;
+  if (first == 0) must(kvpolicy_decoder_end(decoder_.get(), 0));
   ours_waits();
   for (std::size_t l = 0; l < of.layers.size(); ++l) {
     ggml_tensor const* const node = of.layers[l].node;
     ggml_tensor const* const q = node->src[0];
     kept_queries const& kept = kept_[l];
-    std::int64_t const count = kept_end_ >= tokens ? std::max<std::int64_t>(0, kept.count - (kept_end_ - tokens)) : 0;
-    if (observed_ > 0 && count == 0)
-      throw unsupported(
-          "'" + text_ +
-          "' reads a prompt's last queries, and none of these tokens' were seen here: decode its last tokens again");
-    device_tensor queries(kept.places[kept.now], f32, device_, {count, q->ne[2], q->ne[0]}, {q->ne[2] * q->ne[0], q->ne[0], 1});
+    std::int64_t const row = q->ne[2] * q->ne[0];
+    device_tensor queries(static_cast<float*>(kept.places[kept.now]) + (kept.count - wanted) * row, f32, device_,
+                          {wanted, q->ne[2], q->ne[0]}, {row, q->ne[0], 1});
     kvpolicy_prompt prompt{};
+    prompt.first = first;
     prompt.scale = scale_of(node);
-    prompt.queries = observed_ > 0 ? static_cast<kvpolicy_tensor const*>(queries) : nullptr;
+    prompt.queries = wanted > 0 ? static_cast<kvpolicy_tensor const*>(queries) : nullptr;
     if (pairs > 0) {
       prompt.inverse_frequencies = &turns;
       prompt.pairing = of.rope->op_params[2] == GGML_ROPE_TYPE_NEOX ? KVPOLICY_HALVES : KVPOLICY_NEIGHBOURS;
@@ -221,21 +285,19 @@ void device_sequence::give_prompt(sequence_graph const& of, std::int64_t tokens)
 
 void device_sequence::take_back(sequence_graph const& of, std::int64_t tokens) {
   if (tokens < tokens_ && kvpolicy_decoder_cut(decoder_.get(), 0, tokens) == KVPOLICY_OK) return;
-  give_prompt(of,
-              tokens);  // of a policy that learned from what is gone, of less than a prompt, or of cells that a state brought
+  give_prompt(of, 0, tokens);  // of a policy that learned from what is gone, or of less than a prompt
 }
 
 ggml_status device_sequence::step(ggml_cgraph* graph, sequence_graph const& of, std::int64_t first) {
-  if (decoder_ == nullptr) start(of);
-  for (std::size_t l = 0; l < of.layers.size(); ++l)
-    if (bound_.at(l) != llama::storage_of(of.layers[l].node->src[1])->data) throw unsupported("the cache has moved");
-  if (in_prompt_) give_prompt(of, first);
+  if ((needs_ & KVPOLICY_NEEDS_LOGITS) != 0 && (of.logits == nullptr || of.logits->ne[1] != 1))
+    throw unsupported("'" + text_ + "' needs the logits of each step, and the program asked for none of this one");
+  if (in_prompt_) give_prompt(of, prompt_begin_ <= first ? prompt_begin_ : 0, first);
   else if (first != tokens_) take_back(of, first);
   auto const now = static_cast<std::int32_t>(first + 1);
   std::int32_t planned = 0;
   must(kvpolicy_decoder_plan(decoder_.get(), 1, &now, nullptr, nullptr, &planned));
   tokens_ = now;
-  kept_end_ = std::min(kept_end_, first);
+  forget_queries(first);
   for (attention const& each : of.layers) each.node->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
   if ((planned & KVPOLICY_STEP_DECIDES) != 0 || of.waits || graph->uid == 0) return launch(graph, of, planned);
   constexpr std::size_t most = 8;
@@ -312,8 +374,6 @@ void device_sequence::attend(std::int64_t layer, ggml_tensor* node, std::int32_t
 
 void device_sequence::observe(sequence_graph const& of) {
   if ((needs_ & KVPOLICY_NEEDS_LOGITS) == 0) return must(kvpolicy_decoder_observe(decoder_.get(), nullptr));
-  if (of.logits == nullptr)
-    throw unsupported("'" + text_ + "' needs the logits of each step, and this graph has none on the device");
   ours_waits();
   device_tensor logits(of.logits->data, f32, device_, {1, of.logits->ne[0]}, {of.logits->ne[0], 1});
   must(kvpolicy_decoder_observe(decoder_.get(), logits));

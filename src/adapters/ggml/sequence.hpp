@@ -49,13 +49,18 @@ class device_sequence {
   };
   using step_key = std::pair<std::uint64_t, bool>;
 
+  sequence_graph const& read_once(ggml_cgraph* graph);
+  /// Somebody wrote or turned the cache's rows without the policy: what it knows of them is gone.
+  void forget_rows();
+  /// The queries of tokens from this cell on, of which others take the place.
+  void forget_queries(std::int64_t first);
   ggml_status prompt(ggml_cgraph* graph, sequence_graph const& of, std::int64_t first);
-  void keep(ggml_tensor const* queries, kept_queries& into, std::int64_t first);
+  void keep(ggml_tensor const* queries, kept_queries& into);
   ggml_status step(ggml_cgraph* graph, sequence_graph const& of, std::int64_t first);
   void start(sequence_graph const& of);
   void bind(std::int64_t layer, ggml_tensor const* node);
-  /// Cells up to `tokens` are a prompt of the policy's.
-  void give_prompt(sequence_graph const& of, std::int64_t tokens);
+  /// Cells `first` to `tokens` are a prompt, behind what the policy knows, which is nothing where `first` is 0.
+  void give_prompt(sequence_graph const& of, std::int64_t first, std::int64_t tokens);
   void take_back(sequence_graph const& of, std::int64_t tokens);
   /// The engine's nodes, and behind each node of attention what `attend` enqueues for its layer.
   ggml_status in_parts(ggml_cgraph* graph, sequence_graph const& of,
@@ -82,11 +87,16 @@ class device_sequence {
   ggml_backend_event_t after_ = nullptr;
   std::span<std::byte> room_{};  ///< in pinned memory
   decoder_owner decoder_{};
-  std::vector<void const*> bound_{};  ///< `[layers]` keys
-  std::vector<kept_queries> kept_{};  ///< `[layers]`
-  std::int64_t kept_end_ = 0;         ///< the cell behind the last kept query's
-  std::int64_t tokens_ = 0;           ///< cells that the sequence has
-  bool in_prompt_ = true;             ///< those are not the decoder's yet
+  std::uint64_t read_uid_ = 0;  ///< of the graph that was read last; 0: none
+  sequence_graph read_{};
+  std::vector<void const*> bound_{};              ///< `[layers]` keys
+  std::vector<ggml_backend_buffer_t> buffers_{};  ///< of keys and values
+  std::uint64_t writes_ = 0;                      ///< to those, that are known
+  std::vector<kept_queries> kept_{};              ///< `[layers]`
+  std::int64_t kept_end_ = 0;                     ///< the cell behind the last kept query's
+  std::int64_t tokens_ = 0;                       ///< cells that the sequence has
+  bool in_prompt_ = true;                         ///< those from `prompt_begin_` on are not the decoder's yet
+  std::int64_t prompt_begin_ = 0;
   std::map<step_key, captured_step> steps_{};
 };
 

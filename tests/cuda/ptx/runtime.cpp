@@ -344,6 +344,7 @@ cudaError_t cudaStreamCreate(cudaStream_t* made) {
   here().at(*made);
   return here().result();
 }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* made, unsigned) { return cudaStreamCreate(made); }
 cudaError_t cudaStreamDestroy(cudaStream_t gone) { return here().drain(here().at(gone)); }
 cudaError_t cudaStreamSynchronize(cudaStream_t on) {
   if (here().at(on).captured) return ptx::refuse("a wait for a stream that is captured", cudaErrorStreamCaptureUnsupported);

@@ -90,6 +90,19 @@ struct launch {
   }
 };
 
+/// The engine's, made before anything is put before CPUs. It has as many threads as the tests' contexts: sums that are split
+/// among threads are the same then.
+ggml_backend_t kernels() {
+  static ggml_backend_t const made = [] {
+    ggml_backend_t const cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
+    ggml_backend_reg_t const cpus = ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu));
+    void* const found = ggml_backend_reg_get_proc_address(cpus, "ggml_backend_set_n_threads");
+    reinterpret_cast<ggml_backend_set_n_threads_t>(found)(cpu, 1);
+    return cpu;
+  }();
+  return made;
+}
+
 // What ggml calls. Its sets and gets of tensors do not wait for a backend's work, as ggml-cuda's do not.
 
 ggml_backend_buffer_type_t buffer_type();
@@ -148,7 +161,6 @@ ggml_backend_t make_backend(ggml_backend_dev_t of, char const*) {
   does.get_name = [](ggml_backend_t) { return "CUDA0"; };
   does.free = [](ggml_backend_t b) {
     must(cudaStreamDestroy(backend_of(b).stream));
-    ggml_backend_free(backend_of(b).cpu);
     delete static_cast<backend*>(b->context);
     delete b;
   };
@@ -171,11 +183,7 @@ ggml_backend_t make_backend(ggml_backend_dev_t of, char const*) {
   };
   auto* const mine = new backend;
   must(cudaStreamCreate(&mine->stream));
-  mine->cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
-  // As many threads as the tests' contexts have: sums that are split among threads are the same then.
-  ggml_backend_reg_t const cpus = ggml_backend_dev_backend_reg(ggml_backend_get_device(mine->cpu));
-  void* const found = ggml_backend_reg_get_proc_address(cpus, "ggml_backend_set_n_threads");
-  reinterpret_cast<ggml_backend_set_n_threads_t>(found)(mine->cpu, 1);
+  mine->cpu = kernels();
   static ggml_guid guid{'s', 't', 'a', 'n', 'd', 'i', 'n'};
   return new ggml_backend{&guid, does, of, mine};
 }
@@ -231,7 +239,7 @@ ggml_backend_dev_t device() {
 }  // namespace
 
 void register_standin() {
-  static bool const done = (ggml_backend_register(&registry()), true);
+  static bool const done = (kernels(), ggml_backend_register(&registry()), true);
   static_cast<void>(done);
 }
 

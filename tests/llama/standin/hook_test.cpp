@@ -42,6 +42,7 @@ std::vector<logits> chat(decoder& with) {
 }
 
 std::vector<logits> on_host(std::string const& policy, context_options const& options, tiny_shape const& shape) {
+  put_before_device("");
   model_owner const model = tiny_llama(shape);
   session by(known_policies().parse(policy, {}).policy);
   llama_context_params params = parameters(options);
@@ -81,7 +82,7 @@ TEST_CASE("every policy that a device serves steps there as on the host", "[stan
 }
 
 TEST_CASE("a sequence on a device is taken back, begun anew and restored", "[standin]") {
-  for (std::string const policy : {"snapkv:tokens=40,after=0", "quest:tokens=48,page=8"}) {
+  for (std::string const policy : {"snapkv:tokens=40,after=0", "quest:tokens=48,page=8", "knorm:tokens=40"}) {
     CAPTURE(policy);
     model_owner const model = under(policy);
     decoder with(model.get(), parameters({}));
@@ -91,16 +92,67 @@ TEST_CASE("a sequence on a device is taken back, begun anew and restored", "[sta
     REQUIRE(difference(decode_each(with, random_tokens(6, 3)), once) < .02);
     std::vector<std::uint8_t> const state = with.state();
     std::vector<logits> const next = decode_each(with, random_tokens(3, 4));
-    with.clear();
-    with.feed(random_tokens(90, 9));
-    decode_each(with, random_tokens(3, 8));
-    with.clear();
-    with.feed(random_tokens(150));
-    REQUIRE(difference(decode_each(with, random_tokens(6, 3)), once) < .02);
-    if (policy.starts_with("snapkv")) continue;  // whose choice needs queries that a state does not have
-    with.restore(state);
-    REQUIRE(difference(decode_each(with, random_tokens(3, 4)), next) < .02);
+
+    // Behind another text of as many tokens, or more, the restored one is a prompt.
+    std::vector<std::vector<logits>> restored;
+    for (std::int64_t const tokens : {153, 170}) {
+      with.clear();
+      with.feed(random_tokens(tokens, 9));
+      decode_each(with, random_tokens(3, 8));
+      with.restore(state);
+      if (policy.starts_with("snapkv")) break;
+      restored.push_back(decode_each(with, random_tokens(3, 4)));
+    }
+    if (policy.starts_with("quest")) restored.push_back(next);
+    for (std::vector<logits> const& one : restored) REQUIRE(difference(one, restored.front()) < .02);
+    if (!restored.empty()) continue;
+    REQUIRE(with.status_of({5}) != 0);  // its choice needs queries that a state does not have
+    REQUIRE_THAT(said.back(), Catch::Matchers::ContainsSubstring("cache_prompt=false"));
   }
+}
+
+TEST_CASE("short turns, answers made anew and shifted positions go on as on the host", "[standin]") {
+  auto const turns = [](decoder& with) {
+    std::vector<logits> all;
+    auto const steps = [&](std::int64_t count, std::uint64_t seed) {
+      for (logits& each : decode_each(with, random_tokens(count, seed))) all.push_back(std::move(each));
+    };
+    with.feed(random_tokens(150));
+    steps(5, 3);
+    all.push_back(with.feed(random_tokens(3, 4)));
+    steps(3, 5);
+    llama_memory_seq_add(with.memory(), 0, 0, -1, 7);
+    steps(3, 6);
+    with.clear();
+    with.feed(random_tokens(150, 8));
+    steps(5, 3);
+    with.cut(149);  // as a server makes an answer anew: the prompt's last token alone comes again
+    all.push_back(with.feed(token_list{random_tokens(150, 8).back()}));
+    steps(4, 7);
+    return all;
+  };
+  for (std::string const policy : {"full", "quest:tokens=48,page=8"}) {
+    CAPTURE(policy);
+    model_owner const there = under(policy);
+    decoder device(there.get(), parameters({}));
+    std::vector<logits> const got = turns(device);
+    put_before_device("");
+    model_owner const here = tiny_llama();
+    session by(known_policies().parse(policy, {}).policy);
+    llama_context_params params = parameters({});
+    by.attach(params, here.get());
+    decoder host(here.get(), params);
+    REQUIRE(difference(got, turns(host)) < .02);
+  }
+  // A policy that looks at a window has its queries, though the last one comes twice.
+  model_owner const model = under("snapkv:tokens=40,after=0");
+  decoder with(model.get(), parameters({}));
+  with.feed(random_tokens(150));
+  decode_each(with, random_tokens(5, 3));
+  REQUIRE(with.cut(149));
+  REQUIRE(with.status_of({random_tokens(150).back()}) == 0);
+  REQUIRE(with.status_of(random_tokens(3, 4)) == 0);
+  REQUIRE(with.status_of({5}) == 0);
 }
 
 TEST_CASE("what a device's steps can't serve is refused by name, and nothing is computed", "[standin]") {
@@ -138,6 +190,30 @@ TEST_CASE("what a device's steps can't serve is refused by name, and nothing is 
     decoder plain(model.get(), params);
     REQUIRE(plain.status_of(random_tokens(4)) != 0);
     REQUIRE_THAT(said.back(), ContainsSubstring("--flash-attn on"));
+  }
+  for (std::int32_t const layers : {2, 0}) {  // the output, and one layer or none
+    model_owner const in_part = tiny_llama({.layers = 4, .gpu_layers = layers});
+    decoder with(in_part.get(), parameters({}));
+    REQUIRE(with.status_of(random_tokens(4)) != 0);
+    REQUIRE_THAT(said.back(), ContainsSubstring("--n-gpu-layers 999"));
+  }
+  {
+    decoder drafts(model.get(), parameters({}));
+    drafts.feed(random_tokens(20));
+    token_list const tokens = random_tokens(3, 2);
+    llama_batch batch = llama_batch_init(3, 0, 1);
+    for (int i = 0; i < 3; ++i) {
+      batch.token[i] = tokens[static_cast<std::size_t>(i)];
+      batch.pos[i] = 20 + i;
+      batch.n_seq_id[i] = 1;
+      batch.seq_id[i][0] = 0;
+      batch.logits[i] = 1;
+    }
+    batch.n_tokens = 3;
+    int const status = llama_decode(drafts.context(), batch);
+    llama_batch_free(batch);
+    REQUIRE(status != 0);
+    REQUIRE_THAT(said.back(), ContainsSubstring("outputs of 3 tokens"));
   }
   decoder holes(model.get(), parameters({}));
   holes.feed(random_tokens(40));

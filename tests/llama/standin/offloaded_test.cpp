@@ -42,6 +42,8 @@ std::vector<logits> dense(llama_model* model, context_options const& options) {
 }
 
 TEST_CASE("the engine computes on the device what it computes on the host", "[standin]") {
+  register_standin();
+  ggml::put_before_devices("", {});
   for (ggml_type const type : {GGML_TYPE_F16, GGML_TYPE_Q8_0}) {
     context_options const options{.micro_batch = 64, .type = type};
     std::vector<logits> const wanted = dense(tiny_llama().get(), options);
