@@ -108,9 +108,10 @@ for name, make in makers.items():
     if given.only is None or any(word in name for word in given.only):
         ways.append(make(name))
 warm = 3 if given.device == "cpu" else 20  # with what a policy waits for, and captures
-for turn in range(given.steps + warm):
-    for way in ways[turn % len(ways):] + ways[:turn % len(ways)]:
-        way.step()
+with kvpolicy.transformers.captured(model) if given.device == "cuda" else contextlib.nullcontext():
+    for turn in range(given.steps + warm):
+        for way in ways[turn % len(ways):] + ways[:turn % len(ways)]:
+            way.step()
 best = min((statistics.median(w.seconds[warm:]) for w in ways if "kv" not in w.name), default=None)
 where = torch.cuda.get_device_name() if given.device == "cuda" else f"{torch.get_num_threads()} threads"
 print(f"{given.tokens} tokens, batch {given.batch}, {given.steps} steps each, {given.dtype}, {given.sizes}, {where}; medians")

@@ -19,6 +19,7 @@ import kvpolicy
 import kvpolicy.transformers
 from kvpolicy import _abi
 from kvpolicy.transformers import device
+from kvpolicy.transformers.captured_steps import CapturedSteps
 from on_device import Exported
 
 kvpolicy.transformers.register()
@@ -80,6 +81,9 @@ class Interpreted(Counted):
     def stream(self, like):
         return 0, 0
 
+    def waits(self):
+        return contextlib.nullcontext([])
+
     def captured(self, like, work):
         """PyTorch's CPU kernels can't be captured: a replay is the same forward over the same inputs."""
         return work
@@ -108,9 +112,13 @@ def cache_for(model, policy, there):
 def generate(model, cache, ids, mask=None, tokens=6):
     model.set_attn_implementation("kvpolicy")
     mask = torch.ones_like(ids) if mask is None else mask
-    made = model.generate(ids.to(model.device), attention_mask=mask.to(model.device), past_key_values=cache, max_new_tokens=tokens, do_sample=False, output_logits=True,
-                          return_dict_in_generate=True)
+    with kvpolicy.transformers.captured(model):  # which leaves a cache on a CPU alone
+        made = model.generate(ids.to(model.device), attention_mask=mask.to(model.device), past_key_values=cache, max_new_tokens=tokens,
+                              do_sample=False, output_logits=True, return_dict_in_generate=True)
     return made.sequences.cpu(), torch.stack(made.logits).cpu()
+
+
+as_it_is = unittest.mock.patch.object(CapturedSteps, "_is_watched", lambda _: True)  # steps are not captured
 
 
 class AsOnACpu(unittest.TestCase):
@@ -208,20 +216,25 @@ class AsOnACpu(unittest.TestCase):
         self.assertEqual(cache.get_seq_length(), 85)
 
     def test_steps_are_replayed(self):
-        def counted(policy, ids, mask=None, hook=None, **more):
+        def counted(policy, ids, mask=None, change=None):
             Counted.captures = Counted.replays = 0
             model = llama()
-            if hook is not None:
-                model.model.layers[1].register_forward_hook(hook)
-            cache = cache_for(model, policy, True)
-            generate(model, cache, ids, mask, 12)
+            if change is not None:
+                change(model)
+            generate(model, cache_for(model, policy, True), ids, mask, 12)
+            self.assertNotIn("forward", model.__dict__)
             return Counted.captures, Counted.replays
 
         self.assertEqual(counted("full", prompts(1, 50)), (1, 10))  # the prompt gives the first token, a step as it is the second
         padded = torch.ones(2, 50, dtype=torch.long)
         padded[1, :9] = 0
         self.assertEqual(counted("quest:tokens=32,page=8,after=2", prompts(2, 50), padded), (1, 10))
-        self.assertEqual(counted("full", prompts(1, 50), hook=lambda *_: None), (0, 0))
+        hooked = lambda model: model.model.layers[1].register_forward_hook(lambda *_: None)
+        self.assertEqual(counted("full", prompts(1, 50), change=hooked), (0, 0))
+        waiting = unittest.mock.patch.object(device.Memory if type(device.memory) is Counted else Interpreted, "waits",
+                                             lambda _: contextlib.nullcontext(["a wait"]))
+        with waiting:
+            self.assertEqual(counted("full", prompts(1, 50)), (0, 0))
 
     def test_a_step_that_can_not_be_captured(self):
         def refused(*_):
@@ -232,18 +245,60 @@ class AsOnACpu(unittest.TestCase):
         with unittest.mock.patch.object(Counted, "graph", refused), self.assertWarnsRegex(UserWarning, "LlamaForCausalLM.*stream waits"):
             self.same(plain, generate(model, cache_for(model, "full", True), ids), 1e-6)
 
-    def test_a_graph_of_each_way_to_ask(self):
-        model, ids = llama(), prompts(1, 60)
+    def steps(self, model, cache, ids, **asked):
+        """One-token forwards behind what the cache has, and their logits."""
+        made = []
+        for token in ids:
+            place = torch.tensor([[cache.get_seq_length()]], device=model.device)
+            made.append(model(token.reshape(1, 1), past_key_values=cache, position_ids=place, **asked).logits[:, -1].cpu())
+        return torch.stack(made)
+
+    def begun(self, policy="full", seed=0):
+        model = llama(seed)
         model.set_attn_implementation("kvpolicy")
-        cache = cache_for(model, "full", True)
-        ids = ids.to(model.device)
+        cache = cache_for(model, policy, True)
+        ids = prompts(1, 60).to(model.device)
         model(ids, past_key_values=cache)
-        for turn, keep in ((0, 1), (1, 1), (2, 0), (3, 1), (4, 0), (5, 0)):
-            made = model(ids[:, :1], past_key_values=cache, logits_to_keep=keep, return_dict=turn != 5)
-            self.assertEqual(tuple(made[0].shape), (1, 1, 300))
-        self.assertEqual(cache.get_seq_length(), 66)
-        with self.assertRaisesRegex(kvpolicy.UnsupportedError, "hides tokens"):
-            model(ids[:, :1], past_key_values=cache, attention_mask=1 - torch.eye(1, 67, device=model.device))
+        return model, cache, ids
+
+    def test_a_graph_of_each_way_to_ask(self):
+        model, cache, ids = self.begun()
+        Counted.captures = Counted.replays = 0
+        with kvpolicy.transformers.captured(model):
+            for keep in (1, 1, 0, 1, 0, 0):
+                self.assertEqual(tuple(self.steps(model, cache, ids[0, :1], logits_to_keep=keep).shape), (1, 1, 300))
+            self.assertEqual((Counted.captures, Counted.replays), (2, 4))
+            model(ids[:, :1], past_key_values=cache)  # positions are the model's own: as it is
+            with as_it_is:
+                self.steps(model, cache, ids[0, :1])
+            self.assertEqual(Counted.replays, 4)
+            with self.assertRaisesRegex(kvpolicy.UnsupportedError, "hides tokens"):
+                model(ids[:, :1], past_key_values=cache, attention_mask=1 - torch.eye(1, 69, device=model.device),
+                      position_ids=torch.tensor([[68]], device=model.device))
+
+    def test_a_model_that_is_copied_or_another_than_the_caches(self):
+        model, cache, ids = self.begun()
+        other, _, _ = self.begun(seed=7)
+        with kvpolicy.transformers.captured(model), kvpolicy.transformers.captured(other):
+            self.steps(model, cache, ids[0, :3])
+            replays = Counted.replays
+            self.steps(other, cache, ids[0, :1])
+            self.assertEqual(Counted.replays, replays)
+        twin = copy.deepcopy(model)
+        twin.lm_head.weight.zero_()
+        self.assertEqual(twin(ids).logits.abs().max().item(), 0)
+
+    def test_a_step_that_failed_is_not_repeated_unseen(self):
+        model, cache, ids = self.begun()
+        with kvpolicy.transformers.captured(model):
+            self.steps(model, cache, ids[0, :3])
+            with unittest.mock.patch.object(cache.device, "step", side_effect=MemoryError), self.assertRaises(MemoryError):
+                with as_it_is:
+                    self.steps(model, cache, ids[0, :1])
+            with self.assertRaisesRegex(kvpolicy.UnsupportedError, "ended in the middle"):
+                self.steps(model, cache, ids[0, :1])
+            cache.crop(63)
+            self.steps(model, cache, ids[0, :3])
 
     def test_steps_read_what_the_policy_chose(self):
         model, ids = llama(), prompts(1, 100)

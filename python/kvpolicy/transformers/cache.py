@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
 from kvpolicy import Arena, Batch, InvalidError, Needs, Policy, Shape, State, Store, UnsupportedError
-from kvpolicy.transformers.captured import CapturedSteps
 from kvpolicy.transformers.device import DeviceRows, memory
 from kvpolicy.transformers.layer import PolicyLayer, Terms, waiting
 from kvpolicy.transformers.mask import new_tokens
@@ -90,7 +89,6 @@ class PolicyCache(Cache):
     def _begin(self) -> None:
         self.sequences: list[Sequence] = []
         self.device: DeviceRows | None = None  # none: rows are in stores
-        self.captured: CapturedSteps | None = None  # of a device
         self.arrived = False  # the running forward's new tokens were seen before its first layer
         self.length_was_read = False
         self.head_dim = 0
@@ -136,6 +134,7 @@ class PolicyCache(Cache):
 
     def crop(self, max_length: int) -> None:
         """max_length: above 0, as many tokens stay; below, as many go; 0 changes nothing. Padding counts, as in the mask."""
+        self.arrived = False
         whole = len({layer.tokens for layer in self.policy_layers}) == 1  # else a forward ended in the middle
         tokens = min(layer.tokens for layer in self.policy_layers)
         left = min(tokens, max_length) if max_length > 0 else tokens + max_length
@@ -220,8 +219,6 @@ class PolicyCache(Cache):
                 if self._given_tokens is None:
                     raise InvalidError("a cache on a device has room for all tokens from the start: PolicyCache(model, policy, max_tokens=...)")
                 self.device = DeviceRows(self.policy, shape, key.shape[0], key)
-                if (model := self._model()) is not None:
-                    self.captured = CapturedSteps(model, self, key.shape[0], key.device)
                 self.sequences = [Sequence(place) for place in range(key.shape[0])]
             else:
                 arena = Arena(shape, _address_space)
@@ -235,8 +232,10 @@ class PolicyCache(Cache):
         """Whether a forward of one token a row, with this mask [rows, tokens] of all, is a step of each."""
         begun = (all(row.tokens > 0 for row in self.sequences) and len({layer.tokens for layer in self.policy_layers}) == 1
                  and self.policy_layers[0].tokens == self._shown.shape[1])
-        if not begun or mask is None:
-            return begun and bool(self._shown.all())
+        if not begun or not isinstance(mask, (torch.Tensor, type(None))):
+            return False
+        if mask is None:
+            return bool(self._shown.all())
         sees = mask.cpu() != 0
         return tuple(sees.shape) == (len(self.sequences), self._shown.shape[1] + 1) and torch.equal(sees[:, :-1], self._shown) and bool(sees[:, -1].all())
 
@@ -310,6 +309,16 @@ class PolicyCache(Cache):
     def token_ids(self, row: Sequence) -> torch.Tensor | None:
         return None if self._ids is None else self._ids[row.place, row.columns].to("cpu", torch.int32)
 
+    @property
+    def model(self) -> PreTrainedModel | None:
+        """The one that it was made for, while that lives."""
+        return self._model()
+
+    @property
+    def seen_tokens(self) -> int:
+        """Before the running forward's, with padding."""
+        return self._shown.shape[1] - int(self.arrived)
+
     def model_runs(self) -> tuple[str, str]:
         """Its attn_implementation, and its class's name."""
         model = self._model()
@@ -327,7 +336,7 @@ class PolicyCache(Cache):
         def before(_: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             if (cache := of_this(named)) is not None:
                 cache._ids = named.get("input_ids", arguments[0] if arguments else None)
-                waiting.layer, waiting.cache = None, this
+                waiting.layer, waiting.cache, cache.arrived = None, this, False
                 cache._before = [layer.tokens for layer in cache.policy_layers]
 
         @torch.compiler.disable

@@ -1,7 +1,9 @@
 """The rows of a PolicyCache on a CUDA device, and the decoder that makes its steps there."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, ContextManager
+import contextlib
+import warnings
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator
 
 import torch
 
@@ -36,11 +38,30 @@ class Memory:
     def settle(self) -> None:
         """Before PyTorch reads what the decoder enqueued: nothing, as both work on one stream."""
 
+    @contextlib.contextmanager
+    def waits(self) -> Iterator[list[str]]:
+        """What inside makes the host wait for the device, which no capture survives."""
+        found: list[str] = []
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield found
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        for each in said:
+            if "synchronizing CUDA operation" in str(each.message):
+                found.append(str(each.message))
+            else:
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
     def graph(self, like: torch.Tensor, work: Callable[[], Any]) -> Callable[[], Any]:
         """Captures what work() enqueues. Each call of the result enqueues it again, and returns what work() returned."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(like.device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            made = work()
+        graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream(like.device)
+        with torch.cuda.device(like.device), torch.cuda.stream(aside):  # back to the other stream, whatever becomes of the capture
+            with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
+                made = work()
 
         def replay() -> Any:
             graph.replay()
@@ -56,7 +77,7 @@ class DeviceRows:
     """All rows of a batch, whether a policy reads them or not: keys and values [rows, kv_heads, max_tokens, head_dim] a layer."""
 
     def __init__(self, policy: Policy, shape: Shape, sequences: int, like: torch.Tensor) -> None:
-        self._at, self._device, self._policy = like.device, memory.stream(like), policy
+        self.at, self._device, self._policy = like.device, memory.stream(like), policy
         room, step = (sequences, shape.kv_heads, shape.max_tokens, shape.head_dim), (sequences, shape.q_heads, shape.head_dim)
         with memory.current(self._device[0]), torch.inference_mode(False):  # later forwards write these, in that mode or not
             self._decoder = Decoder(policy, shape, sequences, cuda=self._device)
@@ -79,8 +100,8 @@ class DeviceRows:
 
     def expect(self, key: torch.Tensor, position: int) -> None:
         """Raises UnsupportedError for a layer on another device."""
-        if key.device != self._at:
-            raise UnsupportedError(f"layer {position} is on {key.device}, the cache's rows are on {self._at}: a model on several devices is not served")
+        if key.device != self.at:
+            raise UnsupportedError(f"layer {position} is on {key.device}, the cache's rows are on {self.at}: a model on several devices is not served")
 
     def expect_further_prompts(self) -> None:
         """Raises UnsupportedError where a policy can't take a prompt behind decoded tokens here."""
@@ -101,8 +122,8 @@ class DeviceRows:
             self.places, self._last = self._all, self._ends
             self._ends.copy_(ends)
         else:
-            self.places = torch.tensor([row.place for row in stepping], device=self._at)
-            self._last = ends.to(self._at)
+            self.places = torch.tensor([row.place for row in stepping], device=self.at)
+            self._last = ends.to(self.at)
 
     def follow(self) -> None:
         """Works on PyTorch's current stream from here on."""

@@ -96,7 +96,7 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     if query.shape[2] != layer.fresh or key.shape[2] != layer.fresh:
         raise UnsupportedError(f"layer {position} was given {layer.fresh} new rows, and attends with {query.shape[2]} queries over "
                                f"{key.shape[2]} rows: models that keep rows themselves are not served")
-    window = more.get("sliding_window")
+    window = layer.most = more.get("sliding_window")
     if window is not None and layer.tokens + layer.fresh > window:
         raise UnsupportedError(f"layer {position} has a window of {window} tokens, and the model's configuration none")
     if scaling is None and (getattr(module, "scale_attn_by_inverse_layer_idx", False) or not getattr(module, "scale_attn_weights", True)):
@@ -123,6 +123,7 @@ class PolicyLayer(CacheLayerMixin):
         self.index = index  # of those that the policy acts on
         self.position = position  # in the model
         self.tokens = 0  # with padding
+        self.most: int | None = None  # tokens that it may have, for a window that the configuration does not name
         self.fresh = 0  # rows that update() was given and attention has not seen
 
     @staticmethod
@@ -144,7 +145,7 @@ class PolicyLayer(CacheLayerMixin):
             waiting.layer.unattended()
         cache = self._cache()
         assert cache is not None
-        if self.index == 0 and any(layer.tokens != self.tokens for layer in cache.policy_layers):
+        if self.index == 0 and (any(layer.tokens != self.tokens for layer in cache.policy_layers) or cache.seen_tokens != self.tokens):
             raise UnsupportedError("a forward ended in the middle, and layers have different numbers of tokens; call crop() or reset()")
         self.is_initialized, self.fresh, waiting.layer = True, key_states.shape[2], self
         return key_states, value_states
