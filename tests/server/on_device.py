@@ -40,7 +40,7 @@ with scratch() as work:
     expect(not any("refused" in line for line in said), f"with {policy}: {said}")
     here, _ = answers(work, of.exec(policy))
     compare(f"{policy} on the device, and on the host", here, there)
-    refused = subprocess.run([of.kvpolicy_exec, "full", "--gpu", "--", of("llama-server"), "-m", of.model], capture_output=True, text=True)
+    refused = subprocess.run([of.kvpolicy_exec, "full", "--gpu", "--", of("llama-server"), "-m", of.model], capture_output=True, text=True, timeout=60)
     expect(refused.returncode == 2 and "no CUDA device" in refused.stderr, f"no GPU: {refused.returncode}, {refused.stderr[-300:]!r}")
     refused = subprocess.run([of.kvpolicy_exec, "full", "--gpu", "--compact", "--", "true"], capture_output=True, text=True)
     expect(refused.returncode == 2 and "--compact" in refused.stderr, f"--gpu and --compact: {refused.returncode}, {refused.stderr!r}")

@@ -36,27 +36,14 @@ std::string library_of(std::string const& name, char const* built, std::string c
   throw error(name + " is not in " + (here / KVPOLICY_LIBRARIES).lexically_normal().string() + "; it is built where " + where);
 }
 
-/// Has the program load the library that takes its contexts' place before libllama.
-void put_before_libllama() {
-  std::string const library = library_of("libkvpolicy-llama.so", "../src/adapters/preload", "libllama is a shared library");
+/// Has the loader put a library before the program's others.
+void load_before(std::string const& library) {
   if (library.find_first_of(" :") != std::string::npos)
     throw error("'" + library + "' has a space or a colon in its path, which LD_PRELOAD can't hold; move it");
+  // Where it can't load one, the loader says so, and runs the program without.
+  if (dlopen(library.c_str(), RTLD_LAZY) == nullptr) throw error("'" + library + "' can't be loaded: " + dlerror());
   char const* const before = std::getenv("LD_PRELOAD");
   setenv("LD_PRELOAD", (library + (before != nullptr && *before != '\0' ? ":" + std::string(before) : "")).c_str(), 1);
-}
-
-/// Has ggml load the library that goes before its CUDA devices. Throws invalid_value where ggml is to load another.
-void put_before_devices() {
-  char const* const other = std::getenv("GGML_BACKEND_PATH");
-  std::string const library = library_of("libkvpolicy-ggml.so", "../src/adapters/ggml",
-                                         "nvcc, llama.cpp and ggml's inner headers are (cmake/bootstrap.sh programs)");
-  KVPOLICY_EXPECTS(other == nullptr || *other == '\0' || library == other,
-                   "GGML_BACKEND_PATH is '" + std::string(other != nullptr ? other : "") +
-                       "', and llama.cpp loads one library of that name; leave the variable to --gpu");
-  // ggml says no more than a line of its log where it can't load a library, and goes on without.
-  if (dlopen(library.c_str(), RTLD_LAZY) == nullptr) throw error("'" + library + "' can't be loaded: " + dlerror());
-  setenv("GGML_BACKEND_PATH", library.c_str(), 1);
-  setenv("LLAMA_ARG_N_PARALLEL", "1", 0);  // one sequence is served
 }
 
 /// Where the shell would find it.
@@ -165,7 +152,13 @@ int main(int argc, char** argv) {
                                            (policy.empty() ? "--lossless" : policy) + " -- llama-server -m MODEL.gguf");
     fs::path const program = program_of(command.front());
     check_program(program);
-    gpu ? put_before_devices() : put_before_libllama();
+    if (gpu) {
+      load_before(library_of("libkvpolicy-ggml.so", "../src/adapters/ggml",
+                             "nvcc, llama.cpp and ggml's inner headers are (cmake/bootstrap.sh programs)"));
+      setenv("LLAMA_ARG_N_PARALLEL", "1", 0);  // one sequence is served
+    } else {
+      load_before(library_of("libkvpolicy-llama.so", "../src/adapters/preload", "libllama is a shared library"));
+    }
     setenv("KVPOLICY", said.c_str(), 1);
     if (!log.empty()) setenv("KVPOLICY_LOG", log.c_str(), 1);
     if (compact) setenv("LLAMA_ARG_KV_UNIFIED", "1", 0);  // what a compaction frees is for all sequences
