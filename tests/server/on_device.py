@@ -18,7 +18,7 @@ def answers(work, how, *more):
 
 
 def on_device(work, by):
-    return answers(work, ["env", f"GGML_BACKEND_PATH={standin}", f"KVPOLICY={by}"], "-ngl", "99")
+    return answers(work, ["env", f"LD_PRELOAD={standin}", f"KVPOLICY={by}"], "-ngl", "99")
 
 
 def compare(what, wanted, got):

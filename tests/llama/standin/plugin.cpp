@@ -1,5 +1,5 @@
-// The stand-in and what is put before it, as one library that GGML_BACKEND_PATH names: for llama-server, unmodified.
-#include <ggml-backend-impl.h>
+// The stand-in and what is put before it, as one library to preload: for llama-server, unmodified.
+#include <dlfcn.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -8,11 +8,8 @@
 #include "device.hpp"
 #include "hook.hpp"
 
-extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init() {
-  static ggml_backend_reg none{};
-  none.api_version = GGML_BACKEND_API_VERSION;
-  none.iface.get_name = [](ggml_backend_reg_t) { return "STANDIN"; };
-  none.iface.get_device_count = [](ggml_backend_reg_t) { return std::size_t{0}; };
+/// libllama's, which programs call before they load a model.
+extern "C" __attribute__((visibility("default"))) void llama_backend_init() {
   try {
     kvpolicy::llama::testing::register_standin();
     char const* const policy = std::getenv("KVPOLICY");
@@ -22,5 +19,5 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
     std::fprintf(stderr, "kvpolicy: %s\n", why.what());
     std::exit(2);
   }
-  return &none;
+  reinterpret_cast<void (*)()>(dlsym(RTLD_NEXT, "llama_backend_init"))();
 }
