@@ -93,7 +93,9 @@ void put_before_devices(std::string const& policy, std::function<void(std::strin
     table.devices[device] = device->iface.init_backend;
     device->iface.init_backend = make_backend;
   }
-  if (!found) throw unsupported("no CUDA device that ggml knows; libggml-cuda.so lies beside llama.cpp's programs");
+  if (!found)
+    throw unsupported(
+        "no CUDA device: this llama.cpp was built without CUDA, or libggml-cuda.so does not lie beside the program");
 }
 
 }  // namespace kvpolicy::ggml
