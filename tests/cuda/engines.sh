@@ -25,14 +25,14 @@ llama() {
   cuda=$(find /usr/local/cuda*/ "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" -name libcublas.so.13 2>/dev/null | head -n 1)
   [ -n "$cuda" ] || missing libcublas.so.13
   export LD_LIBRARY_PATH=$bin:$(dirname "$cuda")
+  trap "rm -f $model $model.log" EXIT
   PYTHONPATH=$bin python3 "$bin/random_gguf.py" "$model"
   for context in 32000 130000; do
     for policy in none full snapkv:tokens=1024,after=0 quest:tokens=1024,after=0; do
       if [ $policy = none ]; then unset GGML_BACKEND_PATH; else export GGML_BACKEND_PATH=$bin/libkvpolicy-ggml.so KVPOLICY=$policy; fi
-      "$bin/llama_steps" "$model" $context 96 2>/dev/null | tail -n 1
+      "$bin/llama_steps" "$model" $context 96 2>"$model.log" | tail -n 1 || { tail -n 1 "$model.log"; exit 1; }
     done
   done
-  rm "$model"
 }
 
 case ${1:-} in

@@ -45,6 +45,7 @@ programs() {
     strip -o "$made/libkvpolicy-ggml.so" "$root/build/lease/cmake/src/adapters/ggml/libkvpolicy-ggml.so"
     strip -o "$made/llama_steps" "$root/build/lease/cmake/bench/cuda/kvpolicy_llama_steps"
     cp -L "$root"/build/engine/prefix/lib/lib{llama,ggml,ggml-base,ggml-cpu}.so.0 "$root/build/ggml-cuda/libggml-cuda.so" "$made/"
+    cp -L "$(ldd "$made/libggml-cpu.so.0" | awk '/libgomp/ {print $3}')" "$made/" || die "llama.cpp needs OpenMP's library"
     cp -r "$root/build/ggml-cuda/gguf" "$root/bench/cuda/random_gguf.py" "$made/"
   fi
   echo "$made"
