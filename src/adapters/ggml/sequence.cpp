@@ -3,7 +3,6 @@
 #include <ggml-impl.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -35,28 +34,6 @@ int number_of(ggml_backend_t backend) {
 constexpr std::int64_t taken_back_at_most = 64;
 
 float scale_of(ggml_tensor const* node) { return llama::attention_parameters(node).scale; }
-
-/// What a ROPE node turns pair i by at position 1. Throws unsupported for positions of several axes and for YaRN.
-std::vector<float> inverse_frequencies_of(ggml_tensor const* rope) {
-  if (rope == nullptr) throw unsupported("the policy needs the rotary embedding, and the model has none");
-  auto const parameter = [&](int at) {
-    float value = 0;
-    std::memcpy(&value, rope->op_params + at, sizeof value);
-    return value;
-  };
-  std::int32_t const mode = rope->op_params[2];
-  if ((mode != GGML_ROPE_TYPE_NORMAL && mode != GGML_ROPE_TYPE_NEOX) || parameter(7) != 0 || parameter(8) != 1)
-    throw unsupported("the policy needs the rotary embedding, and this model's is of kind " + std::to_string(mode) +
-                      " or scaled by YaRN; plain ones are supported");
-  std::vector<float> made(static_cast<std::size_t>(rope->op_params[1] / 2));
-  std::vector<float> factors(made.size(), 1);
-  if (rope->src[2] != nullptr) ggml_backend_tensor_get(rope->src[2], factors.data(), 0, factors.size() * sizeof(float));
-  for (std::size_t i = 0; i < made.size(); ++i)
-    made[i] = static_cast<float>(
-        std::pow(static_cast<double>(parameter(5)), -static_cast<double>(i) / static_cast<double>(made.size())) *
-        static_cast<double>(parameter(6)) / static_cast<double>(factors[i]));
-  return made;
-}
 
 policy_owner parsed(std::string const& text) {
   kvpolicy_policy* made = nullptr;
@@ -201,6 +178,10 @@ void device_sequence::start(sequence_graph const& of) {
                              k->ne[0],
                              llama::storage_of(k)->ne[1],
                              k->type == GGML_TYPE_F16 ? KVPOLICY_F16 : KVPOLICY_BF16};
+  if ((needs_ & KVPOLICY_NEEDS_ROTATION) != 0) {
+    if (of.rope == nullptr) throw unsupported("'" + text_ + "' needs the rotary embedding, and the model has none");
+    rope_.learn(of.rope);
+  }
   kvpolicy_decoder_options options{};
   options.sequences = 1;
   options.stream = ours_;
@@ -248,10 +229,8 @@ void device_sequence::bind(std::int64_t layer, ggml_tensor const* node) {
 }
 
 void device_sequence::give_prompt(sequence_graph const& of, std::int64_t first, std::int64_t tokens) {
-  std::vector<float> const frequencies =
-      (needs_ & KVPOLICY_NEEDS_ROTATION) != 0 ? inverse_frequencies_of(of.rope) : std::vector<float>{};
-  auto const pairs = static_cast<std::int64_t>(frequencies.size());
-  kvpolicy_tensor turns{const_cast<float*>(frequencies.data()), {1, 0}, 1, f32, &pairs, nullptr, 0};
+  rotation const turned = rope_.embedding();
+  kvpolicy_tensor turns{const_cast<float*>(turned.inverse_frequency), {1, 0}, 1, f32, &turned.pairs, nullptr, 0};
   forget_queries(tokens);
   std::int64_t const wanted = std::min(observed_, tokens - first);
   if (wanted > 0 && (kept_end_ < tokens || std::ranges::any_of(kept_, [&](auto const& kept) { return kept.count < wanted; })))
@@ -274,9 +253,9 @@ void device_sequence::give_prompt(sequence_graph const& of, std::int64_t first, 
     prompt.first = first;
     prompt.scale = scale_of(node);
     prompt.queries = wanted > 0 ? static_cast<kvpolicy_tensor const*>(queries) : nullptr;
-    if (pairs > 0) {
+    if (rope_.known()) {
       prompt.inverse_frequencies = &turns;
-      prompt.pairing = of.rope->op_params[2] == GGML_ROPE_TYPE_NEOX ? KVPOLICY_HALVES : KVPOLICY_NEIGHBOURS;
+      prompt.pairing = turned.how == rotation::pairing::halves ? KVPOLICY_HALVES : KVPOLICY_NEIGHBOURS;
     }
     must(kvpolicy_decoder_prefill(decoder_.get(), 0, -1, static_cast<std::int64_t>(l), tokens, &prompt));
   }

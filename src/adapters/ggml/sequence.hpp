@@ -14,6 +14,7 @@
 
 #include "decoder.hpp"
 #include "graph.hpp"
+#include "llama/rotary.hpp"
 
 namespace kvpolicy::ggml {
 
@@ -87,6 +88,7 @@ class device_sequence {
   ggml_backend_event_t after_ = nullptr;
   std::span<std::byte> room_{};  ///< in pinned memory
   decoder_owner decoder_{};
+  llama::rotary rope_{};        ///< learned for a policy that needs it
   std::uint64_t read_uid_ = 0;  ///< of the graph that was read last; 0: none
   sequence_graph read_{};
   std::vector<void const*> bound_{};              ///< `[layers]` keys

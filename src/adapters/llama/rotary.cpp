@@ -1,5 +1,7 @@
 #include "rotary.hpp"
 
+#include <ggml-backend.h>
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -26,11 +28,12 @@ void rotary::learn(ggml_tensor const* rope) {
   }
   frequency_.resize(static_cast<std::size_t>(pairs));
   pairing_ = mode == GGML_ROPE_TYPE_NEOX ? rotation::pairing::halves : rotation::pairing::neighbours;
-  auto const* const factors = rope->src[2] != nullptr ? static_cast<float const*>(rope->src[2]->data) : nullptr;
+  std::vector<float> factors(frequency_.size(), 1);
+  if (rope->src[2] != nullptr) ggml_backend_tensor_get(rope->src[2], factors.data(), 0, factors.size() * sizeof(float));
   for (std::int32_t i = 0; i < pairs; ++i) {
     double const base = std::pow(static_cast<double>(parameter(5)), -static_cast<double>(i) / pairs);
     frequency_[static_cast<std::size_t>(i)] = static_cast<float>(base * static_cast<double>(parameter(6)) /
-                                                                 (factors != nullptr ? static_cast<double>(factors[i]) : 1.0));
+                                                                 static_cast<double>(factors[static_cast<std::size_t>(i)]));
   }
 }
 
