@@ -276,6 +276,20 @@ class AsOnACpu(unittest.TestCase):
                 model(ids[:, :1], past_key_values=cache, attention_mask=1 - torch.eye(1, 69, device=model.device),
                       position_ids=torch.tensor([[68]], device=model.device))
 
+    def test_a_cache_that_is_reset_has_graphs_of_its_own(self):
+        model, cache, ids = self.begun()
+        wanted = None
+        with kvpolicy.transformers.captured(model):
+            for turn in range(2):
+                if turn > 0:
+                    cache.reset()
+                    model(ids, past_key_values=cache)
+                captures = Counted.captures
+                made = self.steps(model, cache, ids[0, :4])
+                self.assertEqual(Counted.captures, captures + 1)
+                wanted = made if wanted is None else wanted
+                self.assertLess((made - wanted).abs().max().item(), 1e-5)
+
     def test_a_model_that_is_copied_or_another_than_the_caches(self):
         model, cache, ids = self.begun()
         other, _, _ = self.begun(seed=7)

@@ -6,18 +6,16 @@ import functools
 import inspect
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Iterator
+from typing import Any, Callable, Iterator
 
 import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from kvpolicy import UnsupportedError
+from kvpolicy.transformers.cache import PolicyCache
 from kvpolicy.transformers.device import memory
 from kvpolicy.transformers.layer import PolicyLayer, waiting
-
-if TYPE_CHECKING:
-    from kvpolicy.transformers.cache import PolicyCache
 
 Forward = Callable[..., Any]
 _its_cache = object()  # in an output that a graph keeps, where the cache was
@@ -38,12 +36,12 @@ def captured(model: PreTrainedModel) -> Iterator[None]:
 
     @functools.wraps(run)
     def forward(*arguments: Any, **named: Any) -> Any:
-        cache = next((given for given in named.values() if getattr(given, "device", None) is not None and hasattr(given, "every_row_steps")), None)
-        if cache is None or cache.model is not model or len(arguments) > 1:
+        cache = next((given for given in named.values() if isinstance(given, PolicyCache)), None)
+        if cache is None or cache.device is None or cache.model is not model or len(arguments) > 1:
             return run(*arguments, **named)
         if arguments:
             named[next(iter(takes))] = arguments[0]
-        if cache not in steps:
+        if cache not in steps or steps[cache].rows() is not cache.device:  # it was reset, and has other rows
             steps[cache] = CapturedSteps(model, cache, takes)
         return steps[cache].forward(run, named)
 
@@ -63,7 +61,7 @@ class CapturedSteps:
     is, the second is captured, and the others are replays with new inputs."""
 
     def __init__(self, model: PreTrainedModel, cache: PolicyCache, takes: Any) -> None:
-        self._model, self._cache = weakref.ref(model), weakref.ref(cache)
+        self._model, self._cache, self.rows = weakref.ref(model), weakref.ref(cache), weakref.ref(cache.device)
         self._graphs: dict[Any, Callable[[], Any] | None] = {}  # None: one such step has run as it is
         self._modules = [module for module in model.modules() if module is not model]
         self._weights = [*model.parameters(), *model.buffers()]
