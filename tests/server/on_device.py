@@ -1,7 +1,8 @@
 """on_device.py KVPOLICY_EXEC LIBRARY ENGINE_BIN MODEL STANDIN CHATS: a llama-server whose layers are on a device, the tests' own, with a
-policy before it, answers as one without and as one on the host."""
+policy before it, answers as one without and as one on the host; in one slot and in several at once."""
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from server import library_lines, needle, programs, server
 from harness import expect, finish, scratch
@@ -17,8 +18,19 @@ def answers(work, how, *more):
         return [s.chat(text, 12, logprobs=True, top_logprobs=2) for text in questions], library_lines(s.said())
 
 
+def before_device(by):
+    return ["env", f"LD_PRELOAD={standin}", f"KVPOLICY={by}"]
+
+
 def on_device(work, by):
-    return answers(work, ["env", f"LD_PRELOAD={standin}", f"KVPOLICY={by}"], "-ngl", "99")
+    return answers(work, before_device(by), "-ngl", "99")
+
+
+def at_once(work, by):
+    """Answers in the slots that llama-server makes by itself, which share a cache; as many users as slots."""
+    with server(work, of, before_device(by), "-c", "4096", "-ngl", "99") as s, ThreadPoolExecutor(4) as users:
+        asked = [users.submit(s.chat, text, 12, logprobs=True, top_logprobs=2) for text in questions]
+        return [each.result() for each in asked], library_lines(s.said())
 
 
 def compare(what, wanted, got):
@@ -40,6 +52,9 @@ with scratch() as work:
     expect(any(f"{policy} on CUDA0" in line for line in said) and not any("refused" in line for line in said), f"with {policy}: {said}")
     here, _ = answers(work, of.exec(policy))
     compare(f"{policy} on the device, and on the host", here, there)
+    together, said = at_once(work, policy)
+    expect(not any("refused" in line or "reads everything" in line for line in said), f"in slots: {said}")
+    compare(f"{policy} in one slot, and in four at once", there, together)
     little, _ = on_device(work, "streaming_llm:tokens=48")  # answers do depend on what is read
     expect(sum(one.text != other.text for one, other in zip(plain, little)) > len(plain) // 2, "48 tokens are enough")
     refused = subprocess.run([of.kvpolicy_exec, "full", "--gpu", "--", of("llama-server"), "-m", of.model], capture_output=True, text=True, timeout=60)

@@ -152,13 +152,9 @@ int main(int argc, char** argv) {
                                            (policy.empty() ? "--lossless" : policy) + " -- llama-server -m MODEL.gguf");
     fs::path const program = program_of(command.front());
     check_program(program);
-    if (gpu) {
-      load_before(library_of("libkvpolicy-ggml.so", "../src/adapters/ggml",
-                             "nvcc, llama.cpp and ggml's inner headers are (cmake/bootstrap.sh programs)"));
-      setenv("LLAMA_ARG_N_PARALLEL", "1", 0);  // one sequence is served
-    } else {
-      load_before(library_of("libkvpolicy-llama.so", "../src/adapters/preload", "libllama is a shared library"));
-    }
+    load_before(gpu ? library_of("libkvpolicy-ggml.so", "../src/adapters/ggml",
+                                 "nvcc, llama.cpp and ggml's inner headers are (cmake/bootstrap.sh programs)")
+                    : library_of("libkvpolicy-llama.so", "../src/adapters/preload", "libllama is a shared library"));
     setenv("KVPOLICY", said.c_str(), 1);
     if (!log.empty()) setenv("KVPOLICY_LOG", log.c_str(), 1);
     if (compact) setenv("LLAMA_ARG_KV_UNIFIED", "1", 0);  // what a compaction frees is for all sequences

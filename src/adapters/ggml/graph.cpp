@@ -22,13 +22,11 @@ void check(ggml_tensor const* node) {
   if (!llama::is_offloaded(node) || node->src[1]->view_src == nullptr)
     throw unsupported("layer " + std::to_string(llama::attended_layer(node).value_or(-1)) +
                       " has its rows in host memory; start the program without --no-kv-offload");
-  if (cache->ne[2] != 1 || q->ne[3] != 1)
-    throw unsupported("a cache of " + std::to_string(cache->ne[2]) +
-                      " streams on a device, where one sequence is served; start llama-server with --parallel 1");
   if (said.max_bias != 0) throw unsupported("a model with ALiBi on a device");
   auto const row = static_cast<std::size_t>(q->ne[0]) * sizeof(float);
   if (q->type != GGML_TYPE_F32 || q->nb[0] != sizeof(float) || q->nb[2] != row ||
-      q->nb[1] != row * static_cast<std::size_t>(q->ne[2]))
+      q->nb[1] != row * static_cast<std::size_t>(q->ne[2]) ||
+      (q->ne[3] > 1 && q->nb[3] != q->nb[1] * static_cast<std::size_t>(q->ne[1])))
     throw unsupported("this llama.cpp lays out its queries in a way that kvpolicy does not know");
 }
 
@@ -42,30 +40,16 @@ bool may_wait(ggml_tensor const* node) {
   return node->op == GGML_OP_MUL_MAT_ID && (!ggml_is_quantized(node->src[0]->type) || node->ne[2] > 1);
 }
 
-/// Bytes of a token's row of a mask.
-std::size_t row_of(ggml_tensor const* mask) noexcept { return static_cast<std::size_t>(mask->ne[0]) * mask->nb[0]; }
-
-/// Whether a token with this row of the mask sees cells 0 to `cell`, and no others. What it sees is 0 or -0.
-template <class Bits>
-bool sees_up_to(Bits const* row, std::int64_t cells, std::int64_t cell) {
-  bool right = cell < cells;
-  for (std::int64_t c = 0; right && c <= cell; ++c) right = static_cast<Bits>(row[c] << 1U) == 0;
-  for (std::int64_t c = cell + 1; right && c < cells; ++c) right = static_cast<Bits>(row[c] << 1U) != 0;
-  return right;
-}
-bool sees_up_to(ggml_tensor const* mask, std::byte const* row, std::int64_t cell) {
-  if (mask->type == GGML_TYPE_F32) return sees_up_to(reinterpret_cast<std::uint32_t const*>(row), mask->ne[0], cell);
-  return sees_up_to(reinterpret_cast<std::uint16_t const*>(row), mask->ne[0], cell);
-}
-
 }  // namespace
 
-sequence_graph read(ggml_cgraph* graph) {
-  sequence_graph made;
+attention_graph read(ggml_cgraph* graph) {
+  attention_graph made;
   ggml_tensor const* masked_by = nullptr;
   for (int i = 0; i < graph->n_nodes; ++i) {
     ggml_tensor* const node = graph->nodes[i];
     if (std::string_view(node->name) == "result_output") made.logits = node;
+    if (node->op == GGML_OP_GET_ROWS && std::string_view(node->src[1]->name).find("out_ids") != std::string_view::npos)
+      made.outputs = node->src[1];
     made.waits = made.waits || may_wait(node);
     made.rotates = made.rotates || llama::rotated_by(node) != nullptr;
     if (node->op == GGML_OP_SET_ROWS && made.cells == nullptr && llama::key_cache_layer(node)) {
@@ -108,31 +92,6 @@ void refuse_attention(ggml_cgraph* graph) {
       throw unsupported(
           "layers with attention on the CPU, where --gpu serves none; start the program with --n-gpu-layers 999 and "
           "without --no-kv-offload, or leave --gpu away");
-}
-
-std::size_t bytes_of_cells(sequence_graph const& of) noexcept {
-  return static_cast<std::size_t>(of.tokens()) * sizeof(std::int64_t) + 2 * row_of(of.mask.input());
-}
-
-std::int64_t first_cell(sequence_graph const& of, ggml_backend_t backend, std::span<std::byte> room) {
-  auto const tokens = static_cast<std::size_t>(of.tokens());
-  ggml_tensor const* const mask = of.mask.input();
-  auto* const cells = reinterpret_cast<std::int64_t*>(room.data());
-  std::byte* const last = room.data() + tokens * sizeof(std::int64_t);
-  std::byte* const first = tokens == 1 ? last : last + row_of(mask);
-  ggml_backend_tensor_get_async(backend, of.cells, cells, 0, tokens * sizeof(std::int64_t));
-  ggml_backend_tensor_get_async(backend, mask, last, (tokens - 1) * mask->nb[1], row_of(mask));
-  if (tokens > 1) ggml_backend_tensor_get_async(backend, mask, first, 0, row_of(mask));
-  ggml_backend_synchronize(backend);
-  bool right = sees_up_to(mask, first, cells[0]) && sees_up_to(mask, last, cells[tokens - 1]);
-  for (std::size_t t = 0; t < tokens; ++t) right = right && cells[t] == cells[0] + static_cast<std::int64_t>(t);
-  if (!right)
-    throw unsupported(
-        "the token in cell " + std::to_string(cells[tokens - 1]) +
-        " of the cache sees other cells than those before it: there are several sequences, or tokens were removed "
-        "from the middle; on a device one sequence is served (llama-server with --parallel 1, without "
-        "--context-shift and --cache-reuse)");
-  return cells[0];
 }
 
 }  // namespace kvpolicy::ggml

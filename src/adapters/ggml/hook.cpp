@@ -2,20 +2,21 @@
 
 #include <ggml-backend-impl.h>
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string_view>
 #include <utility>
 
-#include "sequence.hpp"
+#include "context.hpp"
 
 namespace kvpolicy::ggml {
 namespace {
 
 struct taken {
-  std::unique_ptr<device_sequence> sequence;  ///< none on a CPU
-  device_sequence::engine engine;
+  std::unique_ptr<device_context> context;  ///< none on a CPU
+  device_context::engine engine;
   void (*free)(ggml_backend_t);
   std::string said{};  ///< the last refusal
 };
@@ -23,6 +24,7 @@ struct taken {
 struct hooks {
   std::mutex changing;
   std::string policy;
+  std::int64_t sequences = 4;  // as llama-server makes them, if nobody says otherwise
   std::function<void(std::string const&)> say;
   std::map<ggml_backend_dev_t, ggml_backend_t (*)(ggml_backend_dev_t, char const*)> devices;
   std::map<ggml_backend_t, taken> backends;
@@ -36,8 +38,8 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) {
     mine = &table.backends.at(backend);
   }
   try {
-    if (mine->sequence == nullptr) refuse_attention(graph);
-    ggml_status const status = mine->sequence != nullptr ? mine->sequence->compute(graph) : mine->engine(backend, graph);
+    if (mine->context == nullptr) refuse_attention(graph);
+    ggml_status const status = mine->context != nullptr ? mine->context->compute(graph) : mine->engine(backend, graph);
     mine->said.clear();
     return status;
   } catch (std::exception const& why) {
@@ -52,7 +54,7 @@ void free_backend(ggml_backend_t backend) {
     std::lock_guard const lock(table.changing);
     mine = std::move(table.backends.extract(backend).mapped());
   }
-  mine.sequence.reset();
+  mine.context.reset();
   mine.free(backend);
 }
 
@@ -60,11 +62,10 @@ ggml_backend_t make_backend(ggml_backend_dev_t device, char const* parameters) {
   std::lock_guard const lock(table.changing);
   ggml_backend_t const made = table.devices.at(device)(device, parameters);
   if (made == nullptr || table.policy.empty()) return made;
-  device_sequence::engine const engine = made->iface.graph_compute;
-  auto sequence = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU
-                      ? nullptr
-                      : std::make_unique<device_sequence>(table.policy, made, engine, table.say);
-  table.backends[made] = {std::move(sequence), engine, made->iface.free};
+  device_context::engine const engine = made->iface.graph_compute;
+  bool const on_cpu = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+  auto context = on_cpu ? nullptr : std::make_unique<device_context>(table.policy, table.sequences, made, engine, table.say);
+  table.backends[made] = {std::move(context), engine, made->iface.free};
   made->iface.graph_compute = compute;
   made->iface.free = free_backend;
   return made;
@@ -77,7 +78,7 @@ void put_before_devices(std::string const& policy, std::function<void(std::strin
     throw unsupported(
         std::string("this libkvpolicy-ggml.so was built for ggml " KVPOLICY_GGML_VERSION ", and the program has ") +
         ggml_version() + "; build it against the program's llama.cpp");
-  if (!policy.empty()) check_policy(policy);
+  if (!policy.empty()) static_cast<void>(device_policy(policy));
   std::lock_guard const lock(table.changing);
   table.policy = policy;
   table.say = std::move(say);
@@ -96,6 +97,11 @@ void put_before_devices(std::string const& policy, std::function<void(std::strin
   if (!found)
     throw unsupported(
         "no CUDA device: this llama.cpp was built without CUDA, or libggml-cuda.so does not lie beside the program");
+}
+
+void expect_sequences(std::int64_t sequences) {
+  std::lock_guard const lock(table.changing);
+  table.sequences = sequences;
 }
 
 }  // namespace kvpolicy::ggml

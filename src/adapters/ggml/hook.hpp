@@ -1,6 +1,7 @@
 // Puts a policy before the CUDA devices of a ggml that is loaded already.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -11,5 +12,9 @@ namespace kvpolicy::ggml {
 /// Throws unsupported where there is no CUDA device, or where this library was built for another ggml; and what parsing throws.
 /// @param say  takes lines for the user: what is served, and what is refused
 void put_before_devices(std::string const& policy, std::function<void(std::string const&)> say);
+
+/// Contexts that are made from now on have so many sequences at most: each gets a state of the policy, on the device. Until the
+/// first call they have four.
+void expect_sequences(std::int64_t sequences);
 
 }  // namespace kvpolicy::ggml

@@ -54,6 +54,7 @@ __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init() {
 /// compiled in may load no others.
 __attribute__((visibility("default"))) llama_context* llama_init_from_model(llama_model* model, llama_context_params params) {
   put_before_devices_once();
+  kvpolicy::ggml::expect_sequences(params.n_seq_max);
   static auto const own = reinterpret_cast<decltype(&llama_init_from_model)>(dlsym(RTLD_NEXT, "llama_init_from_model"));
   return own(model, params);
 }

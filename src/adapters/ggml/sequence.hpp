@@ -5,8 +5,6 @@
 #include <ggml-backend-impl.h>
 
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <span>
 #include <string>
 #include <utility>
@@ -15,26 +13,69 @@
 #include "decoder.hpp"
 #include "graph.hpp"
 #include "llama/rotary.hpp"
+#include "token_cells.hpp"
 
 namespace kvpolicy::ggml {
 
-/// Throws unsupported for a policy whose steps a device can't make, and what parsing throws.
-void check_policy(std::string const& text);
+/// A policy for a device's contexts.
+struct device_policy {
+  std::string text;
+  policy_owner policy;
+  std::uint32_t needs;
+  std::int64_t observed;  ///< queries of a prompt that it reads
 
-/// What a backend's graphs go through. All calls are from the thread that computes.
+  /// Throws unsupported for a policy whose steps a device can't make, and what parsing throws.
+  explicit device_policy(std::string of);
+};
+
+/// What the sequences of a context have in common.
+struct device_rows {
+  device_policy policy;
+  int device = 0;
+  kvpolicy_shape shape{};  ///< of a sequence; its tokens are a stream's cells at most
+  std::int64_t streams = 0;
+  llama::rotary rope{};  ///< learned for a policy that needs it
+};
+
+/// Its work is on a stream of its own, whose waits are the caller's. The caller has waited for all work of graphs before.
 class device_sequence {
  public:
-  using engine = ggml_status (*)(ggml_backend_t, ggml_cgraph*);
-
-  /// @param say  takes lines for the user
-  /// Throws what check_policy() throws.
-  device_sequence(std::string policy, ggml_backend_t backend, engine by, std::function<void(std::string const&)> say);
+  /// Throws error if the device has too little memory.
+  explicit device_sequence(device_rows& rows);
   ~device_sequence();
   device_sequence(device_sequence const&) = delete;
   device_sequence& operator=(device_sequence const&) = delete;
 
-  /// The backend's graph_compute. Throws unsupported for a graph that can't be served; nothing of it was computed then.
-  ggml_status compute(ggml_cgraph* graph);
+  cudaStream_t stream() const noexcept { return ours_; }
+  token_cells const& cells() const noexcept { return cells_; }
+
+  /// Another sequence takes its place, of which nothing is known but these tokens; null or one with the same first tokens.
+  void begin(token_cells tokens, device_sequence const* other);
+  /// Its rows were turned where they lie.
+  void forget_rows();
+
+  /// A batch brings tokens behind its first `before`, to these cells. Returns whether captured steps of it are of no use any
+  /// more, because its rows are found in another way.
+  bool bring(attention_graph const& of, std::int64_t before, std::span<std::int64_t const> cells, write_order& order);
+
+  /// Whether the engine computes its steps, which read everything then: until more of a prompt comes.
+  bool is_left() const noexcept { return left_; }
+  /// Says whether that is news.
+  bool leave(std::string const& why) { return left_ = true, why != std::exchange(why_left_, why); }
+
+  /// They are a prompt, or a piece of one. Its queries are kept where the policy reads them; then it is computed.
+  void begin_prompt(std::int64_t first, std::int64_t tokens);
+  void keep(std::int64_t layer, ggml_tensor const* queries, std::int64_t begin, std::int64_t end);
+  void end_prompt(std::int64_t tokens);
+
+  /// The token is a step: the policy is given what came before. Throws unsupported where that can't be had.
+  void prepare_step(attention_graph const& of, std::int64_t first);
+  /// What the step asks for (KVPOLICY_STEP_IDLE, say), of that token.
+  std::int32_t plan(std::int64_t first);
+  /// Attends for the batch's token at `row`, and chooses unless `planned` says that nothing is due.
+  void attend(std::int64_t layer, ggml_tensor* node, std::int64_t row, std::int32_t planned);
+  /// @param logits,row  the step's, for policies that need them
+  void observe(ggml_tensor const* logits, std::int64_t row);
 
  private:
   /// A layer's last queries of a prompt, f32 `[tokens, q_heads, head_dim]`, in one of two places that take turns.
@@ -43,63 +84,35 @@ class device_sequence {
     int now = 0;
     std::int64_t count = 0;
   };
-  /// A captured step, by the graph's number and whether the step is idle.
-  struct captured_step {
-    int seen = 0;
-    cudaGraphExec_t graph = nullptr;
-  };
-  using step_key = std::pair<std::uint64_t, bool>;
 
-  sequence_graph const& read_once(ggml_cgraph* graph);
-  /// Somebody wrote or turned the cache's rows without the policy: what it knows of them is gone.
-  void forget_rows();
-  /// The queries of tokens from this cell on, of which others take the place.
-  void forget_queries(std::int64_t first);
-  ggml_status prompt(ggml_cgraph* graph, sequence_graph const& of, std::int64_t first);
-  void keep(ggml_tensor const* queries, kept_queries& into);
-  ggml_status step(ggml_cgraph* graph, sequence_graph const& of, std::int64_t first);
-  void start(sequence_graph const& of);
+  static constexpr std::int64_t nowhere = -1;
+  static constexpr std::int64_t by_table = -2;
+
   void bind(std::int64_t layer, ggml_tensor const* node);
-  /// Cells `first` to `tokens` are a prompt, behind what the policy knows, which is nothing where `first` is 0.
-  void give_prompt(sequence_graph const& of, std::int64_t first, std::int64_t tokens);
-  void take_back(sequence_graph const& of, std::int64_t tokens);
-  /// The engine's nodes, and behind each node of attention what `attend` enqueues for its layer.
-  ggml_status in_parts(ggml_cgraph* graph, sequence_graph const& of,
-                       std::function<void(std::int64_t layer, ggml_tensor* node)> const& attend);
-  ggml_status launch(ggml_cgraph* graph, sequence_graph const& of, std::int32_t planned);
-  ggml_status capture(ggml_cgraph* graph, sequence_graph const& of, std::int32_t planned, captured_step& into);
-  void attend(std::int64_t layer, ggml_tensor* node, std::int32_t planned);
-  void observe(sequence_graph const& of);
-  std::span<std::byte> room_for(std::size_t bytes);
-  void ours_waits();
-  void engine_waits();
-  void forget_steps();
+  void bring_table();
+  /// The queries of tokens from this one on, of which others take the place.
+  void forget_queries(std::int64_t first);
+  /// Tokens `first` to `tokens` are a prompt, behind what the policy knows, which is nothing where `first` is 0.
+  void give_prompt(attention_graph const& of, std::int64_t first, std::int64_t tokens);
 
-  std::string text_;
-  policy_owner policy_;
-  std::uint32_t needs_;
-  std::int64_t observed_;  ///< queries of a prompt that the policy reads
-  ggml_backend_t backend_;
-  engine engine_;
-  std::function<void(std::string const&)> say_;
-  int device_;
+  device_rows& rows_;
   cudaStream_t ours_ = nullptr;
-  ggml_backend_event_t before_ = nullptr;
-  ggml_backend_event_t after_ = nullptr;
-  std::span<std::byte> room_{};  ///< in pinned memory
   decoder_owner decoder_{};
-  llama::rotary rope_{};        ///< learned for a policy that needs it
-  std::uint64_t read_uid_ = 0;  ///< of the graph that was read last; 0: none
-  sequence_graph read_{};
-  std::vector<void const*> bound_{};              ///< `[layers]` keys
-  std::vector<ggml_backend_buffer_t> buffers_{};  ///< of keys and values
-  std::uint64_t writes_ = 0;                      ///< to those, that are known
-  std::vector<kept_queries> kept_{};              ///< `[layers]`
-  std::int64_t kept_end_ = 0;                     ///< the cell behind the last kept query's
-  std::int64_t tokens_ = 0;                       ///< cells that the sequence has
-  bool in_prompt_ = true;                         ///< those from `prompt_begin_` on are not the decoder's yet
+  token_cells cells_{};
+  std::int64_t bound_ = nowhere;  ///< the first cell of a stream, from which on the rows follow each other; or one of these two
+  std::int32_t* table_ = nullptr;       ///< `[max_tokens]` cells, on the device
+  std::int32_t* host_table_ = nullptr;  ///< in pinned memory
+  std::int64_t in_table_ = 0;           ///< tokens
+  std::vector<kept_queries> kept_;      ///< `[layers]`
+  std::int64_t kept_end_ = 0;           ///< the token behind the last kept query's
+  std::int64_t tokens_ = 0;             ///< that were computed
+  bool in_prompt_ = true;               ///< those from `prompt_begin_` on are not the decoder's yet
   std::int64_t prompt_begin_ = 0;
-  std::map<step_key, captured_step> steps_{};
+  bool left_ = false;
+  std::string why_left_{};
 };
+
+/// Throws what CUDA says.
+void must(cudaError_t status);
 
 }  // namespace kvpolicy::ggml

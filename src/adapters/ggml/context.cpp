@@ -1,0 +1,299 @@
+#include "context.hpp"
+
+#include <ggml-impl.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <ranges>
+#include <utility>
+
+namespace kvpolicy::ggml {
+namespace {
+
+/// "CUDA0" is device 0.
+int number_of(ggml_backend_t backend) {
+  std::string const name = ggml_backend_name(backend);
+  return std::atoi(name.c_str() + name.find_last_not_of("0123456789") + 1);
+}
+
+}  // namespace
+
+device_context::device_context(std::string policy, std::int64_t sequences, ggml_backend_t backend, engine by,
+                               std::function<void(std::string const&)> say)
+    : rows_{.policy = device_policy(std::move(policy)), .device = number_of(backend)},
+      most_(sequences),
+      backend_(backend),
+      engine_(by),
+      say_(std::move(say)) {}
+
+device_context::~device_context() {
+  forget_steps();
+  sequences_.clear();
+  cudaFreeHost(room_.data());
+  for (ggml_backend_event_t const event : {here_, there_})
+    if (event != nullptr) ggml_backend_event_free(event);
+}
+
+attention_graph const& device_context::read_once(ggml_cgraph* graph) {
+  if (graph->uid == 0 || graph->uid != read_uid_) {
+    read_uid_ = 0;
+    read_ = read(graph);
+    read_uid_ = graph->uid;
+  }
+  return read_;
+}
+
+ggml_status device_context::compute(ggml_cgraph* graph) {
+  attention_graph const& of = read_once(graph);
+  if (of.rotates)
+    for (auto const& each : sequences_) each->forget_rows();
+  if (of.layers.empty()) return engine_(backend_, graph);
+  if (rows_.device != 0)
+    throw unsupported("layers on CUDA" + std::to_string(rows_.device) + ": one GPU is served; set CUDA_VISIBLE_DEVICES to one");
+  must(cudaSetDevice(rows_.device));
+  if (!history_.is_begun()) start(of);
+  if (!history_.is_of(of)) throw unsupported("a context with several caches");
+  batch parts = read_batch(of);
+  prepare(of, parts);
+  return run(graph, of, parts);
+}
+
+void device_context::start(attention_graph const& of) {
+  for (ggml_backend_event_t* const event : {&here_, &there_}) {
+    if (*event == nullptr) *event = ggml_backend_event_new(ggml_backend_get_device(backend_));
+    if (*event == nullptr) throw unsupported("this libggml-cuda.so has no events (GGML_CUDA_NO_PEER_COPY); build it without");
+  }
+  ggml_tensor const* const q = of.layers.front().node->src[0];
+  ggml_tensor const* const k = of.layers.front().node->src[1];
+  ggml_tensor const* const cache = llama::storage_of(k);
+  rows_.shape = {static_cast<std::int64_t>(of.layers.size()),
+                 q->ne[2],
+                 k->ne[2],
+                 k->ne[0],
+                 of.stream_cells(),
+                 k->type == GGML_TYPE_F16 ? KVPOLICY_F16 : KVPOLICY_BF16};
+  rows_.streams = cache->ne[2];
+  if ((rows_.policy.needs & KVPOLICY_NEEDS_ROTATION) != 0) {
+    if (of.rope == nullptr) throw unsupported("'" + rows_.policy.text + "' needs the rotary embedding, and the model has none");
+    rows_.rope.learn(of.rope);
+  }
+  sequences_.push_back(std::make_unique<device_sequence>(rows_));
+  history_.begin(of);
+  say_(rows_.policy.text + " on " + ggml_backend_name(backend_) + ": " + std::to_string(rows_.shape.layers) + " layers of " +
+       std::to_string(rows_.shape.q_heads) + "/" + std::to_string(rows_.shape.kv_heads) + " heads x " +
+       std::to_string(rows_.shape.head_dim) + ", for up to " + std::to_string(rows_.shape.max_tokens) + " tokens");
+}
+
+device_context::batch device_context::read_batch(attention_graph const& of) {
+  write_order& order = history_.order();
+  batch parts;
+  for (batch_part& part : parts_of(of, backend_, [&](std::size_t bytes) { return room_for(bytes); }))
+    parts.push_back({std::move(part), nullptr, false});
+  most_ = std::max(most_, static_cast<std::int64_t>(parts.size()));
+  for (served_part& each : parts) {
+    std::int64_t const before = each.part.before();
+    each.by = &sequence_of(each.part, parts);
+    each.step = each.part.tokens() == 1 && before > 0 && each.part.output >= 0 && !each.by->is_left();
+    if (each.step && (rows_.policy.needs & KVPOLICY_NEEDS_LOGITS) != 0 && of.logits == nullptr)
+      throw unsupported("'" + rows_.policy.text +
+                        "' needs the logits of each step, and the program asked for none of this one");
+  }
+  for (served_part const& each : parts)
+    if (each.by->bring(of, each.part.before(), each.part.cells, order)) forget_steps();
+  return parts;
+}
+
+device_sequence& device_context::sequence_of(batch_part const& part, batch const& taken) {
+  write_order const& order = history_.order();
+  auto const has = [&](auto const& each) { return each->cells().begins_with(part.seen, order); };
+  auto const is_free = [&](auto const& each) {
+    return std::ranges::none_of(taken, [&](served_part const& other) { return other.by == each.get(); });
+  };
+  auto const used = [&](auto at) -> device_sequence& {
+    std::rotate(at, std::next(at), sequences_.end());
+    return *sequences_.back();
+  };
+  std::int64_t const before = part.before();
+  auto best = sequences_.end();  // the shortest that has them, of those the one used last
+  for (auto at = sequences_.begin(); before > 0 && at != sequences_.end(); ++at)
+    if (is_free(*at) && has(*at) && (best == sequences_.end() || (*at)->cells().tokens() <= (*best)->cells().tokens()))
+      best = at;
+  if (best != sequences_.end()) return used(best);
+
+  auto const other = before > 0 ? std::ranges::find_if(sequences_, has) : sequences_.end();
+  device_sequence const* const from = other != sequences_.end() ? other->get() : nullptr;
+  token_cells tokens(part.seen, order);
+  auto place = std::ranges::find_if(sequences_, [&](auto const& each) { return is_free(each) && each->cells().tokens() == 0; });
+  if (place == sequences_.end() && std::ssize(sequences_) < most_) {
+    sequences_.push_back(std::make_unique<device_sequence>(rows_));
+    place = std::prev(sequences_.end());
+  }
+  auto const overwritten = [&](auto const& each) {
+    auto const runs = each->cells().runs();
+    return is_free(each) && !std::ranges::all_of(runs, [&](cell_run const& run) { return order.holds(run); });
+  };
+  if (place == sequences_.end()) place = std::ranges::find_if(sequences_, overwritten);
+  if (place == sequences_.end()) place = std::ranges::find_if(sequences_, is_free);
+  (*place)->begin(std::move(tokens), from);
+  return used(place);
+}
+
+void device_context::prepare(attention_graph const& of, batch& parts) {
+  for (served_part& each : parts) {
+    if (!each.step) continue;
+    try {
+      each.by->prepare_step(of, each.part.before());
+    } catch (unsupported const& why) {
+      each.step = false;
+      if (each.by->leave(why.what()))
+        say_(std::string("a sequence reads everything, until its prompt is sent anew (cache_prompt=false in llama-server): ") +
+             why.what());
+    }
+  }
+}
+
+ggml_status device_context::run(ggml_cgraph* graph, attention_graph const& of, batch const& parts) {
+  bool const prompts = std::ranges::any_of(parts, [](served_part const& each) { return !each.step; });
+  bool const steps = std::ranges::any_of(parts, &served_part::step);
+  auto const each = [&](bool step, auto what) {
+    for (served_part const& one : parts)
+      if (one.step == step) what(*one.by, one.part);
+  };
+  each(false, [&](device_sequence& by, batch_part const& part) { by.begin_prompt(part.before(), part.tokens()); });
+  std::int32_t planned = KVPOLICY_STEP_IDLE;
+  each(true, [&](device_sequence& by, batch_part const& part) {
+    std::int32_t const asked = by.plan(part.before());
+    planned = (planned & asked & KVPOLICY_STEP_IDLE) | ((planned | asked) & KVPOLICY_STEP_DECIDES);
+  });
+  for (attention const& layer : of.layers) {
+    if (prompts) layer.node->flags |= GGML_TENSOR_FLAG_COMPUTE;
+    else layer.node->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
+  }
+  ggml_status status = GGML_STATUS_FAILED;
+  try {
+    if (!steps && rows_.policy.observed == 0) status = engine_(backend_, graph);
+    else if (prompts || (planned & KVPOLICY_STEP_DECIDES) != 0 || of.waits || graph->uid == 0)
+      status = launch(graph, of, parts, planned);
+    else status = replay(graph, of, parts, planned);
+  } catch (...) {
+    each(false, [](device_sequence& by, batch_part const&) { by.forget_rows(); });
+    throw;
+  }
+  each(false, [&](device_sequence& by, batch_part const& part) {
+    if (status != GGML_STATUS_SUCCESS) by.forget_rows();
+    else by.end_prompt(part.before() + part.tokens());
+  });
+  return status;
+}
+
+ggml_status device_context::launch(ggml_cgraph* graph, attention_graph const& of, batch const& parts, std::int32_t planned) {
+  int begin = 0;
+  auto const engine_until = [&](int end) {
+    ggml_cgraph part = ggml_graph_view(graph, begin, end);
+    begin = end;
+    return engine_(backend_, &part);
+  };
+  auto const between = [&](auto const& those, auto const& what) {
+    engine_is_here();
+    for (served_part const& each : parts) {
+      if (!std::invoke(those, each)) continue;
+      waits_for_engine(*each.by);
+      what(each);
+      engine_waits_for(*each.by);
+    }
+  };
+  for (std::size_t l = 0; l < of.layers.size(); ++l) {
+    ggml_tensor* const node = of.layers[l].node;
+    auto const layer = static_cast<std::int64_t>(l);
+    if (ggml_status const status = engine_until(of.layers[l].place + 1); status != GGML_STATUS_SUCCESS) return status;
+    between([&](served_part const& each) { return each.step || rows_.policy.observed > 0; },
+            [&](served_part const& each) {
+              if (each.step) each.by->attend(layer, node, each.part.first, planned);
+              else each.by->keep(layer, node->src[0], each.part.first, each.part.first + each.part.tokens());
+            });
+  }
+  if (begin < graph->n_nodes)
+    if (ggml_status const status = engine_until(graph->n_nodes); status != GGML_STATUS_SUCCESS) return status;
+  between(&served_part::step, [&](served_part const& each) { each.by->observe(of.logits, each.part.output); });
+  return GGML_STATUS_SUCCESS;
+}
+
+ggml_status device_context::replay(ggml_cgraph* graph, attention_graph const& of, batch const& parts, std::int32_t planned) {
+  constexpr std::size_t most = 8;
+  step_key key{graph->uid, (planned & KVPOLICY_STEP_IDLE) != 0, {}};
+  for (served_part const& each : parts) std::get<2>(key).push_back(each.by);
+  if (!steps_.contains(key) && steps_.size() >= most) forget_steps();
+  captured_step& mine = steps_[key];
+  if (++mine.seen == 1) return launch(graph, of, parts, planned);
+  if (mine.graph == nullptr)
+    if (ggml_status const status = capture(graph, of, parts, planned, mine); status != GGML_STATUS_SUCCESS) return status;
+  device_sequence const& first = *parts.front().by;
+  auto const taken_over = static_cast<cudaEvent_t>(there_->context);
+  for (served_part const& each : std::span(parts).subspan(1)) {  // what they planned is on their own streams
+    must(cudaEventRecord(taken_over, each.by->stream()));
+    must(cudaStreamWaitEvent(first.stream(), taken_over, 0));
+  }
+  engine_is_here();
+  waits_for_engine(first);
+  must(cudaGraphLaunch(mine.graph, first.stream()));
+  engine_waits_for(first);
+  return GGML_STATUS_SUCCESS;
+}
+
+ggml_status device_context::capture(ggml_cgraph* graph, attention_graph const& of, batch const& parts, std::int32_t planned,
+                                    captured_step& into) {
+  device_sequence const& first = *parts.front().by;
+  engine_is_here();
+  waits_for_engine(first);
+  must(cudaStreamBeginCapture(first.stream(), cudaStreamCaptureModeRelaxed));
+  ggml_status status = GGML_STATUS_FAILED;
+  std::exception_ptr failure;
+  try {
+    engine_waits_for(first);  // by which its stream takes part
+    status = launch(graph, of, parts, planned);
+    engine_is_here();
+    waits_for_engine(first);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  cudaGraph_t made = nullptr;
+  cudaError_t ended = cudaStreamEndCapture(first.stream(), &made);
+  if (ended == cudaSuccess && status == GGML_STATUS_SUCCESS) ended = cudaGraphInstantiate(&into.graph, made, 0);
+  if (made != nullptr) cudaGraphDestroy(made);
+  if (failure) std::rethrow_exception(failure);
+  if (status == GGML_STATUS_SUCCESS) must(ended);
+  return status;
+}
+
+std::span<std::byte> device_context::room_for(std::size_t bytes) {
+  if (room_.size() < bytes) {
+    must(cudaFreeHost(room_.data()));
+    room_ = {};
+    void* made = nullptr;
+    must(cudaHostAlloc(&made, 2 * bytes, cudaHostAllocDefault));
+    room_ = {static_cast<std::byte*>(made), 2 * bytes};
+  }
+  return room_;
+}
+
+void device_context::engine_is_here() { ggml_backend_event_record(here_, backend_); }
+void device_context::waits_for_engine(device_sequence const& of) {
+  must(cudaStreamWaitEvent(of.stream(), static_cast<cudaEvent_t>(here_->context), 0));
+}
+void device_context::engine_waits_for(device_sequence const& of) {
+  must(cudaEventRecord(static_cast<cudaEvent_t>(there_->context), of.stream()));
+  ggml_backend_event_wait(backend_, there_);
+}
+
+void device_context::forget_steps() {
+  if (steps_.empty()) return;
+  for (auto const& each : sequences_) cudaStreamSynchronize(each->stream());
+  for (auto& [key, each] : steps_)
+    if (each.graph != nullptr) cudaGraphExecDestroy(each.graph);
+  steps_.clear();
+}
+
+}  // namespace kvpolicy::ggml
