@@ -16,6 +16,7 @@
 #include "kvpolicy/kvpolicy.hpp"
 #include "kvpolicy/store/row_store.hpp"
 #include "managed_cache_context.hpp"
+#include "model_kinds.hpp"
 #include "tiny_model.hpp"
 
 namespace kvpolicy::llama::testing {
@@ -394,10 +395,15 @@ TEST_CASE("a managed cache refuses by name what it can't follow, and goes on") {
   session small(presets::full{}, {.cache = managed_cache{.memory = 1000}});
   llama_context_params of_small = parameters({});
   CHECK_THROWS_WITH(small.attach(of_small, model.get()), ContainsSubstring("memory for rows of 1000 bytes"));
-  model_owner const windows = tiny_sliding_window();
+  model_owner const shared = tiny_shared_cache();
   session of(presets::full{}, {.cache = managed_cache{}});
   llama_context_params params = parameters({});
-  CHECK_THROWS_WITH(of.attach(params, windows.get()), ContainsSubstring("a managed cache needs every layer"));
+  CHECK_THROWS_WITH(of.attach(params, shared.get()), ContainsSubstring("a managed cache needs all layers"));
+  model_owner const windows = tiny_sliding_window();
+  session beside(presets::full{}, {.cache = managed_cache{}});
+  llama_context_params of_windows = parameters({});
+  beside.attach(of_windows, windows.get());
+  CHECK_THROWS_WITH(beside.save_state("full", 0), ContainsSubstring("sliding windows"));
 }
 
 TEST_CASE("a sequence that exhausts the memory fails alone, and others go on") {

@@ -77,8 +77,11 @@ void device_context::start(attention_graph const& of) {
                  k->type == GGML_TYPE_F16 ? KVPOLICY_F16 : KVPOLICY_BF16};
   rows_.streams = cache->ne[2];
   if ((rows_.policy.needs & KVPOLICY_NEEDS_ROTATION) != 0) {
-    if (of.rope == nullptr) throw unsupported("'" + rows_.policy.text + "' needs the rotary embedding, and the model has none");
-    rows_.rope.learn(of.rope);
+    for (ggml_tensor const* const written : of.written) rows_.rope.learn(written);
+    if (rows_.rope.has_several_axes())
+      throw unsupported("'" + rows_.policy.text +
+                        "' undoes the rotary embedding, which has several axes in this model: on a device "
+                        "plain ones are served");
   }
   sequences_.push_back(std::make_unique<device_sequence>(rows_));
   history_.begin(of);

@@ -52,10 +52,7 @@ attention_graph read(ggml_cgraph* graph) {
       made.outputs = node->src[1];
     made.waits = made.waits || may_wait(node);
     made.rotates = made.rotates || llama::rotated_by(node) != nullptr;
-    if (node->op == GGML_OP_SET_ROWS && made.cells == nullptr && llama::key_cache_layer(node)) {
-      made.cells = node->src[1];
-      made.rope = llama::rope_of(node);
-    }
+    if (node->op == GGML_OP_SET_ROWS && llama::key_cache_layer(node)) made.written.push_back(node);
     if (!attends_to_cache(node)) continue;
     check(node);
     llama::graph_mask const mask(node);
@@ -65,6 +62,7 @@ attention_graph read(ggml_cgraph* graph) {
     made.mask = mask;
     made.layers.push_back({i, node});
   }
+  if (!made.written.empty()) made.cells = made.written.front()->src[1];
   if (made.layers.empty() && made.cells == nullptr) return made;
   if (made.layers.empty())
     throw unsupported(

@@ -19,11 +19,11 @@ struct attention {
 
 /// A graph with attention, that writes its tokens' rows first.
 struct attention_graph {
-  std::vector<attention> layers{};       ///< in the graph's order; empty: it attends to no cache
-  ggml_tensor const* cells = nullptr;    ///< I64 `[tokens]`: where the tokens' rows go, stream * cells of a stream + cell
-  ggml_tensor const* outputs = nullptr;  ///< I32: tokens that have logits; null: all have
-  ggml_tensor const* rope = nullptr;     ///< that turned the first layer's keys; null: nothing did
-  ggml_tensor const* logits = nullptr;   ///< f32 `[vocabulary, outputs]`; null: none
+  std::vector<ggml_tensor const*> written{};  ///< a layer's SET_ROWS of keys each
+  std::vector<attention> layers{};            ///< in the graph's order; empty: it attends to no cache
+  ggml_tensor const* cells = nullptr;         ///< I64 `[tokens]`: where the tokens' rows go, stream * cells of a stream + cell
+  ggml_tensor const* outputs = nullptr;       ///< I32: tokens that have logits; null: all have
+  ggml_tensor const* logits = nullptr;        ///< f32 `[vocabulary, outputs]`; null: none
   llama::graph_mask mask{};
   bool rotates = false;  ///< keys where they lie: the cache's positions are shifted
   bool waits = false;    ///< ggml-cuda waits for the device in the middle of it, so it can't be captured

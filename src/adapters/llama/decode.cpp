@@ -115,7 +115,7 @@ void session::engine::give_back(llama_context* context, std::span<llama_seq_id c
   for (std::size_t i = 0; i < ids.size(); ++i) {
     sequence* const s = sequences_.find(ids[i]);
     if (s == nullptr || std::ranges::find(ids.first(i), ids[i]) != ids.first(i).end()) continue;
-    llama_pos const first = llama_memory_seq_pos_max(memory, ids[i]) + 1 - cells_kept;
+    llama_pos const first = llama_memory_seq_pos_max(memory, ids[i]) + 1 - storage_->cells_kept();
     if (first <= 0) continue;
     llama_memory_seq_rm(memory, ids[i], 0, first);
     s->gave_back(first);

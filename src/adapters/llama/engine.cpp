@@ -50,6 +50,7 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
            std::to_string(llama_model_size(model)) + " bytes, values of " + name_of(*element_of(params.type_v));
   hybrid_ = llama_model_is_hybrid(model);
   whole_windows_ = params.swa_full;
+  windows_ = !found.left().empty();
   sequences_.attach(found.shape(), params.kv_unified);
   rewriter_.attach(params, std::move(found));
   attached_ = true;

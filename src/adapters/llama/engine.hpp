@@ -57,6 +57,9 @@ class session::engine final : graph_client {
   bool wants_rope() const noexcept override { return sequences_.needs(signals::rotation); }
   bool wants_logits() const noexcept override { return sequences_.wants_logits(); }
   cache_shape const& shape() const noexcept override { return sequences_.shape(); }
+  void correct_positions(attention_node const& node, graph_tokens const& graph, std::span<std::int32_t> counted) override {
+    sequences_.correct_positions(node, graph, counted);
+  }
   bool follow(attention_node const& node, graph_tokens const& graph) noexcept override {
     return sequences_.follow(node, graph);
   }
@@ -72,6 +75,7 @@ class session::engine final : graph_client {
   void running_again() noexcept;
   bool follows_state(llama_context* context, llama_batch const& batch);
   void check_managed(char const* what) const;
+  void check_rows_are_all() const;
   void repeat_piece(llama_context* context, sequence& s, std::vector<llama_token> const& text,
                     std::vector<llama_token> const& tokens, token_span const& piece);
   std::string cache() const;
@@ -86,6 +90,7 @@ class session::engine final : graph_client {
   cache_shape attached_shape_{};        ///< as the parameters were at attach
   std::string passed_by_;               ///< lenient: why nothing is served
   std::string model_;                   ///< which one, for a state
+  bool windows_ = false;                ///< layers with them are the engine's
   bool whole_windows_ = false;          ///< sliding windows keep cells outside of them too
   bool hybrid_ = false;                 ///< a refused micro-batch is not undone, and no tail is cut
   std::vector<llama_seq_id> of_batch_;  ///< scratch

@@ -53,7 +53,7 @@ bool graph_rewriter::ask(ggml_tensor* node) {
   switch (node->op) {
     case GGML_OP_SET_ROWS:
       decoding_ = true;
-      if (layer_of(node) == 0) see_written(node);
+      see_written(node);
       return false;
     case GGML_OP_FLASH_ATTN_EXT:
       return ask_attention(node);
@@ -162,12 +162,16 @@ void graph_rewriter::see_input(ggml_tensor const* get_rows) {
   else if (name.ends_with("out_ids")) outputs_.assign(values.begin(), values.end());
 }
 
-/// The first served layer's keys go to these cells: a graph begins.
+/// A layer's keys go to these cells. With the first served layer's a graph begins.
 void graph_rewriter::see_written(ggml_tensor const* set_rows) {
-  tokens_.written = {};  // whatever throws, not the last graph's
-  tokens_.written = written_cells(set_rows);
-  if (!client_.active() || rotary_.known() || !client_.wants_rope()) return;
-  if (ggml_tensor const* const rope = rope_of(set_rows)) rotary_.learn(rope);
+  auto const layer = layer_of(set_rows);
+  if (layer == 0) {
+    tokens_.written = {};  // whatever throws, not the last graph's
+    tokens_.written = written_cells(set_rows);
+  }
+  if (layer != ropes_known_ || !client_.active() || !client_.wants_rope()) return;
+  rotary_.learn(set_rows);
+  ++ropes_known_;
 }
 
 /// The first served layer says the rest of what the graph's tokens are.
@@ -176,6 +180,7 @@ void graph_rewriter::complete_tokens(attention_node const& first) {
   tokens_.stream_cells = first.stream_cells;
   auto const whole = std::ssize(tokens_.written);
   if (std::ssize(tokens_.ids) != whole) tokens_.ids = {};
+  if (client_.active() && client_.wants_rope()) rotary_.check_text(tokens_.positions, whole);
   // Embeddings of several axes have their positions axis by axis; text's are the same in all.
   if (std::ssize(tokens_.positions) >= whole) {
     tokens_.positions = tokens_.positions.first(tokens_.written.size());
@@ -190,6 +195,7 @@ void graph_rewriter::complete_tokens(attention_node const& first) {
     for (std::int64_t cell = 0; cell < first.mask.cells(); ++cell) seen += first.mask.visible(i, cell) ? 1 : 0;
     counted_.push_back(seen);
   }
+  client_.correct_positions(first, tokens_, counted_);
   tokens_.positions = counted_;
 }
 

@@ -39,6 +39,9 @@ class graph_client {
   /// What simd_exec is made for; known once serve() was called.
   virtual cache_shape const& shape() const noexcept = 0;
 
+  /// Positions of the graph's tokens, where it does not tell them. What is given is how many tokens each sees; where the cache
+  /// does not have all of them, those that it has may be known.
+  virtual void correct_positions(attention_node const& first, graph_tokens const& graph, std::span<std::int32_t> counted) = 0;
   /// Every attention of a served layer, before it is computed. Returns whether sealed() is to follow where nothing is taken.
   virtual bool follow(attention_node const& node, graph_tokens const& graph) noexcept = 0;
   /// The same where it is active. May throw: fail() follows, and the node is left.
@@ -121,6 +124,7 @@ class graph_rewriter {
   std::vector<layer_hook> hooks_;  ///< of the served layers
   std::vector<float> slopes_;      ///< of ALiBi
   rotary rotary_;
+  std::int64_t ropes_known_ = 0;  ///< layers whose embedding was read
   std::vector<std::unique_ptr<thread_pool>> pools_;
   int threads_seen_ = 1;
   int threads_of_batches_ = 1;  ///< at attach

@@ -103,6 +103,8 @@ ggml_tensor const* whole_mask(std::vector<found_attention> const& all, llama_mod
   return std::ranges::max_element(cells, {}, [](auto const& mask) { return mask.second; })->first;  // the first of equals
 }
 
+std::string const windows = "sliding windows of ";
+
 auto heads_of(cache_shape const& s) { return std::tuple(s.q_heads, s.kv_heads, s.head_dim); }
 
 }  // namespace
@@ -122,7 +124,7 @@ served_layers::served_layers(llama_context_params params, llama_model const* mod
     if (!f.refused.empty()) {
       ++left[f.refused];
     } else if (f.mask != whole && !one_mask) {
-      ++left["sliding windows of " + std::to_string(llama_model_n_swa(model)) + " tokens"];
+      ++left[windows + std::to_string(llama_model_n_swa(model)) + " tokens"];
     } else if (shared) {
       ++left["keys and values that several layers share"];
     } else if (f.offloaded && !anywhere) {
@@ -148,6 +150,7 @@ served_layers::served_layers(llama_context_params params, llama_model const* mod
     left_.push_back(std::to_string(count) + " of " + std::to_string(all.size()) +
                     " attention layers are the engine's: " + reason);
     if (reason == offloaded) avoidable_ = left_.back();
+    if (besides_windows_.empty() && !reason.starts_with(windows)) besides_windows_ = left_.back();
   }
   if (served_.empty()) throw unsupported("no layer can be served: " + left_.front());
 }

@@ -31,6 +31,8 @@ class served_layers {
   cache_shape const& shape() const noexcept { return shape_; }
   /// What is left to the engine: a line for each reason.
   std::vector<std::string> const& left() const noexcept { return left_; }
+  /// The first of these lines that is not of sliding windows; empty: none.
+  std::string const& left_besides_windows() const noexcept { return besides_windows_; }
   /// Those of them that are the context's doing, not the model's; empty: none.
   std::string const& avoidable() const noexcept { return avoidable_; }
 
@@ -38,6 +40,7 @@ class served_layers {
   std::vector<std::int64_t> served_;  ///< ascending
   cache_shape shape_{};
   std::vector<std::string> left_;
+  std::string besides_windows_;
   std::string avoidable_;
 };
 

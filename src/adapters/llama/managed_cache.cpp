@@ -32,10 +32,10 @@ class managed_storage final : public storage {
 
   void fit(cache_shape& shape, llama_context_params const& params, llama_model const* model,
            served_layers const& layers) override {
-    if (llama_model_is_hybrid(model))
-      throw unsupported("a managed cache needs an engine's cache that can be cut, and this model has recurrent layers");
-    if (!layers.left().empty())
-      throw unsupported("a managed cache needs every layer to be the session's, and " + layers.left().front());
+    if (!layers.left_besides_windows().empty())
+      throw unsupported("a managed cache needs all layers to be the session's, but for those with sliding windows, and " +
+                        layers.left_besides_windows());
+    window_ = layers.left().empty() ? 0 : llama_model_n_swa(model);
     trained_ = llama_model_n_ctx_train(model);
     longest_ = shape.max_tokens = options_.longest != 0 ? options_.longest : trained_;
     // A limit has a block for each head at least.
@@ -75,7 +75,7 @@ class managed_storage final : public storage {
     }
     beyond_trained_ = beyond_trained_ || tokens > trained_;
   }
-  llama_pos cells_kept() const noexcept override { return llama::cells_kept; }
+  llama_pos cells_kept() const noexcept override { return llama::cells_kept + window_; }
   memory_statistics memory() const noexcept override {
     if (arena_ == nullptr) return {};
     return {.bytes = arena_->held() * arena_->block_bytes(),
@@ -93,6 +93,7 @@ class managed_storage final : public storage {
   managed_cache const& options_;
   std::unique_ptr<block_arena> arena_;
   std::int64_t longest_ = 0;
+  std::int32_t window_ = 0;   ///< of layers that the engine attends for; their cells are the last tokens'
   std::int64_t trained_ = 0;  ///< tokens that the model was trained for
   bool beyond_trained_ = false;
 };

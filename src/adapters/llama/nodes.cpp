@@ -130,14 +130,6 @@ std::vector<float> slopes_of(float max_bias, std::int64_t q_heads) {
 
 }  // namespace
 
-ggml_tensor const* rope_of(ggml_tensor const* set_rows) noexcept {
-  for (ggml_tensor const* t = set_rows->src[0]; t != nullptr; t = t->src[0]) {
-    if (t->op == GGML_OP_ROPE) return t;
-    if (t->op != GGML_OP_VIEW && t->op != GGML_OP_RESHAPE && t->op != GGML_OP_CONT) return nullptr;
-  }
-  return nullptr;
-}
-
 ggml_tensor const* rotated_by(ggml_tensor const* node) noexcept {
   if (!key_cache_layer(node)) return nullptr;
   if (node->op == GGML_OP_ROPE) return node->src[1];

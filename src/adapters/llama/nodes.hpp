@@ -52,8 +52,6 @@ struct attention_parameters {
   explicit attention_parameters(ggml_tensor const* node) noexcept;
 };
 
-/// The ROPE node whose outcome a SET_ROWS node writes as it is; null: there is none.
-ggml_tensor const* rope_of(ggml_tensor const* set_rows) noexcept;
 /// Of a node that rotates a layer's cached keys in their place, or writes them back rotated: the positions that each cell's is
 /// rotated by. Null for other nodes.
 ggml_tensor const* rotated_by(ggml_tensor const* node) noexcept;

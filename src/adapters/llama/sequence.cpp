@@ -299,11 +299,6 @@ prompt_signals sequence::prompt_of(layer_id layer, std::int64_t tokens, float sc
         "the policy needs the prompt's token ids, and they were not observed: decode it as tokens, not embeddings, "
         "with the policy attached");
   }
-  if (contains(needs, signals::rotation) && !rope_.known()) {
-    throw unsupported(
-        "the policy needs the keys' rotary embedding, and this model has none, or the engine turns keys in blocks once more "
-        "(LLAMA_ATTN_ROT_DISABLE=1 keeps it from that); chess and infllm do without as pre_rope=0");
-  }
   if (contains(needs, signals::rotation) && rows_->cells().first_position() != 0) {
     throw unsupported("the policy turns keys by their positions, and the sequence's first token is at position " +
                       std::to_string(rows_->cells().first_position()) + ", not 0; chess and infllm do without as pre_rope=0");

@@ -48,6 +48,7 @@ class sequences {
   bool wants_logits() const noexcept;
 
   /// See graph_client.
+  void correct_positions(attention_node const& node, graph_tokens const& graph, std::span<std::int32_t> counted);
   bool follow(attention_node const& node, graph_tokens const& graph) noexcept;
   node_use serve(attention_node const& node, graph_tokens const& graph);
   void attend(attention_node const& node, simd_exec& exec);

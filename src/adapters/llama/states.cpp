@@ -49,6 +49,7 @@ std::uint64_t checksum(std::span<std::byte const> all) noexcept {
 
 std::vector<std::byte> session::engine::save_state(std::string const& policy, llama_seq_id of) {
   check_managed("a state of rows needs the session to have them: set session_options::cache, or save the engine's");
+  check_rows_are_all();
   KVPOLICY_EXPECTS(attached_, "a state is of a model: attach the session first");
   std::vector<std::byte> made(checksum_bytes);
   state_writer a(made);
@@ -70,6 +71,7 @@ std::vector<std::byte> session::engine::save_state(std::string const& policy, ll
 
 void session::engine::load_state(std::span<std::byte const> state, std::string const& policy, llama_seq_id of) {
   check_managed("a state of rows needs the session to have them: set session_options::cache, or save the engine's");
+  check_rows_are_all();
   KVPOLICY_EXPECTS(attached_, "a state is of a model: attach the session first");
   std::uint64_t sum = 0;
   KVPOLICY_EXPECTS(state.size() > checksum_bytes, "a state of " + std::to_string(state.size()) + " bytes is cut, or none");
@@ -88,6 +90,12 @@ void session::engine::load_state(std::span<std::byte const> state, std::string c
 
 std::string session::engine::cache() const {
   return text_of(attached_shape_) + ", of " + std::to_string(attached_shape_.max_tokens) + " tokens at most";
+}
+
+void session::engine::check_rows_are_all() const {
+  if (hybrid_ || windows_)
+    throw unsupported(
+        "a state of rows lacks what the engine has of this model: recurrent states, or layers with sliding windows");
 }
 
 void session::engine::check_managed(char const* what) const {

@@ -80,6 +80,10 @@ served_context::served_context(settings const& how, llama_model const* model, ll
     row_bytes_ = bytes_of_row(params, shape().head_dim);
     return;
   }
+  if (manages_cache() && (llama_model_is_hybrid(model) || llama_model_n_swa(model) > 0))
+    throw unsupported(
+        "a program saves and restores sequences, and a managed cache has no states of models with recurrent layers or sliding "
+        "windows; leave managed-cache away");
   llama_context_params made = manages_cache() ? small(params, asked_) : params;
   if (how.lossless && params.embeddings) throw unsupported("lossless decoding gives logits, and no embeddings");
   if (how.lossless) {

@@ -1,0 +1,160 @@
+// Every family of models that people run, against the engine itself; docs/llama.md has what comes out as a table.
+#include "families.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+#include <catch2/generators/catch_generators_range.hpp>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "decoding.hpp"
+#include "kvpolicy/presets/expected_attention.hpp"
+#include "kvpolicy/presets/full.hpp"
+#include "kvpolicy/presets/quest.hpp"
+#include "kvpolicy/presets/snapkv.hpp"
+
+namespace kvpolicy::llama::testing {
+namespace {
+
+token_list const tokens = random_tokens(330);
+token_list const prompt(tokens.begin(), tokens.begin() + 300);
+token_list const answer(tokens.begin() + 300, tokens.begin() + 310);
+token_list const question(tokens.begin() + 310, tokens.begin() + 325);
+token_list const second(tokens.begin() + 325, tokens.end());
+
+struct run {
+  std::vector<logits> answers{};  ///< of the steps, of a further prompt's end, and of further steps
+  std::string refused{};          ///< empty: it was served
+  std::string left{};             ///< the report's lines
+  double read = 0;                ///< tokens, in the last step
+  std::int64_t layers = 0;        ///< that a step chose for
+  std::int64_t bytes = 0;         ///< of a managed cache
+  llama_pos cells = 0;            ///< of the sequence, in the engine's cache
+};
+
+/// A managed cache keeps a window's cells, of which Llama 4 has 8,192.
+llama_context_params parameters_for(llama_model const* model) {
+  return parameters({.tokens = llama_model_n_swa(model) > 300 ? 16384u : 1024u, .micro_batch = 128, .threads = 2});
+}
+
+template <class Preset>
+run decoded(llama_model* model, Preset const& preset, session_options options = {}) {
+  run made;
+  bool const managed = options.cache.has_value();
+  std::vector<std::int64_t> chosen;
+  options.on_choice = [&](llama_seq_id, layer_id layer, std::int64_t, selection const&) { chosen.push_back(layer.value); };
+  try {
+    session policy(preset, options);
+    llama_context_params params = parameters_for(model);
+    policy.attach(params, model);
+    decoder ours(model, params);
+    auto const feed = [&](token_list some) {
+      llama_batch const batch = llama_batch_get_one(some.data(), static_cast<std::int32_t>(some.size()));
+      int const status = managed ? policy.decode(ours.context(), batch) : llama_decode(ours.context(), batch);
+      policy.check();
+      REQUIRE(status == 0);
+      float const* const last = llama_get_logits_ith(ours.context(), -1);
+      made.answers.emplace_back(last, last + tiny_vocabulary);
+    };
+    feed(prompt);
+    for (llama_token const token : answer) feed({token});
+    feed(question);
+    for (llama_token const token : second) feed({token});
+    made.read = policy.last_step().tokens_read;
+    for (std::string const& line : policy.report()) made.left += (made.left.empty() ? "" : "; ") + line;
+    std::ranges::sort(chosen);
+    made.layers = std::distance(chosen.begin(), std::ranges::unique(chosen).begin());
+    made.bytes = policy.memory().bytes;
+    made.cells = llama_memory_seq_pos_max(ours.memory(), 0) - llama_memory_seq_pos_min(ours.memory(), 0) + 1;
+  } catch (unsupported const& why) {
+    made.refused = why.what();
+  }
+  return made;
+}
+
+std::vector<logits> of_engine(llama_model* model, bool flash = true) {
+  llama_context_params params = parameters_for(model);
+  if (!flash) params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  decoder engine(model, params);
+  std::vector<logits> all{engine.feed(prompt)};
+  for (logits& each : decode_each(engine, answer)) all.push_back(std::move(each));
+  all.push_back(engine.feed(question));
+  for (logits& each : decode_each(engine, second)) all.push_back(std::move(each));
+  return all;
+}
+
+/// Reasons without the tiny model's numbers: "2 of 4 attention layers are the engine's: sliding windows of 64 tokens".
+std::string reasons(std::string of) {
+  of =
+      std::regex_replace(of, std::regex("(no layer can be served: )?[0-9]+ of [0-9]+ attention layers are the engine's: "), "");
+  of = std::regex_replace(of, std::regex("sliding windows of [0-9]+ tokens"), "sliding windows");
+  return std::regex_replace(of, std::regex("keys of [0-9]+ and values of [0-9]+ elements: heads of unequal size.*"),
+                            "keys and values of unequal sizes");
+}
+
+/// A row of the documents' table.
+std::string row_of(family const& of, run const& full, run const& undone, run const& managed) {
+  std::string const layers = !full.refused.empty() ? "none: " + reasons(full.refused)
+                             : full.left.empty()   ? "all"
+                                                   : "all but " + reasons(full.left);
+  auto const said = [&](run const& each) {
+    return !full.refused.empty()  ? ""
+           : each.refused.empty() ? "yes"
+                                  : "no: " + reasons(each.refused.substr(0, each.refused.find_first_of("(;")));
+  };
+  std::string const row = "| " + std::string(of.models) + " (`" + of.architecture + "`) | " + layers + " | " + said(undone) +
+                          " | " + said(managed) + " |";
+  return std::regex_replace(row, std::regex(" +"), " ");
+}
+
+std::string documented(std::string const& architecture) {
+  std::ifstream from(KVPOLICY_TEST_DOCUMENTS "/llama.md");
+  REQUIRE(from.good());
+  for (std::string line; std::getline(from, line);)
+    if (line.find("(`" + architecture + "`)") != std::string::npos && line.starts_with("| ")) return line;
+  return "none";
+}
+
+TEST_CASE("every family of models is served as the documents' table says, with the engine's logits") {
+  family const of = GENERATE(from_range(families().begin(), families().end()));
+  model_owner const model = tiny_model_of(of.architecture);
+  std::vector<logits> const engine = of_engine(model.get());
+  run const full = decoded(model.get(), presets::full{});
+  run const undone = decoded(model.get(), presets::expected_attention{.tokens = 64});
+  run const managed =
+      decoded(model.get(), presets::snapkv{.tokens = 64, .after = 0}, {.cache = managed_cache{.longest = 1024}});
+  CAPTURE(of.architecture);
+  std::string const row = row_of(of, full, undone, managed);
+  CAPTURE(documented(of.architecture), row);
+  CHECK(std::string_view(documented(of.architecture)) == row);
+  if (!full.refused.empty()) return;
+
+  // The engine's own two kernels say how much rounding is worth in this model.
+  double const rounding = std::clamp(4 * difference(engine, of_engine(model.get(), false)), .0005, .5);
+  CAPTURE(rounding, difference(full.answers, engine));
+  CHECK(difference(full.answers, engine) < rounding);
+  run const quest = decoded(model.get(), presets::quest{.tokens = 64});
+  run const snapkv = decoded(model.get(), presets::snapkv{.tokens = 64, .after = 0});
+  for (run const* const each : {&quest, &snapkv, &undone}) {
+    if (!each->refused.empty()) continue;
+    CHECK(each->layers == full.layers);
+    CHECK((each->read > 40 && each->read < 130));
+    CHECK(difference(each->answers.front(), engine.front()) < rounding);  // the prompt is whole
+    CHECK(difference(each->answers[3], engine[3]) > std::min(.1, rounding));
+  }
+  if (!managed.refused.empty()) return;
+  std::vector<logits> const once(managed.answers.begin(),
+                                 managed.answers.begin() + 11);  // then a prompt lacks what was dropped
+  CHECK(difference(once, {snapkv.answers.begin(), snapkv.answers.begin() + 11}) < rounding);
+  CHECK((managed.cells < 200 || llama_model_n_swa(model.get()) > 300));
+  CHECK(managed.bytes > 0);
+}
+
+}  // namespace
+}  // namespace kvpolicy::llama::testing
