@@ -148,9 +148,10 @@ std::vector<batch_part> parts_of(attention_graph const& of, ggml_backend_t backe
                         "once): on a device only causal attention is served");
     take_out(part.seen, from.cell(part.first));
     if (std::int64_t const outputs = from.outputs_of(part.first, end, part.output); outputs > 1)
-      throw unsupported("outputs of " + std::to_string(outputs) +
-                        " tokens at once: those of drafts, or of a measurement, would attend to everything; steps of one token "
-                        "are served");
+      throw unsupported(
+          "outputs of " + std::to_string(outputs) +
+          " tokens at once: those of drafts, embeddings or a measurement would attend to everything; steps of one token "
+          "are served");
     end = part.first;
     parts.push_back(std::move(part));
   }

@@ -16,10 +16,11 @@ namespace kvpolicy::ggml {
 
 /// Tokens of one sequence, one after the other in a micro-batch. Each sees those before it.
 struct batch_part {
-  std::int64_t first = 0;           ///< in the micro-batch
-  std::vector<std::int64_t> cells;  ///< that its tokens' rows go to, of all streams
-  std::vector<cell_range> seen;     ///< cells of the tokens before these, ascending, apart from each other
-  std::int64_t output = 0;          ///< the last token's row of the logits; -1: it has none
+  std::int64_t first = 0;                ///< in the micro-batch
+  std::vector<std::int64_t> cells;       ///< that its tokens' rows go to, of all streams
+  std::vector<cell_range> seen;          ///< cells of the tokens before these, ascending, apart from each other
+  std::vector<std::uint64_t> written{};  ///< numbers of those, once they have some
+  std::int64_t output = 0;               ///< the last token's row of the logits; -1: it has none
 
   std::int64_t tokens() const noexcept { return static_cast<std::int64_t>(cells.size()); }
   std::int64_t before() const noexcept;

@@ -48,8 +48,7 @@ attention_graph const& device_context::read_once(ggml_cgraph* graph) {
 
 ggml_status device_context::compute(ggml_cgraph* graph) {
   attention_graph const& of = read_once(graph);
-  if (of.rotates)
-    for (auto const& each : sequences_) each->forget_rows();
+  if (of.shifts != nullptr) shift(of);
   if (of.layers.empty()) return engine_(backend_, graph);
   if (rows_.device != 0)
     throw unsupported("layers on CUDA" + std::to_string(rows_.device) + ": one GPU is served; set CUDA_VISIBLE_DEVICES to one");
@@ -83,11 +82,32 @@ void device_context::start(attention_graph const& of) {
                         "' undoes the rotary embedding, which has several axes in this model: on a device "
                         "plain ones are served");
   }
+  most_ = std::max(most_, rows_.streams);
   sequences_.push_back(std::make_unique<device_sequence>(rows_));
   history_.begin(of);
   say_(rows_.policy.text + " on " + ggml_backend_name(backend_) + ": " + std::to_string(rows_.shape.layers) + " layers of " +
        std::to_string(rows_.shape.q_heads) + "/" + std::to_string(rows_.shape.kv_heads) + " heads x " +
        std::to_string(rows_.shape.head_dim) + ", for up to " + std::to_string(rows_.shape.max_tokens) + " tokens");
+}
+
+void device_context::shift(attention_graph const& by) {
+  auto const cells = static_cast<std::size_t>(ggml_nelements(by.shifts));
+  std::vector<std::int32_t> positions(by.shifts->type == GGML_TYPE_I32 ? cells : 0);
+  if (!positions.empty()) {
+    std::span<std::byte> const room = room_for(cells * sizeof positions[0]);
+    ggml_backend_tensor_get_async(backend_, by.shifts, room.data(), 0, cells * sizeof positions[0]);
+    ggml_backend_synchronize(backend_);
+    std::memcpy(positions.data(), room.data(), cells * sizeof positions[0]);
+  }
+  auto const is_shifted = [&](std::int64_t cell) {
+    return cell >= std::ssize(positions) || positions[static_cast<std::size_t>(cell)] != 0;
+  };
+  for (auto const& each : sequences_)
+    for (cell_run const& run : each->cells().runs())
+      if (std::ranges::any_of(std::views::iota(run.cell, run.cell + run.count), is_shifted)) {
+        each->forget_rows();
+        break;
+      }
 }
 
 device_context::batch device_context::read_batch(attention_graph const& of) {
@@ -96,52 +116,65 @@ device_context::batch device_context::read_batch(attention_graph const& of) {
   for (batch_part& part : parts_of(of, backend_, [&](std::size_t bytes) { return room_for(bytes); }))
     parts.push_back({std::move(part), nullptr, false});
   most_ = std::max(most_, static_cast<std::int64_t>(parts.size()));
+  for (served_part& each : parts) each.by = find(each.part, parts);
+  auto const has = [&](served_part const& part) {
+    return [&](auto const& each) { return part.part.before() > 0 && each->cells().begins_with(part.part.seen, order); };
+  };
+  std::vector<std::pair<token_cells, device_sequence const*>> fresh;  // of parts that nobody has
+  for (served_part const& each : parts) {
+    if (each.by != nullptr) continue;
+    auto const other = std::ranges::find_if(sequences_, has(each));
+    fresh.emplace_back(token_cells(each.part.seen, order), other != sequences_.end() ? other->get() : nullptr);
+  }
+  for (served_part& each : parts)
+    for (std::int64_t const cell : each.part.cells) each.part.written.push_back(order.write(cell));
+  auto next = fresh.begin();
   for (served_part& each : parts) {
-    std::int64_t const before = each.part.before();
-    each.by = &sequence_of(each.part, parts);
-    each.step = each.part.tokens() == 1 && before > 0 && each.part.output >= 0 && !each.by->is_left();
+    if (each.by == nullptr) {
+      each.by = &free_sequence(parts);
+      each.by->begin(std::move(next->first), next->second);
+      ++next;
+    }
+    each.step = each.part.tokens() == 1 && each.part.before() > 0 && each.part.output >= 0 && !each.by->is_left();
     if (each.step && (rows_.policy.needs & KVPOLICY_NEEDS_LOGITS) != 0 && of.logits == nullptr)
       throw unsupported("'" + rows_.policy.text +
                         "' needs the logits of each step, and the program asked for none of this one");
   }
   for (served_part const& each : parts)
-    if (each.by->bring(of, each.part.before(), each.part.cells, order)) forget_steps();
+    if (each.by->bring(of, each.part.before(), each.part.cells, each.part.written)) forget_steps();
   return parts;
 }
 
-device_sequence& device_context::sequence_of(batch_part const& part, batch const& taken) {
+device_sequence* device_context::find(batch_part const& part, batch const& others) {
   write_order const& order = history_.order();
-  auto const has = [&](auto const& each) { return each->cells().begins_with(part.seen, order); };
+  auto best = sequences_.end();  // the shortest that has them, of those the one used last
+  for (auto at = sequences_.begin(); part.before() > 0 && at != sequences_.end(); ++at) {
+    bool const is_free = std::ranges::none_of(others, [&](served_part const& other) { return other.by == at->get(); });
+    bool const shorter = best == sequences_.end() || (*at)->cells().tokens() <= (*best)->cells().tokens();
+    if (is_free && shorter && (*at)->cells().begins_with(part.seen, order)) best = at;
+  }
+  if (best == sequences_.end()) return nullptr;
+  std::rotate(best, std::next(best), sequences_.end());
+  return sequences_.back().get();
+}
+
+device_sequence& device_context::free_sequence(batch const& taken) {
+  write_order const& order = history_.order();
   auto const is_free = [&](auto const& each) {
     return std::ranges::none_of(taken, [&](served_part const& other) { return other.by == each.get(); });
   };
-  auto const used = [&](auto at) -> device_sequence& {
-    std::rotate(at, std::next(at), sequences_.end());
-    return *sequences_.back();
+  auto const is_over = [&](auto const& each) {  // it has no tokens, or others took cells of them
+    return is_free(each) && (each->cells().tokens() == 0 ||
+                             !std::ranges::all_of(each->cells().runs(), [&](cell_run const& run) { return order.holds(run); }));
   };
-  std::int64_t const before = part.before();
-  auto best = sequences_.end();  // the shortest that has them, of those the one used last
-  for (auto at = sequences_.begin(); before > 0 && at != sequences_.end(); ++at)
-    if (is_free(*at) && has(*at) && (best == sequences_.end() || (*at)->cells().tokens() <= (*best)->cells().tokens()))
-      best = at;
-  if (best != sequences_.end()) return used(best);
-
-  auto const other = before > 0 ? std::ranges::find_if(sequences_, has) : sequences_.end();
-  device_sequence const* const from = other != sequences_.end() ? other->get() : nullptr;
-  token_cells tokens(part.seen, order);
-  auto place = std::ranges::find_if(sequences_, [&](auto const& each) { return is_free(each) && each->cells().tokens() == 0; });
+  auto place = std::ranges::find_if(sequences_, is_over);
   if (place == sequences_.end() && std::ssize(sequences_) < most_) {
     sequences_.push_back(std::make_unique<device_sequence>(rows_));
     place = std::prev(sequences_.end());
   }
-  auto const overwritten = [&](auto const& each) {
-    auto const runs = each->cells().runs();
-    return is_free(each) && !std::ranges::all_of(runs, [&](cell_run const& run) { return order.holds(run); });
-  };
-  if (place == sequences_.end()) place = std::ranges::find_if(sequences_, overwritten);
   if (place == sequences_.end()) place = std::ranges::find_if(sequences_, is_free);
-  (*place)->begin(std::move(tokens), from);
-  return used(place);
+  std::rotate(place, std::next(place), sequences_.end());
+  return *sequences_.back();
 }
 
 void device_context::prepare(attention_graph const& of, batch& parts) {
@@ -167,22 +200,22 @@ ggml_status device_context::run(ggml_cgraph* graph, attention_graph const& of, b
   };
   each(false, [&](device_sequence& by, batch_part const& part) { by.begin_prompt(part.before(), part.tokens()); });
   std::int32_t planned = KVPOLICY_STEP_IDLE;
-  each(true, [&](device_sequence& by, batch_part const& part) {
-    std::int32_t const asked = by.plan(part.before());
-    planned = (planned & asked & KVPOLICY_STEP_IDLE) | ((planned | asked) & KVPOLICY_STEP_DECIDES);
-  });
   for (attention const& layer : of.layers) {
     if (prompts) layer.node->flags |= GGML_TENSOR_FLAG_COMPUTE;
     else layer.node->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
   }
   ggml_status status = GGML_STATUS_FAILED;
   try {
+    each(true, [&](device_sequence& by, batch_part const& part) {
+      std::int32_t const asked = by.plan(part.before());
+      planned = (planned & asked & KVPOLICY_STEP_IDLE) | ((planned | asked) & KVPOLICY_STEP_DECIDES);
+    });
     if (!steps && rows_.policy.observed == 0) status = engine_(backend_, graph);
     else if (prompts || (planned & KVPOLICY_STEP_DECIDES) != 0 || of.waits || graph->uid == 0)
       status = launch(graph, of, parts, planned);
     else status = replay(graph, of, parts, planned);
   } catch (...) {
-    each(false, [](device_sequence& by, batch_part const&) { by.forget_rows(); });
+    for (served_part const& one : parts) one.by->forget_rows();
     throw;
   }
   each(false, [&](device_sequence& by, batch_part const& part) {

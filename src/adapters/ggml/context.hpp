@@ -22,7 +22,7 @@
 
 namespace kvpolicy::ggml {
 
-/// What a backend's graphs go through. All calls are from the thread that computes.
+/// What a backend's graphs go through. All calls are from the thread that computes, or saves and restores states.
 class device_context {
  public:
   using engine = ggml_status (*)(ggml_backend_t, ggml_cgraph*);
@@ -56,9 +56,13 @@ class device_context {
 
   attention_graph const& read_once(ggml_cgraph* graph);
   void start(attention_graph const& of);
+  /// Rows of some sequences are about to be turned where they lie.
+  void shift(attention_graph const& by);
   batch read_batch(attention_graph const& of);
-  /// The sequence that has the part's tokens, or one that takes them up.
-  device_sequence& sequence_of(batch_part const& part, batch const& taken);
+  /// The sequence that has the part's tokens, and is not another part's; null: none has.
+  device_sequence* find(batch_part const& part, batch const& others);
+  /// One that is free to take up another's tokens.
+  device_sequence& free_sequence(batch const& taken);
   /// Steps that no policy can serve are left to the engine, and the user is told.
   void prepare(attention_graph const& of, batch& parts);
   ggml_status run(ggml_cgraph* graph, attention_graph const& of, batch const& parts);

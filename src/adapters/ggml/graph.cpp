@@ -51,7 +51,7 @@ attention_graph read(ggml_cgraph* graph) {
     if (node->op == GGML_OP_GET_ROWS && std::string_view(node->src[1]->name).find("out_ids") != std::string_view::npos)
       made.outputs = node->src[1];
     made.waits = made.waits || may_wait(node);
-    made.rotates = made.rotates || llama::rotated_by(node) != nullptr;
+    if (ggml_tensor const* const by = llama::rotated_by(node)) made.shifts = by;
     if (node->op == GGML_OP_SET_ROWS && llama::key_cache_layer(node)) made.written.push_back(node);
     if (!attends_to_cache(node)) continue;
     check(node);

@@ -25,8 +25,9 @@ struct attention_graph {
   ggml_tensor const* outputs = nullptr;       ///< I32: tokens that have logits; null: all have
   ggml_tensor const* logits = nullptr;        ///< f32 `[vocabulary, outputs]`; null: none
   llama::graph_mask mask{};
-  bool rotates = false;  ///< keys where they lie: the cache's positions are shifted
-  bool waits = false;    ///< ggml-cuda waits for the device in the middle of it, so it can't be captured
+  ggml_tensor const* shifts =
+      nullptr;         ///< I32 `[cells]`: it turns keys where they lie, by so many positions; null: it does not
+  bool waits = false;  ///< ggml-cuda waits for the device in the middle of it, so it can't be captured
 
   std::int64_t tokens() const noexcept { return layers.front().node->src[0]->ne[1] * layers.front().node->src[0]->ne[3]; }
   std::int64_t stream_cells() const noexcept { return llama::storage_of(layers.front().node->src[1])->ne[1]; }

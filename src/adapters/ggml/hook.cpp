@@ -43,7 +43,11 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) {
     mine->said.clear();
     return status;
   } catch (std::exception const& why) {
-    if (mine->said != why.what()) table.say("refused: " + (mine->said = why.what()));
+    if (mine->said != why.what()) {
+      mine->said = why.what();
+      std::lock_guard const lock(table.changing);
+      table.say("refused: " + mine->said);
+    }
     return GGML_STATUS_FAILED;
   }
 }

@@ -13,7 +13,7 @@ namespace kvpolicy::ggml {
 /// @param say  takes lines for the user: what is served, and what is refused
 void put_before_devices(std::string const& policy, std::function<void(std::string const&)> say);
 
-/// Contexts that are made from now on have so many sequences at most: each gets a state of the policy, on the device. Until the
+/// Contexts that are made from now on have so many sequences at most, so they keep that many states of the policy. Until the
 /// first call they have four.
 void expect_sequences(std::int64_t sequences);
 

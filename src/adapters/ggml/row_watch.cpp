@@ -52,28 +52,23 @@ void set_tensor_2d(ggml_backend_buffer_t b, ggml_tensor* t, void const* data, st
       .set_tensor_2d(b, t, data, at, size, copies, stride, data_stride);
 }
 bool cpy_tensor(ggml_backend_buffer_t b, ggml_tensor const* from, ggml_tensor* to) {
-  return writes(b, place(to, 0), ggml_nbytes(to), nullptr).cpy_tensor(b, from, to);
+  watched const mine = of(b);
+  bool const done = mine.before.cpy_tensor(b, from, to);  // else it is read, and written
+  if (done && mine.by != nullptr) mine.by->copied(place(from, 0), place(to, 0), ggml_nbytes(to));
+  return done;
 }
 void clear(ggml_backend_buffer_t b, std::uint8_t value) {
   writes(b, static_cast<char const*>(ggml_backend_buffer_get_base(b)), b->size, nullptr).clear(b, value);
-}
-void free_buffer(ggml_backend_buffer_t b) {
-  ggml_backend_buffer_i before{};
-  {
-    std::lock_guard const lock(all().changing);
-    before = all().buffers.extract(b).mapped().before;
-  }
-  if (before.free_buffer != nullptr) before.free_buffer(b);
 }
 
 }  // namespace
 
 void watch(ggml_backend_buffer_t buffer, row_observer& by) {
   std::lock_guard const lock(all().changing);
-  auto const [at, fresh] = all().buffers.try_emplace(buffer);
-  at->second.by = &by;
-  if (!fresh) return;
-  at->second.before = buffer->iface;
+  watched& mine = all().buffers[buffer];
+  mine.by = &by;
+  if (buffer->iface.clear == clear) return;  // else it is another buffer than the one that was there
+  mine.before = buffer->iface;
   auto const replace = [](auto& function, auto other) {
     if (function != nullptr) function = other;
   };
@@ -83,7 +78,7 @@ void watch(ggml_backend_buffer_t buffer, row_observer& by) {
   replace(buffer->iface.set_tensor_2d, set_tensor_2d);
   replace(buffer->iface.cpy_tensor, cpy_tensor);
   replace(buffer->iface.clear, clear);
-  buffer->iface.free_buffer = free_buffer;
+  // ggml-cuda knows its buffers by their free_buffer, which stays: what is told of a buffer outlives it.
 }
 
 void leave(row_observer const& by) {

@@ -13,9 +13,10 @@ class row_observer {
  public:
   /// Somebody has got these bytes, which lie at `from` on the device.
   virtual void read(char const* from, std::span<std::byte const> bytes) = 0;
-  /// Somebody writes so many bytes to `to` on the device.
-  /// @param bytes  them; null: those come from elsewhere on a device
+  /// Somebody writes these bytes to `to` on the device; or so many, that come from elsewhere (`bytes` null).
   virtual void written(char const* to, std::size_t count, std::byte const* bytes) = 0;
+  /// Somebody copies so many bytes on the device.
+  virtual void copied(char const* from, char const* to, std::size_t count) = 0;
 
  protected:
   ~row_observer() = default;

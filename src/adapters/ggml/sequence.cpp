@@ -74,21 +74,23 @@ void device_sequence::begin(token_cells tokens, device_sequence const* other) {
   tokens_ = cells_.tokens();
   in_table_ = 0;
   left_ = false;
+  why_left_.clear();
   if (other == nullptr || other->kept_end_ < tokens_) return;
   std::size_t const row = sizeof(float) * static_cast<std::size_t>(rows_.shape.q_heads * rows_.shape.head_dim);
   for (std::size_t l = 0; l < kept_.size(); ++l) {
     kept_queries const& from = other->kept_[l];
     kept_queries& to = kept_[l];
-    to.count = std::max<std::int64_t>(0, from.count - (other->kept_end_ - tokens_));
-    if (to.count == 0) continue;
+    std::int64_t const count = from.count - (other->kept_end_ - tokens_);
+    if (count <= 0) continue;
     for (void*& place : to.places)
       if (place == nullptr)
         must(cudaMalloc(&place, static_cast<std::size_t>(rows_.policy.observed + taken_back_at_most) * row));
-    must(cudaMemcpyAsync(to.places[to.now], from.places[from.now], static_cast<std::size_t>(to.count) * row,
+    must(cudaMemcpyAsync(to.places[to.now], from.places[from.now], static_cast<std::size_t>(count) * row,
                          cudaMemcpyDeviceToDevice, ours_));
+    to.count = count;
   }
-  kept_end_ = tokens_;
   must(cudaStreamSynchronize(ours_));  // the other one may go on
+  kept_end_ = tokens_;
 }
 
 void device_sequence::forget_rows() {
@@ -104,27 +106,28 @@ void device_sequence::forget_queries(std::int64_t first) {
 }
 
 bool device_sequence::bring(attention_graph const& of, std::int64_t before, std::span<std::int64_t const> cells,
-                            write_order& order) {
+                            std::span<std::uint64_t const> written) {
   cells_.cut(before);
   in_table_ = std::min(in_table_, before);
-  for (std::int64_t const cell : cells) cells_.append(cell, order.write(cell));
-  if (!cells_.ascend()) order.mix();
+  for (std::size_t i = 0; i < cells.size(); ++i) cells_.append(cells[i], written[i]);
   std::int64_t const first = cells.front() / rows_.shape.max_tokens * rows_.shape.max_tokens;
   std::int64_t const now = cells_.follow_from(first) ? first : by_table;
-  bool const changes = now != std::exchange(bound_, now);
   if (now == by_table) bring_table();
-  for (std::size_t l = 0; changes && l < of.layers.size(); ++l) bind(static_cast<std::int64_t>(l), of.layers[l].node);
-  return changes;
+  if (now == bound_) return false;
+  bound_ = nowhere;  // until all layers are
+  for (std::size_t l = 0; l < of.layers.size(); ++l) bind(static_cast<std::int64_t>(l), of.layers[l].node, now);
+  bound_ = now;
+  return true;
 }
 
 void device_sequence::bring_table() {
   auto const bytes = [](std::int64_t tokens) { return static_cast<std::size_t>(tokens) * sizeof(std::int32_t); };
   if (table_ == nullptr) {
     void* made = nullptr;
+    if (host_table_ == nullptr) must(cudaHostAlloc(&made, bytes(rows_.shape.max_tokens), cudaHostAllocDefault));
+    if (made != nullptr) host_table_ = static_cast<std::int32_t*>(made);
     must(cudaMalloc(&made, bytes(rows_.shape.max_tokens)));
     table_ = static_cast<std::int32_t*>(made);
-    must(cudaHostAlloc(&made, bytes(rows_.shape.max_tokens), cudaHostAllocDefault));
-    host_table_ = static_cast<std::int32_t*>(made);
   }
   std::int64_t token = 0;
   for (cell_run const& run : cells_.runs()) {
@@ -136,7 +139,7 @@ void device_sequence::bring_table() {
   in_table_ = token;
 }
 
-void device_sequence::bind(std::int64_t layer, ggml_tensor const* node) {
+void device_sequence::bind(std::int64_t layer, ggml_tensor const* node, std::int64_t place) {
   auto const rows = [&](ggml_tensor const* source) {
     ggml_tensor const* const cache = llama::storage_of(source);
     auto const stride = [&](std::size_t bytes) { return static_cast<std::int64_t>(bytes / ggml_type_size(cache->type)); };
@@ -144,12 +147,12 @@ void device_sequence::bind(std::int64_t layer, ggml_tensor const* node) {
     std::int64_t const head = stride(source->nb[2]);
     std::int64_t const token = stride(source->nb[1]);
     std::int64_t const cells = rows_.shape.max_tokens;
-    if (bound_ == by_table)
+    if (place == by_table)
       return std::make_unique<device_tensor>(
           cache->data, dtype_of(cache->type), rows_.device,
           std::initializer_list<std::int64_t>{cells * rows_.streams, heads, 1, source->ne[0]},
           std::initializer_list<std::int64_t>{token, head, token, 1});
-    return std::make_unique<device_tensor>(static_cast<char*>(cache->data) + static_cast<std::size_t>(bound_) * source->nb[1],
+    return std::make_unique<device_tensor>(static_cast<char*>(cache->data) + static_cast<std::size_t>(place) * source->nb[1],
                                            dtype_of(cache->type), rows_.device,
                                            std::initializer_list<std::int64_t>{1, heads, cells, source->ne[0]},
                                            std::initializer_list<std::int64_t>{token * cells, head, token, 1});
@@ -158,7 +161,7 @@ void device_sequence::bind(std::int64_t layer, ggml_tensor const* node) {
   auto const values = rows(node->src[2]);
   device_tensor table(table_, {0, 32, 1}, rows_.device, {1, rows_.shape.max_tokens}, {rows_.shape.max_tokens, 1});
   must(kvpolicy_decoder_bind(decoder_.get(), layer, *keys, *values,
-                             bound_ == by_table ? static_cast<kvpolicy_tensor const*>(table) : nullptr));
+                             place == by_table ? static_cast<kvpolicy_tensor const*>(table) : nullptr));
   float const soft_cap = llama::attention_parameters(node).soft_cap;
   if (soft_cap == 0 && node->src[4] == nullptr) return;
   device_tensor sinks(node->src[4] != nullptr ? node->src[4]->data : nullptr, f32, rows_.device, {node->src[0]->ne[2]}, {1});
@@ -167,7 +170,7 @@ void device_sequence::bind(std::int64_t layer, ggml_tensor const* node) {
 }
 
 void device_sequence::begin_prompt(std::int64_t first, std::int64_t tokens) {
-  left_ = left_ && tokens == 1;
+  if (tokens > 1) left_ = false, why_left_.clear();
   forget_queries(first);
   if (kept_end_ < first) forget_queries(0);  // those between were not seen
   if (!in_prompt_) prompt_begin_ = first == tokens_ ? first : 0;
@@ -232,7 +235,11 @@ void device_sequence::give_prompt(attention_graph const& of, std::int64_t first,
 void device_sequence::prepare_step(attention_graph const& of, std::int64_t first) {
   if (!cells_.are_ordered())
     throw unsupported("a state was restored, and in which order its tokens are in the cache is not known");
-  if (in_prompt_) return give_prompt(of, prompt_begin_ <= first ? prompt_begin_ : 0, first);
+  if (in_prompt_ && prompt_begin_ == first) {  // all of a further prompt was taken back
+    in_prompt_ = false;
+    tokens_ = first;
+  }
+  if (in_prompt_) return give_prompt(of, prompt_begin_ < first ? prompt_begin_ : 0, first);
   if (first == tokens_ || (first < tokens_ && kvpolicy_decoder_cut(decoder_.get(), 0, first) == KVPOLICY_OK)) return;
   give_prompt(of, 0, first);  // of a policy that learned from what is gone, or of less than a prompt
 }

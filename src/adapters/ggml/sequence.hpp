@@ -37,7 +37,8 @@ struct device_rows {
   llama::rotary rope{};  ///< learned for a policy that needs it
 };
 
-/// Its work is on a stream of its own, whose waits are the caller's. The caller has waited for all work of graphs before.
+/// Its work is on a stream of its own; the caller has it wait for the engine's, and the other way round. At a batch's begin the
+/// work of all graphs before is done.
 class device_sequence {
  public:
   /// Throws error if the device has too little memory.
@@ -49,14 +50,16 @@ class device_sequence {
   cudaStream_t stream() const noexcept { return ours_; }
   token_cells const& cells() const noexcept { return cells_; }
 
-  /// Another sequence takes its place, of which nothing is known but these tokens; null or one with the same first tokens.
+  /// Another sequence takes its place, of which nothing is known but these tokens.
+  /// @param other  has the same first tokens, and may have their queries; null: none has
   void begin(token_cells tokens, device_sequence const* other);
   /// Its rows were turned where they lie.
   void forget_rows();
 
-  /// A batch brings tokens behind its first `before`, to these cells. Returns whether captured steps of it are of no use any
-  /// more, because its rows are found in another way.
-  bool bring(attention_graph const& of, std::int64_t before, std::span<std::int64_t const> cells, write_order& order);
+  /// A batch brings tokens behind the sequence's first `before`, to these cells, which were written under these numbers.
+  /// Returns whether its rows are found in another way from now on, so that steps that were captured are of no use.
+  bool bring(attention_graph const& of, std::int64_t before, std::span<std::int64_t const> cells,
+             std::span<std::uint64_t const> written);
 
   /// Whether the engine computes its steps, which read everything then: until more of a prompt comes.
   bool is_left() const noexcept { return left_; }
@@ -88,7 +91,7 @@ class device_sequence {
   static constexpr std::int64_t nowhere = -1;
   static constexpr std::int64_t by_table = -2;
 
-  void bind(std::int64_t layer, ggml_tensor const* node);
+  void bind(std::int64_t layer, ggml_tensor const* node, std::int64_t place);
   void bring_table();
   /// The queries of tokens from this one on, of which others take the place.
   void forget_queries(std::int64_t first);

@@ -6,16 +6,15 @@
 namespace kvpolicy::ggml {
 
 void write_order::forget(cell_range cells) noexcept {
-  std::int64_t const end = std::min(cells.end, this->cells());
+  auto const end = std::min<std::int64_t>(cells.end, std::ssize(numbers_));
   for (std::int64_t cell = std::max<std::int64_t>(cells.begin, 0); cell < end; ++cell)
-    numbers_[static_cast<std::size_t>(cell)] = 0;
+    numbers_[static_cast<std::size_t>(cell)] = unknown | ++last_;
 }
 
 bool write_order::holds(cell_run const& run) const noexcept {
   std::uint64_t const* const numbers = numbers_.data() + run.cell;
-  std::uint64_t const step = run.written == 0 ? 0 : 1;  // what was restored has no numbers
   bool same = true;
-  for (std::int64_t i = 0; i < run.count; ++i) same &= numbers[i] == run.written + step * static_cast<std::uint64_t>(i);
+  for (std::int64_t i = 0; i < run.count; ++i) same &= numbers[i] == run.written + static_cast<std::uint64_t>(i);
   return same;
 }
 
@@ -25,7 +24,7 @@ token_cells::token_cells(std::span<cell_range const> seen, write_order const& or
     for (std::int64_t cell = each.begin; cell < each.end; ++cell) by_number.emplace_back(order.of(cell), cell);
   std::ranges::sort(by_number);
   for (auto const& [number, cell] : by_number) {
-    if (number == 0) ordered_ = ordered_ && !order.is_mixed() && cell == by_number.front().second + tokens_;
+    ordered_ = ordered_ && write_order::is_known(number);
     append(cell, number);
   }
 }
@@ -34,9 +33,8 @@ void token_cells::append(std::int64_t cell, std::uint64_t written) {
   ++tokens_;
   if (!runs_.empty()) {
     cell_run& last = runs_.back();
-    ascends_ = ascends_ && cell >= last.cell + last.count;
     auto const count = static_cast<std::uint64_t>(last.count);
-    if (last.cell + last.count == cell && (last.written == 0 ? written == 0 : last.written + count == written)) {
+    if (last.cell + last.count == cell && last.written + count == written) {
       ++last.count;
       return;
     }
@@ -50,7 +48,6 @@ void token_cells::cut(std::int64_t tokens) noexcept {
     tokens_ -= gone;
     if ((runs_.back().count -= gone) == 0) runs_.pop_back();
   }
-  ascends_ = ascends_ || std::ranges::is_sorted(runs_, {}, &cell_run::cell);
 }
 
 bool token_cells::begins_with(std::span<cell_range const> seen, write_order const& order) const {

@@ -27,28 +27,25 @@ struct cell_run {
 class write_order {
  public:
   /// @param cells  of all streams
-  explicit write_order(std::int64_t cells = 0) : numbers_(static_cast<std::size_t>(cells)) {}
+  explicit write_order(std::int64_t cells = 0) : numbers_(static_cast<std::size_t>(cells), unknown) {}
 
-  std::int64_t cells() const noexcept { return static_cast<std::int64_t>(numbers_.size()); }
   /// A token's row goes there now. Returns its number.
   std::uint64_t write(std::int64_t cell) { return numbers_.at(static_cast<std::size_t>(cell)) = ++last_; }
-  /// Some sequence's tokens are in cells that do not ascend. States keep the cells' order, so from now on none tells its
-  /// tokens'.
-  void mix() noexcept { mixed_ = true; }
-  bool is_mixed() const noexcept { return mixed_; }
-  /// Somebody else wrote these.
+  /// Somebody else wrote these, in an order that is not known.
   void forget(cell_range cells) noexcept;
   /// What had this number is there now.
   void restore(std::int64_t cell, std::uint64_t number) { numbers_.at(static_cast<std::size_t>(cell)) = number; }
-  /// 0: not by a graph that was seen.
   std::uint64_t of(std::int64_t cell) const { return numbers_.at(static_cast<std::size_t>(cell)); }
-  /// Whether nobody wrote them since.
+  /// Whether a graph that was seen wrote what has this number.
+  static bool is_known(std::uint64_t number) noexcept { return number < unknown; }
+  /// Whether the cells have what they had when the run was made.
   bool holds(cell_run const& run) const noexcept;
 
  private:
+  static constexpr std::uint64_t unknown = std::uint64_t{1} << 63;  ///< from here on: of forgotten cells, each another
+
   std::vector<std::uint64_t> numbers_;
   std::uint64_t last_ = 0;
-  bool mixed_ = false;
 };
 
 /// A sequence's tokens: token t is in at(t).
@@ -60,13 +57,11 @@ class token_cells {
   token_cells(std::span<cell_range const> seen, write_order const& order);
 
   std::int64_t tokens() const noexcept { return tokens_; }
-  /// Whether their order is known. That of restored ones is, where they follow each other and no sequence's cells were mixed.
+  /// Whether their order is known: not if others wrote some of them.
   bool are_ordered() const noexcept { return ordered_ || tokens_ == 0; }
   std::span<cell_run const> runs() const noexcept { return runs_; }
   /// Whether its first tokens are the ones in these cells, as many as there are cells.
   bool begins_with(std::span<cell_range const> seen, write_order const& order) const;
-  /// Whether each token's cell is behind those of all before it.
-  bool ascend() const noexcept { return ascends_; }
   void append(std::int64_t cell, std::uint64_t written);
   void cut(std::int64_t tokens) noexcept;
   /// Whether token t is in cell `first` + t.
@@ -76,7 +71,6 @@ class token_cells {
   std::vector<cell_run> runs_{};
   std::int64_t tokens_ = 0;
   bool ordered_ = true;
-  bool ascends_ = true;
 };
 
 }  // namespace kvpolicy::ggml

@@ -3,6 +3,7 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -250,6 +251,72 @@ TEST_CASE("several sequences of a cache step on a device as on the host, in stre
         REQUIRE(difference(got[i], wanted[i]) < .02);
       }
     }
+}
+
+TEST_CASE("tokens whose order is not known are the engine's", "[standin]") {
+  put_before_device("");
+  model_owner const model = tiny_llama({.gpu_layers = 99});
+  auto const state_of = [&](token_list const& tokens) {
+    decoder elsewhere(model.get(), parameters({}));  // another process, for what the hook knows
+    elsewhere.feed(tokens);
+    return elsewhere.state();
+  };
+  token_list const text = random_tokens(150);
+  std::vector<std::uint8_t> const longer = state_of(random_tokens(170));
+  std::vector<std::uint8_t> const others[] = {state_of(random_tokens(150, 5)), state_of(random_tokens(150, 6))};
+  put_before_device("streaming_llm:tokens=16");
+  decoder with(model.get(), parameters({}));
+  put_before_device("");
+  decoder plain(model.get(), parameters({}));
+  auto const goes_on_densely = [&](std::vector<std::uint8_t> const& state) {
+    with.restore(state);
+    plain.restore(state);
+    return difference(decode_each(with, random_tokens(3, 4)), decode_each(plain, random_tokens(3, 4))) < 1e-5;
+  };
+  with.feed(text);
+  std::vector<std::uint8_t> const known = with.state();
+  CHECK(goes_on_densely(longer));  // its first tokens are known, and those behind them are not
+  with.clear();
+  with.feed(random_tokens(40, 9));
+  with.restore(known);
+  CHECK(goes_on_densely(longer));
+  for (std::vector<std::uint8_t> const& other : others) CHECK(goes_on_densely(other));
+  plain.restore(known);
+  with.restore(known);
+  CHECK(difference(decode_each(with, random_tokens(3, 4)), decode_each(plain, random_tokens(3, 4))) > .1);  // its own again
+}
+
+TEST_CASE("a new text takes the place of one that is over, and others keep what they know", "[standin]") {
+  model_owner const model = under("snapkv:tokens=40,after=0");
+  ggml::expect_sequences(4);
+  for (bool const unified : {true, false}) {
+    decoder with(model.get(), parameters({.tokens = 2048, .sequences = 4, .unified = unified}));
+    for (llama_seq_id of = 0; of < 4; ++of) {
+      decode(with, nullptr, {{of, random_tokens(100, 20 + static_cast<std::uint64_t>(of))}});
+      decode(with, nullptr, {{of, {5}}});
+    }
+    REQUIRE(llama_memory_seq_rm(with.memory(), 0, -1, -1));
+    decode(with, nullptr, {{0, random_tokens(90, 30)}, {1, {6}}, {2, {6}}, {3, {6}}});
+    decode(with, nullptr, {{3, {7}}, {0, {7}}, {1, {7}}, {2, {7}}});
+    llama_memory_seq_add(with.memory(), 2, 0, -1, 9);
+    decode(with, nullptr, {{1, {8}}, {3, {8}}});
+    CAPTURE(said.back());
+    REQUIRE(std::ranges::none_of(said, [](std::string const& line) { return line.find("reads everything") != line.npos; }));
+    decode(with, nullptr, {{2, {8}}});  // this one was shifted
+    REQUIRE(said.back().find("reads everything") != std::string::npos);
+    said.clear();
+  }
+}
+
+TEST_CASE("a further prompt that is taken back does no harm", "[standin]") {
+  model_owner const model = under("snapkv:tokens=40,after=0");
+  decoder with(model.get(), parameters({}));
+  with.feed(random_tokens(150));
+  std::vector<logits> const once = decode_each(with, random_tokens(3, 4));
+  with.feed(random_tokens(20, 5));
+  REQUIRE(with.cut(153));
+  decode_each(with, random_tokens(2, 6));
+  REQUIRE(said.size() == 1);
 }
 
 TEST_CASE("what a device's steps can't serve is refused by name, and nothing is computed", "[standin]") {
