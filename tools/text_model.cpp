@@ -141,8 +141,8 @@ cache_shape text_model::cache(std::int64_t tokens) const {
   return shape;
 }
 
-std::int64_t text_model::row_bytes(std::int64_t head_dim) const noexcept {
-  return static_cast<std::int64_t>(ggml_row_size(types_.keys, head_dim) + ggml_row_size(types_.values, head_dim));
+std::int64_t text_model::row_bytes(cache_shape const& of) const noexcept {
+  return static_cast<std::int64_t>(ggml_row_size(types_.keys, of.head_dim) + ggml_row_size(types_.values, of.values_dim()));
 }
 
 bool text_model::values_as_keys() const noexcept { return types_.keys == types_.values; }

@@ -52,7 +52,7 @@ class text_model {
   /// The cache of a context of so many tokens, as far as policies act on it. Throws what session::attach throws.
   cache_shape cache(std::int64_t tokens) const;
   /// Of a token's key and value in such a cache, of one head.
-  std::int64_t row_bytes(std::int64_t head_dim) const noexcept;
+  std::int64_t row_bytes(cache_shape const& of) const noexcept;
   /// Whether rows of keys and values have one type.
   bool values_as_keys() const noexcept;
   /// What policies read of the model beside its cache.

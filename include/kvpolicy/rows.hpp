@@ -17,13 +17,19 @@ struct cache_shape {
   std::int64_t layers = 0;
   std::int64_t q_heads = 0;               ///< query heads of a layer, a multiple of kv_heads
   std::int64_t kv_heads = 0;              ///< KV heads of a layer
-  std::int64_t head_dim = 0;              ///< elements of a key or value row
+  std::int64_t head_dim = 0;              ///< elements of a key row
   std::int64_t max_tokens = 0;            ///< the most tokens that the sequence can ever hold
   element_type type = element_type::f16;  ///< of keys and values
+  std::int64_t value_dim = 0;             ///< elements of a value row; 0: as many as of a key row
 
   /// Query heads that share a KV head.
   constexpr std::int64_t group() const noexcept { return q_heads / kv_heads; }
-  bool operator==(cache_shape const&) const = default;
+  /// Elements of a value row, and of what attention gives.
+  constexpr std::int64_t values_dim() const noexcept { return value_dim != 0 ? value_dim : head_dim; }
+  constexpr bool operator==(cache_shape const& other) const noexcept {
+    return layers == other.layers && q_heads == other.q_heads && kv_heads == other.kv_heads && head_dim == other.head_dim &&
+           max_tokens == other.max_tokens && type == other.type && values_dim() == other.values_dim();
+  }
 };
 
 /// The most tokens that a request can be started for. Beyond this, no size of its state is safe.
@@ -34,13 +40,15 @@ inline constexpr std::int64_t longest_sequence = std::int64_t{1} << 26;
 /// @return for example "30 layers, 9/3 heads x 64 of f16"
 inline std::string text_of(cache_shape const& shape) {
   return std::to_string(shape.layers) + " layers, " + std::to_string(shape.q_heads) + "/" + std::to_string(shape.kv_heads) +
-         " heads x " + std::to_string(shape.head_dim) + " of " + name_of(shape.type);
+         " heads x " + std::to_string(shape.head_dim) +
+         (shape.values_dim() == shape.head_dim ? "" : " (values " + std::to_string(shape.values_dim()) + ")") + " of " +
+         name_of(shape.type);
 }
 
 /// Checks a shape.
 /// @param shape  the shape
 /// @throws invalid_value if a size is not positive, `max_tokens` is above longest_sequence, `q_heads` is no multiple of
-/// `kv_heads`, or `head_dim` is no multiple of the type's block
+/// `kv_heads`, or `head_dim` or `value_dim` is no multiple of the type's block
 inline void check(cache_shape const& shape) {
   KVPOLICY_EXPECTS(shape.layers > 0 && shape.kv_heads > 0 && shape.q_heads > 0 && shape.head_dim > 0,
                    "a cache needs layers, heads and a head size; got " + text_of(shape));
@@ -49,9 +57,12 @@ inline void check(cache_shape const& shape) {
   KVPOLICY_EXPECTS(
       shape.max_tokens > 0 && shape.max_tokens <= longest_sequence,
       "max_tokens is " + std::to_string(shape.max_tokens) + ", it must be in 1.." + std::to_string(longest_sequence));
-  KVPOLICY_EXPECTS(shape.head_dim % elements_of_block(shape.type) == 0,
-                   std::string(name_of(shape.type)) + " rows are blocks of " + std::to_string(elements_of_block(shape.type)) +
-                       " elements; a head size of " + std::to_string(shape.head_dim) + " is no multiple of that");
+  KVPOLICY_EXPECTS(shape.value_dim >= 0, "value_dim is " + std::to_string(shape.value_dim) +
+                                             "; give the elements of a value row, or 0 for as many as a key row has");
+  for (std::int64_t const dim : {shape.head_dim, shape.values_dim()})
+    KVPOLICY_EXPECTS(dim % elements_of_block(shape.type) == 0,
+                     std::string(name_of(shape.type)) + " rows are blocks of " + std::to_string(elements_of_block(shape.type)) +
+                         " elements; a head size of " + std::to_string(dim) + " is no multiple of that");
 }
 
 /// Key or value rows of one layer, `[heads, tokens, head_dim]`, in place. All offsets have 64 bits.

@@ -76,16 +76,17 @@ struct byte_strides {
 /// @param cache  the shape
 /// @param layer  the layer
 /// @param tokens  the number of rows of each head
+/// @param dim  elements of a row
 /// @return the rows
 template <class Memory>
 constexpr basic_rows<Memory> rows_at(void const* base, byte_strides const& s, cache_shape const& cache, layer_id layer,
-                                     std::int64_t tokens) noexcept {
+                                     std::int64_t tokens, std::int64_t dim) noexcept {
   basic_rows<Memory> made{};
   made.base = static_cast<std::byte const*>(base) + layer.value * s.layer;
   made.type = cache.type;
   made.heads = cache.kv_heads;
   made.tokens = tokens;
-  made.head_dim = cache.head_dim;
+  made.head_dim = dim;
   made.head_stride = s.head;
   made.token_stride = s.token;
   made.dim_stride = s.dim;
@@ -116,10 +117,10 @@ struct strided_view {
     return made;
   }
   constexpr basic_rows<Memory> keys(layer_id layer) const noexcept {
-    return rows_at<Memory>(key_base, key_strides, cache, layer, token_count);
+    return rows_at<Memory>(key_base, key_strides, cache, layer, token_count, cache.head_dim);
   }
   constexpr basic_rows<Memory> values(layer_id layer) const noexcept {
-    return rows_at<Memory>(value_base, value_strides, cache, layer, token_count);
+    return rows_at<Memory>(value_base, value_strides, cache, layer, token_count, cache.values_dim());
   }
 };
 
@@ -168,15 +169,17 @@ struct paged_view {
     made.token_count = n;
     return made;
   }
-  constexpr basic_rows<Memory> keys(layer_id layer) const noexcept { return at(key_base, key_strides, pages, layer); }
+  constexpr basic_rows<Memory> keys(layer_id layer) const noexcept {
+    return at(key_base, key_strides, pages, layer, cache.head_dim);
+  }
   constexpr basic_rows<Memory> values(layer_id layer) const noexcept {
-    return at(value_base, value_strides, value_pages == nullptr ? pages : value_pages, layer);
+    return at(value_base, value_strides, value_pages == nullptr ? pages : value_pages, layer, cache.values_dim());
   }
 
  private:
-  constexpr basic_rows<Memory> at(void const* base, byte_strides const& strides, std::int32_t const* table,
-                                  layer_id layer) const noexcept {
-    basic_rows<Memory> made = rows_at<Memory>(base, strides, cache, layer, token_count);
+  constexpr basic_rows<Memory> at(void const* base, byte_strides const& strides, std::int32_t const* table, layer_id layer,
+                                  std::int64_t dim) const noexcept {
+    basic_rows<Memory> made = rows_at<Memory>(base, strides, cache, layer, token_count, dim);
     made.pages = table;
     made.page_size = page_size;
     made.page_stride = strides.page;

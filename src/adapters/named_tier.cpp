@@ -57,8 +57,9 @@ std::optional<tiers::any_tier> make_tier(std::string const& name, cache_shape co
   std::int64_t const blocks = shape.layers * shape.kv_heads * shape.max_tokens;
   if (name == "host") return tiers::any_tier::of<tiers::host>(row_bytes, blocks);
   if (auto const codec = codec_of(name)) {
-    std::int64_t const elements = 2 * shape.head_dim;  // a key and a value
-    if (elements_of_block(shape.type) != 1 || !values_as_keys || shape.head_dim % tiers::coded::of_scale != 0) {
+    std::int64_t const elements = shape.head_dim + shape.values_dim();  // a key and a value
+    if (elements_of_block(shape.type) != 1 || !values_as_keys || shape.head_dim % tiers::coded::of_scale != 0 ||
+        shape.values_dim() % tiers::coded::of_scale != 0) {
       throw unsupported("the tier '" + name + "' codes rows of f16, bf16 or f32 whose head size is a multiple of " +
                         std::to_string(tiers::coded::of_scale) + "; the cache has keys of " + name_of(shape.type) +
                         " with a head size of " + std::to_string(shape.head_dim) + ", or values of another type: give host");

@@ -19,16 +19,16 @@ constexpr std::int64_t queries_at_once = 64;
 /// most caches, and share its pages.
 class part_attention {
  public:
-  /// `sums` is `[w * q_heads, head_dim + 2]`, rows of `size` floats, as kernels::weigh wants them.
+  /// `sums` is `[w * q_heads, value_dim + 2]`, rows of `size` floats, as kernels::weigh wants them.
   part_attention(kernels const& run, query_window const& queries, rows const& keys, rows const& values,
                  attention_terms const& terms, head_range heads, float* sums, std::int64_t size)
       : run_(run), queries_(queries), keys_(keys), values_(values), terms_(terms), heads_(heads), sums_(sums), size_(size) {
     for (std::int64_t i = 0; i < queries.tokens; ++i) {
       for (std::int64_t q = heads.first * group(); q < (heads.first + heads.count) * group(); ++q) {
         float* const to = sums_of(i, q);
-        std::fill_n(to, keys.head_dim, 0.0f);
-        to[keys.head_dim] = minus_infinity;
-        to[keys.head_dim + 1] = 0;
+        std::fill_n(to, values.head_dim, 0.0f);
+        to[values.head_dim] = minus_infinity;
+        to[values.head_dim + 1] = 0;
       }
     }
   }
@@ -36,7 +36,8 @@ class part_attention {
   /// Over tokens [first, last) of the list. There are two blocks: while one is worked on, head by head, the other's rows are
   /// fetched in the order of memory.
   void run(range_list const& list, std::int64_t first, std::int64_t last) {
-    std::int64_t const cached = block_bytes / (heads_.count * 2 * bytes_of(keys_.type, keys_.head_dim));
+    std::int64_t const cached =
+        block_bytes / (heads_.count * (bytes_of(keys_.type, keys_.head_dim) + bytes_of(values_.type, values_.head_dim)));
     std::int64_t const room =
         std::min({std::max<std::int64_t>(cached / 32 * 32, 32), row_block::room(keys_), row_block::room(values_)});
     std::array<token_block, 2> blocks;
@@ -110,8 +111,8 @@ class part_attention {
       for (std::int64_t v = 0; v < here && !terms_.plain(); ++v)
         add_terms(head * group() + (from + v) % group(), tokens, keys_.tokens - queries_.tokens + first + (from + v) / group(),
                   weights.data() + v * block_rows);
-      run_.weigh(weights.data(), block_rows, here, count, keys_.head_dim, sums.data());
-      run_.accumulate(value_rows_.data(), count, value_rows_.type(), weights.data(), block_rows, here, keys_.head_dim,
+      run_.weigh(weights.data(), block_rows, here, count, values_.head_dim, sums.data());
+      run_.accumulate(value_rows_.data(), count, value_rows_.type(), weights.data(), block_rows, here, values_.head_dim,
                       sums.data(), {values_ahead_.data(), ahead});
       ahead = 0;
     }
@@ -144,8 +145,11 @@ void simd_exec::attend(query_window const& queries, rows const& keys, rows const
                        attention_terms const& terms, table<float> out, std::span<float> log_sum_exp) {
   workspace& w = *work_;
   w.check(keys, queries.heads);
+  rows read = values;
+  read.tokens = keys.tokens;
+  w.check(read, queries.heads);
   std::int64_t const group = queries.heads / keys.heads;
-  std::int64_t const dim = keys.head_dim;
+  std::int64_t const dim = values.head_dim;
   std::int64_t longest = 0;
   std::int64_t total = 0;
   for (range_list const& list : kept.lists()) {

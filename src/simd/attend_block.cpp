@@ -79,7 +79,7 @@ class strip {
 
   bool begin(std::int64_t tile, std::int64_t q) {
     tile_room const room = w_.tile(q, tile);
-    std::fill_n(room.sums, padded(keys_.head_dim) * tile_queries, 0.0f);
+    std::fill_n(room.sums, padded(values_.head_dim) * tile_queries, 0.0f);
     std::fill_n(room.most, tile_queries, no_logit);
     std::fill_n(room.total, tile_queries, 0.0f);
     return w_.kernels.pack_queries(queries_.at(tile * tile_queries, q), queries_.token_stride, tokens_of(tile), keys_.head_dim,
@@ -141,8 +141,8 @@ class strip {
       bool const masked = first < all_from || first + rows_here > all_to;
       // What is packed as f32 was copied; the type says whether lesser halves can be other than 0.
       w_.kernels.products(w_.packed_keys(head, b), room.queries, rows_here, keys_.head_dim, packed_type(keys_), logits);
-      w_.weigh(seen, logits, rows_here, first, masked, w_.places(head, b), keys_.head_dim, w_.kernels.pairs);
-      w_.kernels.accumulate(w_.packed_values(head, b), logits, rows_here, keys_.head_dim, packed_type(values_), room.sums);
+      w_.weigh(seen, logits, rows_here, first, masked, w_.places(head, b), values_.head_dim, w_.kernels.pairs);
+      w_.kernels.accumulate(w_.packed_values(head, b), logits, rows_here, values_.head_dim, packed_type(values_), room.sums);
     }
     w_.kernels.leave();
   }
@@ -161,7 +161,7 @@ class strip {
         total = total * factor + std::exp2(sink - most);
       }
       float* const to = out.row((tile * tile_queries + i) * queries_.heads + q);
-      for (std::int64_t d = 0; d < keys_.head_dim; ++d)
+      for (std::int64_t d = 0; d < values_.head_dim; ++d)
         to[d] = total == 0 ? 0 : room.sums[d * tile_queries + i] * factor / total;
     }
   }

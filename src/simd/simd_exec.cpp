@@ -10,7 +10,13 @@ namespace kvpolicy {
 
 using namespace simd;
 
-simd_exec::simd_exec(cache_shape const& shape, team* threads) : work_(std::make_unique<workspace>(shape, threads)) {}
+/// Scratch for keys serves values that are not wider.
+static cache_shape widest(cache_shape shape) noexcept {
+  shape.head_dim = std::max(shape.head_dim, shape.values_dim());
+  return shape;
+}
+
+simd_exec::simd_exec(cache_shape const& shape, team* threads) : work_(std::make_unique<workspace>(widest(shape), threads)) {}
 simd_exec::simd_exec(simd_exec&&) noexcept = default;
 simd_exec& simd_exec::operator=(simd_exec&&) noexcept = default;
 simd_exec::~simd_exec() = default;

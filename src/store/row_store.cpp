@@ -17,14 +17,14 @@ constexpr std::ptrdiff_t worth_packing = 2 * row_store::rows_of_block;
 }  // namespace
 
 std::int64_t row_store::row_bytes(cache_shape const& shape, element_type values) {
-  return bytes_of(shape.type, shape.head_dim) + bytes_of(values, shape.head_dim);
+  return bytes_of(shape.type, shape.head_dim) + bytes_of(values, shape.values_dim());
 }
 
 row_store::row_store(block_arena& arena, cache_shape const& shape, element_type values)
     : arena_(&arena),
       shape_(shape),
       key_bytes_(bytes_of(shape.type, shape.head_dim)),
-      value_bytes_(bytes_of(values, shape.head_dim)) {
+      value_bytes_(bytes_of(values, shape.values_dim())) {
   check(shape);
   cache_shape of_values = shape;
   of_values.type = values;
@@ -54,6 +54,7 @@ row_store::row_store(block_arena& arena, cache_shape const& shape, element_type 
     keys_.push_back(made);
     made.base += key_bytes_;
     made.type = values;
+    made.head_dim = shape.values_dim();
     made.dim_stride = size_of(values);
     values_.push_back(made);
   }
@@ -141,10 +142,11 @@ void row_store::append(layer_id layer, rows const& keys, rows const& values) {
   std::int64_t& before = tokens_[static_cast<std::size_t>(layer.value)];
   for (rows const* const r : {&keys, &values}) {
     element_type const type = r == &keys ? shape_.type : values_.front().type;
-    KVPOLICY_EXPECTS(r->heads == shape_.kv_heads && r->head_dim == shape_.head_dim && r->type == type && r->contiguous(),
+    std::int64_t const dim = r == &keys ? shape_.head_dim : shape_.values_dim();
+    KVPOLICY_EXPECTS(r->heads == shape_.kv_heads && r->head_dim == dim && r->type == type && r->contiguous(),
                      "rows of " + std::to_string(r->heads) + " heads x " + std::to_string(r->head_dim) + " of " +
                          name_of(r->type) + "; this store takes contiguous ones of " + std::to_string(shape_.kv_heads) +
-                         " heads x " + std::to_string(shape_.head_dim) + " of " + name_of(type));
+                         " heads x " + std::to_string(dim) + " of " + name_of(type));
   }
   KVPOLICY_EXPECTS(keys.tokens == 0 || (keys.base != nullptr && values.base != nullptr),
                    "the pointer to the keys or the values that are appended is null");
@@ -263,8 +265,8 @@ void row_store::save(layer_id layer, state_writer& a) const {
 }
 
 /// What bytes of rows depend on.
-std::array<std::int64_t, 4> row_store::saved_shape() const {
-  return {shape_.kv_heads, shape_.head_dim, static_cast<std::int64_t>(shape_.type),
+std::array<std::int64_t, 5> row_store::saved_shape() const {
+  return {shape_.kv_heads, shape_.head_dim, shape_.values_dim(), static_cast<std::int64_t>(shape_.type),
           static_cast<std::int64_t>(values_.front().type)};
 }
 

@@ -57,7 +57,9 @@ class metadata {
   void sizes() {
     if (is({"gemma4", "gemma3"})) layers_ = 6;
 
-    if (is({"gemma3n"})) layers_ = 22;  // the engine has the number of layers with a cache, 20
+    if (is({"deepseek32", "glm-dsa"})) layers_ = 1;  // a second layer's choice would hang on the first one's rounding
+    if (is({"qwen4exp"})) layers_ = 2;               // one of them attends
+    if (is({"gemma3n"})) layers_ = 22;               // the engine has the number of layers with a cache, 20
     number("vocab_size", tiny_vocabulary);
     number("context_length", 1024);
     number("embedding_length", width_);

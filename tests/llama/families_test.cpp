@@ -18,6 +18,7 @@
 #include "kvpolicy/presets/full.hpp"
 #include "kvpolicy/presets/quest.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
+#include "published.hpp"
 
 namespace kvpolicy::llama::testing {
 namespace {
@@ -100,13 +101,16 @@ std::string reasons(std::string of) {
 
 /// A row of the documents' table.
 std::string row_of(family const& of, run const& full, run const& undone, run const& managed) {
-  std::string const layers = !full.refused.empty() ? "none: " + reasons(full.refused)
-                             : full.left.empty()   ? "all"
-                                                   : "all but " + reasons(full.left);
+  bool const chosen = full.left.find("indexer chooses") != std::string::npos;
+  std::string const layers = chosen
+                                 ? "the model's own indexer chooses: `full` reads exactly that, and no other policy is served"
+                             : !full.refused.empty() ? "none: " + reasons(full.refused)
+                             : full.left.empty()     ? "all"
+                                                     : "all but " + reasons(full.left);
   auto const said = [&](run const& each) {
-    return !full.refused.empty()  ? ""
-           : each.refused.empty() ? "yes"
-                                  : "no: " + reasons(each.refused.substr(0, each.refused.find_first_of("(;")));
+    return chosen || !full.refused.empty() ? ""
+           : each.refused.empty()          ? "yes"
+                                           : "no: " + reasons(each.refused.substr(0, each.refused.find_first_of("(;")));
   };
   std::string const row = "| " + std::string(of.models) + " (`" + of.architecture + "`) | " + layers + " | " + said(undone) +
                           " | " + said(managed) + " |";
@@ -139,6 +143,10 @@ TEST_CASE("every family of models is served as the documents' table says, with t
   double const rounding = std::clamp(4 * difference(engine, of_engine(model.get(), false)), .0005, .5);
   CAPTURE(rounding, difference(full.answers, engine));
   CHECK(difference(full.answers, engine) < rounding);
+  if (full.layers == 0) {  // the model chooses
+    CHECK(undone.refused.find("own indexer chooses") != std::string::npos);
+    return;
+  }
   run const quest = decoded(model.get(), presets::quest{.tokens = 64});
   run const snapkv = decoded(model.get(), presets::snapkv{.tokens = 64, .after = 0});
   for (run const* const each : {&quest, &snapkv, &undone}) {
@@ -154,6 +162,31 @@ TEST_CASE("every family of models is served as the documents' table says, with t
   CHECK(difference(once, {snapkv.answers.begin(), snapkv.answers.begin() + 11}) < rounding);
   CHECK((managed.cells < 200 || llama_model_n_swa(model.get()) > 300));
   CHECK(managed.bytes > 0);
+}
+
+// Values are a part of the keys' rows (DeepSeek), or have a width of their own (MiniCPM3).
+TEST_CASE("policies serve keys and values of unequal widths, or say why not") {
+  std::string const architecture = GENERATE("deepseek2", "minicpm3");
+  model_owner const model = tiny_model_of(architecture);
+  std::vector<logits> const engine = of_engine(model.get());
+  CAPTURE(architecture);
+  for (std::string const text : {"chess:tokens=100,pre_rope=0", "chunkkv:tokens=100,after=0", "streaming_llm:tokens=100",
+                                 "h2o:tokens=100", "tova:tokens=100", "knorm:tokens=100", "snapkv:tokens=100,after=0",
+                                 "pyramidkv:tokens=100,after=0", "adakv:tokens=100,after=0", "keydiff:tokens=100",
+                                 "quest:tokens=100", "infllm:tokens=100,pre_rope=0,block=8,local=16,recent_blocks=2",
+                                 "lagkv:tokens=100,lag=16", "omnikv:tokens=100,dense_first=0", "twilight:tokens=100",
+                                 "rocketkv:tokens=100,after=0", "snapkv:tokens=200,after=0+quest:tokens=60"}) {
+    CAPTURE(text);
+    run const made = decoded(model.get(), known_policies().parse(text, {}).policy);
+    CHECK(made.refused.empty());
+    if (!made.refused.empty()) continue;
+    CHECK(made.read < 320);
+    CHECK(difference(made.answers, engine) > .02);
+  }
+  for (std::string const text : {"chess:tokens=100", "infllm:tokens=100", "expected_attention:tokens=100"}) {
+    CAPTURE(text);
+    CHECK(decoded(model.get(), known_policies().parse(text, {}).policy).refused.find("rotary embedding") != std::string::npos);
+  }
 }
 
 }  // namespace

@@ -179,6 +179,31 @@ TEST_CASE("attend_block goes from strip to strip and from chunk to chunk", "[pri
   compare_blocks<on_team>(44, 1700, rounds_of(20), true);
 }
 
+TEST_CASE("attend_block takes values of another width, and values that are a part of the keys' rows", "[primitive]") {
+  random_source random(47);
+  for (int round = 0; round < rounds_of(40); ++round) {
+    cache_shape const shape = random_shape(random, 900);
+    random_cache const cache = random_cache_of(shape, random);
+    block_case given = some_block(shape, random);
+    draw_terms(given, random);
+    rows const keys = cache.keys(0, given.tokens);
+    rows values = random.one_in(2) ? keys : cache.values(0, given.tokens);
+    std::int64_t const block = elements_of_block(shape.type);
+    values.head_dim = random.between(1, shape.head_dim / block) * block;
+    if (values.base == keys.base && values.head_dim == keys.head_dim) continue;
+    std::int64_t const count = given.queries * shape.q_heads;
+    std::vector<float> want(static_cast<std::size_t>(count * values.head_dim));
+    std::vector<float> got(want.size(), -7);
+    auto const table_of = [&](std::vector<float>& of) {
+      return table<float>{of.data(), count, values.head_dim, values.head_dim};
+    };
+    host::attend(given.window(), keys, values, given.kept(), given.terms, table_of(want), {});
+    simd_exec exec(shape);
+    attend_block(given.window(), keys, values, given.kept(), given.terms, table_of(got), exec);
+    for (std::size_t i = 0; i < want.size(); ++i) REQUIRE(std::abs(got[i] - want[i]) < 1e-3f);
+  }
+}
+
 TEST_CASE("attend_block gives the same bits whether one thread worked or two", "[primitive]") {
   random_source random(45);
   for (int round = 0; round < rounds_of(20); ++round) {

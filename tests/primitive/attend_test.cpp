@@ -81,6 +81,46 @@ TEMPLATE_TEST_CASE("attend is the softmax over the selected tokens times their v
   }
 }
 
+#if defined(KVPOLICY_TEST_SIMD)
+// As latent attention has it (MLA): values are a part of the keys' rows.
+TEST_CASE("attend takes values of another width, and values that are a part of the keys' rows", "[primitive]") {
+  random_source random(32);
+  for (int round = 0; round < 80; ++round) {
+    cache_shape const shape = random_shape(random, 300);
+    random_cache const cache = random_cache_of(shape, random);
+    std::int64_t const n = shape.max_tokens;
+    std::int64_t const block = elements_of_block(shape.type);
+    std::int64_t const width = random.between(1, shape.head_dim / block) * block;
+    std::vector<float> const queries = random.reals(shape.q_heads * shape.head_dim, 2);
+    query_heads const step{queries.data(), shape.q_heads, shape.head_dim, .2f};
+    std::vector<range_list> const lists{random_list(n, random)};
+    selection const kept(scope::layer, lists, shape.kv_heads);
+    bool const latent = random.one_in(2);
+    rows const keys = cache.keys(0, n);
+    rows values = latent ? keys : cache.values(0, n);
+    auto const on = [&](auto exec, std::int64_t dim) {
+      values.head_dim = dim;
+      std::vector<float> out(static_cast<std::size_t>(shape.q_heads * dim), -7);
+      table<float> const to{out.data(), shape.q_heads, dim, dim};
+      // With equal widths keys and values must differ: the oracle alone takes them as they are.
+      if (latent && dim == shape.head_dim) host::attend(query_window::of_one(step), keys, values, kept, {}, to, {});
+      else attend(step, keys, values, kept, to, {}, exec);
+      return out;
+    };
+    std::vector<float> const whole = on(host_exec{}, shape.head_dim);
+    if (latent && width == shape.head_dim) continue;
+    for (std::vector<float> const& part : {on(host_exec{}, width), on(simd_exec(shape), width)})
+      for (std::int64_t q = 0; q < shape.q_heads; ++q)
+        for (std::int64_t d = 0; d < width; ++d) {
+          auto const at = [&](std::vector<float> const& of, std::int64_t row) {
+            return of[static_cast<std::size_t>(q * row + d)];
+          };
+          REQUIRE(std::abs(at(part, width) - at(whole, shape.head_dim)) < 2e-5f);
+        }
+  }
+}
+#endif
+
 TEMPLATE_TEST_CASE("attend caps logits, adds slopes, and counts sinks among the denominators", "[primitive]",
                    KVPOLICY_TEST_EXECUTORS) {
   random_source random(35);

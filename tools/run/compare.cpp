@@ -364,8 +364,7 @@ ordered_json comparison::memory_of_rows() const {
   if (!managed_) return {{"left_out", without_own_}};
   cache_shape const shape = session_.shape();
   std::int64_t const tokens = prompts_[0]["tokens"].get<std::int64_t>() + options_.predict - 1;
-  return {{"dense_bytes", tokens * shape.layers * shape.kv_heads * model_.row_bytes(shape.head_dim)},
-          {"prompt", prompt_bytes_}};
+  return {{"dense_bytes", tokens * shape.layers * shape.kv_heads * model_.row_bytes(shape)}, {"prompt", prompt_bytes_}};
 }
 
 ordered_json comparison::result() const {

@@ -218,8 +218,7 @@ class generation {
     std::int64_t const behind = std::max<std::int64_t>(options_.predict, repetition_tokens(options_));
     std::int64_t const needed = (static_cast<std::int64_t>(prompt_.size()) + behind + 255) / 256 * 256;
     std::int64_t const longest = options_.longest != 0 ? options_.longest : needed;
-    tier_ = make_tier(options_.tier, model_.cache(longest), model_.row_bytes(model_.cache(longest).head_dim),
-                      model_.values_as_keys());
+    tier_ = make_tier(options_.tier, model_.cache(longest), model_.row_bytes(model_.cache(longest)), model_.values_as_keys());
     llama::managed_cache made{.longest = longest,
                               .memory = options_.memory,
                               .tier = tier_ ? &*tier_ : nullptr,

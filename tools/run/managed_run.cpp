@@ -19,8 +19,7 @@ constexpr llama_seq_id decoded = 1;  // its copy
 
 managed_run::managed_run(run_options const& options, text_model const& model, std::int64_t longest,
                          std::int64_t observation_queries)
-    : tier_(make_tier(options.tier, model.cache(longest), model.row_bytes(model.cache(longest).head_dim),
-                      model.values_as_keys())),
+    : tier_(make_tier(options.tier, model.cache(longest), model.row_bytes(model.cache(longest)), model.values_as_keys())),
       session_(presets::full{},
                {.observation_queries = observation_queries,
                 .cache = llama::managed_cache{.longest = longest,

@@ -142,12 +142,13 @@ class rule_pair {
   template <class Archive>
   void archive_shape(Archive& a) const {
     auto const number = [](auto value) { return static_cast<std::int64_t>(value); };
-    std::array<std::int64_t, 13> const here{shape_.layers,
+    std::array<std::int64_t, 14> const here{shape_.layers,
                                             shape_.q_heads,
                                             shape_.kv_heads,
                                             shape_.head_dim,
                                             shape_.max_tokens,
                                             number(shape_.type),
+                                            shape_.values_dim(),
                                             number(retain_requirements_.needs),
                                             number(retain_requirements_.granularity),
                                             number(retain_requirements_.observation_queries),
@@ -155,7 +156,7 @@ class rule_pair {
                                             number(retrieve_requirements_.granularity),
                                             number(retrieve_requirements_.observation_queries),
                                             unit()};
-    std::array<std::int64_t, 13> saved = here;
+    std::array<std::int64_t, 14> saved = here;
     a(saved);
     if constexpr (Archive::reads) {
       if (saved != here) Archive::refuse();

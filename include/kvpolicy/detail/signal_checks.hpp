@@ -63,21 +63,21 @@ void check_view(View const& view, layer_id layer, signals needs, cache_shape con
   cache_shape given = view.shape();
   given.max_tokens = shape.max_tokens;
   KVPOLICY_EXPECTS(given == shape, "a view of " + text_of(given) + "; this request was started for " + text_of(shape));
-  auto const check_rows = [&](auto const& given_rows, char const* what, bool of_type) {
+  auto const check_rows = [&](auto const& given_rows, char const* what, std::int64_t dim, bool of_type) {
     if (given_rows.base == nullptr) missing(what, what);
     KVPOLICY_EXPECTS(!of_type || given_rows.type == shape.type, std::string(what) + " are " + name_of(given_rows.type) +
                                                                     " elements, of a cache of " + name_of(shape.type) +
                                                                     "; set rows::type in the view");
     KVPOLICY_EXPECTS(
-        given_rows.heads == shape.kv_heads && given_rows.head_dim == shape.head_dim && given_rows.tokens == view.tokens(),
+        given_rows.heads == shape.kv_heads && given_rows.head_dim == dim && given_rows.tokens == view.tokens(),
         std::string(what) + " of layer " + std::to_string(layer.value) + " are " + std::to_string(given_rows.heads) +
             " heads x " + std::to_string(given_rows.tokens) + " tokens x " + std::to_string(given_rows.head_dim) +
             "; the view has " + text_of(shape) + " and " + std::to_string(view.tokens()) + " tokens");
     check_strides(given_rows, what, layer.value);
   };
   check_elements(view, shape);
-  if (contains(needs, signals::keys)) check_rows(view.keys(layer), "the view's keys", true);
-  if (contains(needs, signals::values)) check_rows(view.values(layer), "the view's values", false);
+  if (contains(needs, signals::keys)) check_rows(view.keys(layer), "the view's keys", shape.head_dim, true);
+  if (contains(needs, signals::values)) check_rows(view.values(layer), "the view's values", shape.values_dim(), false);
   if (contains(needs, signals::keys | signals::values)) check_apart(view.keys(layer), view.values(layer));
 }
 

@@ -30,7 +30,8 @@ inline void attend(query_window const& queries, rows const& keys, rows const& va
                    attention_terms const& terms, table<float> out, std::span<float> log_sum_exp) {
   std::int64_t const group = queries.heads / keys.heads;
   std::vector<float> row(static_cast<std::size_t>(keys.head_dim));
-  std::vector<double> sums(row.size());
+  std::vector<float> value(static_cast<std::size_t>(values.head_dim));
+  std::vector<double> sums(value.size());
   std::vector<double> logits;
   std::vector<std::int64_t> seen;
   for (std::int64_t i = 0; i < queries.tokens; ++i) {
@@ -59,13 +60,13 @@ inline void attend(query_window const& queries, rows const& keys, rows const& va
       for (std::size_t s = 0; s < seen.size(); ++s) {
         double const weight = std::exp(logits[s] - most);
         total += weight;
-        values.load(head, {seen[s]}, row);
-        for (std::size_t d = 0; d < row.size(); ++d) sums[d] += weight * row[d];
+        values.load(head, {seen[s]}, value);
+        for (std::size_t d = 0; d < value.size(); ++d) sums[d] += weight * value[d];
       }
       if (!log_sum_exp.empty())
         log_sum_exp[static_cast<std::size_t>(i * queries.heads + q)] = static_cast<float>(most + std::log(total));
       float* const to = out.row(i * queries.heads + q);
-      for (std::size_t d = 0; d < row.size(); ++d) to[d] = static_cast<float>(total == 0 ? 0 : sums[d] / total);
+      for (std::size_t d = 0; d < sums.size(); ++d) to[d] = static_cast<float>(total == 0 ? 0 : sums[d] / total);
     }
   }
 }

@@ -34,9 +34,6 @@ void check_attention(query_window const& queries, basic_rows<Memory> const& keys
                         : keys.base == nullptr  ? "keys"
                                                 : "values") +
                        " is null");
-  KVPOLICY_EXPECTS(keys.head_dim == values.head_dim, "keys of " + std::to_string(keys.head_dim) + " channels and values of " +
-                                                         std::to_string(values.head_dim) +
-                                                         "; pad the narrower ones with zeros");
   KVPOLICY_EXPECTS(queries.tokens <= keys.tokens, std::to_string(queries.tokens) + " tokens' queries over " +
                                                       std::to_string(keys.tokens) + " rows; each has a row of its own");
   check_query_strides(queries, keys.head_dim, "the queries");
@@ -84,10 +81,11 @@ inline constexpr std::int64_t most_step_tokens = 16;
 /// it alone or with others.
 /// @param queries  `[w, q_heads, head_dim]`, of the tokens at the last w rows, 1 <= w <= most_step_tokens; or one token's
 ///        query_heads
-/// @param keys, values  rows of one layer, `[kv_heads, tokens, head_dim]`
+/// @param keys  rows of one layer, `[kv_heads, tokens, head_dim]`
+/// @param values  `[kv_heads, tokens, value_dim]`, which may be a part of the keys' rows
 /// @param kept  the tokens that each KV head reads
 /// @param terms  what the model adds; a sink is a summand of the denominator, and `window` is ignored: `kept` names the tokens
-/// @param out  `[w * q_heads, head_dim]`
+/// @param out  `[w * q_heads, value_dim]`
 /// @param log_sum_exp  `[w * q_heads]`, or empty: the log of each softmax's denominator, for merging partial results
 /// @param exec  the executor
 /// @throws invalid_value for more tokens than most_step_tokens, or than rows; a scale that is not set; lists, or tables, of

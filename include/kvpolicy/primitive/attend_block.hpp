@@ -13,10 +13,11 @@ namespace kvpolicy {
 /// so a logit errs by at most 2^-15 of the sum of its products' magnitudes. Weights keep at least 8 bits, and the sum of the
 /// rounded weights divides them. The result does not depend on the number of threads.
 /// @param queries  `[w, q_heads, head_dim]`, of the tokens at the last w rows; w <= tokens
-/// @param keys, values  rows of one layer, `[kv_heads, tokens, head_dim]`
+/// @param keys  rows of one layer, `[kv_heads, tokens, head_dim]`
+/// @param values  `[kv_heads, tokens, value_dim]`, which may be a part of the keys' rows
 /// @param kept  the rows that each KV head may read
 /// @param terms  what the model adds to logits and sums, and how many rows a token sees
-/// @param out  `[w * q_heads, head_dim]`
+/// @param out  `[w * q_heads, value_dim]`
 /// @param exec  the executor
 /// @throws invalid_value as attend() does for a scale, lists and tables
 template <class Memory, class Exec>

@@ -146,7 +146,7 @@ class row_store {
   }
   void check_layer(layer_id layer) const;
   void check_head(layer_id layer, std::int64_t head) const;
-  std::array<std::int64_t, 4> saved_shape() const;
+  std::array<std::int64_t, 5> saved_shape() const;
   /// The layer's rows are as many as it has tokens.
   void show_tokens(layer_id layer) noexcept {
     auto const at = static_cast<std::size_t>(layer.value);

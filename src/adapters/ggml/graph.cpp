@@ -13,6 +13,9 @@ namespace {
 /// Attention that the device can compute in the engine's place: throws unsupported for other.
 void check(ggml_tensor const* node) {
   llama::check_attention(node);
+  if (node->src[1]->ne[0] != node->src[2]->ne[0])
+    throw unsupported("keys of " + std::to_string(node->src[1]->ne[0]) + " and values of " +
+                      std::to_string(node->src[2]->ne[0]) + " elements (latent attention) on a device; leave --gpu away");
   ggml_tensor const* const q = node->src[0];
   ggml_tensor const* const cache = llama::storage_of(node->src[1]);
   llama::attention_parameters const said(node);

@@ -172,6 +172,7 @@ void compactor::attach(llama_context_params& params, llama_model const* model) {
             "a compaction of a model with positions of several axes");
   refuse_if(params.n_seq_max > 1 && !params.kv_unified, "a compaction of a cache of several streams; set kv_unified");
   served_layers found(params, model, true);
+  refuse_if(found.shape().values_dim() != found.shape().head_dim, "a compaction of keys and values of unequal sizes");
   if (!found.left().empty()) throw unsupported("a compaction of some of a model's layers; " + found.left().front());
   cache_shape shape = found.shape();
   shape.max_tokens = params.n_ctx != 0 ? params.n_ctx : llama_model_n_ctx_train(model);

@@ -159,7 +159,7 @@ void session::engine::attend(attention_node const& node, graph_tokens const& gra
   try {
     sequences_.attend_densely(node, exec);
   } catch (...) {
-    std::fill_n(node.out, node.queries.tokens() * node.queries.heads() * attached_shape_.head_dim,
+    std::fill_n(node.out, node.queries.tokens() * node.queries.heads() * attached_shape_.values_dim(),
                 std::numeric_limits<float>::quiet_NaN());
   }
 }

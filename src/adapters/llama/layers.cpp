@@ -74,7 +74,10 @@ class survey {
     if (node->op != GGML_OP_FLASH_ATTN_EXT) return;
     ggml_tensor const* const keys = node->src[1];
     found_attention made{.layer = attended_layer(node).value_or(-1),
-                         .shape = {.q_heads = node->src[0]->ne[2], .kv_heads = keys->ne[2], .head_dim = keys->ne[0]},
+                         .shape = {.q_heads = node->src[0]->ne[2],
+                                   .kv_heads = keys->ne[2],
+                                   .head_dim = keys->ne[0],
+                                   .value_dim = node->src[2]->ne[0]},
                          .cells = storage_of(keys)->ne[1]};
     try {
       check_attention(node);
@@ -105,7 +108,7 @@ ggml_tensor const* whole_mask(std::vector<found_attention> const& all, llama_mod
 
 std::string const windows = "sliding windows of ";
 
-auto heads_of(cache_shape const& s) { return std::tuple(s.q_heads, s.kv_heads, s.head_dim); }
+auto heads_of(cache_shape const& s) { return std::tuple(s.q_heads, s.kv_heads, s.head_dim, s.values_dim()); }
 
 }  // namespace
 

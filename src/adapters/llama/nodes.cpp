@@ -67,7 +67,9 @@ rows all_rows_of(ggml_tensor const* source) {
                       " is not supported; set type_k and type_v to f16, bf16, f32, q8_0, q4_0, q4_1, q5_0, q5_1 or iq4_nl");
   }
   ggml_tensor const* const storage = storage_of(source);
-  return {.base = static_cast<std::byte const*>(storage->data),
+  // Values may be a part of the keys' rows (MLA).
+  std::size_t const in_row = (source->view_offs - storage->view_offs) % source->nb[1] % source->nb[2];
+  return {.base = static_cast<std::byte const*>(storage->data) + in_row,
           .type = *type,
           .heads = source->ne[2],
           .tokens = storage->ne[1] * storage->ne[2],
@@ -87,14 +89,8 @@ std::optional<std::int64_t> attended_layer(ggml_tensor const* attention) noexcep
 }
 
 void check_attention(ggml_tensor const* node) {
-  ggml_tensor const* const keys = node->src[1];
-  ggml_tensor const* const values = node->src[2];
   if (node->src[3] == nullptr || !attended_layer(node)) {
     throw unsupported("attention without an ordinary KV cache (an encoder, or a cache of another kind) is not supported");
-  }
-  if (keys->ne[0] != values->ne[0]) {
-    throw unsupported("keys of " + std::to_string(keys->ne[0]) + " and values of " + std::to_string(values->ne[0]) +
-                      " elements: heads of unequal size are not supported");
   }
   if (ggml_tensor const* const sinks = node->src[4]; sinks != nullptr && sinks->type != GGML_TYPE_F32) {
     throw unsupported(std::string("attention sinks of type ") + ggml_type_name(sinks->type) + " are not supported; f32 is");

@@ -20,17 +20,21 @@ struct turned_by {
   bool last = true;                   ///< nothing but views comes behind it
 };
 
-/// Goes back from the written keys to the product with weights that they come from.
-turned_by find_rope(ggml_tensor const* set_rows) noexcept {
-  turned_by found;
-  for (ggml_tensor const* t = set_rows->src[0]; t != nullptr;) {
-    bool const by_input = t->op == GGML_OP_MUL_MAT && (t->src[0]->flags & GGML_TENSOR_FLAG_INPUT) != 0;  // not by weights
-    if (t->op == GGML_OP_ROPE) return found.rope = t, found;
-    if (t->op == GGML_OP_MUL_MAT && !by_input) break;
-    if (by_input || (t->op != GGML_OP_VIEW && t->op != GGML_OP_RESHAPE && t->op != GGML_OP_CONT)) found.last = false;
+/// Goes back from written keys to the product with weights that they come from.
+turned_by find_rope(ggml_tensor const* t) noexcept {
+  bool last = true;
+  while (t != nullptr && t->op != GGML_OP_ROPE) {
+    if (t->op == GGML_OP_CONCAT) {  // a part may be turned, as in latent attention
+      for (ggml_tensor const* const part : {t->src[0], t->src[1]})
+        if (turned_by const found = find_rope(part); found.rope != nullptr) return {found.rope, false};
+      return {};
+    }
+    bool const by_input = t->op == GGML_OP_MUL_MAT && (t->src[0]->flags & GGML_TENSOR_FLAG_INPUT) != 0;
+    if (t->op == GGML_OP_MUL_MAT && !by_input) return {};
+    last = last && (t->op == GGML_OP_VIEW || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_CONT);
     t = by_input ? t->src[1] : t->src[0];
   }
-  return {};
+  return {t, last};
 }
 
 float parameter(ggml_tensor const* rope, int at) noexcept {
@@ -76,7 +80,7 @@ bool turns_by_last_axis(ggml_tensor const* rope, std::int32_t pair) noexcept {
 }  // namespace
 
 void rotary::learn(ggml_tensor const* set_rows) {
-  turned_by const by = find_rope(set_rows);
+  turned_by const by = find_rope(set_rows->src[0]);
   std::vector<float> frequency(1, 0);
   rotation::pairing pairing = rotation::pairing::halves;
   bool several_axes = false;
@@ -89,9 +93,9 @@ void rotary::learn(ggml_tensor const* set_rows) {
                         " on; those from element 0 on of kinds NORMAL, NEOX, MROPE and IMROPE are supported");
     if (!by.last)
       throw unsupported(
-          "the policy undoes the keys' rotary embedding, and the engine changes keys behind it (a norm, or a rotation of keys "
-          "in "
-          "blocks, which LLAMA_ATTN_ROT_DISABLE=1 turns off); chess and infllm do without as pre_rope=0");
+          "the policy undoes the keys' rotary embedding, and the engine changes keys behind it (a norm, the rest of "
+          "a latent row, or keys in blocks, which LLAMA_ATTN_ROT_DISABLE=1 leaves as they are); chess and infllm do "
+          "without as pre_rope=0");
     // The magnitude by which YaRN multiplies, too, is the same for queries and keys: it stays.
     std::int32_t const pairs = rope->op_params[1] / 2;
     pairing = mode == GGML_ROPE_TYPE_NORMAL ? rotation::pairing::neighbours : rotation::pairing::halves;

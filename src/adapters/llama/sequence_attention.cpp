@@ -149,7 +149,8 @@ void sequence::attend_prompt(attention_node const& node, simd_exec& exec, Reside
 }
 
 table<float> sequence::out_of(attention_node const& node, std::int64_t first, std::int64_t count) const noexcept {
-  return {node.out + first * shape_.q_heads * shape_.head_dim, count * shape_.q_heads, shape_.head_dim, shape_.head_dim};
+  std::int64_t const dim = shape_.values_dim();
+  return {node.out + first * shape_.q_heads * dim, count * shape_.q_heads, dim, dim};
 }
 
 query_window sequence::window_of(attention_node const& node, std::int64_t first, std::int64_t count) const noexcept {

@@ -257,8 +257,8 @@ void sequences::check_causal(llama_seq_id of, graph_mask const& mask, graph_toke
 
 /// Where a layer's rows are now; of the same heads as all other layers', or refused.
 void sequences::see_rows(attention_node const& node) {
-  for (rows const& r : {node.keys, node.values}) {
-    if (r.heads != shape_.kv_heads || r.head_dim != shape_.head_dim || node.queries.heads() != shape_.q_heads) {
+  for (auto const& [r, dim] : {std::pair(node.keys, shape_.head_dim), std::pair(node.values, shape_.values_dim())}) {
+    if (r.heads != shape_.kv_heads || r.head_dim != dim || node.queries.heads() != shape_.q_heads) {
       throw unsupported("layer " + std::to_string(node.layer) + " of those that are served has other heads than before");
     }
   }

@@ -33,8 +33,9 @@ llama_context_params small(llama_context_params params, context_size const& aske
   return params;
 }
 
-std::int64_t bytes_of_row(llama_context_params const& params, std::int64_t head_dim) noexcept {
-  return static_cast<std::int64_t>(ggml_row_size(params.type_k, head_dim) + ggml_row_size(params.type_v, head_dim));
+std::int64_t bytes_of_row(llama_context_params const& params, cache_shape const& shape) noexcept {
+  return static_cast<std::int64_t>(ggml_row_size(params.type_k, shape.head_dim) +
+                                   ggml_row_size(params.type_v, shape.values_dim()));
 }
 
 std::optional<tiers::any_tier> tier_of(std::string const& name, llama_context_params params, llama_model const* model,
@@ -45,7 +46,7 @@ std::optional<tiers::any_tier> tier_of(std::string const& name, llama_context_pa
   any.attach(params, model);
   cache_shape shape = any.shape();
   shape.max_tokens = std::int64_t{asked.of_sequence} * std::max(params.n_seq_max, 1u);
-  return make_tier(name, shape, bytes_of_row(before, shape.head_dim), before.type_k == before.type_v);
+  return make_tier(name, shape, bytes_of_row(before, shape), before.type_k == before.type_v);
 }
 
 named_host_policy policy_of(settings const& how, policy_inputs const& inputs) {
@@ -77,7 +78,7 @@ served_context::served_context(settings const& how, llama_model const* model, ll
     if (params.embeddings) throw unsupported("a compaction of embeddings' texts, behind which nothing is generated");
     compacted_.emplace(policy_.policy, how.after);
     compacted_->attach(params, model);
-    row_bytes_ = bytes_of_row(params, shape().head_dim);
+    row_bytes_ = bytes_of_row(params, shape());
     return;
   }
   if (manages_cache() && (llama_model_is_hybrid(model) || llama_model_n_swa(model) > 0))
@@ -96,7 +97,7 @@ served_context::served_context(settings const& how, llama_model const* model, ll
     made.n_samplers = 0;
   }
   session_.attach(made, model);
-  row_bytes_ = bytes_of_row(params, shape().head_dim);
+  row_bytes_ = bytes_of_row(params, shape());
   params = made;
 }
 

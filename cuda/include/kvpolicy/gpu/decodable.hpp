@@ -94,6 +94,8 @@ concept retain_renews = requires {
 template <class Policy, class D>
 parts_t<Policy> decodable_parts_of(Policy const& policy, cache_shape const& shape, std::int64_t step_tokens) {
   kvpolicy::check(policy, shape);
+  if (shape.values_dim() != shape.head_dim)
+    throw unsupported("a cache of " + text_of(shape) + " on a GPU; its kernels want values of as many channels as keys");
   if (std::int64_t const after = requirements_of(policy).after; after != 0) {
     std::string const waits = "the policy's choice waits for " + std::to_string(after) + " tokens of the answer, ";
     if (!waits_in_steps<Policy, D> && !decides_late<Policy, D>)

@@ -35,7 +35,7 @@ struct paged_batch {
 
  private:
   batch_rows at(void const* base, byte_strides const& strides, buffer<std::int32_t const> table, layer_id layer) const {
-    basic_rows<device_memory> rows = rows_at<device_memory>(base, strides, pool.cache, layer, 0);
+    basic_rows<device_memory> rows = rows_at<device_memory>(base, strides, pool.cache, layer, 0, pool.cache.head_dim);
     rows.page_size = pool.page_size;
     rows.page_stride = strides.page;
     batch_rows made = in_elements(rows);
