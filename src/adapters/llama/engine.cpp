@@ -34,6 +34,7 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
     passed_by_ = refusal.what();
     return;
   }
+  check_chooses(sequences_.policy(), found);
   cache_shape shape = found.shape();
   shape.max_tokens = (params.n_ctx != 0 ? params.n_ctx : llama_model_n_ctx_train(model)) /
                      (params.kv_unified ? 1 : std::max<std::int64_t>(params.n_seq_max, 1));
@@ -56,6 +57,13 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
   attached_ = true;
 }
 
+void session::engine::check_chooses(host_policy const& policy, served_layers const& layers) const {
+  bool const reads_all = requirements_of(policy.retain).keeps_all && requirements_of(policy.retrieve).keeps_all;
+  if (!layers.chosen().empty() && (!reads_all || options_.prompt_policy))
+    throw unsupported("this model's own indexer chooses the tokens that " + std::to_string(layers.chosen().size()) +
+                      " layers read, and no policy may choose others; give full, which reads exactly those");
+}
+
 void session::engine::detach() noexcept {
   detached_ = !storage_->engine_has_rows();
   if (detached_) return;
@@ -70,12 +78,14 @@ void session::engine::running_again() noexcept {
 }
 
 void session::engine::use(host_policy policy) {
+  check_chooses(policy, rewriter_.layers());
   storage_->check(policy);
   sequences_.use(std::move(policy));
   running_again();
 }
 
 void session::engine::use(host_policy policy, llama_seq_id of) {
+  check_chooses(policy, rewriter_.layers());
   storage_->check(policy);
   sequences_.of(of).use(std::move(policy));
   running_again();

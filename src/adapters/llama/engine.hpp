@@ -76,6 +76,7 @@ class session::engine final : graph_client {
   bool follows_state(llama_context* context, llama_batch const& batch);
   void check_managed(char const* what) const;
   void check_rows_are_all() const;
+  void check_chooses(host_policy const& policy, served_layers const& layers) const;
   void repeat_piece(llama_context* context, sequence& s, std::vector<llama_token> const& text,
                     std::vector<llama_token> const& tokens, token_span const& piece);
   std::string cache() const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -13,7 +14,7 @@ graph_rewriter::~graph_rewriter() {
 
 void graph_rewriter::attach(llama_context_params& params, served_layers layers) {
   layers_ = std::move(layers);
-  auto const count = static_cast<std::size_t>(layers_.count());
+  auto const count = static_cast<std::size_t>(layers_.count()) + layers_.chosen().size();
   dummies_ = ggml_init({.mem_size = ggml_tensor_overhead() * (count + 1), .mem_buffer = nullptr, .no_alloc = true});
   hooks_.resize(count);
   for (layer_hook& hook : hooks_) {
@@ -90,7 +91,7 @@ bool graph_rewriter::ask(ggml_tensor* node) {
 bool graph_rewriter::ask_attention(ggml_tensor* node) {
   decoding_ = true;
   auto const layer = layer_of(node->src[1]);
-  if (!layer) return false;
+  if (!layer) return ask_chosen(node), false;
   layer_hook& hook = hooks_[static_cast<std::size_t>(*layer)];
   hook.node = read_attention(node, *layer, slopes_);
   if (*layer == 0) complete_tokens(hook.node);
@@ -98,19 +99,37 @@ bool graph_rewriter::ask_attention(ggml_tensor* node) {
   if (client_.active()) {
     try {
       node_use const use = client_.serve(hook.node, tokens_);
-      if (*layer == 0) make_pools();
+      if (*layer == 0) make_pools(client_.shape(), pools_);
       wanted = use == node_use::come_back;
-      if (use == node_use::take) {
-        std::memcpy(hook.own_params.data(), node->op_params, sizeof node->op_params);
-        std::memcpy(node->op_params, hook.dummy->op_params, sizeof node->op_params);
-        node->op = GGML_OP_CUSTOM;
-      }
+      if (use == node_use::take) take(node, hook);
     } catch (...) {
       client_.fail();
     }
   }
   if (*layer == 0) tokens_.ids = tokens_.positions = {};  // the next graph may have none
   return wanted;
+}
+
+void graph_rewriter::take(ggml_tensor* node, layer_hook& hook) noexcept {
+  std::memcpy(hook.own_params.data(), node->op_params, sizeof node->op_params);
+  std::memcpy(node->op_params, hook.dummy->op_params, sizeof node->op_params);
+  node->op = GGML_OP_CUSTOM;
+}
+
+/// Where the model chooses few of many tokens, they are read alone. Else the engine's kernel is as fast.
+void graph_rewriter::ask_chosen(ggml_tensor* node) {
+  auto const layer = key_cache_layer(node->src[1]);
+  auto const at = std::ranges::find(layers_.chosen(), layer.value_or(-1));
+  if (at == layers_.chosen().end() || !client_.active() || !reads_chosen_tokens(node)) return;
+  constexpr std::int64_t worth_it = 4;
+  if (node->src[1]->ne[1] < worth_it * chosen_at_most(node)) return;
+  cache_shape shape = layers_.chosen_shape();
+  ggml_tensor const* const cache = storage_of(node->src[1]);
+  shape.max_tokens = cache->ne[1] * cache->ne[2];
+  make_pools(shape, chosen_pools_);
+  layer_hook& hook = hooks_[static_cast<std::size_t>(layers_.count() + (at - layers_.chosen().begin()))];
+  hook.chosen = true;
+  take(node, hook);
 }
 
 /// llama_memory_seq_add: a graph of its own rotates the cached keys, layer by layer. Returns whether to come back.
@@ -206,32 +225,54 @@ graph_rewriter::layer_hook* graph_rewriter::hook_of(ggml_tensor const* node) noe
   return nullptr;
 }
 
-void graph_rewriter::make_pools() {
+void graph_rewriter::make_pools(cache_shape const& shape, std::vector<std::unique_ptr<thread_pool>>& pools) {
   for (int const threads : {threads_seen_, threads_of_batches_}) {
-    if (pool_of(threads) == nullptr) pools_.push_back(std::make_unique<thread_pool>(threads, client_.shape()));
+    if (pool_of(pools, threads) == nullptr) pools.push_back(std::make_unique<thread_pool>(threads, shape));
   }
 }
 
-graph_rewriter::thread_pool* graph_rewriter::pool_of(int threads) const noexcept {
-  auto const found = std::ranges::find(pools_, threads, [](auto const& pool) { return pool->together.size(); });
-  return found != pools_.end() ? found->get() : nullptr;
+graph_rewriter::thread_pool* graph_rewriter::pool_of(std::vector<std::unique_ptr<thread_pool>> const& pools,
+                                                     int threads) noexcept {
+  auto const found = std::ranges::find(pools, threads, [](auto const& pool) { return pool->together.size(); });
+  return found != pools.end() ? found->get() : nullptr;
+}
+
+template <class Work>
+void graph_rewriter::work_together(std::vector<std::unique_ptr<thread_pool>> const& pools, int rank, int threads,
+                                   Work work) noexcept {
+  thread_pool* const all = threads > 1 ? pool_of(pools, threads) : nullptr;
+  if (rank != 0) {
+    if (all != nullptr) all->together.follow();
+    return;
+  }
+  thread_pool& lead = all != nullptr ? *all : *pools.front();
+  auto const with_exec = [&]() noexcept { work(lead.exec); };
+  if (all != nullptr) all->together.lead(with_exec);
+  else lead.together.lead_alone(with_exec);
 }
 
 void graph_rewriter::on_attention(ggml_tensor* node, int rank, int threads, void* data) noexcept {
   auto& hook = *static_cast<layer_hook*>(data);
   graph_rewriter& self = *hook.self;
-  thread_pool* const all = threads > 1 ? self.pool_of(threads) : nullptr;
-  if (rank != 0) {
-    if (all != nullptr) all->together.follow();
-    return;
+  if (rank == 0) self.threads_seen_ = threads;
+  if (hook.chosen) {
+    // The op's parameters are a custom op's now.
+    return work_together(self.chosen_pools_, rank, threads, [&](simd_exec& exec) {
+      ggml_tensor as_it_was = *node;
+      std::memcpy(as_it_was.op_params, hook.own_params.data(), sizeof as_it_was.op_params);
+      try {
+        self.chosen_.attend(&as_it_was, exec);
+      } catch (...) {
+        self.client_.fail();
+        std::fill_n(static_cast<float*>(node->data), ggml_nelements(node), std::numeric_limits<float>::quiet_NaN());
+      }
+    });
   }
-  thread_pool& lead = all != nullptr ? *all : *self.pools_.front();
-  hook.node.queries = {node->src[0]};
-  hook.node.out = static_cast<float*>(node->data);
-  auto const work = [&]() noexcept { self.client_.attend(hook.node, self.tokens_, lead.exec); };
-  self.threads_seen_ = threads;
-  if (all != nullptr) all->together.lead(work);
-  else lead.together.lead_alone(work);
+  if (rank == 0) {
+    hook.node.queries = {node->src[0]};
+    hook.node.out = static_cast<float*>(node->data);
+  }
+  work_together(self.pools_, rank, threads, [&](simd_exec& exec) { self.client_.attend(hook.node, self.tokens_, exec); });
 }
 
 }  // namespace kvpolicy::llama

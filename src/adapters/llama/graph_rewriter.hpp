@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "chosen_tokens.hpp"
 #include "kvpolicy/exec/simd.hpp"
 #include "kvpolicy/exec/team.hpp"
 #include "layers.hpp"
@@ -82,6 +83,7 @@ class graph_rewriter {
   struct layer_hook {
     graph_rewriter* self = nullptr;
     ggml_tensor* dummy = nullptr;  ///< its op_params are copied over a node's
+    bool chosen = false;           ///< its tokens, by the model
     std::array<std::int32_t, GGML_MAX_OP_PARAMS / sizeof(std::int32_t)> own_params{};  ///< the node's, before
     attention_node node{};                                                             ///< as it is in the running graph
   };
@@ -99,6 +101,8 @@ class graph_rewriter {
 
   bool ask(ggml_tensor* node);
   bool ask_attention(ggml_tensor* node);
+  void ask_chosen(ggml_tensor* node);
+  void take(ggml_tensor* node, layer_hook& hook) noexcept;
   bool ask_rotation(ggml_tensor const* node, ggml_tensor const* by);
   void computed(ggml_tensor const* node);
   void see_input(ggml_tensor const* get_rows);
@@ -106,8 +110,11 @@ class graph_rewriter {
   void complete_tokens(attention_node const& first);
   void observe(ggml_tensor const* logits);
   layer_hook* hook_of(ggml_tensor const* node) noexcept;
-  thread_pool* pool_of(int threads) const noexcept;
-  void make_pools();
+  static thread_pool* pool_of(std::vector<std::unique_ptr<thread_pool>> const& pools, int threads) noexcept;
+  void make_pools(cache_shape const& shape, std::vector<std::unique_ptr<thread_pool>>& pools);
+  /// The work of the engine's threads, which come one by one; the first one leads the others.
+  template <class Work>
+  static void work_together(std::vector<std::unique_ptr<thread_pool>> const& pools, int rank, int threads, Work work) noexcept;
   /// Which of the served layers' cached keys it is a view of.
   std::optional<std::int64_t> layer_of(ggml_tensor const* keys) const noexcept { return layers_.find(key_cache_layer(keys)); }
 
@@ -121,11 +128,13 @@ class graph_rewriter {
 
   ggml_context* dummies_ = nullptr;
   served_layers layers_;
-  std::vector<layer_hook> hooks_;  ///< of the served layers
-  std::vector<float> slopes_;      ///< of ALiBi
+  std::vector<layer_hook> hooks_;  ///< of the served layers, then of those whose tokens the model chooses
+  chosen_tokens chosen_{};
+  std::vector<float> slopes_;  ///< of ALiBi
   rotary rotary_;
   std::int64_t ropes_known_ = 0;  ///< layers whose embedding was read
   std::vector<std::unique_ptr<thread_pool>> pools_;
+  std::vector<std::unique_ptr<thread_pool>> chosen_pools_;  ///< for chosen tokens, in all cells
   int threads_seen_ = 1;
   int threads_of_batches_ = 1;  ///< at attach
 

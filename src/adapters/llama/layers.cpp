@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "chosen_tokens.hpp"
 #include "kvpolicy/error.hpp"
 #include "nodes.hpp"
 
@@ -21,6 +22,7 @@ struct found_attention {
   ggml_tensor const* mask = nullptr;
   std::int64_t cells = 0;
   std::string refused{};  ///< by check_attention
+  bool chosen = false;    ///< its tokens, by an indexer of the model's
   bool offloaded = false;
 };
 
@@ -81,8 +83,9 @@ class survey {
                          .cells = storage_of(keys)->ne[1]};
     try {
       check_attention(node);
-      made.mask = graph_mask(node).input();
       made.offloaded = is_offloaded(node);
+      made.chosen = reads_chosen_tokens(node);
+      if (!made.chosen) made.mask = graph_mask(node).input();
     } catch (unsupported const& refusal) {
       made.refused = refusal.what();
     }
@@ -126,6 +129,11 @@ served_layers::served_layers(llama_context_params params, llama_model const* mod
         std::ranges::count_if(all, [&](found_attention const& other) { return f.layer >= 0 && other.layer == f.layer; }) > 1;
     if (!f.refused.empty()) {
       ++left[f.refused];
+    } else if (f.chosen && !shared && !f.offloaded && (chosen_.empty() || heads_of(f.shape) == heads_of(chosen_shape_))) {
+      chosen_.push_back(f.layer);
+      chosen_shape_ = f.shape;
+    } else if (f.chosen) {
+      ++left["tokens that the model chooses, in heads of another shape, or on a device"];
     } else if (f.mask != whole && !one_mask) {
       ++left[windows + std::to_string(llama_model_n_swa(model)) + " tokens"];
     } else if (shared) {
@@ -148,14 +156,21 @@ served_layers::served_layers(llama_context_params params, llama_model const* mod
     }
   }
   std::ranges::sort(served_);
+  std::ranges::sort(chosen_);
   shape_.layers = count();
+  if (served_.empty() && !chosen_.empty()) shape_ = chosen_shape_, shape_.layers = std::ssize(chosen_);
   for (auto const& [reason, count] : left) {
     left_.push_back(std::to_string(count) + " of " + std::to_string(all.size()) +
                     " attention layers are the engine's: " + reason);
     if (reason == offloaded) avoidable_ = left_.back();
     if (besides_windows_.empty() && !reason.starts_with(windows)) besides_windows_ = left_.back();
   }
-  if (served_.empty()) throw unsupported("no layer can be served: " + left_.front());
+  if (!chosen_.empty()) {
+    left_.push_back(std::to_string(chosen_.size()) + " of " + std::to_string(all.size()) +
+                    " attention layers read the tokens that the model's own indexer chooses, and no others");
+    if (besides_windows_.empty()) besides_windows_ = left_.back();
+  }
+  if (served_.empty() && chosen_.empty()) throw unsupported("no layer can be served: " + left_.front());
 }
 
 std::optional<std::int64_t> served_layers::find(std::int64_t layer) const noexcept {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,11 @@ class served_layers {
   std::optional<std::int64_t> find(std::optional<std::int64_t> layer) const noexcept {
     return layer ? find(*layer) : std::nullopt;
   }
-  /// Their heads; no tokens.
+  /// Layers whose tokens the model's own indexer chooses, by the number that the engine's cache has for them. No policy has a
+  /// say.
+  std::span<std::int64_t const> chosen() const noexcept { return chosen_; }
+  cache_shape const& chosen_shape() const noexcept { return chosen_shape_; }
+  /// Their heads, or those of chosen layers if there are no others; no tokens.
   cache_shape const& shape() const noexcept { return shape_; }
   /// What is left to the engine: a line for each reason.
   std::vector<std::string> const& left() const noexcept { return left_; }
@@ -38,7 +43,9 @@ class served_layers {
 
  private:
   std::vector<std::int64_t> served_;  ///< ascending
+  std::vector<std::int64_t> chosen_;  ///< ascending
   cache_shape shape_{};
+  cache_shape chosen_shape_{};
   std::vector<std::string> left_;
   std::string besides_windows_;
   std::string avoidable_;

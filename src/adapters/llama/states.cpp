@@ -8,7 +8,7 @@
 namespace kvpolicy::llama {
 namespace {
 
-constexpr char const* state_format = "kvpolicy " KVPOLICY_VERSION ", state 7";
+constexpr char const* state_format = "kvpolicy " KVPOLICY_VERSION ", state 8";
 constexpr std::size_t checksum_bytes = sizeof(std::uint64_t);
 
 /// What a state is of, and must be of when it is read; each a line that a message can show.

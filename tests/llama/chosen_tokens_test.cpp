@@ -1,0 +1,134 @@
+// What the model's own indexer chose is read, and nothing else: other rows may hold anything.
+#include "chosen_tokens.hpp"
+
+#include <catch2/catch_test_macros.hpp>
+
+#include <ggml-backend.h>
+#include <ggml.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "gguf_writer.hpp"
+#include "kvpolicy/types.hpp"
+
+namespace kvpolicy::llama::testing {
+namespace {
+
+constexpr std::int64_t dim = 64;
+constexpr std::int64_t heads = 4;
+constexpr std::int64_t cells = 256;
+constexpr std::int64_t chosen = 8;
+
+/// Attention as DeepSeek V3.2's graph has it, of so many tokens in so many streams, over a latent cache: values are 48 of 64
+/// elements of a key.
+class sparse_graph {
+ public:
+  sparse_graph(std::int64_t tokens, std::int64_t streams) {
+    context_.reset(ggml_init({std::size_t{1} << 20, nullptr, true}));
+    ggml_context* const c = context_.get();
+    queries = ggml_new_tensor_4d(c, GGML_TYPE_F32, dim, tokens, heads, streams);
+    cache = ggml_new_tensor_3d(c, GGML_TYPE_F16, dim, cells, streams);
+    ggml_set_name(cache, "cache_k_l0");
+    ggml_tensor* const keys = ggml_view_4d(c, cache, dim, cells, 1, streams, cache->nb[1], cache->nb[2], cache->nb[2], 0);
+    ggml_tensor* const values = ggml_view_4d(c, cache, 48, cells, 1, streams, cache->nb[1], cache->nb[2], cache->nb[2], 0);
+    engines = ggml_new_tensor_4d(c, GGML_TYPE_F32, cells, tokens, 1, streams);
+    indices = ggml_new_tensor_3d(c, GGML_TYPE_I32, chosen, tokens, streams);
+    ggml_tensor* all = ggml_fill(c, engines, -INFINITY);
+    all = ggml_view_4d(c, all, 1, cells, tokens, streams, all->nb[0], all->nb[1], all->nb[2], 0);
+    ggml_tensor* const zeros = ggml_fill(c, ggml_new_tensor_4d(c, GGML_TYPE_F32, 1, chosen, tokens, streams), 0);
+    ggml_tensor* mask = ggml_set_rows(c, all, zeros, indices);
+    mask = ggml_view_4d(c, mask, cells, tokens, 1, streams, mask->nb[2], mask->nb[3], mask->nb[3], 0);
+    mask = ggml_cast(c, ggml_add(c, mask, engines), GGML_TYPE_F16);
+    attention = ggml_flash_attn_ext(c, queries, keys, values, mask, .3f, 0, 0);
+    graph_ = ggml_new_graph(c);
+    ggml_build_forward_expand(graph_, attention);
+    cpu_.reset(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
+    memory_.reset(ggml_backend_alloc_ctx_tensors(c, cpu_.get()));
+  }
+  void compute() { REQUIRE(ggml_backend_graph_compute(cpu_.get(), graph_) == GGML_STATUS_SUCCESS); }
+
+  ggml_tensor* queries;
+  ggml_tensor* cache;
+  ggml_tensor* engines;  ///< mask
+  ggml_tensor* indices;
+  ggml_tensor* attention;
+
+ private:
+  std::unique_ptr<ggml_context, decltype(&ggml_free)> context_{nullptr, &ggml_free};
+  std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)> cpu_{nullptr, &ggml_backend_free};
+  std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)> memory_{nullptr, &ggml_backend_buffer_free};
+  ggml_cgraph* graph_;
+};
+
+template <class T>
+T* data_of(ggml_tensor* tensor) {
+  return static_cast<T*>(tensor->data);
+}
+
+TEST_CASE("of a mask that the model computes, the finite entries are read alone") {
+  for (std::int64_t const tokens : {1, 5})
+    for (std::int64_t const streams : {1, 3}) {
+      CAPTURE(tokens, streams);
+      sparse_graph graph(tokens, streams);
+      generator random(static_cast<std::uint64_t>(tokens * 10 + streams));
+      std::generate_n(data_of<float>(graph.queries), ggml_nelements(graph.queries), [&] { return random.normal(); });
+      std::generate_n(data_of<std::uint16_t>(graph.cache), ggml_nelements(graph.cache),
+                      [&] { return float_to_half(random.normal()); });
+      std::vector<char> read(static_cast<std::size_t>(cells * streams));
+      for (std::int64_t row = 0; row < tokens * streams; ++row) {
+        std::int64_t const seen = cells / 2 + row % tokens;  // causal: what is chosen behind is not seen
+        for (std::int64_t c = 0; c < cells; ++c) data_of<float>(graph.engines)[row * cells + c] = c < seen ? 0 : -INFINITY;
+        for (std::int64_t i = 0; i < chosen; ++i) {
+          std::int64_t const cell = (row * 37 + i * 29 + 3) % cells;
+          data_of<std::int32_t>(graph.indices)[row * chosen + i] = static_cast<std::int32_t>(cell);
+          if (cell < seen) read[static_cast<std::size_t>(row / tokens * cells + cell)] = 1;
+        }
+      }
+      graph.compute();
+      auto const* const out = data_of<float>(graph.attention);
+      std::vector<float> const engine(out, out + ggml_nelements(graph.attention));
+      for (std::int64_t cell = 0; cell < cells * streams; ++cell)
+        if (read[static_cast<std::size_t>(cell)] == 0)
+          std::fill_n(data_of<std::uint16_t>(graph.cache) + cell * dim, dim, std::uint16_t{0x7e00});  // NaN
+      REQUIRE(reads_chosen_tokens(graph.attention));
+      REQUIRE(chosen_at_most(graph.attention) == chosen);
+      std::fill_n(data_of<float>(graph.attention), engine.size(), -7.0f);
+      simd_exec exec(
+          {.layers = 1, .q_heads = heads, .kv_heads = 1, .head_dim = dim, .max_tokens = cells * streams, .value_dim = 48});
+      chosen_tokens().attend(graph.attention, exec);
+      for (std::size_t i = 0; i < engine.size(); ++i) REQUIRE(std::abs(out[i] - engine[i]) < 5e-3f);
+    }
+}
+
+TEST_CASE("other masks that a graph computes are not taken for a choice") {
+  auto const context = std::unique_ptr<ggml_context, decltype(&ggml_free)>(ggml_init({1 << 20, nullptr, true}), &ggml_free);
+  ggml_context* const c = context.get();
+  ggml_tensor* const q = ggml_new_tensor_4d(c, GGML_TYPE_F32, dim, 1, heads, 1);
+  ggml_tensor* const k = ggml_new_tensor_4d(c, GGML_TYPE_F16, dim, cells, 1, 1);
+  ggml_tensor* const mask = ggml_new_tensor_4d(c, GGML_TYPE_F32, cells, 1, 1, 1);
+  auto const is_choice = [&](ggml_tensor* by, float max_bias = 0) {
+    return reads_chosen_tokens(ggml_flash_attn_ext(c, q, k, k, ggml_cast(c, by, GGML_TYPE_F16), 1, max_bias, 0));
+  };
+  CHECK_FALSE(is_choice(mask));
+  CHECK_FALSE(is_choice(ggml_add(c, mask, mask)));
+  CHECK_FALSE(is_choice(ggml_add(c, ggml_fill(c, mask, -INFINITY), mask)));
+  auto const choice = [&](float all, float some) {
+    ggml_tensor* const filled = ggml_reshape_3d(c, ggml_fill(c, mask, all), 1, cells, 1);
+    ggml_tensor* const indices = ggml_new_tensor_2d(c, GGML_TYPE_I32, chosen, 1);
+    ggml_tensor* const rows = ggml_fill(c, ggml_new_tensor_3d(c, GGML_TYPE_F32, 1, chosen, 1), some);
+    return ggml_add(c, ggml_reshape_4d(c, ggml_set_rows(c, filled, rows, indices), cells, 1, 1, 1), mask);
+  };
+  CHECK(is_choice(choice(-INFINITY, 0)));
+  CHECK_FALSE(is_choice(choice(0, 0)));
+  CHECK_FALSE(is_choice(choice(-INFINITY, 1)));
+  CHECK_FALSE(is_choice(choice(-INFINITY, 0), 8));
+}
+
+}  // namespace
+}  // namespace kvpolicy::llama::testing
