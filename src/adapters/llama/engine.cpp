@@ -29,12 +29,12 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
       throw unsupported("another session is attached to these parameters; one context has one");
     found = served_layers(params, model);
     if (!options_.lenient && !found.avoidable().empty()) throw unsupported(found.avoidable());
+    check_chooses(sequences_.policy(), found);
   } catch (unsupported const& refusal) {
     if (!options_.lenient) throw;
     passed_by_ = refusal.what();
     return;
   }
-  check_chooses(sequences_.policy(), found);
   cache_shape shape = found.shape();
   shape.max_tokens = (params.n_ctx != 0 ? params.n_ctx : llama_model_n_ctx_train(model)) /
                      (params.kv_unified ? 1 : std::max<std::int64_t>(params.n_seq_max, 1));
