@@ -16,66 +16,22 @@
 
 #include "gguf_writer.hpp"
 #include "kvpolicy/types.hpp"
+#include "sparse_graph.hpp"
 
 namespace kvpolicy::llama::testing {
 namespace {
 
 constexpr std::int64_t dim = 64;
+constexpr std::int64_t value_dim = 48;
 constexpr std::int64_t heads = 4;
 constexpr std::int64_t cells = 256;
 constexpr std::int64_t chosen = 8;
-
-/// Attention as DeepSeek V3.2's graph has it, of so many tokens in so many streams, over a latent cache: values are 48 of 64
-/// elements of a key.
-class sparse_graph {
- public:
-  sparse_graph(std::int64_t tokens, std::int64_t streams) {
-    context_.reset(ggml_init({std::size_t{1} << 20, nullptr, true}));
-    ggml_context* const c = context_.get();
-    queries = ggml_new_tensor_4d(c, GGML_TYPE_F32, dim, tokens, heads, streams);
-    cache = ggml_new_tensor_3d(c, GGML_TYPE_F16, dim, cells, streams);
-    ggml_set_name(cache, "cache_k_l0");
-    ggml_tensor* const keys = ggml_view_4d(c, cache, dim, cells, 1, streams, cache->nb[1], cache->nb[2], cache->nb[2], 0);
-    ggml_tensor* const values = ggml_view_4d(c, cache, 48, cells, 1, streams, cache->nb[1], cache->nb[2], cache->nb[2], 0);
-    engines = ggml_new_tensor_4d(c, GGML_TYPE_F32, cells, tokens, 1, streams);
-    indices = ggml_new_tensor_3d(c, GGML_TYPE_I32, chosen, tokens, streams);
-    ggml_tensor* all = ggml_fill(c, engines, -INFINITY);
-    all = ggml_view_4d(c, all, 1, cells, tokens, streams, all->nb[0], all->nb[1], all->nb[2], 0);
-    ggml_tensor* const zeros = ggml_fill(c, ggml_new_tensor_4d(c, GGML_TYPE_F32, 1, chosen, tokens, streams), 0);
-    ggml_tensor* mask = ggml_set_rows(c, all, zeros, indices);
-    mask = ggml_view_4d(c, mask, cells, tokens, 1, streams, mask->nb[2], mask->nb[3], mask->nb[3], 0);
-    mask = ggml_cast(c, ggml_add(c, mask, engines), GGML_TYPE_F16);
-    attention = ggml_flash_attn_ext(c, queries, keys, values, mask, .3f, 0, 0);
-    graph_ = ggml_new_graph(c);
-    ggml_build_forward_expand(graph_, attention);
-    cpu_.reset(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
-    memory_.reset(ggml_backend_alloc_ctx_tensors(c, cpu_.get()));
-  }
-  void compute() { REQUIRE(ggml_backend_graph_compute(cpu_.get(), graph_) == GGML_STATUS_SUCCESS); }
-
-  ggml_tensor* queries;
-  ggml_tensor* cache;
-  ggml_tensor* engines;  ///< mask
-  ggml_tensor* indices;
-  ggml_tensor* attention;
-
- private:
-  std::unique_ptr<ggml_context, decltype(&ggml_free)> context_{nullptr, &ggml_free};
-  std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)> cpu_{nullptr, &ggml_backend_free};
-  std::unique_ptr<ggml_backend_buffer, decltype(&ggml_backend_buffer_free)> memory_{nullptr, &ggml_backend_buffer_free};
-  ggml_cgraph* graph_;
-};
-
-template <class T>
-T* data_of(ggml_tensor* tensor) {
-  return static_cast<T*>(tensor->data);
-}
 
 TEST_CASE("of a mask that the model computes, the finite entries are read alone") {
   for (std::int64_t const tokens : {1, 5})
     for (std::int64_t const streams : {1, 3}) {
       CAPTURE(tokens, streams);
-      sparse_graph graph(tokens, streams);
+      sparse_graph graph({heads, 1, dim, value_dim, cells, chosen, tokens, streams});
       generator random(static_cast<std::uint64_t>(tokens * 10 + streams));
       std::generate_n(data_of<float>(graph.queries), ggml_nelements(graph.queries), [&] { return random.normal(); });
       std::generate_n(data_of<std::uint16_t>(graph.cache), ggml_nelements(graph.cache),
@@ -90,7 +46,7 @@ TEST_CASE("of a mask that the model computes, the finite entries are read alone"
           if (cell < seen) read[static_cast<std::size_t>(row / tokens * cells + cell)] = 1;
         }
       }
-      graph.compute();
+      REQUIRE(graph.compute());
       auto const* const out = data_of<float>(graph.attention);
       std::vector<float> const engine(out, out + ggml_nelements(graph.attention));
       for (std::int64_t cell = 0; cell < cells * streams; ++cell)
@@ -99,8 +55,12 @@ TEST_CASE("of a mask that the model computes, the finite entries are read alone"
       REQUIRE(reads_chosen_tokens(graph.attention));
       REQUIRE(chosen_at_most(graph.attention) == chosen);
       std::fill_n(data_of<float>(graph.attention), engine.size(), -7.0f);
-      simd_exec exec(
-          {.layers = 1, .q_heads = heads, .kv_heads = 1, .head_dim = dim, .max_tokens = cells * streams, .value_dim = 48});
+      simd_exec exec({.layers = 1,
+                      .q_heads = heads,
+                      .kv_heads = 1,
+                      .head_dim = dim,
+                      .max_tokens = cells * streams,
+                      .value_dim = value_dim});
       chosen_tokens().attend(graph.attention, exec);
       for (std::size_t i = 0; i < engine.size(); ++i) REQUIRE(std::abs(out[i] - engine[i]) < 5e-3f);
     }

@@ -1,5 +1,5 @@
 // Attention over the tokens that the model's own indexer chooses (DeepSeek sparse attention and kin): the graph says which by a
-// mask that it computes, and the engine's kernel reads all others, too.
+// mask that it computes. The engine's kernel goes through it head by head, and in prompts reads nearly everything.
 #pragma once
 
 #include <ggml.h>
