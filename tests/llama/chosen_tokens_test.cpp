@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include "gguf_writer.hpp"
@@ -28,42 +29,42 @@ constexpr std::int64_t cells = 256;
 constexpr std::int64_t chosen = 8;
 
 TEST_CASE("of a mask that the model computes, the finite entries are read alone") {
-  for (std::int64_t const tokens : {1, 5})
-    for (std::int64_t const streams : {1, 3}) {
-      CAPTURE(tokens, streams);
-      sparse_graph graph({heads, 1, dim, value_dim, cells, chosen, tokens, streams});
-      generator random(static_cast<std::uint64_t>(tokens * 10 + streams));
-      std::generate_n(data_of<float>(graph.queries), ggml_nelements(graph.queries), [&] { return random.normal(); });
-      std::generate_n(data_of<std::uint16_t>(graph.cache), ggml_nelements(graph.cache),
-                      [&] { return float_to_half(random.normal()); });
-      std::vector<char> read(static_cast<std::size_t>(cells * streams));
-      for (std::int64_t row = 0; row < tokens * streams; ++row) {
-        std::int64_t const seen = cells / 2 + row % tokens;  // causal: what is chosen behind is not seen
-        for (std::int64_t c = 0; c < cells; ++c) data_of<float>(graph.engines)[row * cells + c] = c < seen ? 0 : -INFINITY;
-        for (std::int64_t i = 0; i < chosen; ++i) {
-          std::int64_t const cell = (row * 37 + i * 29 + 3) % cells;
-          data_of<std::int32_t>(graph.indices)[row * chosen + i] = static_cast<std::int32_t>(cell);
-          if (cell < seen) read[static_cast<std::size_t>(row / tokens * cells + cell)] = 1;
-        }
+  for (auto const& [tokens, streams, f32] :
+       {std::tuple(std::int64_t{1}, std::int64_t{1}, false), std::tuple(std::int64_t{5}, std::int64_t{3}, false),
+        std::tuple(std::int64_t{1}, std::int64_t{3}, true)}) {
+    CAPTURE(tokens, streams, f32);
+    sparse_graph graph({heads, 1, dim, value_dim, cells, chosen, tokens, streams, f32});
+    generator random(static_cast<std::uint64_t>(tokens * 10 + streams));
+    std::generate_n(data_of<float>(graph.queries), ggml_nelements(graph.queries), [&] { return random.normal(); });
+    auto const put = [&](std::int64_t at, float value) {
+      if (f32) data_of<float>(graph.cache)[at] = value;
+      else data_of<std::uint16_t>(graph.cache)[at] = float_to_half(value);
+    };
+    for (std::int64_t i = 0; i < ggml_nelements(graph.cache); ++i) put(i, random.normal());
+    std::vector<char> read(static_cast<std::size_t>(cells * streams));
+    for (std::int64_t row = 0; row < tokens * streams; ++row) {
+      std::int64_t const seen = cells / 2 + row % tokens;  // causal: what is chosen behind is not seen
+      for (std::int64_t c = 0; c < cells; ++c) data_of<float>(graph.engines)[row * cells + c] = c < seen ? 0 : -INFINITY;
+      for (std::int64_t i = 0; i < chosen; ++i) {
+        std::int64_t const cell = (row * 37 + i * 29 + 3) % cells;
+        data_of<std::int32_t>(graph.indices)[row * chosen + i] = static_cast<std::int32_t>(cell);
+        if (cell < seen) read[static_cast<std::size_t>(row / tokens * cells + cell)] = 1;
       }
-      REQUIRE(graph.compute());
-      auto const* const out = data_of<float>(graph.attention);
-      std::vector<float> const engine(out, out + ggml_nelements(graph.attention));
-      for (std::int64_t cell = 0; cell < cells * streams; ++cell)
-        if (read[static_cast<std::size_t>(cell)] == 0)
-          std::fill_n(data_of<std::uint16_t>(graph.cache) + cell * dim, dim, std::uint16_t{0x7e00});  // NaN
-      REQUIRE(reads_chosen_tokens(graph.attention));
-      REQUIRE(chosen_at_most(graph.attention) == chosen);
-      std::fill_n(data_of<float>(graph.attention), engine.size(), -7.0f);
-      simd_exec exec({.layers = 1,
-                      .q_heads = heads,
-                      .kv_heads = 1,
-                      .head_dim = dim,
-                      .max_tokens = cells * streams,
-                      .value_dim = value_dim});
-      chosen_tokens().attend(graph.attention, exec);
-      for (std::size_t i = 0; i < engine.size(); ++i) REQUIRE(std::abs(out[i] - engine[i]) < 5e-3f);
     }
+    REQUIRE(graph.compute());
+    auto const* const out = data_of<float>(graph.attention);
+    std::vector<float> const engine(out, out + ggml_nelements(graph.attention));
+    for (std::int64_t cell = 0; cell < cells * streams; ++cell)
+      if (read[static_cast<std::size_t>(cell)] == 0)
+        for (std::int64_t i = 0; i < dim; ++i) put(cell * dim + i, NAN);
+    REQUIRE(reads_chosen_tokens(graph.attention));
+    REQUIRE(chosen_at_most(graph.attention) == chosen);
+    std::fill_n(data_of<float>(graph.attention), engine.size(), -7.0f);
+    simd_exec exec(
+        {.layers = 1, .q_heads = heads, .kv_heads = 1, .head_dim = dim, .max_tokens = cells * streams, .value_dim = value_dim});
+    chosen_tokens().attend(graph.attention, exec);
+    for (std::size_t i = 0; i < engine.size(); ++i) REQUIRE(std::abs(out[i] - engine[i]) < 5e-3f);
+  }
 }
 
 TEST_CASE("other masks that a graph computes are not taken for a choice") {

@@ -4,6 +4,8 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <catch2/generators/catch_generators_range.hpp>
+#include <catch2/matchers/catch_matchers.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 
 #include <algorithm>
 #include <fstream>
@@ -94,6 +96,7 @@ std::vector<logits> of_engine(llama_model* model, bool flash = true) {
 std::string reasons(std::string of) {
   of =
       std::regex_replace(of, std::regex("(no layer can be served: )?[0-9]+ of [0-9]+ attention layers are the engine's: "), "");
+  of = std::regex_replace(of, std::regex(" \\(an encoder, or a cache of another kind\\) is not supported"), "");
   of = std::regex_replace(of, std::regex("sliding windows of [0-9]+ tokens"), "sliding windows");
   return std::regex_replace(of, std::regex("keys of [0-9]+ and values of [0-9]+ elements: heads of unequal size.*"),
                             "keys and values of unequal sizes");
@@ -106,7 +109,7 @@ std::string row_of(family const& of, run const& full, run const& undone, run con
                                  ? "the model's own indexer chooses: `full` reads exactly that, and no other policy is served"
                              : !full.refused.empty() ? "none: " + reasons(full.refused)
                              : full.left.empty()     ? "all"
-                                                     : "all but " + reasons(full.left);
+                                                     : "all but those with " + reasons(full.left);
   auto const said = [&](run const& each) {
     return chosen || !full.refused.empty() ? ""
            : each.refused.empty()          ? "yes"
@@ -187,6 +190,50 @@ TEST_CASE("policies serve keys and values of unequal widths, or say why not") {
     CAPTURE(text);
     CHECK(decoded(model.get(), known_policies().parse(text, {}).policy).refused.find("rotary embedding") != std::string::npos);
   }
+}
+
+/// Beside the cells that the session gives back, the engine has its own of these models.
+TEST_CASE("a managed cache goes on only where the engine has what it needs of windows and recurrent states") {
+  std::string const architecture = GENERATE("gemma3", "gpt-oss", "granitehybrid", "nemotron_h");
+  CAPTURE(architecture);
+  model_owner const model = tiny_model_of(architecture);
+  bool const windows = llama_model_n_swa(model.get()) > 0;
+  session by(presets::full{}, {.cache = managed_cache{.longest = 1024}});
+  llama_context_params params = parameters({.micro_batch = 128, .threads = 2, .sequences = 2, .unified = true});
+  by.attach(params, model.get());
+  decoder ours(model.get(), params);
+  auto const fed = [&](token_list some, llama_seq_id of, llama_pos from) {
+    std::vector<llama_seq_id*> ids(some.size(), &of);
+    std::vector<std::int32_t> const ones(some.size(), 1);
+    std::vector<llama_pos> positions(some.size());
+    for (std::size_t i = 0; i < some.size(); ++i) positions[i] = from + static_cast<llama_pos>(i);
+    llama_batch const batch{static_cast<std::int32_t>(some.size()), some.data(), nullptr, positions.data(),
+                            const_cast<std::int32_t*>(ones.data()), ids.data(),  nullptr};
+    if (by.decode(ours.context(), batch) != 0) by.check();
+    float const* const last = llama_get_logits_ith(ours.context(), -1);
+    return logits(last, last + tiny_vocabulary);
+  };
+  // Two sequences in turns, in prompts of several micro-batches, give what each gives alone.
+  decoder alone(model.get(), parameters({.micro_batch = 128, .threads = 2}));
+  token_list const other = random_tokens(300, 5);
+  std::vector<logits> const first{alone.feed(prompt), alone.feed(token_list{7})};
+  alone.clear();
+  std::vector<logits> const second_one{alone.feed(other), alone.feed(token_list{7})};
+  CHECK(difference(fed(prompt, 0, 0), first[0]) < .05);
+  CHECK(difference(fed(other, 1, 0), second_one[0]) < .05);
+  CHECK(difference(fed({7}, 0, 300), first[1]) < .05);
+  CHECK(difference(fed({7}, 1, 300), second_one[1]) < .05);
+  // Tokens that the engine does not have the cells or states before.
+  if (windows) {
+    REQUIRE(llama_memory_seq_rm(ours.memory(), 0, 270, -1));
+    by.cut(0, 270);
+    CHECK_THROWS_WITH(fed({7}, 0, 270), Catch::Matchers::ContainsSubstring("goes on at position 270"));
+  }
+  llama_memory_seq_rm(ours.memory(), 0, -1, -1);
+  by.end(0);
+  by.copy(1, 0);  // without llama_memory_seq_cp
+  CHECK_THROWS_WITH(fed({7}, 0, 301), Catch::Matchers::ContainsSubstring("goes on at position 301"));
+  CHECK_NOTHROW(fed({7}, 1, 301));
 }
 
 }  // namespace

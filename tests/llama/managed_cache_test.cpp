@@ -398,7 +398,8 @@ TEST_CASE("a managed cache refuses by name what it can't follow, and goes on") {
   model_owner const shared = tiny_shared_cache();
   session of(presets::full{}, {.cache = managed_cache{}});
   llama_context_params params = parameters({});
-  CHECK_THROWS_WITH(of.attach(params, shared.get()), ContainsSubstring("a managed cache needs all layers"));
+  CHECK_THROWS_WITH(of.attach(params, shared.get()),
+                    ContainsSubstring("a managed cache needs the session to serve all layers"));
   model_owner const windows = tiny_sliding_window();
   session beside(presets::full{}, {.cache = managed_cache{}});
   llama_context_params of_windows = parameters({});

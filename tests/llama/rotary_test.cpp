@@ -91,7 +91,7 @@ class turned_keys {
 double apart(embedding const& by, double magnitude = 1) {
   turned_keys const keys(by);
   rotary read;
-  read.learn(keys.written);
+  read.learn(keys.written, dim);
   rotation const r = read.embedding();
   double most = 0;
   for (std::int64_t t = 0; t < tokens; ++t)
@@ -136,11 +136,11 @@ TEST_CASE("a rotary embedding that is read off a graph undoes the engine's") {
 TEST_CASE("rotary embeddings that differ between layers, and an image's positions, are refused") {
   using Catch::Matchers::ContainsSubstring;
   rotary read;
-  read.learn(turned_keys({}).written);
-  read.learn(turned_keys({}).written);
-  REQUIRE_THROWS_WITH(read.learn(turned_keys({.scale = .5f}).written), ContainsSubstring("layers have different ones"));
+  read.learn(turned_keys({}).written, dim);
+  read.learn(turned_keys({}).written, dim);
+  REQUIRE_THROWS_WITH(read.learn(turned_keys({.scale = .5f}).written, dim), ContainsSubstring("layers have different ones"));
   rotary axes;
-  axes.learn(turned_keys({.mode = GGML_ROPE_TYPE_IMROPE, .turned = 64, .sections = {11, 11, 10, 0}}).written);
+  axes.learn(turned_keys({.mode = GGML_ROPE_TYPE_IMROPE, .turned = 64, .sections = {11, 11, 10, 0}}).written, dim);
   axes.check_text(std::array<std::int32_t, 8>{3, 4, 3, 4, 3, 4, 0, 0}, 2);
   REQUIRE_THROWS_WITH(axes.check_text(std::array<std::int32_t, 8>{3, 3, 3, 4, 3, 4, 0, 0}, 2), ContainsSubstring("image"));
 }

@@ -19,6 +19,7 @@ struct sparse_shape {
   std::int64_t chosen;     ///< tokens for each token
   std::int64_t tokens = 1;
   std::int64_t streams = 1;
+  bool f32 = false;  ///< the cache, of which attention gets copies
 };
 
 class sparse_graph {
@@ -28,13 +29,16 @@ class sparse_graph {
     ggml_context* const c = context_.get();
     queries = ggml_new_tensor_4d(c, GGML_TYPE_F32, of.key_dim, of.tokens, of.q_heads, of.streams);
     auto const rows = [&](char const* name) {
-      ggml_tensor* const made = ggml_new_tensor_3d(c, GGML_TYPE_F16, of.key_dim * of.kv_heads, of.cells, of.streams);
+      ggml_tensor* const made =
+          ggml_new_tensor_3d(c, of.f32 ? GGML_TYPE_F32 : GGML_TYPE_F16, of.key_dim * of.kv_heads, of.cells, of.streams);
       ggml_set_name(made, name);
       return made;
     };
     auto const view = [&](ggml_tensor* rows_of, std::int64_t dim) {
       std::size_t const head = ggml_row_size(rows_of->type, of.key_dim);
-      return ggml_view_4d(c, rows_of, dim, of.cells, of.kv_heads, of.streams, rows_of->nb[1], head, rows_of->nb[2], 0);
+      ggml_tensor* const part =
+          ggml_view_4d(c, rows_of, dim, of.cells, of.kv_heads, of.streams, rows_of->nb[1], head, rows_of->nb[2], 0);
+      return of.f32 ? ggml_cast(c, part, GGML_TYPE_F16) : part;
     };
     cache = rows("cache_k_l0");
     values = of.value_dim < of.key_dim ? cache : rows("cache_v_l0");

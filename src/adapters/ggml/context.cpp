@@ -76,7 +76,7 @@ void device_context::start(attention_graph const& of) {
                  k->type == GGML_TYPE_F16 ? KVPOLICY_F16 : KVPOLICY_BF16};
   rows_.streams = cache->ne[2];
   if ((rows_.policy.needs & KVPOLICY_NEEDS_ROTATION) != 0) {
-    for (ggml_tensor const* const written : of.written) rows_.rope.learn(written);
+    for (ggml_tensor const* const written : of.written) rows_.rope.learn(written, rows_.shape.head_dim);
     if (rows_.rope.has_several_axes())
       throw unsupported("'" + rows_.policy.text +
                         "' undoes the rotary embedding, which has several axes in this model: on a device "

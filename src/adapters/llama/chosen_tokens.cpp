@@ -58,7 +58,8 @@ void chosen_tokens::attend(ggml_tensor* attention, simd_exec& exec) {
   ggml_tensor const* const sinks = attention->src[4];
   attention_terms const terms{.soft_cap = said.soft_cap,
                               .sinks = sinks != nullptr ? static_cast<float const*>(sinks->data) : nullptr};
-  ggml_tensor const* const cells = attention->src[1];  // a view that begins at the first stream's first cell
+  ggml_tensor const* cells = attention->src[1];         // a view that begins at the first stream's first cell
+  if (cells->op == GGML_OP_CPY) cells = cells->src[0];  // of an f32 cache attention gets a copy
   std::int64_t const per_stream = queries.tensor->ne[1];
   std::int64_t const dim = values.head_dim;
   for (std::int64_t t = 0; t < queries.tokens(); ++t) {

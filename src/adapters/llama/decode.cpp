@@ -38,7 +38,9 @@ int session::engine::decode(llama_context* context, llama_batch const& batch) {
   std::int64_t const cells = unified ? llama_n_ctx(context) : llama_n_ctx_seq(context);
   std::int64_t const kept = storage_->cells_kept();
   std::int64_t const room = cells - kept * (unified ? in_cache : 1);
-  std::int64_t const piece = std::min<std::int64_t>(llama_n_batch(context), room);
+  // In one cache for all, llama.cpp forgets cells of windows while it plans a batch's later micro-batches.
+  std::int64_t const most = unified && windows_ && kept > 0 ? llama_n_ubatch(context) : llama_n_batch(context);
+  std::int64_t const piece = std::min(most, room);
   KVPOLICY_EXPECTS(piece >= 2, "a context of " + std::to_string(cells) + " cells for " + std::to_string(in_cache) +
                                    " sequences, each of which keeps " + std::to_string(kept) +
                                    "; raise n_ctx, or end a sequence");
@@ -48,6 +50,7 @@ int session::engine::decode(llama_context* context, llama_batch const& batch) {
                                                " has an output, and pieces of " + std::to_string(piece) +
                                                " keep those of the last one alone; decode it in batches of that size");
   }
+  if (kept > 0) check_engine_goes_on(context, batch);
   set_batch(batch, batch_reading::by_policy);
   llama_pos* const positions = batch.pos == nullptr && follows_state(context, batch) ? positions_.data() : batch.pos;
   int status = 0;
@@ -69,6 +72,24 @@ int session::engine::decode(llama_context* context, llama_batch const& batch) {
   }
   sequences_.batch().drop();
   return status;
+}
+
+/// What the engine has of a model itself ends where each sequence of the batch goes on: windows' cells, and recurrent states.
+void session::engine::check_engine_goes_on(llama_context* context, llama_batch const& batch) const {
+  if (!windows_ && !hybrid_) return;
+  llama_memory_t const memory = llama_get_memory(context);
+  for (llama_seq_id const id : of_batch_) {
+    llama_pos const last = llama_memory_seq_pos_max(memory, id);
+    llama_pos next = last + 1;
+    for (std::int32_t i = batch.n_tokens; batch.pos != nullptr && i-- > 0;)
+      if (std::ranges::find(sequences_of(batch, i), id) != sequences_of(batch, i).end()) next = batch.pos[i];
+    llama_pos const window = windows_ ? llama_model_n_swa(llama_get_model(context)) : 0;
+    bool const in_window = window == 0 || llama_memory_seq_pos_min(memory, id) <= std::max(0, next - window + 1);
+    if (next == 0 || (last + 1 == next && in_window)) continue;
+    throw unsupported("sequence " + std::to_string(id) + " goes on at position " + std::to_string(next) +
+                      ", and of this model the engine no longer has what comes before it in sliding windows or recurrent "
+                      "states; end the sequence and decode its text anew");
+  }
 }
 
 /// Whether a sequence of the batch comes behind a state that was loaded: the engine would count its positions from 0. They are

@@ -30,6 +30,8 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
     found = served_layers(params, model);
     if (!options_.lenient && !found.avoidable().empty()) throw unsupported(found.avoidable());
     check_chooses(sequences_.policy(), found);
+    for (auto const& s : sequences_.all())
+      if (s) check_chooses(s->policy(), found);
   } catch (unsupported const& refusal) {
     if (!options_.lenient) throw;
     passed_by_ = refusal.what();
@@ -111,7 +113,7 @@ void session::engine::check() {
   } catch (error const& reason) {
     if (!hybrid_) throw;
     throw unsupported(std::string(reason.what()) +
-                      "; the engine can't undo a part of this model's recurrent state: clear the sequence");
+                      "; the engine can't undo a part of this model's recurrent state: clear the sequences of the batch");
   }
 }
 

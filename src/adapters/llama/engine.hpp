@@ -55,6 +55,7 @@ class session::engine final : graph_client {
   bool active() const noexcept override { return attached_ && failure_ == nullptr; }
   bool stops() const noexcept override { return attached_ && failure_ != nullptr && !options_.lenient; }
   bool wants_rope() const noexcept override { return sequences_.needs(signals::rotation); }
+  bool takes_prompts() const noexcept override { return options_.prompts; }
   bool wants_logits() const noexcept override { return sequences_.wants_logits(); }
   cache_shape const& shape() const noexcept override { return sequences_.shape(); }
   void correct_positions(attention_node const& node, graph_tokens const& graph, std::span<std::int32_t> counted) override {
@@ -74,6 +75,7 @@ class session::engine final : graph_client {
 
   void running_again() noexcept;
   bool follows_state(llama_context* context, llama_batch const& batch);
+  void check_engine_goes_on(llama_context* context, llama_batch const& batch) const;
   void check_managed(char const* what) const;
   void check_rows_are_all() const;
   void check_chooses(host_policy const& policy, served_layers const& layers) const;

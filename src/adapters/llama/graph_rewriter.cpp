@@ -122,7 +122,8 @@ void graph_rewriter::ask_chosen(ggml_tensor* node) {
   auto const at = std::ranges::find(layers_.chosen(), layer.value_or(-1));
   if (at == layers_.chosen().end() || !client_.active() || !reads_chosen_tokens(node)) return;
   constexpr std::int64_t worth_it = 4;
-  if (node->src[1]->ne[1] < worth_it * chosen_at_most(node)) return;
+  bool const prompt = node->src[0]->ne[1] > 1;
+  if ((prompt && !client_.takes_prompts()) || node->src[1]->ne[1] < worth_it * chosen_at_most(node)) return;
   cache_shape shape = layers_.chosen_shape();
   ggml_tensor const* const cache = storage_of(node->src[1]);
   shape.max_tokens = cache->ne[1] * cache->ne[2];
@@ -189,7 +190,7 @@ void graph_rewriter::see_written(ggml_tensor const* set_rows) {
     tokens_.written = written_cells(set_rows);
   }
   if (layer != ropes_known_ || !client_.active() || !client_.wants_rope()) return;
-  rotary_.learn(set_rows);
+  rotary_.learn(set_rows, layers_.shape().head_dim);
   ++ropes_known_;
 }
 

@@ -37,6 +37,8 @@ class graph_client {
   virtual bool stops() const noexcept = 0;
   virtual bool wants_rope() const noexcept = 0;
   virtual bool wants_logits() const noexcept = 0;
+  /// Whether attention of prompts is not to be left to the engine.
+  virtual bool takes_prompts() const noexcept = 0;
   /// What simd_exec is made for; known once serve() was called.
   virtual cache_shape const& shape() const noexcept = 0;
 

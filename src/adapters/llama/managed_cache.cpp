@@ -33,7 +33,7 @@ class managed_storage final : public storage {
   void fit(cache_shape& shape, llama_context_params const& params, llama_model const* model,
            served_layers const& layers) override {
     if (!layers.left_besides_windows().empty())
-      throw unsupported("a managed cache needs all layers to be the session's, but for those with sliding windows, and " +
+      throw unsupported("a managed cache needs the session to serve all layers but those with sliding windows: " +
                         layers.left_besides_windows());
     window_ = layers.left().empty() ? 0 : llama_model_n_swa(model);
     trained_ = llama_model_n_ctx_train(model);

@@ -87,6 +87,9 @@ void session::engine::repeat(llama_context* context, repeat_options const& optio
   refuse_if(hybrid_, "the engine can't remove a repetition from this model's recurrent state");
   refuse_if(llama_model_n_swa(model) > 0 && !whole_windows_,
             "a repetition would take the place of the text's end in this model's sliding windows; set swa_full");
+  refuse_if(
+      llama_model_n_swa(model) > 0 && !storage_->engine_has_rows(),
+      "with a managed cache the engine would not have the text's end in this model's sliding windows; leave the cache out");
   refuse_if(options_.cache && !requirements_of(options_.cache->between_pieces.retain).keeps_all,
             "between_pieces drops rows of it before; leave between_pieces out");
   refuse_if(options_.cache && options_.cache->tier != nullptr, "a tier has rows of it; leave the tier out");

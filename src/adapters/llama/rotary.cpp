@@ -79,9 +79,9 @@ bool turns_by_last_axis(ggml_tensor const* rope, std::int32_t pair) noexcept {
 
 }  // namespace
 
-void rotary::learn(ggml_tensor const* set_rows) {
+void rotary::learn(ggml_tensor const* set_rows, std::int64_t head_dim) {
   turned_by const by = find_rope(set_rows->src[0]);
-  std::vector<float> frequency(1, 0);
+  std::vector<float> frequency(static_cast<std::size_t>(head_dim / 2), 0);
   rotation::pairing pairing = rotation::pairing::halves;
   bool several_axes = false;
   if (ggml_tensor const* const rope = by.rope; rope != nullptr) {
@@ -93,7 +93,7 @@ void rotary::learn(ggml_tensor const* set_rows) {
                         " on; those from element 0 on of kinds NORMAL, NEOX, MROPE and IMROPE are supported");
     if (!by.last)
       throw unsupported(
-          "the policy undoes the keys' rotary embedding, and the engine changes keys behind it (a norm, the rest of "
+          "the policy undoes the keys' rotary embedding, and the engine changes keys after rotating them (a norm, the rest of "
           "a latent row, or keys in blocks, which LLAMA_ATTN_ROT_DISABLE=1 leaves as they are); chess and infllm do "
           "without as pre_rope=0");
     // The magnitude by which YaRN multiplies, too, is the same for queries and keys: it stays.

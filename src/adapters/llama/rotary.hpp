@@ -14,9 +14,10 @@ namespace kvpolicy::llama {
 /// That of all layers. A model that does not turn its keys has one that turns by nothing.
 class rotary {
  public:
-  /// Reads what turned the keys that a SET_ROWS node writes; for each layer, before its first prompt ends.
+  /// Reads what turned the keys that a SET_ROWS node writes, heads of `head_dim` elements; for each layer, before its first
+  /// prompt ends.
   /// @throws unsupported for an embedding that policies can't undo, and for layers that differ
-  void learn(ggml_tensor const* set_rows);
+  void learn(ggml_tensor const* set_rows, std::int64_t head_dim);
   bool known() const noexcept { return !frequency_.empty(); }
   rotation embedding() const noexcept;
   bool has_several_axes() const noexcept { return several_axes_; }

@@ -34,6 +34,7 @@ class sequence {
   }
   std::int64_t tokens() const noexcept { return rows_->cells().tokens(); }
   signals needs() const noexcept { return requirements_.needs; }
+  host_policy const& policy() const noexcept { return policy_; }
   step_statistics const& last_step() const noexcept { return statistics_; }
   prompt_statistics const& prompts() const noexcept { return prompts_; }
   std::int64_t steps() const noexcept { return steps_; }
