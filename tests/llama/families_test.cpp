@@ -236,5 +236,17 @@ TEST_CASE("a managed cache goes on only where the engine has what it needs of wi
   CHECK_NOTHROW(fed({7}, 1, 301));
 }
 
+TEST_CASE("where the model chooses, no sequence gets a policy that would choose otherwise") {
+  model_owner const model = tiny_model_of("deepseek32");
+  llama_context_params params = parameters({});
+  session by(presets::full{});
+  by.use(presets::quest{.tokens = 64}, 1);
+  CHECK_THROWS_WITH(by.attach(params, model.get()), Catch::Matchers::ContainsSubstring("own indexer chooses"));
+  session other(presets::full{});
+  other.attach(params, model.get());
+  CHECK_THROWS_WITH(other.use(presets::quest{.tokens = 64}), Catch::Matchers::ContainsSubstring("own indexer chooses"));
+  CHECK_THROWS_WITH(other.use(presets::quest{.tokens = 64}, 1), Catch::Matchers::ContainsSubstring("own indexer chooses"));
+}
+
 }  // namespace
 }  // namespace kvpolicy::llama::testing
