@@ -117,14 +117,13 @@ device_context::batch device_context::read_batch(attention_graph const& of) {
     parts.push_back({std::move(part), nullptr, false});
   most_ = std::max(most_, static_cast<std::int64_t>(parts.size()));
   for (served_part& each : parts) each.by = find(each.part, parts);
-  auto const has = [&](served_part const& part) {
-    return [&](auto const& each) { return part.part.before() > 0 && each->cells().begins_with(part.part.seen, order); };
-  };
-  std::vector<std::pair<token_cells, device_sequence const*>> fresh;  // of parts that nobody has
+  std::vector<std::pair<token_cells, device_sequence const*>> fresh;  // of parts that nobody has, and who has the same tokens
   for (served_part const& each : parts) {
     if (each.by != nullptr) continue;
-    auto const other = std::ranges::find_if(sequences_, has(each));
-    fresh.emplace_back(token_cells(each.part.seen, order), other != sequences_.end() ? other->get() : nullptr);
+    device_sequence const* same = nullptr;
+    for (auto const& other : sequences_)
+      if (each.part.before() > 0 && other->cells().begins_with(each.part.seen, order)) same = other.get();
+    fresh.emplace_back(token_cells(each.part.seen, order), same);
   }
   for (served_part& each : parts)
     for (std::int64_t const cell : each.part.cells) each.part.written.push_back(order.write(cell));
