@@ -179,18 +179,27 @@ TEST_CASE("attend_block goes from strip to strip and from chunk to chunk", "[pri
   compare_blocks<on_team>(44, 1700, rounds_of(20), true);
 }
 
-TEST_CASE("attend_block takes values of another width, and values that are a part of the keys' rows", "[primitive]") {
-  random_source random(47);
-  for (int round = 0; round < rounds_of(40); ++round) {
+/// test(cache, given, random) on blocks of up to 900 tokens, with all terms, in so many rounds.
+template <class Test>
+void with_blocks(std::uint64_t seed, int rounds, Test test) {
+  random_source random(seed);
+  for (int round = 0; round < rounds; ++round) {
     cache_shape const shape = random_shape(random, 900);
     random_cache const cache = random_cache_of(shape, random);
     block_case given = some_block(shape, random);
     draw_terms(given, random);
+    test(cache, given, random);
+  }
+}
+
+TEST_CASE("attend_block takes values of another width, and values that are a part of the keys' rows", "[primitive]") {
+  with_blocks(47, rounds_of(40), [](random_cache const& cache, block_case const& given, random_source& random) {
+    cache_shape const& shape = given.shape;
     rows const keys = cache.keys(0, given.tokens);
     rows values = random.one_in(2) ? keys : cache.values(0, given.tokens);
     std::int64_t const block = elements_of_block(shape.type);
     values.head_dim = random.between(1, shape.head_dim / block) * block;
-    if (values.base == keys.base && values.head_dim == keys.head_dim) continue;
+    if (values.base == keys.base && values.head_dim == keys.head_dim) return;
     std::int64_t const count = given.queries * shape.q_heads;
     std::vector<float> want(static_cast<std::size_t>(count * values.head_dim));
     std::vector<float> got(want.size(), -7);
@@ -201,20 +210,15 @@ TEST_CASE("attend_block takes values of another width, and values that are a par
     simd_exec exec(shape);
     attend_block(given.window(), keys, values, given.kept(), given.terms, table_of(got), exec);
     for (std::size_t i = 0; i < want.size(); ++i) REQUIRE(std::abs(got[i] - want[i]) < 1e-3f);
-  }
+  });
 }
 
 TEST_CASE("attend_block gives the same bits whether one thread worked or two", "[primitive]") {
-  random_source random(45);
-  for (int round = 0; round < rounds_of(20); ++round) {
-    cache_shape const shape = random_shape(random, 900);
-    random_cache const cache = random_cache_of(shape, random);
-    block_case given = some_block(shape, random);
-    draw_terms(given, random);
-    on_simd alone(shape);
-    on_team together(shape);
+  with_blocks(45, rounds_of(20), [](random_cache const& cache, block_case const& given, random_source&) {
+    on_simd alone(given.shape);
+    on_team together(given.shape);
     REQUIRE(block_on(alone, cache, given) == block_on(together, cache, given));
-  }
+  });
 }
 #endif
 

@@ -9,31 +9,12 @@
 namespace kvpolicy::llama {
 namespace {
 
-ggml_tensor const* behind_copies(ggml_tensor const* t) noexcept {
-  auto const copies = [](ggml_op op) {
-    return op == GGML_OP_CPY || op == GGML_OP_DUP || op == GGML_OP_CONT || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE;
-  };
-  while (copies(t->op) && t->src[0] != nullptr) t = t->src[0];
-  return t;
-}
-
 bool is_filled_with(ggml_tensor const* t, float value) noexcept {
   t = behind_copies(t);
   if (t->op != GGML_OP_FILL) return false;
   float filled = 0;
   std::memcpy(&filled, t->op_params, sizeof filled);
   return filled == value;
-}
-
-/// The SET_ROWS node that puts 0 where indices say into minus infinities, to which the engine's mask is added; null: another
-/// mask.
-ggml_tensor const* choice_of(ggml_tensor const* attention) noexcept {
-  if (attention->src[3] == nullptr || attention_parameters(attention).max_bias != 0) return nullptr;
-  ggml_tensor const* const sum = behind_copies(attention->src[3]);
-  if (sum->op != GGML_OP_ADD || behind_copies(sum->src[1])->op != GGML_OP_NONE) return nullptr;
-  ggml_tensor const* const set = behind_copies(sum->src[0]);
-  if (set->op != GGML_OP_SET_ROWS || set->src[2] == nullptr) return nullptr;
-  return is_filled_with(set->src[0], 0) && is_filled_with(set->src[2], -INFINITY) ? set : nullptr;
 }
 
 /// Cells that a row of the mask leaves, counted from `base`.
@@ -45,9 +26,15 @@ void add_seen(Bits const* row, std::int64_t cells, std::int64_t base, range_list
 
 }  // namespace
 
-bool reads_chosen_tokens(ggml_tensor const* attention) noexcept { return choice_of(attention) != nullptr; }
-
-std::int64_t chosen_at_most(ggml_tensor const* attention) noexcept { return choice_of(attention)->src[1]->ne[0]; }
+std::optional<std::int64_t> chosen_at_most(ggml_tensor const* attention) noexcept {
+  if (attention->src[3] == nullptr || attention_parameters(attention).max_bias != 0) return std::nullopt;
+  ggml_tensor const* const sum = behind_copies(attention->src[3]);
+  if (sum->op != GGML_OP_ADD || behind_copies(sum->src[1])->op != GGML_OP_NONE) return std::nullopt;
+  ggml_tensor const* const set = behind_copies(sum->src[0]);  // zeros, where indices say, into minus infinities
+  if (set->op != GGML_OP_SET_ROWS || set->src[2] == nullptr) return std::nullopt;
+  if (!is_filled_with(set->src[0], 0) || !is_filled_with(set->src[2], -INFINITY)) return std::nullopt;
+  return set->src[1]->ne[0];
+}
 
 void chosen_tokens::attend(ggml_tensor* attention, simd_exec& exec) {
   rows const keys = all_rows_of(attention->src[1]);

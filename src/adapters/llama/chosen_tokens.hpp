@@ -5,6 +5,7 @@
 #include <ggml.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "kvpolicy/exec/simd.hpp"
@@ -12,16 +13,14 @@
 
 namespace kvpolicy::llama {
 
-/// Whether a FLASH_ATTN_EXT node's mask is the engine's own, and minus infinity but where indices in the graph say. Nothing has
-/// to be computed yet.
-bool reads_chosen_tokens(ggml_tensor const* attention) noexcept;
-/// How many tokens the indices choose for each token, at most; the node reads chosen tokens.
-std::int64_t chosen_at_most(ggml_tensor const* attention) noexcept;
+/// How many tokens the model chooses for each token, at most, if a FLASH_ATTN_EXT node's mask is the engine's own plus minus
+/// infinity but where indices in the graph say; none for other masks. Nothing has to be computed yet.
+std::optional<std::int64_t> chosen_at_most(ggml_tensor const* attention) noexcept;
 
 /// Attends to the finite entries of the mask alone, in the engine's place. Its result is the engine's within rounding.
 class chosen_tokens {
  public:
-  /// @param attention  a node that reads chosen tokens, all of whose sources are computed
+  /// @param attention  a node that chosen_at_most() knows, all of whose sources are computed
   /// @param exec  for its heads, and as many tokens as the cache has cells
   void attend(ggml_tensor* attention, simd_exec& exec);
 

@@ -118,12 +118,12 @@ void graph_rewriter::take(ggml_tensor* node, layer_hook& hook) noexcept {
 
 /// Where the model chooses few of many tokens, they are read alone. Else the engine's kernel is as fast.
 void graph_rewriter::ask_chosen(ggml_tensor* node) {
-  auto const layer = key_cache_layer(node->src[1]);
-  auto const at = std::ranges::find(layers_.chosen(), layer.value_or(-1));
-  if (at == layers_.chosen().end() || !client_.active() || !reads_chosen_tokens(node)) return;
+  auto const at = std::ranges::find(layers_.chosen(), key_cache_layer(node->src[1]).value_or(-1));
+  if (at == layers_.chosen().end() || !client_.active()) return;
+  auto const most = chosen_at_most(node);
   constexpr std::int64_t worth_it = 4;
   bool const prompt = node->src[0]->ne[1] > 1;
-  if ((prompt && !client_.takes_prompts()) || node->src[1]->ne[1] < worth_it * chosen_at_most(node)) return;
+  if (!most || (prompt && !client_.takes_prompts()) || node->src[1]->ne[1] < worth_it * *most) return;
   cache_shape shape = layers_.chosen_shape();
   ggml_tensor const* const cache = storage_of(node->src[1]);
   shape.max_tokens = cache->ne[1] * cache->ne[2];

@@ -84,7 +84,7 @@ class survey {
     try {
       check_attention(node);
       made.offloaded = is_offloaded(node);
-      made.chosen = reads_chosen_tokens(node);
+      made.chosen = chosen_at_most(node).has_value();
       if (!made.chosen) made.mask = graph_mask(node).input();
     } catch (unsupported const& refusal) {
       made.refused = refusal.what();

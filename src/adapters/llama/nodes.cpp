@@ -19,6 +19,14 @@ ggml_tensor const* storage_of(ggml_tensor const* tensor) noexcept {
   return tensor;
 }
 
+ggml_tensor const* behind_copies(ggml_tensor const* tensor) noexcept {
+  auto const copies = [](ggml_op op) {
+    return op == GGML_OP_CPY || op == GGML_OP_DUP || op == GGML_OP_CONT || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE;
+  };
+  while (copies(tensor->op) && tensor->src[0] != nullptr) tensor = tensor->src[0];
+  return tensor;
+}
+
 std::optional<std::int64_t> key_cache_layer(ggml_tensor const* tensor) noexcept {
   constexpr std::string_view prefix = "cache_k_l";
   std::string_view const name = storage_of(tensor)->name;
@@ -138,14 +146,9 @@ ggml_tensor const* rotated_by(ggml_tensor const* node) noexcept {
 }
 
 graph_mask::graph_mask(ggml_tensor const* attention)
-    : input_(attention->src[3]),
+    : input_(behind_copies(attention->src[3])),  // an F32 input that is converted to F16 is not computed yet
       per_stream_(attention->src[0]->ne[1]),
       biased_(attention->op == GGML_OP_FLASH_ATTN_EXT && attention_parameters(attention).max_bias != 0) {
-  // The engine may convert its F32 input to F16 first, which is not computed yet.
-  auto const copies = [](ggml_op op) {
-    return op == GGML_OP_CPY || op == GGML_OP_DUP || op == GGML_OP_CONT || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE;
-  };
-  while (copies(input_->op) && input_->src[0] != nullptr) input_ = input_->src[0];
   if (input_->op != GGML_OP_NONE) {
     throw unsupported(std::string("the model computes its attention mask (") + ggml_op_name(input_->op) +
                       "): only causal masks and windows that the engine sets are supported");

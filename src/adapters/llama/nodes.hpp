@@ -20,6 +20,9 @@ std::optional<std::int64_t> key_cache_layer(ggml_tensor const* tensor) noexcept;
 /// The tensor at the foot of a chain of views, and of the copy that the engine's attention reads of an f32 cache.
 ggml_tensor const* storage_of(ggml_tensor const* tensor) noexcept;
 
+/// What a tensor's values are of: through copies, casts and views.
+ggml_tensor const* behind_copies(ggml_tensor const* tensor) noexcept;
+
 /// Which cells a SET_ROWS node is about to write, one for each token of the micro-batch: stream * cells of a stream + cell.
 /// Throws unsupported for another engine's way of writing.
 std::span<std::int64_t const> written_cells(ggml_tensor const* set_rows);

@@ -66,14 +66,14 @@ void sequences::forget_graph() noexcept {
 /// A managed cache gives cells back: a token comes behind the last of those that are left.
 void sequences::correct_positions(attention_node const& node, graph_tokens const& graph, std::span<std::int32_t> counted) {
   if (storage_.engine_has_rows() || !cells_.are_of(node.keys)) return;
-  std::vector<std::int64_t> written(graph.written.begin(), graph.written.end());
-  std::ranges::sort(written);
+  written_.assign(graph.written.begin(), graph.written.end());
+  std::ranges::sort(written_);
   for (std::int32_t i = 0; i < std::ssize(counted); ++i) {
     std::int32_t before = cell_table::unknown;
     std::int32_t new_before = -1;  // but for itself
     for (std::int64_t cell = 0; cell < node.mask.cells(); ++cell) {
       if (!node.mask.visible(i, cell)) continue;
-      bool const is_new = std::ranges::binary_search(written, graph.stream(i) * graph.stream_cells + cell);
+      bool const is_new = std::ranges::binary_search(written_, graph.stream(i) * graph.stream_cells + cell);
       if (is_new) ++new_before;
       else before = std::max(before, cells_.position(graph.stream(i), static_cast<std::int32_t>(cell)));
     }

@@ -96,6 +96,7 @@ class sequences {
   std::vector<llama_seq_id> owners_;         ///< scratch
   std::vector<std::int32_t> batch_indices_;  ///< scratch
   std::vector<std::int32_t> seen_;           ///< scratch
+  std::vector<std::int64_t> written_;        ///< scratch
 };
 
 }  // namespace kvpolicy::llama
