@@ -11,15 +11,15 @@
 namespace kvpolicy::llama {
 namespace {
 
-/// Of the first 32 bytes of a cell's first head; never 0. Each step takes it of every token: four products side by side.
-std::uint64_t hash(rows const& keys, std::int64_t cell) noexcept {
-  std::array<std::uint64_t, 4> words{};
+/// Of 16 bytes at the beginning of a cell's first head, and 16 at `other`; never 0. Each step takes it of every token: four
+/// products side by side.
+std::uint64_t hash(rows const& keys, std::int64_t cell, std::size_t other) noexcept {
+  constexpr std::size_t half = 16;
+  std::array<std::uint64_t, 2 * half / 8> words{};
   std::byte const* const key = keys.address({0}, {cell});
-  if (std::int64_t const bytes = bytes_of(keys.type, keys.head_dim); bytes >= std::ssize(words) * 8) {
-    std::memcpy(words.data(), key, sizeof words);
-  } else {
-    std::memcpy(words.data(), key, static_cast<std::size_t>(bytes));
-  }
+  auto const bytes = static_cast<std::size_t>(bytes_of(keys.type, keys.head_dim));
+  std::memcpy(words.data(), key, std::min(bytes, half));
+  if (bytes >= other + half) std::memcpy(words.data() + words.size() / 2, key + other, half);
   std::uint64_t sum = words[0] * 0x9e3779b97f4a7c15u ^ words[1] * 0xc2b2ae3d27d4eb4fu;
   sum += (words[2] ^ 0x165667b19e3779f9u) * 0x85ebca77c2b2ae63u ^ words[3] * 0x27d4eb2f165667c5u;
   sum = (sum ^ sum >> 29) * 0xbf58476d1ce4e5b9u;
@@ -28,8 +28,10 @@ std::uint64_t hash(rows const& keys, std::int64_t cell) noexcept {
 
 }  // namespace
 
-void cell_table::begin(rows const& keys, std::int64_t cells_of_a_stream) {
+void cell_table::begin(rows const& keys, rows const& values, std::int64_t cells_of_a_stream) {
   first_ = keys;
+  std::int64_t const narrower = values.head_dim < keys.head_dim ? values.head_dim : 0;
+  other_ = std::max<std::size_t>(16, static_cast<std::size_t>(bytes_of(keys.type, narrower)));
   last_ = {};
   per_stream_ = cells_of_a_stream;
   records_.assign(static_cast<std::size_t>(keys.tokens), {});
@@ -40,12 +42,12 @@ void cell_table::begin(rows const& keys, std::int64_t cells_of_a_stream) {
 }
 
 fingerprint cell_table::read(std::int64_t cell) const noexcept {
-  return {hash(first_, cell), sees_history() ? hash(last_, cell) : 0};
+  return {hash(first_, cell, other_), sees_history() ? hash(last_, cell, other_) : 0};
 }
 
 bool cell_table::holds(std::int64_t stream, std::int32_t cell, fingerprint const& token) const noexcept {
-  if (sees_history() && token.history != 0) return hash(last_, index(stream, cell)) == token.history;
-  return hash(first_, index(stream, cell)) == token.self;
+  if (sees_history() && token.history != 0) return hash(last_, index(stream, cell), other_) == token.history;
+  return hash(first_, index(stream, cell), other_) == token.self;
 }
 
 void cell_table::write(graph_tokens const& graph) {

@@ -17,8 +17,8 @@ class cell_table {
  public:
   static constexpr std::int32_t unknown = -1;
 
-  /// `keys`: layer 0's, of all cells.
-  void begin(rows const& keys, std::int64_t cells_of_a_stream);
+  /// Rows are layer 0's, of all cells. Keys wider than values are rotated behind as many channels as those have (MLA).
+  void begin(rows const& keys, rows const& values, std::int64_t cells_of_a_stream);
   bool are_of(rows const& keys) const noexcept { return keys.base == first_.base && keys.tokens == first_.tokens; }
   /// The last layer's.
   void see_last(rows const& keys) noexcept {
@@ -61,6 +61,7 @@ class cell_table {
   void retire(record const& old);
 
   std::int64_t per_stream_ = 0;
+  std::size_t other_ = 0;  ///< bytes before the second part of a key that is looked at
   rows first_{};
   rows last_{};
   std::vector<record> records_;  ///< of each cell, as it was last seen written

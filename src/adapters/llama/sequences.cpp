@@ -86,7 +86,7 @@ bool sequences::follow(attention_node const& node, graph_tokens const& graph) no
     if (!node.refused.empty()) return cells_.forget(), false;
     if (node.layer == 0) {
       // Another context may have been made of the same parameters, to see what fits for instance.
-      if (!cells_.are_of(node.keys)) cells_.begin(node.keys, node.stream_cells);
+      if (!cells_.are_of(node.keys)) cells_.begin(node.keys, node.values, node.stream_cells);
       history_due_ = !cells_.sees_history();
       cells_.write(graph);
     }
