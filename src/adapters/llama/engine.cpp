@@ -54,7 +54,7 @@ void session::engine::attach(llama_context_params& params, llama_model const* mo
   hybrid_ = llama_model_is_hybrid(model);
   whole_windows_ = params.swa_full;
   windows_ = !found.left().empty();
-  sequences_.attach(found.shape(), params.kv_unified);
+  sequences_.attach(found.shape(), params.kv_unified, hybrid_);
   rewriter_.attach(params, std::move(found));
   attached_ = true;
 }

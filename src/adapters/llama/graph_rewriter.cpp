@@ -207,6 +207,7 @@ void graph_rewriter::complete_tokens(attention_node const& first) {
   } else {
     tokens_.positions = {};
   }
+  tokens_.counted = false;
   if (!tokens_.positions.empty() || !first.refused.empty()) return;
   // The model has none in its graph (ALiBi): a token is as far as it sees others.
   counted_.clear();
@@ -217,6 +218,7 @@ void graph_rewriter::complete_tokens(attention_node const& first) {
   }
   client_.correct_positions(first, tokens_, counted_);
   tokens_.positions = counted_;
+  tokens_.counted = true;
 }
 
 graph_rewriter::layer_hook* graph_rewriter::hook_of(ggml_tensor const* node) noexcept {

@@ -17,6 +17,7 @@ struct graph_tokens {
   std::int64_t stream_cells = 0;            ///< cells of a stream
   std::span<std::int32_t const> ids;        ///< of the vocabulary; empty for embeddings
   std::span<std::int32_t const> positions;  ///< empty where the model does not tell
+  bool counted = false;                     ///< positions are how far each token sees others: the model has none
 
   std::int64_t stream(std::int32_t batch_index) const noexcept {
     return written[static_cast<std::size_t>(batch_index)] / stream_cells;
@@ -35,13 +36,16 @@ struct graph_tokens {
 /// Follows a decode through the batch that the caller said it would bring, micro-batch by micro-batch.
 class caller_batch {
  public:
+  /// How the engine cuts a batch of a unified cache: in its order; or, of a hybrid model, as many tokens of each sequence that
+  /// has some, one sequence after the other.
+  void cut_by_sequences(bool so) noexcept { by_sequences_ = so; }
   void set(llama_batch const& batch, batch_reading how);
   void set(std::span<llama_seq_id const> sequences, std::span<std::int8_t const> outputs, batch_reading how);
   void drop() noexcept { tokens_.clear(); }
 
   /// Writes the sequence of each of the graph's tokens: in a cache of streams, the stream's; in a unified one, as it was
-  /// said, in the batch's order; or 0. What was said and is not what comes is refused (unsupported) in a unified
-  /// cache, and dropped in streams, which can do without.
+  /// said; or 0. What was said and is not what comes is refused (unsupported) in a unified cache, and dropped in streams, which
+  /// can do without.
   void owners(graph_tokens const& graph, bool unified, std::vector<llama_seq_id>& of);
   /// Whether a sequence's tokens of a graph, so many, are a step: the whole batch has no others of it, each has an output, and
   /// they were not called a prompt's. Where nothing was said of it, a single token is a step.
@@ -55,17 +59,28 @@ class caller_batch {
     std::int32_t position;  ///< -1: the engine's to find
     llama_seq_id sequence;
     bool output = true;
+    bool came = false;  ///< in a graph
 
     /// Whether the graph may mean this token.
     bool is(graph_tokens const& graph, std::int32_t batch_index) const noexcept {
       std::int32_t const given = graph.id(batch_index);
-      std::int32_t const at = graph.position(batch_index);
+      std::int32_t const at = graph.counted ? -1 : graph.position(batch_index);
       return (id < 0 || given < 0 || id == given) && (position < 0 || at < 0 || position == at);
     }
   };
+  /// Whether the engine may cut the next `count` tokens so that they are of the first `sequences` that have some, the same
+  /// number of each; these are due_ then.
+  bool cuts(std::size_t count, std::size_t sequences);
+  void expect(graph_tokens const& graph);
+  /// In streams: whether the graph's first token is the next of its sequence. Then the graph's tokens have come.
+  bool take(graph_tokens const& graph, std::vector<llama_seq_id> const& of);
+
   std::vector<token> tokens_;
   batch_reading how_ = batch_reading::by_policy;
-  std::size_t next_ = 0;
+  bool by_sequences_ = false;
+  std::vector<std::size_t> due_;              ///< scratch: places in tokens_
+  std::vector<llama_seq_id> next_sequences_;  ///< scratch: those with tokens left, in the batch's order
+  std::vector<std::size_t> left_;             ///< scratch: of a graph, by sequence
 };
 
 }  // namespace kvpolicy::llama

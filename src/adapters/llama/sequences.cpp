@@ -6,9 +6,10 @@
 
 namespace kvpolicy::llama {
 
-void sequences::attach(cache_shape const& of_model, bool unified) {
+void sequences::attach(cache_shape const& of_model, bool unified, bool hybrid) {
   of_model_ = of_model;
   unified_ = unified;
+  batch_.cut_by_sequences(hybrid);
 }
 
 void sequences::use(host_policy policy) {

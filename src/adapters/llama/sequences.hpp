@@ -41,7 +41,7 @@ class sequences {
   std::span<std::unique_ptr<sequence> const> all() const noexcept { return all_; }
 
   /// The model's layers and heads, and whether one stream of cells holds all sequences; before the first graph.
-  void attach(cache_shape const& of_model, bool unified);
+  void attach(cache_shape const& of_model, bool unified, bool hybrid);
   void use(host_policy policy);
   bool needs(signals which) const noexcept;
   /// Whether a step of the running graph needs logits.
