@@ -56,8 +56,10 @@ llama_batch batch::plain() {
           outputs_.data()};
 }
 
-random_calls::random_calls(std::uint64_t seed)
-    : random_(seed), sequences_(1 + below(4)), unified_(below(2) == 0), blocks_(below(3) == 0) {}
+random_calls::random_calls(std::uint64_t seed, engine_limits const& engine)
+    : random_(seed), sequences_(1 + below(4)), cuts_(engine.cuts), unified_(below(2) == 0), blocks_(below(3) == 0) {
+  unified_ = unified_ || (sequences_.size() == 3 && !engine.three_streams);
+}
 
 void random_calls::open(llama_model* model, std::unique_ptr<session> of, bool with_twin) {
   llama_context_params params = parameters({.tokens = static_cast<std::uint32_t>(256 * (unified_ ? 2 : sequences_.size())),
@@ -177,6 +179,10 @@ void random_calls::pass_over(token_counts const& before, std::string const& said
 /// A refused decode: the micro-batches before the refused one stay, in the twin too.
 void random_calls::undo(batch all, token_counts const& before, std::string const& said, bool extended, bool waited) {
   check_refusal(before, said);
+  if (!cuts_) {  // what is left of the micro-batches before can't be known
+    for (auto const& b : before) remove(b.first, -1, -1);
+    return;
+  }
   for (auto const& [of, tokens] : before) {
     modelled& s = at(of);
     llama_pos const last = llama_memory_seq_pos_max(ours_->memory(), of);
@@ -252,8 +258,12 @@ void random_calls::cut_out() {
 
 void random_calls::remove(llama_seq_id of, llama_pos first, llama_pos last) {
   say("seq_rm " + number(of) + " [" + number(first) + ", " + number(last) + ")");
-  each([&](decoder& d, int) { llama_memory_seq_rm(d.memory(), of, first, last); });
   modelled& s = at(of);
+  bool const tail = first > 0 && !s.tokens.empty() && s.tokens.back().position >= first && (last < 0 || last >= end_of(of));
+  each([&](decoder& d, int) {
+    if (llama_memory_seq_rm(d.memory(), of, first, last) != (cuts_ || !tail)) throw fault("seq_rm did otherwise than expected");
+  });
+  if (!cuts_ && tail) return;
   history after;
   std::ranges::copy_if(s.tokens, std::back_inserter(after), [&](token const& t) { return last >= 0 && t.position >= last; });
   s.cut(std::ranges::count_if(s.tokens, [&](token const& t) { return t.position < first; }));
@@ -264,6 +274,7 @@ void random_calls::remove(llama_seq_id of, llama_pos first, llama_pos last) {
 }
 
 void random_calls::keep() {
+  if (!cuts_ && !unified_) return;  // the engine keeps the others' rows, and not their recurrent states
   llama_seq_id const of = any();
   say("seq_keep " + number(of));
   each([&](decoder& d, int) { llama_memory_seq_keep(d.memory(), of); });
@@ -285,7 +296,7 @@ void random_calls::shift() {
 }
 
 void random_calls::add_to_positions(llama_seq_id of, llama_pos from, llama_pos by) {
-  if (blocks_) return;  // the engine dies of it, for heads of 32
+  if (blocks_ || !llama_memory_can_shift(ours_->memory())) return;  // the engine dies of it, of blocks for heads of 32
   say("seq_add " + number(of) + " [" + number(from) + ", inf) " + number(by));
   each([&](decoder& d, int) { llama_memory_seq_add(d.memory(), of, from, -1, by); });
   for (token& t : at(of).tokens) t.position += t.position >= from ? by : 0;
@@ -299,7 +310,7 @@ void random_calls::copy() {
   llama_seq_id const to = any();
   std::int64_t const all = std::ssize(at(from).tokens);
   if (from == to || all == 0) return;
-  std::int64_t const count = unified_ && below(2) == 0 ? between(1, all + 1) : all;
+  std::int64_t const count = unified_ && cuts_ && below(2) == 0 ? between(1, all + 1) : all;
   llama_pos const last = count == all ? -1 : position(from, count);
   bool const stays = last >= 0 && below(4) == 0 && room(to) > count;
   if (unified_) remove(to, -1, stays ? last : -1);

@@ -98,10 +98,16 @@ struct fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// What the engine can do with a model.
+struct engine_limits {
+  bool cuts = true;           ///< remove a sequence's tail: a hybrid's recurrent state does not follow
+  bool three_streams = true;  ///< it ends the process when it makes a context of Kimi Linear with three
+};
+
 /// A context with a session, another without one that gets the same calls if wished, and what the calls make of their caches.
 class random_calls {
  public:
-  explicit random_calls(std::uint64_t seed);
+  explicit random_calls(std::uint64_t seed, engine_limits const& engine = {});
   virtual ~random_calls() = default;
 
   /// Makes so many calls. What was called and went wrong; empty if nothing did.
@@ -185,6 +191,7 @@ class random_calls {
 
   std::mt19937_64 random_;
   std::vector<modelled> sequences_;
+  bool cuts_;  ///< see engine_limits
   bool unified_;
   bool blocks_;  ///< the cache is of q8_0
   std::int64_t micro_batch_ = 0;

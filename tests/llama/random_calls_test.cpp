@@ -1,17 +1,16 @@
 // After any public calls around an attached session: what a policy sees is the truth, and what it chooses follows from that.
-// KVPOLICY_SEEDS is how many seeds (300 in a full run), KVPOLICY_FIRST_SEED the first; a failure prints what repeats it.
+// KVPOLICY_SEEDS and KVPOLICY_FIRST_SEED as seeds.hpp says; a failure prints what repeats it.
 #include "random_calls.hpp"
 
 #include <catch2/catch_test_macros.hpp>
-#include <cstdlib>
 #include <type_traits>
 
-#include "conformance/rounds.hpp"
 #include "first_layer.hpp"
 #include "kvpolicy/presets/full.hpp"
 #include "kvpolicy/presets/quest.hpp"
 #include "kvpolicy/presets/snapkv.hpp"
 #include "kvpolicy/presets/streaming_llm.hpp"
+#include "seeds.hpp"
 #include "tiny_model.hpp"
 
 namespace kvpolicy::llama::testing {
@@ -257,32 +256,22 @@ class checked_calls : public random_calls {
 };
 
 template <class Policy>
-void check_seeds(Policy const& preset) {
-  auto const number = [](char const* name, std::uint64_t otherwise) {
-    char const* const given = std::getenv(name);
-    return given != nullptr ? std::strtoull(given, nullptr, 10) : otherwise;
-  };
-  std::uint64_t const first = number("KVPOLICY_FIRST_SEED", 1);
-  for (std::uint64_t seed = first;
-       seed < first + number("KVPOLICY_SEEDS", static_cast<std::uint64_t>(kvpolicy_test::rounds_of(300))); ++seed) {
-    std::string const failed = checked_calls(preset, seed).run(40);
-    if (!failed.empty())
-      FAIL_CHECK("this seed alone: KVPOLICY_FIRST_SEED=" << seed << " KVPOLICY_SEEDS=1 before the command\n" << failed);
-  }
+void check_seeds_of(Policy const& preset) {
+  check_seeds(300, [&](std::uint64_t seed) { return checked_calls(preset, seed).run(40); });
 }
 
-TEST_CASE("after any calls full gives the logits of a context without a session") { check_seeds(presets::full{}); }
+TEST_CASE("after any calls full gives the logits of a context without a session") { check_seeds_of(presets::full{}); }
 
 TEST_CASE("after any calls quest chooses among the true tokens, as a fresh state does") {
-  check_seeds(presets::quest{.tokens = 24, .page = 4});
+  check_seeds_of(presets::quest{.tokens = 24, .page = 4});
 }
 
 TEST_CASE("after any calls streaming_llm chooses as a state that goes along") {
-  check_seeds(presets::streaming_llm{.tokens = 24});
+  check_seeds_of(presets::streaming_llm{.tokens = 24});
 }
 
 TEST_CASE("after any calls snapkv chooses as a state that goes along, or refuses") {
-  check_seeds(presets::snapkv{.tokens = 24, .smooth = {.width = 5}, .after = 0});
+  check_seeds_of(presets::snapkv{.tokens = 24, .smooth = {.width = 5}, .after = 0});
 }
 
 }  // namespace
