@@ -65,7 +65,7 @@ int main(int count, char** arguments) {
   kvpolicy_policy* policy = NULL;
   kvpolicy_decoder* decoder = NULL;
   must(kvpolicy_policy_parse(text, NULL, 0, &policy));
-  kvpolicy_shape const shape = {layers, q_heads, kv_heads, dim, pages_of * page, KVPOLICY_F32};
+  kvpolicy_shape const shape = {layers, q_heads, kv_heads, dim, pages_of * page, KVPOLICY_F32, 0};
   kvpolicy_decoder_options const options = {.sequences = sequences, .stream = stream};
   must(kvpolicy_decoder_start(policy, &shape, &options, &decoder));
   int64_t const of_rows[] = {sequences * pages_of, kv_heads, page, dim}, of_tables[] = {sequences, pages_of};

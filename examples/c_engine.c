@@ -37,7 +37,7 @@ int main(int count, char** arguments) {
 
   kvpolicy_policy* policy = NULL;
   must(kvpolicy_policy_parse(text, NULL, 0, &policy));
-  kvpolicy_shape const shape = {layers, q_heads, kv_heads, dim, pool_pages * page, KVPOLICY_F32};
+  kvpolicy_shape const shape = {layers, q_heads, kv_heads, dim, pool_pages * page, KVPOLICY_F32, 0};
   kvpolicy_state* state = NULL;
   must(kvpolicy_start(policy, &shape, &state));
 

@@ -34,7 +34,8 @@ class Range(c.Structure):
 
 
 class Shape(c.Structure):
-    _fields_ = [(name, c.c_int64) for name in ("layers", "q_heads", "kv_heads", "head_dim", "max_tokens")] + [("type", c.c_int32)]
+    _fields_ = [*((name, c.c_int64) for name in ("layers", "q_heads", "kv_heads", "head_dim", "max_tokens")), ("type", c.c_int32),
+                ("value_dim", c.c_int64)]
 
 
 class Prompt(c.Structure):

@@ -91,13 +91,14 @@ cache_shape shape_from(kvpolicy_shape const* given) {
                           .kv_heads = given->kv_heads,
                           .head_dim = given->head_dim,
                           .max_tokens = given->max_tokens,
-                          .type = static_cast<element_type>(given->type)};
+                          .type = static_cast<element_type>(given->type),
+                          .value_dim = given->value_dim};
   check(shape);
   // Within these no size of any state overflows.
   constexpr std::int64_t most = std::int64_t{1} << 16;
   constexpr std::int64_t max_channels = std::int64_t{1} << 28;
-  KVPOLICY_EXPECTS(shape.layers <= most && shape.q_heads <= most && shape.head_dim <= most &&
-                       shape.layers * shape.q_heads <= max_channels / shape.head_dim,
+  KVPOLICY_EXPECTS(shape.layers <= most && shape.q_heads <= most && shape.head_dim <= most && shape.values_dim() <= most &&
+                       shape.layers * shape.q_heads <= max_channels / std::max(shape.head_dim, shape.values_dim()),
                    std::to_string(shape.layers) + " layers of " + std::to_string(shape.q_heads) + " heads x " +
                        std::to_string(shape.head_dim) + " channels are more than the " + std::to_string(most) +
                        " of each, and " + std::to_string(max_channels) + " channels in all, that there may be");

@@ -37,13 +37,19 @@ struct layer_room {
   }
 };
 
+inline axis key_axis(cache_shape const& shape) noexcept { return {"head_dim", shape.head_dim}; }
+/// The same as the keys' where values are as wide.
+inline axis value_axis(cache_shape const& shape) noexcept {
+  return shape.values_dim() == shape.head_dim ? key_axis(shape) : axis{"value_dim", shape.values_dim()};
+}
+
 /// A tensor as rows, whose tokens are told to `space`. Throws invalid_value.
+/// @param dims  the channels of a row
 /// @param paged  rows that have the page table, if there is one
 template <class Memory>
-basic_rows<Memory> bound_rows(kvpolicy_tensor const* given, tensor_rule const& rule, cache_shape const& shape,
+basic_rows<Memory> bound_rows(kvpolicy_tensor const* given, tensor_rule const& rule, cache_shape const& shape, axis const& dims,
                               basic_rows<Memory> const& paged, layer_room& space) {
   axis const heads{"kv_heads", shape.kv_heads};
-  axis const dims{"head_dim", shape.head_dim};
   basic_rows<Memory> made = paged;
   tensor t;
   std::size_t at = 0;  // of kv_heads
@@ -62,14 +68,15 @@ basic_rows<Memory> bound_rows(kvpolicy_tensor const* given, tensor_rule const& r
   made.type = shape.type;
   made.heads = shape.kv_heads;
   made.tokens = INT64_MAX;  // each call checks the room
-  made.head_dim = shape.head_dim;
+  made.head_dim = dims.extent;
   made.head_stride = t.stride[at];
   made.token_stride = t.stride[at + 1];
   made.dim_stride = t.stride[at + 2];
   constexpr std::int64_t most = 8192;  // the executor's limit
-  KVPOLICY_EXPECTS(made.contiguous() || shape.head_dim <= most,
-                   rule.named() + ": the stride of head_dim is " + std::to_string(made.dim_stride / size_of(shape.type)) +
-                       "; rows of more than " + std::to_string(most) + " elements must be contiguous");
+  KVPOLICY_EXPECTS(made.contiguous() || dims.extent <= most, rule.named() + ": the stride of " + dims.name + " is " +
+                                                                 std::to_string(made.dim_stride / size_of(shape.type)) +
+                                                                 "; rows of more than " + std::to_string(most) +
+                                                                 " elements must be contiguous");
   return made;
 }
 

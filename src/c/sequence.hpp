@@ -77,9 +77,9 @@ class sequence {
       space.table = table.extent[0];
     }
     tensor_rule rule{.name = "keys", .layer = layer, .dtype = dtype_of(shape_.type), .where = backend_.rows, .apart = true};
-    rows const key_rows = bound_rows(keys, rule, shape_, paged, space);
+    rows const key_rows = bound_rows(keys, rule, shape_, key_axis(shape_), paged, space);
     rule.name = "values";
-    rows const value_rows = values == nullptr ? rows{} : bound_rows(values, rule, shape_, paged, space);
+    rows const value_rows = values == nullptr ? rows{} : bound_rows(values, rule, shape_, value_axis(shape_), paged, space);
     if (values != nullptr && paged.pages != nullptr && value_rows.page_size != key_rows.page_size) {
       throw invalid_value("values of layer " + std::to_string(layer) + ": page_size (axis 2) has " +
                           std::to_string(value_rows.page_size) + " elements; the keys' pages have " +
@@ -103,7 +103,7 @@ class sequence {
     } else {
       cache_shape const& of = store.shape();
       KVPOLICY_EXPECTS(of.layers == shape_.layers && of.kv_heads == shape_.kv_heads && of.head_dim == shape_.head_dim &&
-                           of.type == shape_.type,
+                           of.values_dim() == shape_.values_dim() && of.type == shape_.type,
                        "the store is of " + text_of(of) + ", the state of " + text_of(shape_));
       KVPOLICY_EXPECTS(of.max_tokens >= shape_.max_tokens, "the store is for " + std::to_string(of.max_tokens) +
                                                                " tokens, the state for " + std::to_string(shape_.max_tokens) +
@@ -213,7 +213,7 @@ class sequence {
         view const cache = view_of(tokens);
         if (!leave_whole || kept.tokens() < tokens * shape_.kv_heads)
           kvpolicy::attend(queries, cache.keys(layer), cache.values(layer), kept, terms(layer.value),
-                           table<float>{out, shape_.q_heads, shape_.head_dim, shape_.head_dim}, {}, backend_.exec);
+                           table<float>{out, shape_.q_heads, shape_.values_dim(), shape_.values_dim()}, {}, backend_.exec);
         stepping_ = layer.value + 1 == shape_.layers ? INT64_MAX : tokens;
         if (layer.value + 1 == shape_.layers) end_step(tokens);
         return kept.tokens();
@@ -262,11 +262,11 @@ class sequence {
     check_known(layer, scale);
     tensor const to = checked(
         out, {.name = "out", .layer = layer, .dtype = float32, .where = backend_.vectors, .dense_last = true, .apart = true},
-        {{"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
+        {{"q_heads", shape_.q_heads}, value_axis(shape_)});
     check_rows(layer, request_.tokens(), true, true);
     view const cache = view_of(request_.tokens());
     kvpolicy::attend(heads, cache.keys({layer}), cache.values({layer}), request_.kept({layer}), terms(layer),
-                     table<float>{reinterpret_cast<float*>(to.data), shape_.q_heads, shape_.head_dim, to.stride[0] / 4}, {},
+                     table<float>{reinterpret_cast<float*>(to.data), shape_.q_heads, shape_.values_dim(), to.stride[0] / 4}, {},
                      backend_.exec);
   }
 
@@ -288,7 +288,7 @@ class sequence {
       check_scale(scale);
       check_known(layer, scale);
       tensor const to = checked(out, {.name = "out", .layer = layer, .dtype = float32, .dense_last = true, .apart = true},
-                                {{"tokens", count}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
+                                {{"tokens", count}, {"q_heads", shape_.q_heads}, value_axis(shape_)});
       KVPOLICY_EXPECTS(count == 1 || to.stride[0] == shape_.q_heads * to.stride[1],
                        "out of layer " + std::to_string(layer) + " is not dense: a token's heads must lie behind one another");
       check_rows(layer, tokens, true, true);
@@ -296,7 +296,7 @@ class sequence {
       attend_block(
           {reinterpret_cast<float const*>(from.data), count, shape_.q_heads, from.stride[0] / 4, from.stride[1] / 4, scale},
           cache.keys({layer}), cache.values({layer}), {scope::head, resident(layer, tokens), shape_.kv_heads}, terms(layer),
-          table<float>{reinterpret_cast<float*>(to.data), count * shape_.q_heads, shape_.head_dim, to.stride[1] / 4},
+          table<float>{reinterpret_cast<float*>(to.data), count * shape_.q_heads, shape_.values_dim(), to.stride[1] / 4},
           backend_.exec);
     }
   }
@@ -373,14 +373,14 @@ class sequence {
     query_window const window = window_of(queries, "queries", layer, brought_, scale);
     check_known(layer, scale);
     tensor const to = checked(out, {.name = "out", .layer = layer, .dtype = float32, .dense_last = true, .apart = true},
-                              {{"tokens", brought_}, {"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}});
+                              {{"tokens", brought_}, {"q_heads", shape_.q_heads}, value_axis(shape_)});
     KVPOLICY_EXPECTS(brought_ == 1 || to.stride[0] == shape_.q_heads * to.stride[1],
                      "out of layer " + std::to_string(layer) + " is not dense: a token's heads must lie behind one another");
     check_rows(layer, request_.tokens(), true, true);
     view const cache = view_of(request_.tokens());
     kvpolicy::attend(
         window, cache.keys({layer}), cache.values({layer}), request_.kept({layer}), terms(layer),
-        table<float>{reinterpret_cast<float*>(to.data), brought_ * shape_.q_heads, shape_.head_dim, to.stride[1] / 4}, {},
+        table<float>{reinterpret_cast<float*>(to.data), brought_ * shape_.q_heads, shape_.values_dim(), to.stride[1] / 4}, {},
         backend_.exec);
   }
 

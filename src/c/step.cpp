@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "layer_rows.hpp"
 #include "state.hpp"
 #include "status.hpp"
 #include "tensor.hpp"
@@ -27,15 +28,16 @@ class step_tensors {
     KVPOLICY_EXPECTS(layer >= 0 && layer < shape.layers,
                      "layer " + std::to_string(layer) + "; there are 0 to " + std::to_string(shape.layers - 1));
     check_scale(scale);
-    auto const of = [&](kvpolicy_tensor const* t, char const* name, kvpolicy_dtype dtype, std::int64_t heads) {
+    auto const of = [&](kvpolicy_tensor const* t, char const* name, kvpolicy_dtype dtype, std::int64_t heads,
+                        axis const& dims) {
       return checked(t, {.name = name, .layer = layer, .dtype = dtype, .dense_last = true, .apart = true},
-                     {{"sequences", count}, {"heads", heads}, {"head_dim", shape.head_dim}});
+                     {{"sequences", count}, {"heads", heads}, dims});
     };
-    keys_ = of(keys, "keys", dtype_of(shape.type), shape.kv_heads);
-    values_ = of(values, "values", dtype_of(shape.type), shape.kv_heads);
-    queries_ = of(queries, "queries", float32, shape.q_heads);
-    out_ = of(out, "out", float32, shape.q_heads);
-    KVPOLICY_EXPECTS(shape.q_heads == 1 || out_.stride[1] == shape.head_dim * 4,
+    keys_ = of(keys, "keys", dtype_of(shape.type), shape.kv_heads, key_axis(shape));
+    values_ = of(values, "values", dtype_of(shape.type), shape.kv_heads, value_axis(shape));
+    queries_ = of(queries, "queries", float32, shape.q_heads, key_axis(shape));
+    out_ = of(out, "out", float32, shape.q_heads, value_axis(shape));
+    KVPOLICY_EXPECTS(shape.q_heads == 1 || out_.stride[1] == shape.values_dim() * 4,
                      "out of layer " + std::to_string(layer) + " is not dense: a sequence's heads must lie behind one another");
     if (token_ids != nullptr)
       ids_ = checked(token_ids, {.name = "token ids", .dtype = int32, .dense_last = true}, {{"sequences", count}});
@@ -47,17 +49,17 @@ class step_tensors {
     query_heads const queries{reinterpret_cast<float const*>(queries_.data + i * queries_.stride[0]), shape_.q_heads,
                               queries_.stride[1] / 4, scale_};
     std::int32_t const id = ids_.data == nullptr ? -1 : reinterpret_cast<std::int32_t const*>(ids_.data)[i];
-    return sequence.step(layer_, row_of(keys_, i), row_of(values_, i), queries, id,
+    return sequence.step(layer_, row_of(keys_, i, shape_.head_dim), row_of(values_, i, shape_.values_dim()), queries, id,
                          reinterpret_cast<float*>(out_.data + i * out_.stride[0]), leave_whole);
   }
 
  private:
-  rows row_of(tensor const& all, std::int64_t i) const noexcept {
+  rows row_of(tensor const& all, std::int64_t i, std::int64_t dim) const noexcept {
     return {.base = all.data + i * all.stride[0],
             .type = shape_.type,
             .heads = shape_.kv_heads,
             .tokens = 1,
-            .head_dim = shape_.head_dim,
+            .head_dim = dim,
             .head_stride = all.stride[1],
             .token_stride = all.stride[1] * shape_.kv_heads,
             .dim_stride = size_of(shape_.type)};

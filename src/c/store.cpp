@@ -4,6 +4,7 @@
 #include <string>
 
 #include "kvpolicy/error.hpp"
+#include "layer_rows.hpp"
 #include "status.hpp"
 
 using namespace kvpolicy;
@@ -20,14 +21,14 @@ void check_tokens(std::int64_t tokens) {
   KVPOLICY_EXPECTS(tokens >= 0, std::to_string(tokens) + " tokens; they can't be negative");
 }
 
-rows rows_of(kvpolicy_tensor const* given, char const* name, std::int64_t layer, cache_shape const& shape) {
+rows rows_of(kvpolicy_tensor const* given, char const* name, std::int64_t layer, cache_shape const& shape, axis const& dims) {
   tensor const t = checked(given, {.name = name, .layer = layer, .dtype = dtype_of(shape.type), .dense_last = true},
-                           {{"kv_heads", shape.kv_heads}, {"tokens"}, {"head_dim", shape.head_dim}});
+                           {{"kv_heads", shape.kv_heads}, {"tokens"}, dims});
   return {.base = t.data,
           .type = shape.type,
           .heads = shape.kv_heads,
           .tokens = t.extent[1],
-          .head_dim = shape.head_dim,
+          .head_dim = dims.extent,
           .head_stride = t.stride[0],
           .token_stride = t.stride[1],
           .dim_stride = size_of(shape.type)};
@@ -77,7 +78,8 @@ kvpolicy_status kvpolicy_store_append(kvpolicy_store* store, int64_t layer, kvpo
     required(store, "store");
     check_layer(store->rows, layer);
     cache_shape const& shape = store->rows.shape();
-    store->rows.append({layer}, rows_of(keys, "keys", layer, shape), rows_of(values, "values", layer, shape));
+    store->rows.append({layer}, rows_of(keys, "keys", layer, shape, key_axis(shape)),
+                       rows_of(values, "values", layer, shape, value_axis(shape)));
   });
 }
 

@@ -90,6 +90,7 @@ int main(void) {
   FIELD(kvpolicy_shape, head_dim);
   FIELD(kvpolicy_shape, max_tokens);
   FIELD(kvpolicy_shape, type);
+  FIELD(kvpolicy_shape, value_dim);
   TYPE(kvpolicy_prompt);
   FIELD(kvpolicy_prompt, first);
   FIELD(kvpolicy_prompt, queries);

@@ -34,7 +34,9 @@ inline c_policy parsed(std::string const& text, std::vector<std::uint8_t> const&
 }
 
 inline kvpolicy_shape c_shape(cache_shape const& shape) {
-  return {shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim, shape.max_tokens, static_cast<std::int32_t>(shape.type)};
+  return {shape.layers,   shape.q_heads,    shape.kv_heads,
+          shape.head_dim, shape.max_tokens, static_cast<std::int32_t>(shape.type),
+          shape.value_dim};
 }
 
 inline c_state started(c_policy const& policy, cache_shape const& shape) {

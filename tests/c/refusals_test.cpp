@@ -98,7 +98,7 @@ TEST_CASE("policy text that can't be is refused as on the command line", "[c]") 
 TEST_CASE("shapes and policies that can't be together are refused at the start", "[c]") {
   c_policy const policy = parsed("snapkv:tokens=32,window=8");
   kvpolicy_state* state = nullptr;
-  kvpolicy_shape const good{2, 4, 2, 8, 64, KVPOLICY_F32};
+  kvpolicy_shape const good{2, 4, 2, 8, 64, KVPOLICY_F32, 0};
   refused(kvpolicy_start(nullptr, &good, &state), "policy is NULL");
   refused(kvpolicy_start(policy.get(), nullptr, &state), "shape is NULL");
   refused(kvpolicy_start(policy.get(), &good, nullptr), "state is NULL");
@@ -124,7 +124,7 @@ TEST_CASE("shapes and policies that can't be together are refused at the start",
 
 TEST_CASE("a CUDA sequence is refused in one message: built without, or no device", "[c]") {
   c_policy const policy = parsed("full");
-  kvpolicy_shape const shape{2, 4, 2, 8, 64, KVPOLICY_F16};
+  kvpolicy_shape const shape{2, 4, 2, 8, 64, KVPOLICY_F16, 0};
   auto const checked = [](kvpolicy_status status) {
     INFO(kvpolicy_message());
     if (status == KVPOLICY_UNSUPPORTED) refused(status, "this library was built without CUDA", KVPOLICY_UNSUPPORTED);

@@ -49,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
     return 0;
   }
   std::unique_ptr<kvpolicy_policy, frees> const policy(parsed);
-  kvpolicy_shape const shape{layers, q_heads, kv_heads, dim, most, KVPOLICY_F32};
+  kvpolicy_shape const shape{layers, q_heads, kv_heads, dim, most, KVPOLICY_F32, 0};
   kvpolicy_state* started = nullptr;
   if (kvpolicy_start(policy.get(), &shape, &started) != KVPOLICY_OK) return 0;
   std::unique_ptr<kvpolicy_state, frees> const state(started);

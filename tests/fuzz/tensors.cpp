@@ -163,10 +163,16 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   kvpolicy_policy_parse(policies[static_cast<std::size_t>(in.below(std::ssize(policies)))], boundary, 4, &parsed);
   std::unique_ptr<kvpolicy_policy, frees> const policy(parsed);
   std::int64_t const kv_heads = 1 + in.below(3);
-  kvpolicy_shape shape{1 + in.below(3),   kv_heads * (1 + in.below(3)),          kv_heads, 1 + in.below(12),
-                       20 + in.below(60), static_cast<std::int32_t>(in.below(3))};
+  kvpolicy_shape shape{1 + in.below(3),
+                       kv_heads * (1 + in.below(3)),
+                       kv_heads,
+                       1 + in.below(12),
+                       20 + in.below(60),
+                       static_cast<std::int32_t>(in.below(3)),
+                       in.below(4) == 0 ? in.below(16) : 0};
   if (in.below(16) == 0) shape.max_tokens = in.number();
   if (shape.max_tokens > 200) return 0;
+  std::int64_t const value_dim = shape.value_dim > 0 ? shape.value_dim : shape.head_dim;
   kvpolicy_state* started = nullptr;
   if (kvpolicy_start(policy.get(), &shape, &started) != KVPOLICY_OK) return 0;
   std::unique_ptr<kvpolicy_state, frees> const state(started);
@@ -187,7 +193,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
       case 0:
       case 1: {
         described& keys = make({shape.kv_heads, shape.max_tokens, shape.head_dim}, stored);
-        described& values = make({shape.kv_heads, shape.max_tokens, shape.head_dim}, stored);
+        described& values = make({shape.kv_heads, shape.max_tokens, value_dim}, stored);
         kvpolicy_bind(state.get(), layer, keys.get(), values.get(), nullptr);
         break;
       }
@@ -196,7 +202,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
         std::int64_t const page = 1 + in.below(9), physical = 1 + in.below(12);
         std::int64_t const used = (shape.max_tokens + page - 1) / page;
         described& keys = make({physical, shape.kv_heads, page, shape.head_dim}, stored);
-        described& values = make({physical, shape.kv_heads, page, shape.head_dim}, stored);
+        described& values = make({physical, shape.kv_heads, page, value_dim}, stored);
         described& table = make({used}, i32);
         if (table.real && table.tensor.byte_offset == 0 && table.tensor.dtype.bits == 32) {
           std::int64_t const entries = table.shape[0] > 0 && table.tensor.ndim == 1 ? table.shape[0] : 0;
@@ -246,7 +252,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
       default: {
         std::int64_t const now = what % 16 == 15 ? in.number() : what % 16 == 14 ? tokens - in.below(4) : tokens + 1;
         described& queries = make({shape.q_heads, shape.head_dim}, f32);
-        described& out = make({shape.q_heads, shape.head_dim}, f32);
+        described& out = make({shape.q_heads, value_dim}, f32);
         for (std::int64_t l = 0; l < shape.layers; ++l) {
           if (kvpolicy_choose(state.get(), l, now, queries.get(), .5f, in.byte()) != KVPOLICY_OK) break;
           tokens = now;

@@ -167,6 +167,43 @@ class Binding(unittest.TestCase):
         with self.assertRaisesRegex(kvpolicy.InvalidError, "soft cap of -1"):
             engine.state.bind_terms(0, soft_cap=-1)
 
+    def test_values_may_be_a_part_of_the_keys_rows(self):
+        latent = kvpolicy.Shape(layers=1, q_heads=4, kv_heads=1, head_dim=12, max_tokens=200, value_dim=8)
+        draw = np.random.default_rng(3)
+        floats = lambda *shape: draw.normal(size=shape).astype(np.float32)
+        keys = floats(1, latent.max_tokens, latent.head_dim)
+        values = keys[..., :latent.value_dim]
+
+        def attention(queries, tokens):
+            weights = np.exp(queries @ keys[0, tokens].T * scale)
+            return weights / weights.sum(-1, keepdims=True) @ values[0, tokens]
+
+        for text in ("full", "snapkv:tokens=40,after=0", "quest:tokens=32,page=4", "streaming_llm:tokens=40"):
+            state, stored = kvpolicy.State(kvpolicy.Policy(text), latent), kvpolicy.State(kvpolicy.Policy(text), latent)
+            store = kvpolicy.Store(kvpolicy.Arena(latent, 1 << 22))
+            state.bind(0, keys, values)
+            stored.bind_store(store)
+            store.append(0, keys[:, :150], values[:, :150])
+            window, out = floats(150, latent.q_heads, latent.head_dim), np.zeros((150, latent.q_heads, latent.value_dim), np.float32)
+            state.attend_prompt(0, 150, window, scale, out)
+            np.testing.assert_allclose(out[-1], attention(window[-1], range(150)), atol=.02)
+            for each in (state, stored):
+                each.prefill(0, 150, queries=window, scale=scale)
+            for tokens in range(151, 155):
+                queries, one, two = floats(latent.q_heads, latent.head_dim), out[0].copy(), out[:1].copy()
+                state.choose(0, tokens, queries, scale)
+                state.attend(0, queries, scale, one)
+                np.testing.assert_allclose(one, attention(queries, state.tokens(0, 0)), atol=2e-5, err_msg=text)
+                kvpolicy.Batch([stored]).step(0, keys[:, tokens - 1:tokens], values[:, tokens - 1:tokens], queries[None], scale, two)
+                np.testing.assert_array_equal(two[0], one)
+        for wrong, why in ((dict(values=keys), "value_dim.* 12 .*8"), (dict(values=keys[..., :7]), "value_dim.* 7 .*8")):
+            with self.assertRaisesRegex(kvpolicy.InvalidError, why):
+                state.bind(0, keys, **wrong)
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "value_dim"):
+            state.attend(0, queries, scale, np.zeros((4, 12), np.float32))
+        with self.assertRaisesRegex(kvpolicy.InvalidError, "value_dim is -1"):
+            kvpolicy.State(kvpolicy.Policy("full"), latent._replace(value_dim=-1))
+
     def scaled(self, engine, head):
         """Logits of a query head in layer 0."""
         return engine.keys[0, head // group, :engine.tokens] @ engine.queries[0, head] * scale

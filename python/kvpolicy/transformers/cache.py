@@ -91,7 +91,7 @@ class PolicyCache(Cache):
         self.device: DeviceRows | None = None  # none: rows are in stores
         self.arrived = False  # the running forward's new tokens were seen before its first layer
         self.length_was_read = False
-        self.head_dim = 0
+        self.widths = 0, 0  # of keys' and values' rows
         self._shown = torch.zeros(0, 0, dtype=torch.bool, device="cpu")  # [rows, tokens]: not padding
         self._batch: Batch | None = None
         self._ids: torch.Tensor | None = None
@@ -213,8 +213,9 @@ class PolicyCache(Cache):
             on_device = memory.has(key)
             if not (on_device or key.device.type == "cpu") or key.dtype not in _types:
                 raise UnsupportedError(f"keys of {key.dtype} on {key.device}; there are float32, float16 and bfloat16 on CPUs and CUDA devices")
-            self.head_dim = max(key.shape[3], value.shape[3])
-            shape = Shape(len(self.policy_layers), query.shape[1], key.shape[1], self.head_dim, self.max_tokens, _types[key.dtype])
+            self.widths = (max(key.shape[3], value.shape[3]),) * 2 if on_device else (key.shape[3], value.shape[3])
+            shape = Shape(len(self.policy_layers), query.shape[1], key.shape[1], self.widths[0], self.max_tokens, _types[key.dtype],
+                          self.widths[1])
             if on_device:
                 if self._given_tokens is None:
                     raise InvalidError("a cache on a device has room for all tokens from the start: PolicyCache(model, policy, max_tokens=...)")

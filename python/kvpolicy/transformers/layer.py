@@ -171,23 +171,23 @@ class PolicyLayer(CacheLayerMixin):
             cache.see(query, key, value, mask)
         if terms is not None:
             cache.bind_terms(self.index, terms)
-        before, channels, width = self.tokens, value.shape[3], cache.head_dim
+        before, channels, (key_width, value_width) = self.tokens, value.shape[3], cache.widths
         self.tokens, self.fresh = before + query.shape[2], 0
         exact = (None if before > 0 else sdpa_attention_forward(module, query, key, value, mask, scaling=scale)[0] if terms is None
                  else terms.attention(query, key, value, mask, scale, True))
         query, key, value = (rows if rows.shape[3] == width else torch.nn.functional.pad(rows, (0, width - rows.shape[3]))
-                             for rows in (query, key, value))
+                             for rows, width in ((query, key_width), (key, key_width), (value, value_width)))
         stepping = [row for row in cache.sequences if row.steps]
         if cache.device is not None and len(stepping) == len(cache.sequences):
             made = cache.device.step(self.index, query, key, value, scale, cache.last_ids(slice(None)))
             return made[:, None, :, :channels].to(query.dtype)
-        out = torch.zeros(query.shape[0], query.shape[2], query.shape[1], width, device=query.device)
+        out = torch.zeros(query.shape[0], query.shape[2], query.shape[1], value_width, device=query.device)
         if stepping and cache.device is not None:
             made = cache.device.step(self.index, query, key, value, scale, cache.last_ids(slice(None)))
             out[cache.device.places, -1] = made[cache.device.places].float()
         elif stepping:
             rows = torch.tensor([row.place for row in stepping], device="cpu")
-            made = torch.empty(len(stepping), *query.shape[1::2], device="cpu")
+            made = torch.empty(len(stepping), query.shape[1], value_width, device="cpu")
             cache.batch(stepping).step(self.index, key[rows, :, -1], value[rows, :, -1], query[rows, :, -1].float(), scale, made,
                                        cache.last_ids(rows))
             out[rows, -1] = made
@@ -212,7 +212,7 @@ class PolicyLayer(CacheLayerMixin):
         row.store.append(self.index, key[:, row.columns], value[:, row.columns])
         if out is not None:
             queries = queries.float().contiguous()
-            made = torch.empty_like(queries)
+            made = queries.new_empty(*queries.shape[:2], value.shape[2])
             row.state.attend_prompt(self.index, row.tokens, queries, scale, made)
             out[row.columns] = made
         row.state.prefill(self.index, row.tokens, first=first, observed_from=0 if row.goes_on else first, **signals)

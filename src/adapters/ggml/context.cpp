@@ -73,7 +73,8 @@ void device_context::start(attention_graph const& of) {
                  k->ne[2],
                  k->ne[0],
                  of.stream_cells(),
-                 k->type == GGML_TYPE_F16 ? KVPOLICY_F16 : KVPOLICY_BF16};
+                 k->type == GGML_TYPE_F16 ? KVPOLICY_F16 : KVPOLICY_BF16,
+                 0};
   rows_.streams = cache->ne[2];
   if ((rows_.policy.needs & KVPOLICY_NEEDS_ROTATION) != 0) {
     for (ggml_tensor const* const written : of.written) rows_.rope.learn(written, rows_.shape.head_dim);

@@ -101,6 +101,7 @@ typedef struct kvpolicy_shape {
   int64_t head_dim;
   int64_t max_tokens; /**< the most that the sequence can ever hold */
   int32_t type;       /**< of keys and values: a kvpolicy_type */
+  int64_t value_dim;  /**< of a value; 0: head_dim. A latent row's values (MLA) may be the first channels of the keys' tensor */
 } kvpolicy_shape;
 
 /** What prefill gets beside the cache. Tensors that the policy does not need may be NULL. */
@@ -222,7 +223,7 @@ KVPOLICY_API void kvpolicy_state_free(kvpolicy_state* state);
 /** Says where a layer's rows are. The rows have the shape's type and any strides; the caller slices a batch.
  * @param state,layer  which layer
  * @param keys,values  `[kv_heads, tokens, head_dim]`, `tokens` being the room; with `pages` `[pages, kv_heads, page_size,
- *        head_dim]`. values: NULL if the policy does not need them and attend is not called
+ *        head_dim]`; values have the shape's value_dim, and are NULL if the policy does not need them and attend is not called
  * @param pages  int32 `[ceil(tokens / page_size)]` in host memory, read at every call: token t is row t % page_size of page
  *        pages[t / page_size]. NULL: no pages
  * @return INVALID for tensors of other axes, type or place */
