@@ -78,7 +78,9 @@ for stage in "${stages[@]}"; do
       for area in "${areas[@]}"; do
         case $area in
           core) targets+=(kvpolicy_tests kvpolicy_tier_tests kvpolicy_tier_io_tests) ;;
-          llama) targets+=(kvpolicy_llama_tests kvpolicy_standin_tests) ;;
+          llama)
+            targets+=(kvpolicy_llama_tests)
+            if command -v nvcc >/dev/null; then targets+=(kvpolicy_standin_tests); fi ;;
           c) targets+=(kvpolicy_c_tests kvpolicy_fuzz_{policy_text,profile,safetensors,tensors}) ;;
         esac
       done
