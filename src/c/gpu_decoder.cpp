@@ -41,8 +41,8 @@ class gpu_decoder final : public kvpolicy_decoder {
     check_layer(layer, shape_);
     std::int64_t key_room = 0;
     std::int64_t value_room = 0;
-    gpu::batch_rows const key_rows = bound(given_keys, "keys", layer, pages, key_room);
-    gpu::batch_rows const value_rows = bound(given_values, "values", layer, pages, value_room);
+    gpu::batch_rows const key_rows = bound(given_keys, "keys", layer, pages, key_axis(shape_), key_room);
+    gpu::batch_rows const value_rows = bound(given_values, "values", layer, pages, value_axis(shape_), value_room);
     auto const at = static_cast<std::size_t>(layer);
     keys_[at] = key_rows;
     values_[at] = value_rows;
@@ -86,7 +86,7 @@ class gpu_decoder final : public kvpolicy_decoder {
     check_room(layer, planned_);
     if (!steps_->decides()) return;
     check_scale(scale);
-    steps_->decide(view(), {layer}, heads_of(queries, "queries", layer), scale, backend_.exec);
+    steps_->decide(view(), {layer}, heads_of(queries, "queries", layer, key_axis(shape_)), scale, backend_.exec);
   }
 
   kvpolicy_device_lists standing(std::int64_t layer) override {
@@ -100,7 +100,7 @@ class gpu_decoder final : public kvpolicy_decoder {
     check_room(layer, planned_);
     gpu::vector_rows heads{};
     if (contains(needed_.needs, signals::queries) || (needed_.after > 0 && queries != nullptr))
-      heads = heads_of(queries, "queries", layer);
+      heads = heads_of(queries, "queries", layer, key_axis(shape_));
     check_scale(scale);
     gpu::buffer<std::int32_t const> current{};
     if (contains(needed_.needs, signals::token_ids)) {
@@ -120,15 +120,15 @@ class gpu_decoder final : public kvpolicy_decoder {
     KVPOLICY_EXPECTS(chosen.lists > 0 && chosen.tokens.values.data != nullptr,
                      "layer " + std::to_string(layer) + " has chosen nothing yet; call kvpolicy_decoder_choose first");
     check_scale(scale);
-    steps_->attend(view(), {layer}, chosen, heads_of(queries, "queries", layer), scale, heads_of(out, "out", layer),
-                   terms_[static_cast<std::size_t>(layer)]);
+    steps_->attend(view(), {layer}, chosen, heads_of(queries, "queries", layer, key_axis(shape_)), scale,
+                   heads_of(out, "out", layer, value_axis(shape_)), terms_[static_cast<std::size_t>(layer)]);
   }
 
   void renew(std::int64_t layer, kvpolicy_tensor const* queries, float scale) override {
     check_room(layer, planned_);
     if (!needed_.next_step) return;
     check_scale(scale);
-    steps_->renew(view(), {layer}, heads_of(queries, "queries", layer), scale);
+    steps_->renew(view(), {layer}, heads_of(queries, "queries", layer, key_axis(shape_)), scale);
   }
 
   void observe(kvpolicy_tensor const* given) override {
@@ -157,18 +157,18 @@ class gpu_decoder final : public kvpolicy_decoder {
 
   /// The batch's rows: `[pages, kv_heads, page_size, head_dim]` behind page tables, or `[rows, kv_heads, tokens, head_dim]`.
   gpu::batch_rows bound(kvpolicy_tensor const* given, char const* name, std::int64_t layer, kvpolicy_tensor const* pages,
-                        std::int64_t& tokens) const {
+                        axis const& dims, std::int64_t& tokens) const {
     bool const paged = pages != nullptr;
     tensor const t =
         checked(given, {.name = name, .layer = layer, .dtype = dtype_of(shape_.type), .where = backend_.rows, .apart = true},
                 {{paged ? "pages" : "rows", paged ? axis::any : rows_},
                  {"kv_heads", shape_.kv_heads},
                  {paged ? "page_size" : "tokens"},
-                 {"head_dim", shape_.head_dim}});
+                 dims});
     basic_rows<device_memory> one{.base = t.data,
                                   .type = shape_.type,
                                   .heads = shape_.kv_heads,
-                                  .head_dim = shape_.head_dim,
+                                  .head_dim = dims.extent,
                                   .head_stride = t.stride[1],
                                   .token_stride = t.stride[2],
                                   .dim_stride = t.stride[3]};
@@ -205,7 +205,7 @@ class gpu_decoder final : public kvpolicy_decoder {
                                               std::to_string(room_[at]) + " tokens, one has " + std::to_string(tokens));
   }
 
-  gpu::vector_rows heads_of(kvpolicy_tensor const* given, char const* name, std::int64_t layer) const {
+  gpu::vector_rows heads_of(kvpolicy_tensor const* given, char const* name, std::int64_t layer, axis const& dims) const {
     tensor const t = checked(given,
                              {.name = name,
                               .layer = layer,
@@ -213,7 +213,7 @@ class gpu_decoder final : public kvpolicy_decoder {
                               .where = backend_.rows,
                               .dense_last = true,
                               .apart = true},
-                             of_step({{"q_heads", shape_.q_heads}, {"head_dim", shape_.head_dim}}));
+                             of_step({{"q_heads", shape_.q_heads}, dims}));
     return vectors(t, given, t.stride[step_tokens_ == 1 ? 1 : 2]);
   }
   /// The axes of a batch's rows, and of their tokens where there may be several, before others.

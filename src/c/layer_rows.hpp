@@ -37,12 +37,6 @@ struct layer_room {
   }
 };
 
-inline axis key_axis(cache_shape const& shape) noexcept { return {"head_dim", shape.head_dim}; }
-/// The same as the keys' where values are as wide.
-inline axis value_axis(cache_shape const& shape) noexcept {
-  return shape.values_dim() == shape.head_dim ? key_axis(shape) : axis{"value_dim", shape.values_dim()};
-}
-
 /// A tensor as rows, whose tokens are told to `space`. Throws invalid_value.
 /// @param dims  the channels of a row
 /// @param paged  rows that have the page table, if there is one

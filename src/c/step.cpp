@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "layer_rows.hpp"
 #include "state.hpp"
 #include "status.hpp"
 #include "tensor.hpp"

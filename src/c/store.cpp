@@ -4,8 +4,8 @@
 #include <string>
 
 #include "kvpolicy/error.hpp"
-#include "layer_rows.hpp"
 #include "status.hpp"
+#include "tensor.hpp"
 
 using namespace kvpolicy;
 using namespace kvpolicy::c;

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "kvpolicy.h"
-#include "kvpolicy/types.hpp"
+#include "kvpolicy/rows.hpp"
 
 namespace kvpolicy::c {
 
@@ -19,6 +19,12 @@ struct axis {
   char const* name;
   std::int64_t extent = any;
 };
+
+inline axis key_axis(cache_shape const& shape) noexcept { return {"head_dim", shape.head_dim}; }
+/// The same as the keys' where values are as wide.
+inline axis value_axis(cache_shape const& shape) noexcept {
+  return shape.values_dim() == shape.head_dim ? key_axis(shape) : axis{"value_dim", shape.values_dim()};
+}
 
 /// Where a tensor may be. Device 2 counts with its id alone.
 struct place {

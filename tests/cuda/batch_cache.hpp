@@ -15,7 +15,8 @@
 
 namespace kvpolicy_test {
 
-/// Every page that no sequence has is NaN; so are rows that are not written yet.
+/// Every page that no sequence has is NaN; so are rows that are not written yet. Values that are narrower than keys are a part
+/// of the keys' rows, or lie apart, by chance.
 class batch_cache {
  public:
   /// @param rows  of the device's page table, at least as many as sequences; 0: just as many
@@ -25,6 +26,7 @@ class batch_cache {
         whole_(whole),
         page_size_(page_size),
         layout_(layout),
+        latent_(shape.values_dim() < shape.head_dim && random.one_in(2)),
         table_stride_((shape.max_tokens + page_size - 1) / page_size + 1) {
     std::int64_t const pages = sequences * table_stride_ + 2;
     std::vector<std::int32_t> all(static_cast<std::size_t>(pages));
@@ -56,10 +58,11 @@ class batch_cache {
 
   /// The caches on the device, as they were when they were last sent.
   gpu::paged_batch view() const {
-    return view(on_device(halves_[0]).data, on_device(halves_[1]).data, on_device(pages_of_rows_));
+    return view(on_device(halves_[0]).data, on_device(halves_[latent_ ? 0 : 1]).data, on_device(pages_of_rows_));
   }
   gpu::paged_batch host_view() const {
-    return view(halves_[0].data(), halves_[1].data(), {const_cast<std::int32_t*>(pages_.data()), std::ssize(pages_)});
+    return view(halves_[0].data(), halves_[latent_ ? 0 : 1].data(),
+                {const_cast<std::int32_t*>(pages_.data()), std::ssize(pages_)});
   }
 
   /// A token's keys and values in every layer and head: whole numbers, so that every score is exact in fp32, or reals, which
@@ -109,6 +112,7 @@ class batch_cache {
   bool whole_;
   std::int32_t page_size_;
   page_layout layout_;
+  bool latent_;
   std::int64_t table_stride_;
   std::int64_t page_elements_ = 0;
   std::int64_t layer_elements_ = 0;

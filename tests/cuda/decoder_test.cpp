@@ -14,6 +14,67 @@ TEST_CASE("a decoder's steps choose what the four verbs choose: full", "[cuda]")
   run_batches<presets::full>(1, 6, [](random_source&, cache_shape const&) { return presets::full{}; });
 }
 
+// Keys of 576 channels, of which 512 are the values, and others: attention on tensor cores and without.
+TEST_CASE("a decoder's steps on latent rows choose and attend as the four verbs do", "[cuda]") {
+  auto const run = [](std::uint64_t seed, auto const& make) {
+    using policy = std::decay_t<decltype(make(8))>;
+    auto const drawn = [&](random_source& random, cache_shape const&) {
+      return make(static_cast<std::int32_t>(random.between(8, 40)));
+    };
+    run_batches<policy>(seed, 14, drawn, true, true, false, latent_shape);
+  };
+  run(31, [](std::int32_t) { return presets::full{}; });
+  auto const with_many_heads = [](random_source& random, std::int64_t most_tokens) {
+    cache_shape shape = latent_shape(random, most_tokens);
+    shape.q_heads = random.between(17, 40);
+    return shape;
+  };
+  run_batches<presets::streaming_llm>(
+      30, 14, [](random_source&, cache_shape const&) { return presets::streaming_llm{.tokens = 30}; }, true, true, false,
+      with_many_heads);
+  run(32, [](std::int32_t tokens) { return presets::streaming_llm{.tokens = tokens}; });
+  run(33, [](std::int32_t tokens) { return presets::quest{.tokens = tokens, .page = 4}; });
+  run(34, [](std::int32_t tokens) { return presets::snapkv{.tokens = tokens, .window = 4, .after = 0}; });
+  run(35, [](std::int32_t tokens) { return presets::tova{.tokens = tokens}; });
+  run(36, [](std::int32_t tokens) { return presets::h2o{.tokens = tokens}; });
+  run(37, [](std::int32_t tokens) { return presets::twilight{.tokens = tokens, .page = 4}; });
+  run(38, [](std::int32_t tokens) { return presets::rocketkv{.tokens = tokens, .after = 0}; });
+  run(39, [](std::int32_t tokens) { return presets::omnikv{.tokens = tokens + 25}; });
+  run(40, [](std::int32_t tokens) {
+    return presets::chess{.fractions = {.tokens = tokens + 40}, .units = {.page = 4}, .pre_rope = false};
+  });
+  std::vector<std::uint8_t> const boundary{0, 1, 0, 0, 0, 1, 0, 0};
+  run_batches<presets::sentencekv>(
+      42, 14,
+      [&](random_source& random, cache_shape const&) {
+        return presets::sentencekv{.tokens = static_cast<std::int32_t>(random.between(20, 60)),
+                                   .window = 4,
+                                   .sentences = {.boundary = boundary, .longest = 6},
+                                   .after = 0};
+      },
+      true, false, false, latent_shape);
+  run(41, [](std::int32_t tokens) { return presets::chunkkv{.tokens = tokens, .chunk = 4, .window = 4, .after = 0}; });
+}
+
+TEST_CASE("scorers without kernels for latent rows say so before anything is read", "[cuda]") {
+  auto const refused = [](auto const& policy) {
+    random_source random(1);
+    cache_shape const shape{.layers = 1,
+                            .q_heads = 8,
+                            .kv_heads = 1,
+                            .head_dim = 576,
+                            .max_tokens = 60,
+                            .type = element_type::f16,
+                            .value_dim = 512};
+    batch_run<std::decay_t<decltype(policy)>> run(policy, shape, 1, true, random);
+    CHECK_THROWS_AS(run.begin(0, 50), unsupported);
+  };
+  refused(presets::knorm{.tokens = 20});
+  refused(presets::keydiff{.tokens = 20});
+  refused(presets::lagkv{.tokens = 20, .lag = 8});
+  refused(presets::expected_attention{.tokens = 20});
+}
+
 TEST_CASE("the sequences of a decoder share one rotary embedding", "[cuda]") {
   written_batch batch(1);
   auto& [shape, cache, device, exec] = batch;

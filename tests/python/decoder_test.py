@@ -30,6 +30,11 @@ class There(Exported):
         super().__init__(self.at.value, element, self.host.shape, [n // self.host.itemsize for n in self.host.strides])
         self.put()
 
+    def first(self, channels):
+        """The first channels of each row, in their place."""
+        return Exported(self.at.value, (2, self.host.itemsize * 8), (*self.host.shape[:-1], channels),
+                        [n // self.host.itemsize for n in self.host.strides])
+
     def put(self):
         cuda.cudaMemcpy(self.at, self.host.ctypes.data_as(c.c_void_p), c.c_size_t(self.host.nbytes), 1)
 
@@ -54,17 +59,22 @@ def listed(lists, slot, head):
 
 
 class Decodes(unittest.TestCase):
-    def beside_states(self, text, paged, **terms):
+    def beside_states(self, text, paged, sizes=sizes, queries_of=np.float32, **terms):
+        """Where values are narrower, they are the keys' first channels."""
         draw = np.random.default_rng(3)
         floats = lambda *shape: draw.integers(-2, 3, size=shape).astype(np.float32)  # exact: equal scores are equal on both sides
         policy, slots = kvpolicy.Policy(text), 2
+        stored = np.float16 if sizes.dtype == "f16" else np.float32
+        width = sizes.value_dim or sizes.head_dim
         decoder = kvpolicy.Decoder(policy, sizes, slots, cuda=(0, 0))
         states = [kvpolicy.State(policy, sizes) for _ in range(slots)]
         rows = (slots * room // page, sizes.kv_heads, page, sizes.head_dim) if paged else (slots, sizes.kv_heads, room, sizes.head_dim)
         table = draw.permutation(slots * room // page).reshape(slots, -1).astype(np.int32)
         for layer in range(sizes.layers):
-            keys, values = floats(*rows), floats(*rows)
-            decoder.bind(layer, There(keys), There(values), There(table) if paged else None)
+            keys = floats(*rows).astype(stored)
+            values = keys[..., :width] if sizes.value_dim else floats(*rows).astype(stored)
+            there = There(keys)
+            decoder.bind(layer, there, there.first(width) if sizes.value_dim else There(values), There(table) if paged else None)
             for slot, state in enumerate(states):
                 if paged:
                     state.bind(layer, keys, values, table[slot])
@@ -81,7 +91,8 @@ class Decodes(unittest.TestCase):
             for layer in range(sizes.layers):
                 for each in (lambda *a, **k: decoder.prefill(slot, *a, **k), state.prefill):
                     each(layer, tokens[slot], queries=queries, scale=scale)
-        queries, out = There(floats(slots, sizes.q_heads, sizes.head_dim)), There(floats(slots, sizes.q_heads, sizes.head_dim))
+        queries = There(floats(slots, sizes.q_heads, sizes.head_dim).astype(queries_of))
+        out = There(floats(slots, sizes.q_heads, width))
         for _ in range(4):
             tokens = [n + 1 for n in tokens]
             queries.host[:] = floats(*queries.host.shape)
@@ -94,15 +105,24 @@ class Decodes(unittest.TestCase):
                 decoder.attend(layer, queries, scale, out)
                 given = out.get()
                 for slot, state in enumerate(states):
-                    want = np.zeros((sizes.q_heads, sizes.head_dim), np.float32)
-                    state.choose(layer, tokens[slot], queries.host[slot], scale)
-                    state.attend(layer, queries.host[slot], scale, want)
-                    np.testing.assert_allclose(given[slot], want, atol=1e-4)
+                    want, asked = np.zeros((sizes.q_heads, width), np.float32), queries.host[slot].astype(np.float32)
+                    state.choose(layer, tokens[slot], asked, scale)
+                    state.attend(layer, asked, scale, want)
+                    np.testing.assert_allclose(given[slot], want, atol=1e-4 if queries_of == np.float32 else 1e-3)
                     for head in range(sizes.kv_heads):
                         self.assertEqual(listed(lists, slot, head), state.tokens(layer, head))
             decoder.observe()
             for state in states:
                 state.observe()
+
+    def test_values_may_be_a_part_of_the_keys_rows(self):
+        latent = kvpolicy.Shape(layers=1, q_heads=16, kv_heads=1, head_dim=576, max_tokens=room, dtype="f16", value_dim=512)
+        for text in ("full", "quest:tokens=40,page=8", "snapkv:tokens=40,after=0"):
+            for queries_of in (np.float32, np.float16):
+                with self.subTest(text, queries=queries_of.__name__):
+                    self.beside_states(text, True, latent, queries_of)
+        with self.assertRaisesRegex(kvpolicy.UnsupportedError, "row_norms has no kernel for a head size of 576"):
+            self.beside_states("knorm:tokens=40", True, latent)
 
     def test_pages(self):
         for text in ("quest:paper,tokens=40,page=8", "snapkv:tokens=40,after=0", "snapkv:tokens=40,after=2", "full",

@@ -2,6 +2,7 @@
 // the weights alone, of the same lists.
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "kvpolicy/gpu/attention/launch_attend.hpp"
 #include "lists.hpp"
@@ -52,6 +53,45 @@ void attend(measured_gpu& on, std::string const& name, std::int64_t batch, std::
   });
 }
 
+/// FlashMLA's shape: keys of 576 channels, whose first 512 are the values, and all query heads of a rank.
+void attend_latent(measured_gpu& on, std::string const& name, std::int64_t batch, std::int64_t context, std::int32_t group) {
+  on.run(name, batch, context, [&] {
+    constexpr std::int64_t dim = 576;
+    std::int64_t const elements = batch * context * dim;
+    auto const bytes = static_cast<double>(elements * 2);
+    gpu::stream_device device(on.on());
+    std::vector<gpu::device_buffer<std::uint16_t>> copies;
+    for (std::int64_t c = on.copies(bytes, bytes); c > 0; --c) copies.push_back(on.halves(elements));
+    auto const queries = on.halves(batch * group * dim);
+    auto const out = on.floats(batch * group * gpu::detail::latent::value_dim);
+    return outcome{bytes, on.time([&](int turn) {
+                     gpu::batch_rows rows{};
+                     rows.base = copies[static_cast<std::size_t>(turn) % copies.size()].get().data;
+                     rows.elements = elements;
+                     rows.heads = 1;
+                     rows.head_dim = dim;
+                     rows.sequence_stride = context * dim;
+                     rows.token_stride = dim;
+                     gpu::detail::decode_attention a{};
+                     a.queries.base = queries.get().data;
+                     a.queries.elements = queries.get().size;
+                     a.queries.type = element_type::f16;
+                     a.queries.sequence_stride = group * dim;
+                     a.queries.head_stride = dim;
+                     a.scale = llama_8b::scale;
+                     a.group = group;
+                     a.keys = gpu::finished(rows);
+                     rows.head_dim = gpu::detail::latent::value_dim;
+                     a.values = gpu::finished(rows);
+                     a.lists = all_tokens(context);
+                     a.sequences = batch;
+                     a.most_tokens = context;
+                     a.out = vectors(out, group, gpu::detail::latent::value_dim);
+                     gpu::detail::launch_attend(device, a);
+                   })};
+  });
+}
+
 void weigh(measured_gpu& on, std::string const& name, std::int64_t batch, std::int64_t context, reading const& what) {
   on.run(name, batch, context, [&] {
     using namespace llama_8b;
@@ -87,6 +127,8 @@ void attention(measured_gpu& on) {
     attend(on, "attend to all", batch, context, {0, context});
     attend(on, "attend to 1024, pages of 16", batch, context, {llama_8b::page, few});
     attend(on, "attend to 1024, single tokens", batch, context, {1, few});
+    attend_latent(on, "attend to all, latent rows, 16 heads", batch, context, 16);
+    attend_latent(on, "attend to all, latent rows, 128 heads", batch, context, 128);
   });
 }
 

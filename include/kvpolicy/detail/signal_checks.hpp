@@ -57,6 +57,18 @@ void check_layer_apart(View const& view, layer_id layer, layer_place& first) {
   }
 }
 
+/// Of rows that are keys and values (MLA), what is rotated lies behind the values, and rotation::pairs begin at channel 0.
+/// Throws unsupported.
+template <kv_cache_view View>
+void check_rotated_first(View const& view, layer_id layer) {
+  auto const keys = view.keys(layer);
+  auto const values = view.values(layer);
+  if (keys.base == values.base && keys.pages == values.pages)
+    throw unsupported(
+        "the policy undoes the keys' rotary embedding, which of keys that hold the values, too, turns the channels "
+        "behind those; let it pool keys as they lie (pre_rope=0 of chess and infllm), or take another policy");
+}
+
 /// The view is the started request's cache, and has the rows that the policy reads. Throws invalid_value, unsupported.
 template <kv_cache_view View>
 void check_view(View const& view, layer_id layer, signals needs, cache_shape const& shape) {
@@ -68,17 +80,18 @@ void check_view(View const& view, layer_id layer, signals needs, cache_shape con
     KVPOLICY_EXPECTS(!of_type || given_rows.type == shape.type, std::string(what) + " are " + name_of(given_rows.type) +
                                                                     " elements, of a cache of " + name_of(shape.type) +
                                                                     "; set rows::type in the view");
-    KVPOLICY_EXPECTS(
-        given_rows.heads == shape.kv_heads && given_rows.head_dim == dim && given_rows.tokens == view.tokens(),
-        std::string(what) + " of layer " + std::to_string(layer.value) + " are " + std::to_string(given_rows.heads) +
-            " heads x " + std::to_string(given_rows.tokens) + " tokens x " + std::to_string(given_rows.head_dim) +
-            "; the view has " + text_of(shape) + " and " + std::to_string(view.tokens()) + " tokens");
+    KVPOLICY_EXPECTS(given_rows.heads == shape.kv_heads && given_rows.head_dim == dim && given_rows.tokens == view.tokens(),
+                     std::string(what) + " of layer " + std::to_string(layer.value) + " are " +
+                         std::to_string(given_rows.heads) + " heads x " + std::to_string(given_rows.tokens) + " tokens x " +
+                         std::to_string(given_rows.head_dim) + "; the view has " + text_of(shape) + " and " +
+                         std::to_string(view.tokens()) + " tokens");
     check_strides(given_rows, what, layer.value);
   };
   check_elements(view, shape);
   if (contains(needs, signals::keys)) check_rows(view.keys(layer), "the view's keys", shape.head_dim, true);
   if (contains(needs, signals::values)) check_rows(view.values(layer), "the view's values", shape.values_dim(), false);
   if (contains(needs, signals::keys | signals::values)) check_apart(view.keys(layer), view.values(layer));
+  if (contains(needs, signals::rotation) && shape.values_dim() < shape.head_dim) check_rotated_first(view, layer);
 }
 
 /// No id is negative. Throws invalid_value.

@@ -1,6 +1,7 @@
 // Which policies have kernels for every step, by their parts.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <string>
 #include <type_traits>
@@ -94,8 +95,6 @@ concept retain_renews = requires {
 template <class Policy, class D>
 parts_t<Policy> decodable_parts_of(Policy const& policy, cache_shape const& shape, std::int64_t step_tokens) {
   kvpolicy::check(policy, shape);
-  if (shape.values_dim() != shape.head_dim)
-    throw unsupported("a cache of " + text_of(shape) + " on a GPU; its kernels want values of as many channels as keys");
   if (std::int64_t const after = requirements_of(policy).after; after != 0) {
     std::string const waits = "the policy's choice waits for " + std::to_string(after) + " tokens of the answer, ";
     if (!waits_in_steps<Policy, D> && !decides_late<Policy, D>)
@@ -113,7 +112,10 @@ parts_t<Policy> decodable_parts_of(Policy const& policy, cache_shape const& shap
     if (requirements_of(policy).next_step && !std::same_as<trigger, triggers::drift>)
       throw unsupported("the decoder on a GPU chooses for the next step by triggers::drift alone; set next_step to 0");
   }
-  expect_row("a decode step", shape.head_dim, shape.group());
+  // Of latent rows (MLA) attention takes any number of heads; scorers' kernels refuse what they can't take by their names.
+  bool const latent = shape.head_dim > max_head_dim || shape.values_dim() != shape.head_dim;
+  expect_row("a decode step", std::max(shape.head_dim, shape.values_dim()), latent ? 1 : shape.group(),
+             latent ? max_wide_dim : max_head_dim);
   return parts_of(policy);
 }
 

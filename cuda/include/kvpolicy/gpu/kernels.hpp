@@ -3,6 +3,7 @@
 
 #include "kvpolicy/gpu/attention/attend.hpp"
 #include "kvpolicy/gpu/attention/attend_block.hpp"
+#include "kvpolicy/gpu/attention/attend_latent.hpp"
 #include "kvpolicy/gpu/attention/attend_tensor.hpp"
 #include "kvpolicy/gpu/attention/group_weights.hpp"
 #include "kvpolicy/gpu/attention/list_weights.hpp"
@@ -48,9 +49,13 @@
   X(gpu::detail::attend_body<element_type::type, 1>) X(gpu::detail::attend_body<element_type::type, 2>)        \
   X(gpu::detail::attend_body<element_type::type, 4>) X(gpu::detail::attend_body<element_type::type, 8>)        \
   X(gpu::detail::attend_body<element_type::type, 1, false>)                                                    \
-  X(gpu::detail::attend_body<element_type::type, 1, false, true>) X(gpu::detail::attend_body<element_type::type, 4, true, true>)
+  X(gpu::detail::attend_body<element_type::type, 1, false, true>) X(gpu::detail::attend_body<element_type::type, 4, true, true>) \
+  X(gpu::detail::attend_body<element_type::type, 1, false, true, true>) X(gpu::detail::list_logits_body<element_type::type, true>)
+#define KVPOLICY_EACH_LATENT(X, type)                                                                          \
+  X(gpu::detail::attend_latent_body<element_type::type, false>) X(gpu::detail::attend_latent_body<element_type::type, true>)
 #define KVPOLICY_ATTENTION_KERNELS(X)                                                                          \
   KVPOLICY_EACH_GROUP(X, f32) KVPOLICY_EACH_GROUP(X, f16) KVPOLICY_EACH_GROUP(X, bf16)                         \
+  KVPOLICY_EACH_LATENT(X, f16) KVPOLICY_EACH_LATENT(X, bf16)                                                   \
   KVPOLICY_EACH_TENSOR(X, gpu::detail::attend_tensor_body) KVPOLICY_EACH_TENSOR(X, gpu::detail::list_logits_tensor_body) \
   KVPOLICY_EACH_TENSOR(X, gpu::detail::list_statistics_tensor_body) KVPOLICY_EACH_TENSOR(X, gpu::detail::unit_logits_tensor_body) \
   KVPOLICY_EACH_TYPE(X, gpu::detail::list_logits_body) X(gpu::detail::softmax_rows_body) X(gpu::detail::group_weights_body) \
@@ -72,6 +77,8 @@
   KVPOLICY_EACH_TYPE(X, gpu::detail::pool_bounds_body) KVPOLICY_EACH_TYPE(X, gpu::detail::pool_mean_deviation_body) \
   X(gpu::detail::score_dot_body)                                                                               \
   KVPOLICY_EACH_TYPE(X, gpu::detail::score_bounds_body) KVPOLICY_EACH_TENSOR(X, gpu::detail::score_bounds_tensor_body) \
+  X(gpu::detail::score_bounds_body<element_type::f32, true>) X(gpu::detail::score_bounds_body<element_type::f16, true>) \
+  X(gpu::detail::score_bounds_body<element_type::bf16, true>)                                                  \
   KVPOLICY_EACH_BESIDE(X, f16, 2) KVPOLICY_EACH_BESIDE(X, f16, 3)                                              \
   KVPOLICY_EACH_BESIDE(X, f16, 4) KVPOLICY_EACH_BESIDE(X, f16, 8)                                              \
   KVPOLICY_EACH_BESIDE(X, bf16, 2) KVPOLICY_EACH_BESIDE(X, bf16, 3)                                            \

@@ -10,34 +10,42 @@ namespace kvpolicy::gpu::detail {
 
 /// Splits of each list; Group query heads of a KV head share the loads of its rows, fewer in the last of `tiles` groups. A
 /// warp's lanes share rows, warps take turns; each keeps a softmax of its own until the end.
-/// Packed: 16-byte loads, the next turn's on their way while this one's are worked on. Terms: the model adds to logits.
-template <element_type E, int Group, bool Packed = true, bool Terms = false>
+/// Packed: 16-byte loads, the next turn's on their way while this one's are worked on. Terms: the model adds to logits. Wide:
+/// rows above 256 channels, or values of another width than keys; a lane has 8 channels of each 256, whatever packed.
+template <element_type E, int Group, bool Packed = true, bool Terms = false, bool Wide = false>
 struct attend_body {
+  static_assert(!Wide || !Packed);
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "attend";
   static constexpr int warps = 4;
+  static constexpr int sets = Wide ? max_wide_dim / 256 : 1;  ///< of 8 channels
   using arguments = attend_arguments;
-  using state = softmax_state<powers_of_two, 8>;
+  using state = softmax_state<powers_of_two, 8 * sets>;
   template <class B>
-  using shared = attend_shared<B, Group, warps, 256>;
+  using shared = attend_shared<B, Group, warps, 256 * sets>;
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
     warp_rows<B> const rows(block, a);
     std::int32_t const splits = shared<B>::working(a, rows.turns());
     if (static_cast<std::int32_t>(block.x()) >= splits) return;
-    float query[Group][8];
+    float query[Group][8 * sets];
     rows.load_query(query);
     state states[Group];
     // Splits take turns, too: which of them reads a token does not depend on the tokens behind it, nor does a query's result.
     std::int64_t const step = static_cast<std::int64_t>(warps) * a.splits;
     std::int64_t const first = static_cast<std::int64_t>(block.x()) * warps + rows.tile.index();
     std::int64_t const all_see = rows.seen_by_all();
-    auto next = rows.fetch(first);
-    for (std::int64_t turn = first; turn < rows.turns(); turn += step) {
-      auto const mine = next;
-      next = rows.fetch(turn + step);
-      rows.consume(mine, turn, (turn + 1) * rows.at_once() > all_see, query, states);
+    if constexpr (Wide) {  // two turns' rows would not have the registers
+      for (std::int64_t turn = first; turn < rows.turns(); turn += step)
+        rows.consume(rows.fetch(turn), turn, (turn + 1) * rows.at_once() > all_see, query, states);
+    } else {
+      auto next = rows.fetch(first);
+      for (std::int64_t turn = first; turn < rows.turns(); turn += step) {
+        auto const mine = next;
+        next = rows.fetch(turn + step);
+        rows.consume(mine, turn, (turn + 1) * rows.at_once() > all_see, query, states);
+      }
     }
     rows.merge_warp(s, states);
     rows.merge_block(s, states);
@@ -50,8 +58,8 @@ struct attend_body {
   struct turn_rows {
     typename row_reader<E, B>::raw key[2];
     typename row_reader<E, B>::raw value[2];
-    float key_apart[Packed ? 1 : 2][8];
-    float value_apart[Packed ? 1 : 2][8];
+    float key_apart[Packed ? 1 : 2][sets][8];
+    float value_apart[Packed ? 1 : 2][sets][8];
     bool there[2];
   };
 
@@ -75,14 +83,17 @@ struct attend_body {
           a(given),
           heads(of, given, Group),
           tile(of.tile()),
-          share(given.keys.parts()),
+          share(widest(given)),
           lane(static_cast<std::int32_t>(tile.lane())),
           part(lane & (share.lanes - 1)),
-          reads(part < given.keys.parts()),
+          reads(part < widest(given)),
           keys(of, given.keys, of.z()),
           values(of, given.values, of.z()),
           list(of, given.lists, of.z(), heads.kv_head) {}
 
+    KVPOLICY_KERNEL static std::int32_t widest(arguments const& given) {
+      return Wide && given.values.parts() > given.keys.parts() ? given.values.parts() : given.keys.parts();
+    }
     KVPOLICY_KERNEL std::int64_t at_once() const { return share.rows_of_warp() * 2; }
     KVPOLICY_KERNEL std::int64_t turns() const { return (list.count() + at_once() - 1) / at_once(); }
     /// The place in the list of a lane's r-th row of a turn.
@@ -94,14 +105,15 @@ struct attend_body {
       return heads.token(a, heads.real - 1) < a.brought.of(block, block.z()) ? heads.seen(block, a, list, 0) : 0;
     }
 
-    KVPOLICY_KERNEL void load_query(float (&query)[Group][8]) const {
+    KVPOLICY_KERNEL void load_query(float (&query)[Group][8 * sets]) const {
       KVPOLICY_UNROLL
       for (int g = 0; g < Group; ++g) {
         KVPOLICY_UNROLL
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < 8 * sets; ++i) {
+          std::int32_t const channel = part * 8 + i % 8 + 256 * (i / 8);
           query[g][i] = 0;
-          if (g < heads.real && part * 8 + i < a.keys.head_dim) {
-            query[g][i] = get(block, a.queries, heads.element(block, a, a.queries, g) + part * 8 + i) * (a.scale * log2_of_e);
+          if (g < heads.real && channel < a.keys.head_dim) {
+            query[g][i] = get(block, a.queries, heads.element(block, a, a.queries, g) + channel) * (a.scale * log2_of_e);
           }
         }
       }
@@ -120,18 +132,23 @@ struct attend_body {
           rows.key[r] = keys.load_raw(keys.offset(heads.kv_head, token), part);
           rows.value[r] = values.load_raw(values.offset(heads.kv_head, token), part);
         } else {
-          keys.load(keys.offset(heads.kv_head, token), part, rows.key_apart[r]);
-          values.load(values.offset(heads.kv_head, token), part, rows.value_apart[r]);
+          std::int64_t const key = keys.offset(heads.kv_head, token);
+          std::int64_t const value = values.offset(heads.kv_head, token);
+          KVPOLICY_UNROLL
+          for (int set = 0; set < sets; ++set) {
+            if (!Wide || part + 32 * set < a.keys.parts()) keys.load(key, part + 32 * set, rows.key_apart[r][set]);
+            if (!Wide || part + 32 * set < a.values.parts()) values.load(value, part + 32 * set, rows.value_apart[r][set]);
+          }
         }
       }
       return rows;
     }
 
     /// Adds a turn's rows; masked: some query does not see all of them.
-    KVPOLICY_KERNEL void consume(turn_rows<B> const& rows, std::int64_t turn, bool masked, float const (&query)[Group][8],
-                                 state (&states)[Group]) const {
-      float key[2][8];
-      float value[2][8];
+    KVPOLICY_KERNEL void consume(turn_rows<B> const& rows, std::int64_t turn, bool masked,
+                                 float const (&query)[Group][8 * sets], state (&states)[Group]) const {
+      float key[2][8 * sets];
+      float value[2][8 * sets];
       KVPOLICY_UNROLL
       for (int r = 0; r < 2; ++r) {
         if constexpr (Packed) {
@@ -139,9 +156,9 @@ struct attend_body {
           row_reader<E, B>::widen(rows.value[r], value[r]);
         } else {
           KVPOLICY_UNROLL
-          for (int c = 0; c < 8; ++c) {
-            key[r][c] = rows.key_apart[r][c];
-            value[r][c] = rows.value_apart[r][c];
+          for (int c = 0; c < 8 * sets; ++c) {
+            key[r][c] = rows.key_apart[r][c / 8][c % 8];
+            value[r][c] = rows.value_apart[r][c / 8][c % 8];
           }
         }
       }
@@ -154,7 +171,7 @@ struct attend_body {
         for (int r = 0; r < 2; ++r) {
           float dot = 0;
           KVPOLICY_UNROLL
-          for (int c = 0; c < 8; ++c) dot += query[g][c] * key[r][c];
+          for (int c = 0; c < 8 * sets; ++c) dot += query[g][c] * key[r][c];
           dot = lane_sum(tile, dot, share.lanes);
           bool const sees = rows.there[r] && place(turn, r) < seen;
           if constexpr (Terms) {
@@ -188,8 +205,8 @@ struct attend_body {
           for (int g = 0; g < Group; ++g) {
             float const mine = powers_of_two::of(states[g].most - s.largest(g));
             KVPOLICY_UNROLL
-            for (int c = 0; c < 8; ++c) {
-              std::int32_t const at = g * 256 + part * 8 + c;
+            for (int c = 0; c < 8 * sets; ++c) {
+              std::int32_t const at = g * 256 * sets + part * 8 + c % 8 + 256 * (c / 8);
               float before = 0;
               if (w > 0) before = s.sums[at];
               s.sums[at] = before + mine * states[g].sum[c];

@@ -30,9 +30,9 @@ struct attend_arguments {
   batch_rows values;
   token_lists lists;
   std::int32_t splits = 1;
-  vector_rows out;                ///< the same; 0 of tokens that are not brought
+  vector_rows out;                ///< as queries, of value_dim channels; 0 of tokens that are not brought
   buffer<float> log_sum_exp;      ///< `[sequences, step, q_heads]`, or none
-  buffer<float> partial;          ///< `[sequences, step, q_heads, splits, head_dim + 2]`, where there are several splits
+  buffer<float> partial;          ///< `[sequences, step, q_heads, splits, value_dim + 2]`, where there are several splits
   buffer<std::int32_t> counters;  ///< `[sequences, kv_heads tiles]` zeros, where there are more
   attend_terms terms{};
 };
@@ -105,6 +105,72 @@ struct attend_tile {
   }
 };
 
+KVPOLICY_KERNEL float log_sum_exp(float most, float total) {
+  return total == 0 ? -__builtin_huge_valf() : (most + log2f(total)) * log_of_2;
+}
+
+/// A sink's logit in base 2.
+template <class B>
+KVPOLICY_KERNEL float sink_of(B& block, attend_arguments const& a, attend_tile const& heads, std::int32_t g) {
+  float const sink = block.global(a.terms.sinks)[heads.q_head(a, g)];
+  return sink * log2_of_e;
+}
+
+/// A warp a query, so that what all splits found is on its way at once; the splits in order.
+template <int Channels, class B>
+KVPOLICY_KERNEL void merge_splits(B& block, attend_arguments const& a, attend_tile const& heads, std::int32_t splits) {
+  auto const partial = block.global(a.partial);
+  auto const tile = block.tile();
+  auto const lane = static_cast<std::int32_t>(tile.lane());
+  std::int64_t const size = a.values.head_dim + 2;
+  for (auto g = static_cast<std::int32_t>(tile.index()); g < heads.real; g += static_cast<std::int32_t>(B::threads / 32)) {
+    std::int64_t const q = heads.row(a, block.z(), g);
+    std::int64_t const at = q * a.splits * size;
+    softmax_state<powers_of_two, Channels / 32> state;
+    for (std::int32_t split = lane; split < splits; split += 32) {
+      float const m = partial[at + split * size];
+      state.most = fmaxf(state.most, m);
+    }
+    KVPOLICY_UNROLL
+    for (unsigned mask = 1; mask < 32; mask *= 2) {
+      float const other = tile.shfl_xor(state.most, mask);
+      state.most = fmaxf(state.most, other);
+    }
+    for (std::int32_t base = 0; base < splits; base += 32) {
+      float kept = 0;
+      float of_split = 0;
+      if (base + lane < splits) {
+        float const m = partial[at + (base + lane) * size];
+        float const t = partial[at + (base + lane) * size + 1];
+        kept = state.weight(m);
+        of_split = t;
+      }
+      std::int32_t const here = splits - base < 32 ? splits - base : 32;
+      KVPOLICY_UNROLL_4
+      for (std::int32_t i = 0; i < here; ++i) {
+        float const share = tile.shfl(kept, static_cast<unsigned>(i));
+        state.total += tile.shfl(of_split, static_cast<unsigned>(i)) * share;
+        KVPOLICY_UNROLL
+        for (int c = 0; c < Channels / 32; ++c) {
+          if (32 * c + lane >= a.values.head_dim) continue;
+          float const weighted = partial[at + (base + i) * size + 2 + 32 * c + lane];
+          state.sum[c] += weighted * share;
+        }
+      }
+    }
+    if (a.terms.sinks.data != nullptr) state.merge(sink_of(block, a, heads, g), 1);
+    KVPOLICY_UNROLL
+    for (int c = 0; c < Channels / 32; ++c) {
+      if (32 * c + lane >= a.values.head_dim) continue;
+      put(block, a.out, heads.element(block, a, a.out, g) + 32 * c + lane,
+          state.total == 0 ? 0.0f : state.sum[c] / state.total);
+    }
+    if (lane == 0 && a.log_sum_exp.data != nullptr) {
+      block.global(a.log_sum_exp)[q] = log_sum_exp(state.most, state.total);
+    }
+  }
+}
+
 /// What the warps of a block come to, each by itself; or groups of them that share rows.
 template <class B, int Heads, int Warps, int Channels>
 class attend_shared {
@@ -135,25 +201,15 @@ class attend_shared {
     write(block, a, heads, splits);
     std::int64_t const list = static_cast<std::int64_t>(block.z()) * a.keys.heads * a.tiles + block.y();
     if (splits > 1 && block.last_of(last, a.counters, list, splits) && a.out.rows.has(block, block.z()))
-      merge(block, a, heads, splits);
+      merge_splits<Channels>(block, a, heads, splits);
   }
 
  private:
-  KVPOLICY_KERNEL static float log_sum_exp(float most, float total) {
-    return total == 0 ? -__builtin_huge_valf() : (most + log2f(total)) * log_of_2;
-  }
-
-  /// A sink's logit in base 2.
-  KVPOLICY_KERNEL static float sink_of(B& block, attend_arguments const& a, attend_tile const& heads, std::int32_t g) {
-    float const sink = block.global(a.terms.sinks)[heads.q_head(a, g)];
-    return sink * log2_of_e;
-  }
-
   KVPOLICY_KERNEL void write(B& block, attend_arguments const& a, attend_tile const& heads, std::int32_t splits) {
     if (!a.out.rows.has(block, block.z())) return;
-    for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < heads.real * a.keys.head_dim; i += B::threads) {
-      std::int32_t const g = i / a.keys.head_dim;
-      std::int32_t const d = i - g * a.keys.head_dim;
+    for (std::int32_t i = static_cast<std::int32_t>(block.thread()); i < heads.real * a.values.head_dim; i += B::threads) {
+      std::int32_t const g = i / a.values.head_dim;
+      std::int32_t const d = i - g * a.values.head_dim;
       float more = largest(g);
       float all = 0;
       for (int v = 0; v < Warps; ++v) {
@@ -177,66 +233,12 @@ class attend_shared {
         }
       } else {
         auto const partial = block.global(a.partial);
-        std::int64_t const at = (q * a.splits + block.x()) * (a.keys.head_dim + 2);
+        std::int64_t const at = (q * a.splits + block.x()) * (a.values.head_dim + 2);
         partial[at + 2 + d] = weighted;
         if (d == 0) {
           partial[at] = more;
           partial[at + 1] = all;
         }
-      }
-    }
-  }
-
-  /// A warp a query, so that what all splits found is on its way at once; the splits in order.
-  KVPOLICY_KERNEL static void merge(B& block, attend_arguments const& a, attend_tile const& heads, std::int32_t splits) {
-    auto const partial = block.global(a.partial);
-    auto const tile = block.tile();
-    auto const lane = static_cast<std::int32_t>(tile.lane());
-    std::int64_t const size = a.keys.head_dim + 2;
-    for (auto g = static_cast<std::int32_t>(tile.index()); g < heads.real; g += static_cast<std::int32_t>(B::threads / 32)) {
-      std::int64_t const q = heads.row(a, block.z(), g);
-      std::int64_t const at = q * a.splits * size;
-      softmax_state<powers_of_two, Channels / 32> state;
-      for (std::int32_t split = lane; split < splits; split += 32) {
-        float const m = partial[at + split * size];
-        state.most = fmaxf(state.most, m);
-      }
-      KVPOLICY_UNROLL
-      for (unsigned mask = 1; mask < 32; mask *= 2) {
-        float const other = tile.shfl_xor(state.most, mask);
-        state.most = fmaxf(state.most, other);
-      }
-      for (std::int32_t base = 0; base < splits; base += 32) {
-        float kept = 0;
-        float of_split = 0;
-        if (base + lane < splits) {
-          float const m = partial[at + (base + lane) * size];
-          float const t = partial[at + (base + lane) * size + 1];
-          kept = state.weight(m);
-          of_split = t;
-        }
-        std::int32_t const here = splits - base < 32 ? splits - base : 32;
-        KVPOLICY_UNROLL_4
-        for (std::int32_t i = 0; i < here; ++i) {
-          float const share = tile.shfl(kept, static_cast<unsigned>(i));
-          state.total += tile.shfl(of_split, static_cast<unsigned>(i)) * share;
-          KVPOLICY_UNROLL
-          for (int c = 0; c < Channels / 32; ++c) {
-            if (32 * c + lane >= a.keys.head_dim) continue;
-            float const weighted = partial[at + (base + i) * size + 2 + 32 * c + lane];
-            state.sum[c] += weighted * share;
-          }
-        }
-      }
-      if (a.terms.sinks.data != nullptr) state.merge(sink_of(block, a, heads, g), 1);
-      KVPOLICY_UNROLL
-      for (int c = 0; c < Channels / 32; ++c) {
-        if (32 * c + lane >= a.keys.head_dim) continue;
-        put(block, a.out, heads.element(block, a, a.out, g) + 32 * c + lane,
-            state.total == 0 ? 0.0f : state.sum[c] / state.total);
-      }
-      if (lane == 0 && a.log_sum_exp.data != nullptr) {
-        block.global(a.log_sum_exp)[q] = log_sum_exp(state.most, state.total);
       }
     }
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kvpolicy/gpu/attention/attend.hpp"
+#include "kvpolicy/gpu/attention/attend_latent.hpp"
 #include "kvpolicy/gpu/attention/attend_tensor.hpp"
 #include "kvpolicy/gpu/attention/group_weights.hpp"
 #include "kvpolicy/gpu/attention/list_weights.hpp"
@@ -25,16 +26,16 @@ struct decode_attention {
   token_lists lists;
   std::int64_t sequences = 1;
   std::int64_t most_tokens = 0;  ///< of any list
-  vector_rows out;
-  buffer<float> log_sum_exp{};  ///< `[sequences, step, q_heads]`, or none
+  vector_rows out;               ///< as queries, of value_dim channels
+  buffer<float> log_sum_exp{};   ///< `[sequences, step, q_heads]`, or none
   attend_terms terms{};
 };
 
-/// How many blocks share a list: as many as the device runs at once, none with less than 64 tokens to read.
-inline std::int32_t splits_of(decode_attention const& a, std::int64_t blocks_wanted) noexcept {
+/// How many blocks share a list: as many as the device runs at once, none with less than so many tokens to read.
+inline std::int32_t splits_of(decode_attention const& a, std::int64_t blocks_wanted, std::int64_t least) noexcept {
   std::int64_t const lists = std::max<std::int64_t>(1, a.sequences * a.keys.heads);
   std::int64_t const tokens = a.lists.about > 0 ? std::min(a.lists.about, a.most_tokens) : a.most_tokens;
-  std::int64_t const useful = std::max<std::int64_t>(1, tokens / 64);
+  std::int64_t const useful = std::max<std::int64_t>(1, tokens / least);
   return static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks_wanted / lists, 1, std::min<std::int64_t>(useful, 256)));
 }
 
@@ -44,11 +45,14 @@ void launch_attend_splits(D& device, decode_attention const& a, std::int64_t mos
   auto const tiles = static_cast<std::int32_t>(divided_up(a.group * a.step, most));
   std::int64_t const blocks = a.sequences * a.keys.heads * tiles;  // of one split
   buffer<std::int32_t> const counters = device.counters();
-  std::int32_t const splits = blocks > counters.size ? 1 : splits_of(a, device.template blocks_wanted<Body>());
+  // What a split of latent rows leaves to be put together is as much as 60 tokens, and 128 heads' tiles fill a device.
+  constexpr bool is_latent = requires { Body::value_chunks; };
+  std::int64_t const wanted = device.template blocks_wanted<Body>() / (is_latent ? tiles : 1);
+  std::int32_t const splits = blocks > counters.size ? 1 : splits_of(a, wanted, is_latent ? 256 : 64);
   std::int64_t const queries = a.sequences * a.step * a.keys.heads * a.group;
   scratch_scope const scope(device);
   buffer<float> const partial =
-      splits > 1 ? device.template scratch<float>(queries * splits * (a.keys.head_dim + 2)) : buffer<float>{};
+      splits > 1 ? device.template scratch<float>(queries * splits * (a.values.head_dim + 2)) : buffer<float>{};
   device.template launch<Body>({splits, static_cast<std::int64_t>(a.keys.heads) * tiles, a.sequences},
                                {a.queries, a.scale, a.group, a.step, a.brought, tiles, a.keys, a.values, a.lists, splits, a.out,
                                 a.log_sum_exp, partial, counters, a.terms});
@@ -61,16 +65,52 @@ void launch_attend_tiles(D& device, decode_attention const& a) {
 }
 
 inline void expect_alike(char const* kernel, batch_rows const& keys, batch_rows const& values) {
-  if (values.type == keys.type && values.head_dim == keys.head_dim && values.heads == keys.heads) return;
-  throw unsupported(std::string(kernel) + " reads values of the keys' type, heads and head size; got " +
-                    std::to_string(values.heads) + " x " + std::to_string(values.head_dim) + " beside " +
-                    std::to_string(keys.heads) + " x " + std::to_string(keys.head_dim));
+  if (values.type == keys.type && values.heads == keys.heads) return;
+  throw unsupported(std::string(kernel) + " reads values of the keys' type and heads; got " + std::to_string(values.heads) +
+                    " of " + name_of(values.type) + " beside " + std::to_string(keys.heads) + " of " + name_of(keys.type));
+}
+
+/// Whether values are the first channels of the keys' rows.
+inline bool are_part_of(batch_rows const& values, batch_rows const& keys) noexcept {
+  return values.base == keys.base && values.sequence_stride == keys.sequence_stride && values.head_stride == keys.head_stride &&
+         values.token_stride == keys.token_stride && values.dim_stride == keys.dim_stride &&
+         values.pages.data == keys.pages.data && values.page_table_stride == keys.page_table_stride &&
+         values.page_size == keys.page_size && values.page_stride == keys.page_stride &&
+         values.indices.data == keys.indices.data && values.rows.rows.data == keys.rows.rows.data;
+}
+
+/// Calls `work.template operator()<E, Split>()` for rows that attend_latent_body takes; or says false. Queries of another type
+/// than the rows' are split.
+template <class Work>
+bool with_latent_rows(decode_attention const& a, Work work) {
+  batch_rows const& keys = a.keys;
+  if (!keys.packed || (keys.type != element_type::f16 && keys.type != element_type::bf16) || !are_part_of(a.values, keys) ||
+      a.values.head_dim != latent::value_dim || keys.head_dim % 32 != 0 || keys.head_dim > latent::max_key_dim)
+    return false;
+  auto const of_type = [&]<element_type E>() {
+    if (a.queries.type == E) work.template operator()<E, false>();
+    else work.template operator()<E, true>();
+  };
+  if (keys.type == element_type::f16) of_type.template operator()<element_type::f16>();
+  else of_type.template operator()<element_type::bf16>();
+  return true;
 }
 
 template <device D>
 void launch_attend(D& device, decode_attention const& a) {
-  expect_row("attend", a.keys.head_dim);
+  bool const wide = a.keys.head_dim > max_head_dim || a.values.head_dim != a.keys.head_dim;
+  expect_row("attend", std::max(a.keys.head_dim, a.values.head_dim), 1, max_wide_dim);
   expect_alike("attend", a.keys, a.values);
+  if (wide) {
+    bool const on_tensors = with_latent_rows(a, [&]<element_type E, bool Split>() {
+      launch_attend_splits<attend_latent_body<E, Split>>(device, a, attend_latent_body<E, Split>::heads_of_tile);
+    });
+    if (!on_tensors) {
+      with_type(a.keys.type,
+                [&]<element_type E>() { launch_attend_splits<attend_body<E, 1, false, true, true>>(device, a, 1); });
+    }
+    return;
+  }
   bool const packed = a.keys.packed && a.values.packed;
   if (a.terms.change_logits())
     return packed ? launch_attend_tiles<4, true, true>(device, a) : launch_attend_tiles<1, false, true>(device, a);
@@ -175,13 +215,16 @@ void launch_list_logits(D& device, list_weights const& a, buffer<float> logits, 
   if (on_tensors) return;
   std::int32_t const at_once = 16 * max_head_dim / a.keys.head_dim;
   with_type(a.keys.type, [&]<element_type E>() {
-    using body = list_logits_body<E>;
-    std::int64_t const tokens_of_block = body::threads / 32 * row_lanes(a.keys.parts()).rows_of_warp();
-    for (std::int32_t first = 0; first < rows; first += at_once) {
-      device.template launch<body>(
-          {divided_up(a.most_tokens, tokens_of_block), a.keys.heads, a.sequences},
-          {a.queries, a.scale, std::min(at_once, rows - first), rows, first, a.keys, a.lists, a.first, logits, a.most_tokens});
-    }
+    auto const launch = [&]<class Body>() {
+      std::int64_t const tokens_of_block = Body::threads / 32 * row_lanes(a.keys.parts()).rows_of_warp();
+      for (std::int32_t first = 0; first < rows; first += at_once) {
+        device.template launch<Body>({divided_up(a.most_tokens, tokens_of_block), a.keys.heads, a.sequences},
+                                     {a.queries, a.scale, std::min(at_once, rows - first), rows, first, a.keys, a.lists,
+                                      a.first, logits, a.most_tokens});
+      }
+    };
+    if (a.keys.head_dim > max_head_dim) launch.template operator()<list_logits_body<E, true>>();
+    else launch.template operator()<list_logits_body<E>>();
   });
   if (statistics.data != nullptr) launch_softmax_rows(device, logits, a.most_tokens, a, statistics);
 }
@@ -189,7 +232,7 @@ void launch_list_logits(D& device, list_weights const& a, buffer<float> logits, 
 /// Both: a.out is what the listed tokens weigh. `set` as launch_group_weights takes it.
 template <device D, class Set>
 void launch_list_weights(D& device, list_weights const& a, Set set) {
-  expect_row("list_attention", a.keys.head_dim, a.group);
+  expect_row("list_attention", a.keys.head_dim, a.group, max_wide_dim);
   if (a.most_tokens <= 0) return;
   scratch_scope const scope(device);
   std::int64_t const rows = a.sequences * a.keys.heads * a.group * a.window;

@@ -22,7 +22,7 @@ std::int64_t keys_of_splits(D& device, std::int64_t keys, std::int64_t step, std
 /// Scores of tokens [0, columns) from the window's attention: `set` gives smoothing and where they go.
 template <device D, class Set>
 void launch_window_attention(D& device, prompt_attention const& what, std::int64_t columns, group_merge merged, Set set) {
-  expect_row("window_attention", what.keys.head_dim, what.group);
+  expect_row("window_attention", what.keys.head_dim, what.group, max_wide_dim);
   if (columns <= 0) return;
   scratch_scope const scope(device);
   std::int64_t const heads = what.keys.heads;
@@ -83,7 +83,7 @@ void launch_attend_block(D& device, element_type type, std::int64_t rows, std::i
   with_type(type, [&]<element_type E>() {
     typename attend_block_body<E>::arguments a{};
     set(a);
-    expect_row("attend_block", a.what.keys.head_dim);
+    expect_row("attend_block", a.values.head_dim);
     expect_alike("attend_block", a.what.keys, a.values);
     device.template launch<attend_block_body<E>>({divided_up(rows, tile_rows), heads, 1}, a);
   });

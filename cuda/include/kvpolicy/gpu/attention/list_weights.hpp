@@ -7,11 +7,13 @@
 
 namespace kvpolicy::gpu::detail {
 
-/// logits(s, q, i) = scale q.k of the i-th listed token: the lanes that share a row have 8 channels each.
-template <element_type E>
+/// logits(s, q, i) = scale q.k of the i-th listed token: the lanes that share a row have 8 channels each; of rows above 256
+/// (Wide) 8 of each 256.
+template <element_type E, bool Wide = false>
 struct list_logits_body {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "list_logits";
+  static constexpr int sets = Wide ? max_wide_dim / 256 : 1;
   struct arguments {
     vector_rows queries;
     float scale = 1;
@@ -49,15 +51,21 @@ struct list_logits_body {
     row_reader<E, B, true> const keys(block, a.keys, block.z());
     std::int64_t const i = block.x() * of_block + tile.index() * share.rows_of_warp() + lane / share.lanes;
     bool const there = a.first + i < list.count();
-    float key[8] = {};
-    if (there && part < a.keys.parts()) keys.load(keys.offset(block.y(), list.token(a.first + i)), part, key);
+    float key[sets][8] = {};
+    if (there && part < a.keys.parts()) {
+      std::int64_t const at = keys.offset(block.y(), list.token(a.first + i));
+      KVPOLICY_UNROLL
+      for (int set = 0; set < sets; ++set)
+        if (!Wide || part + 32 * set < a.keys.parts()) keys.load(at, part + 32 * set, key[set]);
+    }
     for (std::int32_t g = 0; g < a.group; ++g) {
       float dot = 0;
       KVPOLICY_UNROLL
-      for (int c = 0; c < 8; ++c) {
-        if (part * 8 + c >= dim) continue;
-        float const query = s.queries[g * dim + part * 8 + c];
-        dot += query * key[c];
+      for (int c = 0; c < 8 * sets; ++c) {
+        std::int32_t const channel = part * 8 + c % 8 + 256 * (c / 8);
+        if (channel >= dim) continue;
+        float const query = s.queries[g * dim + channel];
+        dot += query * key[c / 8][c % 8];
       }
       dot = lane_sum(tile, dot, share.lanes);
       if (there && part == 0) {

@@ -28,14 +28,16 @@ struct paged_batch {
   buffer<std::int32_t const> value_pages{};  ///< the same for values; none: they lie in the keys' pages
   std::int64_t elements = 0;                 ///< elements from either base on; only the GPU emulator reads it
 
-  batch_rows keys(layer_id layer) const { return at(pool.key_base, pool.key_strides, pages, layer); }
+  batch_rows keys(layer_id layer) const { return at(pool.key_base, pool.key_strides, pages, layer, pool.cache.head_dim); }
   batch_rows values(layer_id layer) const {
-    return at(pool.value_base, pool.value_strides, value_pages.data == nullptr ? pages : value_pages, layer);
+    return at(pool.value_base, pool.value_strides, value_pages.data == nullptr ? pages : value_pages, layer,
+              pool.cache.values_dim());
   }
 
  private:
-  batch_rows at(void const* base, byte_strides const& strides, buffer<std::int32_t const> table, layer_id layer) const {
-    basic_rows<device_memory> rows = rows_at<device_memory>(base, strides, pool.cache, layer, 0, pool.cache.head_dim);
+  batch_rows at(void const* base, byte_strides const& strides, buffer<std::int32_t const> table, layer_id layer,
+                std::int64_t dim) const {
+    basic_rows<device_memory> rows = rows_at<device_memory>(base, strides, pool.cache, layer, 0, dim);
     rows.page_size = pool.page_size;
     rows.page_stride = strides.page;
     batch_rows made = in_elements(rows);

@@ -141,11 +141,11 @@ constexpr batch_rows finished(batch_rows rows) noexcept {
 inline constexpr std::int32_t max_head_dim = 256;
 inline constexpr std::int32_t max_group = 16;
 
-inline void expect_row(char const* kernel, std::int64_t head_dim, std::int64_t group = 1) {
-  if (head_dim > max_head_dim || group > max_group) {
+inline void expect_row(char const* kernel, std::int64_t head_dim, std::int64_t group = 1, std::int64_t widest = max_head_dim) {
+  if (head_dim > widest || group > max_group) {
     throw unsupported(std::string(kernel) + " has no kernel for a head size of " + std::to_string(head_dim) + " and " +
-                      std::to_string(group) + " query heads to a KV head; the most are " + std::to_string(max_head_dim) +
-                      " and " + std::to_string(max_group));
+                      std::to_string(group) + " query heads to a KV head; the most are " + std::to_string(widest) + " and " +
+                      std::to_string(max_group));
   }
 }
 

@@ -219,6 +219,9 @@ class row_reader {
   unsigned sequence_;
 };
 
+/// The longest row of the kernels that take rows above 256 channels: latent ones (MLA).
+inline constexpr std::int32_t max_wide_dim = 768;
+
 /// How many threads of a warp share a row: a power of two that holds the row's parts, at most 32.
 struct row_lanes {
   std::int32_t lanes = 32;

@@ -23,7 +23,6 @@ class basic_exec : public detail::prompt_primitives<D> {
   void attend(query_window const& queries, basic_rows<memory> const& keys, basic_rows<memory> const& values,
               selection const& kept, attention_terms const& terms, table<float> out, std::span<float> log_sum_exp) {
     call const scope(*this);
-    expect_alike(keys, values);
     detail::decode_attention a{};
     a.queries = vectors_of(queries, keys.head_dim);
     a.scale = queries.scale;
@@ -46,7 +45,6 @@ class basic_exec : public detail::prompt_primitives<D> {
   void attend_block(query_window const& queries, basic_rows<memory> const& keys, basic_rows<memory> const& values,
                     selection const& kept, attention_terms const& terms, table<float> out) {
     call const scope(*this);
-    expect_alike(keys, values);
     detail::prompt_attention what = prompt_of(queries, keys);
     list_keys(what, kept.lists(), terms.window);
     detail::launch_attend_block(device_, keys.type, queries.tokens * queries.heads / keys.heads, keys.heads, [&](auto& a) {
@@ -60,11 +58,6 @@ class basic_exec : public detail::prompt_primitives<D> {
   }
 
  private:
-  static void expect_alike(basic_rows<memory> const& keys, basic_rows<memory> const& values) {
-    if (keys.head_dim == values.head_dim) return;
-    throw unsupported("keys of " + std::to_string(keys.head_dim) + " channels and values of " + std::to_string(values.head_dim) +
-                      " on a GPU; host executors attend to them");
-  }
   detail::attend_terms terms_of(attention_terms const& terms, std::int64_t heads) {
     detail::attend_terms made{.soft_cap = terms.soft_cap};
     if (terms.slopes != nullptr) made.slopes = device_.in(terms.slopes, heads);

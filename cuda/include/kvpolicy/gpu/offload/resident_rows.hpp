@@ -37,10 +37,13 @@ class resident_rows {
   /// @param slots  `[layers, kv_heads]` tokens of a head that fit; or one number for all heads. max_tokens: the head is whole
   /// @param device  the device
   /// @throws invalid_value if there is another number of heads, or a head has no slot, or more than max_tokens
-  /// @throws unsupported if rows of that shape are not packed: a multiple of 8 channels of f16, bf16 or f32
+  /// @throws unsupported if rows of that shape are not packed: a multiple of 8 channels of f16, bf16 or f32; or values are not
+  /// as wide as keys
   /// @throws device_memory_exceeded if the device has too little memory
   resident_rows(cache_shape const& shape, std::int64_t sequences, std::span<std::int32_t const> slots, D& device)
       : shape_(shape), sequences_(sequences), heads_(sequences * shape.kv_heads), slots_(of_each(shape, slots)) {
+    if (shape.values_dim() != shape.head_dim)
+      throw unsupported("rows in slots have values as wide as keys; the cache is of " + text_of(shape));
     layers_.reserve(static_cast<std::size_t>(shape.layers));
     for (std::int64_t l = 0; l < shape.layers; ++l) {
       std::vector<std::int32_t> first(1);

@@ -24,7 +24,7 @@ struct largest_channels_body {
   };
   template <class B>
   struct shared {
-    typename B::template array<std::uint32_t, 256> sizes;
+    typename B::template array<std::uint32_t, max_wide_dim> sizes;
   };
 
   template <class B>

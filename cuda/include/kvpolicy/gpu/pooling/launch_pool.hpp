@@ -41,7 +41,7 @@ typename Body::arguments bounds_arguments(scored_bounds const& what, Set const& 
 template <device D, class Set>
 void launch_score_bounds(D& device, scored_bounds const& what, Set set) {
   batch_rows const& bounds = what.bounds;
-  expect_row("score_bounds", bounds.head_dim, what.group);
+  expect_row("score_bounds", bounds.head_dim, what.group, max_wide_dim);
   bool const on_tensors =
       what.group <= 8 && with_tensor_rows(bounds, [&]<element_type E, int Chunks>() {
         using body = score_bounds_tensor_body<E, Chunks>;
@@ -51,10 +51,13 @@ void launch_score_bounds(D& device, scored_bounds const& what, Set set) {
       });
   if (on_tensors) return;
   with_type(bounds.type, [&]<element_type E>() {
-    using body = score_bounds_body<E>;
-    std::int64_t const at_once = body::threads / 32 * row_lanes(bounds.parts()).rows_of_warp();
-    device.template launch<body>({divided_up(what.max_units, at_once), bounds.heads, what.sequences},
-                                 bounds_arguments<body>(what, set));
+    auto const launch = [&]<class Body>() {
+      std::int64_t const at_once = Body::threads / 32 * row_lanes(bounds.parts()).rows_of_warp();
+      device.template launch<Body>({divided_up(what.max_units, at_once), bounds.heads, what.sequences},
+                                   bounds_arguments<Body>(what, set));
+    };
+    if (bounds.head_dim > max_head_dim) launch.template operator()<score_bounds_body<E, true>>();
+    else launch.template operator()<score_bounds_body<E>>();
   });
 }
 
@@ -62,7 +65,7 @@ void launch_score_bounds(D& device, scored_bounds const& what, Set set) {
 template <template <element_type> class Pool, device D, class SetPool, class SetScore>
 void launch_pool_beside_bounds(D& device, batch_rows const& keys, pooled_tokens const& newest, SetPool set_pool,
                                scored_bounds const& what, SetScore set_score) {
-  expect_row("score_bounds", what.bounds.head_dim, what.group);
+  expect_row("score_bounds", what.bounds.head_dim, what.group, max_wide_dim);
   bool const at_once = what.group <= 8 && with_tensor_rows(what.bounds, [&]<element_type E, int Chunks>() {
                          using score = score_bounds_tensor_body<E, Chunks>;
                          using body = pool_beside_bounds_body<Pool<E>, score>;

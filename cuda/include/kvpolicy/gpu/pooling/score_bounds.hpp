@@ -7,12 +7,13 @@
 
 namespace kvpolicy::gpu::detail {
 
-/// scores(s, h, u) for units u of [first, first + count): the lanes that share a unit's bounds have 8 channels each.
-template <element_type E>
+/// scores(s, h, u) for units u of [first, first + count): the lanes that share a unit's bounds have 8 channels each; of rows
+/// above 256 (Wide) 8 of each 256.
+template <element_type E, bool Wide = false>
 struct score_bounds_body {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "score_bounds";
-  static constexpr int max_parts = 32;
+  static constexpr int sets = Wide ? max_wide_dim / 256 : 1;
   struct arguments {
     vector_rows queries;
     std::int32_t group = 1;
@@ -33,7 +34,7 @@ struct score_bounds_body {
   };
   template <class B>
   struct shared {
-    typename B::template array<float, 16 * 256> queries;
+    typename B::template array<float, 16 * 256 * sets> queries;
   };
 
   template <class B>
@@ -56,23 +57,28 @@ struct score_bounds_body {
     std::int64_t const nth = block.x() * of_block + tile.index() * share.rows_of_warp() + lane / share.lanes;
     bool const there = nth < count;
     std::int64_t const unit = a.first.of(block, number) + nth;
-    float high[8] = {};
-    float low[8] = {};
+    float high[sets][8] = {};
+    float low[sets][8] = {};
     if (there && part < a.bounds.parts()) {
       row_reader<E, B, true> const bounds(block, a.bounds, block.z());
       std::int64_t const at = bounds.offset(block.y(), 2 * unit);
-      bounds.load(at, part, high);
-      bounds.load(at + a.bounds.token_stride, part, low);
+      KVPOLICY_UNROLL
+      for (int set = 0; set < sets; ++set) {
+        if (Wide && part + 32 * set >= a.bounds.parts()) continue;
+        bounds.load(at, part + 32 * set, high[set]);
+        bounds.load(at + a.bounds.token_stride, part + 32 * set, low[set]);
+      }
     }
     float sum = 0;
     float most = -__builtin_huge_valf();
     for (std::int32_t g = 0; g < a.group; ++g) {
       float bound = 0;
       KVPOLICY_UNROLL
-      for (int i = 0; i < 8; ++i) {
-        if (part * 8 + i >= a.head_dim) continue;
-        float const query = s.queries[g * a.head_dim + part * 8 + i];
-        bound += query * (query > 0 ? high[i] : low[i]);
+      for (int i = 0; i < 8 * sets; ++i) {
+        std::int32_t const channel = part * 8 + i % 8 + 256 * (i / 8);
+        if (channel >= a.head_dim) continue;
+        float const query = s.queries[g * a.head_dim + channel];
+        bound += query * (query > 0 ? high[i / 8][i % 8] : low[i / 8][i % 8]);
       }
       bound = lane_sum(tile, bound, share.lanes);
       sum += bound;

@@ -147,7 +147,7 @@ struct sentence_take_body {
   template <class B>
   struct shared {
     typename B::template array<float, 128 * 8> sums;
-    typename B::template array<float, 256> means;
+    typename B::template array<float, max_wide_dim> means;
   };
 
   template <class B>
