@@ -179,10 +179,7 @@ void random_calls::pass_over(token_counts const& before, std::string const& said
 /// A refused decode: the micro-batches before the refused one stay, in the twin too.
 void random_calls::undo(batch all, token_counts const& before, std::string const& said, bool extended, bool waited) {
   check_refusal(before, said);
-  if (!cuts_) {  // what is left of the micro-batches before can't be known
-    for (auto const& b : before) remove(b.first, -1, -1);
-    return;
-  }
+  if (!cuts_) return clear();  // the graph that was stopped may have been moving others' recurrent states
   for (auto const& [of, tokens] : before) {
     modelled& s = at(of);
     llama_pos const last = llama_memory_seq_pos_max(ours_->memory(), of);

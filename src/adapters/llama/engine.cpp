@@ -113,7 +113,8 @@ void session::engine::check() {
   } catch (error const& reason) {
     if (!hybrid_) throw;
     throw unsupported(std::string(reason.what()) +
-                      "; the engine can't undo a part of this model's recurrent state: clear the sequences of the batch");
+                      "; the engine can't undo a part of this model's recurrent states, and may have been moving those of "
+                      "other sequences: call llama_memory_clear()");
   }
 }
 
