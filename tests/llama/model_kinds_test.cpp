@@ -178,7 +178,7 @@ TEST_CASE("a lenient session lets the engine go on where it can't, and says why"
 }
 
 // A recurrent state can't go back by a token.
-TEST_CASE("a refused step of a hybrid model says that its sequence must be cleared, and that is enough") {
+TEST_CASE("a refused step of a hybrid model says that all must be cleared, and that is enough") {
   model_owner (*const make)() = GENERATE(&tiny_short_convolution, &tiny_state_space);
   model_owner const model = make();
   session policy(presets::full{});
@@ -187,7 +187,7 @@ TEST_CASE("a refused step of a hybrid model says that its sequence must be clear
   for (decoder* const d : {&ours, &engine}) d->feed(random_tokens(120));
   policy.use(presets::snapkv{.tokens = 64, .after = 0});
   CHECK(ours.status_of({9}) == 2);
-  CHECK_THROWS_WITH(policy.check(), ContainsSubstring("queries") && ContainsSubstring("clear the sequence"));
+  CHECK_THROWS_WITH(policy.check(), ContainsSubstring("queries") && ContainsSubstring("llama_memory_clear()"));
   policy.use(presets::full{});
   for (decoder* const d : {&ours, &engine}) {
     d->clear();

@@ -60,7 +60,9 @@ void check_layer_apart(View const& view, layer_id layer, layer_place& first) {
 /// Of rows that are keys and values (MLA), what is rotated lies behind the values, and rotation::pairs begin at channel 0.
 /// Throws unsupported.
 template <kv_cache_view View>
-void check_rotated_first(View const& view, layer_id layer) {
+void check_rotated_first(View const& view, layer_id layer, rotation const& rope) {
+  std::span const turns(rope.inverse_frequency, static_cast<std::size_t>(rope.pairs));
+  if (std::ranges::all_of(turns, [](float frequency) { return frequency == 0; })) return;
   auto const keys = view.keys(layer);
   auto const values = view.values(layer);
   if (keys.base == values.base && keys.pages == values.pages)
@@ -91,7 +93,6 @@ void check_view(View const& view, layer_id layer, signals needs, cache_shape con
   if (contains(needs, signals::keys)) check_rows(view.keys(layer), "the view's keys", shape.head_dim, true);
   if (contains(needs, signals::values)) check_rows(view.values(layer), "the view's values", shape.values_dim(), false);
   if (contains(needs, signals::keys | signals::values)) check_apart(view.keys(layer), view.values(layer));
-  if (contains(needs, signals::rotation) && shape.values_dim() < shape.head_dim) check_rotated_first(view, layer);
 }
 
 /// No id is negative. Throws invalid_value.
