@@ -105,8 +105,7 @@ class request {
     checks_.rows(view, layer, needs(), shape_);
     checks_.all_rows(view, layer, needs(), prompt);
     check_signals(prompt, needs(), rules_.observation_queries(), order_.prompt_begin(layer, prompt.first), tokens, shape_);
-    if (contains(needs(), signals::rotation) && shape_.values_dim() < shape_.head_dim)
-      check_rotated_first(view, layer, prompt.rope);
+    check_rotated_first(view, layer, needs(), prompt.rope, shape_);
     if (rules_.keeps_all() && !prompt.resident.empty()) {
       throw unsupported("the policy keeps every token, but rows of some were dropped; begin with an empty sequence");
     }

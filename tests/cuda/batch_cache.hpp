@@ -46,6 +46,7 @@ class batch_cache {
     }
   }
 
+  bool values_are_part_of_keys() const noexcept { return latent_; }
   /// Each sequence's page table moves to a row; -1: to none.
   void arrange(std::span<std::int64_t const> rows) {
     std::ranges::fill(pages_of_rows_, -1);

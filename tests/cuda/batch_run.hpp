@@ -220,6 +220,7 @@ class batch_run {
     return {};
   }
 
+  bool values_are_part_of_keys() const { return cache_.values_are_part_of_keys(); }
   std::int64_t compared() const { return compared_; }
   std::int64_t differ() const { return differ_; }
   std::int64_t most_tokens() const { return *std::max_element(tokens_.begin(), tokens_.end()); }

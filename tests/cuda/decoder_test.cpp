@@ -66,13 +66,39 @@ TEST_CASE("scorers without kernels for latent rows say so before anything is rea
                             .max_tokens = 60,
                             .type = element_type::f16,
                             .value_dim = 512};
-    batch_run<std::decay_t<decltype(policy)>> run(policy, shape, 1, true, random);
-    CHECK_THROWS_AS(run.begin(0, 50), unsupported);
+    auto const begin = [&] {
+      batch_run<std::decay_t<decltype(policy)>> run(policy, shape, 1, true, random);
+      run.begin(0, 50);
+    };
+    CHECK_THROWS_AS(begin(), unsupported);
   };
+  refused(presets::infllm{.tokens = 40, .block = 4, .pre_rope = false});
   refused(presets::knorm{.tokens = 20});
   refused(presets::keydiff{.tokens = 20});
   refused(presets::lagkv{.tokens = 20, .lag = 8});
   refused(presets::expected_attention{.tokens = 20});
+}
+
+TEST_CASE("a decoder does not undo the rotation of rows that are keys and values", "[cuda]") {
+  presets::chess const chess{.fractions = {.tokens = 60}, .units = {.page = 4}};
+  cache_shape const shape{
+      .layers = 1, .q_heads = 8, .kv_heads = 1, .head_dim = 576, .max_tokens = 60, .type = element_type::f16, .value_dim = 512};
+  bool served = false;
+  bool refused = false;  // where values are a part of the keys' rows, which chance has
+  random_source random(1);
+  for (int i = 0; i < 12; ++i) {
+    batch_run<presets::chess> run(chess, shape, 1, false, random);
+    bool const latent = run.values_are_part_of_keys();
+    bool threw = false;
+    try {
+      run.begin(0, 20);
+    } catch (unsupported const&) {
+      threw = true;
+    }
+    CHECK(threw == latent);
+    (latent ? refused : served) = true;
+  }
+  CHECK((served && refused));
 }
 
 TEST_CASE("the sequences of a decoder share one rotary embedding", "[cuda]") {

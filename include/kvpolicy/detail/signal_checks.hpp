@@ -60,7 +60,8 @@ void check_layer_apart(View const& view, layer_id layer, layer_place& first) {
 /// Of rows that are keys and values (MLA), what is rotated lies behind the values, and rotation::pairs begin at channel 0.
 /// Throws unsupported.
 template <kv_cache_view View>
-void check_rotated_first(View const& view, layer_id layer, rotation const& rope) {
+void check_rotated_first(View const& view, layer_id layer, signals needs, rotation const& rope, cache_shape const& shape) {
+  if (!contains(needs, signals::rotation) || shape.values_dim() >= shape.head_dim) return;
   std::span const turns(rope.inverse_frequency, static_cast<std::size_t>(rope.pairs));
   if (std::ranges::all_of(turns, [](float frequency) { return frequency == 0; })) return;
   auto const keys = view.keys(layer);

@@ -172,6 +172,9 @@ class PolicyLayer(CacheLayerMixin):
         if terms is not None:
             cache.bind_terms(self.index, terms)
         before, channels, (key_width, value_width) = self.tokens, value.shape[3], cache.widths
+        if key.shape[3] > key_width or value.shape[3] > value_width:
+            raise UnsupportedError(f"layer {self.position} has keys of {key.shape[3]} and values of {value.shape[3]} channels, an earlier one "
+                                   f"{key_width} and {value_width}")
         self.tokens, self.fresh = before + query.shape[2], 0
         exact = (None if before > 0 else sdpa_attention_forward(module, query, key, value, mask, scaling=scale)[0] if terms is None
                  else terms.attention(query, key, value, mask, scale, True))

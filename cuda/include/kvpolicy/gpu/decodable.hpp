@@ -112,7 +112,7 @@ parts_t<Policy> decodable_parts_of(Policy const& policy, cache_shape const& shap
     if (requirements_of(policy).next_step && !std::same_as<trigger, triggers::drift>)
       throw unsupported("the decoder on a GPU chooses for the next step by triggers::drift alone; set next_step to 0");
   }
-  // Of latent rows (MLA) attention takes any number of heads; scorers' kernels refuse what they can't take by their names.
+  // Of latent rows (MLA) attention takes any number of heads; a scorer's kernel refuses what it can't take at its first launch.
   bool const latent = shape.head_dim > max_head_dim || shape.values_dim() != shape.head_dim;
   expect_row("a decode step", std::max(shape.head_dim, shape.values_dim()), latent ? 1 : shape.group(),
              latent ? max_wide_dim : max_head_dim);

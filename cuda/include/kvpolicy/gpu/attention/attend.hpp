@@ -17,6 +17,7 @@ struct attend_body {
   static_assert(!Wide || !Packed);
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "attend";
+  static constexpr bool wide = Wide;
   static constexpr int warps = 4;
   static constexpr int sets = Wide ? max_wide_dim / 256 : 1;  ///< of 8 channels
   using arguments = attend_arguments;

@@ -22,6 +22,7 @@ template <element_type E, bool Split>
 struct attend_latent_body {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "attend_latent";
+  static constexpr bool wide = true;
   static constexpr int warps = 4;
   static constexpr int value_chunks = 4;  ///< of 32 channels, of a warp
   static constexpr int chunks = value_chunks + 1;

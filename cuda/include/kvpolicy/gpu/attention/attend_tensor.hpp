@@ -14,6 +14,7 @@ template <element_type E, int Chunks>
 struct attend_tensor_body {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "attend_tensor";
+  static constexpr bool wide = false;
   static constexpr int halves = Chunks > 4 ? 2 : 1;     ///< of a row
   static constexpr int own = Chunks / halves;           ///< chunks that a warp has
   static constexpr int groups = threads / 32 / halves;  ///< of warps that share tokens

@@ -45,10 +45,9 @@ void launch_attend_splits(D& device, decode_attention const& a, std::int64_t mos
   auto const tiles = static_cast<std::int32_t>(divided_up(a.group * a.step, most));
   std::int64_t const blocks = a.sequences * a.keys.heads * tiles;  // of one split
   buffer<std::int32_t> const counters = device.counters();
-  // What a split of latent rows leaves to be put together is as much as 60 tokens, and 128 heads' tiles fill a device.
-  constexpr bool is_latent = requires { Body::value_chunks; };
-  std::int64_t const wanted = device.template blocks_wanted<Body>() / (is_latent ? tiles : 1);
-  std::int32_t const splits = blocks > counters.size ? 1 : splits_of(a, wanted, is_latent ? 256 : 64);
+  // What a split of wide rows leaves to be put together is as much as 60 tokens, and 128 heads' tiles fill a device.
+  std::int64_t const wanted = device.template blocks_wanted<Body>() / (Body::wide ? tiles : 1);
+  std::int32_t const splits = blocks > counters.size ? 1 : splits_of(a, wanted, Body::wide ? 256 : 64);
   std::int64_t const queries = a.sequences * a.step * a.keys.heads * a.group;
   scratch_scope const scope(device);
   buffer<float> const partial =
@@ -85,7 +84,8 @@ template <class Work>
 bool with_latent_rows(decode_attention const& a, Work work) {
   batch_rows const& keys = a.keys;
   if (!keys.packed || (keys.type != element_type::f16 && keys.type != element_type::bf16) || !are_part_of(a.values, keys) ||
-      a.values.head_dim != latent::value_dim || keys.head_dim % 32 != 0 || keys.head_dim > latent::max_key_dim)
+      a.values.head_dim != latent::value_dim || keys.head_dim < latent::value_dim || keys.head_dim % 32 != 0 ||
+      keys.head_dim > latent::max_key_dim)
     return false;
   auto const of_type = [&]<element_type E>() {
     if (a.queries.type == E) work.template operator()<E, false>();

@@ -8,8 +8,8 @@ namespace kvpolicy::gpu {
 
 /// Runs the primitives on a device, and waits for each: what a primitive returns is there when it returns. Models executor.
 /// It is for prompts, for policies that have no kernels for every step, and for tests; a captured decode step calls launches
-/// instead (gpu/decoder.hpp). The contracts are in primitive/. Throws unsupported past head sizes of 256 and query groups
-/// of 16.
+/// instead (gpu/decoder.hpp). The contracts are in primitive/. Throws unsupported for head sizes and query groups that a
+/// kernel does not take.
 /// @tparam D  the device, such as stream_device
 template <detail::staging_device D>
 class basic_exec : public detail::prompt_primitives<D> {

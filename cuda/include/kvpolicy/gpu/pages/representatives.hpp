@@ -35,6 +35,7 @@ class unit_scores<Rule, D> {
     KVPOLICY_EXPECTS(context.rule.score.block <= longest, "blocks of " + std::to_string(context.rule.score.block) +
                                                               " tokens have no kernel; the longest are of " +
                                                               std::to_string(longest));
+    expect_row("represent", context.shape.head_dim);
   }
 
   template <class View, class Exec>

@@ -21,6 +21,7 @@ class asked_signals {
                     cache_shape const& shape) const {
     check_view(one, layer, needs_ | signals::keys, shape);
     check_signals(prompt, needs_, queries_, begun, one.tokens(), shape);
+    check_rotated_first(one, layer, needs_, prompt.rope, shape);
   }
   /// Throws invalid_value without ids that the policy needs.
   void check_step(buffer<std::int32_t const> ids) const {
