@@ -124,13 +124,24 @@ struct strided_view {
   }
 };
 
+/// Returns the shape by which values are laid out where keys and values are separate arrays, or one of latent rows.
+/// @param cache  the cache's shape
+/// @param keys,values  where they begin; at the same address values are the first channels of key rows
+/// @return the shape, whose head_dim is what a row of the values' array has
+constexpr cache_shape layout_of_values(cache_shape const& cache, element_pointer keys, element_pointer values) noexcept {
+  cache_shape made = cache;
+  if (keys.address == nullptr || keys.address != values.address) made.head_dim = cache.values_dim();
+  return made;
+}
+
 /// The order of a page's axes: nhd is `[page_size, heads, head_dim]`, hnd `[heads, page_size, head_dim]`. It is never inferred.
 enum class page_layout : std::uint8_t { nhd, hnd };
 
-/// Computes the strides of a pool `[pages, page_size, heads, head_dim]` or `[pages, heads, page_size, head_dim]`.
+/// Computes the strides of a pool `[pages, page_size, heads, head_dim]` or `[pages, heads, page_size, head_dim]`, of keys, or
+/// with the shape from layout_of_values() of values.
 /// If a page holds more than these keys or values, set `page`, and `layer`, of the result to the real distances.
 /// @param how  the order of a page's axes
-/// @param cache  the shape
+/// @param cache  the shape, whose head_dim a row has
 /// @param page_size  tokens of a page
 /// @param layer  bytes between the pools of neighbouring layers
 /// @return strides in bytes, for contiguous rows

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "conformance/small_presets.hpp"
+#include "kvpolicy/exec/host.hpp"
 #include "kvpolicy/exec/simd.hpp"
+#include "kvpolicy/interop/dense.hpp"
 #include "kvpolicy/policy.hpp"
 #include "kvpolicy/store/row_store.hpp"
 #include "kvpolicy/testing/random_cache.hpp"
@@ -149,6 +151,29 @@ TEST_CASE("every preset chooses and attends on a row store as it does on a cache
     INFO(preset.name);
     check_on_store(kvpolicy_test::small(preset));
   });
+}
+
+TEST_CASE("rotation is not undone of latent rows, whose values a store has copied", "[store]") {
+  cache_shape const latent{
+      .layers = 1, .q_heads = 4, .kv_heads = 1, .head_dim = 24, .max_tokens = 100, .type = element_type::f16, .value_dim = 16};
+  random_source random(1);
+  std::vector<std::uint16_t> of_keys(100 * 24), of_values(100 * 16);
+  for (auto* const all : {&of_keys, &of_values})
+    for (std::uint16_t& element : *all) element = static_cast<std::uint16_t>(random.between(0x3000, 0x3bff));
+  std::vector<float> const inverse_frequency{1, .1f, .01f, .001f};
+  prompt_signals told;
+  told.rope = {inverse_frequency.data(), 4, rotation::pairing::neighbours};
+  host_exec exec(latent);
+  for (bool const parts : {true, false}) {  // values that are parts of the keys' rows, or rows of their own
+    block_arena arena(row_store::block_bytes(latent), 100);
+    row_store store(arena, latent);
+    auto cache = hugging_face::view(latent, 100, of_keys.data(), parts ? of_keys.data() : of_values.data());
+    cache.token_count = 60;
+    store.append({0}, cache.keys({0}), cache.values({0}));
+    auto request = start(presets::chess{.fractions = {.tokens = 40}, .units = {.page = 4}}, latent);
+    if (parts) CHECK_THROWS_AS(request.prefill(store.view(60), {0}, told, exec), unsupported);
+    else CHECK_NOTHROW(request.prefill(store.view(60), {0}, told, exec));
+  }
 }
 
 }  // namespace

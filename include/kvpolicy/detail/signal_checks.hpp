@@ -57,6 +57,21 @@ void check_layer_apart(View const& view, layer_id layer, layer_place& first) {
   }
 }
 
+/// Whether the newest value repeats its key's first channels, as copied latent rows do (a row_store's).
+inline bool values_repeat_keys(rows const& keys, rows const& values) noexcept {
+  if (keys.type != values.type || keys.tokens == 0) return false;
+  std::byte const* const key = keys.address({0}, {keys.tokens - 1});
+  std::byte const* const value = values.address({0}, {values.tokens - 1});
+  bool zero = true;
+  for (std::int64_t i = 0; i < values.head_dim; i += elements_of_block(keys.type))
+    for (std::int64_t b = 0; b < size_of(keys.type); ++b) {
+      std::byte const of_key = key[keys.offset_of(i) + b];
+      if (of_key != value[values.offset_of(i) + b]) return false;
+      zero = zero && of_key == std::byte{0};
+    }
+  return !zero;
+}
+
 /// Of rows that are keys and values (MLA), what is rotated lies behind the values, and rotation::pairs begin at channel 0.
 /// Throws unsupported.
 template <kv_cache_view View>
@@ -66,7 +81,9 @@ void check_rotated_first(View const& view, layer_id layer, signals needs, rotati
   if (std::ranges::all_of(turns, [](float frequency) { return frequency == 0; })) return;
   auto const keys = view.keys(layer);
   auto const values = view.values(layer);
-  if (keys.base == values.base && keys.pages == values.pages)
+  bool latent = keys.base == values.base && keys.pages == values.pages;
+  if constexpr (std::same_as<typename View::memory, host_memory>) latent = latent || values_repeat_keys(keys, values);
+  if (latent)
     throw unsupported(
         "the policy undoes the keys' rotary embedding, which of keys that hold the values, too, turns the channels "
         "behind those; let it pool keys as they lie (pre_rope=0 of chess and infllm), or take another policy");

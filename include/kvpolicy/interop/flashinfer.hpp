@@ -10,18 +10,17 @@ namespace kvpolicy::flashinfer {
 /// @param how  the pools' layout: NHD `[pages, page_size, kv_heads, head_dim]`, or HND `[pages, kv_heads, page_size, head_dim]`
 /// @param cache  shape of a sequence's cache
 /// @param page_size  tokens of a page
-/// @param keys,values  the pools of layer 0
+/// @param keys,values  the pools of layer 0; at the same address values are the first channels of key rows
 /// @param layer_stride  bytes from one layer to the next; 0 if each layer has a view of its own
 /// @return a view of 0 tokens; the caller sets `pages` and `token_count`
 template <class Memory = host_memory>
 constexpr paged_view<Memory> view(page_layout how, cache_shape const& cache, std::int64_t page_size, element_pointer keys,
                                   element_pointer values, std::int64_t layer_stride = 0) noexcept {
-  byte_strides const strides = strides_of(how, cache, page_size, layer_stride);
   return {.cache = cache,
           .key_base = keys,
           .value_base = values,
-          .key_strides = strides,
-          .value_strides = strides,
+          .key_strides = strides_of(how, cache, page_size, layer_stride),
+          .value_strides = strides_of(how, layout_of_values(cache, keys, values), page_size, layer_stride),
           .page_size = page_size};
 }
 
@@ -32,9 +31,13 @@ constexpr paged_view<Memory> view(page_layout how, cache_shape const& cache, std
 /// @param pool  the pool of layer 0
 /// @param layer_stride  bytes from one layer to the next; 0 if each layer has a view of its own
 /// @return a view of 0 tokens; the caller sets `pages` and `token_count`
+/// @throws invalid_value if values have another head size than keys
 template <class Memory = host_memory>
 constexpr paged_view<Memory> packed_view(page_layout how, cache_shape const& cache, std::int64_t page_size,
-                                         element_pointer pool, std::int64_t layer_stride = 0) noexcept {
+                                         element_pointer pool, std::int64_t layer_stride = 0) {
+  KVPOLICY_EXPECTS(cache.values_dim() == cache.head_dim, "keys of " + std::to_string(cache.head_dim) +
+                                                             " channels and values of " + std::to_string(cache.values_dim()) +
+                                                             " can't share FlashInfer's packed pool; give view() two pools");
   paged_view<Memory> made = view<Memory>(how, cache, page_size, pool, pool, layer_stride);
   made.value_base = pool.behind(made.key_strides.page);
   made.key_strides.page *= 2;

@@ -8,15 +8,18 @@ namespace kvpolicy::sglang {
 
 /// Views pools of slots, `[slots, kv_heads, head_dim]` for keys and for values, as pages of one token.
 /// @param cache  shape of a sequence's cache
-/// @param keys,values  the pools of layer 0
+/// @param keys,values  the pools of layer 0; at the same address values are the first channels of key rows
 /// @param layer_stride  bytes from one layer to the next
 /// @return a view of 0 tokens; the caller sets `token_count`, and `pages` to the request's row of req_to_token
 template <class Memory = host_memory>
 constexpr paged_view<Memory> view(cache_shape const& cache, element_pointer keys, element_pointer values,
                                   std::int64_t layer_stride = 0) noexcept {
-  byte_strides const strides = strides_of(page_layout::nhd, cache, 1, layer_stride);
-  return {
-      .cache = cache, .key_base = keys, .value_base = values, .key_strides = strides, .value_strides = strides, .page_size = 1};
+  return {.cache = cache,
+          .key_base = keys,
+          .value_base = values,
+          .key_strides = strides_of(page_layout::nhd, cache, 1, layer_stride),
+          .value_strides = strides_of(page_layout::nhd, layout_of_values(cache, keys, values), 1, layer_stride),
+          .page_size = 1};
 }
 
 /// Makes entries for the backend's page size from a view of slots. paged_sequence::pages are then rows of req_to_token.

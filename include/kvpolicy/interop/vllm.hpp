@@ -6,7 +6,7 @@
 
 namespace kvpolicy::vllm {
 
-/// Views `[layers, blocks, kv_heads, block_size, 2 * head_dim]`: a row is a token's key, then its value.
+/// Views `[layers, blocks, kv_heads, block_size, head_dim + value_dim]`: a row is a token's key, then its value.
 /// @param cache  shape of a sequence's cache
 /// @param block_size  tokens of a block
 /// @param pool  the tensor of layer 0
@@ -16,19 +16,19 @@ template <class Memory = host_memory>
 constexpr paged_view<Memory> view(cache_shape const& cache, std::int64_t block_size, element_pointer pool,
                                   std::int64_t layer_stride = 0) noexcept {
   std::int64_t const size = size_of(cache.type);
-  std::int64_t const half = bytes_of(cache.type, cache.head_dim);
-  std::int64_t const row = 2 * half;
+  std::int64_t const key = bytes_of(cache.type, cache.head_dim);
+  std::int64_t const row = key + bytes_of(cache.type, cache.values_dim());
   byte_strides const strides{
       .layer = layer_stride, .head = block_size * row, .token = row, .dim = size, .page = cache.kv_heads * block_size * row};
   return {.cache = cache,
           .key_base = pool,
-          .value_base = pool.behind(half),
+          .value_base = pool.behind(key),
           .key_strides = strides,
           .value_strides = strides,
           .page_size = block_size};
 }
 
-/// Views the layout of paged_attention_v1 and v2: keys `[B, H, D/x, N, x]`, values `[B, H, D, N]`.
+/// Views the layout of paged_attention_v1 and v2: keys `[B, H, D/x, N, x]`, values `[B, H, value_dim, N]`.
 /// @param cache  shape of a sequence's cache
 /// @param block_size  N: tokens of a block
 /// @param x  elements in 16 bytes
@@ -46,6 +46,8 @@ constexpr paged_view<Memory> x_packed_view(cache_shape const& cache, std::int64_
   byte_strides strides{.layer = layer_stride, .head = head, .page = cache.kv_heads * head};
   paged_view<Memory> made{.cache = cache, .key_base = keys, .value_base = values, .page_size = block_size};
   made.value_strides = strides;
+  made.value_strides.head = cache.values_dim() * block_size * size;
+  made.value_strides.page = cache.kv_heads * made.value_strides.head;
   made.value_strides.token = size;
   made.value_strides.dim = block_size * size;
   made.key_strides = strides;
