@@ -93,8 +93,19 @@ void caller_batch::expect(graph_tokens const& graph) {
                       " of set_batch(), which wants each batch before its decode");
   }
   // Fewer sequences than have tokens come where the engine keeps the tail of a prompt in one piece (n_rs_seq).
-  for (std::size_t some = next_sequences_.size(); by_sequences_ && some > 0; --some)
-    if (cuts(count, some) && differs() == count) return;
+  std::size_t found = 0;
+  for (std::size_t some = next_sequences_.size(); by_sequences_ && some > 0; --some) {
+    if (!cuts(count, some) || differs() != count) continue;
+    if (found > 0) {
+      throw unsupported("llama_decode's " + std::to_string(count) + " tokens may be of " + std::to_string(some) + " or of " +
+                        std::to_string(found) + " sequences of set_batch(); decode one sequence at a time");
+    }
+    found = some;
+  }
+  if (found > 0) {
+    cuts(count, found);
+    return;
+  }
   due_.clear();
   for (std::size_t i = 0; due_.size() < count; ++i)
     if (!tokens_[i].came) due_.push_back(i);
