@@ -140,5 +140,20 @@ TEST_CASE("a scorer with a hidden counter is found, and one without a fault pass
   REQUIRE_NOTHROW(check_scorer<short_keys<fault::none>>());
 }
 
+/// Quest's pool, but what it took in of tokens that were cut stays.
+struct no_cut : pools::bounds {
+  struct summaries : pools::bounds::summaries {
+    void cut(layer_id, head_range, std::int64_t) noexcept {}
+  };
+  template <class Segment>
+  summaries start(cache_shape const& shape, Segment const& segment) const {
+    return {pools::bounds::start(shape, segment)};
+  }
+};
+TEST_CASE("a pool that does not forget what is cut is found", "[testing]") {
+  REQUIRE_THROWS_MATCHES(check_scorer(scorers::upper_bound{}, no_cut{}, segments::pages{4}), broken_promise,
+                         MessageMatches(ContainsSubstring("cut from")));
+}
+
 }  // namespace
 }  // namespace kvpolicy::testing

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -81,6 +82,14 @@ class scorer_check {
              "input.tokens");
       }
     }
+    // A pool forgets the tokens that are cut.
+    if constexpr (!Segment::ragged) {
+      removed const gone{random_.between(0, choosing / 2), cache, random_, what};
+      if (scores(cache.view(tokens), layer, all, choosing, inputs, at_prompt, &gone) != want) {
+        fail("tokens that were cut from " + std::to_string(gone.first) +
+             " on change the scores of those that took their place: the pool's cut() forgets every token from there on");
+      }
+    }
     // Gathered tokens score as if no others existed.
     if (!options_.gathered) return;
     std::vector<std::int32_t> const few = random_.few(tokens);
@@ -95,17 +104,30 @@ class scorer_check {
     }
   }
 
+  /// Tokens from `first` on that a pool took in, and that others replaced then.
+  struct removed {
+    removed(std::int64_t from, random_cache const& as, random_source& random, content what) : first(from), cache(as) {
+      cache.replace(from, random, what);
+    }
+    std::int64_t first;
+    random_cache cache;
+  };
+
   /// Returns `[lists][columns]` scores as bits, so that NaN equals itself.
   /// @throws broken_promise if the scorer writes elsewhere, or not everything
   template <class View>
   std::vector<std::vector<std::uint32_t>> scores(View const& view, layer_id layer, head_range heads, std::int64_t choosing,
-                                                 random_signals const& inputs, bool at_prompt) {
+                                                 random_signals const& inputs, bool at_prompt, removed const* gone = nullptr) {
     summaries_type summaries = pool_.start(shape_, segment_);
     memory_type memory = score_.start(shape_);
     make_room(summaries, shape_.max_tokens);
     make_room(memory, shape_.max_tokens);
     prompt_signals const prompt = inputs.prompt(0, view.tokens());
     if constexpr (Segment::ragged) summaries.extend(segment_, 0, prompt.token_ids);
+    if (gone != nullptr) {
+      pool_.update(summaries, gone->cache.view(choosing), layer, heads, choosing, exec_);
+      summaries.cut(layer, heads, gone->first);
+    }
     for (std::int64_t piece = choosing / 2; piece <= choosing; piece += std::max<std::int64_t>(1, choosing - choosing / 2)) {
       if (piece > 0) pool_.update(summaries, view, layer, heads, piece, exec_);
     }
@@ -144,7 +166,7 @@ class scorer_check {
         if (own && c < columns && bits == untouched_bits) {
           fail("it leaves column " + std::to_string(c) + " of " + std::to_string(columns) + " unwritten");
         }
-        if (own && c < columns) made[static_cast<std::size_t>(row - margin)].push_back(bits);
+        if (own && c < columns) made[static_cast<std::size_t>(row - margin)].push_back(ordered(bits));
         else if (!own && bits != untouched_bits)
           fail("it writes row " + std::to_string(row - margin) + " of " + std::to_string(lists) +
                "; write only the rows of input.heads, of which there are out.rows");
@@ -163,6 +185,10 @@ class scorer_check {
   }
 
   static constexpr std::uint32_t untouched_bits = 0x7fe5a5a5u;  // a NaN that no arithmetic makes
+  /// All NaN are alike: none ranks before another.
+  static std::uint32_t ordered(std::uint32_t bits) noexcept {
+    return std::isnan(std::bit_cast<float>(bits)) ? 0x7fc00000u : bits;
+  }
   static float untouched() noexcept { return std::bit_cast<float>(untouched_bits); }
   [[noreturn]] void fail(std::string const& what) const { throw broken_promise("a scorer: " + what + " (" + where_ + ")"); }
 
@@ -178,8 +204,8 @@ class scorer_check {
 
 /// Checks a scorer on random shapes and rows, ties, NaN and infinity among them. Pools are updated in pieces.
 /// The same input must give the same scores. A head alone must get the scores that it gets among all heads, and gathered tokens
-/// those of the same rows side by side. Tokens after those that the choice is made among must not matter. The scorer must write
-/// its table, and nothing else.
+/// those of the same rows side by side. Tokens after those that the choice is made among must not matter, nor those that were
+/// cut from a pool. The scorer must write its table, and nothing else.
 /// @param score  the scorer
 /// @param pool,segment  its pool and segmenter; a scorer of ragged units, or of a hierarchy, needs its own
 /// @param options  how to check it
