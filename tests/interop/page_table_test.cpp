@@ -4,7 +4,11 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <set>
 #include <vector>
+
+#include "kvpolicy/testing/random_cache.hpp"
+
 namespace kvpolicy {
 namespace {
 
@@ -44,6 +48,41 @@ TEST_CASE("what has no page table is refused", "[interop]") {
   REQUIRE_THROWS_WITH(page_table({{0, 8, reason::open}}, 0, pool, out), ContainsSubstring("0 tokens"));
   std::vector<std::int32_t> const short_of_one{5, -1};
   REQUIRE_THROWS_WITH(page_table({{0, 8, reason::open}}, 4, short_of_one, out), ContainsSubstring("token 4 is in page -1"));
+}
+
+TEST_CASE("pages that no list of any layer names can be freed", "[interop]") {
+  testing::random_source random(1);
+  for (int round = 0; round < 200; ++round) {
+    std::int64_t const heads = random.between(1, 3), layers = random.between(1, 3), tokens = random.between(0, 60);
+    std::int64_t const page = random.between(1, 7);
+    scope const granularity = random.between(0, 1) == 0 ? scope::head : scope::layer;
+    std::set<std::int64_t> named;  // pages
+    std::vector<std::vector<range_list>> lists(static_cast<std::size_t>(layers));
+    for (auto& of_layer : lists) {
+      of_layer.resize(static_cast<std::size_t>(granularity == scope::head ? heads : 1));
+      for (range_list& list : of_layer) {
+        for (std::int64_t t = 0; t < tokens; ++t) {
+          if (random.between(0, 9) != 0) continue;
+          append(list, t, t + 1, random.between(0, 1) == 0 ? reason::scored : reason::open);
+          named.insert(t / page);
+        }
+      }
+    }
+    std::vector<selection> retained;
+    for (auto const& of_layer : lists) retained.emplace_back(granularity, of_layer, heads);
+    std::vector<std::int32_t> expected;
+    for (std::int32_t p = 0; (p + 1) * page <= tokens; ++p)
+      if (!named.contains(p)) expected.push_back(p);
+    REQUIRE(freeable_pages(retained, tokens, page) == expected);
+  }
+}
+
+TEST_CASE("pages of lists that are not the sequence's are not freed", "[interop]") {
+  range_list const list{{4, 12, reason::scored}};
+  selection const one(scope::layer, {&list, 1}, 2);
+  REQUIRE_THROWS_WITH(freeable_pages({}, 20, 4), ContainsSubstring("no selection"));
+  REQUIRE_THROWS_WITH(freeable_pages({&one, 1}, 11, 4), ContainsSubstring("4..12 are retained of a sequence of 11"));
+  REQUIRE_THROWS_WITH(freeable_pages({&one, 1}, 20, 0), ContainsSubstring("0 tokens"));
 }
 
 }  // namespace

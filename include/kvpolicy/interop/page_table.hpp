@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "kvpolicy/selection.hpp"
 
@@ -33,6 +34,34 @@ void each_page(range_list const& list, std::int64_t page_size, Visit visit) {
                          "of one token (entries_of(view, entry_size::token)) for an engine that reads pages of 1");
     for (std::int64_t t = begin; t < end; t += page_size) visit(t, std::min(page_size, end - t));
   }
+}
+
+/// Finds the pages that no list names: what an engine may free where all of these lists are read through one page table.
+/// Pages that are not full stay, as the next tokens go there.
+/// @param retained  what a policy retains, request::retained(), of each layer that the table serves
+/// @param tokens  tokens of the sequence
+/// @param page_size  tokens of a page
+/// @return entries of the page table, ascending
+/// @throws invalid_value without a selection, or if a list names tokens that the sequence does not have
+inline std::vector<std::int32_t> freeable_pages(std::span<selection const> retained, std::int64_t tokens,
+                                                std::int64_t page_size) {
+  KVPOLICY_EXPECTS(page_size >= 1, "a page of " + std::to_string(page_size) + " tokens; it needs at least 1");
+  KVPOLICY_EXPECTS(!retained.empty(), "no selection; give what the policy retains in each layer that the page table serves");
+  std::vector<bool> named(static_cast<std::size_t>(std::max<std::int64_t>(0, tokens) / page_size));
+  for (selection const& of_layer : retained) {
+    for (std::int64_t h = 0; h < (of_layer.granularity() == scope::head ? of_layer.kv_heads() : 1); ++h) {
+      for (auto const& [begin, end, why] : of_layer.of({h})) {
+        KVPOLICY_EXPECTS(begin >= 0 && end <= tokens, "tokens " + std::to_string(begin) + ".." + std::to_string(end) +
+                                                          " are retained of a sequence of " + std::to_string(tokens));
+        for (std::int64_t p = begin / page_size; p < std::min((end + page_size - 1) / page_size, std::ssize(named)); ++p)
+          named[static_cast<std::size_t>(p)] = true;
+      }
+    }
+  }
+  std::vector<std::int32_t> made;
+  for (std::size_t p = 0; p < named.size(); ++p)
+    if (!named[p]) made.push_back(static_cast<std::int32_t>(p));
+  return made;
 }
 
 /// Writes the physical pages of one list, in the order of its tokens. Allocates nothing.
