@@ -56,7 +56,7 @@ def swatch(colour):
 def dense_runs(result, *keys):
     """Those that there are: quantised values need flash attention."""
     names = {"flash_on": "dense, flash attention on", "flash_off": "dense, flash attention off",
-             "pass_through": "dense, attached, passing through"}
+             "pass_through": "dense, through kvpolicy"}
     return [(names[key], result["dense"][key]) for key in keys if result["dense"][key]]
 
 
@@ -64,24 +64,27 @@ def megabytes(count):
     return number(count / 1e6, 1, " MB") if count else ""
 
 
-def managed_cells(policy):
-    own = policy.get("managed_cache")
-    return [number(own["ms_per_token"]), megabytes(own["bytes"])] if own else ["", ""]
-
-
 def speed_table(result):
-    head = ["policy", "request", "first token", "ms/token", "p10&ndash;p90", "a step", "managed", "memory", "tokens read", "of cache", "mass", "choosing", "top-1", "KL"]
-    request = lambda run: [number(run["request_speedup"], 2, "x"), number(run["first_token_ms"] / 1e3, 2, " s")] if "request_ms" in run else ["", ""]
-    rows = []
-    for name, run in dense_runs(result, "flash_on", "flash_off", "pass_through"):
-        rows.append([name, *request(run), number(run["ms_per_token"]), f'{run["ms_p10"]:.2f}&ndash;{run["ms_p90"]:.2f}',
-                     number(run["speedup"], 2, "x"), "", megabytes(result["memory"].get("dense_bytes")) if request(run)[0] else "",
-                     "all", "100%", "100%", "", "", ""])
+    head = ["policy", "first token", "ms/token", "p10&ndash;p90", "request", "a step", "read", "mass", "choosing", "top-1", "KL"]
+    request = lambda run: [number(run["request_speedup"], 2, "x")] if "request_ms" in run else [""]
+    times = lambda run: [number(run["first_token_ms"] / 1e3, 2, " s") if "request_ms" in run else "", number(run["ms_per_token"]),
+                         f'{run["ms_p10"]:.2f}&ndash;{run["ms_p90"]:.2f}', *request(run), number(run["speedup"], 2, "x")]
+    rows = [[name, *times(run), "100%", "100%", "", "", ""] for name, run in dense_runs(result, "flash_on", "flash_off", "pass_through")]
     for policy, colour in coloured(result):
-        rows.append([swatch(colour) + html.escape(policy["label"]), *request(policy), number(policy["ms_per_token"]),
-                     f'{policy["ms_p10"]:.2f}&ndash;{policy["ms_p90"]:.2f}', number(policy["speedup"], 2, "x"),
-                     *managed_cells(policy), number(policy["tokens_read"], 0), number(100 * policy["cache_share"], 1, "%"), number(100 * policy["attention_mass"]["mean"], 1, "%"),
-                     number(100 * policy["choose_share"], 1, "%"), number(100 * policy["top1_agreement"], 1, "%"), number(policy["kl"], 4)])
+        rows.append([swatch(colour) + html.escape(policy["label"]), *times(policy), number(100 * policy["cache_share"], 1, "%"),
+                     number(100 * policy["attention_mass"]["mean"], 1, "%"), number(100 * policy["choose_share"], 1, "%"),
+                     number(100 * policy["top1_agreement"], 1, "%"), number(policy["kl"], 4)])
+    return table(head, rows)
+
+
+def memory_table(result):
+    if "dense_bytes" not in result["memory"]:
+        return ""
+    head = ["policy", "at most", "after the last step", "ms/token with a managed cache"]
+    rows = [["dense", megabytes(result["memory"]["dense_bytes"]), megabytes(result["memory"]["dense_bytes"]), ""]]
+    for policy, colour in coloured(result):
+        own = policy["managed_cache"]
+        rows.append([swatch(colour) + html.escape(policy["label"]), megabytes(own["most_bytes"]), megabytes(own["bytes"]), number(own["ms_per_token"])])
     return table(head, rows)
 
 
@@ -273,21 +276,27 @@ def page(result):
 <h1>KV-cache policies against dense decoding</h1>
 <p>{html.escape(result["model"].rsplit("/", 1)[-1])} in llama.cpp, {result["threads"]} threads, prompts: {tokens} tokens, {result["predict"]} tokens decoded,
 {result["rounds"]} interleaved rounds. Baseline: the better dense setting, {html.escape(result["baseline"]["name"])}, {result["baseline"]["ms_per_token"]:.2f} ms a token.</p>
-{speed_table(result)}
-<p>Request: the first prompt and {result["predict"]} tokens, over the better dense setting, {html.escape(result["baseline"]["request_name"])}. Managed: ms a token with a managed cache, where the
-session holds the rows; memory: what those take then, after the last step. Tokens read: mean per KV head and step. Mass: of dense attention, what falls on the tokens read, mean over steps, layers and heads. Choosing: share of a step's time. Mass, top-1 and
-KL: teacher-forced on the dense tokens.</p>
-<div class="pair">
-<section><h2>A request</h2>
-{requests(result)}</section>
-<section><h2>A step's speed against agreement</h2>
-{scatter(result)}</section>
-<section><h2>Memory of the rows</h2>
-{memory(result)}
-<p>Where the session holds the rows: what a policy drops when the prompt has ended is gone. Grey: all that there are.</p></section>
-</div>
 <h2>Answers</h2>
 {answer_table(result)}
+<h2>Speed</h2>
+{speed_table(result)}
+<p>Request: the first prompt and {result["predict"]} tokens, over the better dense setting, {html.escape(result["baseline"]["request_name"])}. Read: the share of the cache that a step
+reads. Mass: of dense attention, what falls on the tokens read, mean over steps, layers and heads. Choosing: share of a step's time. Mass, top-1 and KL: teacher-forced on the
+dense tokens.</p>
+<div class="pair">
+<section><h3>A request</h3>
+{requests(result)}</section>
+<section><h3>A step's speed against agreement</h3>
+{scatter(result)}</section>
+</div>
+<h2>Memory of the rows</h2>
+<p>With a managed cache, where the session holds the rows: what a policy drops when the prompt has ended is gone. Grey: all that there are.</p>
+<div class="pair">
+<section>
+{memory(result)}</section>
+<section>
+{memory_table(result)}</section>
+</div>
 <h2>The methods at work</h2>
 <p>Behind the first prompt: lists of tokens that were chosen by score, how many of them changed after their first step, the prompt's tokens that a list read at a
 step and over all steps; choices made anew; and where a policy goes by heads' roles, who reads all, follows or is fixed, looks at attention, drifts found, and fetches.</p>

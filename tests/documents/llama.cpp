@@ -1,4 +1,4 @@
-// Snippets of README.md, docs/llama.md, docs/lossless.md and docs/memory.md on llama.cpp, as the pages have them: compiled, not
+// Snippets of docs/llama.md, docs/lossless.md and docs/memory.md on llama.cpp, as the pages have them: compiled, not
 // run.
 #include <kvpolicy/compose.hpp>
 #include <kvpolicy/interop/llama/compact.hpp>
@@ -7,13 +7,6 @@
 #include <kvpolicy/presets/all.hpp>
 
 namespace kv = kvpolicy;
-
-void own_policy();
-void own_policy() {
-  constexpr auto by_value = kv::score_tokens([](auto key, auto value, auto age) { return norm(value); });
-  auto const mine = kv::retain(by_value, {.tokens = 1024, .sinks = 4}) + kv::presets::quest{.tokens = 256};
-  kv::llama::session session(mine);
-}
 
 void attach(llama_context_params& params, llama_model const* model);
 void attach(llama_context_params& params, llama_model const* model) {
