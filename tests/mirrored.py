@@ -1,5 +1,7 @@
-"""mirrored.py ROOT: every header under include/ has a test at the same place, or a line in mirrored.txt that is right."""
+"""mirrored.py ROOT: every header under include/ has a test at the same place, or a line in mirrored.txt that is right; and every
+part's header is in the table of docs/concepts.md, every primitive's in that of docs/reference.md."""
 import os
+import re
 import sys
 
 root = sys.argv[1]
@@ -17,5 +19,15 @@ with open(os.path.join(root, "tests", "mirrored.txt"), encoding="utf-8") as file
 faults = [f"{h}.hpp has no test, and no line in tests/mirrored.txt" for h in sorted(headers - tested - set(listed))]
 faults += [f"tests/mirrored.txt names {h}, which has a test or is not there" for h in sorted(set(listed) - (headers - tested))]
 faults += [f"tests/mirrored.txt: there is no {s}" for s in sorted(set(listed.values())) if not os.path.exists(os.path.join(root, s))]
+NO_PART = {"segments/sentence_mark", "selectors/rank_scores", "primitive/attention_terms"}
+with open(os.path.join(root, "docs", "concepts.md"), encoding="utf-8") as file:
+    shown = {row.split("`")[-2]: row for row in file if row.startswith("| ") and row.rstrip().endswith("/` |")}
+with open(os.path.join(root, "docs", "reference.md"), encoding="utf-8") as file:
+    shown["primitive/"] = file.read()
+for header in sorted(headers - NO_PART):
+    folder, name = os.path.split(header)
+    row = shown.get(folder + "/")
+    if row and folder != "tiers" and not re.search(rf"\b{name}\b", row):
+        faults.append(f"{header}.hpp is not in docs/{'reference' if folder == 'primitive' else 'concepts'}.md")
 print("\n".join(faults))
 sys.exit(1 if faults else 0)
