@@ -58,6 +58,7 @@ for prompt, share in zip(result["prompts"], (0.2, 0.8)):
     assert 3 <= last - first <= 9 and abs(first / prompt["tokens"] - share) < 0.25, prompt
 assert [policy["name"] for policy in result["policies"]] == list(budgets)
 assert len(result["prompts"]) == 2
+assert max(map(len, filter(lambda line: line.startswith("|"), table.splitlines()))) <= 120, "a terminal's width"
 for policy in result["policies"]:
     name = policy["name"]
     assert name in table and name in page, name

@@ -37,11 +37,18 @@ ordered_json timing_json(measured const& of, double baseline) {
 }
 
 double request_ms(measured const& of, int predict) {
-  auto const of_first = [](std::vector<double> all, std::size_t count) {
-    if (count != 0) all.resize(count);
-    return quantile(all, .5);
-  };
-  return of.prompt_ms + of_first(of.first_ms, of.first_prompts_runs) + (predict - 2) * of_first(of.ms, of.first_prompts_steps);
+  std::vector<double> first = of.first_ms;
+  if (of.first_prompts_runs != 0) first.resize(of.first_prompts_runs);
+  double sum = of.prompt_ms + quantile(first, .5);
+  // The steps before a policy chooses are slower than those after, so each counts by its own median over the rounds.
+  auto const steps = static_cast<std::size_t>(predict - 2);
+  std::size_t const timed = of.first_prompts_steps != 0 ? of.first_prompts_steps : of.ms.size();
+  for (std::size_t step = 0; step < steps; ++step) {
+    std::vector<double> rounds;
+    for (std::size_t i = step; i < timed; i += steps) rounds.push_back(of.ms[i]);
+    sum += quantile(rounds, .5);
+  }
+  return sum;
 }
 
 ordered_json request_split(measured const& of, llama::prompt_statistics const& prompt, int predict) {

@@ -15,7 +15,7 @@ namespace kvpolicy {
 /// What was measured of one way to decode, over all prompts and rounds.
 struct measured {
   double prompt_ms = 0;    ///< until the first prompt's first token
-  std::vector<double> ms;  ///< each step's, but for the first after a prompt
+  std::vector<double> ms;  ///< each step's, round by round, but for the first after a prompt
   double seconds = 0;      ///< of those steps
   double choose = 0;
   double attend = 0;
