@@ -12,7 +12,7 @@ import measured
 
 HERE = pathlib.Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build"
-POLICIES = {"full": "full", "snapkv 512": "snapkv:tokens=512"}
+POLICIES = ["full", "quest:after=16", "snapkv"]
 
 
 class failed(Exception):
@@ -32,7 +32,7 @@ def own(python, script, *options, **environment):
     return lambda common: json.loads(output([python, HERE / script, *options, *common], **environment).splitlines()[-1])
 
 
-def kvpolicy(program, label, policy):
+def kvpolicy(program, policy):
     def run(common):
         a = dict(zip(common[::2], common[1::2]))
         generate = int(a["--generate"])
@@ -41,7 +41,7 @@ def kvpolicy(program, label, policy):
                     "--threads", a["--threads"], "--json", file.name])
             told = json.loads(pathlib.Path(file.name).read_text())
         steps = [1e-3 * step["ms"] for step in told["steps"]]
-        return {"engine": "llama.cpp + kvpolicy, " + label, "model": pathlib.Path(a["--model"]).name,
+        return {"engine": "llama.cpp + kvpolicy, " + policy, "model": pathlib.Path(a["--model"]).name,
                 "prompt_tokens": told["prompt_tokens"], **measured.summary(1e-3 * told["first_token_ms"], steps, generate),
                 "generated": 1 + len(steps), "peak_bytes": told["peak_memory_bytes"], "answer": told["answer"]}
     return run
@@ -63,7 +63,7 @@ def ways(program):
     """Name -> what measures it. Of llama.cpp's two dense ways one is shown."""
     found = {f"llama.cpp, flash attention {flash}": own(sys.executable, "llama_dense_bench.py", "--flash", flash)
              for flash in ("on", "off")}
-    found |= {f"kvpolicy, {label}": kvpolicy(program, label, policy) for label, policy in POLICIES.items()}
+    found |= {f"kvpolicy, {policy}": kvpolicy(program, policy) for policy in POLICIES}
     python = BUILD / "rivals/openvino/bin/python"
     if python.exists():
         found["OpenVINO GenAI"] = own(python, "openvino_genai_bench.py")

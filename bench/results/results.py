@@ -1,0 +1,252 @@
+#!/usr/bin/env python3
+"""Measures what the documents' tables show, and writes the tables from docs/results/data. run.sh says what there is.
+
+    results.py measure NAME... | write | check
+"""
+import argparse
+import itertools
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import picture
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DATA = ROOT / "docs/results/data"
+BUILD = ROOT / "build"
+MODEL = BUILD / "engine/model.gguf"
+
+
+class problem(Exception):
+    pass
+
+
+def output(*command, **environment):
+    result = subprocess.run([str(word) for word in command], cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+    if result.returncode != 0:
+        raise problem(f"{' '.join(map(str, command))} ended with status {result.returncode}")
+    return result.stdout
+
+
+def qwen():
+    path = os.environ.get("KVPOLICY_QWEN", "")
+    if not os.path.exists(path):
+        raise problem("set KVPOLICY_QWEN to the file of Qwen2.5-Coder-0.5B-Instruct (docs/results/answers.md#models)")
+    return os.path.abspath(path)
+
+
+def machine():
+    text = pathlib.Path("/proc/cpuinfo").read_text()
+    flags = set(re.search(r"^flags\s*: (.*)", text, re.M)[1].split())
+    kinds = [name for flag, name in (("avx2", "AVX2"), ("avx512f", "AVX-512"), ("avx512_bf16", "bf16"), ("amx_tile", "AMX")) if flag in flags]
+    return f"{re.search(r'^model name.*: (.*)', text, re.M)[1].strip()} ({', '.join(kinds)}), {os.cpu_count()} cores"
+
+
+def haystack(words, depth, path):
+    path.write_text(output(sys.executable, "examples/haystack.py", "--words", words, "--depth", depth))
+    return path
+
+
+# What is measured: a name, minutes on two cores, and what returns the result.
+
+def lengths():
+    """Time and memory of a step by the length of the context."""
+    result = {"policies": picture.POLICIES, "lengths": []}
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "out.json"
+        for tokens in picture.LENGTHS:
+            print(f"lengths: {tokens} tokens", file=sys.stderr, flush=True)
+            words = int((tokens - 2 * 64 - 210) / 1.15)  # the template and the question are 210 tokens
+            prompt = haystack(words, .3, pathlib.Path(folder) / "prompt.txt")
+            output(BUILD / "release/tools/kvpolicy-run", "--compare", "--chat", "--model", qwen(), "--prompt-file", prompt, "--predict", 64, "--json", out,
+                   *[word for policy in picture.POLICIES for word in ("--policy", policy)])
+            run = json.loads(out.read_text())
+            times = lambda way: {key: round(way[key], 2) for key in ("ms_per_token", "ms_p10", "ms_p90", "first_token_ms")}
+            ways = {"flash on": times(run["dense"]["flash_on"]), "flash off": times(run["dense"]["flash_off"])}
+            for name, policy in zip(picture.POLICIES, run["policies"], strict=True):
+                ways[name] = times(policy) | {"bytes": policy["managed_cache"]["bytes"]}
+            result["lengths"].append({"tokens": run["prompts"][0]["tokens"], "bytes": run["memory"]["dense_bytes"], "ways": ways})
+    return result
+
+
+def requests():
+    """Whole requests in one engine after the other, by their own defaults."""
+    model = BUILD / "rivals/qwen2.5-coder-0.5b-q8_0.gguf"
+    model.parent.mkdir(parents=True, exist_ok=True)
+    if not model.exists():
+        output(BUILD / "engine/bin/python", "bench/rivals/requantise.py", qwen(), model)
+    result = {"generated": 200, "lengths": {}}
+    for tokens in (4096, 16384, 32000):
+        print(f"requests: {tokens} tokens", file=sys.stderr, flush=True)
+        out = BUILD / "rivals/requests.json"
+        output("bench/rivals/run.sh", "--tokens", tokens, "--generate", result["generated"], "--model", model, "--json", out)
+        told = json.loads(out.read_text())
+        result["lengths"][str(tokens)] = {name: {key: turns[0][key] for key in ("engine", "prompt_tokens", "first_token_s", "ms_per_token", "request_s", "peak_bytes")}
+                                          for name, turns in told.items()}
+    return result
+
+
+def demo():
+    """The demo's tables of its longer prompt."""
+    printed = output("examples/demo.sh")
+    return {"printed": printed[printed.index("The next table has more policies"):].splitlines()[1:]}
+
+
+def pages():
+    """Pages that an engine may free."""
+    shares = {}
+    with tempfile.TemporaryDirectory() as folder:
+        prompt = haystack(2000, .5, pathlib.Path(folder) / "prompt.txt")
+        trace = pathlib.Path(folder) / "trace.jsonl"
+        for policy in ("snapkv:after=0", "keydiff", "chunkkv:after=0,chunk=16", "chunkkv:after=0,chunk=16,reuse=30", "chess:page=16"):
+            output(BUILD / "release/tools/kvpolicy-run", "--model", MODEL, "--prompt-file", prompt, "--chat", "--predict", 2, "--policy", policy, "--trace", trace)
+            shares[policy] = freeable(trace, 16)
+    return shares
+
+
+def freeable(trace, page):
+    """Of what --trace wrote: the share of the prompt's full pages that no list of the last step names. By layer on the mean, and of a
+    table that all layers share."""
+    steps = {}
+    with open(trace, encoding="utf-8") as file:
+        for line in map(json.loads, file):
+            steps.setdefault(line["step"], []).append(line)
+    layers = steps[max(steps)]
+    full = range(layers[0]["tokens"] // page)
+    named = [{p for heads in layer["kept"] for begin, end, _ in heads for p in range(begin // page, (end - 1) // page + 1)} for layer in layers]
+    free = lambda taken: sum(p not in taken for p in full) / len(full)
+    return [statistics.mean(map(free, named)), free(set().union(*named))]
+
+
+MEASURED = {measure.__name__: measure for measure in (lengths, requests, demo, pages)}
+
+
+# Tables: a mark in a page, the result that it is made from, and what returns its lines.
+
+def table(head, rows):
+    line = lambda cells: "| " + " | ".join(cells) + " |"
+    return [line(head), "|---|" + "--:|" * (len(head) - 1), *map(line, rows)]
+
+
+def seconds(value):
+    return f"{value:.0f} s" if value >= 99.5 else f"{value:.1f} s"
+
+
+def lengths_table(data):
+    rows = []
+    for length in data["lengths"]:
+        ways = length["ways"]
+        rows.append([f"{length['tokens']:,}", *[f"{ways[name]['first_token_ms'] / 1e3:.1f}" for name in ("flash on", "flash off", "full")],
+                     *[f"{way['ms_per_token']:.1f}" for way in ways.values()], f"{length['bytes'] / 2**20:.1f}", f"{ways['snapkv']['bytes'] / 2**20:.1f}"])
+    return table(["tokens", "first: FA on", "FA off", "`full`", "each: FA on", "FA off", *[f"`{name}`" for name in data["policies"]], "MiB", "`snapkv`"], rows)
+
+
+def engines_of(of_length):
+    """The engines in the order of the table; of llama.cpp's two dense ways the faster."""
+    dense = [name for name in of_length if name.startswith("llama.cpp")]
+    slower = max(dense, key=lambda name: of_length[name]["request_s"])
+    return {("llama.cpp" if name in dense else name): of_length[name] for name in of_length if name != slower}
+
+
+def requests_table(data):
+    by_length = {tokens: engines_of(of_length) for tokens, of_length in data["lengths"].items()}
+    names = list(next(iter(by_length.values())))
+    rows = []
+    for of_length in by_length.values():
+        for generated in (data["generated"], 1000):
+            times = [e["request_s"] + (generated - data["generated"]) * e["ms_per_token"] / 1e3 for e in (of_length[name] for name in names)]
+            rows.append([f"{of_length[names[0]]['prompt_tokens']:,} + {generated:,}", *[f"**{seconds(t)}**" if t == min(times) else seconds(t) for t in times]])
+    return table(["tokens: prompt + answer", *[re.sub(r"^kvpolicy, (\S+)", r"with `\1`", name) for name in names]], rows)
+
+
+def engines_table(data):
+    rows = []
+    for of_length in data["lengths"].values():
+        for e in engines_of(of_length).values():
+            rows.append([e["engine"], f"{e['prompt_tokens']:,}", f"{e['first_token_s']:.1f}", f"{e['ms_per_token']:.1f}", f"{e['request_s']:.1f}", f"{e['peak_bytes'] / 1e6:.0f}"])
+    return table(["engine", "prompt tokens", "first token (s)", "ms/token", f"prompt + {data['generated']} tokens (s)", "peak memory (MB)"], rows)
+
+
+def printed_table(place):
+    """The place-th table of what a program printed."""
+    def made(data):
+        runs = itertools.groupby(data["printed"], key=lambda line: line.startswith("|"))
+        return [list(lines) for of_table, lines in runs if of_table][place]
+    return made
+
+
+def pages_table(data):
+    return table(["policy", "each layer has a page table", "all layers share one"],
+                 [[f"`{policy}`", *[f"{100 * share:.1f} %" for share in shares]] for policy, shares in data.items()])
+
+
+TABLES = {
+    ("README.md", "requests"): ("requests", requests_table),
+    ("docs/results/speed.md", "lengths"): ("lengths", lengths_table),
+    ("docs/results/engines.md", "engines"): ("requests", engines_table),
+    ("docs/results/demo.md", "demo"): ("demo", printed_table(0)),
+    ("docs/results/demo.md", "answers"): ("demo", printed_table(1)),
+    ("docs/results/memory.md", "pages"): ("pages", pages_table),
+}
+PICTURES = {"docs/results/context_lengths.svg": ("lengths", picture.draw)}
+
+
+def stored(name):
+    return json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def written():
+    """Path -> text, of every page and picture as the stored results would have it."""
+    files = {}
+    for (page, mark), (name, made) in TABLES.items():
+        if not (DATA / f"{name}.json").exists():
+            continue
+        data = stored(name)
+        text = files.setdefault(page, (ROOT / page).read_text(encoding="utf-8"))
+        begin = f"<!-- bench/results/run.sh: {mark} -->\n"
+        if begin not in text:
+            raise problem(f"{page} has no line {begin.strip()}")
+        before, after = text.split(begin)
+        after = re.sub(r"\A(?:<!--.*-->\n)?\n(?:\|.*\n)*", "", after, count=1)
+        of = f"{data['commit']}, {data['date']}: {data['machine']}"
+        files[page] = before + begin + f"<!-- {of} -->\n\n" + "\n".join(made(data["result"])) + "\n" + after
+    for path, (name, draw) in PICTURES.items():
+        if (DATA / f"{name}.json").exists():
+            files[path] = draw(stored(name)["result"])
+    return files
+
+
+def measure(names):
+    if output("git", "status", "--porcelain", "--untracked-files=no", "--", "include", "src", "cuda", "tools", "bench"):
+        raise problem("commit first: a result belongs to a commit")
+    DATA.mkdir(exist_ok=True)
+    for name in names:
+        result = {"commit": output("git", "rev-parse", "--short", "HEAD").strip(), "date": output("date", "+%F").strip(), "machine": machine(),
+                  "command": f"bench/results/run.sh {name}", "result": MEASURED[name]()}
+        (DATA / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("verb", choices=["measure", "write", "check"])
+    parser.add_argument("names", nargs="*", choices=[*MEASURED, []])
+    arguments = parser.parse_args()
+    try:
+        if arguments.verb == "measure":
+            measure(arguments.names)
+        for path, text in written().items():
+            if arguments.verb == "write":
+                (ROOT / path).write_text(text, encoding="utf-8")
+            elif arguments.verb == "check" and (ROOT / path).read_text(encoding="utf-8") != text:
+                raise problem(f"{path} is not what docs/results/data says; run bench/results/run.sh")
+    except problem as error:
+        sys.exit(f"results.py: {error}")
+
+
+if __name__ == "__main__":
+    main()
