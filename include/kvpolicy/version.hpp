@@ -2,4 +2,4 @@
 #pragma once
 
 /// The version as "major.minor.patch".
-#define KVPOLICY_VERSION "0.1.0"
+#define KVPOLICY_VERSION "0.2.0"

@@ -73,7 +73,7 @@ class Threads(c.Structure):
 def _load() -> c.CDLL:
     named = os.environ.get("KVPOLICY_LIBRARY")
     beside = folder / "lib" / "libkvpolicy.so"
-    path = named or (str(beside) if beside.exists() else "libkvpolicy.so.0")
+    path = named or (str(beside) if beside.exists() else "libkvpolicy.so.0.2")
     try:
         return c.CDLL(path)
     except OSError as why:

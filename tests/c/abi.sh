@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# abi.sh LIBRARY LAYOUT [--write]: what LIBRARY exports and what LAYOUT (abi.c) prints must be abi.txt, to the letter. A change
-# of it is a new version: a node in src/c/kvpolicy.map for new functions, a new SOVERSION for others; then --write.
+# abi.sh LIBRARY LAYOUT [--write]: what LIBRARY exports and what LAYOUT (abi.c) prints must be abi.txt, to the letter. After a
+# release a new function takes a node of its own in src/c/kvpolicy.map, and any other change a new minor version; then --write.
 set -euo pipefail
 known=$(dirname "${BASH_SOURCE[0]}")/abi.txt
 now() {

@@ -147,7 +147,7 @@ typedef struct kvpolicy_arena kvpolicy_arena;
 /** The rows of one sequence. */
 typedef struct kvpolicy_store kvpolicy_store;
 
-/** Returns the library's version, "0.1.0". */
+/** Returns the library's version, "0.2.0". */
 KVPOLICY_API char const* kvpolicy_version(void);
 
 /** Returns why the last call that failed on this thread did; "" before the first. Valid until this thread's next failure. */
