@@ -26,8 +26,8 @@ assert names[-1] == b"value_recency" and names[0] == b"full"
 assert parse() == 0
 assert library.kvpolicy_policy_needs(policy) == 1 | 2 | 4  # keys, values, queries
 class shape(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in ("layers", "q_heads", "kv_heads", "head_dim", "max_tokens")] + [("type", ctypes.c_int32)]
-assert library.kvpolicy_start(policy, ctypes.byref(shape(2, 4, 2, 8, 4096, 0)), ctypes.byref(state)) == 0
+    _fields_ = [(name, ctypes.c_int64) for name in ("layers", "q_heads", "kv_heads", "head_dim", "max_tokens")] + [("type", ctypes.c_int32), ("value_dim", ctypes.c_int64)]
+assert library.kvpolicy_start(policy, ctypes.byref(shape(2, 4, 2, 8, 4096, 0, 0)), ctypes.byref(state)) == 0
 library.kvpolicy_state_free(state)
 library.kvpolicy_policy_free(policy)
 PY
