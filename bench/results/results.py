@@ -69,7 +69,8 @@ def lengths():
             times = lambda way: {key: round(way[key], 2) for key in ("ms_per_token", "ms_p10", "ms_p90", "first_token_ms")}
             ways = {"flash on": times(run["dense"]["flash_on"]), "flash off": times(run["dense"]["flash_off"])}
             for name, policy in zip(picture.POLICIES, run["policies"], strict=True):
-                ways[name] = times(policy) | {"bytes": policy["managed_cache"]["bytes"]}
+                ways[name] = times(policy) | {"top1": policy["top1_agreement"], "managed_ms": policy["managed_cache"]["ms_per_token"],
+                                              "bytes": policy["managed_cache"]["bytes"]}
             result["lengths"].append({"tokens": run["prompts"][0]["tokens"], "bytes": run["memory"]["dense_bytes"], "ways": ways})
     return result
 
@@ -141,9 +142,13 @@ def lengths_table(data):
     rows = []
     for length in data["lengths"]:
         ways = length["ways"]
-        rows.append([f"{length['tokens']:,}", *[f"{ways[name]['first_token_ms'] / 1e3:.1f}" for name in ("flash on", "flash off", "full")],
-                     *[f"{way['ms_per_token']:.1f}" for way in ways.values()], f"{length['bytes'] / 2**20:.1f}", f"{ways['snapkv']['bytes'] / 2**20:.1f}"])
-    return table(["tokens", "first: FA on", "FA off", "`full`", "each: FA on", "FA off", *[f"`{name}`" for name in data["policies"]], "MiB", "`snapkv`"], rows)
+        dense = lambda key: min(ways[name][key] for name in ("flash on", "flash off"))
+        rows.append([f"{length['tokens']:,}", f"{dense('first_token_ms') / 1e3:.1f}", f"{ways['full']['first_token_ms'] / 1e3:.1f}", f"{dense('ms_per_token'):.1f}",
+                     *[f"{ways[name]['ms_per_token']:.1f}" for name in data["policies"]], f"{ways['snapkv']['managed_ms']:.1f}",
+                     *[f"{100 * ways[name]['top1']:.0f} %" for name in data["policies"][1:]], f"{length['bytes'] / 2**20:.1f}", f"{ways['snapkv']['bytes'] / 2**20:.1f}"])
+    policies = [f"`{name}`" for name in data["policies"]]
+    return table(["tokens", "first: dense", "`full`", "each: dense", *policies, "`snapkv`, managed", *[f"top-1: {name}" if name == policies[1] else name for name in policies[1:]],
+                  "MiB", "`snapkv`, managed"], rows)
 
 
 def engines_of(of_length):
