@@ -75,6 +75,12 @@ class Interpreted(Counted):
         assert runtime.cudaMallocManaged(c.byref(at), c.c_size_t(size), 1) == 0
         return torch.frombuffer((c.c_uint8 * size).from_address(at.value), dtype=dtype, count=count).view(shape)
 
+    def integers(self, address, count, like):
+        self.settle()
+        numbers = (c.c_int32 * count)()
+        assert runtime.cudaMemcpy(numbers, c.c_void_p(address), c.c_size_t(4 * count), 2) == 0
+        return list(numbers)
+
     def exported(self, tensor):
         return Exported(tensor.data_ptr(), codes[tensor.dtype], tensor.shape, tensor.stride())
 
@@ -104,9 +110,9 @@ def prompts(batch, tokens, seed=0):
     return torch.randint(2, 300, (batch, tokens), generator=torch.Generator().manual_seed(seed))
 
 
-def cache_for(model, policy, there):
+def cache_for(model, policy, there, **more):
     device.memory.put(model, there)
-    return PolicyCache(model, policy, max_tokens=192)
+    return PolicyCache(model, policy, max_tokens=192, **more)
 
 
 def generate(model, cache, ids, mask=None, tokens=6):
@@ -147,6 +153,52 @@ class AsOnACpu(unittest.TestCase):
                        "snapkv:tokens=60,window=8,after=0+quest:tokens=24,page=4"):
             with self.subTest(policy):
                 self.check(llama(), policy, prompts(1, 100))
+
+    def test_rows_that_a_policy_drops_are_freed(self):
+        ids = prompts(3, 90)
+        mask = torch.ones_like(ids)
+        mask[1, :40], mask[2, :7] = 0, 0
+        for policy in ("snapkv:tokens=40,after=0", "snapkv:tokens=40,after=3", "knorm:tokens=40", "keydiff:tokens=30,sinks=2,recent=3",
+                       "lagkv:ratio=0.5,lag=8", "chunkkv:tokens=48,chunk=6,after=0", "expected_attention:ratio=0.5,future=16"):
+            with self.subTest(policy):
+                model = llama(1)
+                here = generate(model, cache_for(model, policy, False), ids, mask, 12)
+                cache = cache_for(model, policy, True, compact=True)
+                self.same(here, generate(model, cache, ids, mask, 12), 1e-4)
+                self.assertLess(cache.bytes, 2 * 2 * 2 * 3 * 192 * 32 * 4)  # layers, keys and values, rows, heads, channels, bytes
+                self.assertEqual(cache.get_seq_length(), 101)
+
+    def test_what_freed_rows_can_and_can_not(self):
+        torch.manual_seed(6)
+        model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(attn_logit_softcapping=.2, **sizes, head_dim=32)).eval()
+        ids = prompts(1, 60)
+        made = []
+        for there in (False, True):
+            cache = cache_for(model, "snapkv:tokens=30,after=0", there, **(dict(compact=True) if there else {}))
+            text = generate(model, cache, ids)[0]
+            cache.crop(63)
+            made.append(generate(model, cache, text[:, :64]))
+        self.same(*made, 1e-4)
+        self.assertEqual(cache.bytes, 2 * 2 * 2 * (30 + 192 - 60) * 32 * 4)  # of the prompt's 60 tokens 30 stay
+        with self.assertRaisesRegex(kvpolicy.UnsupportedError, "first 60 were freed"):
+            cache.crop(59)
+        cache.reset()
+        with self.assertRaisesRegex(kvpolicy.UnsupportedError, "quest:tokens=32 can't be compacted: there are snapkv"):
+            PolicyCache(model, "quest:tokens=32", max_tokens=192, compact=True)
+        with self.assertRaisesRegex(kvpolicy.UnsupportedError, "can't be compacted"):
+            PolicyCache(model, "snapkv:tokens=64+quest:tokens=32", max_tokens=192, compact=True)
+
+    def test_a_prompt_behind_freed_rows_reads_what_is_left(self):
+        """As its tokens do one by one."""
+        model, further, made = llama(2), prompts(2, 9, seed=3), []
+        for pieces in ([further], further.split(1, 1)):
+            cache = cache_for(model, "snapkv:tokens=30,after=0", True, compact=True)
+            text = generate(model, cache, prompts(2, 60))[0]
+            self.assertTrue(any(cache.device.gone))
+            for ids in (text[:, -1:], *pieces):
+                logits = model(ids.to(model.device), past_key_values=cache).logits[:, -1].cpu()
+            made.append(logits)
+        self.assertLess((made[0] - made[1]).abs().max().item(), 1e-4)
 
     def test_a_batch_of_rows_that_are_padded(self):
         ids = prompts(3, 90)

@@ -16,6 +16,7 @@ from kvpolicy.transformers.mask import new_tokens
 from kvpolicy.transformers.rotation import rotation_of
 
 _types = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+_once = "snapkv", "chunkkv", "knorm", "keydiff", "expected_attention", "lagkv"
 _address_space = 1 << 40  # bytes: an arena takes memory for the rows that it has
 
 
@@ -59,15 +60,18 @@ class Sequence:
 
 class PolicyCache(Cache):
     """Keys and values of a batch of sequences. On a CPU each has a state of its own, in memory of the library's: what the policy
-    drops of a row, a layer and a head is freed. On a CUDA device all rows stay, and steps read what the policy chooses. Layers with
-    sliding windows are transformers' own.
+    drops of a row, a layer and a head is freed. On a CUDA device all rows stay, and steps read what the policy chooses; or, compact, what
+    it drops of the first prompt is freed, and later tokens all stay. Layers with sliding windows are transformers' own.
 
     policy: its text, or a Policy. max_tokens: the most that a sequence may have. On a CPU that is as many as the model was made for
-    by default, and memory follows the tokens that there are; a CUDA device has room for it from the start. Rows may be padded on the
-    left. Raises InvalidError, UnsupportedError."""
+    by default, and memory follows the tokens that there are; a CUDA device has room for it from the start. compact: of a device, for
+    policies that choose once. Rows may be padded on the left. Raises InvalidError, UnsupportedError."""
 
-    def __init__(self, model: PreTrainedModel, policy: str | Policy, max_tokens: int | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, policy: str | Policy, max_tokens: int | None = None, compact: bool = False) -> None:
         self.policy = Policy(policy) if isinstance(policy, str) else policy
+        if compact and self.policy.text.split(":")[0] not in _once or compact and "+" in self.policy.text:
+            raise UnsupportedError(f"{self.policy.text} can't be compacted: there are {', '.join(_once)}, which choose once, as many tokens for each head")
+        self.compact = compact
         if Needs.REPETITION in self.policy.needs:
             raise UnsupportedError("the policy has the prompt repeated, which this cache can't do; take kvpolicy.State")
         if model.config.is_encoder_decoder:
@@ -265,6 +269,14 @@ class PolicyCache(Cache):
                 row.observed.clear()
         if self.device is not None:
             self.device.plan(self.sequences)
+            if self.compact and not any(self.device.gone) and all(row.steps for row in self.sequences):
+                self._compact(self.device)
+
+    def _compact(self, rows: DeviceRows) -> None:
+        if (smaller := rows.compacted(self.sequences)) is not None:
+            self.device = smaller
+            self._with_terms.clear()
+            smaller.plan(self.sequences)
 
     def bind_terms(self, layer: int, terms: Terms) -> None:
         """What the model adds to a layer's attention, which stays as it is; once."""

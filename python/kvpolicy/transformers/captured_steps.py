@@ -98,7 +98,7 @@ class CapturedSteps:
         cache.arrive(torch.ones(self._ids.shape, dtype=torch.bool, device="cpu"))
         cache.arrived = True  # the first layer has nothing to look for
         planned = cache.device.planned
-        if planned.decides:
+        if planned.decides or self.rows() is not cache.device:  # rows that were freed took others with them: graphs are made anew
             return run(**named)
         self._ids.copy_(ids)
         self._positions.copy_(positions)

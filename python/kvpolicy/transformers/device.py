@@ -23,6 +23,14 @@ class Memory:
     def empty(self, shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
 
+    def integers(self, address: int, count: int, like: torch.Tensor) -> list[int]:
+        """What the library wrote on the device, once that is done."""
+        class Array:
+            __cuda_array_interface__ = dict(data=(address, True), shape=(count,), typestr="<i4", version=2)
+
+        found: list[int] = torch.as_tensor(Array(), device=like.device).tolist()
+        return found
+
     def exported(self, tensor: torch.Tensor) -> Any:
         """What the library takes as a tensor on the device."""
         return tensor
@@ -74,9 +82,11 @@ memory = Memory()
 
 
 class DeviceRows:
-    """All rows of a batch, whether a policy reads them or not: keys and values [rows, kv_heads, max_tokens, head_dim] a layer."""
+    """Rows of a batch, whether a policy reads them or not: keys and values [rows, kv_heads, max_tokens, head_dim] a layer. Of compacted
+    rows those that the policy dropped are gone."""
 
     def __init__(self, policy: Policy, shape: Shape, sequences: int, like: torch.Tensor) -> None:
+        self.gone, self._compacted = [0] * sequences, [0] * sequences  # tokens of each whose rows are gone, and that it had then
         self.at, self._device, self._policy = like.device, memory.stream(like), policy
         room, step = (sequences, shape.kv_heads, shape.max_tokens, shape.head_dim), (sequences, shape.q_heads, shape.head_dim)
         with memory.current(self._device[0]), torch.inference_mode(False):  # later forwards write these, in that mode or not
@@ -116,8 +126,9 @@ class DeviceRows:
         if not stepping:
             return
         with memory.current(self._device[0]):
-            self.planned = self._decoder.plan([row.tokens if row.steps else -1 if row.tokens > row.fresh else 0 for row in sequences])
-        ends = torch.tensor([row.tokens - 1 for row in stepping], device="cpu")
+            self.planned = self._decoder.plan([row.tokens - self.gone[row.place] if row.steps else -1 if row.tokens > row.fresh else 0
+                                               for row in sequences])
+        ends = torch.tensor([row.tokens - self.gone[row.place] - 1 for row in stepping], device="cpu")
         if len(stepping) == len(sequences):  # a captured step's tensors stay where they are
             self.places, self._last = self._all, self._ends
             self._ends.copy_(ends)
@@ -157,16 +168,18 @@ class DeviceRows:
 
     def prompt(self, layer: int, row: Sequence, key: torch.Tensor, value: torch.Tensor, **signals: Any) -> None:
         """A row's new tokens [kv_heads, n, head_dim], behind its earlier ones."""
-        first = row.tokens - row.fresh
-        self._keys[layer][row.place, :, first:row.tokens] = key
-        self._values[layer][row.place, :, first:row.tokens] = value
+        tokens = row.tokens - self.gone[row.place]
+        first = tokens - row.fresh
+        self._keys[layer][row.place, :, first:tokens] = key
+        self._values[layer][row.place, :, first:tokens] = value
         with memory.current(self._device[0]):
-            self._decoder.prefill(row.place, layer, row.tokens, first=first, **signals)
+            self._decoder.prefill(row.place, layer, tokens, first=first, **signals)
 
     def attend_prompt(self, layer: int, row: Sequence, query: torch.Tensor, scale: float, terms: Terms | None) -> torch.Tensor:
         """Attention of a prompt that goes on, over all rows: of query [q_heads, n, head_dim] out [n, q_heads, head_dim]."""
-        keys, values = (rows[layer][row.place, :, :row.tokens][None] for rows in (self._keys, self._values))
-        sees = torch.ones(query.shape[1], row.tokens, dtype=torch.bool, device=query.device).tril(row.tokens - query.shape[1])
+        tokens = row.tokens - self.gone[row.place]
+        keys, values = (rows[layer][row.place, :, :tokens][None] for rows in (self._keys, self._values))
+        sees = torch.ones(query.shape[1], tokens, dtype=torch.bool, device=query.device).tril(tokens - query.shape[1])
         if terms is not None:
             return terms.attention(query[None], keys, values, sees, scale, True)[0]
         group = query.shape[0] // keys.shape[1]
@@ -181,14 +194,66 @@ class DeviceRows:
             self._decoder.bind_terms(layer, soft_cap=soft_cap, sinks=None if sinks is None else memory.exported(self._sinks[layer]))
 
     def cut(self, sequences: list[Sequence], tokens: list[int]) -> None:
-        """So many tokens of each stay. Raises UnsupportedError for a policy that learns from steps, InvalidError within a prompt."""
+        """So many tokens of each stay. Raises UnsupportedError for a policy that learns from steps, and where rows are gone, InvalidError
+        within a prompt."""
+        for row, left in zip(sequences, tokens):
+            if left < self._compacted[row.place]:
+                raise UnsupportedError(f"{left} tokens to stay of {row.tokens}: rows of the first {self._compacted[row.place]} were freed; reset() the cache")
         with memory.current(self._device[0]):
             for row, left in zip(sequences, tokens):
                 if 0 < left < row.tokens:
-                    self._decoder.cut(row.place, left)
+                    self._decoder.cut(row.place, left - self.gone[row.place])
             for row, left in zip(sequences, tokens):
                 if left == 0:
                     self._decoder.end(row.place)
+
+    def compacted(self, sequences: list[Sequence]) -> DeviceRows | None:
+        """The rows that the planned step's lists name, in tensors with room for as many more tokens as these have; None before the
+        policy has chosen. Every sequence steps, and its new row is not written. Raises UnsupportedError where heads keep unlike numbers."""
+        if not self.planned.idle:
+            return None
+        shape, count = self._decoder.shape, len(sequences)
+        kept = [self._named(layer, count) for layer in range(shape.layers)]
+        lengths = [{len(tokens) for of_layer in kept for tokens in of_layer[place]} for place in range(count)]
+        if any(len(of_row) > 1 for of_row in lengths):
+            raise UnsupportedError(f"{self._policy.text} keeps unlike numbers of tokens in heads or layers, which can't be compacted")
+        left = [length for of_row in lengths for length in of_row]
+        room = max(length + shape.max_tokens - row.tokens + 1 for length, row in zip(left, sequences))
+        if room >= shape.max_tokens:
+            return None
+        made = DeviceRows(Policy("full"), shape._replace(max_tokens=room), count, self._queries)
+        for layer in range(shape.layers):
+            for place in range(count):
+                at = torch.tensor(kept[layer][place], device=self.at)[:, :, None]
+                for old, new in ((self._keys, made._keys), (self._values, made._values)):
+                    rows = old[layer][place]
+                    new[layer][place, :, :left[place]] = rows.gather(1, at.expand(rows.shape[0], -1, rows.shape[2]))
+        with memory.current(self._device[0]):
+            for row in sequences:
+                for layer in range(shape.layers):
+                    made._decoder.prefill(row.place, layer, left[row.place])
+                made._compacted[row.place] = row.tokens - 1
+                made.gone[row.place] = row.tokens - 1 - left[row.place]
+        return made
+
+    def _named(self, layer: int, count: int) -> list[list[list[int]]]:
+        """Tokens that the planned idle step reads of a layer, [sequences][kv_heads], but for the step's own."""
+        heads = self._decoder.shape.kv_heads
+        with memory.current(self._device[0]):
+            lists = self._decoder.standing(layer)
+        numbers = lambda address, size: memory.integers(address, size, self._queries) if address else []
+        named, units = numbers(lists.named, count * lists.lists), numbers(lists.units, count * lists.lists * lists.stride)
+        tails, tokens = numbers(lists.tail, count * lists.tails), numbers(lists.tokens, count)
+        made: list[list[list[int]]] = []
+        for place in range(count):
+            made.append([])
+            for head in range(heads):
+                at = place * lists.lists + head % lists.lists
+                first = at * lists.stride
+                of_units = [unit * lists.unit_size + i for unit in units[first:first + named[at]] for i in range(lists.unit_size)] if named else []
+                tail = tails[place * lists.tails + head % lists.tails] if tails else lists.tail_of_all
+                made[-1].append(of_units + list(range(tail, tokens[place] - 1)))
+        return made
 
     def observe(self, logits: torch.Tensor) -> None:
         """Behind a forward with steps: logits [rows, vocabulary]."""
