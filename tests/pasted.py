@@ -1,7 +1,10 @@
-"""pasted.py PAGE > PROGRAM: the page's blocks of C++ in their order, but for those that name the file that they are from."""
+"""pasted.py PAGE PROGRAM: writes the page's blocks of C++ in their order, but for those that name the file that they are from."""
 import pathlib
 import re
 import sys
 
-blocks = re.findall(r"^```cpp\n(?!// from )(.*?)^```", pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"), re.S | re.M)
-print("\n".join(blocks) if blocks else sys.exit(f"pasted.py: no block of C++ to paste in {sys.argv[1]}"))
+page, program = map(pathlib.Path, sys.argv[1:])
+blocks = re.findall(r"^```cpp\n(?!// from )(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
+if not blocks:
+    sys.exit(f"pasted.py: {page} has no block of C++ to paste")
+program.write_text("\n".join(blocks), encoding="utf-8")
