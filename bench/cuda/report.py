@@ -120,7 +120,7 @@ def roofline(cases, ceiling):
     def y_of(us):
         return height - bottom - (math.log10(us) - first_y) / (last_y - first_y) * (height - top - bottom)
 
-    yield f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="bytes against time" font-family="sans-serif" font-size="12">'
+    yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="bytes against time" font-family="sans-serif" font-size="12">'
     for power in range(first_x, last_x + 1):
         x = x_of(10.0 ** power)
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - bottom}" stroke="#ddd"/>'
@@ -151,49 +151,10 @@ def roofline(cases, ceiling):
     yield "</svg>"
 
 
-def table_as_html(lines):
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    yield "<table>"
-    for i, row in enumerate(rows):
-        if i == 1:
-            continue
-        tag = "th" if i == 0 else "td"
-        yield "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>"
-    yield "</table>"
-
-
-STYLE = """body{font:14px sans-serif;margin:2em auto;max-width:1150px}table{border-collapse:collapse;margin:1em 0}
-td,th{padding:2px 10px;text-align:right;border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}"""
-
-
-def page(facts, measured, unmeasured):
-    yield '<!doctype html><html lang="en"><meta charset="utf-8"><title>CUDA kernels of kvpolicy</title>'
-    yield f"<style>{STYLE}</style><h1>CUDA kernels of kvpolicy</h1>"
-    ceilings = [c["gbps"] * 1e9 for c in measured if c["name"] == "ceiling read"]
-    primitives = [c for c in measured if not c["name"].startswith(("step ", "ceiling "))]
-    steps = [c for c in measured if c["name"].startswith("step ")]
-    for title, cases in (("Kernels, one layer", primitives), ("Decode steps, 32 layers", steps)):
-        if cases and ceilings:
-            yield f"<h2>{title}</h2><p>The line is the streaming read of this run; a mark's distance above it is what is lost.</p>"
-            yield from roofline(cases, max(ceilings))
-    block = []
-    for line in [*markdown(facts, measured, unmeasured), ""]:
-        if line.startswith("|"):
-            block.append(line)
-            continue
-        if block:
-            yield from table_as_html(block)
-            block = []
-        if line.startswith("## "):
-            yield f"<h2>{html.escape(line[3:])}</h2>"
-        elif line:
-            yield f"<p>{html.escape(line)}</p>"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", help="JSON lines; standard input where there is none")
-    parser.add_argument("--html", metavar="FILE", help="write a page with a roofline, too")
+    parser.add_argument("--roofline", metavar="FILE", help="write a picture of the kernels, too")
     given = parser.parse_args()
     with fileinput.input(given.files or ("-",), encoding="utf-8") as lines:
         cases = [json.loads(line) for line in lines if line.strip()]
@@ -203,9 +164,11 @@ def main():
     print("\n".join(markdown(facts, measured, unmeasured)))
     if any(c["name"].startswith("claim ") for c in measured):
         print("\n".join(["## The papers' claims", "", *claims_table(measured)]))
-    if given.html:
-        with open(given.html, "w", encoding="utf-8") as out:
-            out.write("\n".join(page(facts, measured, unmeasured)) + "\n")
+    ceilings = [c["gbps"] * 1e9 for c in measured if c["name"] == "ceiling read"]
+    primitives = [c for c in measured if not c["name"].startswith(("step ", "ceiling ", "claim "))]
+    if given.roofline and ceilings and primitives:
+        with open(given.roofline, "w", encoding="utf-8") as out:
+            out.write("\n".join(roofline(primitives, max(ceilings))) + "\n")
 
 
 if __name__ == "__main__":

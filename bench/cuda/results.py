@@ -95,7 +95,7 @@ def picture(folder):
     shown = [c for c in cases if not c["name"].startswith("ceiling ")]
     if not ceilings or not shown:
         return None
-    return "\n".join(report.roofline(shown, max(ceilings))).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
+    return "\n".join(report.roofline(shown, max(ceilings))) + "\n"
 
 
 def main():

@@ -31,5 +31,5 @@ for what in primitives steps claims; do
 done
 [[ $fitting -eq 1 ]] || { cat "$out/primitives.txt" >&2; exit 2; }
 # Cases that failed are in the tables, too.
-python3 "$here/report.py" --html "$out/roofline.html" "$out/primitives.jsonl" "$out/steps.jsonl" "$out/claims.jsonl" | tee "$out/tables.md"
+python3 "$here/report.py" --roofline "$out/roofline.svg" "$out/primitives.jsonl" "$out/steps.jsonl" "$out/claims.jsonl" | tee "$out/tables.md"
 exit "$failed"
