@@ -9,36 +9,6 @@ namespace kvpolicy {
 
 using namespace simd;
 
-namespace {
-
-range_list const& list_of(std::span<range_list const> lists, std::int64_t head) noexcept {
-  return lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(head)];
-}
-
-/// visit(place of the first, block) over blocks of a head's tokens [first, last) of a list, counted along it.
-template <class Visit>
-void each_listed(rows const& from, std::int64_t head, range_list const& list, std::int64_t first, std::int64_t last,
-                 Visit visit) {
-  row_block block;
-  std::array<std::int64_t, block_rows> tokens;
-  std::size_t count = 0;
-  std::int64_t at = first;
-  auto const flush = [&] {
-    if (count == 0) return;
-    block.fill(from, head, std::span(tokens).first(count));
-    visit(at, block);
-    at += static_cast<std::int64_t>(count);
-    count = 0;
-  };
-  each_token(list, first, last, [&](std::int64_t token) {
-    tokens[count++] = token;
-    if (static_cast<std::int64_t>(count) == row_block::room(from)) flush();
-  });
-  flush();
-}
-
-}  // namespace
-
 void simd_exec::key_redundancy(rows const& keys, std::span<range_list const> lists, float alike, table<float> redundancy) {
   workspace& w = *work_;
   w.check(keys, keys.heads);

@@ -238,19 +238,11 @@ void simd_exec::list_attention(query_heads const& queries, rows const& keys, std
   for (range_list const& list : lists) most = std::max(most, token_count(list));
   KVPOLICY_EXPECTS(most <= w.shape.max_tokens, "a list of " + std::to_string(most) + " tokens; this executor was made for " +
                                                    std::to_string(w.shape.max_tokens));
-  auto const list_of = [&](std::int64_t head) -> range_list const& {
-    return lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(head)];
-  };
   std::int64_t const parts = (most + part - 1) / part;
   w.for_each(parts * keys.heads, most * keys.heads, [&](std::int64_t item) {
     std::int64_t const head = item % keys.heads;
-    std::int64_t at = item / keys.heads * part;
-    row_block block;
-    std::array<std::int64_t, block_rows> tokens;
-    std::size_t count = 0;
-    auto const flush = [&] {
-      if (count == 0) return;
-      block.fill(keys, head, std::span(tokens).first(count));
+    std::int64_t const begin = item / keys.heads * part;
+    each_listed(keys, head, list_of(lists, head), begin, begin + part, [&](std::int64_t at, row_block const& block) {
       for (std::int64_t q = head * group; q < (head + 1) * group; q += some_queries) {
         std::int64_t const chunk = std::min(some_queries, (head + 1) * group - q);
         std::array<float const*, some_queries> query;
@@ -258,17 +250,10 @@ void simd_exec::list_attention(query_heads const& queries, rows const& keys, std
         w.run.dot(block.data(), block.size(), block.type(), query.data(), chunk, keys.head_dim, queries.scale,
                   w.window.data() + q * w.shape.max_tokens + at, w.shape.max_tokens, {});
       }
-      at += static_cast<std::int64_t>(count);
-      count = 0;
-    };
-    each_token(list_of(head), at, at + part, [&](std::int64_t token) {
-      tokens[count++] = token;
-      if (static_cast<std::int64_t>(count) == row_block::room(keys)) flush();
     });
-    flush();
   });
   w.for_each(keys.heads, most * keys.heads, [&](std::int64_t head) {
-    std::int64_t const count = token_count(list_of(head));
+    std::int64_t const count = token_count(list_of(lists, head));
     std::fill_n(out.row(head), count, 0.0f);
     for (std::int64_t q = head * group; q < (head + 1) * group && count > 0; ++q) {
       float* const row = w.window.data() + q * w.shape.max_tokens;

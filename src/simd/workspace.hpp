@@ -101,6 +101,33 @@ void each_token(range_list const& list, std::int64_t first, std::int64_t last, V
   }
 }
 
+/// A head's list, where there is one for all heads or one for each.
+inline range_list const& list_of(std::span<range_list const> lists, std::int64_t head) noexcept {
+  return lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(head)];
+}
+
+/// visit(place of the first, block) over blocks of a head's tokens [first, last) of a list, counted along it.
+template <class Visit>
+void each_listed(rows const& from, std::int64_t head, range_list const& list, std::int64_t first, std::int64_t last,
+                 Visit visit) {
+  row_block block;
+  std::array<std::int64_t, block_rows> tokens;
+  std::size_t count = 0;
+  std::int64_t at = first;
+  auto const flush = [&] {
+    if (count == 0) return;
+    block.fill(from, head, std::span(tokens).first(count));
+    visit(at, block);
+    at += static_cast<std::int64_t>(count);
+    count = 0;
+  };
+  each_token(list, first, last, [&](std::int64_t token) {
+    tokens[count++] = token;
+    if (static_cast<std::int64_t>(count) == row_block::room(from)) flush();
+  });
+  flush();
+}
+
 }  // namespace simd
 
 /// All scratch. Its sizes follow from the shape alone; items index it by what they work on, so no two share a place. What

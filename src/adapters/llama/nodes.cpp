@@ -10,6 +10,7 @@
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace kvpolicy::llama {
 
@@ -43,28 +44,13 @@ std::span<std::int64_t const> written_cells(ggml_tensor const* set_rows) {
 }
 
 std::optional<element_type> element_of(ggml_type type) noexcept {
-  switch (type) {
-    case GGML_TYPE_F16:
-      return element_type::f16;
-    case GGML_TYPE_BF16:
-      return element_type::bf16;
-    case GGML_TYPE_F32:
-      return element_type::f32;
-    case GGML_TYPE_Q8_0:
-      return element_type::q8_0;
-    case GGML_TYPE_Q4_0:
-      return element_type::q4_0;
-    case GGML_TYPE_Q4_1:
-      return element_type::q4_1;
-    case GGML_TYPE_Q5_0:
-      return element_type::q5_0;
-    case GGML_TYPE_Q5_1:
-      return element_type::q5_1;
-    case GGML_TYPE_IQ4_NL:
-      return element_type::iq4_nl;
-    default:
-      return std::nullopt;
-  }
+  using enum element_type;
+  constexpr std::pair<ggml_type, element_type> known[] = {
+      {GGML_TYPE_F16, f16},   {GGML_TYPE_BF16, bf16}, {GGML_TYPE_F32, f32},   {GGML_TYPE_Q8_0, q8_0},    {GGML_TYPE_Q4_0, q4_0},
+      {GGML_TYPE_Q4_1, q4_1}, {GGML_TYPE_Q5_0, q5_0}, {GGML_TYPE_Q5_1, q5_1}, {GGML_TYPE_IQ4_NL, iq4_nl}};
+  auto const* const found = std::ranges::find(known, type, &std::pair<ggml_type, element_type>::first);
+  if (found == std::end(known)) return std::nullopt;
+  return found->second;
 }
 
 rows all_rows_of(ggml_tensor const* source) {

@@ -1,6 +1,18 @@
+#include <functional>
+
 #include "engine.hpp"
 
 namespace kvpolicy::llama {
+namespace {
+
+/// What a member function says of a sequence; nothing of one that there is not.
+template <class Said>
+auto said_of(sequence const* found, Said said) {
+  using value = std::remove_cvref_t<std::invoke_result_t<Said, sequence const&>>;
+  return found != nullptr ? value(std::invoke(said, *found)) : value{};
+}
+
+}  // namespace
 
 session::session(host_policy policy, session_options options)
     : engine_(std::make_unique<engine>(std::move(policy), std::move(options))) {}
@@ -33,35 +45,18 @@ void session::check() { engine_->check(); }
 cache_shape session::shape() const noexcept { return engine_->attached_shape(); }
 std::vector<std::string> session::report() const { return engine_->report(); }
 
-step_statistics session::last_step(llama_seq_id of) const noexcept {
-  sequence const* const found = engine_->find(of);
-  return found != nullptr ? found->last_step() : step_statistics{};
-}
-prompt_statistics session::prompts(llama_seq_id of) const noexcept {
-  sequence const* const found = engine_->find(of);
-  return found != nullptr ? found->prompts() : prompt_statistics{};
-}
+step_statistics session::last_step(llama_seq_id of) const noexcept { return said_of(engine_->find(of), &sequence::last_step); }
+prompt_statistics session::prompts(llama_seq_id of) const noexcept { return said_of(engine_->find(of), &sequence::prompts); }
 tiers::resident_statistics session::tier_statistics(llama_seq_id of) const noexcept {
-  sequence const* const found = engine_->find(of);
-  return found != nullptr ? found->tier_statistics() : tiers::resident_statistics{};
+  return said_of(engine_->find(of), &sequence::tier_statistics);
 }
 memory_statistics session::memory() const noexcept { return engine_->memory(); }
-memory_statistics session::memory(llama_seq_id of) const noexcept {
-  sequence const* const found = engine_->find(of);
-  return found != nullptr ? found->memory() : memory_statistics{};
-}
-std::int64_t session::tokens(llama_seq_id of) const noexcept {
-  sequence const* const found = engine_->find(of);
-  return found != nullptr ? found->owned() : 0;
-}
+memory_statistics session::memory(llama_seq_id of) const noexcept { return said_of(engine_->find(of), &sequence::memory); }
+std::int64_t session::tokens(llama_seq_id of) const noexcept { return said_of(engine_->find(of), &sequence::owned); }
 std::int64_t session::goes_on_from(llama_seq_id of) const noexcept {
-  sequence const* const found = engine_->find(of);
-  return found != nullptr ? found->goes_on_from() : 0;
+  return said_of(engine_->find(of), &sequence::goes_on_from);
 }
-std::int64_t session::steps(llama_seq_id of) const noexcept {
-  sequence const* const found = engine_->find(of);
-  return found != nullptr ? found->steps() : 0;
-}
+std::int64_t session::steps(llama_seq_id of) const noexcept { return said_of(engine_->find(of), &sequence::steps); }
 void session::visit_statistics(statistic_visitor const& visit, llama_seq_id of) const {
   if (sequence const* const found = engine_->find(of)) found->visit_statistics(visit);
 }
