@@ -157,8 +157,7 @@ class prompt_pages::state {
 
   template <class View>
   void check_block(View const& view, layer_id layer, query_window const& queries) const {
-    KVPOLICY_EXPECTS(layer.value >= 0 && layer.value < shape_.layers,
-                     "layer " + std::to_string(layer.value) + "; there are 0 to " + std::to_string(shape_.layers - 1));
+    check_layer(layer, shape_.layers);
     check_view(view, layer, signals::keys, shape_);
     check_heads(queries, shape_, "the block's queries", "queries");
     std::int64_t const tokens = view.tokens();

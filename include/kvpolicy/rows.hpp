@@ -65,6 +65,15 @@ inline void check(cache_shape const& shape) {
                          " elements; a head size of " + std::to_string(dim) + " is no multiple of that");
 }
 
+/// Checks a layer's number.
+/// @param layer  the layer
+/// @param layers  how many there are
+/// @throws invalid_value for a layer that there is not
+inline void check_layer(layer_id layer, std::int64_t layers) {
+  KVPOLICY_EXPECTS(layer.value >= 0 && layer.value < layers,
+                   "layer " + std::to_string(layer.value) + "; there are 0 to " + std::to_string(layers - 1));
+}
+
 /// Key or value rows of one layer, `[heads, tokens, head_dim]`, in place. All offsets have 64 bits.
 /// With a page table, token t of head h is row t % page_size of page pages[t / page_size]. With indices, "token" r of head h is
 /// token indices[h * index_stride + r]: the rows show a few tokens, as if the others did not exist. If elements come in blocks,

@@ -70,6 +70,24 @@ inline void truncate(range_list& list, std::int64_t tokens) {
   if (!list.empty()) list.back().end = static_cast<std::int32_t>(std::min<std::int64_t>(list.back().end, tokens));
 }
 
+/// Visits a list's tokens in their order.
+/// @param list  the list
+/// @param visit  is called as `visit(token)`, an int32
+template <class Visit>
+void each_token(range_list const& list, Visit visit) {
+  for (token_range const& range : list) {
+    for (std::int32_t t = range.begin; t < range.end; ++t) visit(t);
+  }
+}
+
+/// Finds a head's list.
+/// @param lists  one for all heads, or one for each
+/// @param head  the head
+/// @return its list
+inline range_list const& list_of(std::span<range_list const> lists, std::int64_t head) noexcept {
+  return lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(head)];
+}
+
 /// Counts tokens.
 /// @param list  the list
 /// @return the tokens of all its ranges

@@ -38,7 +38,7 @@ class gpu_decoder final : public kvpolicy_decoder {
 
   void bind(std::int64_t layer, kvpolicy_tensor const* given_keys, kvpolicy_tensor const* given_values,
             kvpolicy_tensor const* pages) override {
-    check_layer(layer, shape_);
+    check_layer({layer}, shape_.layers);
     std::int64_t key_room = 0;
     std::int64_t value_room = 0;
     gpu::batch_rows const key_rows = bound(given_keys, "keys", layer, pages, key_axis(shape_), key_room);
@@ -49,7 +49,7 @@ class gpu_decoder final : public kvpolicy_decoder {
     room_[at] = std::min(key_room, value_room);
   }
   void bind_terms(std::int64_t layer, kvpolicy_terms const& terms) override {
-    check_layer(layer, shape_);
+    check_layer({layer}, shape_.layers);
     terms_[static_cast<std::size_t>(layer)] = terms_of(terms, shape_, layer, backend_.rows);
   }
 
@@ -197,7 +197,7 @@ class gpu_decoder final : public kvpolicy_decoder {
   }
 
   void check_room(std::int64_t layer, std::int64_t tokens) const {
-    check_layer(layer, shape_);
+    check_layer({layer}, shape_.layers);
     auto const at = static_cast<std::size_t>(layer);
     KVPOLICY_EXPECTS(keys_[at].base != nullptr,
                      "keys of layer " + std::to_string(layer) + ": none are bound; call kvpolicy_decoder_bind first");

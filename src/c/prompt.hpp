@@ -15,10 +15,6 @@ inline void check_scale(float scale) {
   KVPOLICY_EXPECTS(scale > 0 && std::isfinite(scale),
                    "scale is " + std::to_string(scale) + "; set it to the factor of q.k, in most models 1 / sqrt(head_dim)");
 }
-inline void check_layer(std::int64_t layer, cache_shape const& shape) {
-  KVPOLICY_EXPECTS(layer >= 0 && layer < shape.layers,
-                   "layer " + std::to_string(layer) + "; there are 0 to " + std::to_string(shape.layers - 1));
-}
 
 /// A prompt's queries as floats; those of 16 bits are copied to `floats`.
 template <class Backend>

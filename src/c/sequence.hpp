@@ -350,7 +350,7 @@ class sequence {
                          "; its policy was given queries with " + std::to_string(known));
   }
   attention_terms const& terms(std::int64_t layer) const noexcept { return terms_[static_cast<std::size_t>(layer)]; }
-  void check_layer(std::int64_t layer) const { c::check_layer(layer, shape_); }
+  void check_layer(std::int64_t layer) const { kvpolicy::check_layer({layer}, shape_.layers); }
   void check_head(std::int64_t head) const {
     KVPOLICY_EXPECTS(head >= 0 && head < shape_.kv_heads,
                      "KV head " + std::to_string(head) + "; there are 0 to " + std::to_string(shape_.kv_heads - 1));

@@ -24,8 +24,7 @@ class step_tensors {
                kvpolicy_tensor const* values, kvpolicy_tensor const* queries, float scale, kvpolicy_tensor const* token_ids,
                kvpolicy_tensor const* out)
       : layer_{layer}, shape_(shape), scale_(scale) {
-    KVPOLICY_EXPECTS(layer >= 0 && layer < shape.layers,
-                     "layer " + std::to_string(layer) + "; there are 0 to " + std::to_string(shape.layers - 1));
+    check_layer({layer}, shape.layers);
     check_scale(scale);
     auto const of = [&](kvpolicy_tensor const* t, char const* name, kvpolicy_dtype dtype, std::int64_t heads,
                         axis const& dims) {

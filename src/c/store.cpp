@@ -12,11 +12,6 @@ using namespace kvpolicy::c;
 
 namespace {
 
-void check_layer(row_store const& rows, std::int64_t layer) {
-  KVPOLICY_EXPECTS(layer >= 0 && layer < rows.shape().layers,
-                   "layer " + std::to_string(layer) + "; there are 0 to " + std::to_string(rows.shape().layers - 1));
-}
-
 void check_tokens(std::int64_t tokens) {
   KVPOLICY_EXPECTS(tokens >= 0, std::to_string(tokens) + " tokens; they can't be negative");
 }
@@ -76,7 +71,7 @@ kvpolicy_status kvpolicy_store_append(kvpolicy_store* store, int64_t layer, kvpo
                                       kvpolicy_tensor const* values) {
   return guarded([&] {
     required(store, "store");
-    check_layer(store->rows, layer);
+    check_layer({layer}, store->rows.shape().layers);
     cache_shape const& shape = store->rows.shape();
     store->rows.append({layer}, rows_of(keys, "keys", layer, shape, key_axis(shape)),
                        rows_of(values, "values", layer, shape, value_axis(shape)));

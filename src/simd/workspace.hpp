@@ -101,11 +101,6 @@ void each_token(range_list const& list, std::int64_t first, std::int64_t last, V
   }
 }
 
-/// A head's list, where there is one for all heads or one for each.
-inline range_list const& list_of(std::span<range_list const> lists, std::int64_t head) noexcept {
-  return lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(head)];
-}
-
 /// visit(place of the first, block) over blocks of a head's tokens [first, last) of a list, counted along it.
 template <class Visit>
 void each_listed(rows const& from, std::int64_t head, range_list const& list, std::int64_t first, std::int64_t last,

@@ -16,13 +16,6 @@ constexpr std::int64_t blocks_at_once = 4096;
 /// Where a step's own number of rows is the limit, the least that stay.
 constexpr std::int64_t rows_that_stay = 64;
 
-template <class Visit>
-void each_token(range_list const& list, Visit visit) {
-  for (token_range const& range : list) {
-    for (std::int32_t t = range.begin; t < range.end; ++t) visit(t);
-  }
-}
-
 /// The part of a list from `begin` to `end`, behind what is in `into`.
 void append_between(range_list& into, range_list const& list, std::int64_t begin, std::int64_t end) {
   for (token_range const& range : list) {

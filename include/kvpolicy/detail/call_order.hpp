@@ -35,10 +35,7 @@ class call_order {
     return layer.value == 0 ? std::min(may_go_on_from_, first) : begun_;
   }
 
-  void check_layer(layer_id layer) const {
-    KVPOLICY_EXPECTS(layer.value >= 0 && layer.value < layers_,
-                     "layer " + std::to_string(layer.value) + "; there are 0 to " + std::to_string(layers_ - 1));
-  }
+  void check_layer(layer_id layer) const { kvpolicy::check_layer(layer, layers_); }
 
   layer_id checked(layer_id layer) const {
     check_layer(layer);

@@ -91,12 +91,6 @@ class eviction {
       until(range.end, reason::open);
     }
   }
-  template <class Visit>
-  static void each_token(range_list const& list, Visit visit) {
-    for (token_range const& range : list) {
-      for (std::int32_t t = range.begin; t < range.end; ++t) visit(t);
-    }
-  }
 
   token_table<float> scores_;
   std::vector<std::int32_t> chosen_;

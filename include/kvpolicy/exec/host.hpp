@@ -109,13 +109,13 @@ class host_exec {
                       table<float> out) {
     std::int64_t const group = queries.heads / keys.heads;
     for (std::int64_t h = 0; h < keys.heads; ++h) {
-      range_list const& list = lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(h)];
+      range_list const& list = list_of(lists, h);
       std::span const weights = scratch(weights_, token_count(list));
       std::fill_n(out.row(h), weights.size(), 0.0f);
       for (std::int64_t q = h * group; q < (h + 1) * group && !weights.empty(); ++q) {
         std::size_t i = 0;
-        each_token(list, [&](token_index t) {
-          weights[i++] = host::logit(queries.head(q), queries.scale, keys, {h}, t, scratch(key_, keys.head_dim));
+        each_token(list, [&](std::int32_t t) {
+          weights[i++] = host::logit(queries.head(q), queries.scale, keys, {h}, {t}, scratch(key_, keys.head_dim));
         });
         host::softmax(weights);
         for (i = 0; i < weights.size(); ++i) {
@@ -161,13 +161,6 @@ class host_exec {
   static std::span<T> scratch(std::vector<T>& buffer, std::int64_t size) {
     if (buffer.size() < static_cast<std::size_t>(size)) buffer.resize(static_cast<std::size_t>(size));
     return std::span(buffer).first(static_cast<std::size_t>(size));
-  }
-
-  template <class Visit>
-  static void each_token(range_list const& list, Visit visit) {
-    for (token_range const& range : list) {
-      for (std::int64_t t = range.begin; t < range.end; ++t) visit(token_index{t});
-    }
   }
 
   void softmax_row(float const* query, float scale, rows const& keys, head_id head, std::span<double> weights) {

@@ -13,7 +13,7 @@ namespace host {
 inline void key_redundancy(rows const& keys, std::span<range_list const> lists, float alike, table<float> redundancy) {
   for (std::int64_t h = 0; h < keys.heads; ++h) {
     std::vector<std::vector<float>> listed;
-    for (token_range const& range : lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(h)]) {
+    for (token_range const& range : list_of(lists, h)) {
       for (std::int64_t t = range.begin; t < range.end; ++t) {
         keys.load({h}, {t}, listed.emplace_back(static_cast<std::size_t>(keys.head_dim)));
       }
@@ -72,7 +72,7 @@ inline void rotated_scores(rows const& keys, std::span<range_list const> lists, 
   std::vector<float> key(static_cast<std::size_t>(keys.head_dim));
   for (std::int64_t h = 0; h < keys.heads; ++h) {
     std::int64_t i = 0;
-    for (token_range const& range : lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(h)]) {
+    for (token_range const& range : list_of(lists, h)) {
       for (std::int64_t t = range.begin; t < range.end; ++t, ++i) {
         keys.load({h}, {t}, key);
         for (std::int64_t q = h * group; q < (h + 1) * group; ++q) {

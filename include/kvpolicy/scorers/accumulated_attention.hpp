@@ -81,7 +81,7 @@ struct accumulated_attention {
     for (std::int64_t h = 0; h < out.rows; ++h) {
       float* const sums = input.memory.row(input.layer, input.heads.first + h);
       std::int64_t i = 0;
-      for (token_range const& range : lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(h)]) {
+      for (token_range const& range : list_of(lists, h)) {
         for (std::int64_t t = range.begin; t < range.end; ++t, ++i) {
           sums[t] += out(h, i);
           out(h, i) = mean ? sums[t] / seen(input, t) : sums[t];

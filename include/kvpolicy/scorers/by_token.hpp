@@ -72,7 +72,7 @@ struct by_token {
     auto const keys = input.keys();
     auto const values = input.values();
     for (std::int64_t head = 0; head < out.rows; ++head) {
-      range_list const& list = lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(head)];
+      range_list const& list = list_of(lists, head);
       std::int64_t age = token_count(list);
       std::int64_t i = 0;
       for (token_range const& range : list) {
@@ -86,7 +86,8 @@ struct by_token {
   template <class Input, class Rows>
   float at(Input const& input, Rows const& keys, Rows const& values, std::int64_t head, std::int64_t token,
            std::int64_t index) const {
-    static_assert(std::same_as<Rows, rows>, "score_tokens reads rows on the host: for rows on a GPU write a scorer with a kernel");
+    static_assert(std::same_as<Rows, rows>,
+                  "score_tokens reads rows on the host: for rows on a GPU write a scorer with a kernel");
     keys.load({head}, {token}, input.memory.key);
     values.load({head}, {token}, input.memory.value);
     return static_cast<float>(of_token(row(input.memory.key), row(input.memory.value), input.tokens - 1 - index));

@@ -143,9 +143,7 @@ struct recent_attention {
     m.reserve(std::max(input.tokens, out.columns));
     table<float> const weights = m.weights.rows(0, input.heads.count, m.weights.room());
     table<float> const sums = m.sums.rows(0, input.heads.count, m.sums.room());
-    auto const count_of = [&](std::int64_t h) {
-      return token_count(lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(h)]);
-    };
+    auto const count_of = [&](std::int64_t h) { return token_count(list_of(lists, h)); };
     for (std::int64_t h = 0; h < out.rows; ++h) {
       std::fill_n(out.row(h), out.columns, 0.0f);
       std::fill_n(sums.row(h), count_of(h), 0.0f);

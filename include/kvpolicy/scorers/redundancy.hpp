@@ -41,8 +41,7 @@ struct redundancy {
   void score_kept(Input const& input, std::span<range_list const> lists, table<float> out, Exec& exec) const {
     key_redundancy(input.keys(), lists, alike, out, exec);
     for (std::int64_t h = 0; h < out.rows; ++h) {
-      std::span const row(out.row(h),
-                          static_cast<std::size_t>(token_count(lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(h)])));
+      std::span const row(out.row(h), static_cast<std::size_t>(token_count(list_of(lists, h))));
       float total = 0;
       for (float& x : row) total += x = std::exp(x);  // a mean of cosines: at most 1
       for (float& x : row) x /= total;

@@ -126,7 +126,7 @@ struct trigonometric {
     table<float> const wanted = m.wanted.rows(0, heads, m.wanted.room());
     rotated_scores(input.keys(), lists, {.mean = mean, .spread = spread, .pairing = m.how}, wanted, exec);
     for (std::int64_t h = 0; h < out.rows; ++h) {
-      range_list const& list = lists[lists.size() == 1 ? 0 : static_cast<std::size_t>(h)];
+      range_list const& list = list_of(lists, h);
       std::int64_t const count = token_count(list);
       std::int64_t from = 0;  // the first that competes
       for (token_range const& range : list) {

@@ -235,8 +235,7 @@ compaction compactor::compact(llama_context* context, llama_seq_id of) {
     selection const kept = request.retained({l});
     for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
       std::vector<std::int32_t>& list = lists.emplace_back();
-      for (token_range const& range : kept.of({h}))
-        for (std::int32_t t = range.begin; t < range.end; ++t) list.push_back(t);
+      each_token(kept.of({h}), [&](std::int32_t t) { list.push_back(t); });
       if (list.size() != lists.front().size())
         throw unsupported("head " + std::to_string(h) + " of layer " + std::to_string(l) + " retains " +
                           std::to_string(list.size()) + " tokens, the first one " + std::to_string(lists.front().size()) +

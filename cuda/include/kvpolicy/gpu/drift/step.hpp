@@ -96,7 +96,7 @@ class decode_retrieve<Rule, D> {
                                      [&](std::int64_t begin, std::int64_t end) { append(list, begin, end, reason::scored); });
         append(list, rule.window.at(tokens, tokens).recent_begin, tokens, reason::recent);
       } else {
-        list = piece.retained[piece.retained.size() == 1 ? 0 : static_cast<std::size_t>(h)];
+        list = list_of(piece.retained, h);
       }
       most_[static_cast<std::size_t>(piece.layer.value * context_.heads() + nth)] =
           all ? tokens : std::max(token_count(list), follows ? lengths[head] : 0);

@@ -139,9 +139,7 @@ class staged {
     counts_.clear();
     for (std::size_t l = 0; l < lists.size(); ++l) {
       auto to = tokens_.begin() + static_cast<std::ptrdiff_t>(l) * most;
-      for (token_range const& range : lists[l]) {
-        for (std::int32_t t = range.begin; t < range.end; ++t) *to++ = t;
-      }
+      each_token(lists[l], [&](std::int32_t t) { *to++ = t; });
       counts_.push_back(static_cast<std::int32_t>(token_count(lists[l])));
     }
     token_lists made{};

@@ -200,9 +200,7 @@ class decode_retrieve<Rule, D> {
     if (piece.retained.empty()) {
       for (std::int64_t t = 0; t < tokens; ++t) ids.push_back(static_cast<std::int32_t>(t));
     } else {
-      for (token_range const& range : piece.retained[piece.retained.size() == 1 ? 0 : static_cast<std::size_t>(h)]) {
-        for (std::int32_t t = range.begin; t < range.end; ++t) ids.push_back(t);
-      }
+      each_token(list_of(piece.retained, h), [&](std::int32_t t) { ids.push_back(t); });
     }
     std::vector<std::int32_t> ends;
     for (std::int32_t const end : marks_[static_cast<std::size_t>(piece.sequence)].ends) {

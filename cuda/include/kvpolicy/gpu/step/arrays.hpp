@@ -131,9 +131,7 @@ class list_store {
     std::vector<std::int32_t> counts;
     for (std::size_t l = 0; l < lists.size(); ++l) {
       tokens.clear();
-      for (token_range const& range : lists[l]) {
-        for (std::int32_t t = range.begin; t < range.end; ++t) tokens.push_back(t);
-      }
+      each_token(lists[l], [&](std::int32_t t) { tokens.push_back(t); });
       counts.push_back(static_cast<std::int32_t>(tokens.size()));
       std::int64_t const row = sequence * lists_ + static_cast<std::int64_t>(l);
       device.upload(part_of(units(layer), row * stride_, stride_), tokens.data(), std::ssize(tokens));

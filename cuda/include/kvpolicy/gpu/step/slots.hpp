@@ -48,10 +48,7 @@ class decode_slots {
     all_[static_cast<std::size_t>(slot)] = empty(shape_);
   }
   /// Throws invalid_value for a layer that there is not.
-  void check_layer(layer_id layer) const {
-    KVPOLICY_EXPECTS(layer.value >= 0 && layer.value < shape_.layers,
-                     "layer " + std::to_string(layer.value) + "; there are 0 to " + std::to_string(shape_.layers - 1));
-  }
+  void check_layer(layer_id layer) const { kvpolicy::check_layer(layer, shape_.layers); }
   /// Tokens of a slot's prompt.
   std::int64_t prompt(std::int64_t slot) const noexcept { return at(slot).prompt; }
   /// Tokens that the policy has seen: the prompt, and each step's first one with what stayed of the step before.
