@@ -3,11 +3,10 @@
 
 #include <concepts>
 #include <cstddef>
-#include <cstring>
 #include <span>
 #include <string>
 
-#include "kvpolicy/detail/block_element.hpp"
+#include "kvpolicy/detail/element.hpp"
 #include "kvpolicy/types.hpp"
 
 namespace kvpolicy {
@@ -156,24 +155,9 @@ struct basic_rows {
     std::byte const* const first = address(head, token);
     for (std::int64_t i = 0; i < head_dim; ++i) {
       std::byte const* const element = first + offset_of(i);
-      std::uint16_t half = 0;
-      float& out = row[static_cast<std::size_t>(i)];
-      switch (type) {
-        case element_type::f32:
-          std::memcpy(&out, element, sizeof out);
-          break;
-        case element_type::f16:
-          std::memcpy(&half, element, sizeof half);
-          out = half_to_float(half);
-          break;
-        case element_type::bf16:
-          std::memcpy(&half, element, sizeof half);
-          out = bfloat_to_float(half);
-          break;
-        default:
-          out = block_element(type, element, i % elements_of_block(type));
-          break;
-      }
+      row[static_cast<std::size_t>(i)] = elements_of_block(type) == 1
+                                             ? element_at(element, 0, type)
+                                             : block_element(type, element, i % elements_of_block(type));
     }
   }
 };

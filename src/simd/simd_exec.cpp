@@ -68,14 +68,14 @@ static void bound_floats(simd::kernels const& run, row_block const& block, std::
     std::int64_t const count = std::min(some, dims - first);
     for (std::int64_t r = 0; r < block.size(); ++r) from[static_cast<std::size_t>(r)] = block.data()[r] + first * 4;
     for (std::int64_t i = 0; i < count && !fresh; ++i) {
-      highest[static_cast<std::size_t>(i)] = get(high, first + i, type);
-      lowest[static_cast<std::size_t>(i)] = get(low, first + i, type);
+      highest[static_cast<std::size_t>(i)] = element_at(high, first + i, type);
+      lowest[static_cast<std::size_t>(i)] = element_at(low, first + i, type);
     }
     run.bound(from.data(), block.size(), element_type::f32, count, fresh, reinterpret_cast<std::byte*>(highest.data()),
               reinterpret_cast<std::byte*>(lowest.data()));
     for (std::int64_t i = 0; i < count; ++i) {
-      put(high, first + i, type, std::clamp(highest[static_cast<std::size_t>(i)], -most, most));
-      put(low, first + i, type, std::clamp(lowest[static_cast<std::size_t>(i)], -most, most));
+      put_element(high, first + i, type, std::clamp(highest[static_cast<std::size_t>(i)], -most, most));
+      put_element(low, first + i, type, std::clamp(lowest[static_cast<std::size_t>(i)], -most, most));
     }
   }
 }
@@ -132,8 +132,8 @@ void simd_exec::pool_mean_deviation(rows const& keys, pooling const& what, float
     auto const count = static_cast<float>(last - begin);
     for (std::int64_t i = 0; i < dim; ++i) {
       float const deviation = std::sqrt(squares[i] / count);
-      put(bounds.unit(head, unit), i, bounds.type, std::clamp(mean[i] + deviation, -most, most));
-      put(bounds.unit(head, unit), dim + i, bounds.type, std::clamp(mean[i] - deviation, -most, most));
+      put_element(bounds.unit(head, unit), i, bounds.type, std::clamp(mean[i] + deviation, -most, most));
+      put_element(bounds.unit(head, unit), dim + i, bounds.type, std::clamp(mean[i] - deviation, -most, most));
     }
   });
 }

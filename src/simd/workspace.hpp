@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -25,26 +24,6 @@ constexpr std::int64_t copied_floats = 8192;  // of rows with odd strides, at a 
 constexpr std::int64_t worth_sharing = 64;    // rows; below, waking the team costs more than it saves
 constexpr std::int64_t everyone = std::numeric_limits<std::int64_t>::max();  // rows: always worth sharing
 
-/// One element of a contiguous row.
-inline float get(std::byte const* row, std::int64_t i, element_type type) noexcept {
-  if (type == element_type::f32) {
-    float value = 0;
-    std::memcpy(&value, row + i * 4, sizeof value);
-    return value;
-  }
-  std::uint16_t half = 0;
-  std::memcpy(&half, row + i * 2, sizeof half);
-  return type == element_type::f16 ? half_to_float(half) : bfloat_to_float(half);
-}
-inline void put(std::byte* row, std::int64_t i, element_type type, float value) noexcept {
-  if (type == element_type::f32) {
-    std::memcpy(row + i * 4, &value, sizeof value);
-    return;
-  }
-  std::uint16_t const half = type == element_type::f16 ? float_to_half(value) : float_to_bfloat(value);
-  std::memcpy(row + i * 2, &half, sizeof half);
-}
-
 /// Addresses of one head's rows of a few tokens; where they are not plain, of copies as floats.
 class row_block {
  public:
@@ -60,7 +39,7 @@ class row_block {
   }
   std::byte const* const* data() const noexcept { return address_.data(); }
   float element(std::int64_t row, std::int64_t i) const noexcept {
-    return get(address_[static_cast<std::size_t>(row)], i, type_);
+    return element_at(address_[static_cast<std::size_t>(row)], i, type_);
   }
   std::int64_t size() const noexcept { return count_; }
   element_type type() const noexcept { return type_; }

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "decoding.hpp"
-#include "kvpolicy/detail/block_element.hpp"
+#include "kvpolicy/detail/element.hpp"
 #include "kvpolicy/presets/expected_attention.hpp"
 #include "kvpolicy/presets/full.hpp"
 #include "kvpolicy/presets/quest.hpp"

@@ -64,7 +64,7 @@ class host_exec {
           for (std::int64_t i = 0; i < bounds.head_dim; ++i) {
             double const query = queries.head(q)[i];
             // max(q min, q max); if a unit has no bounds (min > max), the lesser of the two.
-            bound += query * host::get(unit, query > 0 ? i : bounds.head_dim + i, bounds.type);
+            bound += query * element_at(unit, query > 0 ? i : bounds.head_dim + i, bounds.type);
           }
           sum += bound;
           if (bound > most || std::isnan(bound)) most = bound;

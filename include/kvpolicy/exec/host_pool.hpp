@@ -3,40 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <span>
 
 #include "kvpolicy/primitive/pool.hpp"
 
 namespace kvpolicy::host {
-
-/// Returns element `i` of a contiguous row as a float.
-/// @param data  the row
-/// @param i  index of the element
-/// @param type  f32, f16 or bf16
-/// @return its value
-inline float get(std::byte const* data, std::int64_t i, element_type type) {
-  if (type == element_type::f32) {
-    float value = 0;
-    std::memcpy(&value, data + i * 4, sizeof value);
-    return value;
-  }
-  std::uint16_t half = 0;
-  std::memcpy(&half, data + i * 2, sizeof half);
-  return type == element_type::f16 ? half_to_float(half) : bfloat_to_float(half);
-}
-
-/// Writes element `i` of a contiguous row, rounded to its type.
-/// @param data, i, type  as in get
-/// @param value  the new value
-inline void put(std::byte* data, std::int64_t i, element_type type, float value) {
-  if (type == element_type::f32) {
-    std::memcpy(data + i * 4, &value, sizeof value);
-    return;
-  }
-  std::uint16_t const half = type == element_type::f16 ? float_to_half(value) : float_to_bfloat(value);
-  std::memcpy(data + i * 2, &half, sizeof half);
-}
 
 /// See primitive/pool.hpp.
 /// @param keys, what, means, column  as there
@@ -69,10 +40,10 @@ inline void pool_bounds(rows const& keys, pooling const& what, bounds_table cons
       bool const fresh = t % what.unit_size == 0;
       for (std::int64_t i = 0; i < keys.head_dim; ++i) {
         float const value = std::clamp(row[static_cast<std::size_t>(i)], -most, most);  // a NaN stays one
-        float const high = fresh ? -most : get(unit, i, bounds.type);
-        float const low = fresh ? most : get(unit, keys.head_dim + i, bounds.type);
-        put(unit, i, bounds.type, value > high ? value : high);
-        put(unit, keys.head_dim + i, bounds.type, value < low ? value : low);
+        float const high = fresh ? -most : element_at(unit, i, bounds.type);
+        float const low = fresh ? most : element_at(unit, keys.head_dim + i, bounds.type);
+        put_element(unit, i, bounds.type, value > high ? value : high);
+        put_element(unit, keys.head_dim + i, bounds.type, value < low ? value : low);
       }
     }
   }
@@ -97,8 +68,8 @@ inline void pool_mean_deviation(rows const& keys, pooling const& what, float* mo
         mean[i] = before + (value - before) / count;
         squares[i] = (count == 1 ? 0 : squares[i]) + (value - before) * (value - mean[i]);
         float const deviation = std::sqrt(squares[i] / count);
-        put(bounds.unit(h, unit), i, bounds.type, std::clamp(mean[i] + deviation, -most, most));
-        put(bounds.unit(h, unit), keys.head_dim + i, bounds.type, std::clamp(mean[i] - deviation, -most, most));
+        put_element(bounds.unit(h, unit), i, bounds.type, std::clamp(mean[i] + deviation, -most, most));
+        put_element(bounds.unit(h, unit), keys.head_dim + i, bounds.type, std::clamp(mean[i] - deviation, -most, most));
       }
     }
   }

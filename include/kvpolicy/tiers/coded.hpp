@@ -123,7 +123,7 @@ class coded {
     float largest = 0;  // by its size, with its sign
     for (std::int64_t i = 0; i < of_scale; ++i) {
       float& one = x[static_cast<std::size_t>(i)];
-      one = load(from, i);
+      one = element_at(from, i, from_);
       if (!std::isfinite(one)) one = std::isnan(one) ? 0 : std::copysign(3e38f, one);
       if (std::abs(one) > std::abs(largest)) largest = one;
     }
@@ -142,35 +142,7 @@ class coded {
   static unsigned nibble(float steps) noexcept { return static_cast<unsigned>(std::clamp(steps + 8.5f, 0.0f, 15.0f)); }
 
   void decode(std::byte const* from, std::byte* to) const noexcept {
-    std::uint16_t half = 0;
-    std::memcpy(&half, from, sizeof half);
-    float const scale = half_to_float(half);
-    for (std::int64_t i = 0; i < of_scale; ++i) {
-      int steps = 0;
-      if (as_ == element_type::q8_0) {
-        steps = static_cast<std::int8_t>(from[2 + i]);
-      } else {
-        auto const two = static_cast<unsigned>(from[2 + i % 16]);
-        steps = static_cast<int>(i < 16 ? two & 15 : two >> 4) - 8;
-      }
-      store(to, i, scale * static_cast<float>(steps));
-    }
-  }
-
-  float load(std::byte const* from, std::int64_t i) const noexcept {
-    float value = 0;
-    std::uint16_t half = 0;
-    if (from_ == element_type::f32) std::memcpy(&value, from + i * 4, sizeof value);
-    else std::memcpy(&half, from + i * 2, sizeof half);
-    return from_ == element_type::f32 ? value : from_ == element_type::f16 ? half_to_float(half) : bfloat_to_float(half);
-  }
-  void store(std::byte* to, std::int64_t i, float value) const noexcept {
-    if (from_ == element_type::f32) {
-      std::memcpy(to + i * 4, &value, sizeof value);
-      return;
-    }
-    std::uint16_t const half = from_ == element_type::f16 ? float_to_half(value) : float_to_bfloat(value);
-    std::memcpy(to + i * 2, &half, sizeof half);
+    for (std::int64_t i = 0; i < of_scale; ++i) put_element(to, i, from_, block_element(as_, from, i));
   }
 
   std::int64_t elements_;

@@ -1,7 +1,6 @@
 // What a decoder's parts are made from, and what they are given of a prompt and of a step.
 #pragma once
 
-#include <cstring>
 #include <span>
 #include <vector>
 
@@ -86,14 +85,7 @@ struct decode_context {
 /// Returns floats as elements of a type, for an upload.
 inline std::vector<std::byte> stored_as(element_type type, std::span<float const> values) {
   std::vector<std::byte> made(values.size() * static_cast<std::size_t>(size_of(type)));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    if (type == element_type::f32) {
-      std::memcpy(made.data() + i * sizeof(float), &values[i], sizeof(float));
-    } else {
-      std::uint16_t const narrow = type == element_type::f16 ? float_to_half(values[i]) : float_to_bfloat(values[i]);
-      std::memcpy(made.data() + i * sizeof narrow, &narrow, sizeof narrow);
-    }
-  }
+  for (std::size_t i = 0; i < values.size(); ++i) put_element(made.data(), static_cast<std::int64_t>(i), type, values[i]);
   return made;
 }
 

@@ -1,12 +1,34 @@
-// One element of a block of 32, in ggml's formats.
+// One element of a row: a number of its own, or one of a block of 32 in ggml's formats.
 #pragma once
 
 #include <array>
 #include <cstddef>
+#include <cstring>
 
 #include "kvpolicy/types.hpp"
 
 namespace kvpolicy {
+
+/// Element i of a contiguous row of f32, f16 or bf16.
+inline float element_at(std::byte const* row, std::int64_t i, element_type type) noexcept {
+  if (type == element_type::f32) {
+    float value = 0;
+    std::memcpy(&value, row + i * 4, sizeof value);
+    return value;
+  }
+  std::uint16_t half = 0;
+  std::memcpy(&half, row + i * 2, sizeof half);
+  return type == element_type::f16 ? half_to_float(half) : bfloat_to_float(half);
+}
+/// Writes it, rounded to its type.
+inline void put_element(std::byte* row, std::int64_t i, element_type type, float value) noexcept {
+  if (type == element_type::f32) {
+    std::memcpy(row + i * 4, &value, sizeof value);
+    return;
+  }
+  std::uint16_t const half = type == element_type::f16 ? float_to_half(value) : float_to_bfloat(value);
+  std::memcpy(row + i * 2, &half, sizeof half);
+}
 
 /// What iq4_nl's codes stand for.
 inline constexpr std::array<std::int8_t, 16> iq4_nl_values{-127, -104, -83, -65, -49, -35, -22, -10,

@@ -1,4 +1,4 @@
-#include "kvpolicy/detail/block_element.hpp"
+#include "kvpolicy/detail/element.hpp"
 
 #include <array>
 #include <catch2/catch_template_test_macros.hpp>
