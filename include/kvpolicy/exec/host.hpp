@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kvpolicy/exec/host_attend.hpp"
@@ -132,11 +133,7 @@ class host_exec {
     for (std::int64_t r = 0; r < scores.rows; ++r) {
       order.resize(static_cast<std::size_t>(scores.columns));
       std::iota(order.begin(), order.end(), 0);
-      std::ranges::sort(order, [&](std::int32_t a, std::int32_t b) {
-        std::uint32_t const key_a = sortable_key(scores(r, a));
-        std::uint32_t const key_b = sortable_key(scores(r, b));
-        return key_a != key_b ? key_a > key_b : a < b;
-      });
+      std::ranges::sort(order, {}, [&](std::int32_t i) { return std::pair(~sortable_key(scores(r, i)), i); });
       auto const kept =
           std::span(order).first(std::min(order.size(), static_cast<std::size_t>(k[static_cast<std::size_t>(r)])));
       std::ranges::sort(kept);

@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvpolicy/concepts.hpp"
@@ -81,11 +82,8 @@ struct lag {
   }
   static void rank(std::span<float> values, std::vector<std::int32_t>& order) {
     std::iota(order.begin(), order.end(), 0);
-    std::ranges::sort(order, [&](std::int32_t a, std::int32_t b) {
-      std::uint32_t const key_a = sortable_key(values[static_cast<std::size_t>(a)]);
-      std::uint32_t const key_b = sortable_key(values[static_cast<std::size_t>(b)]);
-      return key_a != key_b ? key_a < key_b : a < b;
-    });
+    std::ranges::sort(order, {},
+                      [&](std::int32_t i) { return std::pair(sortable_key(values[static_cast<std::size_t>(i)]), i); });
     for (std::size_t i = 0; i < order.size(); ++i) {
       values[static_cast<std::size_t>(order[i])] = static_cast<float>(i) / static_cast<float>(values.size());
     }

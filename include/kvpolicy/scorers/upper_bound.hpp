@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvpolicy/concepts.hpp"
@@ -60,11 +61,8 @@ struct upper_bound {
         for (std::int64_t d = 0; d < dim; ++d) m.sizes[static_cast<std::size_t>(d)] += std::abs(queries.head(q)[d]);
       }
       std::iota(m.order.begin(), m.order.end(), 0);
-      std::ranges::sort(m.order, [&](std::int32_t a, std::int32_t b) {
-        std::uint32_t const of_a = sortable_key(m.sizes[static_cast<std::size_t>(a)]);
-        std::uint32_t const of_b = sortable_key(m.sizes[static_cast<std::size_t>(b)]);
-        return of_a != of_b ? of_a > of_b : a < b;
-      });
+      std::ranges::sort(m.order, {},
+                        [&](std::int32_t i) { return std::pair(~sortable_key(m.sizes[static_cast<std::size_t>(i)]), i); });
       for (std::int64_t q = h * group; q < (h + 1) * group; ++q) {
         float* const to = m.queries.data() + q * dim;
         std::fill_n(to, dim, 0.0f);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvpolicy/primitive/list_attention.hpp"
@@ -125,13 +126,8 @@ struct pruned_top {
         else places[scored++] = static_cast<std::uint32_t>(i);
       }
     }
-    auto const heavier = [&](std::uint32_t a, std::uint32_t b) {
-      std::uint32_t const of_a = sortable_key(weights[a]);
-      std::uint32_t const of_b = sortable_key(weights[b]);
-      return of_a != of_b ? of_a > of_b : a < b;
-    };
     std::span const order = places.first(scored);
-    std::ranges::sort(order, heavier);
+    std::ranges::sort(order, {}, [&](std::uint32_t i) { return std::pair(~sortable_key(weights[i]), i); });
     for (std::uint32_t const place : order) {
       if (held >= mass * all) break;
       held += weights[place] > 0 ? static_cast<double>(weights[place]) : 0;
