@@ -23,20 +23,31 @@ simd_exec::~simd_exec() = default;
 
 char const* simd_exec::instruction_set() noexcept { return simd::best_kernels().instruction_set; }
 
+namespace {
+
+/// Runs visit(head, unit, first, last) for each head and unit of which tokens [first, last) are pooled; units begin at
+/// `origin`.
+template <class Workspace, class Visit>
+void each_unit(Workspace& w, rows const& keys, pooling const& what, std::int64_t origin, Visit visit) {
+  std::int64_t const size = what.unit_size;
+  std::int64_t const first_unit = (what.first - origin) / size;
+  std::int64_t const units = (what.last - origin + size - 1) / size - first_unit;
+  w.for_each(std::max<std::int64_t>(units, 0) * keys.heads, (what.last - what.first) * keys.heads, [&](std::int64_t item) {
+    std::int64_t const unit = first_unit + item / keys.heads;
+    visit(item % keys.heads, unit, std::max(what.first, origin + unit * size), std::min(what.last, origin + (unit + 1) * size));
+  });
+}
+
+}  // namespace
+
 void simd_exec::pool_mean(rows const& keys, pooling const& what, table<float> means, std::int64_t column) {
   workspace& w = *work_;
   bool const rotated = what.rotated.angles != nullptr;
   KVPOLICY_EXPECTS(!rotated || keys.head_dim <= copied_floats, "keys of " + std::to_string(keys.head_dim) +
                                                                    " channels that are rotated back; at most " +
                                                                    std::to_string(copied_floats) + " can be");
-  std::int64_t const first_unit = (what.first - what.origin) / what.unit_size;
-  std::int64_t const units = (what.last - what.origin + what.unit_size - 1) / what.unit_size - first_unit;
-  w.for_each(std::max<std::int64_t>(units, 0) * keys.heads, (what.last - what.first) * keys.heads, [&](std::int64_t item) {
-    std::int64_t const head = item % keys.heads;
-    std::int64_t const unit = first_unit + item / keys.heads;
+  each_unit(w, keys, what, what.origin, [&](std::int64_t head, std::int64_t unit, std::int64_t first, std::int64_t last) {
     float* const mean = means.row(unit) + column + head * keys.head_dim;
-    std::int64_t const last = std::min(what.last, what.origin + (unit + 1) * what.unit_size);
-    std::int64_t const first = std::max(what.first, what.origin + unit * what.unit_size);
     w.each_block(keys, head, first, last, [&](std::int64_t t, row_block const& block) {
       for (std::int64_t r = 0; r < block.size(); ++r) {
         std::int64_t const already = (t + r - what.origin) % what.unit_size;
@@ -83,15 +94,9 @@ static void bound_floats(simd::kernels const& run, row_block const& block, std::
 void simd_exec::pool_bounds(rows const& keys, pooling const& what, bounds_table const& bounds) {
   workspace& w = *work_;
   w.check(keys, keys.heads);
-  std::int64_t const first_unit = what.first / what.unit_size;
-  std::int64_t const units = (what.last + what.unit_size - 1) / what.unit_size - first_unit;
-  w.for_each(std::max<std::int64_t>(units, 0) * keys.heads, (what.last - what.first) * keys.heads, [&](std::int64_t item) {
-    std::int64_t const head = item % keys.heads;
-    std::int64_t const unit = first_unit + item / keys.heads;
+  each_unit(w, keys, what, 0, [&](std::int64_t head, std::int64_t unit, std::int64_t first, std::int64_t last) {
     std::byte* const high = bounds.unit(head, unit);
-    std::int64_t const last = std::min(what.last, (unit + 1) * what.unit_size);
     std::byte* const low = high + keys.head_dim * size_of(bounds.type);
-    std::int64_t const first = std::max(what.first, unit * what.unit_size);
     w.each_block(keys, head, first, last, [&](std::int64_t t, row_block const& block) {
       bool const fresh = t % what.unit_size == 0;
       if (block.type() == bounds.type) {
@@ -108,17 +113,12 @@ void simd_exec::pool_mean_deviation(rows const& keys, pooling const& what, float
   w.check(keys, keys.heads);
   if (what.first >= what.last) return;
   float const most = largest(bounds.type);
-  std::int64_t const first_unit = (what.first - what.origin) / what.unit_size;
-  std::int64_t const units = (what.last - what.origin + what.unit_size - 1) / what.unit_size - first_unit;
   std::int64_t const dim = keys.head_dim;
-  w.for_each(std::max<std::int64_t>(units, 0) * keys.heads, (what.last - what.first) * keys.heads, [&](std::int64_t item) {
-    std::int64_t const head = item % keys.heads;
-    std::int64_t const unit = first_unit + item / keys.heads;
+  each_unit(w, keys, what, what.origin, [&](std::int64_t head, std::int64_t unit, std::int64_t first, std::int64_t last) {
     float* const mean = moments + (head * bounds.units + unit) * 2 * dim;
     float* const squares = mean + dim;
     std::int64_t const begin = what.origin + unit * what.unit_size;
-    std::int64_t const last = std::min(what.last, begin + what.unit_size);
-    w.each_block(keys, head, std::max(what.first, begin), last, [&](std::int64_t t, row_block const& block) {
+    w.each_block(keys, head, first, last, [&](std::int64_t t, row_block const& block) {
       for (std::int64_t r = 0; r < block.size(); ++r) {
         auto const count = static_cast<float>(t + r - begin + 1);
         for (std::int64_t i = 0; i < dim; ++i) {
