@@ -168,6 +168,13 @@ class AsOnACpu(unittest.TestCase):
                 self.assertLess(cache.bytes, 2 * 2 * 2 * 3 * 192 * 32 * 4)  # layers, keys and values, rows, heads, channels, bytes
                 self.assertEqual(cache.get_seq_length(), 101)
 
+    def test_rows_are_looked_at_once_where_none_can_be_freed(self):
+        with unittest.mock.patch.object(type(device.memory), "integers", autospec=True, side_effect=type(device.memory).integers) as looks:
+            cache = cache_for(llama(), "snapkv:tokens=100,after=2", True, compact=True)
+            generate(llama(), cache, prompts(1, 60), tokens=8)
+        self.assertLessEqual(looks.call_count, 4 * sizes["num_hidden_layers"])
+        self.assertEqual(cache.bytes, 2 * 2 * 2 * 192 * 32 * 4)
+
     def test_what_freed_rows_can_and_can_not(self):
         torch.manual_seed(6)
         model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(attn_logit_softcapping=.2, **sizes, head_dim=32)).eval()

@@ -95,6 +95,7 @@ class PolicyCache(Cache):
         self.device: DeviceRows | None = None  # none: rows are in stores
         self.arrived = False  # the running forward's new tokens were seen before its first layer
         self.length_was_read = False
+        self._compacts = False  # rows are freed once the policy has chosen
         self.widths = 0, 0  # of keys' and values' rows
         self._shown = torch.zeros(0, 0, dtype=torch.bool, device="cpu")  # [rows, tokens]: not padding
         self._batch: Batch | None = None
@@ -269,7 +270,10 @@ class PolicyCache(Cache):
                 row.observed.clear()
         if self.device is not None:
             self.device.plan(self.sequences)
-            if self.compact and not any(self.device.gone) and all(row.steps for row in self.sequences):
+            if not all(row.steps for row in self.sequences):
+                self._compacts = self.compact and not any(self.device.gone)
+            elif self._compacts and self.device.planned.idle:  # the policy has chosen
+                self._compacts = False
                 self._compact(self.device)
 
     def _compact(self, rows: DeviceRows) -> None:

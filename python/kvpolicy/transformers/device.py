@@ -208,10 +208,8 @@ class DeviceRows:
                     self._decoder.end(row.place)
 
     def compacted(self, sequences: list[Sequence]) -> DeviceRows | None:
-        """The rows that the planned step's lists name, in tensors with room for as many more tokens as these have; None before the
-        policy has chosen. Every sequence steps, and its new row is not written. Raises UnsupportedError where heads keep unlike numbers."""
-        if not self.planned.idle:
-            return None
+        """The rows that the planned idle step's lists name, in tensors with room for as many more tokens as these have; None where that
+        frees none. Every sequence steps, and its new row is not written. Raises UnsupportedError where heads keep unlike numbers."""
         shape, count = self._decoder.shape, len(sequences)
         kept = [self._named(layer, count) for layer in range(shape.layers)]
         lengths = [{len(tokens) for of_layer in kept for tokens in of_layer[place]} for place in range(count)]
