@@ -127,7 +127,7 @@ struct pruned_top {
       }
     }
     std::span const order = places.first(scored);
-    std::ranges::sort(order, {}, [&](std::uint32_t i) { return std::pair(~sortable_key(weights[i]), i); });
+    std::ranges::sort(order, {}, [&](std::uint32_t place) { return std::pair(~sortable_key(weights[place]), place); });
     for (std::uint32_t const place : order) {
       if (held >= mass * all) break;
       held += weights[place] > 0 ? static_cast<double>(weights[place]) : 0;
