@@ -6,7 +6,7 @@
 #include <string>
 
 #include "kvpolicy/error.hpp"
-#include "kvpolicy/types.hpp"
+#include "kvpolicy/rows.hpp"
 
 namespace kvpolicy {
 
