@@ -37,8 +37,7 @@ class batch_cache {
     pages_.assign(all.begin(), all.begin() + sequences * table_stride_);
     pages_of_rows_ = pages_;
     pages_of_rows_.resize(static_cast<std::size_t>(std::max(rows, sequences) * table_stride_), -1);
-    page_elements_ = shape.kv_heads * page_size * shape.head_dim;
-    layer_elements_ = pages * page_elements_;
+    layer_elements_ = pages * shape.kv_heads * page_size * shape.head_dim;
     std::size_t const bytes = static_cast<std::size_t>(shape.layers * layer_elements_ * size_of(shape.type));
     for (auto& half : halves_) {
       half.resize(bytes / 16 + 1);
@@ -92,10 +91,11 @@ class batch_cache {
     std::int64_t const page = pages_[static_cast<std::size_t>(sequence * table_stride_ + token / page_size_)];
     std::int64_t const slot = token % page_size_;
     for (auto& half : halves_) {
+      std::int64_t const dim = &half == halves_ ? shape_.head_dim : shape_.values_dim();
       for (std::int64_t h = 0; h < shape_.kv_heads; ++h) {
         std::int64_t const row = layout_ == page_layout::nhd ? slot * shape_.kv_heads + h : h * page_size_ + slot;
-        for (std::int64_t d = 0; d < shape_.head_dim; ++d)
-          put(half, layer * layer_elements_ + page * page_elements_ + row * shape_.head_dim + d, value());
+        for (std::int64_t d = 0; d < dim; ++d)
+          put(half, layer * layer_elements_ + (page * shape_.kv_heads * page_size_ + row) * dim + d, value());
       }
     }
   }
@@ -115,7 +115,6 @@ class batch_cache {
   page_layout layout_;
   bool latent_;
   std::int64_t table_stride_;
-  std::int64_t page_elements_ = 0;
   std::int64_t layer_elements_ = 0;
   shared_vector<std::int32_t> pages_;          ///< `[sequences, table_stride]`
   shared_vector<std::int32_t> pages_of_rows_;  ///< `[rows, table_stride]`
