@@ -81,8 +81,7 @@ class request {
   /// @return whether a layer's choice was made by later tokens
   bool undoes_choice(std::int64_t tokens) const noexcept { return rules_.undoes_choice(tokens); }
   /// Says that the engine removed tokens from the end. A choice that waited for tokens which are gone now waits again.
-  /// prefill() needs no such call, because it says by `first` where it begins; nor do drafts of the last step that did not
-  /// stay.
+  /// prefill() needs no such call, as it says by `first` where it begins; nor do the last step's drafts that did not stay.
   /// @param tokens  tokens that are left; as many as are known, or more, change nothing
   /// @throws invalid_value if `tokens` is negative
   void cut(std::int64_t tokens) { order_.cut(tokens); }

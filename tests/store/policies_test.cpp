@@ -164,6 +164,10 @@ TEST_CASE("rotation is not undone of latent rows, whose values a store has copie
   prompt_signals told;
   told.rope = {inverse_frequency.data(), 4, rotation::pairing::neighbours};
   host_exec exec(latent);
+  auto keys_alone = hugging_face::view(latent, 100, of_keys.data(), nullptr);  // the policy reads no values
+  keys_alone.token_count = 60;
+  CHECK_NOTHROW(
+      start(presets::chess{.fractions = {.tokens = 40}, .units = {.page = 4}}, latent).prefill(keys_alone, {0}, told, exec));
   for (bool const parts : {true, false}) {  // values that are parts of the keys' rows, or rows of their own
     block_arena arena(row_store::block_bytes(latent), 100);
     row_store store(arena, latent);

@@ -59,7 +59,7 @@ void check_layer_apart(View const& view, layer_id layer, layer_place& first) {
 
 /// Whether the newest value repeats its key's first channels, as copied latent rows do (a row_store's).
 inline bool values_repeat_keys(rows const& keys, rows const& values) noexcept {
-  if (keys.type != values.type || keys.tokens == 0) return false;
+  if (values.base == nullptr || keys.type != values.type || keys.tokens == 0) return false;
   std::byte const* const key = keys.address({0}, {keys.tokens - 1});
   std::byte const* const value = values.address({0}, {values.tokens - 1});
   bool zero = true;

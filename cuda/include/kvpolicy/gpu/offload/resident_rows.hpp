@@ -91,13 +91,13 @@ class resident_rows {
     std::int64_t const first = sequence * shape_.kv_heads;
     for (std::int64_t l = 0; l < shape_.layers; ++l) {
       layer_slots const& mine = layers_[static_cast<std::size_t>(l)];
-      fill(part(mine.slot_of.get(), first * shape_.max_tokens, shape_.kv_heads * shape_.max_tokens), -1, device);
+      fill(part_of(mine.slot_of.get(), first * shape_.max_tokens, shape_.kv_heads * shape_.max_tokens), -1, device);
       std::int32_t before = 0;
       for (std::int64_t h = 0; h < shape_.kv_heads; ++h) before += slots_of({l}, {h});
-      fill(part(of_slots(mine, tokens), sequence * before, before), -1, device);
+      fill(part_of(of_slots(mine, tokens), sequence * before, before), -1, device);
       std::vector<std::int32_t> whole;
       for (std::int64_t h = 0; h < shape_.kv_heads; ++h) whole.push_back(slots_of({l}, {h}) == shape_.max_tokens ? 0 : -1);
-      device.upload(part(of_heads(mine, known), first, shape_.kv_heads), whole.data(), shape_.kv_heads);
+      device.upload(part_of(of_heads(mine, known), first, shape_.kv_heads), whole.data(), shape_.kv_heads);
     }
   }
 
@@ -207,20 +207,17 @@ class resident_rows {
                                                                   std::to_string(shape.max_tokens));
     return slots.size() == heads ? std::vector(slots.begin(), slots.end()) : std::vector(heads, slots[0]);
   }
-  static buffer<std::int32_t> part(buffer<std::int32_t> all, std::int64_t first, std::int64_t size) noexcept {
-    return {all.data + first, size};
-  }
   static buffer<std::int32_t> of_slots(layer_slots const& mine, int row) noexcept {
-    return part(mine.of_slots.get(), row * mine.slots, mine.slots);
+    return part_of(mine.of_slots.get(), row * mine.slots, mine.slots);
   }
   buffer<std::int32_t> of_heads(layer_slots const& mine, int row) const noexcept {
-    return part(mine.of_heads.get(), row * heads_, heads_);
+    return part_of(mine.of_heads.get(), row * heads_, heads_);
   }
   buffer<std::int32_t> firsts(layer_slots const& mine) const noexcept {
-    return part(mine.of_heads.get(), first_slot * heads_, heads_ + 1);
+    return part_of(mine.of_heads.get(), first_slot * heads_, heads_ + 1);
   }
   buffer<std::int32_t> overflow_of(layer_slots const& mine) const noexcept {
-    return part(mine.of_heads.get(), head_rows * heads_ + 1, 1);
+    return part_of(mine.of_heads.get(), head_rows * heads_ + 1, 1);
   }
   static void fill(buffer<std::int32_t> to, std::int32_t value, D& device) {
     std::vector<std::int32_t> const all(static_cast<std::size_t>(to.size), value);
