@@ -158,6 +158,15 @@ def engines_of(of_length):
     return {("llama.cpp" if name in dense else name): of_length[name] for name in of_length if name != slower}
 
 
+def even_from(of_length, generated):
+    """Tokens of answer from which llama.cpp under a policy takes no longer than the fastest other engine."""
+    def least(names, tokens):
+        return min(of_length[name]["request_s"] + (tokens - generated) * of_length[name]["ms_per_token"] / 1e3 for name in names)
+    own = [name for name in of_length if name.startswith("kvpolicy")]
+    others = [name for name in of_length if name not in own]
+    return next((f"{tokens:,}" for tokens in range(1, 100_000) if least(own, tokens) <= least(others, tokens)), "never")
+
+
 def requests_table(data):
     by_length = {tokens: engines_of(of_length) for tokens, of_length in data["lengths"].items()}
     names = list(next(iter(by_length.values())))
@@ -165,8 +174,9 @@ def requests_table(data):
     for of_length in by_length.values():
         for generated in (data["generated"], 1000):
             times = [e["request_s"] + (generated - data["generated"]) * e["ms_per_token"] / 1e3 for e in (of_length[name] for name in names)]
-            rows.append([f"{of_length[names[0]]['prompt_tokens']:,} + {generated:,}", *[f"**{seconds(t)}**" if t == min(times) else seconds(t) for t in times]])
-    return table(["tokens: prompt + answer", *[re.sub(r"^kvpolicy, (\S+)", r"with `\1`", name) for name in names]], rows)
+            rows.append([f"{of_length[names[0]]['prompt_tokens']:,} + {generated:,}", *[f"**{seconds(t)}**" if t == min(times) else seconds(t) for t in times],
+                         even_from(of_length, data["generated"])])
+    return table(["tokens: prompt + answer", *[re.sub(r"^kvpolicy, (\S+)", r"with `\1`", name) for name in names], "a policy is fastest from"], rows)
 
 
 def engines_table(data):

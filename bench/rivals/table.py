@@ -12,7 +12,8 @@ import measured
 
 HERE = pathlib.Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build"
-POLICIES = ["full", "quest:after=16", "snapkv"]
+POLICIES = {"full": ["full"], "quest:after=16": ["quest:after=16"], "snapkv": ["snapkv"],
+            "snapkv and prompt pages": ["snapkv", "--prompt-policy", "pages"]}
 
 
 class failed(Exception):
@@ -32,16 +33,16 @@ def own(python, script, *options, **environment):
     return lambda common: json.loads(output([python, HERE / script, *options, *common], **environment).splitlines()[-1])
 
 
-def kvpolicy(program, policy):
+def kvpolicy(program, name):
     def run(common):
         a = dict(zip(common[::2], common[1::2]))
         generate = int(a["--generate"])
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
-            output([program, "--model", a["--model"], "--prompt-file", a["--prompt-file"], "--policy", policy, "--predict", a["--generate"],
-                    "--threads", a["--threads"], "--json", file.name])
+            output([program, "--model", a["--model"], "--prompt-file", a["--prompt-file"], "--policy", *POLICIES[name],
+                    "--predict", a["--generate"], "--threads", a["--threads"], "--json", file.name])
             told = json.loads(pathlib.Path(file.name).read_text())
         steps = [1e-3 * step["ms"] for step in told["steps"]]
-        return {"engine": "llama.cpp + kvpolicy, " + policy, "model": pathlib.Path(a["--model"]).name,
+        return {"engine": "llama.cpp + kvpolicy, " + name, "model": pathlib.Path(a["--model"]).name,
                 "prompt_tokens": told["prompt_tokens"], **measured.summary(1e-3 * told["first_token_ms"], steps, generate),
                 "generated": 1 + len(steps), "peak_bytes": told["peak_memory_bytes"], "answer": told["answer"]}
     return run
@@ -63,7 +64,7 @@ def ways(program):
     """Name -> what measures it. Of llama.cpp's two dense ways one is shown."""
     found = {f"llama.cpp, flash attention {flash}": own(sys.executable, "llama_dense_bench.py", "--flash", flash)
              for flash in ("on", "off")}
-    found |= {f"kvpolicy, {policy}": kvpolicy(program, policy) for policy in POLICIES}
+    found |= {f"kvpolicy, {name}": kvpolicy(program, name) for name in POLICIES}
     python = BUILD / "rivals/openvino/bin/python"
     if python.exists():
         found["OpenVINO GenAI"] = own(python, "openvino_genai_bench.py")
