@@ -119,7 +119,7 @@ std::string answers(json const& result) {
     if (i == 0 && result.contains("lossless")) add(i, "lossless", result["lossless"]["answer"]);
     for (json const& p : result["policies"]) add(i, p["label"], p["answers"][i]);
   }
-  return "\n" + text_table(made, std::vector<bool>(made[0].size(), false));
+  return text_table(made, std::vector<bool>(made[0].size(), false));
 }
 
 }  // namespace
@@ -128,7 +128,7 @@ std::string comparison_table(nlohmann::ordered_json const& result) {
   std::vector<cells> const rows = rows_of(result);
   std::vector<bool> alignment(rows[0].size(), true);
   alignment.front() = false;
-  return text_table(rows, alignment) + remarks(result) + answers(result);
+  return text_table(rows, alignment) + remarks(result) + "\n" + answers(result);
 }
 
 }  // namespace kvpolicy
