@@ -5,6 +5,7 @@
     haystack.py --words 2600 --records 20 --seed 1000 --out records    # for kvpolicy-eval: facts of several kinds
     haystack.py --words 6000 --records 3 --questions 8 --out records   # three texts, of each eight questions (--one-chat)
     haystack.py --words 2600 --records 40 --paraphrased --out records  # facts that are asked for in other words
+    haystack.py --words 6000 --records 8 --long --out records          # answers of about 100 tokens: a list, code, a report
 
 The text is made up from a seed: reports of a harbour town, no sentence of which mentions the fact.
 """
@@ -138,6 +139,26 @@ def questions(words: int, count: int, seed: int) -> list[dict]:
     return [{"prompt": text + question, "question": question, "outputs": [numbers[i]]} for i, question in zip(order, asked)]
 
 
+LONG = {"list": "List the special magic number for each of these cities mentioned in the text, in this order, one city and its number on "
+                "each line: {}.",
+        "code": "Write a Python dictionary that maps each of these cities to its special magic number mentioned in the text: {}.",
+        "report": "Write a short report in full sentences. It tells the special magic number mentioned in the text for each of these "
+                  "cities: {}."}
+
+
+def long_answer(kind: str, words: int, seed: int) -> dict:
+    """Eight facts, all of which one answer tells, in another order than the text."""
+    rng = random.Random(f"{kind} {seed}")
+    cities = rng.sample(CITIES, 8)
+    numbers = [str(rng.randint(1_000_000, 9_999_999)) for _ in cities]
+    facts = [((i + rng.random()) / len(cities), f"One of the special magic numbers for {city} is: {number}.")
+             for i, (city, number) in enumerate(zip(cities, numbers))]
+    order = rng.sample(range(len(cities)), len(cities))
+    question = LONG[kind].format(", ".join(cities[i] for i in order))
+    return {"prompt": introduction("numbers") + hidden(rng, words, facts) + "\n\n" + question, "question": question,
+            "outputs": [numbers[i] for i in order]}
+
+
 def write_lines(folder: str, name: str, lines: list[dict]) -> None:
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, name + ".jsonl"), "w", encoding="utf-8") as file:
@@ -160,6 +181,8 @@ def main() -> None:
                         help="write questions.jsonl in their place: so many facts in each text, and a record for each (at most 12)")
     parser.add_argument("--paraphrased", action="store_true",
                         help="write paraphrased.jsonl in their place: 40 facts, asked for in other words than they were told")
+    parser.add_argument("--long", action="store_true",
+                        help="write list.jsonl, code.jsonl and report.jsonl in their place: eight facts, all told by an answer")
     arguments = parser.parse_args()
     if arguments.words < 1 or not 0 <= arguments.depth <= 1:
         parser.error("--words must be at least 1 and --depth in 0..1")
@@ -173,6 +196,9 @@ def main() -> None:
     elif arguments.out and arguments.paraphrased:
         write_lines(arguments.out, "paraphrased", [paraphrased(arguments.words, (0.1 + 0.2 * i) % 1, i, arguments.seed)
                                                    for i in range(arguments.records)])
+    elif arguments.out and arguments.long:
+        for kind in LONG:
+            write_lines(arguments.out, kind, [long_answer(kind, arguments.words, arguments.seed + i) for i in range(arguments.records)])
     elif arguments.out:
         write_records(arguments.out, arguments.records, arguments.words, arguments.seed)
     else:
