@@ -1,14 +1,18 @@
-"""The README's picture: time and memory of a decoding step against the length of the context."""
+"""The pictures: a decoding step's time and memory against the length of the context; answers against the share that is read."""
+import math
+
 
 LENGTHS = [1024, 2048, 4096, 8192, 16384, 32768]  # tokens
 POLICIES = ["full", "quest:after=16", "snapkv"]
 
 STYLE = """
   svg { --paper: #fff; --ink: #1f2328; --soft: #59636e; --rule: #d8dee4;
-        --dense: #59636e; --full: #0969da; --quest: #1a7f37; --snapkv: #bc4c00 }
+        --dense: #59636e; --full: #0969da; --quest: #1a7f37; --snapkv: #bc4c00;
+        --chunkkv: #8250df; --sentencekv: #bf3989 }
   @media (prefers-color-scheme: dark) {
     svg { --paper: #0d1117; --ink: #e6edf3; --soft: #9198a1; --rule: #30363d;
-          --dense: #9198a1; --full: #58a6ff; --quest: #3fb950; --snapkv: #ffa657 }
+          --dense: #9198a1; --full: #58a6ff; --quest: #3fb950; --snapkv: #ffa657;
+          --chunkkv: #d2a8ff; --sentencekv: #ff9bce }
   }
   text { font: 13px system-ui, sans-serif; fill: var(--soft) }
   .title { font-size: 15px; font-weight: 600; fill: var(--ink) }
@@ -63,4 +67,45 @@ def draw(data):
            "<title>Time and memory of a decoding step against the length of the context: Qwen2.5-Coder-0.5B-Instruct in llama.cpp</title>",
            f"<style>{STYLE}</style>", f'<rect width="{WIDTH}" height="{HEIGHT}" fill="var(--paper)"/>',
            *panel(48, 300, "ms for each token", lengths, times), *panel(510, 280, "MiB of KV cache", lengths, rows), "</svg>"]
+    return "\n".join(svg) + "\n"
+
+
+COLOURS = {"quest": "quest", "snapkv": "snapkv", "chess": "full", "sentencekv": "sentencekv", "chunkkv": "chunkkv", "random": "dense"}
+
+
+def draw_answers(data):
+    """A diagram for each length: a line for each policy, a point with its interval for each budget; the share on a scale of logarithms."""
+    body = []
+    for place, of_length in enumerate(data):
+        left, width = 48 + place * 450, 270
+        lines = {}
+        for row in of_length["rows"]:
+            if row["budget"]:
+                lines.setdefault(row["policy"], []).append(row)
+        least, most = (bound(row["read"] for rows in lines.values() for row in rows) for bound in (min, max))
+        x = lambda share: left + width * math.log(share / least) / math.log(most / least)
+        y = lambda kept: HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * kept / 1.15
+        body.append(f'<text class="title" x="{left}" y="{TOP - 24}">% of dense answers, {of_length["tokens"] // 1000}K tokens</text>')
+        for percent in range(0, 101, 20):
+            body.append(f'<line class="rule" x1="{left}" x2="{left + width}" y1="{y(percent / 100):.1f}" y2="{y(percent / 100):.1f}"/>')
+            body.append(f'<text x="{left - 8}" y="{y(percent / 100) + 4:.1f}" text-anchor="end">{percent}</text>')
+        for percent in (1, 2, 5, 10, 20, 50):
+            if least <= percent / 100 <= most:
+                body.append(f'<text x="{x(percent / 100):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{percent}</text>')
+        body.append(f'<text x="{left + width / 2}" y="{HEIGHT - 6}" text-anchor="middle">% of the cache that a step reads, on the mean</text>')
+        above = HEIGHT
+        for policy, rows in sorted(lines.items(), key=lambda line: line[1][-1]["kept"]):
+            name = policy.split(":")[0]
+            stroke = f'stroke="var(--{COLOURS[name]})"' + (' stroke-dasharray="5 4"' if policy.endswith("after=0") or policy == "quest" else "")
+            points = " L".join(f"{x(row['read']):.1f} {y(row['kept']):.1f}" for row in rows)
+            body.append(f'<path {stroke} d="M{points}"/>')
+            for row in rows:
+                low, high = row["interval"]
+                body.append(f'<path {stroke} stroke-opacity=".35" d="M{x(row["read"]):.1f} {y(low):.1f} V{y(min(high, 1.15)):.1f}"/>')
+            above = min(y(rows[-1]["kept"]) + 4, above - 17)  # labels do not overlap
+            body.append(f'<text x="{left + width + 8}" y="{above:.1f}" style="fill: var(--{COLOURS[name]})">{policy}</text>')
+    wide = 48 + len(data) * 450
+    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {HEIGHT}" width="{wide}" height="{HEIGHT}" role="img">',
+           "<title>Share of dense decoding's answers that policies keep, against the share of the cache that a step reads</title>",
+           f"<style>{STYLE}</style>", f'<rect width="{wide}" height="{HEIGHT}" fill="var(--paper)"/>', *body, "</svg>"]
     return "\n".join(svg) + "\n"

@@ -17,6 +17,9 @@ import tempfile
 import picture
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools/eval"))
+import report
+
 DATA = ROOT / "docs/results/data"
 BUILD = ROOT / "build"
 MODEL = BUILD / "engine/model.gguf"
@@ -47,6 +50,11 @@ def machine():
     return f"{re.search(r'^model name.*: (.*)', text, re.M)[1].strip()} ({', '.join(kinds)}), {os.cpu_count()} cores"
 
 
+def words_of(tokens):
+    """Words of a text that Qwen's template makes so many tokens of; the template and the question are 210."""
+    return int((tokens - 210) / 1.15)
+
+
 def haystack(words, depth, path):
     path.write_text(output(sys.executable, "examples/haystack.py", "--words", words, "--depth", depth))
     return path
@@ -61,8 +69,7 @@ def lengths():
         out = pathlib.Path(folder) / "out.json"
         for tokens in picture.LENGTHS:
             print(f"lengths: {tokens} tokens", file=sys.stderr, flush=True)
-            words = int((tokens - 2 * 64 - 210) / 1.15)  # the template and the question are 210 tokens
-            prompt = haystack(words, .3, pathlib.Path(folder) / "prompt.txt")
+            prompt = haystack(words_of(tokens - 2 * 64), .3, pathlib.Path(folder) / "prompt.txt")
             output(BUILD / "release/tools/kvpolicy-run", "--compare", "--chat", "--model", qwen(), "--prompt-file", prompt, "--predict", 64, "--json", out,
                    *[word for policy in picture.POLICIES for word in ("--policy", policy)])
             run = json.loads(out.read_text())
@@ -76,20 +83,75 @@ def lengths():
 
 
 def requests():
-    """Whole requests in one engine after the other, by their own defaults."""
+    """Whole requests in one engine after the other, by their own defaults. With the longest prompt llama.cpp has one of its two settings,
+    that which was faster before: the other takes a quarter of an hour."""
     model = BUILD / "rivals/qwen2.5-coder-0.5b-q8_0.gguf"
     model.parent.mkdir(parents=True, exist_ok=True)
     if not model.exists():
         output(BUILD / "engine/bin/python", "bench/rivals/requantise.py", qwen(), model)
     result = {"generated": 200, "lengths": {}}
-    for tokens in (4096, 16384, 32000):
+    lengths, slower = (4096, 16384, 32000), None
+    for tokens in lengths:
         print(f"requests: {tokens} tokens", file=sys.stderr, flush=True)
-        out = BUILD / "rivals/requests.json"
-        output("bench/rivals/run.sh", "--tokens", tokens, "--generate", result["generated"], "--model", model, "--json", out)
+        out = BUILD / f"rivals/requests-{tokens}.json"
+        if not out.exists() or out.stat().st_mtime < os.path.getmtime(BUILD / "release/tools/kvpolicy-run"):  # else a run was cut short
+            output("bench/rivals/run.sh", "--tokens", tokens, "--generate", result["generated"], "--model", model, "--json", out,
+                   *(["--leave-out", slower] if tokens == lengths[-1] else []))
         told = json.loads(out.read_text())
+        slower = max(filter(of_llama_cpp, told), key=lambda name: told[name][0]["request_s"])
         result["lengths"][str(tokens)] = {name: {key: turns[0][key] for key in ("engine", "prompt_tokens", "first_token_s", "ms_per_token", "request_s", "peak_bytes")}
                                           for name, turns in told.items()}
     return result
+
+
+def of_llama_cpp(name):
+    return name.startswith("llama.cpp")
+
+
+ANSWERS = {  # tokens of the text: records of each kind, budgets of 1.6, 3, 6 and 12 %, policies
+    8192: (5, (128, 256, 512, 1024), ("quest", "quest:after=16", "snapkv:after=0", "snapkv", "chunkkv", "sentencekv", "chess", "random")),
+    16384: (3, (256, 512, 1024, 2048), ("quest:after=16", "snapkv", "random")),
+}
+PROMPT_PAGES = "full, the prompt by pages"
+
+
+def answers():
+    """Long answers, by the share of the cache that a step reads."""
+    result = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        plugin = folder / "librandom_tokens.so"
+        output("c++", "-std=c++20", "-O2", "-shared", "-fPIC", "-Iinclude", "examples/own_policy/random_tokens.cpp", "-o", plugin)
+        for tokens, (records, budgets, policies) in ANSWERS.items():
+            print(f"answers: {tokens} tokens", file=sys.stderr, flush=True)
+            asked, out = folder / f"records-{tokens}", BUILD / f"results/answers-{tokens}"
+            output(sys.executable, "examples/haystack.py", "--long", "--records", records, "--seed", tokens, "--words", words_of(tokens), "--out", asked)
+            common = ["build/release/tools/kvpolicy-eval", "--model", qwen(), "--data", asked, "--forms", "chat", "--predict", 200, "--records", records]
+            output(*common, "--plugin", plugin, "--budgets", ",".join(map(str, budgets)), "--out", out,
+                   *[word for policy in policies for word in ("--policy", policy)])
+            output(*common, "--policy", "full", "--prompt-policy", "pages", "--out", f"{out}-pages")
+            lines = results_of(out) + [line | {"policy": PROMPT_PAGES} for line in results_of(f"{out}-pages") if line["policy"] == "full"]
+            result.append({"tokens": round(statistics.mean(line["prompt_tokens"] for line in lines)), **of_dense(lines)})
+    return result
+
+
+def results_of(folder):
+    return [json.loads(line) for line in (pathlib.Path(folder) / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def of_dense(lines):
+    """What kvpolicy-eval-report says of these lines."""
+    told = report.Gathered(lines)
+    read = lambda at: statistics.mean(line["tokens_read"] / line["prompt_tokens"] for line in told.of[at])
+    rows = []
+    for at in told.order:
+        paired = told.paired(at)
+        if at[0] != "dense" and paired:
+            worse, better, p = report.signs_against_dense(paired)
+            rows.append({"policy": at[0], "budget": at[1], "read": read(at), "kept": report.share_of_dense(paired),
+                         "interval": report.bootstrap_interval(paired), "worse": worse, "better": better, "p": p})
+    dense = {task: statistics.mean(line["score"] for line in told.of["dense", 0] if line["task"] == task) for task in told.tasks}
+    return {"records": len(told.of["dense", 0]), "dense": dense, "answered": told.answered, "rows": rows}
 
 
 def demo():
@@ -124,7 +186,7 @@ def freeable(trace, page):
     return [statistics.mean(map(free, named)), free(set().union(*named))]
 
 
-MEASURED = {measure.__name__: measure for measure in (lengths, requests, demo, pages)}
+MEASURED = {measure.__name__: measure for measure in (lengths, requests, answers, demo, pages)}
 
 
 # Tables: a mark in a page, the result that it is made from, and what returns its lines.
@@ -151,38 +213,28 @@ def lengths_table(data):
                   "MiB", "`snapkv`, managed"], rows)
 
 
-def engines_of(of_length):
-    """The engines in the order of the table; of llama.cpp's two dense ways the faster."""
-    dense = [name for name in of_length if name.startswith("llama.cpp")]
-    slower = max(dense, key=lambda name: of_length[name]["request_s"])
-    return {("llama.cpp" if name in dense else name): of_length[name] for name in of_length if name != slower}
-
-
-def even_from(of_length, generated):
-    """Tokens of answer from which llama.cpp under a policy takes no longer than the fastest other engine."""
-    def least(names, tokens):
-        return min(of_length[name]["request_s"] + (tokens - generated) * of_length[name]["ms_per_token"] / 1e3 for name in names)
-    own = [name for name in of_length if name.startswith("kvpolicy")]
-    others = [name for name in of_length if name not in own]
-    return next((f"{tokens:,}" for tokens in range(1, 100_000) if least(own, tokens) <= least(others, tokens)), "never")
-
-
 def requests_table(data):
-    by_length = {tokens: engines_of(of_length) for tokens, of_length in data["lengths"].items()}
-    names = list(next(iter(by_length.values())))
+    """Of llama.cpp's settings the faster for each row. The last column says from how many tokens of answer llama.cpp under a policy
+    takes no longer than the fastest other engine."""
     rows = []
-    for of_length in by_length.values():
+    for of_length in data["lengths"].values():
+        def request(name, generated):
+            return of_length[name]["request_s"] + (generated - data["generated"]) * of_length[name]["ms_per_token"] / 1e3
+        dense, own = list(filter(of_llama_cpp, of_length)), [name for name in of_length if name.startswith("kvpolicy")]
+        others = [name for name in of_length if name not in dense + own]
+        fastest = lambda names, generated: min(request(name, generated) for name in names)
+        even = next((f"{n:,}" for n in range(1, 100_000) if fastest(own, n) <= fastest(others, n)), "never")
         for generated in (data["generated"], 1000):
-            times = [e["request_s"] + (generated - data["generated"]) * e["ms_per_token"] / 1e3 for e in (of_length[name] for name in names)]
-            rows.append([f"{of_length[names[0]]['prompt_tokens']:,} + {generated:,}", *[f"**{seconds(t)}**" if t == min(times) else seconds(t) for t in times],
-                         even_from(of_length, data["generated"])])
-    return table(["tokens: prompt + answer", *[re.sub(r"^kvpolicy, (\S+)", r"with `\1`", name) for name in names], "a policy is fastest from"], rows)
+            times = [fastest(dense, generated), *[request(name, generated) for name in own + others]]
+            rows.append([f"{of_length[own[0]]['prompt_tokens']:,} + {generated:,}", *[f"**{seconds(t)}**" if t == min(times) else seconds(t) for t in times], even])
+    names = [re.sub(r"^kvpolicy, (\S+)", r"with `\1`", name) for name in own + others]
+    return table(["tokens: prompt + answer", "llama.cpp", *names, "a policy is fastest from"], rows)
 
 
 def engines_table(data):
     rows = []
     for of_length in data["lengths"].values():
-        for e in engines_of(of_length).values():
+        for e in of_length.values():
             rows.append([e["engine"], f"{e['prompt_tokens']:,}", f"{e['first_token_s']:.1f}", f"{e['ms_per_token']:.1f}", f"{e['request_s']:.1f}", f"{e['peak_bytes'] / 1e6:.0f}"])
     return table(["engine", "prompt tokens", "first token (s)", "ms/token", f"prompt + {data['generated']} tokens (s)", "peak memory (MB)"], rows)
 
@@ -195,6 +247,16 @@ def printed_table(place):
     return made
 
 
+def answers_table(data):
+    rows = []
+    for of_length in data:
+        for row in of_length["rows"]:
+            low, high = row["interval"]
+            rows.append([f"`{row['policy']}`" if row["budget"] else row["policy"], f"{of_length['tokens']:,}", f"{row['budget']:,}" if row["budget"] else "all",
+                         f"{100 * row['read']:.1f} %", f"{100 * row['kept']:.0f} %", f"{100 * low:.0f}-{100 * high:.0f}", f"{row['worse']}/{row['better']}", f"{row['p']:.3f}"])
+    return table(["policy", "tokens", "budget", "read on the mean", "of dense", "95 %", "worse/better", "p"], rows)
+
+
 def pages_table(data):
     return table(["policy", "each layer has a page table", "all layers share one"],
                  [[f"`{policy}`", *[f"{100 * share:.1f} %" for share in shares]] for policy, shares in data.items()])
@@ -204,11 +266,13 @@ TABLES = {
     ("README.md", "requests"): ("requests", requests_table),
     ("docs/results/speed.md", "lengths"): ("lengths", lengths_table),
     ("docs/results/engines.md", "engines"): ("requests", engines_table),
+    ("docs/results/answers.md", "answers"): ("answers", answers_table),
     ("docs/results/demo.md", "demo"): ("demo", printed_table(0)),
     ("docs/results/demo.md", "answers"): ("demo", printed_table(1)),
     ("docs/results/memory.md", "pages"): ("pages", pages_table),
 }
-PICTURES = {"docs/results/context_lengths.svg": ("lengths", picture.draw)}
+PICTURES = {"docs/results/context_lengths.svg": ("lengths", picture.draw),
+            "docs/results/answers.svg": ("answers", picture.draw_answers)}
 
 
 def stored(name):

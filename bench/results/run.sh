@@ -5,10 +5,11 @@
 #   bench/results/run.sh NAME...    measures these before, on two quiet cores:
 #     lengths    a step by the length of the context, with Qwen2.5-Coder-0.5B; README's picture (45 minutes)
 #     requests   whole requests of 4K, 16K and 32K tokens beside other engines; README's table (90 minutes)
+#     answers    answers of about 100 tokens by the share of the cache that a step reads (60 minutes)
 #     demo       what the demo prints (12 minutes)
 #     pages      pages of the cache that an engine may free (2 minutes)
 #
-# The first two read the model from the file that KVPOLICY_QWEN names. Other engines: cmake/bootstrap.sh rivals vllm.
+# The first three read the model from the file that KVPOLICY_QWEN names. Other engines: cmake/bootstrap.sh rivals vllm.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . cmake/watched.sh
@@ -17,7 +18,7 @@ if [ $# -gt 0 ]; then
   install_steps packages engine
   mkdir -p build
   cmake --preset release >build/configure.log 2>&1 || { cat build/configure.log >&2; exit 1; }
-  watched "building" build/build.log cmake --build --preset release --target kvpolicy-run
+  watched "building" build/build.log cmake --build --preset release --target kvpolicy-run kvpolicy-eval
   python3 bench/results/results.py measure "$@"
 fi
 python3 bench/results/results.py write

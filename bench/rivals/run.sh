@@ -2,12 +2,13 @@
 # One request, a long prompt and some tokens, in llama.cpp, in llama.cpp with kvpolicy, and in other engines for CPUs: one after the
 # other on the same text, each in a process of its own; prints a Markdown table. About 5 minutes on 2 cores.
 #
-#   bench/rivals/run.sh [--tokens N] [--generate N] [--turns N] [--model FILE] [--json FILE]
+#   bench/rivals/run.sh [--tokens N] [--generate N] [--turns N] [--model FILE] [--leave-out NAME] [--json FILE]
 #     --tokens N     length of the prompt, about (default 7000)
 #     --generate N   tokens that follow (default 64)
 #     --turns N      the engines take turns, N times; medians are shown (default 1)
 #     --model FILE   a GGUF file (default: SmolLM2-135M-Instruct in Q8_0, made from build/engine/model.gguf by requantise.py, which
 #                    makes one that all engines read of others too)
+#     --leave-out NAME   an engine, such as "vLLM for CPUs"; repeat for several
 #     --json FILE    every number and every answer
 #
 # `cmake/bootstrap.sh rivals` brings OpenVINO GenAI, `vllm` vLLM; what is not there is left out. vLLM gets the weights in bf16.
@@ -20,8 +21,8 @@ complain() { echo "rivals/run.sh: $*" >&2; exit 2; }
 tokens=7000 model=build/rivals/smollm2-135m-q8_0.gguf options=()
 while [ $# -gt 0 ]; do
   case "$1" in
-    --tokens|--generate|--turns|--model|--json) [ $# -gt 1 ] || complain "$1 needs a value" ;;
-    *) complain "unknown option '$1'; there are --tokens, --generate, --turns, --model and --json" ;;
+    --tokens|--generate|--turns|--model|--leave-out|--json) [ $# -gt 1 ] || complain "$1 needs a value" ;;
+    *) complain "unknown option '$1'; there are --tokens, --generate, --turns, --model, --leave-out and --json" ;;
   esac
   case "$1" in
     --tokens) tokens=$2 ;;

@@ -104,11 +104,16 @@ def main():
     parser.add_argument("--generate", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--turns", type=int, default=1, help="times that all take their turn; medians are shown")
+    parser.add_argument("--leave-out", action="append", default=[], metavar="NAME", help="one of the engines; repeat for several")
     parser.add_argument("--json", type=pathlib.Path, help="every turn's numbers, and the answers")
     a = parser.parse_args()
     common = ["--model", str(a.model.resolve()), "--prompt-file", str(a.prompt_file), "--generate", str(a.generate),
               "--threads", str(a.threads)]
     found, told, refused = ways(a.kvpolicy_run), {}, {}
+    for name in a.leave_out:
+        if name not in found:
+            parser.error(f"--leave-out '{name}': there are {', '.join(found)}")
+        del found[name]
     for turn in range(a.turns):
         for name in [name for name in found if name not in refused]:
             say(name + (f", turn {turn + 1}" if a.turns > 1 else ""))
