@@ -179,7 +179,10 @@ void random_calls::pass_over(token_counts const& before, std::string const& said
 /// A refused decode: the micro-batches before the refused one stay, in the twin too.
 void random_calls::undo(batch all, token_counts const& before, std::string const& said, bool extended, bool waited) {
   check_refusal(before, said);
-  if (!cuts_) return clear();  // the graph that was stopped may have been moving others' recurrent states
+  if (!cuts_) {  // the graph that was stopped may have been moving others' recurrent states
+    waits_ = twin_ && waited;
+    return clear();
+  }
   for (auto const& [of, tokens] : before) {
     modelled& s = at(of);
     llama_pos const last = llama_memory_seq_pos_max(ours_->memory(), of);
