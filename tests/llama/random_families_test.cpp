@@ -27,6 +27,7 @@ class family_calls : public random_calls {
   family_calls(std::string const& architecture, llama_model* model, Policy const& preset, std::uint64_t seed)
       : random_calls(seed, {.cuts = !llama_model_is_hybrid(model), .three_streams = architecture != "kimi-linear"}),
         preset_(preset),
+        tells_positions_(architecture != "kimi-linear"),
         steps_(sequences()) {
     auto const before = [this](llama_seq_id of, layer_id layer, layer_table_view const& view, query_heads const& queries,
                                simd_exec&) {
@@ -106,13 +107,16 @@ class family_calls : public random_calls {
     }
   }
 
-  /// A token behind a hole, or one that the session did not see written.
+  /// A token behind a hole, or one that the session did not see written; tokens of one or two sequences that are the same, of a
+  /// model whose graph has no positions.
   bool may_refuse(std::string const& what, modelled const& of) const override {
     return (what.find("positions have holes (llama_memory_seq_rm from the middle, ") != what.npos && of.hole != never) ||
-           (what.find("holds a token that it did not see written") != what.npos && of.blind != never);
+           (what.find("holds a token that it did not see written") != what.npos && of.blind != never) ||
+           (what.find("tokens may be of 1 or of 2 sequences") != what.npos && !tells_positions_);
   }
 
   Policy preset_;
+  bool tells_positions_;
   std::vector<step> steps_;
 };
 
