@@ -1,7 +1,6 @@
 """The pictures: a decoding step's time and memory against the length of the context; answers against the share that is read."""
 import math
 
-
 LENGTHS = [1024, 2048, 4096, 8192, 16384, 32768]  # tokens
 POLICIES = ["full", "quest:after=16", "snapkv"]
 

@@ -36,6 +36,10 @@ def output(*command, **environment):
     return result.stdout
 
 
+def commit():
+    return output("git", "rev-parse", "--short", "HEAD").strip()
+
+
 def qwen():
     path = os.environ.get("KVPOLICY_QWEN", "")
     if not os.path.exists(path):
@@ -93,8 +97,8 @@ def requests():
     lengths, slower = (4096, 16384, 32000), None
     for tokens in lengths:
         print(f"requests: {tokens} tokens", file=sys.stderr, flush=True)
-        out = BUILD / f"rivals/requests-{tokens}.json"
-        if not out.exists() or out.stat().st_mtime < os.path.getmtime(BUILD / "release/tools/kvpolicy-run"):  # else a run was cut short
+        out = BUILD / f"rivals/requests-{commit()}-{tokens}.json"
+        if not out.exists():  # else a run of this commit was cut short
             output("bench/rivals/run.sh", "--tokens", tokens, "--generate", result["generated"], "--model", model, "--json", out,
                    *(["--leave-out", slower] if tokens == lengths[-1] else []))
         told = json.loads(out.read_text())
@@ -125,7 +129,7 @@ def answers():
                BUILD / "release/src/simd/libkvpolicy_simd.a", "-lhwy", "-o", plugin)
         for tokens, (records, budgets, policies) in ANSWERS.items():
             print(f"answers: {tokens} tokens", file=sys.stderr, flush=True)
-            asked, out = folder / f"records-{tokens}", BUILD / f"results/answers-{tokens}"
+            asked, out = folder / f"records-{tokens}", BUILD / f"results/{commit()}-answers-{tokens}"
             output(sys.executable, "examples/haystack.py", "--long", "--records", records, "--seed", tokens, "--words", words_of(tokens), "--out", asked)
             common = ["build/release/tools/kvpolicy-eval", "--model", qwen(), "--data", asked, "--forms", "chat", "--predict", 200, "--records", records]
             output(*common, "--plugin", plugin, "--budgets", ",".join(map(str, budgets)), "--out", out,
@@ -307,7 +311,7 @@ def measure(names):
         raise problem("commit first: a result belongs to a commit")
     DATA.mkdir(exist_ok=True)
     for name in names:
-        result = {"commit": output("git", "rev-parse", "--short", "HEAD").strip(), "date": output("date", "+%F").strip(), "machine": machine(),
+        result = {"commit": commit(), "date": output("date", "+%F").strip(), "machine": machine(),
                   "command": f"bench/results/run.sh {name}", "result": MEASURED[name]()}
         (DATA / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
