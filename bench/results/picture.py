@@ -1,8 +1,5 @@
-"""The pictures: a decoding step's time and memory against the length of the context; answers against the share that is read."""
+"""The pictures: requests and steps of several engines against the length of the prompt; answers against the share that is read."""
 import math
-
-LENGTHS = [1024, 2048, 4096, 8192, 16384, 32768]  # tokens
-POLICIES = ["full", "quest:after=16", "snapkv"]
 
 STYLE = """
   svg { --paper: #fff; --ink: #1f2328; --soft: #59636e; --rule: #d8dee4;
@@ -31,41 +28,49 @@ def round_steps(most):
     return [i * step for i in range(int(most // step) + 1)]
 
 
-def panel(left, width, title, lengths, lines):
-    """One diagram. `lines`: label, colour, a value for each length."""
-    most = max(max(values) for _, _, values in lines) * 1.05
-    longest = lengths[-1]
+def panel(left, width, title, lines):
+    """One diagram. `lines`: a label, how its stroke looks, and its points (tokens, value)."""
+    longest = max(tokens for _, _, points in lines for tokens, _ in points)
+    most = max(value for _, _, points in lines for _, value in points) * 1.05
     x = lambda tokens: left + width * tokens / longest
     y = lambda value: HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / most
     out = [f'<text class="title" x="{left}" y="{TOP - 24}">{title}</text>']
     for step in round_steps(most):
         out.append(f'<line class="rule" x1="{left}" x2="{left + width}" y1="{y(step):.1f}" y2="{y(step):.1f}"/>')
         out.append(f'<text x="{left - 8}" y="{y(step) + 4:.1f}" text-anchor="end">{step:g}</text>')
-    for tokens in LENGTHS[2:]:  # the shorter ones would overlap
-        out.append(f'<text x="{x(min(tokens, longest)):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{tokens // 1024}K</text>')
-    out.append(f'<text x="{left + width / 2}" y="{HEIGHT - 6}" text-anchor="middle">tokens in the context</text>')
-    below = None
-    for label, colour, values in sorted(lines, key=lambda line: -line[2][-1]):
-        points = " L".join(f"{x(t):.1f} {y(v):.1f}" for t, v in zip(lengths, values))
-        out.append(f'<path stroke="var(--{colour})" d="M{points}"/>')
-        at = y(values[-1]) + 4 if below is None else max(y(values[-1]) + 4, below + 17)  # labels do not overlap
-        below = at
-        out.append(f'<text x="{left + width + 8}" y="{at:.1f}" style="fill: var(--{colour})">{label}</text>')
+    for tokens, _ in lines[0][2]:
+        out.append(f'<text x="{x(tokens):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{tokens / 1000:.0f}K</text>')
+    out.append(f'<text x="{left + width / 2}" y="{HEIGHT - 6}" text-anchor="middle">tokens of the prompt</text>')
+    above = HEIGHT
+    for label, (colour, dashes), points in sorted(lines, key=lambda line: line[2][-1][1]):
+        out.append(f'<path stroke="var(--{colour})"{dashes} d="M{" L".join(f"{x(t):.1f} {y(v):.1f}" for t, v in points)}"/>')
+        above = min(y(points[-1][1]) + 4, above - 17)  # labels do not overlap
+        out.append(f'<text x="{left + width + 8}" y="{above:.1f}" style="fill: var(--{colour})">{label}</text>')
     return out
 
 
-def draw(data):
-    lengths = [length["tokens"] for length in data["lengths"]]
-    of_each = lambda way, key: [length["ways"][way][key] for length in data["lengths"]]
-    dense = [min(pair) for pair in zip(of_each("flash on", "ms_per_token"), of_each("flash off", "ms_per_token"))]
-    times = [("llama.cpp", "dense", dense)]
-    times += [(name, name.split(":")[0], of_each(name, "ms_per_token")) for name in POLICIES]
-    rows = [("all rows", "dense", [length["bytes"] / 2**20 for length in data["lengths"]]),
-            ("snapkv", "snapkv", [count / 2**20 for count in of_each("snapkv", "bytes")])]
+DASHES = ' stroke-dasharray="5 4"'
+ENGINES = {  # label: the names of its settings, of which the faster counts, and its stroke
+    "llama.cpp": (("llama.cpp, flash attention on", "llama.cpp, flash attention off"), ("dense", "")),
+    "with full": (("kvpolicy, full",), ("full", "")),
+    "with quest": (("kvpolicy, quest:after=16",), ("quest", "")),
+    "with snapkv": (("kvpolicy, snapkv",), ("snapkv", "")),
+    "and prompt pages": (("kvpolicy, snapkv and prompt pages",), ("snapkv", DASHES)),
+    "OpenVINO": (("OpenVINO GenAI",), ("chunkkv", "")),
+    "its eviction": (("OpenVINO GenAI, its eviction",), ("chunkkv", DASHES)),
+    "vLLM": (("vLLM for CPUs",), ("sentencekv", "")),
+}
+
+
+def draw_requests(data):
+    def lines(key):
+        return [(label, stroke, [(of_length["kvpolicy, full"]["prompt_tokens"], min(of_length[name][key] for name in names if name in of_length))
+                                 for of_length in data["lengths"].values()]) for label, (names, stroke) in ENGINES.items()]
     svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">',
-           "<title>Time and memory of a decoding step against the length of the context: Qwen2.5-Coder-0.5B-Instruct in llama.cpp</title>",
+           "<title>Time of a request and of a step against the length of the prompt, by engine</title>",
            f"<style>{STYLE}</style>", f'<rect width="{WIDTH}" height="{HEIGHT}" fill="var(--paper)"/>',
-           *panel(48, 300, "ms for each token", lengths, times), *panel(510, 280, "MiB of KV cache", lengths, rows), "</svg>"]
+           *panel(48, 260, f"seconds for the prompt and {data['generated']} tokens", lines("request_s")),
+           *panel(486, 260, "ms for each token of the answer", lines("ms_per_token")), "</svg>"]
     return "\n".join(svg) + "\n"
 
 
@@ -95,7 +100,7 @@ def draw_answers(data):
         above = HEIGHT
         for policy, rows in sorted(lines.items(), key=lambda line: line[1][-1]["kept"]):
             name = policy.split(":")[0]
-            stroke = f'stroke="var(--{COLOURS[name]})"' + (' stroke-dasharray="5 4"' if policy.endswith("after=0") or policy == "quest" else "")
+            stroke = f'stroke="var(--{COLOURS[name]})"' + (DASHES if policy.endswith("after=0") or policy == "quest" else "")
             points = " L".join(f"{x(row['read']):.1f} {y(row['kept']):.1f}" for row in rows)
             body.append(f'<path {stroke} d="M{points}"/>')
             for row in rows:

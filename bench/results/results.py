@@ -66,26 +66,6 @@ def haystack(words, depth, path):
 
 # What is measured: a name, minutes on two cores, and what returns the result.
 
-def lengths():
-    """Time and memory of a step by the length of the context."""
-    result = {"policies": picture.POLICIES, "lengths": []}
-    with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "out.json"
-        for tokens in picture.LENGTHS:
-            print(f"lengths: {tokens} tokens", file=sys.stderr, flush=True)
-            prompt = haystack(words_of(tokens - 2 * 64), .3, pathlib.Path(folder) / "prompt.txt")
-            output(BUILD / "release/tools/kvpolicy-run", "--compare", "--chat", "--model", qwen(), "--prompt-file", prompt, "--predict", 64, "--json", out,
-                   *[word for policy in picture.POLICIES for word in ("--policy", policy)])
-            run = json.loads(out.read_text())
-            times = lambda way: {key: round(way[key], 2) for key in ("ms_per_token", "ms_p10", "ms_p90", "first_token_ms")}
-            ways = {"flash on": times(run["dense"]["flash_on"]), "flash off": times(run["dense"]["flash_off"])}
-            for name, policy in zip(picture.POLICIES, run["policies"], strict=True):
-                ways[name] = times(policy) | {"top1": policy["top1_agreement"], "managed_ms": policy["managed_cache"]["ms_per_token"],
-                                              "bytes": policy["managed_cache"]["bytes"]}
-            result["lengths"].append({"tokens": run["prompts"][0]["tokens"], "bytes": run["memory"]["dense_bytes"], "ways": ways})
-    return result
-
-
 def requests():
     """Whole requests in one engine after the other, by their own defaults. With the longest prompt llama.cpp has one of its two settings,
     that which was faster before: the other takes a quarter of an hour."""
@@ -191,7 +171,7 @@ def freeable(trace, page):
     return [statistics.mean(map(free, named)), free(set().union(*named))]
 
 
-MEASURED = {measure.__name__: measure for measure in (lengths, requests, answers, demo, pages)}
+MEASURED = {measure.__name__: measure for measure in (requests, answers, demo, pages)}
 
 
 # Tables: a mark in a page, the result that it is made from, and what returns its lines.
@@ -203,19 +183,6 @@ def table(head, rows):
 
 def seconds(value):
     return f"{value:.0f} s" if value >= 99.5 else f"{value:.1f} s"
-
-
-def lengths_table(data):
-    rows = []
-    for length in data["lengths"]:
-        ways = length["ways"]
-        dense = lambda key: min(ways[name][key] for name in ("flash on", "flash off"))
-        rows.append([f"{length['tokens']:,}", f"{dense('first_token_ms') / 1e3:.1f}", f"{ways['full']['first_token_ms'] / 1e3:.1f}", f"{dense('ms_per_token'):.1f}",
-                     *[f"{ways[name]['ms_per_token']:.1f}" for name in data["policies"]], f"{ways['snapkv']['managed_ms']:.1f}",
-                     *[f"{100 * ways[name]['top1']:.0f} %" for name in data["policies"][1:]], f"{length['bytes'] / 2**20:.1f}", f"{ways['snapkv']['bytes'] / 2**20:.1f}"])
-    policies = [f"`{name}`" for name in data["policies"]]
-    return table(["tokens", "first: dense", "`full`", "each: dense", *policies, "`snapkv`, managed", *[f"top-1: {name}" if name == policies[1] else name for name in policies[1:]],
-                  "MiB", "`snapkv`, managed"], rows)
 
 
 def requests_table(data):
@@ -270,14 +237,13 @@ def pages_table(data):
 
 TABLES = {
     ("README.md", "requests"): ("requests", requests_table),
-    ("docs/results/speed.md", "lengths"): ("lengths", lengths_table),
     ("docs/results/engines.md", "engines"): ("requests", engines_table),
     ("docs/results/answers.md", "answers"): ("answers", answers_table),
     ("docs/results/demo.md", "demo"): ("demo", printed_table(0)),
     ("docs/results/demo.md", "answers"): ("demo", printed_table(1)),
     ("docs/results/memory.md", "pages"): ("pages", pages_table),
 }
-PICTURES = {"docs/results/context_lengths.svg": ("lengths", picture.draw),
+PICTURES = {"docs/results/requests.svg": ("requests", picture.draw_requests),
             "docs/results/answers.svg": ("answers", picture.draw_answers)}
 
 

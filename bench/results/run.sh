@@ -3,13 +3,12 @@
 #
 #   bench/results/run.sh            writes the tables from what is stored
 #   bench/results/run.sh NAME...    measures these before, on two quiet cores:
-#     lengths    a step by the length of the context, with Qwen2.5-Coder-0.5B; README's picture (45 minutes)
-#     requests   whole requests of 4K, 16K and 32K tokens beside other engines; README's table (90 minutes)
+#     requests   whole requests of 4K, 16K and 32K tokens beside other engines; README's table and picture (90 minutes)
 #     answers    answers of about 100 tokens by the share of the cache that a step reads (60 minutes)
 #     demo       what the demo prints (12 minutes)
 #     pages      pages of the cache that an engine may free (2 minutes)
 #
-# The first three read the model from the file that KVPOLICY_QWEN names. Other engines: cmake/bootstrap.sh rivals vllm.
+# The first two read the model from the file that KVPOLICY_QWEN names. Other engines: cmake/bootstrap.sh rivals vllm.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . cmake/watched.sh
