@@ -18,5 +18,10 @@ TEST_CASE("fractions are above 0 and at most 1, each of them", "[budget]") {
   REQUIRE_THROWS_AS((budgets::fractions{std::numeric_limits<float>::quiet_NaN(), 1, 1}.check(shape)), invalid_value);
 }
 
+TEST_CASE("fractions are of the cache unless tokens replace them", "[budget]") {
+  REQUIRE(budgets::fractions{}.relative());
+  REQUIRE_FALSE(budgets::fractions{.tokens = 512}.relative());
+}
+
 }  // namespace
 }  // namespace kvpolicy

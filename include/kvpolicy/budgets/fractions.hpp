@@ -19,7 +19,7 @@ struct fractions {
   /// the window leaves. Each coarser level keeps the `depth`-th root of the pages' share, and enough units to hold these pages.
   std::int32_t tokens = 0;
 
-  static bool relative() noexcept { return true; }
+  bool relative() const noexcept { return tokens == 0; }
   std::int64_t most_tokens(cache_shape const& shape) const noexcept { return shape.max_tokens; }
 
   std::int64_t of(budget_request const& request) const noexcept { return request.tokens; }
