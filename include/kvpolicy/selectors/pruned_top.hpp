@@ -39,7 +39,7 @@ struct pruned_top {
     top::scratch units;
     std::vector<range_list> among;     ///< `[lists]` the chosen units and the protected tokens
     std::vector<float> weights;        ///< `[lists, columns]` in the order of `among`
-    std::vector<std::uint32_t> order;  ///< `[columns]` a list's scored tokens, by falling weight
+    std::vector<std::uint64_t> order;  ///< `[columns]` a list's scored tokens: a heap by weight, then by smaller index
     std::vector<char> read;            ///< `[lists, columns]` whether a query head of the list reads the token
     std::int64_t columns = 0;          ///< most tokens of a list
   };
@@ -112,7 +112,7 @@ struct pruned_top {
  private:
   /// Marks the scored tokens of a list that a query head reads: by falling weight, ties to the smaller index, until the marked
   /// ones and the protected ones hold `mass` of the sum. NaN weighs nothing.
-  void prune(range_list const& list, std::span<float const> weights, std::span<std::uint32_t> places,
+  void prune(range_list const& list, std::span<float const> weights, std::span<std::uint64_t> order,
              std::span<char> read) const {
     double all = 0;
     double held = 0;
@@ -123,13 +123,15 @@ struct pruned_top {
         double const weight = weights[i] > 0 ? static_cast<double>(weights[i]) : 0;
         all += weight;
         if (range.why != reason::scored) held += weight;
-        else places[scored++] = static_cast<std::uint32_t>(i);
+        else order[scored++] = std::uint64_t{sortable_key(weights[i])} << 32 | static_cast<std::uint32_t>(~i);
       }
     }
-    std::span const order = places.first(scored);
-    std::ranges::sort(order, {}, [&](std::uint32_t place) { return std::pair(~sortable_key(weights[place]), place); });
-    for (std::uint32_t const place : order) {
-      if (held >= mass * all) break;
+    // Few tokens hold the mass, so a heap yields them sooner than a sort.
+    std::span heap = order.first(scored);
+    std::ranges::make_heap(heap);
+    for (; !heap.empty() && held < mass * all; heap = heap.first(heap.size() - 1)) {
+      std::ranges::pop_heap(heap);
+      std::uint32_t const place = ~static_cast<std::uint32_t>(heap.back());
       held += weights[place] > 0 ? static_cast<double>(weights[place]) : 0;
       read[place] = 1;
     }
