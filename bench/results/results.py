@@ -92,9 +92,9 @@ def of_llama_cpp(name):
     return name.startswith("llama.cpp")
 
 
-ANSWERS = {  # tokens of the text: records of each kind, budgets of 1.6, 3, 6 and 12 %, policies
-    8192: (5, (128, 256, 512, 1024), ("quest", "quest:after=16", "snapkv:after=0", "snapkv", "chunkkv", "sentencekv", "chess", "random")),
-    16384: (3, (256, 512, 1024, 2048), ("quest:after=16", "snapkv", "random")),
+ANSWERS = {  # tokens of the text: records of each kind, budgets of 1.6, 3, 6 (and 12) %, policies
+    8192: (4, (128, 256, 512, 1024), ("quest", "quest:after=16", "chess:after=16,every=16", "snapkv", "chunkkv", "sentencekv", "random")),
+    16384: (2, (256, 512, 1024), ("quest", "quest:after=16", "chess:after=16,every=16", "random")),
 }
 PROMPT_PAGES = "full, the prompt by pages"
 
