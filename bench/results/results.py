@@ -51,7 +51,8 @@ def machine():
     text = pathlib.Path("/proc/cpuinfo").read_text()
     flags = set(re.search(r"^flags\s*: (.*)", text, re.M)[1].split())
     kinds = [name for flag, name in (("avx2", "AVX2"), ("avx512f", "AVX-512"), ("avx512_bf16", "bf16"), ("amx_tile", "AMX")) if flag in flags]
-    return f"{re.search(r'^model name.*: (.*)', text, re.M)[1].strip()} ({', '.join(kinds)}), {os.cpu_count()} cores"
+    limit = f", limited to {os.environ['KVPOLICY_SIMD']}" if "KVPOLICY_SIMD" in os.environ else ""
+    return f"{re.search(r'^model name.*: (.*)', text, re.M)[1].strip()} ({', '.join(kinds)}{limit}), {os.cpu_count()} cores"
 
 
 def words_of(tokens):
@@ -139,6 +140,21 @@ def of_dense(lines):
     return {"records": len(told.of["dense", 0]), "dense": dense, "answered": told.answered, "rows": rows}
 
 
+def avx2():
+    """Requests where llama.cpp and kvpolicy have no more than AVX2."""
+    if os.environ.get("KVPOLICY_SIMD") != "AVX2":
+        raise problem("set KVPOLICY_SIMD=AVX2, in a clone of its own: bootstrap.sh builds llama.cpp anew for it")
+    policies = ("full", "quest:after=16", "snapkv", "chess")
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        output(BUILD / "release/tools/kvpolicy-run", "--compare", "--chat", "--model", MODEL, "--prompt-file", haystack(6000, .3, folder / "prompt.txt"),
+               "--predict", 200, "--json", folder / "out.json", *[word for policy in policies for word in ("--policy", policy)])
+        run = json.loads((folder / "out.json").read_text())
+    times = lambda way: {key: way[key] for key in ("first_token_ms", "ms_per_token")}
+    ways = {"llama.cpp, flash attention on": times(run["dense"]["flash_on"]), "llama.cpp, flash attention off": times(run["dense"]["flash_off"])}
+    return {"prompt_tokens": run["prompts"][0]["tokens"], "generated": 200, "ways": ways | dict(zip(policies, map(times, run["policies"]), strict=True))}
+
+
 def demo():
     """The demo's tables of its longer prompt."""
     printed = output("examples/demo.sh")
@@ -171,7 +187,7 @@ def freeable(trace, page):
     return [statistics.mean(map(free, named)), free(set().union(*named))]
 
 
-MEASURED = {measure.__name__: measure for measure in (requests, answers, demo, pages)}
+MEASURED = {measure.__name__: measure for measure in (requests, answers, avx2, demo, pages)}
 
 
 # Tables: a mark in a page, the result that it is made from, and what returns its lines.
@@ -230,6 +246,17 @@ def answers_table(data):
     return table(["policy", "tokens", "budget", "read on the mean", "of dense", "95 %", "worse/better", "p"], rows)
 
 
+def avx2_table(data):
+    request = lambda way: (way["first_token_ms"] + (data["generated"] - 1) * way["ms_per_token"]) / 1e3
+    dense = list(filter(of_llama_cpp, data["ways"]))
+    best = lambda of: min(of(data["ways"][name]) for name in dense)
+    rows = []
+    for name, way in data["ways"].items():
+        columns = [(lambda w: w["first_token_ms"] / 1e3, "s"), (lambda w: w["ms_per_token"], "ms"), (request, "s")]
+        rows.append([name if name in dense else f"`{name}`", *[cell for of, unit in columns for cell in (f"{of(way):.1f} {unit}", f"{best(of) / of(way):.2f}x")]])
+    return table(["", "first token", "", "each token", "", f"prompt + {data['generated']} tokens", ""], rows)
+
+
 def pages_table(data):
     return table(["policy", "each layer has a page table", "all layers share one"],
                  [[f"`{policy}`", *[f"{100 * share:.1f} %" for share in shares]] for policy, shares in data.items()])
@@ -239,6 +266,7 @@ TABLES = {
     ("README.md", "requests"): ("requests", requests_table),
     ("docs/results/engines.md", "engines"): ("requests", engines_table),
     ("docs/results/answers.md", "answers"): ("answers", answers_table),
+    ("docs/results/speed.md", "avx2"): ("avx2", avx2_table),
     ("docs/results/demo.md", "demo"): ("demo", printed_table(0)),
     ("docs/results/demo.md", "answers"): ("demo", printed_table(1)),
     ("docs/results/memory.md", "pages"): ("pages", pages_table),
