@@ -217,7 +217,7 @@ def requests_table(data):
             times = [fastest(dense, generated), *[request(name, generated) for name in own + others]]
             rows.append([f"{of_length[own[0]]['prompt_tokens']:,} + {generated:,}", *[f"**{seconds(t)}**" if t == min(times) else seconds(t) for t in times], even])
     names = [re.sub(r"^kvpolicy, (\S+)", r"with `\1`", name) for name in own + others]
-    return table(["tokens: prompt + answer", "llama.cpp", *names, "without prompt pages fastest from"], rows)
+    return table(["tokens: prompt + answer", "llama.cpp", *names, "kvpolicy without prompt pages is the fastest from"], rows)
 
 
 def engines_table(data):
