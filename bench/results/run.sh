@@ -7,7 +7,7 @@
 #     answers    answers of about 100 tokens by the share of the cache that a step reads (75 minutes)
 #     avx2       a request where llama.cpp and kvpolicy have AVX2 alone (7 minutes; KVPOLICY_SIMD=AVX2, in a clone of its own)
 #     demo       what the demo prints (12 minutes)
-#     pages      pages of the cache that an engine may free (2 minutes)
+#     pages      pages of the cache that an engine may free (1 minute)
 #
 # The first two read the model from the file that KVPOLICY_QWEN names. Other engines: cmake/bootstrap.sh rivals vllm.
 set -euo pipefail
