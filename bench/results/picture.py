@@ -78,7 +78,8 @@ COLOURS = {"quest": "quest", "snapkv": "snapkv", "chess": "full", "sentencekv": 
 
 
 def draw_answers(data):
-    """A diagram for each length: a line for each policy, a point with its interval for each budget; the share on a scale of logarithms."""
+    """A diagram for each length: a line for each policy, a point with its interval for each budget; budgets on a scale of logarithms.
+    Dashed: policies whose first steps read everything."""
     body = []
     for place, of_length in enumerate(data):
         left, width = 48 + place * 450, 270
@@ -86,8 +87,9 @@ def draw_answers(data):
         for row in of_length["rows"]:
             if row["budget"]:
                 lines.setdefault(row["policy"], []).append(row)
-        least, most = (bound(row["read"] for rows in lines.values() for row in rows) for bound in (min, max))
-        x = lambda share: left + width * math.log(share / least) / math.log(most / least)
+        share = lambda row: row["budget"] / of_length["tokens"]
+        least, most = (bound(share(row) for rows in lines.values() for row in rows) for bound in (min, max))
+        x = lambda at: left + width * math.log(at / least) / math.log(most / least)
         y = lambda kept: HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * kept / 1.15
         body.append(f'<text class="title" x="{left}" y="{TOP - 24}">% of dense answers, {of_length["tokens"] // 1000}K tokens</text>')
         for percent in range(0, 101, 20):
@@ -96,20 +98,20 @@ def draw_answers(data):
         for percent in (1, 2, 5, 10, 20, 50):
             if least <= percent / 100 <= most:
                 body.append(f'<text x="{x(percent / 100):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{percent}</text>')
-        body.append(f'<text x="{left + width / 2}" y="{HEIGHT - 6}" text-anchor="middle">% of the cache that a step reads, on the mean</text>')
+        body.append(f'<text x="{left + width / 2}" y="{HEIGHT - 6}" text-anchor="middle">budget, % of the cache; dashed: the first 15 steps read all</text>')
         above = HEIGHT
         for policy, rows in sorted(lines.items(), key=lambda line: line[1][-1]["kept"]):
             name = policy.split(":")[0]
-            stroke = f'stroke="var(--{COLOURS[name]})"' + (DASHES if policy.endswith("after=0") or policy == "quest" else "")
-            points = " L".join(f"{x(row['read']):.1f} {y(row['kept']):.1f}" for row in rows)
+            stroke = f'stroke="var(--{COLOURS[name]})"' + (DASHES if rows[0]["read"] > share(rows[0]) + .05 else "")
+            points = " L".join(f"{x(share(row)):.1f} {y(row['kept']):.1f}" for row in rows)
             body.append(f'<path {stroke} d="M{points}"/>')
             for row in rows:
                 low, high = row["interval"]
-                body.append(f'<path {stroke} stroke-opacity=".35" d="M{x(row["read"]):.1f} {y(low):.1f} V{y(min(high, 1.15)):.1f}"/>')
+                body.append(f'<path {stroke} stroke-opacity=".35" d="M{x(share(row)):.1f} {y(low):.1f} V{y(min(high, 1.15)):.1f}"/>')
             above = min(y(rows[-1]["kept"]) + 4, above - 17)  # labels do not overlap
             body.append(f'<text x="{left + width + 8}" y="{above:.1f}" style="fill: var(--{COLOURS[name]})">{policy}</text>')
     wide = 48 + len(data) * 450
     svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {HEIGHT}" width="{wide}" height="{HEIGHT}" role="img">',
-           "<title>Share of dense decoding's answers that policies keep, against the share of the cache that a step reads</title>",
+           "<title>Share of dense decoding's answers that policies keep, against their budget</title>",
            f"<style>{STYLE}</style>", f'<rect width="{wide}" height="{HEIGHT}" fill="var(--paper)"/>', *body, "</svg>"]
     return "\n".join(svg) + "\n"

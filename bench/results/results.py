@@ -283,13 +283,13 @@ def written():
     """Path -> text, of every page and picture as the stored results would have it."""
     files = {}
     for (page, mark), (name, made) in TABLES.items():
-        if not (DATA / f"{name}.json").exists():
-            continue
-        data = stored(name)
         text = files.setdefault(page, (ROOT / page).read_text(encoding="utf-8"))
         begin = f"<!-- bench/results/run.sh: {mark} -->\n"
         if begin not in text:
             raise problem(f"{page} has no line {begin.strip()}")
+        if not (DATA / f"{name}.json").exists():
+            continue
+        data = stored(name)
         before, after = text.split(begin)
         after = re.sub(r"\A(?:<!--.*-->\n)?\n(?:\|.*\n)*", "", after, count=1)
         of = f"{data['commit']}, {data['date']}: {data['machine']}"

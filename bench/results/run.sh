@@ -4,7 +4,7 @@
 #   bench/results/run.sh            writes the tables from what is stored
 #   bench/results/run.sh NAME...    measures these before, on two quiet cores:
 #     requests   whole requests of 4K, 16K and 32K tokens beside other engines; README's table and picture (90 minutes)
-#     answers    answers of about 100 tokens by the share of the cache that a step reads (75 minutes)
+#     answers    answers of about 100 tokens by the share of the cache that a step reads (100 minutes)
 #     avx2       a request where llama.cpp and kvpolicy have AVX2 alone (7 minutes; KVPOLICY_SIMD=AVX2, in a clone of its own)
 #     demo       what the demo prints (12 minutes)
 #     pages      pages of the cache that an engine may free (1 minute)
