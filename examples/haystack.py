@@ -156,7 +156,7 @@ def long_answer(kind: str, words: int, seed: int) -> dict:
     order = rng.sample(range(len(cities)), len(cities))
     question = LONG[kind].format(", ".join(cities[i] for i in order))
     return {"prompt": introduction("numbers") + hidden(rng, words, facts) + "\n\n" + question, "question": question,
-            "outputs": [numbers[i] for i in order]}
+            "outputs": [numbers[i] for i in order], "facts": dict(zip(cities, numbers))}
 
 
 def write_lines(folder: str, name: str, lines: list[dict]) -> None:

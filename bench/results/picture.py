@@ -3,12 +3,12 @@ import math
 
 STYLE = """
   svg { --paper: #fff; --ink: #1f2328; --soft: #59636e; --rule: #d8dee4;
-        --dense: #59636e; --full: #0969da; --quest: #1a7f37; --snapkv: #bc4c00;
-        --chunkkv: #8250df; --sentencekv: #bf3989 }
+        --grey: #59636e; --blue: #0969da; --green: #1a7f37; --orange: #bc4c00;
+        --purple: #8250df; --pink: #bf3989 }
   @media (prefers-color-scheme: dark) {
     svg { --paper: #0d1117; --ink: #e6edf3; --soft: #9198a1; --rule: #30363d;
-          --dense: #9198a1; --full: #58a6ff; --quest: #3fb950; --snapkv: #ffa657;
-          --chunkkv: #d2a8ff; --sentencekv: #ff9bce }
+          --grey: #9198a1; --blue: #58a6ff; --green: #3fb950; --orange: #ffa657;
+          --purple: #d2a8ff; --pink: #ff9bce }
   }
   text { font: 13px system-ui, sans-serif; fill: var(--soft) }
   .title { font-size: 15px; font-weight: 600; fill: var(--ink) }
@@ -51,14 +51,14 @@ def panel(left, width, title, lines):
 
 DASHES = ' stroke-dasharray="5 4"'
 ENGINES = {  # label: the names of its settings, of which the faster counts, and its stroke
-    "llama.cpp": (("llama.cpp, flash attention on", "llama.cpp, flash attention off"), ("dense", "")),
-    "with full": (("kvpolicy, full",), ("full", "")),
-    "with quest": (("kvpolicy, quest:after=16",), ("quest", "")),
-    "with snapkv": (("kvpolicy, snapkv",), ("snapkv", "")),
-    "and prompt pages": (("kvpolicy, snapkv and prompt pages",), ("snapkv", DASHES)),
-    "OpenVINO": (("OpenVINO GenAI",), ("chunkkv", "")),
-    "its eviction": (("OpenVINO GenAI, its eviction",), ("chunkkv", DASHES)),
-    "vLLM": (("vLLM for CPUs",), ("sentencekv", "")),
+    "llama.cpp": (("llama.cpp, flash attention on", "llama.cpp, flash attention off"), ("grey", "")),
+    "with full": (("kvpolicy, full",), ("blue", "")),
+    "with quest": (("kvpolicy, quest:after=16",), ("green", "")),
+    "with snapkv": (("kvpolicy, snapkv",), ("orange", "")),
+    "and prompt pages": (("kvpolicy, snapkv and prompt pages",), ("orange", DASHES)),
+    "OpenVINO": (("OpenVINO GenAI",), ("purple", "")),
+    "its eviction": (("OpenVINO GenAI, its eviction",), ("purple", DASHES)),
+    "vLLM": (("vLLM for CPUs",), ("pink", "")),
 }
 
 
@@ -74,7 +74,7 @@ def draw_requests(data):
     return "\n".join(svg) + "\n"
 
 
-COLOURS = {"quest": "quest", "snapkv": "snapkv", "chess": "full", "sentencekv": "sentencekv", "chunkkv": "chunkkv", "random": "dense"}
+COLOURS = {"quest": "green", "snapkv": "orange", "chess": "blue", "sentencekv": "pink", "chunkkv": "purple", "random": "grey"}
 
 
 def draw_answers(data):

@@ -116,9 +116,17 @@ def answers():
             output(*common, "--plugin", plugin, "--budgets", ",".join(map(str, budgets)), "--out", out,
                    *[word for policy in policies for word in ("--policy", policy)])
             output(*common, "--policy", "full", "--prompt-policy", "pages", "--out", f"{out}-pages")
+            facts = {(path.stem, at): json.loads(text)["facts"] for path in asked.glob("*.jsonl") for at, text in enumerate(path.read_text().splitlines())}
             lines = results_of(out) + [line | {"policy": PROMPT_PAGES} for line in results_of(f"{out}-pages") if line["policy"] == "full"]
+            lines = [line | {"score": told_rightly(line["answer"], facts[line["task"], line["record"]])} for line in lines]
             result.append({"tokens": round(statistics.mean(line["prompt_tokens"] for line in lines)), **of_dense(lines)})
     return result
+
+
+def told_rightly(answer, facts):
+    """The share of the facts (city -> number) that an answer tells; a number is told of the city that was named last before it."""
+    told = {(max(facts, key=lambda city: answer.rfind(city, 0, number.start())), number[0]) for number in re.finditer(r"\d+", answer)}
+    return sum(fact in told for fact in facts.items()) / len(facts)
 
 
 def results_of(folder):

@@ -399,10 +399,10 @@ class Binding(unittest.TestCase):
 
     def test_refusals_are_exceptions_with_the_library_s_message(self):
         engine = Engine("snapkv:tokens=40,after=0").bind()
-        state, good = engine.state, engine.keys[0]
+        state, good, there = engine.state, engine.keys[0], Exported(0, (2, 32), (1, 1, 1), (1, 1, 1))
         for wrong, why in ((good.astype(np.float64), "float64|f64|64"), (good[:, :, ::-1], "stride"), (good[:1], "keys of layer 0"),
                            (good.astype(np.float16), "keys of layer 0"), (good[0], "keys of layer 0"),
-                           (Exported(0, (2, 32), (1, 1, 1), (1, 1, 1)), "device")):
+                           (there, "device"), (type("capsule_alone", (), {"__dlpack__": lambda self: there.__dlpack__(-1)})(), "device")):
             with self.assertRaisesRegex(kvpolicy.InvalidError, why):
                 state.bind(0, wrong, engine.values[0])
         with self.assertRaisesRegex(TypeError, "keys is a list; give it as something with __dlpack__"):
