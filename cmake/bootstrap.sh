@@ -147,11 +147,9 @@ update_lists() {
 }
 
 # The engine's instruction set is chosen from what this CPU has: its own -march=native guess breaks g++ 12 on AMX machines.
-# KVPOLICY_SIMD=AVX2 limits it, as it limits kvpolicy.
 engine_flags() {
   local flags="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DLLAMA_BUILD_COMMON=OFF -DCMAKE_BUILD_TYPE=Release" cpu
   cpu=" $(grep -m1 '^flags' /proc/cpuinfo 2>/dev/null || true) "
-  [ "${KVPOLICY_SIMD:-}" != AVX2 ] || cpu=${cpu/ avx512f / }
   case "$cpu" in
     *' avx512f '*)
       flags+=" -DGGML_AVX512=ON"

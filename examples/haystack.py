@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import re
 import uuid
 
 PLACES = ["the harbour", "the old market", "the north pier", "the mill", "the town hall", "the boatyard", "the lighthouse",
@@ -157,6 +158,12 @@ def long_answer(kind: str, words: int, seed: int) -> dict:
     question = LONG[kind].format(", ".join(cities[i] for i in order))
     return {"prompt": introduction("numbers") + hidden(rng, words, facts) + "\n\n" + question, "question": question,
             "outputs": [numbers[i] for i in order], "facts": dict(zip(cities, numbers))}
+
+
+def told_rightly(answer: str, facts: dict) -> int:
+    """How many of a long answer's facts (city -> number) it tells. A number is told of the city that was named last before it."""
+    told = {(max(facts, key=lambda city: answer.rfind(city, 0, number.start())), number[0]) for number in re.finditer(r"\d+", answer)}
+    return sum(fact in told for fact in facts.items())
 
 
 def write_lines(folder: str, name: str, lines: list[dict]) -> None:

@@ -55,7 +55,7 @@ ENGINES = {  # label: the names of its settings, of which the faster counts, and
     "with full": (("kvpolicy, full",), ("blue", "")),
     "with quest": (("kvpolicy, quest:after=16",), ("green", "")),
     "with snapkv": (("kvpolicy, snapkv",), ("orange", "")),
-    "and prompt pages": (("kvpolicy, snapkv and prompt pages",), ("orange", DASHES)),
+    "and prompt pages": (("kvpolicy, snapkv and prompt pages", "kvpolicy, snapkv and prompt pages of share=.15"), ("orange", DASHES)),
     "OpenVINO": (("OpenVINO GenAI",), ("purple", "")),
     "its eviction": (("OpenVINO GenAI, its eviction",), ("purple", DASHES)),
     "vLLM": (("vLLM for CPUs",), ("pink", "")),

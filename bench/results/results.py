@@ -17,7 +17,8 @@ import tempfile
 import picture
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools/eval"))
+sys.path[:0] = [str(ROOT / "tools/eval"), str(ROOT / "examples")]
+import haystack
 import report
 
 DATA = ROOT / "docs/results/data"
@@ -51,8 +52,7 @@ def machine():
     text = pathlib.Path("/proc/cpuinfo").read_text()
     flags = set(re.search(r"^flags\s*: (.*)", text, re.M)[1].split())
     kinds = [name for flag, name in (("avx2", "AVX2"), ("avx512f", "AVX-512"), ("avx512_bf16", "bf16"), ("amx_tile", "AMX")) if flag in flags]
-    limit = f", limited to {os.environ['KVPOLICY_SIMD']}" if "KVPOLICY_SIMD" in os.environ else ""
-    return f"{re.search(r'^model name.*: (.*)', text, re.M)[1].strip()} ({', '.join(kinds)}{limit}), {os.cpu_count()} cores"
+    return f"{re.search(r'^model name.*: (.*)', text, re.M)[1].strip()} ({', '.join(kinds)}), {os.cpu_count()} cores"
 
 
 def words_of(tokens):
@@ -60,32 +60,45 @@ def words_of(tokens):
     return int((tokens - 210) / 1.15)
 
 
-def haystack(words, depth, path):
-    path.write_text(output(sys.executable, "examples/haystack.py", "--words", words, "--depth", depth))
+def hidden_fact(words, depth, path):
+    path.write_text(haystack.haystack(words, depth, seed=1))
     return path
 
 
 # What is measured: a name, minutes on two cores, and what returns the result.
 
 def requests():
-    """Whole requests in one engine after the other, by their own defaults. With the longest prompt llama.cpp has one of its two settings,
-    that which was faster before: the other takes a quarter of an hour."""
+    """On a CPU with AVX-512."""
+    if "AVX-512" not in machine():
+        raise problem("this CPU has no AVX-512: measure avx2")
+    return whole_requests((4096, 16384, 32000))
+
+
+def avx2():
+    """On a CPU with AVX2 alone."""
+    if "AVX-512" in machine():
+        raise problem("this CPU has AVX-512: measure requests")
+    return whole_requests((4096, 16384))
+
+
+def whole_requests(lengths):
+    """In one engine after the other, by their own defaults. Behind 32,000 tokens llama.cpp has one of its two settings, that which was
+    faster before: the other takes a quarter of an hour."""
     model = BUILD / "rivals/qwen2.5-coder-0.5b-q8_0.gguf"
     model.parent.mkdir(parents=True, exist_ok=True)
     if not model.exists():
         output(BUILD / "engine/bin/python", "bench/rivals/requantise.py", qwen(), model)
-    result = {"generated": 200, "lengths": {}}
-    lengths, slower = (4096, 16384, 32000), None
+    result, slower = {"generated": 200, "lengths": {}}, None
     for tokens in lengths:
-        print(f"requests: {tokens} tokens", file=sys.stderr, flush=True)
+        print(f"{tokens} tokens", file=sys.stderr, flush=True)
         out = BUILD / f"rivals/requests-{commit()}-{tokens}.json"
         if not out.exists():  # else a run of this commit was cut short
             output("bench/rivals/run.sh", "--tokens", tokens, "--generate", result["generated"], "--model", model, "--json", out,
-                   *(["--leave-out", slower] if tokens == lengths[-1] else []))
+                   *(["--leave-out", slower] if tokens >= 32000 else []))
         told = json.loads(out.read_text())
         slower = max(filter(of_llama_cpp, told), key=lambda name: told[name][0]["request_s"])
-        result["lengths"][str(tokens)] = {name: {key: turns[0][key] for key in ("engine", "prompt_tokens", "first_token_s", "ms_per_token", "request_s", "peak_bytes")}
-                                          for name, turns in told.items()}
+        kept = ("engine", "prompt_tokens", "first_token_s", "ms_per_token", "request_s", "peak_bytes", "told")
+        result["lengths"][str(tokens)] = {name: {key: turns[0][key] for key in kept} for name, turns in told.items()}
     return result
 
 
@@ -97,7 +110,6 @@ ANSWERS = {  # tokens of the text: records of each kind, budgets of 1.6, 3, 6 (a
     8192: (4, (128, 256, 512, 1024), ("quest", "quest:after=16", "chess:after=16,every=16", "snapkv", "chunkkv", "sentencekv", "random")),
     16384: (2, (256, 512, 1024), ("quest", "quest:after=16", "chess:after=16,every=16", "random")),
 }
-PROMPT_PAGES = "full, the prompt by pages"
 
 
 def answers():
@@ -115,22 +127,12 @@ def answers():
             common = ["build/release/tools/kvpolicy-eval", "--model", qwen(), "--data", asked, "--forms", "chat", "--predict", 200, "--records", records]
             output(*common, "--plugin", plugin, "--budgets", ",".join(map(str, budgets)), "--out", out,
                    *[word for policy in policies for word in ("--policy", policy)])
-            output(*common, "--policy", "full", "--prompt-policy", "pages", "--out", f"{out}-pages")
             facts = {(path.stem, at): json.loads(text)["facts"] for path in asked.glob("*.jsonl") for at, text in enumerate(path.read_text().splitlines())}
-            lines = results_of(out) + [line | {"policy": PROMPT_PAGES} for line in results_of(f"{out}-pages") if line["policy"] == "full"]
-            lines = [line | {"score": told_rightly(line["answer"], facts[line["task"], line["record"]])} for line in lines]
+            lines = [json.loads(line) for line in (out / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+            share = lambda answer, of: haystack.told_rightly(answer, of) / len(of)
+            lines = [line | {"score": share(line["answer"], facts[line["task"], line["record"]])} for line in lines]
             result.append({"tokens": round(statistics.mean(line["prompt_tokens"] for line in lines)), **of_dense(lines)})
     return result
-
-
-def told_rightly(answer, facts):
-    """The share of the facts (city -> number) that an answer tells; a number is told of the city that was named last before it."""
-    told = {(max(facts, key=lambda city: answer.rfind(city, 0, number.start())), number[0]) for number in re.finditer(r"\d+", answer)}
-    return sum(fact in told for fact in facts.items()) / len(facts)
-
-
-def results_of(folder):
-    return [json.loads(line) for line in (pathlib.Path(folder) / "results.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def of_dense(lines):
@@ -148,19 +150,40 @@ def of_dense(lines):
     return {"records": len(told.of["dense", 0]), "dense": dense, "answered": told.answered, "rows": rows}
 
 
-def avx2():
-    """Requests where llama.cpp and kvpolicy have no more than AVX2."""
-    if os.environ.get("KVPOLICY_SIMD") != "AVX2":
-        raise problem("set KVPOLICY_SIMD=AVX2, in a clone of its own: bootstrap.sh builds llama.cpp anew for it")
-    policies = ("full", "quest:after=16", "snapkv", "chess")
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        output(BUILD / "release/tools/kvpolicy-run", "--compare", "--chat", "--model", MODEL, "--prompt-file", haystack(6000, .3, folder / "prompt.txt"),
-               "--predict", 200, "--json", folder / "out.json", *[word for policy in policies for word in ("--policy", policy)])
-        run = json.loads((folder / "out.json").read_text())
-    times = lambda way: {key: way[key] for key in ("first_token_ms", "ms_per_token")}
-    ways = {"llama.cpp, flash attention on": times(run["dense"]["flash_on"]), "llama.cpp, flash attention off": times(run["dense"]["flash_off"])}
-    return {"prompt_tokens": run["prompts"][0]["tokens"], "generated": 200, "ways": ways | dict(zip(policies, map(times, run["policies"]), strict=True))}
+PROMPTS = {8192: 2, 16384: 2, 32000: 1}  # tokens of the text: records of each kind
+
+
+def prompts():
+    """Prompts that read everything, and prompts that read pages: first tokens, and long answers whose steps read everything."""
+    result = []
+    for tokens, records in PROMPTS.items():
+        runs = {"whole": [], "pages": []}
+        paired = {}
+        for kind, i in itertools.product(haystack.LONG, range(records)):
+            print(f"{tokens} tokens, {kind} {i}", file=sys.stderr, flush=True)
+            record = haystack.long_answer(kind, words_of(tokens), tokens + 50 + i)  # texts that chose no setting
+            for way in runs:
+                runs[way].append(prompt_run(record, f"{tokens}-{kind}-{i}-{way}", ["--prompt-policy", "pages"] if way == "pages" else []))
+            paired.setdefault(kind, []).append((runs["pages"][-1]["told"], runs["whole"][-1]["told"]))
+        worse, better, p = report.signs_against_dense(paired)
+        result.append({"tokens": round(statistics.mean(run["prompt_tokens"] for run in runs["whole"])), "texts": len(runs["whole"]),
+                       **{way: {"first_token_s": statistics.median(run["first_token_ms"] for run in made) / 1e3,
+                                "told": sum(run["told"] for run in made)} for way, made in runs.items()},
+                       "kept": report.share_of_dense(paired), "interval": report.bootstrap_interval(paired), "worse": worse, "better": better, "p": p})
+    return result
+
+
+def prompt_run(record, name, options):
+    out = BUILD / f"results/{commit()}-prompts-{name}.json"
+    if not out.exists():  # else a run of this commit was cut short
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as prompt:
+            prompt.write(record["prompt"])
+            prompt.flush()
+            output(BUILD / "release/tools/kvpolicy-run", "--model", qwen(), "--prompt-file", prompt.name, "--chat", "--policy", "full",
+                   *options, "--predict", 200, "--json", out)
+    run = json.loads(out.read_text())
+    return {"told": haystack.told_rightly(run["answer"], record["facts"]), **{key: run[key] for key in ("prompt_tokens", "first_token_ms")}}
 
 
 def demo():
@@ -173,7 +196,7 @@ def pages():
     """Pages that an engine may free."""
     shares = {}
     with tempfile.TemporaryDirectory() as folder:
-        prompt = haystack(2000, .5, pathlib.Path(folder) / "prompt.txt")
+        prompt = hidden_fact(2000, .5, pathlib.Path(folder) / "prompt.txt")
         trace = pathlib.Path(folder) / "trace.jsonl"
         for policy in ("snapkv:after=0", "keydiff", "chunkkv:after=0,chunk=16", "chunkkv:after=0,chunk=16,reuse=30", "chess:page=16"):
             output(BUILD / "release/tools/kvpolicy-run", "--model", MODEL, "--prompt-file", prompt, "--chat", "--predict", 2, "--policy", policy, "--trace", trace)
@@ -195,7 +218,7 @@ def freeable(trace, page):
     return [statistics.mean(map(free, named)), free(set().union(*named))]
 
 
-MEASURED = {measure.__name__: measure for measure in (requests, answers, avx2, demo, pages)}
+MEASURED = {measure.__name__: measure for measure in (requests, avx2, prompts, answers, demo, pages)}
 
 
 # Tables: a mark in a page, the result that it is made from, and what returns its lines.
@@ -224,6 +247,9 @@ def requests_table(data):
         for generated in (data["generated"], 1000):
             times = [fastest(dense, generated), *[request(name, generated) for name in own + others]]
             rows.append([f"{of_length[own[0]]['prompt_tokens']:,} + {generated:,}", *[f"**{seconds(t)}**" if t == min(times) else seconds(t) for t in times], even])
+        if "told" in of_length[own[0]]:
+            faster = min(dense, key=lambda name: of_length[name]["request_s"])
+            rows.append(["numbers told, of 8", *[str(of_length[name]["told"]) for name in [faster, *own, *others]], ""])
     names = [re.sub(r"^kvpolicy, (\S+)", r"with `\1`", name) for name in own + others]
     return table(["tokens: prompt + answer", "llama.cpp", *names, "kvpolicy without prompt pages is the fastest from"], rows)
 
@@ -254,15 +280,11 @@ def answers_table(data):
     return table(["policy", "tokens", "budget", "read on the mean", "of dense", "95 %", "worse/better", "p"], rows)
 
 
-def avx2_table(data):
-    request = lambda way: (way["first_token_ms"] + (data["generated"] - 1) * way["ms_per_token"]) / 1e3
-    dense = list(filter(of_llama_cpp, data["ways"]))
-    best = lambda of: min(of(data["ways"][name]) for name in dense)
-    rows = []
-    for name, way in data["ways"].items():
-        columns = [(lambda w: w["first_token_ms"] / 1e3, "s"), (lambda w: w["ms_per_token"], "ms"), (request, "s")]
-        rows.append([name if name in dense else f"`{name}`", *[cell for of, unit in columns for cell in (f"{of(way):.1f} {unit}", f"{best(of) / of(way):.2f}x")]])
-    return table(["", "first token", "", "each token", "", f"prompt + {data['generated']} tokens", ""], rows)
+def prompts_table(data):
+    rows = [[f"{of['tokens']:,}", str(of["texts"]), f"{of['whole']['first_token_s']:.0f} s", f"{of['pages']['first_token_s']:.0f} s",
+             f"{of['pages']['told']} of {of['whole']['told']}", f"{100 * of['kept']:.0f} %", f"{100 * of['interval'][0]:.0f}-{100 * of['interval'][1]:.0f}",
+             f"{of['worse']}/{of['better']}", f"{of['p']:.3f}"] for of in data]
+    return table(["tokens", "texts", "first token, whole", "by pages", "numbers told", "of whole", "95 %", "worse/better", "p"], rows)
 
 
 def pages_table(data):
@@ -274,7 +296,9 @@ TABLES = {
     ("README.md", "requests"): ("requests", requests_table),
     ("docs/results/engines.md", "engines"): ("requests", engines_table),
     ("docs/results/answers.md", "answers"): ("answers", answers_table),
-    ("docs/results/speed.md", "avx2"): ("avx2", avx2_table),
+    ("docs/results/speed.md", "avx2"): ("avx2", requests_table),
+    ("docs/results/speed.md", "prompts"): ("prompts", prompts_table),
+    ("docs/results/engines.md", "avx2"): ("avx2", engines_table),
     ("docs/results/demo.md", "demo"): ("demo", printed_table(0)),
     ("docs/results/demo.md", "answers"): ("demo", printed_table(1)),
     ("docs/results/memory.md", "pages"): ("pages", pages_table),

@@ -3,13 +3,14 @@
 #
 #   bench/results/run.sh            writes the tables from what is stored
 #   bench/results/run.sh NAME...    measures these before, on two quiet cores:
-#     requests   whole requests of 4K, 16K and 32K tokens beside other engines; README's table and picture (90 minutes)
+#     requests   whole requests of 4K, 16K and 32K tokens beside other engines; README's table and picture (90 minutes, AVX-512)
+#     avx2       the same of 4K and 16K tokens on a CPU with AVX2 alone (50 minutes)
+#     prompts    prompts that read pages of 8K, 16K and 32K tokens, and their answers (90 minutes)
 #     answers    answers of about 100 tokens by the share of the cache that a step reads (100 minutes)
-#     avx2       a request where llama.cpp and kvpolicy have AVX2 alone (7 minutes; KVPOLICY_SIMD=AVX2, in a clone of its own)
 #     demo       what the demo prints (12 minutes)
 #     pages      pages of the cache that an engine may free (1 minute)
 #
-# The first two read the model from the file that KVPOLICY_QWEN names. Other engines: cmake/bootstrap.sh rivals vllm.
+# The first four read the model from the file that KVPOLICY_QWEN names. Other engines: cmake/bootstrap.sh rivals vllm.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . cmake/watched.sh

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# One request, a long prompt and some tokens, in llama.cpp, in llama.cpp with kvpolicy, and in other engines for CPUs: one after the
-# other on the same text, each in a process of its own; prints a Markdown table. About 5 minutes on 2 cores.
+# One request in llama.cpp, in llama.cpp with kvpolicy, and in other engines for CPUs: one after the other on the same text, each in a
+# process of its own. The prompt asks for eight numbers that stand in a long text; the Markdown table says how many an answer gives to
+# the right city. About 5 minutes on 2 cores.
 #
 #   bench/rivals/run.sh [--tokens N] [--generate N] [--turns N] [--model FILE] [--leave-out NAME] [--json FILE]
 #     --tokens N     length of the prompt, about (default 7000)
-#     --generate N   tokens that follow (default 64)
+#     --generate N   tokens that follow (default 64; the eight numbers take about 100)
 #     --turns N      the engines take turns, N times; medians are shown (default 1)
 #     --model FILE   a GGUF file (default: SmolLM2-135M-Instruct in Q8_0, made from build/engine/model.gguf by requantise.py, which
 #                    makes one that all engines read of others too)
@@ -31,7 +32,7 @@ while [ $# -gt 0 ]; do
   esac
   shift 2
 done
-[[ $tokens =~ ^[1-9][0-9]{2,6}$ && $tokens -ge 300 ]] || complain "--tokens must be a number from 300, not '$tokens'"
+[[ $tokens =~ ^[1-9][0-9]{2,6}$ && $tokens -ge 600 ]] || complain "--tokens must be a number from 600, not '$tokens'"
 [ -e "$model" ] || [ "$model" = build/rivals/smollm2-135m-q8_0.gguf ] || complain "there is no model '$model'"
 
 cmake/bootstrap.sh packages engine
@@ -40,14 +41,11 @@ cmake --build --preset release --target kvpolicy-run >build/build.log 2>&1 || { 
 
 mkdir -p build/rivals
 [ -e "$model" ] || build/engine/bin/python bench/rivals/requantise.py build/engine/model.gguf "$model"
-prompt=build/rivals/prompt-$tokens.txt
-# About 8 tokens for 7 words. In place of the question, whose answer soon ends, stands the beginning of one more report.
-{
-  python3 examples/haystack.py --words $(((tokens - 100) * 7 / 8)) | sed '/^What is the special magic number/,$d'
-  printf 'One rainy morning the harbour master'
-} >"$prompt"
+asked=build/rivals/asked-$tokens
+# About 8 tokens for 7 words, and 250 around them.
+python3 examples/haystack.py --long --records 1 --words $(((tokens - 250) * 7 / 8)) --out "$asked"
 
 threads=$(nproc)
 [ "$threads" -lt 2 ] || threads=2
 build/engine/bin/python bench/rivals/table.py --kvpolicy-run build/release/tools/kvpolicy-run --model "$model" \
-  --prompt-file "$prompt" --threads "$threads" ${options[@]+"${options[@]}"}
+  --record "$asked/list.jsonl" --threads "$threads" ${options[@]+"${options[@]}"}

@@ -12,8 +12,12 @@ import measured
 
 HERE = pathlib.Path(__file__).resolve().parent
 BUILD = HERE.parents[1] / "build"
+sys.path.insert(0, str(HERE.parents[1] / "examples"))
+import haystack
+
 POLICIES = {"full": ["full"], "quest:after=16": ["quest:after=16"], "snapkv": ["snapkv"],
             "snapkv and prompt pages": ["snapkv", "--prompt-policy", "pages"]}
+ANSWER = "\n\nAnswer:\n"  # engines differ in chat templates, so all go on with plain text
 
 
 class failed(Exception):
@@ -91,11 +95,11 @@ def median(turns):
 
 
 def print_table(rows, generate):
-    print(f"| engine | model | prompt tokens | first token (s) | ms/token | prompt + {generate} tokens (s) | peak memory (MB) |")
-    print("|---|---|--:|--:|--:|--:|--:|")
+    print(f"| engine | model | prompt tokens | first token (s) | ms/token | prompt + {generate} tokens (s) | peak memory (MB) | numbers told |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|")
     for row in rows:
         print(f"| {row['engine']} | {row['model']} | {row['prompt_tokens']} | {row['first_token_s']:.2f} | {row['ms_per_token']:.1f} | "
-              f"{row['request_s']:.2f} | {row['peak_bytes'] / 1e6:.0f} |")
+              f"{row['request_s']:.2f} | {row['peak_bytes'] / 1e6:.0f} | {row['told']} |")
 
 
 def say(text):
@@ -106,15 +110,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kvpolicy-run", type=pathlib.Path, required=True)
     parser.add_argument("--model", type=pathlib.Path, required=True)
-    parser.add_argument("--prompt-file", type=pathlib.Path, required=True)
+    parser.add_argument("--record", type=pathlib.Path, required=True, help="what haystack.py --long wrote; its first line is asked")
     parser.add_argument("--generate", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--turns", type=int, default=1, help="times that all take their turn; medians are shown")
     parser.add_argument("--leave-out", action="append", default=[], metavar="NAME", help="one of the engines; repeat for several")
     parser.add_argument("--json", type=pathlib.Path, help="every turn's numbers, and the answers")
     a = parser.parse_args()
-    common = ["--model", str(a.model.resolve()), "--prompt-file", str(a.prompt_file), "--generate", str(a.generate),
-              "--threads", str(a.threads)]
+    record = json.loads(a.record.read_text().splitlines()[0])
+    prompt = a.record.with_suffix(".txt")
+    prompt.write_text(record["prompt"] + ANSWER)
+    common = ["--model", str(a.model.resolve()), "--prompt-file", str(prompt), "--generate", str(a.generate), "--threads", str(a.threads)]
     found, told, refused = ways(a.kvpolicy_run), {}, {}
     for name in a.leave_out:
         if name not in found:
@@ -126,7 +132,7 @@ def main():
             try:
                 measured_now = found[name](common)
                 check_prompt(measured_now, next(iter(told.values()), [measured_now])[0])
-                told.setdefault(name, []).append(measured_now)
+                told.setdefault(name, []).append({**measured_now, "told": haystack.told_rightly(measured_now["answer"], record["facts"])})
             except failed as error:
                 refused[name] = error
                 say(f"{name} failed: {error}")

@@ -25,7 +25,7 @@ namespace kvpolicy {
 struct prompt_pages {
   static constexpr char const* name = "pages";
 
-  double share = .15;         ///< fraction of the pages between that a block reads
+  double share = .3;          ///< fraction of the pages between that a block reads
   std::int32_t least = 1024;  ///< tokens of the pages between that a block reads at least
   std::int32_t page = 32;     ///< tokens of a page
   std::int32_t sinks = 64;    ///< first tokens, always read, rounded up to whole pages

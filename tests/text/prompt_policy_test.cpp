@@ -19,7 +19,7 @@ TEST_CASE("a prompt policy's text sets what it names and leaves the rest", "[tex
   CHECK(text::print_parameters(text::prompt_policy_of("pages")) == text::print_parameters({}));
   CHECK(text::print_parameters(text::prompt_policy_of("pages:" + text::print_parameters(made))) ==
         text::print_parameters(made));
-  CHECK_THAT(text::describe_prompt_policy(), ContainsSubstring("  share=0.15"));
+  CHECK_THAT(text::describe_prompt_policy(), ContainsSubstring("  share=0.3"));
 }
 
 TEST_CASE("a prompt policy's text that can't be read is refused by name", "[text]") {

@@ -115,7 +115,7 @@ int main(int argc, char** argv) {
       "--lossless", lossless,
       "every answer stays dense decoding's: the policy only guesses tokens (default: by what the last ones attend to)");
   app.add_option("--drafts", drafts, "with --lossless, guess always so many tokens (default: as many as pay, up to 7)");
-  app.add_option("--prompts", prompts, "the prompt policy: pages[:share=.15,...] (default: prompts read all of themselves)");
+  app.add_option("--prompts", prompts, "the prompt policy: pages[:share=.3,...] (default: prompts read all of themselves)");
   app.add_flag("--managed-cache", managed_cache, "the library holds the cache, and frees the rows that the policy drops");
   app.add_flag("--compact", compact,
                "the engine's cache gets what the policy retains of each prompt; also with layers on a GPU");

@@ -45,7 +45,7 @@ inline prompt_pages prompt_policy_of(std::string_view text) {
   return made;
 }
 
-/// Returns every parameter's value, "share=.15,least=1024,...".
+/// Returns every parameter's value, "share=.3,least=1024,...".
 /// @param policy  the policy
 inline std::string print_parameters(prompt_pages const& policy) {
   std::string all;
