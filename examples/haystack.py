@@ -162,7 +162,11 @@ def long_answer(kind: str, words: int, seed: int) -> dict:
 
 def told_rightly(answer: str, facts: dict) -> int:
     """How many of a long answer's facts (city -> number) it tells. A number is told of the city that was named last before it."""
-    told = {(max(facts, key=lambda city: answer.rfind(city, 0, number.start())), number[0]) for number in re.finditer(r"\d+", answer)}
+    told = set()
+    for number in re.finditer(r"\d+", answer):
+        place, city = max((answer.rfind(city, 0, number.start()), city) for city in facts)
+        if place >= 0:
+            told.add((city, number[0]))
     return sum(fact in told for fact in facts.items())
 
 
