@@ -334,9 +334,9 @@ def written():
             continue
         data = stored(name)
         before, after = text.split(begin)
-        after = re.sub(r"\A(?:<!--.*-->\n)?\n(?:\|.*\n)*", "", after, count=1)
+        after = re.sub(r"\A(?:<!--.*-->\n)?\n*(?:\|.*\n)*\n*", "", after, count=1)
         of = f"{data['commit']}, {data['date']}: {data['machine']}"
-        files[page] = before + begin + f"<!-- {of} -->\n\n" + "\n".join(made(data["result"])) + "\n" + after
+        files[page] = (before + begin + f"<!-- {of} -->\n\n" + "\n".join(made(data["result"])) + "\n\n" + after).rstrip("\n") + "\n"
     for path, (name, draw) in PICTURES.items():
         if (DATA / f"{name}.json").exists():
             files[path] = draw(stored(name)["result"])
