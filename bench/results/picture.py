@@ -55,7 +55,7 @@ ENGINES = {  # label: the names of its settings, of which the faster counts, and
     "with full": (("kvpolicy, full",), ("blue", "")),
     "with quest": (("kvpolicy, quest:after=16",), ("green", "")),
     "with snapkv": (("kvpolicy, snapkv",), ("orange", "")),
-    "and prompt pages": (("kvpolicy, snapkv and prompt pages", "kvpolicy, snapkv and prompt pages of share=.15"), ("orange", DASHES)),
+    "and prompt pages": (("kvpolicy, snapkv and prompt pages",), ("orange", DASHES)),
     "OpenVINO": (("OpenVINO GenAI",), ("purple", "")),
     "its eviction": (("OpenVINO GenAI, its eviction",), ("purple", DASHES)),
     "vLLM": (("vLLM for CPUs",), ("pink", "")),
@@ -64,8 +64,10 @@ ENGINES = {  # label: the names of its settings, of which the faster counts, and
 
 def draw_requests(data):
     def lines(key):
+        lengths = data["lengths"].values()
+        ran = {label: engine for label, engine in ENGINES.items() if all(set(engine[0]) & set(of_length) for of_length in lengths)}
         return [(label, stroke, [(of_length["kvpolicy, full"]["prompt_tokens"], min(of_length[name][key] for name in names if name in of_length))
-                                 for of_length in data["lengths"].values()]) for label, (names, stroke) in ENGINES.items()]
+                                 for of_length in lengths]) for label, (names, stroke) in ran.items()]
     svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">',
            "<title>Time of a request and of a step against the length of the prompt, by engine</title>",
            f"<style>{STYLE}</style>", f'<rect width="{WIDTH}" height="{HEIGHT}" fill="var(--paper)"/>',

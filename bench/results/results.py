@@ -96,7 +96,7 @@ def whole_requests(lengths):
         time = lambda name: told[name][0]["request_s"]
         slower = max(filter(of_llama_cpp, told), key=time)
         left_out |= {name for name in told if time(name) > 2 * time(slower)} | ({slower} if tokens >= 16384 else set())
-        kept = ("engine", "prompt_tokens", "first_token_s", "ms_per_token", "request_s", "peak_bytes", "told")
+        kept = ("engine", "prompt_tokens", "first_token_s", "ms_per_token", "request_s", "peak_bytes", "told", "generated", "answer")
         result["lengths"][str(tokens)] = {name: {key: turns[0][key] for key in kept} for name, turns in told.items()}
     return result
 
@@ -161,6 +161,9 @@ def of_dense(lines):
 PROMPTS = {8192: 2, 16384: 2}  # tokens of the text: records of each kind
 
 
+OF_A_PROMPT = ("first_token_ms", "attend_ms", "read_share")
+
+
 def prompts():
     """Prompts that read everything, and prompts that read pages: first tokens, and long answers whose steps read everything."""
     result = []
@@ -175,8 +178,8 @@ def prompts():
             paired.setdefault(kind, []).append((runs["pages"][-1]["told"], runs["whole"][-1]["told"]))
         worse, better, p = report.signs_against_dense(paired)
         result.append({"tokens": round(statistics.mean(run["prompt_tokens"] for run in runs["whole"])), "texts": len(runs["whole"]),
-                       **{way: {"first_token_s": statistics.median(run["first_token_ms"] for run in made) / 1e3,
-                                "told": sum(run["told"] for run in made)} for way, made in runs.items()},
+                       **{way: {"told": sum(run["told"] for run in made), **{key: statistics.median(run[key] for run in made) for key in OF_A_PROMPT}}
+                          for way, made in runs.items()},
                        "kept": report.share_of_dense(paired), "interval": report.bootstrap_interval(paired), "worse": worse, "better": better, "p": p})
     return result
 
@@ -191,7 +194,7 @@ def prompt_run(record, name, options):
             output(BUILD / "release/tools/kvpolicy-run", "--model", qwen_q8(), "--prompt-file", prompt.name, "--chat", "--policy", "full",
                    *options, "--predict", 200, "--json", out)
     run = json.loads(out.read_text())
-    return {"told": haystack.told_rightly(run["answer"], record["facts"]), **{key: run[key] for key in ("prompt_tokens", "first_token_ms")}}
+    return {"read_share": 1, **run, **run["prompt"], "told": haystack.told_rightly(run["answer"], record["facts"])}
 
 
 def demo():
@@ -242,7 +245,7 @@ def seconds(value):
 
 def requests_table(data):
     """Of llama.cpp's settings the faster for each row. The last column says from how many tokens of answer llama.cpp takes no longer
-    than the fastest other engine, where its prompt reads everything."""
+    than the fastest other engine, by kvpolicy with a prompt that reads everything."""
     own, others = [], []
     for name in dict.fromkeys(name for of_length in data["lengths"].values() for name in of_length if not of_llama_cpp(name)):
         (own if name.startswith("kvpolicy") else others).append(name)
@@ -262,7 +265,7 @@ def requests_table(data):
             faster = min(dense, key=lambda name: of_length[name]["request_s"])
             rows.append(["numbers told, of 8", *[str(of_length[name]["told"]) if name in of_length else "" for name in (faster, *own, *others)], ""])
     names = [re.sub(r"^kvpolicy, (\S+)", r"with `\1`", name) for name in own + others]
-    return table(["tokens: prompt + answer", "llama.cpp", *names, "kvpolicy without prompt pages is the fastest from"], rows)
+    return table(["tokens: prompt + answer", "llama.cpp", *names, "`full`, `quest` or `snapkv` is the fastest from"], rows)
 
 
 def engines_table(data):
@@ -292,10 +295,14 @@ def answers_table(data):
 
 
 def prompts_table(data):
-    rows = [[f"{of['tokens']:,}", str(of["texts"]), f"{of['whole']['first_token_s']:.0f} s", f"{of['pages']['first_token_s']:.0f} s",
-             f"{of['pages']['told']} of {of['whole']['told']}", f"{100 * of['kept']:.0f} %", f"{100 * of['interval'][0]:.0f}-{100 * of['interval'][1]:.0f}",
-             f"{of['worse']}/{of['better']}", f"{of['p']:.3f}"] for of in data]
-    return table(["tokens", "texts", "first token, whole", "by pages", "numbers told", "of whole", "95 %", "worse/better", "p"], rows)
+    rows = []
+    for of in data:
+        whole, pages = of["whole"], of["pages"]
+        time = lambda key: f"{whole[key] / 1e3:.0f} to {pages[key] / 1e3:.0f} s"
+        rows.append([f"{of['tokens']:,}", str(of["texts"]), time("first_token_ms"), time("attend_ms"), f"{100 * pages['read_share']:.0f} %",
+                     f"{whole['told']} to {pages['told']}", f"{100 * of['kept']:.0f} %", f"{100 * of['interval'][0]:.0f}-{100 * of['interval'][1]:.0f}",
+                     f"{of['worse']}/{of['better']}", f"{of['p']:.3f}"])
+    return table(["tokens", "texts", "first token", "its attention", "read", "numbers told", "of whole", "95 %", "worse/better", "p"], rows)
 
 
 def pages_table(data):

@@ -13,7 +13,8 @@
 #     --json FILE    every number and every answer
 #
 # `cmake/bootstrap.sh rivals` brings OpenVINO GenAI, `vllm` vLLM; what is not there is left out. vLLM gets the weights in bf16.
-# Each runs by its own defaults: llama.cpp with a cache in f16, the better of flash attention on and off; ms/token is the median step.
+# Settings: llama.cpp has a cache in f16, pieces of 512 and the better of flash attention on and off; vLLM runs eagerly and without prefix
+# caching; OpenVINO's eviction keeps 672 tokens. ms/token is the median step.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
