@@ -5,7 +5,7 @@
 #   bench/results/run.sh NAME...    measures these before, on two quiet cores:
 #     requests   whole requests of 4K, 16K and 32K tokens beside other engines; README's table and picture (90 minutes, AVX-512)
 #     avx2       the same of 4K and 16K tokens on a CPU with AVX2 alone (50 minutes)
-#     prompts    prompts of 8K and 16K tokens that read pages, and their answers (40 minutes)
+#     prompts    prompts of 8K and 16K tokens that read pages, and their answers (60 minutes)
 #     answers    answers of about 100 tokens by the share of the cache that a step reads (100 minutes)
 #     demo       what the demo prints (12 minutes)
 #     pages      pages of the cache that an engine may free (1 minute)
