@@ -2,15 +2,10 @@
 // once.
 #pragma once
 
-#include "kvpolicy/gpu/attention/attend_split.hpp"
+#include "kvpolicy/gpu/attention/latent_warp.hpp"
 #include "kvpolicy/gpu/base/tensor_queries.hpp"
 
 namespace kvpolicy::gpu::detail {
-
-namespace latent {
-inline constexpr std::int32_t value_dim = 512;
-inline constexpr std::int32_t max_key_dim = 640;
-}  // namespace latent
 
 /// Splits of each list, 16 tokens a turn; the warps of a block share a row: 128 channels of the value each, and 32 of those
 /// behind it, if they are there. Each reads its channels of 16 keys, adds up its part of the logits with the others', and
@@ -23,9 +18,9 @@ struct attend_latent_body {
   static constexpr unsigned threads = 128;
   static constexpr char const* name = "attend_latent";
   static constexpr bool wide = true;
-  static constexpr int warps = 4;
-  static constexpr int value_chunks = 4;  ///< of 32 channels, of a warp
-  static constexpr int chunks = value_chunks + 1;
+  static constexpr int warps = latent::warps;
+  static constexpr int value_chunks = latent::value_chunks;
+  static constexpr int chunks = latent::chunks;
   static constexpr int heads_of_lane = Split ? 1 : 2;
   static constexpr int heads_of_tile = 8 * heads_of_lane;
   static constexpr std::int64_t at_once = 16;  ///< tokens
@@ -45,50 +40,31 @@ struct attend_latent_body {
     if (static_cast<std::int32_t>(block.x()) >= splits) return;
     rows.load_queries();
     softmax_state<powers_of_two> states[heads_of_lane];
-    float sum[value_chunks][4][4] = {};
+    latent_sums sum = {};
     std::int32_t parity = 0;
     // Splits take turns: which of them reads a token does not depend on the tokens behind it.
     for (std::int64_t turn = block.x(); turn < last; turn += a.splits) {
       rows.consume(s, parity, turn, states, sum);
       parity ^= 1;
     }
-    rows.finish(s, splits, states, sum);
+    rows.finish(s.last, splits, states, sum);
   }
 
  private:
   template <class B>
-  struct warp_rows {
-    B& block;
-    arguments const& a;
-    attend_tile heads;
-    decltype(std::declval<B&>().tile()) tile;
-    std::int32_t g;
-    std::int32_t t;
-    std::int32_t warp;
+  struct warp_rows : latent_warp<B, Split> {
+    using base = latent_warp<B, Split>;
+    using base::a, base::block, base::channel, base::g, base::has, base::heads, base::t, base::tile, base::warp;
     row_reader<E, B> keys;
     list_reader<B> list;
     std::int64_t seen[heads_of_lane];
     tensor_queries<E, chunks> query;  ///< where they are not split, `part` has two heads
 
     KVPOLICY_KERNEL warp_rows(B& of, arguments const& given)
-        : block(of),
-          a(given),
-          heads(of, given, heads_of_tile),
-          tile(of.tile()),
-          g(static_cast<std::int32_t>(tile.lane()) >> 2),
-          t(static_cast<std::int32_t>(tile.lane()) & 3),
-          warp(static_cast<std::int32_t>(tile.index())),
-          keys(of, given.keys, of.z()),
-          list(of, given.lists, of.z(), heads.kv_head) {
+        : base(of, given), keys(of, given.keys, of.z()), list(of, given.lists, of.z(), heads.kv_head) {
       KVPOLICY_UNROLL
       for (int h = 0; h < heads_of_lane; ++h) seen[h] = g + 8 * h < heads.real ? heads.seen(block, a, list, g + 8 * h) : 0;
     }
-
-    /// The first of a chunk's channels.
-    KVPOLICY_KERNEL std::int32_t channel(int c) const {
-      return c < value_chunks ? 32 * (value_chunks * warp + c) : latent::value_dim + 32 * warp;
-    }
-    KVPOLICY_KERNEL bool has(int c) const { return c < value_chunks || channel(c) < a.keys.head_dim; }
 
     KVPOLICY_KERNEL void load_queries() {
       float channels[heads_of_lane][chunks][8];
@@ -125,7 +101,7 @@ struct attend_latent_body {
 
     /// Adds a turn's rows. Collective for the block.
     KVPOLICY_KERNEL void consume(shared<B>& s, std::int32_t parity, std::int64_t turn,
-                                 softmax_state<powers_of_two> (&states)[heads_of_lane], float (&sum)[value_chunks][4][4]) {
+                                 softmax_state<powers_of_two> (&states)[heads_of_lane], latent_sums& sum) {
       typename row_reader<E, B>::raw rows[2][chunks];
       KVPOLICY_UNROLL
       for (int r = 0; r < 2; ++r) {
@@ -236,65 +212,6 @@ struct attend_latent_body {
         most = other > most ? other : most;
       }
       return most;
-    }
-
-    /// A list's result; of a split its part, which the last of `splits` to come puts together.
-    KVPOLICY_KERNEL void finish(shared<B>& s, std::int32_t splits, softmax_state<powers_of_two> (&states)[heads_of_lane],
-                                float const (&sum)[value_chunks][4][4]) const {
-      bool const there = a.out.rows.has(block, block.z());
-      KVPOLICY_UNROLL
-      for (int h = 0; h < heads_of_lane; ++h) {
-        KVPOLICY_UNROLL
-        for (unsigned mask = 1; mask < 4; mask *= 2) states[h].total += tile.shfl_xor(states[h].total, mask);
-        std::int32_t const head = g + 8 * h;
-        if (!there || head >= heads.real) continue;
-        if (splits == 1) write(head, states[h], sum);
-        else write_part(head, states[h], sum);
-      }
-      std::int64_t const of = static_cast<std::int64_t>(block.z()) * a.keys.heads * a.tiles + block.y();
-      if (splits > 1 && block.last_of(s.last, a.counters, of, splits) && there)
-        merge_splits<latent::value_dim>(block, a, heads, splits);
-    }
-
-    /// Calls each(channel, sum) for the lane's channels of a head.
-    template <class Each>
-    KVPOLICY_KERNEL void each_channel(std::int32_t head, float const (&sum)[value_chunks][4][4], Each each) const {
-      KVPOLICY_UNROLL
-      for (int c = 0; c < value_chunks; ++c) {
-        KVPOLICY_UNROLL
-        for (int w = 0; w < 4; ++w) {
-          KVPOLICY_UNROLL
-          for (int i = 0; i < 2; ++i) {
-            float const weighted = Split ? sum[c][w][i] + sum[c][w][2 + i] : head < 8 ? sum[c][w][i] : sum[c][w][2 + i];
-            each(channel(c) + 8 * t + 2 * w + i, weighted);
-          }
-        }
-      }
-    }
-    KVPOLICY_KERNEL void write(std::int32_t head, softmax_state<powers_of_two> state,
-                               float const (&sum)[value_chunks][4][4]) const {
-      float share = 1;
-      if (a.terms.sinks.data != nullptr) {
-        float const most = state.most;
-        state.merge(sink_of(block, a, heads, head), 1);
-        share = powers_of_two::of(most - state.most);
-      }
-      std::int64_t const at = heads.element(block, a, a.out, head);
-      each_channel(head, sum, [&](std::int32_t d, float weighted) {
-        put(block, a.out, at + d, state.total == 0 ? 0.0f : weighted * share / state.total);
-      });
-      if (warp == 0 && t == 0 && a.log_sum_exp.data != nullptr)
-        block.global(a.log_sum_exp)[heads.row(a, block.z(), head)] = log_sum_exp(state.most, state.total);
-    }
-    KVPOLICY_KERNEL void write_part(std::int32_t head, softmax_state<powers_of_two> const& state,
-                                    float const (&sum)[value_chunks][4][4]) const {
-      auto const partial = block.global(a.partial);
-      std::int64_t const at = (heads.row(a, block.z(), head) * a.splits + block.x()) * (latent::value_dim + 2);
-      each_channel(head, sum, [&](std::int32_t d, float weighted) { partial[at + 2 + d] = weighted; });
-      if (warp == 0 && t == 0) {
-        partial[at] = state.most;
-        partial[at + 1] = state.total;
-      }
     }
   };
 };
