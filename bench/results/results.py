@@ -273,7 +273,7 @@ def engines_table(data):
     for of_length in data["lengths"].values():
         for e in of_length.values():
             rows.append([e["engine"], f"{e['prompt_tokens']:,}", f"{e['first_token_s']:.1f}", f"{e['ms_per_token']:.1f}", f"{e['request_s']:.1f}", f"{e['peak_bytes'] / 1e6:.0f}"])
-    return table(["engine", "prompt tokens", "first token (s)", "ms/token", f"prompt + {data['generated']} tokens (s)", "peak memory (MB)"], rows)
+    return table(["engine", "prompt tokens", "first token (s)", "median ms/token", f"prompt + {data['generated']} tokens (s)", "peak memory (MB)"], rows)
 
 
 def printed_table(place):
