@@ -197,10 +197,52 @@ def prompt_run(record, name, options):
     return {"read_share": 1, **run, **run["prompt"], "told": haystack.told_rightly(run["answer"], record["facts"])}
 
 
+STEPS = ("full", "streaming_llm", "snapkv:after=0", "quest", "snapkv:tokens=1024,after=0+quest:tokens=512", "chess", "heterocache:after=0",
+         "sentencekv:after=0", "chunkkv:after=0", "pyramidkv:after=0", "adakv:after=0", "knorm:sinks=4,recent=8", "keydiff:sinks=4,recent=8",
+         "expected_attention:recent=8", "lagkv", "infllm", "tova", "h2o:queries=512", "omnikv", "twilight", "rocketkv:after=0")
+
+
+def steps():
+    """Steps of policies that choose from an answer's first token on, by one prompt."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        prompt, profile, out = hidden_fact(6000, .5, folder / "prompt.txt"), folder / "profile.json", folder / "steps.json"
+        (folder / "calibration.txt").write_text(haystack.haystack(2500, .4, seed=9))
+        output(BUILD / "release/tools/kvpolicy-profile", "--model", MODEL, "--prompt-file", folder / "calibration.txt", "--chat", "--steps", 60, "--out", profile)
+        texts = [text + f",profile={profile}" if text.startswith("heterocache") else text for text in STEPS]
+        output(BUILD / "release/tools/kvpolicy-run", "--model", MODEL, "--compare", "--chat", "--prompt-file", prompt, "--predict", 64, "--json", out,
+               *[word for text in texts for word in ("--policy", text)])
+        told = json.loads(out.read_text())
+    timed = ("ms_per_token", "ms_p10", "ms_p90", "speedup")
+    kept = (*timed, "tokens_read", "cache_share", "choose_share", "top1_agreement", "kl")
+    of_rows = lambda own: own and {key: own[key] for key in ("ms_per_token", "bytes")}
+    return {"tokens": told["prompts"][0]["tokens"], "row_bytes": told["memory"]["dense_bytes"],
+            "dense": {way: {key: told["dense"][way][key] for key in timed} for way in ("flash_on", "flash_off")},
+            "policies": {text: {key: told[key] for key in kept} | {"managed": of_rows(told["managed_cache"])} for text, told in zip(STEPS, told["policies"])}}
+
+
+def processes():
+    """Memory of processes: a small model's, and a larger one's."""
+    larger = "^(full, the engine's rows|full, the engine's rows, q8_0|snapkv, managed cache|quest, managed cache.*)$"
+    return {"printed": [*output("bench/memory/run.sh", MODEL, 6000).splitlines(), "", *output("bench/memory/run.sh", qwen(), 13800, ONLY=larger).splitlines()]}
+
+
+def server():
+    """Four requests at once of a llama-server."""
+    return {"printed": output(sys.executable, "bench/server/whole_requests.py").splitlines()}
+
+
+def batches():
+    """Several sequences in one context."""
+    return {"printed": output("bench/llama_batch.sh").splitlines()}
+
+
 def demo():
-    """The demo's tables of its longer prompt."""
+    """The demo's tables of its longer prompt, and what its policies did."""
     printed = output("examples/demo.sh")
-    return {"printed": printed[printed.index("The next table has more policies"):].splitlines()[1:]}
+    told = json.loads((BUILD / "demo/compare.json").read_text())["policies"]
+    return {"printed": printed[printed.index("The next table has more policies"):].splitlines()[1:],
+            "at_work": {of["label"]: {key: of[key] for key in ("parameters", "at_work", "attention_mass")} for of in told}}
 
 
 def pages():
@@ -229,7 +271,7 @@ def freeable(trace, page):
     return [statistics.mean(map(free, named)), free(set().union(*named))]
 
 
-MEASURED = {measure.__name__: measure for measure in (requests, avx2, prompts, answers, demo, pages)}
+MEASURED = {measure.__name__: measure for measure in (requests, avx2, prompts, answers, steps, processes, server, batches, demo, pages)}
 
 
 # Tables: a mark in a page, the result that it is made from, and what returns its lines.
@@ -305,6 +347,32 @@ def prompts_table(data):
     return table(["tokens", "texts", "first token", "its attention", "read", "numbers told", "of whole", "95 %", "worse/better", "p"], rows)
 
 
+def steps_table(data):
+    share = lambda value: f"{100 * value:.1f} %"
+    timed = lambda of: [f"{of['ms_per_token']:.2f}", f"{of['ms_p10']:.2f}-{of['ms_p90']:.2f}", f"{of['speedup']:.2f}x"]
+    rows = [[f"dense, flash attention {way[6:]}", "all", "100 %", *timed(of), "", "", ""] for way, of in data["dense"].items()]
+    rows += [[f"`{text}`", f"{of['tokens_read']:,.0f}", share(of["cache_share"]), *timed(of), share(of["choose_share"]), share(of["top1_agreement"]), f"{of['kl']:.4f}"]
+             for text, of in data["policies"].items()]
+    return table(["policy", "tokens read", "of the cache", "ms/token", "p10-p90", "speed-up", "choosing", "top-1", "KL"], rows)
+
+
+def rows_table(data):
+    ms, mb = lambda of: f"{of['ms_per_token']:.2f}", lambda count: f"{count / 1e6:.1f} MB"
+    rows = [[f"dense, flash attention {way[6:]}", ms(of), "", mb(data["row_bytes"])] for way, of in data["dense"].items()]
+    rows += [[f"`{text}`", ms(of), ms(of["managed"]), mb(of["managed"]["bytes"])] for text, of in data["policies"].items() if of["managed"]]
+    return table(["policy", "ms/token", "with a managed cache", "its rows in the end"], rows)
+
+
+def at_work_table(data):
+    rows = []
+    for label, told in data["at_work"].items():
+        did, mass = told["at_work"], told["attention_mass"]
+        if did["lists"]:
+            rows.append([f"`{label}`", str(did["lists"]), str(did["lists_changed"]), f"{did['scored_tokens_a_step']:,.0f}", f"{did['scored_tokens_ever']:,.0f}",
+                         f"{did['renewals']:,.0f}" if "renewals" in did else "", f"{100 * mass['mean']:.1f} %", f"{100 * mass['p10']:.1f} %"])
+    return table(["policy", "lists", "changed", "a step", "ever", "renewals", "mass", "worst tenth"], rows)
+
+
 def pages_table(data):
     return table(["policy", "each layer has a page table", "all layers share one"],
                  [[f"`{policy}`", *[f"{100 * share:.1f} %" for share in shares]] for policy, shares in data.items()])
@@ -319,6 +387,13 @@ TABLES = {
     ("docs/results/engines.md", "avx2"): ("avx2", engines_table),
     ("docs/results/demo.md", "demo"): ("demo", printed_table(0)),
     ("docs/results/demo.md", "answers"): ("demo", printed_table(1)),
+    ("docs/results/speed.md", "steps"): ("steps", steps_table),
+    ("docs/results/memory.md", "steps"): ("steps", rows_table),
+    ("docs/results/memory.md", "processes"): ("processes", printed_table(0)),
+    ("docs/results/memory.md", "larger"): ("processes", printed_table(1)),
+    ("docs/results/engines.md", "server"): ("server", printed_table(0)),
+    ("docs/results/speed.md", "batches"): ("batches", printed_table(0)),
+    ("docs/results/speed.md", "requests of a batch"): ("batches", printed_table(1)),
     ("docs/results/memory.md", "pages"): ("pages", pages_table),
 }
 PICTURES = {"docs/results/requests.svg": ("requests", picture.draw_requests),

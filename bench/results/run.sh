@@ -7,19 +7,25 @@
 #     avx2       the same of 4K and 16K tokens on a CPU with AVX2 alone (50 minutes)
 #     prompts    prompts of 8K and 16K tokens that read pages, and their answers (60 minutes)
 #     answers    answers of about 100 tokens by the share of the cache that a step reads (100 minutes)
-#     demo       what the demo prints (12 minutes)
+#     steps      steps of 21 policies behind one prompt (20 minutes)
+#     processes  memory of processes, by how they hold rows (35 minutes)
+#     server     four requests at once of a llama-server (20 minutes)
+#     batches    several sequences in one context (20 minutes)
+#     demo       what the demo prints, and what its policies did (12 minutes)
 #     pages      pages of the cache that an engine may free (1 minute)
 #
-# The first four read the model from the file that KVPOLICY_QWEN names. Other engines: cmake/bootstrap.sh rivals vllm.
+# The first four and processes read the model from the file that KVPOLICY_QWEN names. Other engines: cmake/bootstrap.sh rivals vllm.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . cmake/watched.sh
 
 if [ $# -gt 0 ]; then
-  install_steps packages engine
+  needed=(packages engine)
+  [[ " $* " != *" server "* ]] || needed+=(programs)
+  install_steps "${needed[@]}"
   mkdir -p build
   cmake --preset release >build/configure.log 2>&1 || { cat build/configure.log >&2; exit 1; }
-  watched "building" build/build.log cmake --build --preset release --target kvpolicy-run kvpolicy-eval
+  watched "building" build/build.log cmake --build --preset release --target kvpolicy-run kvpolicy-eval kvpolicy-profile kvpolicy-exec kvpolicy_preload
   python3 bench/results/results.py measure "$@"
 fi
 python3 bench/results/results.py write
