@@ -41,8 +41,12 @@ for eps in .4 .001; do
   "$tools/kvpolicy-run" --plugin "$build/libquest_by_mass.so" --policy "quest_by_mass:eps=$eps,least=32" --model "$model" \
     --prompt-file "$out/prompt" --predict 4 --json "$out/mass$eps.json"
 done
+"$tools/kvpolicy-run" --plugin "$build/libdrop_kv.so" --policy drop_kv:tokens=100 --model "$model" --prompt-file "$out/prompt" --predict 4 \
+  --json "$out/drop.json"
 python3 - "$out" <<'PY'
 import json, sys
+dropped = json.load(open(f"{sys.argv[1]}/drop.json"))
+assert [round(step["tokens_read"]) for step in dropped["steps"]] == [101, 102, 103], dropped["steps"]
 read = lambda eps: [step["tokens_read"] for step in json.load(open(f"{sys.argv[1]}/mass{eps}.json"))["steps"]]
 few, many = read(".4"), read(".001")
 assert all(32 <= a < b <= 1032 for a, b in zip(few, many)) and few, (few, many)
