@@ -115,7 +115,7 @@ def of_llama_cpp(name):
 
 
 ANSWERS = {  # tokens of the text: records of each kind, budgets of 1.6, 3, 6 (and 12) %, policies
-    8192: (4, (128, 256, 512, 1024), ("quest", "quest:after=16", "chess:after=16,every=16", "snapkv", "chunkkv", "sentencekv", "random")),
+    8192: (4, (128, 256, 512, 1024), ("quest", "quest:after=16", "chess:after=16,every=16", "snapkv", "chunkkv", "sentencekv", "drop_kv:kernel=63,after=16", "random")),
     16384: (2, (256, 512, 1024), ("quest", "quest:after=16", "chess:after=16,every=16", "random")),
 }
 
@@ -125,15 +125,17 @@ def answers():
     result = []
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        plugin = folder / "librandom_tokens.so"
-        output("c++", "-std=c++20", "-O2", "-shared", "-fPIC", "-Iinclude", "examples/own_policy/random_tokens.cpp",
-               BUILD / "release/src/simd/libkvpolicy_simd.a", "-lhwy", "-o", plugin)
+        plugins = []
+        for source in ("random_tokens", "drop_kv"):
+            plugins += ["--plugin", folder / f"lib{source}.so"]
+            output("c++", "-std=c++20", "-O2", "-shared", "-fPIC", "-Iinclude", f"examples/own_policy/{source}.cpp",
+                   BUILD / "release/src/simd/libkvpolicy_simd.a", "-lhwy", "-o", plugins[-1])
         for tokens, (records, budgets, policies) in ANSWERS.items():
             print(f"answers: {tokens} tokens", file=sys.stderr, flush=True)
             asked, out = folder / f"records-{tokens}", BUILD / f"results/{commit()}-answers-{tokens}"
             output(sys.executable, "examples/haystack.py", "--long", "--records", records, "--seed", tokens, "--words", words_of(tokens), "--out", asked)
             common = ["build/release/tools/kvpolicy-eval", "--model", qwen(), "--data", asked, "--forms", "chat", "--predict", 200, "--records", records]
-            output(*common, "--plugin", plugin, "--budgets", ",".join(map(str, budgets)), "--out", out,
+            output(*common, *plugins, "--budgets", ",".join(map(str, budgets)), "--out", out,
                    *[word for policy in policies for word in ("--policy", policy)])
             facts = {(path.stem, at): json.loads(text)["facts"] for path in asked.glob("*.jsonl") for at, text in enumerate(path.read_text().splitlines())}
             lines = [json.loads(line) for line in (out / "results.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -359,7 +361,7 @@ def steps_table(data):
 def rows_table(data):
     ms, mb = lambda of: f"{of['ms_per_token']:.2f}", lambda count: f"{count / 1e6:.1f} MB"
     rows = [[f"dense, flash attention {way[6:]}", ms(of), "", mb(data["row_bytes"])] for way, of in data["dense"].items()]
-    rows += [[f"`{text}`", ms(of), ms(of["managed"]), mb(of["managed"]["bytes"])] for text, of in data["policies"].items() if of["managed"]]
+    rows += [[f"`{text}`", ms(of), ms(of["managed"]), mb(of["managed"]["bytes"])] for text, of in list(data["policies"].items())[:9]]
     return table(["policy", "ms/token", "with a managed cache", "its rows in the end"], rows)
 
 
@@ -367,7 +369,7 @@ def at_work_table(data):
     rows = []
     for label, told in data["at_work"].items():
         did, mass = told["at_work"], told["attention_mass"]
-        if did["lists"]:
+        if did["lists_changed"]:
             rows.append([f"`{label}`", str(did["lists"]), str(did["lists_changed"]), f"{did['scored_tokens_a_step']:,.0f}", f"{did['scored_tokens_ever']:,.0f}",
                          f"{did['renewals']:,.0f}" if "renewals" in did else "", f"{100 * mass['mean']:.1f} %", f"{100 * mass['p10']:.1f} %"])
     return table(["policy", "lists", "changed", "a step", "ever", "renewals", "mass", "worst tenth"], rows)
@@ -387,6 +389,7 @@ TABLES = {
     ("docs/results/engines.md", "avx2"): ("avx2", engines_table),
     ("docs/results/demo.md", "demo"): ("demo", printed_table(0)),
     ("docs/results/demo.md", "answers"): ("demo", printed_table(1)),
+    ("docs/results/at-work.md", "demo"): ("demo", at_work_table),
     ("docs/results/speed.md", "steps"): ("steps", steps_table),
     ("docs/results/memory.md", "steps"): ("steps", rows_table),
     ("docs/results/memory.md", "processes"): ("processes", printed_table(0)),
