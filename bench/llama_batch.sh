@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Several sequences in one llama.cpp context: the tables of docs/results/speed.md, "Several sequences". About 20 minutes on 2 cores.
+# Several sequences in one llama.cpp context: the tables of docs/results/speed.md, "Several sequences". About 30 minutes on 2 cores.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -303,7 +303,7 @@ def requests_table(data):
         even = next((f"{n:,}" for n in range(1, 100_000) if fastest(whole, n) <= fastest(others, n)), "never")
         for generated in (data["generated"], 1000):
             times = [fastest(names, generated) for names in (dense, *zip(own + others))]
-            cells = ["" if t == math.inf else f"**{seconds(t)}**" if t == min(times) else seconds(t) for t in times]
+            cells = ["" if t == math.inf else f"**{seconds(t)}**" if seconds(t) == seconds(min(times)) else seconds(t) for t in times]
             rows.append([f"{of_length[own[0]]['prompt_tokens']:,} + {generated:,}", *cells, even])
         if "told" in of_length[own[0]]:
             faster = min(dense, key=lambda name: of_length[name]["request_s"])
