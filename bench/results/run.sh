@@ -9,7 +9,7 @@
 #     answers    answers of about 100 tokens by the share of the cache that a step reads (100 minutes)
 #     steps      steps of 21 policies behind one prompt (10 minutes)
 #     processes  memory of processes, by how they hold rows (35 minutes)
-#     server     four requests at once of a llama-server (20 minutes)
+#     server     four requests at once of a llama-server (15 minutes)
 #     batches    several sequences in one context (30 minutes)
 #     demo       what the demo prints, and what its policies did (12 minutes)
 #     pages      pages of the cache that an engine may free (1 minute)

@@ -46,7 +46,7 @@ with scratch() as work:
             "snapkv:tokens=512, managed cache": ("snapkv:tokens=512", own, ()),
             "snapkv:tokens=512, managed cache, -b 512": ("snapkv:tokens=512", own, ("-b", "512")),
             "quest:tokens=512": ("quest:tokens=512", (), ()),
-            "quest:tokens=512, a tier on a disk": ("quest:tokens=512", ("--tier", "disk:" + work("rows")), ("-b", "512"))}
+            "quest:tokens=512, a tier on a disk, -b 512": ("quest:tokens=512", ("--tier", "disk:" + work("rows")), ("-b", "512"))}
     results = {name: [] for name in ways}
     for turn in range(given.turns):
         for name, (policy, how, options) in ways.items():
