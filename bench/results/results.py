@@ -287,6 +287,31 @@ def seconds(value):
     return f"{value:.0f} s" if value >= 99.5 else f"{value:.1f} s"
 
 
+def request(data, of_length, name, generated):
+    """Seconds of a request with so long an answer."""
+    return of_length[name]["request_s"] + (generated - data["generated"]) * of_length[name]["ms_per_token"] / 1e3
+
+
+def ratios_table(with_avx512, with_avx2):
+    """How many times as fast as the faster of llama.cpp's settings."""
+    ways = {"`full`": "kvpolicy, full", "`quest:after=16`": "kvpolicy, quest:after=16", "`snapkv`": "kvpolicy, snapkv", "OpenVINO GenAI": "OpenVINO GenAI",
+            "the same, with its eviction": "OpenVINO GenAI, its eviction", "vLLM for CPUs": "vLLM for CPUs"}
+    rows = []
+    for cpu, data in (("AVX-512", with_avx512), ("AVX2 alone", with_avx2)):
+        for of_length in data["lengths"].values():
+            tokens = f"{next(iter(of_length.values()))['prompt_tokens']:,}"
+            faster = lambda generated: min(filter(of_llama_cpp, of_length), key=lambda name: request(data, of_length, name, generated))
+            for generated in (data["generated"], 1000):
+                dense = request(data, of_length, faster(generated), generated)
+                times = [f"{dense / request(data, of_length, name, generated):.2f}x" if name in of_length else "" for name in ways.values()]
+                most = max(times, key=lambda time: float(time[:-1] or 0))
+                rows.append([cpu, f"{tokens} + {generated:,}", seconds(dense), *[f"**{time}**" if time == most else time for time in times]])
+            if all("told" in of for of in of_length.values()):
+                rows.append([cpu, f"{tokens}: numbers told, of 8", *[str(of_length[name]["told"]) if name in of_length else ""
+                                                                    for name in (faster(data["generated"]), *ways.values())]])
+    return table(["CPU", "tokens: prompt + answer", "llama.cpp", *ways], rows)
+
+
 def requests_table(data):
     """Of llama.cpp's settings the faster for each row. The last column says from how many tokens of answer llama.cpp takes no longer
     than the fastest other engine, by kvpolicy with a prompt that reads everything."""
@@ -295,10 +320,8 @@ def requests_table(data):
         (own if name.startswith("kvpolicy") else others).append(name)
     rows = []
     for of_length in data["lengths"].values():
-        def request(name, generated):
-            return of_length[name]["request_s"] + (generated - data["generated"]) * of_length[name]["ms_per_token"] / 1e3
         dense = list(filter(of_llama_cpp, of_length))
-        fastest = lambda names, generated: min((request(name, generated) for name in names if name in of_length), default=math.inf)
+        fastest = lambda names, generated: min((request(data, of_length, name, generated) for name in names if name in of_length), default=math.inf)
         whole = [name for name in own if "prompt" not in name]
         even = next((f"{n:,}" for n in range(1, 100_000) if fastest(whole, n) <= fastest(others, n)), "never")
         for generated in (data["generated"], 1000):
@@ -381,7 +404,8 @@ def pages_table(data):
 
 
 TABLES = {
-    ("README.md", "requests"): ("requests", requests_table),
+    ("README.md", "requests"): (("requests", "avx2"), ratios_table),
+    ("docs/results/speed.md", "requests"): ("requests", requests_table),
     ("docs/results/engines.md", "engines"): ("requests", engines_table),
     ("docs/results/answers.md", "answers"): ("answers", answers_table),
     ("docs/results/speed.md", "avx2"): ("avx2", requests_table),
@@ -410,18 +434,19 @@ def stored(name):
 def written():
     """Path -> text, of every page and picture as the stored results would have it."""
     files = {}
-    for (page, mark), (name, made) in TABLES.items():
+    for (page, mark), (names, made) in TABLES.items():
+        names = names if isinstance(names, tuple) else (names,)
         text = files.setdefault(page, (ROOT / page).read_text(encoding="utf-8"))
         begin = f"<!-- bench/results/run.sh: {mark} -->\n"
         if begin not in text:
             raise problem(f"{page} has no line {begin.strip()}")
-        if not (DATA / f"{name}.json").exists():
+        if not all((DATA / f"{name}.json").exists() for name in names):
             continue
-        data = stored(name)
+        data = [stored(name) for name in names]
         before, after = text.split(begin)
         after = re.sub(r"\A(?:<!--.*-->\n)?\n*(?:\|.*\n)*\n*", "", after, count=1)
-        of = f"{data['commit']}, {data['date']}: {data['machine']}"
-        files[page] = (before + begin + f"<!-- {of} -->\n\n" + "\n".join(made(data["result"])) + "\n\n" + after).rstrip("\n") + "\n"
+        of = "; ".join(f"{of['commit']}, {of['date']}: {of['machine']}" for of in data)
+        files[page] = (before + begin + f"<!-- {of} -->\n\n" + "\n".join(made(*(of["result"] for of in data))) + "\n\n" + after).rstrip("\n") + "\n"
     for path, (name, draw) in PICTURES.items():
         if (DATA / f"{name}.json").exists():
             files[path] = draw(stored(name)["result"])
