@@ -8,13 +8,14 @@
 #     prompts    prompts of 8K and 16K tokens that read pages, and their answers (60 minutes)
 #     answers    answers of about 100 tokens by the share of the cache that a step reads (100 minutes)
 #     steps      steps of 21 policies behind one prompt (10 minutes)
-#     processes  memory of processes, by how they hold rows (35 minutes)
+#     processes  memory of processes, by how they hold rows (10 minutes)
+#     larger     the same of Qwen2.5-Coder-0.5B behind 15,900 tokens (30 minutes)
 #     server     four requests at once of a llama-server (15 minutes)
 #     batches    several sequences in one context (30 minutes)
 #     demo       what the demo prints, and what its policies did (12 minutes)
 #     pages      pages of the cache that an engine may free (1 minute)
 #
-# The first four and processes read the model from the file that KVPOLICY_QWEN names. Other engines: cmake/bootstrap.sh rivals vllm.
+# The first four and larger read the model from the file that KVPOLICY_QWEN names. Other engines: cmake/bootstrap.sh rivals vllm.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 . cmake/watched.sh
