@@ -16,8 +16,8 @@ way() { # NAME ARGUMENT...
   local name=$1
   shift
   [[ $name =~ $only ]] || return 0
-  build/release/tools/kvpolicy-run --model "$model" --prompt-file "$folder/prompt.txt" --predict "$predict" --threads 2 \
-    --answer-prefix $'\nThe special magic number for Oslo mentioned in the provided text is' --json "$folder/$((++runs)).json" \
+  build/release/tools/kvpolicy-run --model "$model" --chat --prompt-file "$folder/prompt.txt" --predict "$predict" --threads 2 \
+    --json "$folder/$((++runs)).json" \
     "$@" >/dev/null 2>&1
   echo "$name" >"$folder/$runs.name"
 }
