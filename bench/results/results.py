@@ -38,6 +38,10 @@ def output(*command, **environment):
     return result.stdout
 
 
+def printed(*command, **environment):
+    return {"printed": output(*command, **environment).splitlines()}
+
+
 def commit():
     return output("git", "rev-parse", "--short", "HEAD").strip()
 
@@ -225,30 +229,30 @@ def steps():
 
 def processes():
     """Memory of a small model's processes."""
-    return {"printed": output("bench/memory/run.sh", MODEL, 6000).splitlines()}
+    return printed("bench/memory/run.sh", MODEL, 6000)
 
 
 def larger():
     """Memory of a larger model's processes."""
     ways = "^(full, the engine's rows.*|snapkv, managed cache|quest, managed cache(, a host tier, an eighth in memory)?)$"
-    return {"printed": output("bench/memory/run.sh", qwen(), 13800, ONLY=ways).splitlines()}
+    return printed("bench/memory/run.sh", qwen(), 13800, ONLY=ways)
 
 
 def server():
     """Four requests at once of a llama-server."""
-    return {"printed": output(sys.executable, "bench/server/whole_requests.py").splitlines()}
+    return printed(sys.executable, "bench/server/whole_requests.py")
 
 
 def batches():
     """Several sequences in one context."""
-    return {"printed": output("bench/llama_batch.sh").splitlines()}
+    return printed("bench/llama_batch.sh")
 
 
 def demo():
     """The demo's tables of its longer prompt, and what its policies did."""
-    printed = output("examples/demo.sh")
+    shown = output("examples/demo.sh")
     told = json.loads((BUILD / "demo/compare.json").read_text())["policies"]
-    return {"printed": printed[printed.index("The next table has more policies"):].splitlines()[1:],
+    return {"printed": shown[shown.index("The next table has more policies"):].splitlines()[1:],
             "at_work": {of["label"]: {key: of[key] for key in ("parameters", "at_work", "attention_mass")} for of in told}}
 
 
@@ -385,6 +389,7 @@ def steps_table(data):
 
 
 def rows_table(data):
+    """Of the first nine policies: what others retain is one of their kinds."""
     ms, mb = lambda of: f"{of['ms_per_token']:.2f}", lambda count: f"{count / 1e6:.1f} MB"
     rows = [[f"dense, flash attention {way[6:]}", ms(of), "", mb(data["row_bytes"])] for way, of in data["dense"].items()]
     rows += [[f"`{text}`", ms(of), ms(of["managed"]), mb(of["managed"]["bytes"])] for text, of in list(data["policies"].items())[:9]]
