@@ -22,11 +22,14 @@ for _ in range(rounds):
     for case in result["results"]:
         theirs.setdefault((case["policy"], case["dtype"]), []).append(case["select_ms"])
 
+types = list(dict.fromkeys(dtype for _, dtype in theirs))
+row = lambda cells: print("| " + " | ".join(cells) + " |")
 print(f"One layer: {result['tokens']} tokens, {result['kv_heads']} KV and {result['q_heads']} query heads, head size {result['head_dim']}, "
-      f"window {result['window']}; one thread;")
-print(f"torch {result['torch']}; medians of {rounds} turns. Floor: reading the layer's keys once, measured in the same runs.")
-print(f"{'policy':<10}{'type':<10}{'kvpress':>11}{'kvpolicy':>11}{'faster':>9}{'floor':>11}")
-for (policy, dtype), times in theirs.items():
-    mine, their = statistics.median(ours[policy, dtype]), statistics.median(times)
-    floor = statistics.median(ours["reading the keys", dtype])
-    print(f"{policy:<10}{dtype:<10}{their:>8.2f} ms{mine:>8.2f} ms{their / mine:>8.1f}x{floor:>8.2f} ms")
+      f"window {result['window']}; one thread; torch {result['torch']}; medians of {rounds} turns.")
+row(["policy", *[cell for dtype in types for cell in (f"{dtype}: kvpress", "kvpolicy", "faster")]])
+print("|---|" + "--:|" * 3 * len(types))
+for policy in dict.fromkeys(policy for policy, _ in theirs):
+    times = [(statistics.median(theirs[policy, dtype]), statistics.median(ours[policy, dtype])) for dtype in types]
+    row([policy, *[cell for their, mine in times for cell in (f"{their:.2f} ms", f"{mine:.2f} ms", f"{their / mine:.1f}x")]])
+row(["reading the layer's keys once (floor)", *[cell for dtype in types
+                                                for cell in ("", f"{statistics.median(ours['reading the keys', dtype]):.2f} ms", "")]])
