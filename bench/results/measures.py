@@ -289,13 +289,27 @@ def steps():
         folder = pathlib.Path(name)
         of_model = profile(MODEL, folder)
         texts = [text + f",profile={of_model}" if text.startswith("heterocache") else text for text in STEPS]
-        told = compared(hidden_fact(6000, .5, folder / "prompt.txt"), folder, "--predict", 64, *each("--policy", texts))
+        return of_steps(STEPS, compared(hidden_fact(6000, .5, folder / "prompt.txt"), folder, "--predict", 64, *each("--policy", texts)))
+
+
+def of_steps(labels, told):
     timed = ("ms_per_token", "ms_p10", "ms_p90", "speedup")
     kept = (*timed, "tokens_read", "cache_share", "choose_share", "top1_agreement", "kl")
     of_rows = lambda own: own and {key: own[key] for key in ("ms_per_token", "bytes")}
     return {"tokens": told["prompts"][0]["tokens"], "row_bytes": told["memory"]["dense_bytes"],
             "dense": {way: {key: told["dense"][way][key] for key in timed} for way in ("flash_on", "flash_off")},
-            "policies": {text: {key: told[key] for key in kept} | {"managed": of_rows(told["managed_cache"])} for text, told in zip(STEPS, told["policies"])}}
+            "policies": {text: {key: told[key] for key in kept} | {"managed": of_rows(told["managed_cache"])} for text, told in zip(labels, told["policies"])}}
+
+
+BUDGETS = ("full", *(policy.format(tokens) for policy in ("quest:tokens={}", "snapkv:tokens={},after=0") for tokens in (256, 512, 1024, 2048, 4096)))
+
+
+def budgets():
+    """Steps of a larger model behind a long prompt, by what they read."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        prompt = hidden_fact(words_of(16384), .5, folder / "prompt.txt")
+        return of_steps(BUDGETS, compared(prompt, folder, "--predict", 64, "--rounds", 2, *each("--policy", BUDGETS), model=qwen_q8()))
 
 
 def cache_types():
@@ -407,5 +421,5 @@ def freeable(trace, page):
     return [statistics.mean(map(free, named)), free(set().union(*named))]
 
 
-MEASURED = {measure.__name__: measure for measure in (requests, avx2, prompts, answers, short_answers, written_answers, steps, cache_types, processes, larger,
+MEASURED = {measure.__name__: measure for measure in (requests, avx2, prompts, answers, short_answers, written_answers, steps, budgets, cache_types, processes, larger,
                                                      server, batches, programs, models, transformers, kvpress, sparse, demo, pages)}

@@ -203,6 +203,7 @@ TABLES = {
     ("docs/results/engines.md", "server"): ("server", printed_table(0)),
     ("docs/results/answers.md", "short_answers"): ("short_answers", short_table),
     ("docs/results/long-use.md", "written_answers"): ("written_answers", written_table),
+    ("docs/results/speed.md", "budgets"): ("budgets", steps_table),
     ("docs/results/speed.md", "cache_types"): ("cache_types", cache_types_table),
     ("docs/results/speed.md", "sparse"): ("sparse", sparse_table),
     ("docs/results/speed.md", "kvpress"): ("kvpress", printed_table(0)),
