@@ -13,7 +13,7 @@
 #     budgets          steps behind 16,000 tokens by how many of them they read (30 minutes)
 #     cache_types      a request with caches of 16 and 8 bits (15 minutes)
 #     processes        memory of processes, by how they hold rows (10 minutes)
-#     larger           the same of Qwen2.5-Coder-0.5B behind 15,900 tokens (35 minutes)
+#     larger           the same of Qwen2.5-Coder-0.5B behind 15,900 tokens (20 minutes)
 #     server           four requests at once of a llama-server (15 minutes)
 #     batches          several sequences in one context (30 minutes)
 #     programs         llama-bench with a policy in front of it (15 minutes)
