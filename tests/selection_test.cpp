@@ -61,14 +61,11 @@ TEST_CASE("a selection counts over the layer's KV heads, whatever its scope", "[
   for (scope const granularity : {scope::request, scope::layer}) {
     selection const kept(granularity, one, 3);
     REQUIRE(kept.tokens() == 21);
-    REQUIRE(kept.tokens(reason::scored) == 9);
-    REQUIRE(kept.tokens(reason::open) == 0);
     REQUIRE(&kept.of({2}) == &one[0]);
   }
   std::vector<range_list> const each{one[0], {{5, 6, reason::open}}};
   selection const kept(scope::head, each, 2);
   REQUIRE(kept.tokens() == 8);
-  REQUIRE(kept.tokens(reason::sink) == 4);
   REQUIRE(&kept.of({1}) == &each[1]);
   REQUIRE(selection{}.tokens() == 0);
 }

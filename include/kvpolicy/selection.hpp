@@ -147,17 +147,6 @@ class selection {
     return scope_ == scope::head ? count : count * kv_heads_;
   }
 
-  /// Counts the tokens with one reason, summed over the layer's KV heads.
-  /// @param why  the reason
-  /// @return the number of tokens
-  std::int64_t tokens(reason why) const noexcept {
-    std::int64_t count = 0;
-    for (range_list const& list : lists_) {
-      for (token_range const& range : list) count += range.why == why ? range.size() : 0;
-    }
-    return scope_ == scope::head ? count : count * kv_heads_;
-  }
-
   std::span<range_list const> lists() const noexcept { return lists_; }
 
  private:

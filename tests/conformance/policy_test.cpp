@@ -110,7 +110,9 @@ TEMPLATE_TEST_CASE("a tail that is removed between the prompt and the first step
     random_cache cache(shape, layout::head_major, 8, random);
     typename TestType::preset policy{};
     if constexpr (std::is_same_v<TestType, quest_model>) policy = {.tokens = 16, .page = 4};
-    else policy = {.fractions = {1, 1, .2f}, .units = {4, 2, 2}, .sink_pages = 0, .recent_pages = 1, .pre_rope = false};
+    else
+      policy = {
+          .fractions = {1, 1, .2f}, .units = {4, 2, 2}, .sink_pages = 0, .recent_pages = 1, .every = 1, .pre_rope = false};
     host_exec exec;
     std::vector<float> const queries = random.reals(4);
     query_heads const heads{queries.data(), 1, 4, 1};
@@ -120,7 +122,6 @@ TEMPLATE_TEST_CASE("a tail that is removed between the prompt and the first step
     state.cut(16);
     lists_copy got;
     for (std::int64_t n = 17; n <= 30; ++n) {
-      if constexpr (std::is_same_v<TestType, chess_model>) state.retrieve().forget_choice();
       got = copy_of(state.choose(own_view{&cache, n}, {0}, {heads}, exec));
       state.observe({.logits = {}, .entropy = 0.0f}, exec);
     }

@@ -21,11 +21,6 @@ class choice_state : public keep_state<Rule> {
     for (auto const& range : choices_of(layer)[list].ranges) visit(range.begin, range.end);
   }
 
-  /// The next step chooses anew.
-  void forget_choice() noexcept {
-    for (choice& c : choices_) c.decided = false;
-  }
-
  protected:
   using base::kept_, base::memory_, base::rule_, base::scratch_, base::shape_, base::summaries_, base::trigger_;
   static constexpr bool for_request = Rule::granularity == scope::request;

@@ -58,9 +58,6 @@ class slot_table {
     free_.pop_back();
     return taken;
   }
-  /// Gives back a slot that was taken and then not used.
-  /// @param s  the slot
-  void give_back(slot s) noexcept { free_.push_back(s); }
 
   /// Makes room in the index for a block, so that publishing it can't fail. An exception changes nothing.
   /// @param key  the block
