@@ -25,10 +25,10 @@ def written():
         names = names if isinstance(names, tuple) else (names,)
         text = files.setdefault(page, (ROOT / page).read_text(encoding="utf-8"))
         begin = f"<!-- bench/results/run.sh: {mark} -->\n"
-        if begin not in text:
-            raise problem(f"{page} has no line {begin.strip()}")
         if not all((DATA / f"{name}.json").exists() for name in names):
             continue
+        if begin not in text:
+            raise problem(f"{page} has no line {begin.strip()}")
         data = [stored(name) for name in names]
         before, after = text.split(begin)
         after = re.sub(r"\A(?:<!--.*-->\n)?\n*(?:\|.*\n)*\n*", "", after, count=1)
