@@ -318,12 +318,13 @@ def cache_types():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         prompt = hidden_fact(6000, .3, folder / "prompt.txt")
+        policies = ("full", "quest:after=16", "snapkv")
         for kind in ("f16", "q8_0"):
             told = compared(prompt, folder, "--rounds", 1, "--predict", 64, "--cache-type-k", kind, "--cache-type-v", kind,
-                            *each("--policy", ("full", "quest:after=16", "snapkv")))
+                            *each("--policy", policies))
             kept = ("first_token_ms", "request_ms", "request_speedup", "ms_per_token", "speedup", "kl")
             ways = {f"dense, flash attention {way[6:]}": told["dense"].get(way) for way in ("flash_on", "flash_off")}
-            ways |= {of["label"]: of for of in told["policies"]}
+            ways |= dict(zip(policies, told["policies"]))
             result[kind] = {"tokens": told["prompts"][0]["tokens"], "ways": {way: {key: of.get(key) for key in kept} for way, of in ways.items() if of}}
     return result
 
