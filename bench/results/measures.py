@@ -309,7 +309,7 @@ def budgets():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         prompt = hidden_fact(words_of(16384), .5, folder / "prompt.txt")
-        return of_steps(BUDGETS, compared(prompt, folder, "--predict", 64, "--rounds", 2, *each("--policy", BUDGETS), model=qwen_q8()))
+        return of_steps(BUDGETS, compared(prompt, folder, "--predict", 64, "--rounds", 1, *each("--policy", BUDGETS), model=qwen_q8()))
 
 
 def cache_types():
