@@ -107,13 +107,8 @@ bool const registered = [] {
   presets::snapkv snapkv = presets::snapkv::paper();
   snapkv.ratio = ratio;
   add("snapkv", snapkv);
-  // kvpress's ChunkKV: means of 20 tokens, the window in the budget, each layer for itself.
-  presets::chunkkv chunkkv = presets::chunkkv::paper();
+  presets::chunkkv chunkkv = presets::chunkkv::kvpress();
   chunkkv.ratio = ratio;
-  chunkkv.chunk = 20;
-  chunkkv.reduce = selectors::merge::mean;
-  chunkkv.window_in_budget = true;
-  chunkkv.layers = {};
   add("chunkkv", chunkkv);
   add("keydiff", presets::keydiff{.ratio = ratio});
   add("knorm", presets::knorm{.ratio = ratio});

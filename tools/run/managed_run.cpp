@@ -11,9 +11,9 @@
 namespace kvpolicy {
 namespace {
 
-constexpr std::int64_t cells = 1024;
-constexpr llama_seq_id whole = 0;    // the prompt's sequence
-constexpr llama_seq_id decoded = 1;  // its copy
+constexpr std::int64_t cells = 1024;  // beside the windows that the engine keeps of each sequence
+constexpr llama_seq_id whole = 0;     // the prompt's sequence
+constexpr llama_seq_id decoded = 1;   // its copy
 
 }  // namespace
 
@@ -25,7 +25,7 @@ managed_run::managed_run(run_options const& options, text_model const& model, st
                 .cache = llama::managed_cache{.longest = longest,
                                               .tier = tier_ ? &*tier_ : nullptr,
                                               .resident = {.slots = options.tier_slots, .wait = !options.tier_async}}}) {
-  llama_context_params params = model.parameters(cells, options.threads, true);
+  llama_context_params params = model.parameters(cells + 2 * llama_model_n_swa(model.get()), options.threads, true);
   params.n_seq_max = 2;
   params.kv_unified = true;
   session_.attach(params, model.get());
