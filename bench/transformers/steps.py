@@ -107,7 +107,7 @@ for text in given.policy or ("full", f"snapkv:tokens={given.budget}", f"quest:to
 for name, make in makers.items():
     if given.only is None or any(word in name for word in given.only):
         ways.append(make(name))
-warm = 3 if given.device == "cpu" else 20  # with what a policy waits for, and captures
+warm = 20  # what a policy waits for, and captures
 with kvpolicy.transformers.captured(model) if given.device == "cuda" else contextlib.nullcontext():
     for turn in range(given.steps + warm):
         for way in ways[turn % len(ways):] + ways[:turn % len(ways)]:
