@@ -301,14 +301,14 @@ def of_steps(labels, told):
             "policies": {text: {key: told[key] for key in kept} | {"managed": of_rows(told["managed_cache"])} for text, told in zip(labels, told["policies"])}}
 
 
-BUDGETS = ("full", *(policy.format(tokens) for policy in ("quest:tokens={}", "snapkv:tokens={},after=0") for tokens in (256, 512, 1024, 2048, 4096)))
+BUDGETS = ("full", *(policy.format(tokens) for policy in ("quest:tokens={}", "snapkv:tokens={},after=0") for tokens in (128, 256, 512, 1024, 2048)))
 
 
 def budgets():
-    """Steps of a larger model behind a long prompt, by what they read."""
+    """Steps of a larger model at the length and budgets of the answers."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        prompt = hidden_fact(words_of(16384), .5, folder / "prompt.txt")
+        prompt = hidden_fact(words_of(8192), .5, folder / "prompt.txt")
         return of_steps(BUDGETS, compared(prompt, folder, "--predict", 64, "--rounds", 1, *each("--policy", BUDGETS), model=qwen_q8()))
 
 

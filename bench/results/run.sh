@@ -10,7 +10,7 @@
 #     short_answers    answers of about 26 tokens to chats of 3,000, of two models (40 minutes)
 #     written_answers  answers of 1,000 tokens behind short prompts (45 minutes)
 #     steps            steps of 21 policies behind one prompt (10 minutes)
-#     budgets          steps behind 16,000 tokens by how many of them they read (25 minutes)
+#     budgets          steps behind 8,000 tokens by how many of them they read (12 minutes)
 #     cache_types      a request with caches of 16 and 8 bits (15 minutes)
 #     processes        memory of processes, by how they hold rows (10 minutes)
 #     larger           the same of Qwen2.5-Coder-0.5B behind 15,900 tokens (20 minutes)
