@@ -35,36 +35,29 @@ struct resolve_slots_body {
   struct shared {
     radix_shared<B> radix;
   };
+  /// A KV head of a sequence: its place in what is kept by head, its first slot and how many it has, and the step.
+  struct head {
+    std::int64_t row;
+    std::int64_t tokens_at;
+    std::int32_t at;
+    std::int32_t slots;
+    std::int32_t now;
+  };
 
   template <class B>
   KVPOLICY_KERNEL static void run(B& block, shared<B>& s, arguments const& a) {
     std::int64_t const row = static_cast<std::int64_t>(block.y()) * a.heads + block.x();
-    auto const slot_of = block.global(a.table.slot_of);
-    auto const token_of = block.global(a.table.token_of);
-    auto const missing = block.global(a.missing);
     std::int64_t const tokens_at = row * a.table.max_tokens;
     std::int32_t const at = block.global(a.table.first)[row];
-    std::int32_t const behind = block.global(a.table.first)[row + 1];
-    std::int32_t const slots = behind - at;
-    auto const thread = static_cast<std::int32_t>(block.thread());
-    std::int32_t const there = block.global(a.table.whole)[row];
-    if (there >= 0) {  // every token has the slot of its number
-      auto const tokens = static_cast<std::int32_t>(a.lists.tokens.of(block, block.y()));
-      block.sync();  // every thread has read what thread 0 writes
-      for (std::int32_t t = there + thread; t < tokens; t += B::threads) {
-        missing[at + t - there] = at + t;
-        token_of[at + t] = t;
-        slot_of[tokens_at + t] = at + t;
-      }
-      if (thread != 0) return;
-      block.global(a.missed)[row] = tokens > there ? tokens - there : 0;
-      if (tokens > there) block.global(a.table.whole)[row] = tokens;
-      return;
-    }
-    list_reader<B> const list(block, a.lists, block.y(), block.x());
-    auto const used = block.global(a.table.used);
-    auto const victims = block.global(a.victims);
+    std::int32_t const slots = block.global(a.table.first)[row + 1] - at;
     std::int32_t const now = block.global(a.step)[row];
+    head const h{row, tokens_at, at, slots, now};
+    std::int32_t const there = block.global(a.table.whole)[row];
+    if (there >= 0) return add_to_whole(block, a, h, there);
+    auto const slot_of = block.global(a.table.slot_of);
+    auto const used = block.global(a.table.used);
+    auto const thread = static_cast<std::int32_t>(block.thread());
+    list_reader<B> const list(block, a.lists, block.y(), block.x());
     auto const listed = static_cast<std::int32_t>(list.count());
     std::int32_t const count = listed < slots ? listed : slots;
     block.sync();  // every thread has read what thread 0 writes at the end
@@ -86,37 +79,7 @@ struct resolve_slots_body {
       absent += all;
       block.sync();
     }
-    if (absent > 0) {
-      // The slots that were not listed for longest, as many as are needed; lower slots first among equals.
-      auto const age = [&](std::int32_t slot) {
-        std::int32_t const last = used[at + slot];
-        return static_cast<std::uint32_t>(now - last);
-      };
-      radix_threshold const threshold = select_threshold(block, s.radix, absent, [&](auto visit) {
-        for (std::int32_t slot = thread; slot < slots; slot += B::threads) visit(age(slot), 1);
-      });
-      keep_in_order(
-          block, s.radix, slots, threshold,
-          [&](std::int32_t slot) {
-            return ordered_item{slot, false, true, age(slot)};
-          },
-          [&](std::int32_t slot, std::int32_t nth) {
-            victims[at + nth] = at + slot;
-            std::int32_t const old = token_of[at + slot];
-            if (old >= 0) slot_of[tokens_at + old] = -1;
-          });
-      for (std::int32_t i = thread; i < count; i += B::threads) {
-        auto const token = static_cast<std::int32_t>(list.token(i));
-        std::int32_t const before = slot_of[tokens_at + token];
-        if (before >= -1) continue;
-        std::int32_t const nth = -2 - before;
-        std::int32_t const slot = victims[at + nth];
-        token_of[slot] = token;
-        slot_of[tokens_at + token] = slot;
-        used[slot] = now;
-        missing[at + nth] = slot;
-      }
-    }
+    if (absent > 0) replace_oldest(block, s, a, h, list, count, absent);
     if (listed > slots) {  // plan() refuses it: what has no slot is read where another row lies
       block.sync();
       for (std::int32_t i = slots + thread; i < listed; i += B::threads) {
@@ -129,6 +92,67 @@ struct resolve_slots_body {
     if (thread != 0) return;
     block.global(a.missed)[row] = absent;
     block.global(a.step)[row] = now + 1;
+  }
+
+ private:
+  /// Of a head with a slot for each token: the tokens from `there` on get the slots of their numbers.
+  template <class B>
+  KVPOLICY_KERNEL static void add_to_whole(B& block, arguments const& a, head const& h, std::int32_t there) {
+    auto const slot_of = block.global(a.table.slot_of);
+    auto const token_of = block.global(a.table.token_of);
+    auto const missing = block.global(a.missing);
+    auto const thread = static_cast<std::int32_t>(block.thread());
+    auto const tokens = static_cast<std::int32_t>(a.lists.tokens.of(block, block.y()));
+    block.sync();  // every thread has read what thread 0 writes
+    for (std::int32_t t = there + thread; t < tokens; t += B::threads) {
+      missing[h.at + t - there] = h.at + t;
+      token_of[h.at + t] = t;
+      slot_of[h.tokens_at + t] = h.at + t;
+    }
+    if (thread != 0) return;
+    block.global(a.missed)[h.row] = tokens > there ? tokens - there : 0;
+    if (tokens > there) block.global(a.table.whole)[h.row] = tokens;
+  }
+
+  /// Of the list's first `count` tokens, the `absent` ones without a slot, which have numbers, get the slots that were not
+  /// listed for longest; lower slots first among equals.
+  template <class B>
+  KVPOLICY_KERNEL static void replace_oldest(B& block, shared<B>& s, arguments const& a, head const& h,
+                                             list_reader<B> const& list, std::int32_t count, std::int32_t absent) {
+    auto const slot_of = block.global(a.table.slot_of);
+    auto const token_of = block.global(a.table.token_of);
+    auto const used = block.global(a.table.used);
+    auto const victims = block.global(a.victims);
+    auto const missing = block.global(a.missing);
+    auto const thread = static_cast<std::int32_t>(block.thread());
+    auto const age = [&](std::int32_t slot) {
+      std::int32_t const last = used[h.at + slot];
+      return static_cast<std::uint32_t>(h.now - last);
+    };
+    radix_threshold const threshold = select_threshold(block, s.radix, absent, [&](auto visit) {
+      for (std::int32_t slot = thread; slot < h.slots; slot += B::threads) visit(age(slot), 1);
+    });
+    keep_in_order(
+        block, s.radix, h.slots, threshold,
+        [&](std::int32_t slot) {
+          return ordered_item{slot, false, true, age(slot)};
+        },
+        [&](std::int32_t slot, std::int32_t nth) {
+          victims[h.at + nth] = h.at + slot;
+          std::int32_t const old = token_of[h.at + slot];
+          if (old >= 0) slot_of[h.tokens_at + old] = -1;
+        });
+    for (std::int32_t i = thread; i < count; i += B::threads) {
+      auto const token = static_cast<std::int32_t>(list.token(i));
+      std::int32_t const before = slot_of[h.tokens_at + token];
+      if (before >= -1) continue;
+      std::int32_t const nth = -2 - before;
+      std::int32_t const slot = victims[h.at + nth];
+      token_of[slot] = token;
+      slot_of[h.tokens_at + token] = slot;
+      used[slot] = h.now;
+      missing[h.at + nth] = slot;
+    }
   }
 };
 
