@@ -18,7 +18,7 @@ wheels=("$folder"/wheel/kvpolicy-*-py3-none-manylinux_*.whl)
 
 python3 -m venv "$folder/empty"
 "$folder/empty/bin/python" -m pip install --quiet "${wheels[0]}[numpy]" mypy
-cp "$source"/tests/python/{binding_test.py,typed.py} "$source/examples/python/attention_loop.py" "$folder/away"
+cp "$source"/tests/python/{binding_test,on_device,typed}.py "$source/examples/python/attention_loop.py" "$folder/away"
 rm -rf "$folder/sources"
 cd "$folder/away"
 unset KVPOLICY_LIBRARY PYTHONPATH
